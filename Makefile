@@ -1,0 +1,25 @@
+# Each target does its own set-up, in .venv/; all it needs is Python 3.11 or newer
+# (`make test`: Python 3.11 and a newer one).
+#   make demo ARGS="--epochs 3"     passes arguments on; also for bench
+ARGS ?=
+
+.PHONY: demo test bench docs format clean
+
+demo: # Train a network on handwritten digits
+	@scripts/demo.sh $(ARGS)
+
+test: # All checks and tests, at both ends of the support range
+	@scripts/test.sh
+
+bench: # Time the library beside raw JAX, Flax NNX and Equinox
+	@scripts/tool.sh bench '.[peers]' python -m benchmarks $(ARGS)
+
+docs: # Write the reference, from the docstrings, to out/docs
+	@scripts/tool.sh docs '.[docs]' pdoc --docformat google -o out/docs graftree
+
+format: # Format the code, and fix what ruff can fix
+	@scripts/tool.sh lint '.[lint]' ruff check --fix
+	@scripts/tool.sh lint '.[lint]' ruff format
+
+clean: # Remove the environments and everything written
+	rm -rf .venv out

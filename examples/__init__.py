@@ -1,0 +1,1 @@
+"""Complete programs written with Graftree; each folder runs as a module."""

@@ -1,0 +1,105 @@
+"""The whole experiment, in order: train, save, report, restore and compare."""
+
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rich import console as rich_console
+
+import graftree as nnx
+from examples.digits import checkpoint, data, models, progress, report, train
+
+
+def run(
+    *,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    output: pathlib.Path,
+    should_stop: Callable[[], bool],
+) -> bool:
+    """Trains a model and tells how it went.
+
+    Args:
+        epochs: How often to go over the training digits.
+        batch_size: Digits per training step.
+        seed: Decides the split, the first weights, the order of the digits and what
+            dropout drops.
+        output: An existing folder for the checkpoint and the pictures.
+        should_stop: Asked after each training step; ``True`` ends the training, and
+            the model is saved as it is.
+
+    Returns:
+        Whether the experiment was finished, not stopped.
+    """
+    console = rich_console.Console()
+    digits = data.load(seed)
+    model = models.DigitClassifier(rngs=nnx.Rngs(seed))
+    steps = data.batch_count(digits.train, batch_size)
+    start = time.perf_counter()
+    with progress.Display(console, epochs, steps) as display:
+        history = train.fit(
+            model,
+            digits,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            on_step=display.show_step,
+            on_epoch=display.show_epoch,
+            should_stop=should_stop,
+        )
+    seconds = time.perf_counter() - start
+    folder = output / "checkpoint"
+    checkpoint.save(model, folder)
+    if should_stop():
+        print(f"interrupted: the model so far was saved to {folder}")
+        return False
+    print(f"trained in {seconds:.1f} s; the model was saved to {folder}")
+    logits = np.asarray(train.predict(model, digits.test.images))
+    write_report(console, model, digits.test, logits, history, output)
+    check_restored(folder, digits.test.images, logits, seed=seed + 1)
+    print(f"test accuracy: {100 * history[-1].test.accuracy:.1f} %")
+    return True
+
+
+def write_report(
+    console: rich_console.Console,
+    model: nnx.Module,
+    test: data.Batch,
+    logits: np.ndarray,
+    history: Sequence[train.Epoch],
+    output: pathlib.Path,
+) -> None:
+    """Prints the tables, and writes the pictures into the folder ``output``."""
+    predicted = logits.argmax(axis=-1)
+    console.print(report.parameter_table(model))
+    console.print(report.confusion_table(test.labels, predicted))
+    report.draw_curves(history, output / "curves.png")
+    report.draw_misclassified(test, predicted, output / "misclassified.png")
+    print(f"the pictures are {output / 'curves.png'}, {output / 'misclassified.png'}")
+
+
+def check_restored(
+    folder: pathlib.Path, images: np.ndarray, logits: np.ndarray, *, seed: int
+) -> None:
+    """Fills a fresh model from ``folder`` and shows that it predicts the same.
+
+    Args:
+        folder: The checkpoint.
+        images: What to predict.
+        logits: What the saved model made of ``images``.
+        seed: Gives the fresh model its own first weights.
+
+    Raises:
+        RuntimeError: If a single bit of the predictions differs.
+    """
+    restored = models.DigitClassifier(rngs=nnx.Rngs(seed))
+    checkpoint.restore(restored, folder)
+    restored.eval()
+    if np.asarray(train.predict(restored, images)).tobytes() != logits.tobytes():
+        raise RuntimeError(f"The model restored from {folder} predicts differently.")
+    print(
+        "restored into a fresh model: "
+        f"all {len(images)} test predictions are identical, bit for bit"
+    )

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv/NAME with this project installed in it, editable.
+#
+#   make_venv.sh NAME PYTHON REQUIREMENT...     e.g. demo python3 '.[demo]'
+#
+# An environment that is there is kept as long as its stamp says that it was made from
+# the same pyproject.toml, Python, requirements and folder; else it is made afresh. The
+# stamp is written last, so an interrupted installation is never taken for a whole one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+name=$1 python=$2
+shift 2
+folder=.venv/$name
+wanted=$({
+    pwd
+    "$python" -VV
+    printf '%s\n' "$@"
+    cat pyproject.toml
+} | cksum)
+
+if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+echo "setting up $folder ($("$python" -V), this takes a minute or two) ..."
+rm -rf "$folder"
+"$python" -m venv "$folder"
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --editable "$@" </dev/null
+echo "$wanted" >"$folder/stamp"

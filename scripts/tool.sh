@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Runs one program from an environment of its own.
+#
+#   tool.sh NAME REQUIREMENT PROGRAM ARGUMENT...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+name=$1 requirement=$2 program=$3
+shift 3
+python=$(scripts/find_python.sh any)
+scripts/make_venv.sh "$name" "$python" "$requirement"
+exec ".venv/$name/bin/$program" "$@"

@@ -1,0 +1,402 @@
+"""Graftree: object-oriented neural networks for JAX.
+
+Models are ordinary Python objects that hold mutable Variables. This file is the public
+namespace, and the only re-export in the package.
+"""
+
+from __future__ import annotations
+
+from graftree import config, errors
+from graftree.config import (
+    set_graph_mode,
+    set_graph_updates,
+)
+from graftree.core.variables import (
+    A,
+    Variable,
+    Param,
+    BatchStat,
+    Cache,
+    Intermediate,
+    Perturbation,
+)
+from graftree.core.metadata import (
+    VariableMetadata,
+    with_metadata,
+)
+from graftree.core.variable_names import (
+    register_variable_name,
+    variable_name_from_type,
+    variable_type_from_name,
+)
+from graftree.core.sharding import (
+    logical_axis_rules,
+    use_eager_sharding,
+    using_eager_sharding,
+)
+from graftree.core.attributes import (
+    Data,
+    Static,
+    data,
+    static,
+    is_data,
+    has_data,
+    register_data_type,
+)
+from graftree.core.pytrees import (
+    Object,
+    Pytree,
+    check_pytree,
+    dataclass,
+)
+from graftree.core.modules import (
+    M,
+    Module,
+)
+from graftree.core.containers import (
+    Dict,
+    List,
+)
+from graftree.core.capturing import (
+    capture,
+)
+from graftree.core.views import (
+    view,
+    view_info,
+    with_attributes,
+)
+from graftree.core.filters import (
+    All,
+    Any,
+    Everything,
+    Not,
+    Nothing,
+    OfType,
+    PathContains,
+    WithTag,
+)
+from graftree.core.states import (
+    State,
+    filter_state,
+    from_flat_state,
+    map_state,
+    merge_state,
+    split_state,
+    to_flat_state,
+)
+from graftree.core.flat_states import (
+    FlatState,
+)
+from graftree.core.pure_dicts import (
+    replace_by_pure_dict,
+    restore_int_paths,
+    to_pure_dict,
+)
+from graftree.core.skeletons import (
+    GraphDef,
+)
+from graftree.core.graph_states import (
+    GraphState,
+)
+from graftree.core.functional import (
+    PureState,
+    as_pure,
+    call,
+    clone,
+    flatten,
+    graphdef,
+    merge,
+    pop,
+    set_metadata,
+    split,
+    state,
+    unflatten,
+    unpack,
+    update,
+)
+from graftree.core.traversals import (
+    find_duplicates,
+    iter_children,
+    iter_graph,
+    iter_module_children,
+    iter_modules,
+    map,
+    recursive_map,
+)
+from graftree.core.rngs import (
+    RngCount,
+    RngKey,
+    RngState,
+    RngStream,
+    Rngs,
+)
+from graftree.core.rng_splitting import (
+    fork_rngs,
+    split_rngs,
+    with_rngs,
+)
+from graftree.core.rng_keys import (
+    reseed,
+    restore_rngs,
+)
+from graftree.transforms.contexts import (
+    MergeContext,
+    SplitContext,
+    UpdateContext,
+    current_update_context,
+    merge_context,
+    split_context,
+    update_context,
+)
+from graftree.transforms.jit import (
+    jit,
+)
+from graftree.transforms.autodiff import (
+    grad,
+    value_and_grad,
+)
+from graftree.transforms.prefixes import (
+    DiffState,
+)
+from graftree.nn.linear import (
+    Linear,
+)
+from graftree.nn.conv import (
+    Conv,
+)
+from graftree.nn.embed import (
+    Embed,
+)
+from graftree.nn.normalization import (
+    BatchNorm,
+    LayerNorm,
+    RMSNorm,
+)
+from graftree.nn.group_normalization import (
+    GroupNorm,
+    InstanceNorm,
+)
+from graftree.nn.dropout import (
+    Dropout,
+)
+from graftree.nn.pooling import (
+    avg_pool,
+    max_pool,
+    min_pool,
+    pool,
+)
+from graftree.nn.sequential import (
+    Sequential,
+)
+from graftree.nn.initializers import (
+    Initializer,
+)
+from graftree.nn.activations import (
+    PReLU,
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    identity,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    standardize,
+    swish,
+    tanh,
+)
+from graftree.training.optimizers import (
+    ModelAndOptimizer,
+    OptArray,
+    OptState,
+    OptVariable,
+    Optimizer,
+)
+from graftree.training.metrics import (
+    Metric,
+    MultiMetric,
+)
+from graftree.training.ema import (
+    EMA,
+)
+from graftree.training.train_states import (
+    TrainState,
+)
+from graftree.nn import initializers
+from graftree.training import metrics
+
+__version__ = "0.1.0"
+
+# The older name of `state`.
+variables = state
+
+__all__ = [
+    "config",
+    "errors",
+    "set_graph_mode",
+    "set_graph_updates",
+    "A",
+    "Variable",
+    "Param",
+    "BatchStat",
+    "Cache",
+    "Intermediate",
+    "Perturbation",
+    "VariableMetadata",
+    "with_metadata",
+    "register_variable_name",
+    "variable_name_from_type",
+    "variable_type_from_name",
+    "logical_axis_rules",
+    "use_eager_sharding",
+    "using_eager_sharding",
+    "Data",
+    "Static",
+    "data",
+    "static",
+    "is_data",
+    "has_data",
+    "register_data_type",
+    "Object",
+    "Pytree",
+    "check_pytree",
+    "dataclass",
+    "M",
+    "Module",
+    "Dict",
+    "List",
+    "capture",
+    "view",
+    "view_info",
+    "with_attributes",
+    "All",
+    "Any",
+    "Everything",
+    "Not",
+    "Nothing",
+    "OfType",
+    "PathContains",
+    "WithTag",
+    "State",
+    "filter_state",
+    "from_flat_state",
+    "map_state",
+    "merge_state",
+    "split_state",
+    "to_flat_state",
+    "FlatState",
+    "replace_by_pure_dict",
+    "restore_int_paths",
+    "to_pure_dict",
+    "GraphDef",
+    "GraphState",
+    "PureState",
+    "as_pure",
+    "call",
+    "clone",
+    "flatten",
+    "graphdef",
+    "merge",
+    "pop",
+    "set_metadata",
+    "split",
+    "state",
+    "unflatten",
+    "unpack",
+    "update",
+    "find_duplicates",
+    "iter_children",
+    "iter_graph",
+    "iter_module_children",
+    "iter_modules",
+    "map",
+    "recursive_map",
+    "RngCount",
+    "RngKey",
+    "RngState",
+    "RngStream",
+    "Rngs",
+    "fork_rngs",
+    "split_rngs",
+    "with_rngs",
+    "reseed",
+    "restore_rngs",
+    "jit",
+    "MergeContext",
+    "SplitContext",
+    "UpdateContext",
+    "current_update_context",
+    "merge_context",
+    "split_context",
+    "update_context",
+    "grad",
+    "value_and_grad",
+    "DiffState",
+    "Linear",
+    "Conv",
+    "Embed",
+    "BatchNorm",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "Dropout",
+    "avg_pool",
+    "max_pool",
+    "min_pool",
+    "pool",
+    "Sequential",
+    "Initializer",
+    "PReLU",
+    "celu",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "identity",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
+    "one_hot",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "standardize",
+    "swish",
+    "tanh",
+    "ModelAndOptimizer",
+    "OptArray",
+    "OptState",
+    "OptVariable",
+    "Optimizer",
+    "Metric",
+    "MultiMetric",
+    "EMA",
+    "TrainState",
+    "initializers",
+    "metrics",
+    "variables",
+]

@@ -1,0 +1,85 @@
+"""The one door to JAX API that is private, experimental or differs between versions.
+
+Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.experimental.layout
+import numpy as np
+from jax._src import core as _core
+
+Ref = jax.Ref
+Tracer = jax.core.Tracer
+
+
+def current_trace() -> Any:
+    """A token of the innermost JAX trace of this thread, compared by identity.
+
+    It is the weak reference that JAX itself keeps on each trace, so holding the token
+    does not keep the trace (and its tracers) alive.
+    """
+    return _core.trace_ctx.trace._weakref
+
+
+def is_alive(trace: Any) -> bool:
+    """Whether the trace behind a token of `current_trace` still exists."""
+    return trace() is not None
+
+
+def is_data_type(kind: type) -> bool:
+    """Whether instances of ``kind`` are arrays: JAX or NumPy arrays, tracers, refs."""
+    return issubclass(kind, (jax.Array, np.ndarray, Ref, Tracer))
+
+
+def is_ref(x: Any) -> bool:
+    """Whether ``x`` is an array ref, concrete or traced."""
+    return isinstance(x, Ref)
+
+
+def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The children of a registered pytree as (key entry, child), and how to rebuild it.
+
+    Returns:
+        The children in JAX's order, and a treedef whose ``unflatten`` takes the list
+        of children and gives a new node.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(
+        node, is_leaf=lambda x: x is not node
+    )
+    return [(path[0], child) for path, child in flat], treedef
+
+
+def is_pytree_type(kind: type) -> bool:
+    """Whether exactly this type is registered as a pytree node."""
+    return jax.tree_util.default_registry.is_node(kind)
+
+
+def register_leafless(kind: type) -> None:
+    """Registers a class whose instances are pytrees without leaves, made by calling it."""
+    jax.tree_util.register_pytree_node(
+        kind, lambda _: ((), None), lambda _aux, _children: kind()
+    )
+
+
+def is_format(x: Any) -> bool:
+    """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
+    return isinstance(x, jax.experimental.layout.Format)
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether two arrays have equal shape, dtype and sharding."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
+        # The sharding of a tracer is known in its type only (explicit mesh axes).
+        return jax.typeof(a).sharding == jax.typeof(b).sharding
+    return a.sharding == b.sharding
+
+
+def copy_array(x: jax.Array) -> jax.Array:
+    """A copy in a buffer of its own: same value, dtype, weak type and sharding."""
+    return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()

@@ -1,0 +1,85 @@
+"""Type aliases shared by the whole package.
+
+Every alias is a plain typing construct: nothing here has behaviour, and the file
+imports only the standard library, JAX and NumPy, so that any module may import it.
+``Key`` and ``Path`` are the words for positions in an object tree, ``Filter`` and
+``Predicate`` those for choosing leaves; the rest describes the arguments of layers.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import EllipsisType, UnionType
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+Array: TypeAlias = jax.Array
+ArrayLike: TypeAlias = jax.typing.ArrayLike
+"""What JAX functions take as an array: arrays, NumPy arrays, Python scalars."""
+
+# Positions in an object tree.
+Key: TypeAlias = Hashable
+"""One step of a path: an attribute name, a dict key or an index."""
+Path: TypeAlias = tuple[Key, ...]
+"""The steps from a root to one of its leaves; ``()`` is the root itself."""
+
+# Choosing leaves.
+Predicate: TypeAlias = Callable[[Path, Any], bool]
+"""Says whether the leaf at a path is chosen."""
+FilterLiteral: TypeAlias = (
+    type | UnionType | str | Predicate | bool | EllipsisType | None
+)
+"""A filter that is not a sequence of filters."""
+Filter: TypeAlias = FilterLiteral | list["Filter"] | tuple["Filter", ...]
+"""Anything that `graftree.core.filters.to_predicate` understands."""
+
+# Arrays and their descriptions.
+Dtype: TypeAlias = jax.typing.DTypeLike
+Shape: TypeAlias = Sequence[int]
+PRNGKey: TypeAlias = jax.Array
+ShapeDtype: TypeAlias = jax.ShapeDtypeStruct | jax.Array | np.ndarray
+
+# Arguments of layers.
+Axes: TypeAlias = int | Sequence[int]
+"""One axis or several."""
+Initializer: TypeAlias = Callable[..., Any]
+"""A function ``(key, shape, dtype) -> array``."""
+PrecisionLike: TypeAlias = jax.lax.PrecisionLike
+PaddingLike: TypeAlias = str | int | Sequence[int | tuple[int, int]]
+"""Padding as users may write it: a name, one width, or widths per spatial axis."""
+LaxPadding: TypeAlias = str | Sequence[tuple[int, int]]
+"""Padding as ``jax.lax`` takes it."""
+DotGeneralT: TypeAlias = Callable[..., jax.Array]
+ConvGeneralDilatedT: TypeAlias = Callable[..., jax.Array]
+EinsumT: TypeAlias = Callable[..., jax.Array]
+
+# Sharding.
+Sharding: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
+"""One entry per array axis: the mesh axes it is split over."""
+LogicalNames: TypeAlias = tuple[str | None, ...]
+LogicalRules: TypeAlias = Sequence[tuple[str, str | tuple[str, ...] | None]]
+"""Pairs of a logical axis name and the mesh axes it stands for."""
+
+# Collections of variables, by name.
+Collection: TypeAlias = Mapping[str, Any]
+VariableDict: TypeAlias = Mapping[str, Collection]
+
+
+class PromoteDtypeFn(Protocol):
+    """Brings several arrays to one dtype before a layer computes with them."""
+
+    def __call__(
+        self, args: tuple[Any, ...], /, *, dtype: Dtype | None, inexact: bool
+    ) -> tuple[Any, ...]:
+        """Returns ``args`` converted to ``dtype``, or to their common dtype.
+
+        Args:
+            args: Arrays, or ``None`` for absent ones, which stay ``None``.
+            dtype: The wanted dtype, or ``None`` for the one that JAX's promotion
+                of all ``args`` gives.
+            inexact: Whether integers become floats.
+
+        Returns:
+            A tuple with one entry per entry of ``args``.
+        """
+        ...

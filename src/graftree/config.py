@@ -1,0 +1,209 @@
+"""Process-wide flags, and the thread-local defaults that override them.
+
+A flag is an attribute of this module (``config.nnx_graph_mode``). Its first value
+comes from the environment variable of the same name in upper case, read at import.
+`update` changes it for every thread. A subclass of `ScopedDefault` puts a stack of
+thread-local values on top of one flag; what is on the stack wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+_TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
+_FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
+
+
+def _parse_bool(name: str, text: str) -> bool:
+    lowered = text.lower()
+    if lowered in _TRUE or lowered in _FALSE:
+        return lowered in _TRUE
+    raise ValueError(
+        f"Invalid value {text!r} of the environment variable {name}: "
+        f"expected one of {sorted(_TRUE | _FALSE)}."
+    )
+
+
+def _parse_optional_int(name: str, text: str) -> int | None:
+    if not text or text.lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"Invalid value {text!r} of the environment variable {name}: "
+            "expected an integer or 'none'."
+        ) from None
+
+
+# Flag name: (default, parser of the environment variable).
+_FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
+    "nnx_graph_mode": (True, _parse_bool),
+    "nnx_graph_updates": (True, _parse_bool),
+    "nnx_sow_capture_noop": (False, _parse_bool),
+    "flax_always_shard_variable": (True, _parse_bool),
+    "flax_hijax_variable": (False, _parse_bool),
+    "flax_array_ref": (False, _parse_bool),
+    "flax_pytree_module": (True, _parse_bool),
+    "flax_max_repr_depth": (None, _parse_optional_int),
+}
+
+
+def _from_environment(name: str) -> Any:
+    default, parse = _FLAGS[name]
+    text = os.environ.get(name.upper())
+    return default if text is None else parse(name.upper(), text)
+
+
+_values: dict[str, Any] = {name: _from_environment(name) for name in _FLAGS}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _values[name]
+    except KeyError:
+        raise AttributeError(f"There is no configuration flag {name!r}.") from None
+
+
+def update(name: str, value: Any, /) -> None:
+    """Sets a flag for the whole process.
+
+    Args:
+        name: The flag, e.g. ``"nnx_graph_mode"``.
+        value: Its new value.
+
+    Raises:
+        LookupError: If there is no such flag.
+
+    Example:
+        >>> nnx.config.update("flax_max_repr_depth", 2)
+        >>> nnx.config.flax_max_repr_depth
+        2
+        >>> nnx.config.update("flax_max_repr_depth", None)
+    """
+    if name not in _values:
+        raise LookupError(
+            f"There is no configuration flag {name!r}; the flags are {sorted(_values)}."
+        )
+    _values[name] = value
+
+
+class _Stacks(threading.local):
+    """One stack of values per subclass of `ScopedDefault`, in each thread."""
+
+    def __init__(self) -> None:
+        self.of: dict[type, list[Any]] = {}
+
+
+_stacks = _Stacks()
+
+
+class ScopedDefault:
+    """A thread-local default: a plain call sets it, ``with`` and ``@`` scope it.
+
+    Constructing one sets the value at once. Used in a ``with`` statement it is undone
+    on exit; used as a decorator it holds during calls only. A plain call inside a
+    ``with`` block lasts until that block ends.
+
+    Attributes:
+        prev_value: What was in force before.
+        new_value: What this object sets.
+
+    Example:
+        >>> issubclass(nnx.set_graph_mode, nnx.config.ScopedDefault)
+        True
+    """
+
+    flag: ClassVar[str]
+
+    def __init__(self, value: Any, /) -> None:
+        self.prev_value = self.current_value()
+        self.new_value = value
+        stack = _stacks.of.setdefault(type(self), [])
+        self._replaced_value = bool(stack)
+        self._set_by_call = True
+        if stack:
+            stack[-1] = value
+        else:
+            stack.append(value)
+
+    @classmethod
+    def current_value(cls) -> Any:
+        """The value in force in this thread: the innermost set one, else the flag's."""
+        stack = _stacks.of.get(cls)
+        return stack[-1] if stack else _values[cls.flag]
+
+    def __enter__(self) -> None:
+        self._take_back()
+        _stacks.of.setdefault(type(self), []).append(self.new_value)
+
+    def __exit__(self, *exception: object) -> None:
+        _stacks.of[type(self)].pop()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates ``function`` to run under the value; the ambient one is restored."""
+        self._take_back()
+
+        @functools.wraps(function)
+        def scoped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self.new_value):
+                return function(*args, **kwargs)
+
+        return scoped
+
+    def _take_back(self) -> None:
+        # The constructor can't know that it is part of a `with` or a decorator.
+        if not self._set_by_call:
+            return
+        self._set_by_call = False
+        stack = _stacks.of[type(self)]
+        if self._replaced_value:
+            stack[-1] = self.prev_value
+        else:
+            stack.pop()
+
+
+class set_graph_mode(ScopedDefault):  # noqa: N801
+    """Sets whether objects are graphs (shared references kept) or trees by default.
+
+    Args:
+        value: ``True`` for graph mode, ``False`` for tree mode.
+
+    Example:
+        >>> with nnx.set_graph_mode(False):
+        ...     nnx.set_graph_mode.current_value()
+        False
+        >>> nnx.set_graph_mode.current_value()
+        True
+    """
+
+    flag = "nnx_graph_mode"
+
+
+class set_graph_updates(ScopedDefault):  # noqa: N801
+    """Sets whether structural changes made inside transforms reach the caller's objects.
+
+    Args:
+        value: ``True`` to propagate added, removed and replaced attributes.
+
+    Example:
+        >>> with nnx.set_graph_updates(False):
+        ...     nnx.set_graph_updates.current_value()
+        False
+    """
+
+    flag = "nnx_graph_updates"
+
+
+def graph_mode(graph: bool | None) -> bool:
+    """Resolves a ``graph`` argument: ``None`` means the default now in force."""
+    return set_graph_mode.current_value() if graph is None else graph
+
+
+def graph_updates(updates: bool | None) -> bool:
+    """Resolves a ``graph_updates`` argument: ``None`` means the default in force."""
+    return set_graph_updates.current_value() if updates is None else updates

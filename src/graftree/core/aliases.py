@@ -1,0 +1,127 @@
+"""Trees have no shared references and no cycles: the checks, and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core.pytrees import Pytree
+from graftree.core.variables import Variable
+
+
+def is_variable_or_ref(x: Any) -> bool:
+    """Whether ``x`` is what must not occur twice in a tree."""
+    return isinstance(x, Variable) or _jax.is_ref(x)
+
+
+def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """JAX's flatten, with Variables and refs as leaves.
+
+    Args:
+        node: Any pytree.
+        function: The public name to give in error messages.
+
+    Raises:
+        ValueError: If there is a cycle, or a leaf is an object that is no pytree.
+    """
+    try:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=is_variable_or_ref
+        )
+    except RecursionError:
+        check_no_cycle(node)
+        raise
+    for path, leaf in flat:
+        if isinstance(leaf, Pytree):
+            raise not_a_pytree_error(leaf, jax.tree_util.keystr(path), function)
+    return flat, treedef
+
+
+def not_a_pytree_error(obj: Any, path: str, function: str) -> ValueError:
+    """The error for an object of a class declared with ``pytree=False``."""
+    place = f" Found at path: {path}." if path else ""
+    return ValueError(
+        f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{place}\n"
+        f"Trees hold pytrees only: pass graph=True to nnx.{function}, or declare the "
+        "class without pytree=False."
+    )
+
+
+def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | None:
+    """The first Variable or ref that occurs twice.
+
+    Args:
+        flat: Pairs of a path and a leaf.
+
+    Returns:
+        The object and its first two paths, or ``None``.
+    """
+    seen: dict[int, Any] = {}
+    for path, leaf in flat:
+        if is_variable_or_ref(leaf):
+            if id(leaf) in seen:
+                return leaf, seen[id(leaf)], path
+            seen[id(leaf)] = path
+    return None
+
+
+def duplicate_report(obj: Any, first: str, second: str) -> str:
+    """The lines that say what occurs where."""
+    return f"Duplicate {obj!r}\nfound at paths:\n\n  - {first}\n  - {second}\n"
+
+
+def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
+    """Refuses a Variable or ref that occurs twice.
+
+    Args:
+        flat: Pairs of a JAX key path, or a path already printed, and a leaf.
+        function: The public name to give in the message.
+
+    Raises:
+        ValueError: If there is one; names both paths.
+    """
+    found = find_duplicate(flat)
+    if found is not None:
+        obj, first, second = found
+        raise ValueError(
+            duplicate_report(obj, _text(first), _text(second))
+            + f"\nnnx.{function} with graph=False does not support shared references.\n"
+            "Remove the duplicates (nnx.clone makes copies),\n"
+            f"or keep them shared with nnx.{function}(..., graph=True),\n"
+            f"or use nnx.compat.{function}."
+        )
+
+
+def _text(path: Any) -> str:
+    return path if isinstance(path, str) else jax.tree_util.keystr(path)
+
+
+def check_no_cycle(node: Any) -> None:
+    """Refuses a Pytree that contains itself.
+
+    Raises:
+        ValueError: If there is one; names its type and both paths.
+    """
+    above: dict[int, str] = {}
+
+    def walk(x: Any, path: str) -> None:
+        if isinstance(x, Variable):
+            return
+        if id(x) in above:
+            raise ValueError(
+                f"Cycle detected: a {type(x).__name__} contains itself, found at paths:"
+                f"\n\n  - {above[id(x)] or '<root>'}\n  - {path}\n\n"
+                "Trees can't have cycles; use graph=True."
+            )
+        listed = jax.tree_util.default_registry.flatten_one_level(x)
+        if listed is None:
+            return
+        above[id(x)] = path
+        for entry, child in _jax.flatten_one_level(x)[0]:
+            walk(child, path + str(entry))
+        del above[id(x)]
+
+    walk(node, "")

@@ -1,0 +1,347 @@
+"""Which attributes of an object are data, and which are static.
+
+The status of an attribute is declared (`data`, `static`, in the class body or around
+the value that is assigned) or found from the first value. This file holds the
+declarations, the table of statuses that each object carries, and the checks that keep
+arrays out of static attributes; `pytrees.py` calls them when attributes are set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import jax
+
+from graftree import _jax
+from graftree.core.metadata import HashableMapping
+from graftree.core.variables import Variable
+
+T = TypeVar("T")
+MISSING: Any = dataclasses.MISSING
+
+# Exact types whose instances are data wherever they are assigned.
+DATA_REGISTRY: set[type] = set()
+
+_known_types: dict[type, bool] = {}
+
+
+def register_data_type(type_: type[T], /) -> type[T]:
+    """Makes instances of exactly this type data wherever they are assigned.
+
+    Args:
+        type_: The type; subclasses are not included.
+
+    Returns:
+        ``type_``, so that it can be used as a decorator.
+
+    Example:
+        >>> @nnx.register_data_type
+        ... class Reading:
+        ...     pass
+        >>> nnx.is_data(Reading())
+        True
+    """
+    DATA_REGISTRY.add(type_)
+    _known_types.clear()
+    return type_
+
+
+def is_data(x: Any, /) -> bool:
+    """Whether a value is data by itself: an array, ref, Variable, Pytree.
+
+    Instances are asked, not only types, since a tracer is an array of a type of its
+    own. Lists, dicts and tuples are not data, even if they hold arrays.
+
+    Args:
+        x: Any value.
+
+    Example:
+        >>> nnx.is_data(jnp.ones(2)), nnx.is_data(2), nnx.is_data([jnp.ones(2)])
+        (True, False, False)
+    """
+    kind = type(x)
+    known = _known_types.get(kind)
+    if known is None:
+        known = _known_types[kind] = (
+            kind in DATA_REGISTRY
+            or _jax.is_data_type(kind)
+            or issubclass(kind, (Variable, DataObject))
+        )
+    return known
+
+
+class DataObject:
+    """The base of objects that are data wherever they are assigned."""
+
+    __slots__ = ()
+
+
+def has_data(x: Any, /) -> list[Any]:
+    """The data in a pytree: its leaves and nodes for which `is_data` holds.
+
+    Args:
+        x: Any value; data nodes in it are not entered.
+
+    Returns:
+        The data found, in tree order.
+
+    Example:
+        >>> nnx.has_data([1, jnp.ones(2), "a"])
+        [Array([1., 1.], dtype=float32)]
+    """
+    if type(x) in _ATOMS:
+        return []
+    return [leaf for leaf in jax.tree.leaves(x, is_leaf=is_data) if is_data(leaf)]
+
+
+_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(is_data)})
+
+
+class AttributeField(dataclasses.Field):  # type: ignore[type-arg]
+    """What `data` and `static` make: a status, and perhaps a value.
+
+    In a class body it is a dataclass field. On assignment the value is taken out of it.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        # Reached only if the class is no dataclass and the attribute was not set.
+        if obj is None:
+            return self
+        if self.default is not MISSING:
+            return self.default
+        if self.default_factory is not MISSING:
+            raise AttributeError(
+                f"{type(obj).__name__} is no dataclass, so the default_factory of an "
+                "attribute is never called; decorate the class with nnx.dataclass."
+            )
+        raise AttributeError(f"An attribute of {type(obj).__name__} was never set.")
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the attribute is data."""
+        return not self.metadata["static"]
+
+
+def _attribute_field(is_static: bool, value: Any, options: dict[str, Any]) -> Any:
+    name = "static" if is_static else "data"
+    if value is not MISSING:
+        if options:
+            raise TypeError(f"nnx.{name} takes a value or field options, not both.")
+        options = {"default": value}
+    metadata = dict(options.pop("metadata", None) or {})
+    if "static" in metadata:
+        raise ValueError(f"nnx.{name} sets the metadata 'static' itself; leave it out.")
+    metadata["static"] = is_static
+    settings = _FIELD_DEFAULTS | options
+    if settings.keys() != _FIELD_DEFAULTS.keys():
+        unknown = sorted(settings.keys() - _FIELD_DEFAULTS.keys())
+        raise TypeError(f"nnx.{name} got unexpected options {unknown}.")
+    return AttributeField(metadata=metadata, **settings)
+
+
+_FIELD_DEFAULTS: dict[str, Any] = {
+    "default": MISSING,
+    "default_factory": MISSING,
+    "init": True,
+    "repr": True,
+    "hash": None,
+    "compare": True,
+    "kw_only": MISSING,
+}
+
+
+def data(value: Any = MISSING, /, **options: Any) -> Any:
+    """Declares an attribute to be data: part of the state.
+
+    Args:
+        value: The value, when it is assigned to an attribute: any value or container.
+        **options: Those of ``dataclasses.field``, when used in a class body.
+
+    Returns:
+        A dataclass field; assignment takes the value out of it.
+
+    Raises:
+        TypeError: If both a value and options are given.
+        ValueError: If the option ``metadata`` contains ``"static"``.
+
+    Example:
+        >>> class Stack(nnx.Module):
+        ...     def __init__(self):
+        ...         self.weights = nnx.data([nnx.Param(jnp.ones(2))])
+        >>> len(jax.tree.leaves(Stack()))
+        1
+    """
+    return _attribute_field(False, value, options)
+
+
+def static(value: Any = MISSING, /, **options: Any) -> Any:
+    """Declares an attribute to be static: part of the structure.
+
+    Args:
+        value: The value, when it is assigned to an attribute; it must hold no arrays.
+        **options: Those of ``dataclasses.field``, when used in a class body.
+
+    Returns:
+        A dataclass field; assignment takes the value out of it.
+
+    Raises:
+        TypeError: If both a value and options are given.
+        ValueError: If the option ``metadata`` contains ``"static"``.
+
+    Example:
+        >>> class Scale(nnx.Module):
+        ...     def __init__(self):
+        ...         self.factor = nnx.static(2)
+        >>> jax.tree.leaves(Scale())
+        []
+    """
+    return _attribute_field(True, value, options)
+
+
+Data = Annotated[T, "data"]
+Static = Annotated[T, "static"]
+
+
+class AttributeTable(HashableMapping):
+    """The statuses of an object's attributes: name -> is it data?
+
+    Immutable: setting an attribute with a new name replaces the table of the object.
+    The sorted orders are computed once per table.
+    """
+
+    __slots__ = ("_names",)
+
+    def __init__(self, entries: Mapping[str, bool], /) -> None:
+        super().__init__(entries)
+        self._names: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] | None
+        self._names = None
+
+    def with_status(self, name: str, status: bool) -> AttributeTable:
+        """A table in which ``name`` has this status."""
+        return AttributeTable({**self._entries, name: status})
+
+    def without(self, name: str) -> AttributeTable:
+        """A table that lacks ``name``."""
+        rest = {key: value for key, value in self._entries.items() if key != name}
+        return AttributeTable(rest)
+
+    def names(
+        self, sort_key: Callable[[str], Any] | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The names of all, of the data, and of the static attributes, sorted."""
+        if self._names is None:
+            ordered = sorted(self._entries, key=sort_key)
+            self._names = (
+                tuple(ordered),
+                tuple(name for name in ordered if self._entries[name]),
+                tuple(name for name in ordered if not self._entries[name]),
+            )
+        return self._names
+
+
+EMPTY_TABLE = AttributeTable({})
+
+
+def declared_statuses(cls: type) -> dict[str, bool]:
+    """The statuses that the class bodies of ``cls`` and all its bases declare.
+
+    Raises:
+        ValueError: If a declaration contradicts another, or has a bad value.
+    """
+    statuses: dict[str, bool] = {}
+    for base in reversed(cls.__mro__):
+        for name, status in _own_statuses(base, warn=base is cls):
+            if statuses.setdefault(name, status) != status:
+                raise ValueError(
+                    f"Conflicting pytree annotation for {cls.__qualname__}.{name}: it is "
+                    f"{_word(statuses[name])} already and can't become {_word(status)}."
+                )
+    return statuses
+
+
+def _word(is_data_status: bool) -> str:
+    return "data" if is_data_status else "static"
+
+
+def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
+    found: list[tuple[str, bool]] = []
+    for name, annotation in cls.__dict__.get("__annotations__", {}).items():
+        status = _annotated_status(annotation)
+        if status is not None:
+            found.append((name, status))
+            if warn:
+                word = _word(status)
+                warnings.warn(
+                    f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
+                    f"deprecated, use `{name}: T = nnx.{word}()`.",
+                    DeprecationWarning,
+                    stacklevel=6,
+                )
+    fields = dict(cls.__dict__.get("__dataclass_fields__", {}))
+    # Before the decorator runs, fields stand in the class body.
+    fields.update({k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)})
+    for name, field in fields.items():
+        if "static" in field.metadata:
+            status = field.metadata["static"]
+            if not isinstance(status, bool):
+                raise ValueError(
+                    f"Invalid 'static' metadata of {cls.__qualname__}.{name}: expected "
+                    f"a bool, got {status!r}."
+                )
+            found.append((name, not status))
+    return found
+
+
+def _annotated_status(annotation: Any) -> bool | None:
+    if isinstance(annotation, str):
+        if annotation.startswith("nnx.Data"):
+            return True
+        return False if annotation.startswith("nnx.Static") else None
+    if typing.get_origin(annotation) is Annotated:
+        tag = annotation.__metadata__[0]
+        return {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None
+    return None
+
+
+def check_no_tags(owner: type, name: str, value: Any) -> None:
+    """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if type(value) in _ATOMS or is_data(value):
+        return
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: is_data(x) or _is_tag(x))
+    if any(_is_tag(leaf) for leaf in leaves):
+        raise ValueError(
+            f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
+            f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
+            f"Write self.{name} = nnx.data(<the container>), or use nnx.List / nnx.Dict."
+        )
+
+
+def _is_tag(x: Any) -> bool:
+    return type(x) is AttributeField
+
+
+_WAYS_OUT = (
+    "If it is data, mark the attribute: self.{name} = nnx.data(...), or use nnx.List / "
+    "nnx.Dict\nfor lists and dicts of Modules and Variables. If the class shall be no "
+    "pytree,\ndeclare it so: class {owner}(..., pytree=False)."
+)
+
+
+def data_error(phrase: str, owner: type, name: str, value: Any) -> ValueError:
+    """The error for data in a static attribute; ``phrase`` ends in 'of type'."""
+    place = "to" if phrase.startswith("Cannot assign") else "in"
+    return ValueError(
+        f"{phrase} {type(value).__name__!r} {place} the static attribute "
+        f"{name!r} of {owner.__name__}.\n"
+        + _WAYS_OUT.format(name=name, owner=owner.__name__)
+    )

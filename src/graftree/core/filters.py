@@ -1,0 +1,321 @@
+"""Filters: which leaves of an object are meant.
+
+A predicate is a function ``(path, leaf) -> bool``. A filter is a predicate or a short
+form of one (a class, a tag, ``...``); `to_predicate` turns every filter into a
+predicate. The predicates of this file are immutable, hashable and equal by content,
+so they can be keys of a dict and part of a cache key. Grouping leaves by several
+filters is always "the first that matches".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable
+
+from graftree import errors
+from graftree.annotations import Filter, FilterLiteral, Key, Path, Predicate
+
+
+def to_predicate(filter_: Filter, /) -> Predicate:
+    """Turns a filter into a predicate.
+
+    Args:
+        filter_: A string (`WithTag`), a class, parametrized generic or union of
+            classes (`OfType`), ``...`` or ``True`` (`Everything`), ``None`` or
+            ``False`` (`Nothing`), a list or tuple of filters (`Any`), or any other
+            callable, which is the predicate.
+
+    Returns:
+        A function ``(path, leaf) -> bool``.
+
+    Raises:
+        TypeError: If ``filter_`` is none of these.
+
+    Example:
+        >>> nnx.filterlib.to_predicate(["dropout", True])
+        Any(WithTag('dropout'), Everything())
+    """
+    if isinstance(filter_, str):
+        return WithTag(filter_)
+    classes = _classes(filter_)
+    if classes is not None:
+        return OfType(classes)
+    if filter_ is ... or filter_ is True:
+        return Everything()
+    if filter_ is None or filter_ is False:
+        return Nothing()
+    if callable(filter_):
+        return filter_
+    if isinstance(filter_, (list, tuple)):
+        return Any(*filter_)
+    raise TypeError(
+        errors.message(
+            f"Invalid collection filter: {filter_!r} of type {type(filter_).__name__}.",
+            way_out="A filter is a class, a tag, `...`, a bool, None, a function of "
+            "path and leaf, or a list or tuple of filters.",
+        )
+    )
+
+
+def _classes(filter_: FilterLiteral) -> type | tuple[type, ...] | None:
+    """The classes that a type expression stands for; None for anything else."""
+    if isinstance(filter_, type) and not isinstance(filter_, types.GenericAlias):
+        return filter_
+    origin = typing.get_origin(filter_)
+    if origin in (typing.Union, types.UnionType):
+        members = [_classes(member) for member in typing.get_args(filter_)]
+        return None if None in members else tuple(members)
+    # Param[jax.Array] is callable, so it would pass for a predicate that matches all.
+    return origin if isinstance(origin, type) else None
+
+
+def filters_to_predicates(filters: Iterable[Filter], /) -> tuple[Predicate, ...]:
+    """Turns filters that group leaves into predicates.
+
+    Args:
+        filters: Filters, of which each leaf takes the first that matches.
+
+    Returns:
+        One predicate per filter.
+
+    Raises:
+        TypeError: If one of them is not a filter.
+        ValueError: If ``...`` or ``True`` stands before another filter, which would
+            then never match.
+
+    Example:
+        >>> nnx.filterlib.filters_to_predicates([nnx.Param, ...])[1]
+        Everything()
+    """
+    filters = tuple(filters)
+    for i, (filter_, following) in enumerate(zip(filters, filters[1:], strict=False)):
+        if _is_rest(filter_) and not _is_rest(following):
+            raise ValueError(
+                errors.message(
+                    "`...` or `True` can only be used as the last filters, "
+                    f"got {filter_!r} at index {i} before {following!r}.",
+                    way_out=f"Move it to the end of the {len(filters)} filters.",
+                )
+            )
+    return tuple(map(to_predicate, filters))
+
+
+def _is_rest(filter_: Filter) -> bool:
+    return filter_ is ... or filter_ is True
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WithTag:
+    """Matches leaves whose attribute ``tag`` equals the given one.
+
+    Args:
+        tag: The tag; that of a random key or count is the name of its stream.
+
+    Example:
+        >>> nnx.WithTag("dropout")((), nnx.Variable(0, tag="dropout"))
+        True
+    """
+
+    tag: str
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether the leaf has the tag."""
+        return hasattr(x, "tag") and bool(x.tag == self.tag)
+
+    def __repr__(self) -> str:
+        return f"WithTag({self.tag!r})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PathContains:
+    """Matches leaves that have a key somewhere in their path.
+
+    Args:
+        key: The key to look for.
+        exact: Whether a part of the path must equal ``key``; otherwise ``str(key)``
+            need only occur in the string of a part.
+
+    Example:
+        >>> nnx.PathContains("kernel")(("linear", "kernel"), None)
+        True
+        >>> nnx.PathContains("lin", exact=False)(("linear", "kernel"), None)
+        True
+    """
+
+    key: Key
+    exact: bool = True
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether a part of the path is, or contains, the key."""
+        if self.exact:
+            return self.key in path
+        wanted = str(self.key)
+        return any(wanted in str(part) for part in path)
+
+    def __repr__(self) -> str:
+        return f"PathContains({self.key!r}, exact={self.exact!r})"
+
+
+class PathIn:
+    """Matches the leaves at the given paths.
+
+    Args:
+        *paths: Whole paths, as tuples of keys.
+
+    Example:
+        >>> nnx.filterlib.PathIn(("linear", "bias"))(("linear", "bias"), None)
+        True
+    """
+
+    def __init__(self, *paths: Path):
+        self.paths = dict.fromkeys(paths)  # a set that keeps its order, for the repr
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether the path is one of the given ones."""
+        return path in self.paths
+
+    def __repr__(self) -> str:
+        return f"PathIn({','.join(map(repr, self.paths))})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PathIn) and self.paths.keys() == other.paths.keys()
+
+    def __hash__(self) -> int:
+        return hash((PathIn, frozenset(self.paths)))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class OfType:
+    """Matches leaves that are instances of a class.
+
+    Args:
+        type: A class, or a tuple of classes.
+
+    Example:
+        >>> nnx.OfType(nnx.Variable)((), nnx.Param(jnp.ones(2)))
+        True
+    """
+
+    type: type | tuple[type, ...]
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether the leaf is an instance of the class."""
+        return isinstance(x, self.type)
+
+    def __repr__(self) -> str:
+        return f"OfType({self.type!r})"
+
+
+class _Combination:
+    """Several predicates in one; equal to one of the same kind with equal members."""
+
+    def __init__(self, *filters: Filter):
+        self.predicates = tuple(map(to_predicate, filters))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.predicates == other.predicates
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.predicates))
+
+
+class Any(_Combination):
+    """Matches what at least one of its filters matches; without filters, nothing.
+
+    Args:
+        *filters: The filters, tried in order until one matches.
+
+    Raises:
+        TypeError: If one of them is not a filter.
+
+    Example:
+        >>> nnx.Any(nnx.Param, nnx.BatchStat)((), nnx.BatchStat(0))
+        True
+    """
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether one of the filters matches."""
+        return any(predicate(path, x) for predicate in self.predicates)
+
+
+class All(_Combination):
+    """Matches what each of its filters matches; without filters, everything.
+
+    Args:
+        *filters: The filters, tried in order until one does not match.
+
+    Raises:
+        TypeError: If one of them is not a filter.
+
+    Example:
+        >>> nnx.All(nnx.Param, nnx.PathContains("bias"))(("bias",), nnx.Param(0))
+        True
+    """
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether all of the filters match."""
+        return all(predicate(path, x) for predicate in self.predicates)
+
+
+class Not:
+    """Matches what its filter does not match.
+
+    Args:
+        filter: The filter to negate.
+
+    Raises:
+        TypeError: If ``filter`` is not a filter.
+
+    Example:
+        >>> nnx.Not(nnx.Param)((), nnx.BatchStat(0))
+        True
+    """
+
+    def __init__(self, filter: Filter, /):
+        self.predicate = to_predicate(filter)
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Whether the filter does not match."""
+        return not self.predicate(path, x)
+
+    def __repr__(self) -> str:
+        return f"Not({self.predicate!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Not) and self.predicate == other.predicate
+
+    def __hash__(self) -> int:
+        return hash((Not, self.predicate))
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything:
+    """Matches every leaf.
+
+    Example:
+        >>> nnx.Everything()(("any", "path"), None)
+        True
+    """
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Always True."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """Matches no leaf.
+
+    Example:
+        >>> nnx.Nothing()(("any", "path"), None)
+        False
+    """
+
+    def __call__(self, path: Path, x: typing.Any) -> bool:
+        """Always False."""
+        return False

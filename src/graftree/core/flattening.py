@@ -1,0 +1,470 @@
+"""Object to (skeleton, leaves) and back; with sharing, or as a tree.
+
+`flatten` walks an object depth first, children in the order of their keys. In graph
+mode each object that is tracked by identity is entered once; in tree mode JAX flattens
+the object with Variables as leaves, and shared ones are an error. `unflatten` is the
+inverse. Both number the tracked objects in the order of the visit:
+
+    RefMap     object -> number, by identity; filled by `flatten`
+    IndexMap   number -> object; filled by `unflatten`
+
+With ``outer_index_outer_ref``, `unflatten` reuses objects that exist: it first builds
+everything new, then writes into the existing ones. So it either succeeds, or changes
+nothing that existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax, config
+from graftree.core import aliases, nodes, ownership, paths, pytrees, variables
+from graftree.core.metadata import HashableMapping
+from graftree.core.nodes import GraphKind, Leaf, TreeKind
+from graftree.core.skeletons import (
+    LEAF,
+    NODE,
+    ArrayRefDef,
+    GraphDef,
+    NodeDef,
+    NodeRef,
+    Static,
+    TreeNodeDef,
+    VariableDef,
+)
+from graftree.core.variables import Variable
+
+MISSING: Any = variables.MISSING
+
+
+class RefMap(MutableMapping[Any, Any]):
+    """A mapping whose keys are objects, compared by identity and kept alive.
+
+    Example:
+        >>> a, b = [1], [1]
+        >>> numbers = nnx.graphlib.RefMap({})
+        >>> numbers[a] = 0
+        >>> a in numbers, b in numbers
+        (True, False)
+    """
+
+    def __init__(self, mapping: Any = None, /) -> None:
+        self._entries: dict[int, tuple[Any, Any]] = {}
+        if mapping is not None:
+            self.update(mapping)
+
+    @staticmethod
+    def from_indexmap(indexmap: Mapping[Any, Any]) -> RefMap:
+        """The inverse of an `IndexMap`."""
+        return RefMap([(obj, index) for index, obj in indexmap.items()])
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of an object, or ``default``."""
+        entry = self._entries.get(id(key))
+        return default if entry is None else entry[1]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries[id(key)][1]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._entries[id(key)] = (key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        del self._entries[id(key)]
+
+    def __contains__(self, key: object) -> bool:
+        return id(key) in self._entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class IndexMap(dict[int, Any]):
+    """Objects by their number.
+
+    Example:
+        >>> nnx.graphlib.IndexMap({0: "a"})[0]
+        'a'
+    """
+
+    @staticmethod
+    def from_refmap(refmap: Mapping[Any, int]) -> IndexMap:
+        """The inverse of a `RefMap`."""
+        return IndexMap((index, obj) for obj, index in refmap.items())
+
+
+# Flattening.
+
+
+def flatten_graph(
+    node: Any,
+    ref_index: RefMap | None = None,
+    ref_outer_index: RefMap | None = None,
+) -> tuple[GraphDef[Any], list[Any]]:
+    """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays."""
+    flattener = _Flattener(
+        RefMap() if ref_index is None else ref_index,
+        RefMap() if ref_outer_index is None else ref_outer_index,
+    )
+    if nodes.kind_of(node) in (Leaf.ARRAY, Leaf.STATIC):
+        return GraphDef([], [(None, LEAF)], 1), [node]
+    flattener.visit(node, nodes.kind_of(node))
+    graphdef = GraphDef(flattener.nodes, flattener.attributes, len(flattener.leaves))
+    return graphdef, flattener.leaves
+
+
+class _Flattener:
+    """One walk over an object; collects what a GraphDef lists, and the leaves."""
+
+    def __init__(self, refs: RefMap, outer: RefMap) -> None:
+        self.refs = refs
+        self.outer = outer
+        self.nodes: list[Any] = []
+        self.attributes: list[tuple[Any, Any]] = []
+        self.leaves: list[Any] = []
+
+    def visit(self, x: Any, kind: nodes.Kind) -> None:
+        """Lists a node, Variable or ref, and all below it."""
+        if isinstance(kind, TreeKind):
+            children, metadata = kind.flatten(x)
+            self.nodes.append(NodeDef(type(x), None, None, len(children), metadata))
+            self._visit_children(children)
+            return
+        index = self.refs.get(x)
+        if index is not None:
+            self.nodes.append(NodeRef(index))
+            return
+        self.refs[x] = index = len(self.refs)
+        outer = self.outer.get(x)
+        if isinstance(kind, GraphKind):
+            children, metadata = kind.flatten(x)
+            self.nodes.append(NodeDef(type(x), index, outer, len(children), metadata))
+            self._visit_children(children)
+            return
+        if kind is Leaf.REF:
+            self.nodes.append(ArrayRefDef(index, outer))
+        else:
+            entries = variables.metadata_of(x)
+            ref = self._ref_of(x)
+            self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
+        self.leaves.append(x)
+
+    def _ref_of(self, variable: Variable[Any]) -> ArrayRefDef | NodeRef | None:
+        raw = variable.get_raw_value()
+        if not _jax.is_ref(raw):
+            return None
+        known = self.refs.get(raw)
+        if known is not None:
+            return NodeRef(known)
+        self.refs[raw] = index = len(self.refs)
+        return ArrayRefDef(index, self.outer.get(raw))
+
+    def _visit_children(self, children: Sequence[nodes.Child]) -> None:
+        for key, value, is_data in children:
+            kind = nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                self.attributes.append((key, Static(value)))
+            elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+                self.attributes.append((key, LEAF))
+                self.leaves.append(value)
+            else:
+                self.attributes.append((key, NODE))
+                self.visit(value, kind)
+
+
+def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
+    """Tree-mode `flatten` without paths.
+
+    Args:
+        node: A pytree of Variables, arrays and other leaves.
+        function: The public name to give in error messages.
+
+    Raises:
+        ValueError: If a Variable or ref occurs twice, there is a cycle, or an object
+            is no pytree.
+    """
+    flat, treedef = aliases.flatten_with_paths(node, function)
+    aliases.check_tree(flat, function)
+    listed = [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]
+    listed.sort(key=lambda item: paths.path_sort_key(item[0]))
+    path_index = tuple((path, i) for path, i, _ in listed)
+    leaves = [leaf for _, _, leaf in listed]
+    entries: list[Any] = [TreeNodeDef(type(node), treedef, path_index)]
+    attributes: list[tuple[Any, Any]] = []
+    for path, i, leaf in listed:
+        if isinstance(leaf, Variable):
+            attributes.append((path, NODE))
+            metadata = variables.metadata_of(leaf)
+            entries.append(VariableDef(type(leaf), i, None, metadata, None))
+        else:
+            attributes.append((path, LEAF))
+    return GraphDef(entries, attributes, len(leaves)), leaves
+
+
+def flatten_node(
+    node: Any, graph: bool | None, function: str
+) -> tuple[GraphDef[Any], list[Any]]:
+    """`flatten` without paths, in the given or ambient mode."""
+    if config.graph_mode(graph):
+        return flatten_graph(node)
+    return flatten_tree(node, function)
+
+
+# Unflattening.
+
+
+def unflatten_graph(
+    graphdef: GraphDef[Any],
+    leaves: Sequence[Any],
+    *,
+    index_ref: MutableMapping[int, Any] | None = None,
+    outer_index_outer_ref: Mapping[int, Any] | None = None,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """Graph-mode `unflatten` from the leaves in order."""
+    if not graphdef.nodes:
+        return leaves[0]
+    builder = Builder(
+        IndexMap() if index_ref is None else index_ref,
+        outer_index_outer_ref or {},
+        copy_variables=copy_variables,
+        recreate_variables=recreate_variables,
+    )
+    root = builder.build(graphdef, leaves)
+    builder.check()
+    builder.commit()
+    return root
+
+
+# A leaf that stands for "the existing Variable keeps what it has".
+KEEP: Any = object()
+
+
+class Builder:
+    """One reconstruction of one or several objects that share references.
+
+    `build` makes new objects and puts off all writes, also those that fill the new
+    ones; `check` raises if one of them is not allowed; `commit` carries them out.
+
+    Args:
+        found: Objects by number; it is filled, and later skeletons may refer to it.
+        existing: Objects to reuse, by the ``outer_index`` of the skeleton.
+        copy_variables: Whether to copy Variables that are given as leaves.
+        recreate_variables: Whether raw leaves become Variables.
+    """
+
+    def __init__(
+        self,
+        found: MutableMapping[int, Any],
+        existing: Mapping[int, Any],
+        *,
+        copy_variables: bool = False,
+        recreate_variables: bool = True,
+    ) -> None:
+        self.nodes: Iterator[Any] = iter(())
+        self.attributes: Iterator[Any] = iter(())
+        self.leaves: Iterator[Any] = iter(())
+        self.found = found
+        self.existing = existing
+        self.copy_variables = copy_variables
+        self.recreate_variables = recreate_variables
+        self.fills: list[tuple[Any, GraphKind, Any, list[tuple[Any, Any]]]] = []
+        self.updates: list[tuple[Variable[Any], Any, Any]] = []
+
+    def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
+        """The object of a skeleton; it is complete after `commit`."""
+        if not graphdef.nodes:
+            return leaves[0]
+        self.nodes = iter(graphdef.nodes)
+        self.attributes = iter(graphdef.attributes)
+        self.leaves = iter(leaves)
+        return self._build()
+
+    def _build(self) -> Any:
+        node = next(self.nodes)
+        if isinstance(node, NodeRef):
+            return self.found[node.index]
+        if isinstance(node, VariableDef):
+            return self._build_variable(node)
+        if isinstance(node, ArrayRefDef):
+            return self._remember(node.index, self._ref(node, next(self.leaves)))
+        kind = nodes.kind_of_type(node.type)
+        if isinstance(kind, TreeKind):
+            return kind.unflatten(self._build_children(node), node.metadata)
+        return self._build_graph_node(node, kind)
+
+    def _build_graph_node(self, node: NodeDef, kind: Any) -> Any:
+        obj = self._existing(node.outer_index, node.type)
+        if obj is MISSING:
+            obj = kind.create_empty(node.metadata)
+        # Known before its children are built: they may refer back to it.
+        self._remember(node.index, obj)
+        items = self._build_children(node)
+        self.fills.append((obj, kind, node.metadata, items))
+        return obj
+
+    def _build_children(self, node: NodeDef) -> list[tuple[Any, Any]]:
+        items = []
+        for _ in range(node.num_attributes):
+            key, attribute = next(self.attributes)
+            if attribute is NODE:
+                items.append((key, self._build()))
+            elif attribute is LEAF:
+                items.append((key, next(self.leaves)))
+            else:
+                items.append((key, attribute.value))
+        return items
+
+    def _build_variable(self, node: VariableDef) -> Any:
+        leaf = next(self.leaves)
+        existing = self._existing(node.outer_index, node.type)
+        if existing is not MISSING:
+            if leaf is not KEEP:
+                self.updates.append((existing, leaf, node.metadata))
+            variable = existing
+        else:
+            variable = self._make_variable(node, leaf)
+        self._remember(node.index, variable)
+        if isinstance(node.array_refdef, ArrayRefDef):
+            self._remember(node.array_refdef.index, variable.get_raw_value())
+        return variable
+
+    def _make_variable(self, node: VariableDef, leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            return leaf.copy() if self.copy_variables else leaf
+        if not self.recreate_variables:
+            return leaf
+        return make_variable(node, leaf)
+
+    def _ref(self, node: ArrayRefDef, leaf: Any) -> Any:
+        # A frozen array in the place of a ref is allowed and stays an array.
+        return self.existing[node.outer_index] if leaf is KEEP else leaf
+
+    def _existing(self, outer_index: int | None, kind: type) -> Any:
+        if outer_index is None or outer_index not in self.existing:
+            return MISSING
+        obj = self.existing[outer_index]
+        if type(obj) is not kind:
+            raise ValueError(
+                f"Expected an object of type {kind.__name__} to reuse for index "
+                f"{outer_index}, got {type(obj).__name__}."
+            )
+        return obj
+
+    def _remember(self, index: int | None, obj: Any) -> Any:
+        if index is not None:
+            self.found[index] = obj
+        return obj
+
+    def check(self) -> None:
+        """Raises if a write that was put off is not allowed.
+
+        Raises:
+            TraceContextError: If another trace owns an existing object that changes.
+        """
+        reused = {id(obj) for obj in self.existing.values()}
+        self.fills = [
+            fill for fill in self.fills if id(fill[0]) not in reused or _differs(*fill)
+        ]
+        for obj, *_ in self.fills:
+            if isinstance(obj, pytrees.Pytree) and not pytrees.state_of(obj).is_owned():
+                raise ownership.object_error(obj)
+        for variable, _, _ in self.updates:
+            if not variables.is_owned(variable):
+                raise ownership.variable_error(variable)
+
+    def commit(self) -> None:
+        """Carries out the writes that were put off."""
+        for obj, kind, metadata, items in self.fills:
+            kind.fill(obj, metadata, items)
+        for variable, leaf, entries in self.updates:
+            write_leaf(variable, leaf)
+            if isinstance(leaf, Variable):
+                continue
+            if entries != variables.metadata_of(variable):
+                variables.write_metadata(variable, entries)
+
+
+def _differs(
+    obj: Any, kind: GraphKind, metadata: Any, items: list[tuple[Any, Any]]
+) -> bool:
+    children, current = kind.flatten(obj)
+    return (
+        current != metadata
+        or len(children) != len(items)
+        or any(
+            child.key != key or child.value is not value
+            for child, (key, value) in zip(children, items, strict=True)
+        )
+    )
+
+
+def make_variable(node: VariableDef, leaf: Any) -> Any:
+    """The Variable that a skeleton describes, around a value.
+
+    Its ``ref`` metadata says what it holds, also if a ref was recorded and an array
+    came, or the other way round.
+    """
+    entries = node.metadata
+    if entries["ref"] is not _jax.is_ref(leaf):
+        entries = HashableMapping({**entries, "ref": _jax.is_ref(leaf)})
+    return variables.rebuild(node.type, leaf, entries)
+
+
+def write_leaf(variable: Variable[Any], leaf: Any) -> None:
+    """Writes a leaf of a state, a Variable or a raw value, into a Variable."""
+    if isinstance(leaf, Variable):
+        if leaf is not variable:
+            variable.update_from_state(leaf)
+    elif _jax.is_ref(variable.get_raw_value()) and not _jax.is_ref(leaf):
+        variable.get_raw_value()[...] = leaf
+    else:
+        variable.set_raw_value(leaf)
+
+
+def unflatten_tree(
+    graphdef: GraphDef[Any],
+    leaves: Sequence[Any],
+    *,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """Tree-mode `unflatten` from the leaves in order."""
+    root: TreeNodeDef = graphdef.nodes[0]
+    definitions = iter(graphdef.nodes[1:])
+    placed: list[Any] = [None] * len(leaves)
+    entries = zip(root.path_index, graphdef.attributes, leaves, strict=True)
+    for (_, position), (_, attribute), leaf in entries:
+        if attribute is NODE:
+            definition = next(definitions)
+            if not isinstance(leaf, Variable):
+                leaf = make_variable(definition, leaf) if recreate_variables else leaf
+            elif copy_variables:
+                leaf = leaf.copy()
+        placed[position] = leaf
+    return jax.tree.unflatten(root.treedef, placed)
+
+
+def unflatten_node(
+    graphdef: GraphDef[Any],
+    leaves: Sequence[Any],
+    *,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """The object of a skeleton of either mode, from its leaves in order."""
+    build = unflatten_tree if graphdef.is_tree else unflatten_graph
+    return build(
+        graphdef,
+        leaves,
+        copy_variables=copy_variables,
+        recreate_variables=recreate_variables,
+    )
+

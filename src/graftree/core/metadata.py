@@ -1,0 +1,211 @@
+"""What a Variable carries besides its value, and how initializers hand it over.
+
+Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
+can be shared between Variables and skeletons without copies, and "did the metadata
+change?" is a comparison by identity in the usual case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+HOOKS = (
+    "on_get_value",
+    "on_set_value",
+    "on_create_value",
+    "on_add_axis",
+    "on_remove_axis",
+)
+
+REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
+
+# Older metadata keys and the key that took their place.
+_RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
+
+
+class HashableMapping(Mapping[str, Any]):
+    """An immutable mapping that compares by content and can be hashed.
+
+    Hashing needs hashable values. Values that are arrays compare element-wise.
+
+    Example:
+        >>> from graftree.core.metadata import HashableMapping
+        >>> HashableMapping({"a": 1, "b": 2}) == HashableMapping({"b": 2, "a": 1})
+        True
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_hash")
+
+    def __init__(self, entries: Mapping[str, Any], /) -> None:
+        self._entries = dict(entries)
+        self._hash: int | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self._entries.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, HashableMapping):
+            return NotImplemented
+        mine, theirs = self._entries, other._entries
+        return mine.keys() == theirs.keys() and all(
+            same_value(value, theirs[key]) for key, value in mine.items()
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._entries!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._entries,)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
+    if a is b:
+        return True
+    if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
+        if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+            return False
+        return np.array_equal(np.asarray(a), np.asarray(b))
+    try:
+        return bool(a == b)
+    except ValueError:
+        # A container whose elements compare to arrays; only identity could decide.
+        return False
+
+
+def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Gives entries under older names their current name, with a deprecation warning."""
+    for old, new in _RENAMED.items():
+        if old in metadata:
+            warnings.warn(
+                f"The metadata {old!r} is deprecated, use {new!r} instead.",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+            metadata[new] = metadata.pop(old)
+    return metadata
+
+
+def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
+    """Applies one hook or several, left to right, each to the result of the last.
+
+    Args:
+        hooks: A callable, or a sequence of callables ``(variable, *args) -> value``.
+        variable: The Variable that is read, written or made.
+        *args: The value, or the index and name of an axis.
+
+    Returns:
+        The result of the last hook.
+    """
+    value = args[0] if args else None
+    for hook in hooks if isinstance(hooks, (tuple, list)) else (hooks,):
+        value = hook(variable, *args)
+        if len(args) == 1:
+            args = (value,)
+    return value
+
+
+def _as_hooks(hooks: Any) -> tuple[Callable[..., Any], ...]:
+    return (hooks,) if callable(hooks) else tuple(hooks)
+
+
+@dataclasses.dataclass
+class VariableMetadata:
+    """A value together with the metadata that its Variable shall get.
+
+    Initializers wrapped by `with_metadata` return it; a Variable takes it apart.
+
+    Attributes:
+        raw_value: The value.
+        on_set_value: Hooks; so are the next four.
+        metadata: Further metadata entries.
+
+    Example:
+        >>> boxed = nnx.VariableMetadata(jnp.ones(2), metadata={"tag": "x"})
+        >>> nnx.Param(boxed).tag
+        'x'
+    """
+
+    raw_value: Any
+    on_set_value: tuple[Callable[..., Any], ...] = ()
+    on_get_value: tuple[Callable[..., Any], ...] = ()
+    on_create_value: tuple[Callable[..., Any], ...] = ()
+    on_add_axis: tuple[Callable[..., Any], ...] = ()
+    on_remove_axis: tuple[Callable[..., Any], ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def with_metadata(
+    initializer: Callable[..., Any],
+    on_set_value: Any = (),
+    on_get_value: Any = (),
+    on_create_value: Any = (),
+    on_add_axis: Any = (),
+    on_remove_axis: Any = (),
+    **metadata: Any,
+) -> Callable[..., VariableMetadata]:
+    """Wraps an initializer so that the Variable made from its value gets metadata.
+
+    Args:
+        initializer: Called with the arguments of the wrapper.
+        on_set_value: One hook or a sequence of hooks (deprecated); so are the next
+            four.
+        on_get_value: See ``on_set_value``.
+        on_create_value: See ``on_set_value``.
+        on_add_axis: See ``on_set_value``.
+        on_remove_axis: See ``on_set_value``.
+        **metadata: Entries of the Variable's metadata, e.g. ``out_sharding``.
+
+    Returns:
+        A function with the arguments of ``initializer`` that returns a
+        `VariableMetadata`.
+
+    Example:
+        >>> init = nnx.with_metadata(nnx.initializers.ones, tag="x")
+        >>> nnx.Param(init(jax.random.key(0), (2,))).get_metadata("tag")
+        'x'
+    """
+    given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
+    hooks = [_as_hooks(hook) for hook in given]
+    if any(hooks):
+        warn_about_hooks(stacklevel=3)
+
+    @functools.wraps(initializer)
+    def boxed(*args: Any, **kwargs: Any) -> VariableMetadata:
+        value = initializer(*args, **kwargs)
+        return VariableMetadata(value, *hooks, metadata=dict(metadata))
+
+    return boxed
+
+
+def warn_about_hooks(stacklevel: int) -> None:
+    """Warns that value and axis hooks are deprecated."""
+    warnings.warn(
+        "Hooks on Variables are deprecated: override get_value/set_value in a "
+        "subclass of Variable instead.",
+        UserWarning,
+        stacklevel=stacklevel + 1,
+    )

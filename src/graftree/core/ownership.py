@@ -1,0 +1,77 @@
+"""Which trace owns an object, and may it be written now.
+
+A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
+copied). Only that trace may write it: a write from an inner trace would leave a tracer
+behind in an object that outlives the trace. Reading is always allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graftree import _jax, errors
+
+# The token of the innermost trace; an object's owner is compared with it by identity.
+current = _jax.current_trace
+
+_WAY_OUT = (
+    "Pass the object as an argument of the transformed function, so that it belongs to\n"
+    "its trace and the update is returned, or make it inside that function."
+)
+
+
+def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
+    """The error for writing a Variable of another trace."""
+    return errors.TraceContextError(
+        errors.message(
+            f"Cannot mutate {type(variable).__name__} from a different trace level.",
+            where=f"at {path}" if path else "",
+            way_out=_WAY_OUT,
+        )
+    )
+
+
+def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextError:
+    """The error for setting or deleting an attribute of an object of another trace."""
+    return errors.TraceContextError(
+        errors.message(
+            f"Cannot mutate '{type(obj).__name__}' from different trace level.",
+            where=f"attribute {attribute!r}" if attribute is not None else "",
+            way_out=_WAY_OUT,
+        )
+    )
+
+
+class TraceState:
+    """A snapshot of the current trace.
+
+    Attributes:
+        jax_trace: An opaque token of the trace; tokens are compared by identity.
+
+    Example:
+        >>> state = nnx.tracers.TraceState()
+        >>> state.is_valid()
+        True
+        >>> jax.jit(lambda: state.is_valid())().item()
+        False
+    """
+
+    __slots__ = ("jax_trace",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.jax_trace = current()
+
+    def is_valid(self) -> bool:
+        """Whether the trace of the snapshot is still the current one."""
+        return self.jax_trace is current()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TraceState) and self.jax_trace is other.jax_trace
+
+    def __reduce__(self) -> Any:
+        return TraceState, ()
+
+
+# A pytree without leaves; unflattening it takes a new snapshot.
+_jax.register_leafless(TraceState)

@@ -1,0 +1,200 @@
+"""Partition annotations of Variables: axis rules, specs, and placement at creation.
+
+A Variable may name, per dimension, the mesh axis that splits it (metadata
+``out_sharding``). Names may be logical ones that rules map to mesh axes; metadata keeps
+the logical names, only specs and placed arrays see the mesh axes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from graftree import _jax, config
+
+AxisRules = Sequence[tuple[str, Any]]
+
+
+class use_eager_sharding(config.ScopedDefault):  # noqa: N801
+    """Sets whether annotated Variables are placed on the mesh when they are made.
+
+    Args:
+        value: ``True`` to place them at creation.
+
+    Example:
+        >>> with nnx.use_eager_sharding(False):
+        ...     nnx.using_eager_sharding()
+        False
+    """
+
+    flag = "flax_always_shard_variable"
+
+
+def using_eager_sharding() -> bool:
+    """Whether annotated Variables are placed on the mesh when they are made.
+
+    Example:
+        >>> nnx.using_eager_sharding()
+        True
+    """
+    return use_eager_sharding.current_value()
+
+
+class _Rules(threading.local):
+    def __init__(self) -> None:
+        self.now: AxisRules = ()
+
+
+_rules = _Rules()
+
+
+def set_logical_axis_rules(rules: AxisRules) -> None:
+    """Replaces the rules of this thread."""
+    _rules.now = tuple(rules)
+
+
+def get_logical_axis_rules() -> AxisRules:
+    """The rules in force in this thread."""
+    return _rules.now
+
+
+@contextlib.contextmanager
+def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
+    """Maps logical axis names to mesh axes inside the context; replaces outer rules.
+
+    Args:
+        rules: Pairs ``(logical name, mesh axis | tuple of them | None)``.
+
+    Example:
+        >>> with nnx.logical_axis_rules([("embed", "model")]):
+        ...     pass
+    """
+    outer = _rules.now
+    _rules.now = tuple(rules)
+    try:
+        yield
+    finally:
+        _rules.now = outer
+
+
+def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
+    """Joins two lists of rules; the same name must not mean two things.
+
+    Raises:
+        ValueError: If a name is mapped to different axes.
+    """
+    merged = dict(second)
+    for name, axis in first:
+        if merged.setdefault(name, axis) != axis:
+            raise ValueError(
+                f"Inconsistent logical axis annotations for {name!r}: "
+                f"{merged[name]!r} and {axis!r}."
+            )
+    return tuple(merged.items())
+
+
+def from_sharding_rules(sharding: Any, rules: AxisRules) -> PartitionSpec:
+    """Renames the axes of an annotation by ``rules``; other names stay as they are."""
+    table = dict(rules)
+    return PartitionSpec(*(_rename(entry, table) for entry in sharding))
+
+
+def _rename(entry: Any, table: Mapping[str, Any]) -> Any:
+    if isinstance(entry, (tuple, list)):
+        return tuple(table.get(name, name) for name in entry)
+    return table.get(entry, entry)
+
+
+def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
+    """The PartitionSpec of an annotation under the rules in force and ``rules``.
+
+    Args:
+        sharding: Axis names per dimension (tuple, list or PartitionSpec), or a
+            NamedSharding.
+        rules: Further rules, of one Variable.
+
+    Raises:
+        ValueError: If the rules contradict each other.
+        TypeError: If the annotation is a bare string.
+    """
+    if isinstance(sharding, NamedSharding):
+        sharding = sharding.spec
+    if isinstance(sharding, str):
+        raise TypeError(
+            f"A partition annotation is a tuple with an entry per dimension, "
+            f"got the string {sharding!r}; write ({sharding!r},)."
+        )
+    in_force = composite_rules(_rules.now, rules or ())
+    return from_sharding_rules(sharding, in_force)
+
+
+def place(value: Any, metadata: Mapping[str, Any]) -> Any:
+    """Puts a value where its annotation says, as a Variable is made.
+
+    Args:
+        value: An array or a pytree of arrays; all get the same annotation.
+        metadata: Of the Variable: ``out_sharding``, ``mesh``, ``sharding_rules``.
+
+    Returns:
+        The placed value; ``value`` itself if there is no annotation.
+
+    Raises:
+        ValueError: If there is no mesh, or its axes are partly Auto, partly Explicit.
+    """
+    annotation = metadata.get("out_sharding")
+    if annotation is None or (
+        isinstance(annotation, (tuple, list, PartitionSpec)) and not len(annotation)
+    ):
+        return value
+    if _jax.is_format(annotation):
+        return jax.lax.with_sharding_constraint(value, annotation)
+    sharding = named_sharding(annotation, metadata)
+    return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), value)
+
+
+def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
+    """The NamedSharding that an annotation means on the mesh in force.
+
+    Raises:
+        ValueError: If no mesh is in force, or two different meshes are.
+    """
+    mesh = metadata.get("mesh")
+    own = annotation.mesh if isinstance(annotation, NamedSharding) else None
+    ambient = jax.sharding.get_abstract_mesh()
+    if ambient.empty:
+        ambient = None
+    for other in (mesh, ambient if mesh is None else None):
+        if own is not None and other is not None:
+            if own.abstract_mesh != getattr(other, "abstract_mesh", other):
+                raise ValueError(
+                    f"The mesh {own} of the annotation {annotation} differs from "
+                    f"the mesh {other} that is set; use the same mesh for both."
+                )
+    chosen = own or mesh or ambient
+    if chosen is None:
+        raise ValueError(
+            "An auto mesh context or metadata is required to place the annotation "
+            f"{annotation!r}: enter jax.set_mesh(mesh), give mesh=... as metadata, or "
+            "pass eager_sharding=False."
+        )
+    return NamedSharding(chosen, get_pspec(annotation, metadata.get("sharding_rules")))
+
+
+def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
+    kinds = set(sharding.mesh.axis_types)
+    auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    if kinds not in ({auto}, {explicit}):
+        raise ValueError(
+            "A mesh must have all axes as Explicit or all axes as Auto to place "
+            f"Variables at creation, got {sharding.mesh.axis_types}."
+        )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    if kinds == {explicit}:
+        return jax.sharding.reshard(leaf, sharding)
+    return jax.lax.with_sharding_constraint(leaf, sharding)

@@ -1,0 +1,252 @@
+"""GraphDef: the static half of an object, hashable and comparable.
+
+A skeleton lists what `flattening.flatten` met, in preorder, in two flat sequences. For
+
+    class Model:  a = Param, b = [array, 3], c = (the same Param as a), k = 5 (static)
+
+    nodes                                    attributes
+    NodeDef(Model, 0, 4 attributes)          ("a", NODE)
+    VariableDef(Param, 1)                    ("b", NODE)
+    NodeDef(list, None, 2 attributes)        (0, LEAF)  (1, Static(3))
+    NodeRef(1)                               ("c", NODE)  ("k", Static(5))
+
+Read with one iterator each: a NODE attribute takes the next entry of ``nodes``, a LEAF
+and a VariableDef take the next leaf. The number of an object that is tracked by
+identity is its ``index``; ``outer_index`` is the number of the object that it stands
+for outside a transform, if there is one.
+
+Tree mode has one `TreeNodeDef` that holds JAX's treedef, and for each leaf, in the
+order of the paths, a NODE attribute with a VariableDef, or a LEAF attribute.
+
+All entries are tuples, so that equality and hashing run in C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+
+from graftree.core.metadata import HashableMapping
+
+Node = TypeVar("Node")
+
+
+class Marker(enum.Enum):
+    """What an attribute that is not static refers to."""
+
+    NODE = "node"
+    LEAF = "leaf"
+
+
+NODE, LEAF = Marker.NODE, Marker.LEAF
+
+
+class Static(NamedTuple):
+    """A static attribute: part of the structure."""
+
+    value: Any
+
+
+class NodeDef(NamedTuple):
+    """A graph node, or (``index`` is ``None``) a container."""
+
+    type: type
+    index: int | None
+    outer_index: int | None
+    num_attributes: int
+    metadata: Any
+
+    def __repr__(self) -> str:
+        return (
+            f"NodeDef(type={self.type.__name__!r}, index={self.index}, "
+            f"outer_index={self.outer_index}, num_attributes={self.num_attributes})"
+        )
+
+
+class NodeRef(NamedTuple):
+    """An object that was met before."""
+
+    index: int
+
+
+class ArrayRefDef(NamedTuple):
+    """An array ref."""
+
+    index: int
+    outer_index: int | None
+
+
+class VariableDef(NamedTuple):
+    """A Variable; ``array_refdef`` describes its ref, if it has one."""
+
+    type: type
+    index: int
+    outer_index: int | None
+    metadata: HashableMapping
+    array_refdef: ArrayRefDef | NodeRef | None
+
+    def __repr__(self) -> str:
+        return (
+            f"VariableDef(type={self.type.__name__!r}, index={self.index}, "
+            f"outer_index={self.outer_index}, metadata={dict(self.metadata)})"
+        )
+
+
+class TreeNodeDef(NamedTuple):
+    """An object in tree mode.
+
+    Attributes:
+        type: Of the object.
+        treedef: JAX's, with Variables as leaves.
+        path_index: For each leaf in the order of the paths, its path and its place in
+            the treedef.
+    """
+
+    type: type
+    treedef: Any
+    path_index: tuple[tuple[Any, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GraphDef(Generic[Node]):
+    """The static half of `split`: types, static attributes, sharing.
+
+    Equality is structural: objects that are built alike have equal GraphDefs, whatever
+    the values of their leaves. A GraphDef is a JAX pytree without leaves, so it can be
+    an argument of ``jax.jit``.
+
+    Args:
+        nodes: The entries described at the top of this file.
+        attributes: Pairs of a key and `NODE`, `LEAF` or a `Static`.
+        num_leaves: How many leaves fill the skeleton.
+
+    Raises:
+        dataclasses.FrozenInstanceError: On assignment to an attribute.
+
+    Example:
+        >>> a = nnx.graphdef(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> b = nnx.graphdef(nnx.Linear(2, 3, rngs=nnx.Rngs(1)))
+        >>> a == b, hash(a) == hash(b), a.num_leaves
+        (True, True, 2)
+    """
+
+    __slots__ = ("__weakref__", "_cache", "attributes", "nodes", "num_leaves")
+    nodes: list[Any]
+    attributes: list[tuple[Any, Any]]
+    num_leaves: int
+
+    def __init__(
+        self, nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]], num_leaves: int
+    ) -> None:
+        store = object.__setattr__
+        store(self, "nodes", list(nodes))
+        store(self, "attributes", list(attributes))
+        store(self, "num_leaves", num_leaves)
+        store(self, "_cache", {})
+
+    def __hash__(self) -> int:
+        # `is` and this cache make a GraphDef cheap as the key of a compile cache.
+        found = self._cache.get("hash")
+        if found is None:
+            key = (tuple(self.nodes), tuple(self.attributes))
+            found = self._cache["hash"] = hash(key)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, GraphDef):
+            return NotImplemented
+        if self.num_leaves != other.num_leaves:
+            return False
+        mine, theirs = self._cache.get("hash"), other._cache.get("hash")
+        if mine is not None and theirs is not None and mine != theirs:
+            return False
+        return self.nodes == other.nodes and self.attributes == other.attributes
+
+    def __repr__(self) -> str:
+        lines = ["GraphDef(", "  nodes=["]
+        lines += [f"    {node!r}," for node in self.nodes]
+        lines += ["  ],", "  attributes=["]
+        lines += [f"    {attribute!r}," for attribute in self.attributes]
+        return "\n".join([*lines, "  ],", f"  num_leaves={self.num_leaves}", ")"])
+
+    def __reduce__(self) -> Any:
+        return GraphDef, (self.nodes, self.attributes, self.num_leaves)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphDef[Node]:
+        return self
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it was made in tree mode."""
+        return bool(self.nodes) and isinstance(self.nodes[0], TreeNodeDef)
+
+    def leaves(self) -> tuple[tuple[Any, VariableDef | ArrayRefDef | None], ...]:
+        """For each leaf its path, and its definition unless it is plain; cached."""
+        found = self._cache.get("leaves")
+        if found is None:
+            found = self._cache["leaves"] = tuple(_list_leaves(self))
+        return found
+
+    def paths(self) -> tuple[Any, ...]:
+        """The path of each leaf, in order; cached."""
+        found = self._cache.get("paths")
+        if found is None:
+            found = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
+        return found
+
+
+jax.tree_util.register_static(GraphDef)
+
+
+def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
+    if graphdef.is_tree:
+        definitions = iter(graphdef.nodes[1:])
+        return [
+            (path, next(definitions) if attribute is NODE else None)
+            for path, attribute in graphdef.attributes
+        ]
+    if not graphdef.nodes:
+        return [((), None)]
+    found: list[tuple[Any, Any]] = []
+    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+
+    def walk(path: tuple[Any, ...]) -> None:
+        node = next(nodes)
+        if isinstance(node, (VariableDef, ArrayRefDef)):
+            found.append((path, node))
+        elif isinstance(node, NodeDef):
+            for _ in range(node.num_attributes):
+                key, attribute = next(attributes)
+                if attribute is NODE:
+                    walk((*path, key))
+                elif attribute is LEAF:
+                    found.append(((*path, key), None))
+
+    walk(())
+    return found
+
+
+_interned: weakref.WeakValueDictionary[GraphDef[Any], GraphDef[Any]]
+_interned = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def intern(graphdef: GraphDef[Any]) -> GraphDef[Any]:
+    """The one object that stands for all GraphDefs equal to this one.
+
+    A GraphDef with unhashable static values is returned as it is.
+    """
+    try:
+        hash(graphdef)
+    except TypeError:
+        return graphdef
+    with _lock:
+        return _interned.setdefault(graphdef, graphdef)

@@ -1,0 +1,417 @@
+"""Walks over objects: listing, mapping, and finding what is shared.
+
+Graph mode visits static attributes and bookkeeping too, and each object that is tracked
+by identity once. Tree mode sees what JAX sees, with Variables as leaves, and refuses
+shared references and cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graftree import _jax, config
+from graftree.core import aliases, filters, flattening, nodes, paths, pytrees
+from graftree.core.attributes import is_data
+from graftree.core.nodes import Child, GraphKind, Leaf, TreeKind
+from graftree.core.pytrees import Pytree
+from graftree.core.variables import Variable
+
+Path = tuple[Any, ...]
+
+
+def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
+    """Lists an object and everything below it, children before parents.
+
+    Args:
+        node: Any object or container.
+        graph: ``True`` visits static attributes and bookkeeping too, each object once;
+            ``False`` visits what JAX sees. ``None`` takes the default.
+
+    Yields:
+        Pairs of a path and a value; the root comes last, with ``()``.
+
+    Raises:
+        ValueError: In tree mode, for shared references, cycles and objects that are no
+            pytrees; while it is iterated.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> [path for path, x in nnx.iter_graph(model) if isinstance(x, nnx.Param)]
+        [('bias',), ('kernel',)]
+    """
+    if config.graph_mode(graph):
+        return _iter_graph(node, (), {})
+    return _iter_tree(node, (), _TreeWalk("iter_graph"))
+
+
+def _iter_graph(x: Any, path: Path, seen: dict[int, Any]) -> Iterator[tuple[Path, Any]]:
+    kind = nodes.kind_of(x)
+    # None and () are shared by the interpreter, not by the object.
+    if (not isinstance(kind, Leaf) and x not in (None, ())) or kind is Leaf.VARIABLE:
+        if id(x) in seen:
+            return
+        seen[id(x)] = x
+    for key, child in _graph_children(x, kind):
+        yield from _iter_graph(child, (*path, key), seen)
+    yield path, x
+
+
+def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
+    """The children that graph mode visits, with the bookkeeping of Pytrees."""
+    if isinstance(kind, Leaf):
+        return []
+    listed = [(child.key, child.value) for child in kind.flatten(x)[0]]
+    if isinstance(x, Pytree):
+        listed += [(name, vars(x)[name]) for name in pytrees.BOOKKEEPING]
+        listed.sort(key=lambda item: paths.sort_key(item[0]))
+    return listed
+
+
+class _TreeWalk:
+    """What a walk in tree mode has met: nothing may be met twice."""
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.above: dict[int, Path] = {}
+        self.leaves: dict[int, tuple[Any, Path]] = {}
+
+    def enter(self, x: Any, path: Path) -> None:
+        if isinstance(x, Pytree) and not type(x).is_pytree_class:
+            where = paths.to_string(path)
+            raise aliases.not_a_pytree_error(x, where, self.function)
+        if aliases.is_variable_or_ref(x):
+            if id(x) in self.leaves:
+                _, first = self.leaves[id(x)]
+                flat = [(paths.to_string(p), x) for p in (first, path)]
+                aliases.check_tree(flat, self.function)
+            self.leaves[id(x)] = x, path
+        elif id(x) in self.above and not _is_shared_by_python(x):
+            first, second = self.above[id(x)], path
+            raise ValueError(
+                f"Cycle detected: a {type(x).__name__} contains itself, found at paths:"
+                f"\n\n  - {paths.to_string(first, '<root>')}\n"
+                f"  - {paths.to_string(second, '<root>')}\n\n"
+                f"Trees can't have cycles; pass graph=True to nnx.{self.function}."
+            )
+        self.above[id(x)] = path
+
+    def leave(self, x: Any) -> None:
+        self.above.pop(id(x), None)
+
+
+def _is_shared_by_python(x: Any) -> bool:
+    return x is None or x == () or not _jax.is_pytree_type(type(x))
+
+
+def _tree_children(x: Any) -> list[tuple[Any, Any]]:
+    if isinstance(x, Variable) or not (
+        _jax.is_pytree_type(type(x)) or isinstance(x, tuple)
+    ):
+        return []
+    listed, _ = _jax.flatten_one_level(x)
+    keyed = [(paths.key_from_jax(entry), child) for entry, child in listed]
+    if isinstance(x, Pytree):
+        keyed.append((pytrees.BOOKKEEPING[1], pytrees.state_of(x)))
+    return sorted(keyed, key=lambda item: paths.sort_key(item[0]))
+
+
+def _iter_tree(x: Any, path: Path, walk: _TreeWalk) -> Iterator[tuple[Path, Any]]:
+    walk.enter(x, path)
+    for key, child in _tree_children(x):
+        yield from _iter_tree(child, (*path, key), walk)
+    walk.leave(x)
+    yield path, x
+
+
+def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
+    """Lists the children of a node that are objects: graph nodes, Variables, refs.
+
+    Args:
+        node: A Module, another graph node or a container.
+        graph: The mode; ``None`` takes the default.
+
+    Yields:
+        Pairs of a key and a child; a child with two keys comes twice.
+
+    Raises:
+        ValueError: If ``node`` is no node; on the first ``next``.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> [key for key, _ in nnx.iter_children(model)]
+        ['bias', 'kernel']
+    """
+    for key, child in _node_children(node, graph, "iter_children"):
+        if nodes.is_graph_node(child):
+            yield key, child
+
+
+def iter_module_children(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Lists the children of a node that are graph nodes, without Variables.
+
+    Args:
+        node: A Module, another graph node or a container.
+        graph: The mode; ``None`` takes the default.
+
+    Yields:
+        Pairs of a key and a child.
+
+    Raises:
+        ValueError: If ``node`` is no node; on the first ``next``.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> [key for key, _ in nnx.iter_module_children(model)]
+        ['layers']
+    """
+    for key, child in _node_children(node, graph, "iter_module_children"):
+        if nodes.is_node_module(child):
+            yield key, child
+
+
+def _node_children(
+    node: Any, graph: bool | None, function: str
+) -> list[tuple[Any, Any]]:
+    is_graph = config.graph_mode(graph)
+    kind = nodes.kind_of(node)
+    if is_graph:
+        if isinstance(kind, Leaf):
+            raise ValueError(
+                f"Expected a graph node, got {type(node)}. Pass a Module or another "
+                f"node, or graph=False to nnx.{function} for JAX pytrees."
+            )
+        return [(child.key, child.value) for child in kind.flatten(node)[0]]
+    if isinstance(node, Pytree) and not type(node).is_pytree_class:
+        raise aliases.not_a_pytree_error(node, "", function)
+    if isinstance(kind, Leaf) or not nodes.is_pytree_node(
+        node, check_graph_registry=False
+    ):
+        raise ValueError(
+            f"Expected a pytree node, got {type(node)}. Pass a Module or another "
+            f"pytree, or graph=True to nnx.{function} for graph nodes."
+        )
+    # Duplicates and cycles are errors in tree mode, wherever they are.
+    for _ in _iter_tree(node, (), _TreeWalk(function)):
+        pass
+    return _tree_children(node)
+
+
+def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
+    """Lists the nested Modules, children before parents.
+
+    Args:
+        module: A Module or any node that contains Modules.
+        graph: The mode; ``None`` takes the default.
+
+    Yields:
+        Pairs of a path and a Module; the root comes last, with ``()``.
+
+    Raises:
+        ValueError: In tree mode, for shared references and cycles.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> [path for path, _ in nnx.iter_modules(model)]
+        [('layers', 0), ('layers',), ()]
+    """
+    for path, value in iter_graph(module, graph=graph):
+        if isinstance(value, Pytree) and type(value).is_module_class:
+            yield path, value
+
+
+# Mapping.
+
+
+def map(  # noqa: A001
+    f: Callable[[Path, Any], Any],
+    node: Any,
+    /,
+    *,
+    graph: bool | None = None,
+    recreate_variables: bool = True,
+) -> Any:
+    """A new object with ``f(path, leaf)`` in the place of each leaf.
+
+    Args:
+        f: Gets the Variables of ``node`` themselves. A Variable that it returns is
+            used as it is; another value gets the type and metadata of the original.
+        node: Any object, container, Variable or array; it is not changed.
+        graph: The mode; ``None`` takes the default.
+        recreate_variables: ``False`` places returned values without a Variable.
+
+    Returns:
+        The new object.
+
+    Raises:
+        ValueError: In tree mode, for shared references and cycles.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> zeros = nnx.map(lambda path, leaf: jnp.zeros_like(leaf[...]), model)
+        >>> zeros.kernel[...].sum()
+        Array(0., dtype=float32)
+    """
+    graphdef, leaves = flattening.flatten_node(node, graph, "map")
+    mapped = [f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)]
+    return flattening.unflatten_node(
+        graphdef, mapped, recreate_variables=recreate_variables
+    )
+
+
+def recursive_map(
+    f: Callable[[Path, Any], Any], node: Any, /, *, graph: bool | None = None
+) -> Any:
+    """Replaces each node and leaf, bottom up, by ``f(path, value)``.
+
+    Args:
+        f: Gets copies of the nodes, with their children replaced already.
+        node: Any object or container; it is not changed. Variables are shared with the
+            result unless ``f`` replaces them.
+        graph: ``True`` maps shared objects once; ``None`` takes the default.
+
+    Returns:
+        The result of ``f`` for the root.
+
+    Raises:
+        ValueError: For cycles; in tree mode also for shared references.
+
+    Example:
+        >>> def double(path, x):
+        ...     return x * 2 if isinstance(x, int) else x
+        >>> nnx.recursive_map(double, [1, (2, 3)])
+        [2, (4, 6)]
+    """
+    if config.graph_mode(graph):
+        return _map_graph(f, node, (), {}, {})
+    return _map_tree(f, node, (), _TreeWalk("recursive_map"))
+
+
+def _map_graph(
+    f: Callable[[Path, Any], Any],
+    x: Any,
+    path: Path,
+    above: dict[int, Path],
+    done: dict[int, tuple[Any, Any]],
+) -> Any:
+    kind = nodes.kind_of(x)
+    if id(x) in done:
+        return done[id(x)][1]
+    if isinstance(kind, Leaf):
+        mapped = f(path, x)
+    else:
+        if id(x) in above and x not in (None, ()):
+            raise ValueError(
+                f"Found cycle in the graph at path {paths.to_string(path)!r}: the "
+                f"{type(x).__name__} is also at "
+                f"{paths.to_string(above[id(x)], '<root>')!r}."
+            )
+        above[id(x)] = path
+        items = [
+            (key, _map_graph(f, child, (*path, key), above, done))
+            for key, child in _graph_children(x, kind)
+        ]
+        above.pop(id(x), None)
+        mapped = f(path, _with_items(x, kind, items))
+    if nodes.is_graph_node(x):
+        done[id(x)] = x, mapped
+    return mapped
+
+
+def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
+    """A copy of a node with other children."""
+    children, metadata = kind.flatten(x)
+    if isinstance(kind, TreeKind):
+        return kind.unflatten(items, metadata)
+    copied = kind.create_empty(metadata)
+    if isinstance(x, Pytree):
+        items = [item for item in items if item[0] not in pytrees.BOOKKEEPING]
+        table = _reclassified(x, children, items)
+        kind.fill(copied, metadata._replace(table=table), items)
+    else:
+        kind.fill(copied, metadata, items)
+    return copied
+
+
+def _reclassified(
+    x: Pytree, children: list[Child], items: list[tuple[Any, Any]]
+) -> pytrees.AttributeTable:
+    """The table of ``x``; data put in the place of a static value becomes data."""
+    table = pytrees.table_of(x)
+    for child, (key, value) in zip(children, items, strict=True):
+        name = type(x).attribute_name(key)
+        if not table[name] and value is not child.value and is_data(value):
+            table = table.with_status(name, True)
+    return table
+
+
+def _map_tree(
+    f: Callable[[Path, Any], Any], x: Any, path: Path, walk: _TreeWalk
+) -> Any:
+    walk.enter(x, path)
+    mapped = {
+        key: _map_tree(f, child, (*path, key), walk)
+        for key, child in _tree_children(x)
+        if key != pytrees.BOOKKEEPING[1]
+    }
+    if mapped:
+        listed, treedef = _jax.flatten_one_level(x)
+        x_new = treedef.unflatten([mapped[paths.key_from_jax(e)] for e, _ in listed])
+    else:
+        x_new = x
+    walk.leave(x)
+    return f(path, x_new)
+
+
+def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
+    """Finds objects that can be reached by several paths.
+
+    Args:
+        node: Any object or container.
+        only: A filter on (path, object) for the repeated occurrences.
+
+    Returns:
+        A list of paths for each graph node, Variable, ref or array that occurs more
+        than once. What is below a repeated node is not listed again.
+
+    Example:
+        >>> class Tied(nnx.Module):
+        ...     def __init__(self):
+        ...         self.a = nnx.Param(jnp.ones(2))
+        ...         self.b = nnx.Param(jnp.ones(2))
+        ...         self.c = self.a
+        >>> nnx.find_duplicates(Tied())
+        [[('a',), ('c',)]]
+    """
+    predicate = filters.to_predicate(only)
+    found: dict[int, list[Path]] = {}
+    _find(node, (), predicate, found, [])
+    return [listed for listed in found.values() if len(listed) > 1]
+
+
+def _find(
+    x: Any,
+    path: Path,
+    predicate: Callable[[Path, Any], bool],
+    found: dict[int, list[Path]],
+    above: list[Any],
+) -> None:
+    kind = nodes.kind_of(x)
+    if isinstance(kind, GraphKind) or (isinstance(kind, Leaf) and kind is not Leaf.STATIC):
+        if id(x) in found:
+            if predicate(path, x):
+                found[id(x)].append(path)
+            return
+        found[id(x)] = [path]
+    elif any(x is other for other in above):
+        return
+    if isinstance(kind, Leaf):
+        return
+    above.append(x)
+    for key, child, is_data in kind.flatten(x)[0]:
+        if is_data is not False:
+            _find(child, (*path, key), predicate, found, above)
+    above.pop()
+

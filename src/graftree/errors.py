@@ -1,0 +1,77 @@
+"""The exceptions of the package, and the one place where messages get their form.
+
+    Exception
+    └── GraftreeError
+        ├── TraceContextError        an object of another trace would be changed
+        └── ImmutableVariableError   a Variable made read-only would be changed
+
+Misuse of an argument raises the built-in type that fits (``ValueError``,
+``TypeError``, ``AttributeError``); the classes here are for what only this library
+can detect.
+"""
+
+from __future__ import annotations
+
+
+class GraftreeError(Exception):
+    """The base class of the errors that only this library raises.
+
+    Example:
+        >>> issubclass(nnx.errors.TraceContextError, nnx.errors.GraftreeError)
+        True
+    """
+
+
+# The name under which existing programs catch it.
+FlaxError = GraftreeError
+
+
+class TraceContextError(GraftreeError):
+    """An object was about to be changed by a trace that does not own it.
+
+    Raised before anything is written. Storing a tracer in an object that outlives
+    the trace would leak it; pass the object as an argument of the transform instead.
+
+    Example:
+        >>> count = nnx.Variable(jnp.array(0))
+        >>> @jax.jit
+        ... def increment():
+        ...     count[...] += 1
+        >>> try:
+        ...     increment()
+        ... except nnx.errors.TraceContextError as error:
+        ...     print(str(error).splitlines()[0])
+        Cannot mutate Variable from a different trace level.
+    """
+
+
+class ImmutableVariableError(GraftreeError):
+    """A Variable that was made read-only was about to be written.
+
+    Example:
+        >>> issubclass(nnx.errors.ImmutableVariableError, nnx.errors.GraftreeError)
+        True
+    """
+
+
+def message(what: str, *, where: str = "", way_out: str = "") -> str:
+    """Joins the parts of an error message: what is wrong, where, and the way out.
+
+    Args:
+        what: One sentence: the call and what is wrong with it.
+        where: Lines that give paths, types, shapes or values; may be empty.
+        way_out: What to write instead; may be empty.
+
+    Returns:
+        The parts, each on lines of its own, ``where`` indented by two spaces.
+
+    Example:
+        >>> print(nnx.errors.message("It is wrong.", where="args[0]", way_out="Mend it."))
+        It is wrong.
+          args[0]
+        Mend it.
+    """
+    lines = [what]
+    lines += ["  " + line for line in where.splitlines()]
+    lines += way_out.splitlines()
+    return "\n".join(lines)

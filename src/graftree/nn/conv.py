@@ -1,0 +1,370 @@
+"""Convolution over any number of spatial axes.
+
+Arrays are laid out channels last: inputs ``[*batch, *spatial, in_features]``, kernels
+``[*kernel_size, in_features / feature_group_count, out_features]``. As everywhere in
+deep learning the kernel is not flipped, so this is a cross-correlation.
+
+Padding always applies to the *dilated* input: with ``input_dilation=d`` a layer does
+what it would do to inputs with ``d - 1`` zeros put between neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.annotations import (
+    ConvGeneralDilatedT,
+    Dtype,
+    Initializer,
+    LaxPadding,
+    PaddingLike,
+    PrecisionLike,
+    PromoteDtypeFn,
+)
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs
+from graftree.nn import linear, parameters, promotion
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Inexact, Num
+
+
+class Conv(Module):
+    """A convolution with a learned kernel.
+
+    Slides ``kernel`` over the spatial axes of the inputs and contracts it with each
+    window, then adds ``bias``.
+
+    Args:
+        in_features: Number of channels of the inputs.
+        out_features: Number of channels of the outputs.
+        kernel_size: Extent of the kernel per spatial axis; an int means one axis.
+        strides: Step between windows: one int for all spatial axes, or one each;
+            ``None`` means 1.
+        padding: What surrounds the inputs along the spatial axes:
+
+            - ``"SAME"``, ``"SAME_LOWER"``: zeros, so that with stride 1 the outputs
+              are as long as the inputs; an odd number puts the extra zero at the end,
+              or at the start
+            - ``"VALID"``: nothing
+            - ``"CIRCULAR"``: the inputs again, as on a torus; ``"REFLECT"``: their
+              mirror image; both as wide as ``"SAME"`` at stride 1
+            - ``"CAUSAL"``: zeros in front, so that no output sees a later input; one
+              spatial axis only
+            - an int: so many zeros on all sides
+            - a sequence with an int or a ``(low, high)`` pair per spatial axis
+
+        input_dilation: Step between neighbouring inputs; for larger steps zeros are
+            put between them.
+        kernel_dilation: Step between the inputs that one kernel touches ("atrous").
+        feature_group_count: Number of groups that the channels are split into, each
+            convolved by itself.
+        use_bias: Whether there is a bias.
+        mask: Multiplied with the kernel on each call; of the kernel's shape.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            inputs and Params.
+        param_dtype: The dtype in which the Params are stored.
+        precision: Passed to the contraction.
+        kernel_init: Initializer of ``kernel``.
+        bias_init: Initializer of ``bias``.
+        conv_general_dilated: The contraction; called like
+            ``jax.lax.conv_general_dilated``.
+        promote_dtype: Called as ``promote_dtype((inputs, kernel, bias), dtype=dtype)``.
+        preferred_element_type: Dtype in which the contraction accumulates and returns
+            its result; ``None``: that of its operands.
+        rngs: Gives one key to ``kernel``, then one to ``bias``.
+        kernel_metadata: Metadata of the Param ``kernel``.
+        bias_metadata: Metadata of the Param ``bias``.
+
+    Attributes:
+        kernel: Param, ``[*kernel_size, in_features // feature_group_count,
+            out_features]``.
+        bias: Param, ``[out_features]``, or ``None``.
+
+    Raises:
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.Conv(1, 1, kernel_size=3, padding="CIRCULAR", rngs=nnx.Rngs(0))
+        >>> layer.kernel[...] = jnp.array([1.0, 0.0, -1.0]).reshape(3, 1, 1)
+        >>> layer(jnp.array([1.0, 2.0, 4.0, 8.0]).reshape(1, 4, 1)).ravel()
+        Array([ 6., -3., -6.,  3.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = 1,
+        *,
+        padding: PaddingLike = "SAME",
+        input_dilation: int | Sequence[int] | None = 1,
+        kernel_dilation: int | Sequence[int] | None = 1,
+        feature_group_count: int = 1,
+        use_bias: bool = True,
+        mask: Num[Array, "*kernel_shape"] | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = linear.default_kernel_init,
+        bias_init: Initializer = linear.default_bias_init,
+        conv_general_dilated: ConvGeneralDilatedT = jax.lax.conv_general_dilated,
+        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        kernel_size = parameters.sizes(kernel_size)
+        self.kernel_shape = kernel_size + (
+            in_features // feature_group_count,
+            out_features,
+        )
+        self.kernel = parameters.new_param(
+            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
+        )
+        self.bias = parameters.optional_param(
+            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        )
+        self.in_features = in_features
+        self.out_features = out_features
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.padding = padding
+        self.input_dilation = input_dilation
+        self.kernel_dilation = kernel_dilation
+        self.feature_group_count = feature_group_count
+        self.use_bias = use_bias
+        self.mask = mask
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.conv_general_dilated = conv_general_dilated
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial in_features"], out_sharding: Any = None
+    ) -> Inexact[Array, "*batch_out_spatial out_features"]:
+        """Convolves ``inputs`` with the kernel.
+
+        Args:
+            inputs: ``[*batch, *spatial, in_features]``, with one spatial axis per entry
+                of ``kernel_size`` and any number of batch axes, also none.
+            out_sharding: The sharding of the result of the contraction on a mesh with
+                explicit axes; ``None``: the one that follows from the operands.
+
+        Returns:
+            An array ``[*batch, *out_spatial, out_features]``.
+
+        Raises:
+            ValueError: If ``inputs`` have too few axes or another number of channels;
+                if ``padding`` has none of the known forms, or is ``"CAUSAL"`` with
+                several spatial axes; or if the mask has not the kernel's shape.
+            AssertionError: If ``feature_group_count`` does not divide ``in_features``.
+        """
+        check_groups(self)
+        inputs = jnp.asarray(inputs)
+        batch_shape, inputs = flatten_batch(self, inputs)
+        kernel = masked_kernel(self)
+        rank = len(self.kernel_size)
+        kernel_dilation = _per_axis(self.kernel_dilation, rank)
+        strides = _per_axis(self.strides, rank)
+        inputs, padding, input_dilation = _apply_padding(
+            inputs,
+            canonicalize_padding(self.padding, rank),
+            strides,
+            self.kernel_size,
+            kernel_dilation,
+            _per_axis(self.input_dilation, rank),
+        )
+        inputs, kernel, bias = self.promote_dtype(
+            (inputs, kernel, parameters.read(self.bias)), dtype=self.dtype
+        )
+        outputs = self.conv_general_dilated(
+            inputs,
+            kernel,
+            strides,
+            padding,
+            lhs_dilation=input_dilation,
+            rhs_dilation=kernel_dilation,
+            dimension_numbers=_channels_last(rank),
+            feature_group_count=self.feature_group_count,
+            **linear.contraction_options(self, out_sharding),
+        )
+        return restore_batch(parameters.add_bias(outputs, bias), batch_shape)
+
+
+def check_groups(layer: Conv) -> None:
+    """Raises unless the channels can be split into the groups that were asked for."""
+    if layer.in_features % layer.feature_group_count:
+        # An AssertionError, at call time: existing programs catch it here.
+        raise AssertionError(
+            f"Conv: feature_group_count={layer.feature_group_count} does not divide "
+            f"in_features={layer.in_features}."
+        )
+
+
+def flatten_batch(
+    layer: Module, inputs: jax.Array
+) -> tuple[tuple[int, ...], jax.Array]:
+    """Turns the batch axes of ``inputs`` into a single one.
+
+    Returns:
+        The shape of the batch axes, and the inputs ``[batch, *spatial, features]``.
+    """
+    rank = len(layer.kernel_size)
+    if inputs.ndim < rank + 1:
+        raise ValueError(
+            errors.message(
+                f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs "
+                f"inputs with at least {rank + 1} axes, [*batch, *spatial, features].",
+                where=f"inputs: {inputs.dtype}{list(inputs.shape)}",
+                way_out="Add the missing axes, or give a shorter kernel_size.",
+            )
+        )
+    batch_shape = inputs.shape[: inputs.ndim - rank - 1]
+    if len(batch_shape) == 1:
+        return batch_shape, inputs
+    size = math.prod(batch_shape)
+    return batch_shape, inputs.reshape((size, *inputs.shape[len(batch_shape) :]))
+
+
+def restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Array:
+    """Undoes `flatten_batch`."""
+    if len(batch_shape) == 1:
+        return outputs
+    return outputs.reshape(batch_shape + outputs.shape[1:])
+
+
+def masked_kernel(layer: Module) -> jax.Array:
+    """Multiplies the kernel of a layer with its mask, if it has one."""
+    kernel = parameters.read(layer.kernel)
+    if layer.mask is None:
+        return kernel
+    if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
+        raise ValueError(
+            "Mask needs to have the same shape as weights. Shapes are: "
+            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}"
+        )
+    return kernel * jnp.asarray(layer.mask)
+
+
+def canonicalize_padding(padding: PaddingLike, rank: int) -> LaxPadding:
+    """Brings the accepted forms of padding to those of ``jax.lax``.
+
+    Args:
+        padding: A name; an int; or a sequence with an int or a pair (tuple or list of
+            two ints) per spatial axis.
+        rank: The number of spatial axes.
+
+    Returns:
+        A name unchanged, else a list of ``rank`` pairs ``(low, high)``.
+
+    Raises:
+        ValueError: If ``padding`` has another form.
+
+    Example:
+        >>> from graftree.nn import conv
+        >>> conv.canonicalize_padding(2, 2), conv.canonicalize_padding([1, (0, 2)], 2)
+        ([(2, 2), (2, 2)], [(1, 1), (0, 2)])
+    """
+    if isinstance(padding, str):
+        return padding
+    if parameters.is_int(padding):
+        return [(int(padding),) * 2] * rank
+    if isinstance(padding, Sequence | np.ndarray) and len(padding) == rank:
+        pairs = [_pair(entry) for entry in padding]
+        if None not in pairs:
+            return pairs
+    raise ValueError(
+        f"Invalid padding format: {padding}, should be str, int, or a sequence of "
+        f"len {rank} where each element is an int or pair of ints."
+    )
+
+
+def _pair(entry: Any) -> tuple[int, int] | None:
+    """Reads the padding of one axis; ``None`` if it cannot be read."""
+    if parameters.is_int(entry):
+        return (int(entry), int(entry))
+    is_sequence = isinstance(entry, tuple | list | np.ndarray)
+    if is_sequence and len(entry) == 2 and all(map(parameters.is_int, entry)):
+        return (int(entry[0]), int(entry[1]))
+    return None
+
+
+def _per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """One entry per spatial axis."""
+    if value is None:
+        return (1,) * rank
+    values = parameters.sizes(value)
+    return values * rank if parameters.is_int(value) else values
+
+
+def _apply_padding(
+    inputs: jax.Array,
+    padding: LaxPadding,
+    strides: tuple[int, ...],
+    kernel_size: tuple[int, ...],
+    kernel_dilation: tuple[int, ...],
+    input_dilation: tuple[int, ...],
+) -> tuple[jax.Array, LaxPadding, tuple[int, ...]]:
+    """Does what ``jax.lax.conv_general_dilated`` can't do about padding.
+
+    Returns:
+        The inputs, the padding and the input dilation that are left for it.
+    """
+    if not isinstance(padding, str):
+        return inputs, padding, input_dilation
+    rank = len(kernel_size)
+    extents = [
+        (k - 1) * d + 1 for k, d in zip(kernel_size, kernel_dilation, strict=True)
+    ]
+    if padding == "CAUSAL" and rank != 1:
+        raise ValueError(
+            "Causal padding is only implemented for 1D convolutions, but this one has "
+            f"kernel_size={kernel_size}."
+        )
+    modes = {"CIRCULAR": "wrap", "REFLECT": "reflect", "CAUSAL": "constant"}
+    if padding in modes:
+        widths = [((n - 1) // 2, n // 2) for n in extents]
+        if padding == "CAUSAL":
+            widths = [(extents[0] - 1, 0)]
+        inputs = jnp.pad(
+            _dilate(inputs, input_dilation),
+            [(0, 0), *widths, (0, 0)],
+            mode=modes[padding],
+        )
+        return inputs, "VALID", (1,) * rank
+    if any(d != 1 for d in input_dilation):
+        # jax.lax refuses names together with dilated inputs.
+        spatial = [
+            max((n - 1) * d + 1, 0)
+            for n, d in zip(inputs.shape[1:-1], input_dilation, strict=True)
+        ]
+        padding = jax.lax.padtype_to_pads(spatial, extents, strides, padding)
+    return inputs, padding, input_dilation
+
+
+def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
+    """Puts zeros between neighbours along the spatial axes."""
+    if all(d == 1 for d in dilation):
+        return inputs
+    zero = jnp.zeros((), inputs.dtype)
+    interior = [(0, 0, d - 1) for d in dilation]
+    return jax.lax.pad(inputs, zero, [(0, 0, 0), *interior, (0, 0, 0)])
+
+
+def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
+    """Where batch, channels and spatial axes are in inputs, kernel and outputs."""
+    array = (0, rank + 1, *range(1, rank + 1))
+    kernel = (rank + 1, rank, *range(rank))
+    return jax.lax.ConvDimensionNumbers(array, kernel, array)

@@ -1,0 +1,187 @@
+"""Dropout: random zeros while training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from numpy.lib.array_utils import normalize_axis_index
+
+from graftree import _jax, errors
+from graftree.core import pytrees
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs, RngStream
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Num
+
+
+class Dropout(Module):
+    """Sets a random part of its inputs to zero and scales up the rest.
+
+    While training, each entry is zero with probability ``rate`` and else divided by
+    ``1 - rate``, so that its mean stays the same. If ``deterministic``, inputs pass
+    through untouched.
+
+    Args:
+        rate: The probability of a zero, in ``[0, 1]``.
+        broadcast_dims: Axes along which all entries share their fate.
+        deterministic: Whether nothing is dropped; ``None``: each call says so.
+        rng_collection: The stream to draw from.
+        rngs: Where the layer gets its own stream from, by forking: an Rngs with the
+            stream ``rng_collection``, or an RngStream. ``None``: each call gives one.
+
+    Attributes:
+        rngs: The layer's own RngStream, or ``None``.
+
+    Raises:
+        ValueError: If ``rate`` is not in ``[0, 1]``.
+        KeyError: If ``rngs`` has neither the stream ``rng_collection`` nor ``default``.
+        TypeError: If ``rngs`` is something else.
+
+    Example:
+        >>> layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones(8))
+        Array([2., 0., 2., 0., 2., 2., 2., 0.], dtype=float32)
+        >>> nnx.view(layer, deterministic=True)(jnp.ones(2))
+        Array([1., 1.], dtype=float32)
+
+    References:
+        Srivastava et al., 2014, "Dropout: A Simple Way to Prevent Neural Networks from
+        Overfitting".
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        broadcast_dims: Sequence[int] = (),
+        deterministic: bool | None = False,
+        rng_collection: str = "dropout",
+        rngs: Rngs | RngStream | None = None,
+    ):
+        if not 0 <= rate <= 1:
+            raise ValueError(
+                f"The rate of Dropout must be in the range [0, 1], got {rate}."
+            )
+        self.rate = rate
+        self.broadcast_dims = broadcast_dims
+        self.deterministic = deterministic
+        self.rng_collection = rng_collection
+        if isinstance(rngs, Rngs):
+            self.rngs = rngs[rng_collection].fork()
+        elif isinstance(rngs, RngStream):
+            self.rngs = rngs.fork()
+        elif rngs is None:
+            self.rngs = pytrees.data(None)
+        else:
+            raise TypeError(
+                f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}."
+            )
+
+    def __call__(
+        self,
+        inputs: Num[Array, "*shape"],
+        *,
+        deterministic: bool | None = None,
+        rngs: Rngs | RngStream | Array | None = None,
+    ) -> Num[Array, "*shape"]:
+        """Drops entries of ``inputs``.
+
+        Args:
+            inputs: An array of any shape.
+            deterministic: Overrides the attribute, if not ``None``.
+            rngs: Where this call's key comes from: the stream ``rng_collection`` of an
+                Rngs, an RngStream, or the key itself. ``None``: the layer's own stream.
+
+        Returns:
+            ``inputs`` itself, if nothing is to be dropped. Else a new array of the same
+            shape, sharding and dtype; that of integers is the default float.
+
+        Raises:
+            ValueError: If neither the call nor the attribute says whether to be
+                deterministic; or if a key is needed and there are no ``rngs``.
+            TypeError: If ``rngs`` is something else.
+            KeyError: If ``rngs`` lacks the stream.
+        """
+        if deterministic is None:
+            deterministic = self.deterministic
+        if deterministic is None:
+            raise ValueError(_missing_deterministic())
+        if self.rate == 0 or deterministic:
+            return inputs
+        if self.rate == 1:
+            return jnp.zeros_like(inputs)
+        inputs = jnp.asarray(inputs)
+        keep_rate = float(1 - self.rate)
+        key = self._draw_key(rngs)
+        is_kept = _keep_mask(key, keep_rate, inputs, self.broadcast_dims)
+        return jnp.where(is_kept, inputs / keep_rate, 0)
+
+    def _draw_key(self, rngs: Any) -> jax.Array:
+        """The key of one call: from its argument, else from the layer's stream."""
+        rngs = self.rngs if rngs is None else rngs
+        if isinstance(rngs, Rngs):
+            return rngs[self.rng_collection]()
+        if isinstance(rngs, RngStream):
+            return rngs()
+        if isinstance(rngs, jax.Array):
+            return rngs
+        if rngs is None:
+            raise ValueError(
+                "`deterministic` is False, but no `rngs` argument was provided to "
+                "Dropout, as argument of the call or as attribute.\n"
+                "Pass `rngs=nnx.Rngs(...)` to the constructor or to the call."
+            )
+        raise TypeError(
+            f"rngs must be a Rngs, RngStream or jax.Array, but got {type(rngs)}."
+        )
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Sets how the layer of a view works.
+
+        Args:
+            deterministic: Whether inputs pass through untouched.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+def _missing_deterministic() -> str:
+    return errors.message(
+        "No `deterministic` argument was provided to Dropout, as argument of the call "
+        "or as attribute.",
+        way_out=(
+            "Pass it to the constructor: Dropout(..., deterministic=False)\n"
+            "or to the call: dropout(x, deterministic=False)\n"
+            "or to a view: nnx.view(model, deterministic=False)"
+        ),
+    )
+
+
+def _keep_mask(
+    key: jax.Array, keep_rate: float, inputs: jax.Array, broadcast_dims: Sequence[int]
+) -> jax.Array:
+    """Draws which entries are kept: booleans that broadcast to ``inputs``."""
+    shared = {normalize_axis_index(axis, inputs.ndim) for axis in broadcast_dims}
+    shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
+    sharding = _explicit_sharding(inputs)
+    if sharding is None:
+        return jax.random.bernoulli(key, keep_rate, shape)
+    spec = [None if axis in shared else s for axis, s in enumerate(sharding.spec)]
+    sharding = jax.sharding.NamedSharding(
+        sharding.mesh, jax.sharding.PartitionSpec(*spec)
+    )
+    return jax.random.bernoulli(key, keep_rate, shape, out_sharding=sharding)
+
+
+def _explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
+    """The sharding in the type of ``x``, if random numbers can be made with it."""
+    sharding = jax.typeof(x).sharding
+    if not sharding.mesh.explicit_axes:
+        return None
+    # Eager, outside `jax.set_mesh`, JAX can't make an array on several devices.
+    in_context = not jax.sharding.get_abstract_mesh().empty
+    return sharding if in_context or isinstance(x, _jax.Tracer) else None

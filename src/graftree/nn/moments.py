@@ -1,0 +1,167 @@
+"""Mean and variance over axes, and what normalization layers do with them.
+
+All these layers compute, with statistics over the axes that they reduce,
+
+    y = (x - mean(x)) * (rsqrt(var(x) + epsilon) * scale) + bias
+
+The order of operations is part of the contract: models trained with other libraries
+are expected to give the same bits. Statistics are computed in float32 or wider, over
+arrays that keep their rank: reduced axes have size one.
+
+``layer`` is always a Module with the attributes ``dtype``, ``axis_name``,
+``axis_index_groups`` and, where they are used, ``promote_dtype``, ``scale``, ``bias``,
+``epsilon``, ``use_fast_variance``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from numpy.lib.array_utils import normalize_axis_index
+
+from graftree.annotations import Axes
+from graftree.core.modules import Module
+from graftree.nn import parameters, promotion
+
+
+def promote(layer: Module, x: Any, *statistics: jax.Array) -> tuple[Any, ...]:
+    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype."""
+    scale, bias = parameters.read(layer.scale), parameters.read(layer.bias)
+    return layer.promote_dtype((x, *statistics, scale, bias), dtype=layer.dtype)
+
+
+def moments(
+    layer: Module, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Computes mean and population variance of ``x`` over some of its axes.
+
+    The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
+    other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
+
+    Args:
+        layer: Says which formula, and which mapped axis to average over, too.
+        x: A real or complex array.
+        axes: The axes to reduce.
+        mask: The positions that count, as `prepare_mask` gives them; ``None``: all.
+
+    Returns:
+        Mean and variance, of the rank of ``x``. The variance of complex numbers is
+        real.
+    """
+    x = _widen(layer, x)
+    if layer.use_fast_variance:
+        mean, square = average_over(
+            layer, (_mean(x, axes, mask), _mean(_abs_square(x), axes, mask))
+        )
+        return mean, jnp.maximum(0.0, square - _abs_square(mean))
+    mean = average_over(layer, _mean(x, axes, mask))
+    deviation = _mean(_abs_square(x - mean), axes, mask)
+    return mean, average_over(layer, deviation)
+
+
+def mean_square(
+    layer: Module, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+) -> jax.Array:
+    """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
+    square = _abs_square(_widen(layer, x))
+    return average_over(layer, _mean(square, axes, mask))
+
+
+def _widen(layer: Module, x: jax.Array) -> jax.Array:
+    """Casts ``x`` to the dtype that statistics are computed in."""
+    dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
+    return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+
+
+def _abs_square(x: jax.Array) -> jax.Array:
+    """Computes ``|x|^2``, real also for complex ``x``."""
+    if jnp.iscomplexobj(x):
+        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
+    return lax.square(x)
+
+
+def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Array:
+    return jnp.mean(x, axes, keepdims=True, where=mask)
+
+
+def average_over(layer: Module, values: Any) -> Any:
+    """Averages arrays over the layer's mapped axis, if any, in one collective."""
+    if layer.axis_name is None:
+        return values
+    return lax.pmean(values, layer.axis_name, axis_index_groups=layer.axis_index_groups)
+
+
+def normalize(
+    layer: Module,
+    x: jax.Array,
+    mean: jax.Array | None,
+    variance: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    feature_axes: Sequence[int],
+) -> jax.Array:
+    """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
+
+    Args:
+        layer: Says ``epsilon`` and the dtype of the result; if that is ``None``, it is
+            the promoted one of ``x``, ``scale`` and ``bias``.
+        x: The array to normalize.
+        mean: Subtracted, of the rank of ``x``; ``None``: nothing is.
+        variance: Of the rank of ``x``.
+        scale: Gains, flat, or ``None``.
+        bias: Offsets, flat, or ``None``.
+        feature_axes: The axes of ``x`` along which ``scale`` and ``bias`` vary.
+
+    Returns:
+        An array of the shape of ``x``.
+
+    Raises:
+        TypeError: If scale or bias have another size than ``x`` along these axes.
+        ValueError: If the dtype of the layer is neither floating nor complex.
+    """
+    dtype = promotion.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
+    y = x if mean is None else x - mean
+    multiplier = lax.rsqrt(variance + layer.epsilon)
+    if scale is not None:
+        multiplier *= parameters.along_axes(scale, x.shape, feature_axes)
+    y *= multiplier
+    if bias is not None:
+        y += parameters.along_axes(bias, x.shape, feature_axes)
+    return jnp.asarray(y, dtype)
+
+
+def prepare_mask(mask: Any, ndim: int) -> jax.Array | None:
+    """Checks a mask and gives it the rank of the array that it masks.
+
+    Args:
+        mask: Booleans of at most ``ndim`` axes, broadcastable to the array; ``True``
+            where a position counts. ``None`` stays ``None``.
+        ndim: The rank of the array.
+
+    Raises:
+        ValueError: If the mask is not boolean or has too many axes.
+    """
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    if mask.dtype != bool or mask.ndim > ndim:
+        raise ValueError(
+            "The mask of a normalization layer must be a boolean array of at most "
+            f"{ndim} axes, got {mask.dtype}{list(mask.shape)}.\n"
+            "Numbers become booleans by a comparison: `mask=mask != 0`."
+        )
+    return mask.reshape((1,) * (ndim - mask.ndim) + mask.shape)
+
+
+def canonical_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
+    """Lists axes as non-negative numbers in ascending order, without repeats.
+
+    Raises:
+        ValueError: If an axis does not exist. It is an IndexError, too.
+    """
+    entries = parameters.sizes(axes)
+    return tuple(sorted({normalize_axis_index(axis, ndim) for axis in entries}))

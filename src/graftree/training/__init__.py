@@ -1,0 +1,7 @@
+"""What a training loop needs besides the model.
+
+- ``optimizers.py``: an Optax transformation together with its state.
+- ``metrics.py``: running statistics over batches.
+- ``ema.py``: exponential moving averages of Variables.
+- ``train_states.py``: the functional bundle of skeleton, params and optimizer state.
+"""

@@ -1,0 +1,177 @@
+"""Exponential moving averages of Variables.
+
+An `EMA` follows the Variables of a model in Variables of its own, of the same types and
+metadata. Only floating point and complex arrays are averaged; integers and random keys
+take the newest value.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.annotations import Filter
+from graftree.core import attributes, functional, paths, pytrees, states
+from graftree.core.variables import Variable
+
+M = TypeVar("M")
+
+
+class EMA(pytrees.Pytree):
+    """Exponential moving averages of the Variables of a model.
+
+    Each `update` sets ``average = decay * average + (1 - decay) * newest``. Half
+    precision averages are computed in float32 and rounded once per update; with a
+    ``decay`` near one, keep the params in float32, since rounding loses small changes.
+
+    Args:
+        params: A Module, State or other node whose Variables to follow. Their arrays
+            are copied, so that the model may be donated.
+        decay: The weight of the old average, between 0 and 1.
+        only: The filter that selects the leaves to follow; all must be Variables.
+        graph: Whether shared references are followed (graph mode). ``None`` asks the
+            default in force at each use.
+
+    Attributes:
+        params: A State of Variables, as ``nnx.state(params, only)``.
+        decay: As given; static.
+        filter: The argument ``only``; static.
+        graph: As given; static.
+
+    Raises:
+        TypeError: If ``only`` selects a leaf that is not a Variable.
+        ValueError: If a Variable is shared, in tree mode.
+
+    Example:
+        >>> model = nnx.Dict(weight=nnx.Param(jnp.array(1.0)))
+        >>> ema = nnx.EMA(model, decay=0.75)
+        >>> model.weight[...] = jnp.array(2.0)
+        >>> ema.update(model)
+        >>> ema.apply_to(model).weight[...].item(), model.weight[...].item()
+        (1.25, 2.0)
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        decay: float,
+        *,
+        only: Filter = ...,
+        graph: bool | None = None,
+    ) -> None:
+        tracked = functional.state(params, only, graph=graph)
+        self.graph = graph
+        self.decay = decay
+        self.filter = only
+        self.params = attributes.data(
+            jax.tree.map_with_path(_copy_variable, tracked, is_leaf=_is_variable)
+        )
+
+    def update(self, updates: Any) -> None:
+        """Moves the averages towards new values, in place.
+
+        Args:
+            updates: A Module, State or dict with the same paths as `params` once
+                filtered by ``only``; its leaves are Variables or arrays.
+
+        Raises:
+            ValueError: If the paths differ.
+            TraceContextError: If another trace owns the averages.
+
+        Example:
+            >>> ema = nnx.EMA(nnx.Dict(weight=nnx.Param(jnp.array(0.0))), decay=0.5)
+            >>> ema.update({"weight": jnp.array(1.0)})
+            >>> ema.params["weight"][...].item()
+            0.5
+        """
+        newest = functional.state(updates, self.filter, graph=self.graph)
+        averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
+        newest = functional.as_pure(structure.flatten_up_to(newest))
+        values = [
+            jax.tree.map(self._average, variable.get_value(), new)
+            for variable, new in zip(averages, newest, strict=True)
+        ]
+        for variable, value in zip(averages, values, strict=True):
+            _write(variable, value)
+
+    def _average(self, average: Any, newest: Any) -> Any:
+        if not _is_array(average):
+            return newest
+        if not jnp.issubdtype(average.dtype, jnp.inexact):
+            # Copied, because the model may be donated.
+            return jnp.copy(newest)
+        # In half precision, a decay like 0.999 would round to one.
+        wide = jnp.promote_types(average.dtype, jnp.float32)
+        mean = self.decay * average.astype(wide) + (1.0 - self.decay) * newest
+        return mean.astype(average.dtype)
+
+    def apply_to(self, model: M) -> M:
+        """Gives a model that holds the averages.
+
+        Args:
+            model: A node with the structure of the one that is followed.
+
+        Returns:
+            A new object of the same structure. Its followed Variables are those of the
+            EMA, so they change with later updates; the others are those of ``model``.
+
+        Raises:
+            ValueError: If ``model`` lacks a path of the EMA, or in tree mode shares a
+                Variable.
+
+        Example:
+            >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+            >>> ema = nnx.EMA(model, decay=0.9, only=nnx.Param)
+            >>> ema.apply_to(model).kernel is ema.params["kernel"]
+            True
+        """
+        graphdef, state = functional.split(model, graph=self.graph)
+        leaves = dict(states.to_flat_state(state))
+        averages = dict(states.to_flat_state(self.params))
+        missing = [paths.to_string(path) for path in averages if path not in leaves]
+        if missing:
+            raise ValueError(
+                errors.message(
+                    f"EMA.apply_to: {type(model).__name__} lacks Variables that the "
+                    "EMA follows.",
+                    where="\n".join(missing),
+                    way_out="Give a model of the structure that the EMA was made for.",
+                )
+            )
+        return functional.merge(
+            graphdef, states.from_flat_state({**leaves, **averages})
+        )
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray))
+
+
+def _copy_variable(path: tuple, leaf: Any) -> Variable:
+    if not _is_variable(leaf):
+        raise TypeError(
+            f"EMA only supports Variable leaves, got {type(leaf).__name__} at path "
+            f"'{paths.keystr(path)}'.\nUse the `only` filter to select Variables, e.g. "
+            "only=nnx.Param."
+        )
+    return leaf.copy(value=jax.tree.map(_copy_leaf, leaf.get_value()))
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    numeric = _is_array(leaf) or isinstance(leaf, (int, float, complex))
+    return jnp.copy(leaf) if numeric else leaf
+
+
+def _write(variable: Variable, value: Any) -> None:
+    if _is_array(value):
+        variable[...] = value
+    else:
+        variable.set_value(value)

@@ -1,0 +1,496 @@
+"""Metrics: running statistics over batches.
+
+A metric is a Pytree whose counters are `MetricState` Variables: `update` adds a batch,
+`compute` gives the statistic so far, `reset` starts again. All three work eagerly and
+in every transform, and keep the shapes and dtypes of the counters, so that a metric
+made under ``vmap`` stays vectorized.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree.annotations import Filter
+from graftree.core import attributes, functional, pytrees
+from graftree.core.variables import Variable
+
+
+class MetricState(Variable):
+    """A counter of a metric.
+
+    Example:
+        >>> count = nnx.metrics.MetricState(jnp.array(0))
+        >>> count[...] += 2
+        >>> count[...].item()
+        2
+    """
+
+
+class Metric(pytrees.Pytree):
+    """The base class of metrics: override all four methods.
+
+    Example:
+        >>> class Largest(nnx.Metric):
+        ...     def __init__(self):
+        ...         self.largest = nnx.metrics.MetricState(jnp.array(-jnp.inf))
+        ...     def reset(self):
+        ...         self.largest[...] = jnp.array(-jnp.inf)
+        ...     def update(self, *, loss, **_):
+        ...         self.largest[...] = jnp.maximum(self.largest[...], loss.max())
+        ...     def compute(self):
+        ...         return self.largest[...]
+        >>> metrics = nnx.MultiMetric(worst=Largest(), mean=nnx.metrics.Average("loss"))
+        >>> metrics.update(loss=jnp.array([1.0, 3.0]))
+        >>> {name: value.item() for name, value in metrics.compute().items()}
+        {'worst': 3.0, 'mean': 2.0}
+    """
+
+    def __init__(self) -> None:
+        raise _must_override("__init__")
+
+    def reset(self) -> None:
+        """Starts again, in place.
+
+        Raises:
+            NotImplementedError: If the subclass does not override it.
+        """
+        raise _must_override("reset")
+
+    def update(self, **kwargs: Any) -> None:
+        """Adds a batch, in place.
+
+        Args:
+            **kwargs: What the metric is made of; names it does not know are ignored.
+
+        Raises:
+            NotImplementedError: If the subclass does not override it.
+        """
+        raise _must_override("update")
+
+    def compute(self) -> Any:
+        """Gives the statistic of all batches since the last `reset`.
+
+        Raises:
+            NotImplementedError: If the subclass does not override it.
+        """
+        raise _must_override("compute")
+
+    def split(self, *filters: Filter) -> Any:
+        """Splits the metric like ``nnx.split(metric, *filters)``.
+
+        Args:
+            *filters: One State is returned for each; none for a single State.
+
+        Returns:
+            ``(graphdef, state, ...)``.
+
+        Example:
+            >>> graphdef, state = nnx.metrics.Average().split()
+            >>> sorted(state)
+            ['count', 'total']
+        """
+        return functional.split(self, *filters)
+
+
+def _must_override(method: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"Must override `{method}()` method: nnx.Metric is the base of metrics, use "
+        "one of nnx.metrics or write a subclass."
+    )
+
+
+class Average(Metric):
+    """The mean of all values so far.
+
+    Args:
+        argname: The keyword of `update` that holds the values.
+
+    Attributes:
+        argname: As given; static.
+        total: Sum of the values, float32.
+        count: Number of the values, int32; up to 2**31 - 1.
+
+    Example:
+        >>> loss = nnx.metrics.Average("loss")
+        >>> loss.update(loss=jnp.array([1.0, 2.0]))
+        >>> loss.update(loss=6.0)
+        >>> loss.compute()
+        Array(3., dtype=float32)
+    """
+
+    def __init__(self, argname: str = "values") -> None:
+        self.argname = argname
+        self.total = MetricState(jnp.array(0, dtype=jnp.float32))
+        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
+
+    def reset(self) -> None:
+        """Sets sum and count to zero, in place."""
+        _reset(self.total, self.count)
+
+    def update(self, mask: Any = None, **kwargs: Any) -> None:
+        """Adds a batch, in place. Half precision values are summed in float32.
+
+        Args:
+            mask: Weights of the values, usually booleans; of any shape that broadcasts
+                with the values. ``None`` counts each value once.
+            **kwargs: The values, under the keyword ``argname``: a Python number or an
+                array of any shape; other keywords are ignored.
+
+        Raises:
+            TypeError: If the values are missing.
+            ValueError: If a mask is given with a Python number.
+
+        Example:
+            >>> mean = nnx.metrics.Average()
+            >>> mask = jnp.array([True, True, False])
+            >>> mean.update(values=jnp.array([1.0, 5.0, 9.0]), mask=mask)
+            >>> mean.compute()
+            Array(3., dtype=float32)
+        """
+        values = _argument(self.argname, kwargs)
+        values, mask = _prepare(values, mask)
+        _add(self.total, jnp.sum(values if mask is None else values * mask))
+        _add(self.count, values.size if mask is None else jnp.sum(mask))
+
+    def compute(self) -> jax.Array:
+        """Gives the mean of all values so far; nan if there are none.
+
+        Returns:
+            A float32 array of the shape of the counters, usually a scalar.
+
+        Example:
+            >>> nnx.metrics.Average().compute()
+            Array(nan, dtype=float32)
+        """
+        return self.total[...] / self.count[...]
+
+
+def _reset(*counters: MetricState) -> None:
+    for counter in counters:
+        counter[...] = jnp.zeros_like(counter[...])
+
+
+def _add(counter: MetricState, amount: Any) -> None:
+    """Adds to a counter, whose dtype stays."""
+    value = counter[...]
+    counter[...] = value + jnp.asarray(amount).astype(value.dtype)
+
+
+def _argument(argname: str, kwargs: Mapping[str, Any]) -> Any:
+    if argname not in kwargs:
+        given = ", ".join(map(repr, kwargs)) or "no keywords"
+        raise TypeError(
+            f"Expected keyword argument '{argname}' of update, got {given}."
+        )
+    return kwargs[argname]
+
+
+def _prepare(values: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Brings values and mask to float32 or wider, and to one shape."""
+    if mask is not None and isinstance(values, (int, float)):
+        raise ValueError(
+            "If mask is provided, values should be a jax array, got the Python number "
+            f"{values!r}."
+        )
+    values = _widen(values)
+    if mask is None:
+        return values, None
+    mask = _widen(mask)
+    # A mask of fewer dimensions weighs every value it is broadcast to.
+    shape = jnp.broadcast_shapes(values.shape, mask.shape)
+    return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
+
+
+def _widen(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+class Accuracy(Average):
+    """The share of right predictions so far.
+
+    Args:
+        threshold: ``None`` for classes chosen by the largest logit. A float for binary
+            labels: a logit of at least ``threshold`` predicts a label above zero.
+        *args: As for `Average`.
+        **kwargs: As for `Average`.
+
+    Raises:
+        TypeError: If ``threshold`` is neither ``None`` nor a float.
+
+    Example:
+        >>> accuracy = nnx.metrics.Accuracy()
+        >>> logits = jnp.array([[0.2, 0.8], [0.9, 0.1]])
+        >>> accuracy.update(logits=logits, labels=jnp.array([1, 1]))
+        >>> accuracy.compute()
+        Array(0.5, dtype=float32)
+    """
+
+    def __init__(
+        self, threshold: float | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if threshold is not None and not isinstance(threshold, float):
+            raise TypeError(
+                f"Expected threshold to be a float, got {type(threshold).__name__}: "
+                f"{threshold!r}."
+            )
+        self.threshold = threshold
+        super().__init__(*args, **kwargs)
+
+    def update(  # type: ignore[override]
+        self, *, logits: Any, labels: Any, mask: Any = None, **_: Any
+    ) -> None:
+        """Adds a batch of predictions, in place.
+
+        Args:
+            logits: ``[*batch, classes]``; with a threshold ``[*batch]``.
+            labels: ``[*batch]``, int32 or int64.
+            mask: As for `Average.update`.
+
+        Raises:
+            ValueError: If the numbers of dimensions don't fit, or the labels have
+                another dtype.
+
+        Example:
+            >>> accuracy = nnx.metrics.Accuracy(threshold=0.5)
+            >>> logits, labels = jnp.array([0.7, 0.1, 0.5]), jnp.array([1, 1, 1])
+            >>> accuracy.update(logits=logits, labels=labels)
+            >>> accuracy.compute()
+            Array(0.6666667, dtype=float32)
+        """
+        binary = self.threshold is not None
+        _check_predictions(logits, labels, binary)
+        logits, labels = jnp.asarray(logits), jnp.asarray(labels).astype(jnp.int32)
+        if binary:
+            right = (logits >= self.threshold) == (labels > 0)
+        else:
+            right = jnp.argmax(logits, axis=-1) == labels
+        super().update(mask=mask, **{self.argname: right})
+
+
+def _check_predictions(logits: Any, labels: Any, binary: bool) -> None:
+    if binary and logits.ndim != labels.ndim:
+        raise ValueError(
+            "For binary classification, expected logits.ndim==labels.ndim, got "
+            f"{logits.ndim} and {labels.ndim}; without a threshold the last axis of "
+            "the logits holds the classes."
+        )
+    if not binary and logits.ndim != labels.ndim + 1:
+        raise ValueError(
+            "For multi-class classification, expected logits.ndim==labels.ndim+1, got "
+            f"{logits.ndim} and {labels.ndim}; labels are class indices, not one-hot."
+        )
+    if labels.dtype not in (jnp.int32, np.int64):
+        raise ValueError(
+            f"Expected labels.dtype==jnp.int32 or int64, got {labels.dtype}; convert "
+            "them by labels.astype(jnp.int32)."
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What `Welford` computes.
+
+    Attributes:
+        mean: The mean.
+        standard_error_of_mean: The standard deviation over the root of the count.
+        standard_deviation: Of the population: divided by the count.
+
+    Example:
+        >>> nnx.metrics.Statistics(1.0, 0.1, 0.2).replace(mean=2.0)
+        Statistics(mean=2.0, standard_error_of_mean=0.1, standard_deviation=0.2)
+    """
+
+    mean: jax.Array
+    standard_error_of_mean: jax.Array
+    standard_deviation: jax.Array
+
+    def replace(self, **updates: Any) -> Statistics:
+        """Gives a copy with other values of some fields.
+
+        Args:
+            **updates: New values by field name.
+
+        Raises:
+            TypeError: If there is no field of that name.
+        """
+        return dataclasses.replace(self, **updates)
+
+
+class Welford(Metric):
+    """Mean, standard error and standard deviation of all values so far.
+
+    Merges the moments of each batch into those before it, which stays exact where the
+    difference of two sums of squares would cancel.
+
+    Args:
+        argname: The keyword of `update` that holds the values.
+
+    Attributes:
+        argname: As given; static.
+        count: Number of the values, int32.
+        mean: Mean of the values, float32.
+        m2: Sum of the squared distances from the mean, float32.
+
+    Example:
+        >>> welford = nnx.metrics.Welford()
+        >>> welford.update(values=jnp.array([1.0, 2.0, 3.0, 4.0]))
+        >>> welford.compute().mean, welford.compute().standard_deviation
+        (Array(2.5, dtype=float32), Array(1.118034, dtype=float32))
+
+    References:
+        Chan, Golub and LeVeque, 1979, "Updating formulae and a pairwise algorithm for
+        computing sample variances", eq. 2.1.
+    """
+
+    def __init__(self, argname: str = "values") -> None:
+        self.argname = argname
+        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
+        self.mean = MetricState(jnp.array(0, dtype=jnp.float32))
+        self.m2 = MetricState(jnp.array(0, dtype=jnp.float32))
+
+    def reset(self) -> None:
+        """Sets count and moments to zero, in place."""
+        _reset(self.count, self.mean, self.m2)
+
+    def update(self, mask: Any = None, **kwargs: Any) -> None:
+        """Adds a batch, in place.
+
+        Args:
+            mask: As for `Average.update`.
+            **kwargs: The values, under the keyword ``argname``: a Python number or an
+                array of any shape; other keywords are ignored.
+
+        Raises:
+            TypeError: If the values are missing.
+            ValueError: If a mask is given with a Python number.
+
+        Example:
+            >>> welford = nnx.metrics.Welford()
+            >>> mask = jnp.array([True, True, False])
+            >>> welford.update(values=jnp.array([1.0, 3.0, 9.0]), mask=mask)
+            >>> welford.compute().mean
+            Array(2., dtype=float32)
+        """
+        values, mask = _prepare(_argument(self.argname, kwargs), mask)
+        weights = jnp.ones_like(values) if mask is None else mask
+        n = jnp.sum(weights)
+        batch_mean = jnp.sum(values * weights) / _or_one(n)
+        batch_m2 = jnp.sum(weights * (values - batch_mean) ** 2)
+        # With d = batch_mean - mean and N = count + n:
+        # mean += d n / N,  m2 += batch_m2 + d^2 n count / N,  count = N.
+        count = self.count[...].astype(n.dtype)
+        distance = batch_mean - self.mean[...]
+        share = n / _or_one(count + n)
+        _add(self.mean, distance * share)
+        _add(self.m2, batch_m2 + distance**2 * count * share)
+        _add(self.count, n)
+
+    def compute(self) -> Statistics:
+        """Gives the statistics of all values so far; without any, nan deviations.
+
+        Returns:
+            Mean, standard error of the mean, and standard deviation, in float32.
+        """
+        count = self.count[...]
+        deviation = jnp.sqrt(self.m2[...] / count)
+        return Statistics(
+            mean=self.mean[...],
+            standard_error_of_mean=deviation / jnp.sqrt(count.astype(deviation.dtype)),
+            standard_deviation=deviation,
+        )
+
+
+def _or_one(n: jax.Array) -> jax.Array:
+    """A divisor that is never zero: where there are no values, there is no change."""
+    return jnp.where(n == 0, jnp.ones_like(n), n)
+
+
+class MultiMetric(Metric):
+    """Several metrics that are updated by one call.
+
+    Args:
+        **metrics: The metrics by name; each becomes an attribute.
+
+    Raises:
+        ValueError: If a name is that of a method, e.g. ``update``.
+
+    Example:
+        >>> metrics = nnx.MultiMetric(
+        ...     accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+        ... )
+        >>> logits = jnp.array([[0.2, 0.8], [0.9, 0.1]])
+        >>> metrics.update(logits=logits, labels=jnp.array([1, 0]), loss=0.5)
+        >>> metrics.compute()
+        {'accuracy': Array(1., dtype=float32), 'loss': Array(0.5, dtype=float32)}
+    """
+
+    def __init__(self, **metrics: Metric) -> None:
+        taken = [name for name in metrics if name in dir(type(self))]
+        if taken:
+            raise ValueError(
+                f"MultiMetric: a metric can't be named {', '.join(map(repr, taken))}, "
+                "because that is an attribute of the class; choose another name."
+            )
+        self._metric_names = tuple(metrics)
+        for name, metric in metrics.items():
+            setattr(self, name, attributes.data(metric))
+
+    def reset(self) -> None:
+        """Resets all metrics, in place.
+
+        Example:
+            >>> metrics = nnx.MultiMetric(loss=nnx.metrics.Average())
+            >>> metrics.update(values=3.0)
+            >>> metrics.reset()
+            >>> metrics.loss.count[...].item()
+            0
+        """
+        for name in self._metric_names:
+            getattr(self, name).reset()
+
+    def update(self, **updates: Any) -> None:
+        """Adds a batch to all metrics, in place.
+
+        Args:
+            **updates: Given to every metric, which takes what it knows. ``mask`` is
+                either one mask for all, or a dict of masks by metric name; a metric
+                without a mask is not given that keyword.
+
+        Raises:
+            TypeError: If a metric misses its argument.
+
+        Example:
+            >>> metrics = nnx.MultiMetric(
+            ...     all=nnx.metrics.Average(), some=nnx.metrics.Average()
+            ... )
+            >>> masks = {"some": jnp.array([True, False])}
+            >>> metrics.update(values=jnp.array([1.0, 3.0]), mask=masks)
+            >>> [value.item() for value in metrics.compute().values()]
+            [2.0, 1.0]
+        """
+        mask = updates.pop("mask", None)
+        masks = (
+            mask
+            if isinstance(mask, Mapping)
+            else dict.fromkeys(self._metric_names, mask)
+        )
+        for name in self._metric_names:
+            own = masks.get(name)
+            given = updates if own is None else {**updates, "mask": own}
+            getattr(self, name).update(**given)
+
+    def compute(self) -> dict[str, Any]:
+        """Gives the statistics of all metrics so far.
+
+        Returns:
+            A new dict in the order in which the metrics were given.
+        """
+        return {name: getattr(self, name).compute() for name in self._metric_names}

@@ -1,0 +1,490 @@
+"""Optimizers: an Optax transformation together with its state.
+
+An `Optimizer` holds no model. It keeps the state of one Optax transformation for the
+leaves that ``wrt`` selects, boxed in Variables so that it takes part in ``split``,
+``jit`` and checkpoints like any other state; each `Optimizer.update` is given the model
+again. What always holds:
+
+- Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
+- all Variables stay the same objects, only their raw values change;
+- an update computes first and writes last: if anything raises, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import Filter, Path
+from graftree.core import (
+    attributes,
+    filters,
+    functional,
+    ownership,
+    paths,
+    pytrees,
+    sharding,
+    states,
+    variables,
+)
+from graftree.core.variables import Param, Variable
+
+if TYPE_CHECKING:
+    import optax
+
+M = TypeVar("M")
+MISSING: Any = variables.MISSING
+
+_OLD_USE = (
+    "To have the optimizer keep the model, as older programs expect, use "
+    "nnx.ModelAndOptimizer(model, tx)."
+)
+
+
+class OptState(Variable):
+    """A Variable that belongs to an optimizer; as a filter it selects all of its state.
+
+    Example:
+        >>> import optax
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        >>> list(nnx.state((model, optimizer), nnx.OptState))
+        [1]
+    """
+
+
+class OptArray(OptState):
+    """Optimizer state that belongs to no Variable: a counter or a hyperparameter.
+
+    Example:
+        >>> nnx.optimizer.to_opt_state({"count": jnp.array(0)})["count"]
+        OptArray( # 1 (4 B)
+          value=Array(0, dtype=int32, weak_type=True)
+        )
+    """
+
+
+class OptVariable(OptState):
+    """Optimizer state made from a Variable of the model, e.g. a moment of a Param.
+
+    Example:
+        >>> nnx.optimizer.to_opt_state({"mu": nnx.Param(jnp.zeros(2), tag="a")})["mu"]
+        OptVariable( # 2 (8 B)
+          value=Array([0., 0.], dtype=float32),
+          tag='a'
+        )
+    """
+
+
+def to_opt_state(tree: Any) -> Any:
+    """Boxes the leaves of an Optax state in optimizer Variables.
+
+    A Variable becomes an `OptVariable` with its value and all of its metadata, except
+    that an entry ``optimizer_sharding`` takes the place of ``out_sharding``. Any other
+    leaf becomes an `OptArray`.
+
+    Args:
+        tree: A pytree; Variables are leaves.
+
+    Returns:
+        A new tree of the same structure. Arrays are shared with ``tree``, or placed
+        anew where metadata annotates a sharding.
+
+    Raises:
+        ValueError: If an annotation can't be placed.
+
+    Example:
+        >>> kernel = nnx.Param(jnp.ones((2, 3)), optimizer_sharding=())
+        >>> nnx.optimizer.to_opt_state([kernel])[0].out_sharding
+        ()
+    """
+    return jax.tree.map(_box, tree, is_leaf=_is_variable)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _box(leaf: Any, param_shape: tuple[int, ...] | None = None) -> OptState:
+    """Boxes one leaf; with ``param_shape`` an annotation must fit that shape."""
+    if not _is_variable(leaf):
+        return OptArray(leaf)
+    value = leaf.get_value()
+    entries = leaf.get_metadata()
+    if "optimizer_sharding" in entries:
+        entries["out_sharding"] = entries.pop("optimizer_sharding")
+    if param_shape not in (None, getattr(value, "shape", None)):
+        # Factored moments have other dimensions than those the annotation names.
+        entries.pop("out_sharding", None)
+    return _make_placed(value, entries)
+
+
+def _make_placed(value: Any, entries: dict[str, Any]) -> OptVariable:
+    if not entries["eager_sharding"] or _has_mesh(entries):
+        return OptVariable(value, **entries)
+    # No mesh is in force: follow the sharding that the value has from its param.
+    own = getattr(value, "sharding", None)
+    if isinstance(own, jax.sharding.NamedSharding) and not own.mesh.empty:
+        value = sharding.place(value, {**entries, "mesh": own.mesh})
+    variable = OptVariable(value, **{**entries, "eager_sharding": False})
+    variable.set_metadata(eager_sharding=True)
+    return variable
+
+
+def _has_mesh(entries: Mapping[str, Any]) -> bool:
+    """Whether an annotation, if there is one, can be placed."""
+    annotation = entries.get("out_sharding")
+    return (
+        not annotation
+        or entries.get("mesh") is not None
+        or isinstance(annotation, jax.sharding.NamedSharding)
+        or not jax.sharding.get_abstract_mesh().empty
+    )
+
+
+class Optimizer(pytrees.Pytree, Generic[M]):
+    """The state of an Optax transformation, and the step that applies it to a model.
+
+    Args:
+        model: A Module, or any other node, State, dict or list that holds the leaves to
+            optimize. It is read, not kept.
+        tx: An Optax gradient transformation.
+        wrt: The filter that selects what is optimized, usually ``nnx.Param``. Arrays
+            outside of Variables may be selected as well.
+        graph: Whether shared references are followed (graph mode). ``None`` asks the
+            default in force at each use.
+
+    Attributes:
+        step: How often `update` has run; uint32.
+        opt_state: The state of ``tx``, its leaves boxed by `to_opt_state`.
+        tx: As given; static.
+        wrt: As given; static.
+        graph: As given; static.
+
+    Raises:
+        TypeError: If ``wrt`` is missing.
+        ValueError: If a Variable is shared, in tree mode.
+
+    Example:
+        >>> import optax
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        >>> x, y = jnp.ones((8, 2)), jnp.ones((8, 1))
+        >>> loss = lambda model: jnp.mean((model(x) - y) ** 2)
+        >>> before = loss(model)
+        >>> updates = optimizer.update(model, nnx.grad(loss)(model))
+        >>> bool(loss(model) < before), optimizer.step[...].item()
+        (True, 1)
+    """
+
+    def __init__(
+        self,
+        model: M,
+        tx: optax.GradientTransformation,
+        *positional: Any,
+        wrt: Filter = MISSING,
+        graph: bool | None = None,
+    ) -> None:
+        if positional or wrt is MISSING:
+            raise TypeError(
+                "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
+                f"to optimize, given by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
+            )
+        self.graph = graph
+        self.step = OptState(jnp.array(0, dtype=jnp.uint32))
+        self.tx = tx
+        self.opt_state = attributes.data(
+            _init(tx, functional.state(model, wrt, graph=graph))
+        )
+        self.wrt = wrt
+
+    if not TYPE_CHECKING:  # A type checker would take every attribute as known.
+
+        def __getattr__(self, name: str) -> Any:
+            reason = f"'{type(self).__name__}' object has no attribute {name!r}"
+            if name == "model":
+                reason = (
+                    f"{type(self).__name__} does not have attribute 'model': it is "
+                    f"given to each update(model, grads).\n{_OLD_USE}"
+                )
+            raise AttributeError(reason, name=name, obj=self)
+
+    def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
+        """Changes the model and the optimizer state in place by one step.
+
+        The new values are written raw: no hooks and no overridden ``set_value`` of a
+        Variable are run.
+
+        Args:
+            model: What to change; it has the structure that the optimizer was made for.
+            grads: A State, or any other node of which ``wrt`` selects the same paths as
+                of ``model``; what ``wrt`` does not select is ignored.
+            **kwargs: Given on to ``tx.update``, with Variables replaced by their
+                values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
+
+        Returns:
+            What Optax added to the params: a State of arrays.
+
+        Raises:
+            TypeError: If ``grads`` is missing.
+            ValueError: If ``wrt`` selects other paths of ``grads`` than of ``model``.
+            TraceContextError: If another trace owns the model or the optimizer.
+
+        Example:
+            >>> import optax
+            >>> model = nnx.Dict(weight=nnx.Param(jnp.array(3.0)))
+            >>> optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+            >>> grads = nnx.State({"weight": nnx.Param(jnp.array(2.0))})
+            >>> updates = optimizer.update(model, grads)
+            >>> updates["weight"].item(), model.weight[...].item()
+            (-1.0, 2.0)
+        """
+        model = _required("model", model, kwargs)
+        grads = _required("grads", grads, kwargs)
+        params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
+        pure_grads = functional.as_pure(
+            functional.state(grads, self.wrt, graph=self.graph)
+        )
+        _check_same_paths(params.pure, pure_grads, self.wrt)
+        opt_state = _Boxes(self.opt_state)
+        updates, new_opt_state = self.tx.update(
+            pure_grads, opt_state.pure, params.pure, **functional.as_pure(kwargs)
+        )
+        new_params = apply_updates(params.pure, updates)
+        self._write(model, params, new_params, opt_state, new_opt_state)
+        return updates
+
+    def _write(
+        self,
+        model: Any,
+        params: _Boxes,
+        new_params: Any,
+        opt_state: _Boxes,
+        new_opt_state: Any,
+    ) -> None:
+        """Stores the results; all that can fail comes before the first write."""
+        param_boxes, param_values, bare_params = params.assign(new_params)
+        boxes, values, bare_state = opt_state.assign(new_opt_state)
+        step = functional.as_pure(self.step) + 1
+        boxes, values = (
+            [*param_boxes, *boxes, self.step],
+            [*param_values, *values, step],
+        )
+        for variable in boxes:
+            if not variables.is_owned(variable):
+                raise ownership.variable_error(variable)
+        if bare_params is not None:
+            bare = states.filter_state(bare_params, filters.Not(Variable))
+            functional.update(model, bare)
+        if bare_state is not None:
+            self.opt_state = bare_state
+        variables.write_raw(boxes, values)
+
+
+def _init(tx: optax.GradientTransformation, params: Any) -> Any:
+    """The boxed state of ``tx`` for a State of Variables and arrays."""
+    values = {
+        paths.from_jax(path): functional.as_pure(leaf)
+        for path, leaf in jax.tree.leaves_with_path(params, is_leaf=_is_variable)
+    }
+    return jax.tree.map_with_path(
+        lambda path, leaf: _box(leaf, _shape_of_param(path, values)),
+        _without_shared_arrays(tx.init(params), values),
+        is_leaf=_is_variable,
+    )
+
+
+def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
+    """Copies arrays that are also params, so that both can be donated together."""
+    taken = {id(leaf) for leaf in jax.tree.leaves(params)}
+    if not any(id(leaf) in taken for leaf in jax.tree.leaves(opt_state)):
+        return opt_state
+    return jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
+
+
+def _shape_of_param(
+    jax_path: tuple, params: Mapping[Path, Any]
+) -> tuple[int, ...] | None:
+    """The shape of the param that a leaf of Optax state stands for, if any."""
+    path = paths.from_jax(jax_path)
+    suffixes = (path[start:] for start in range(len(path) + 1))
+    param = next((params[suffix] for suffix in suffixes if suffix in params), None)
+    return getattr(param, "shape", None)
+
+
+def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
+    """An argument of ``update``, which may also have been given by keyword."""
+    if given is not MISSING:
+        return given
+    if name not in kwargs:
+        raise TypeError(
+            f"Missing required argument `{name}` of Optimizer.update: call "
+            f"optimizer.update(model, grads).\n{_OLD_USE}"
+        )
+    return kwargs.pop(name)
+
+
+class _Boxes:
+    """A tree of Variables and bare leaves, flattened once.
+
+    Attributes:
+        pure: The same tree with the values of the Variables in their places.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
+        self.pure = self._treedef.unflatten(functional.as_pure(self._leaves))
+
+    def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
+        """Parts new values into what Variables take, and what replaces bare leaves.
+
+        Returns:
+            The Variables; their new raw values; and the tree with its bare leaves
+            replaced and the same Variables, or ``None`` if there are no bare leaves.
+        """
+        values = self._treedef.flatten_up_to(pure)
+        pairs = list(zip(self._leaves, values, strict=True))
+        boxed = [pair for pair in pairs if _is_variable(pair[0])]
+        rest = None
+        if len(boxed) < len(pairs):
+            rest = self._treedef.unflatten(
+                [leaf if _is_variable(leaf) else value for leaf, value in pairs]
+            )
+        return [leaf for leaf, _ in boxed], [value for _, value in boxed], rest
+
+
+def _check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
+    # Comparing structures is cheap; the paths are listed only for the message.
+    if jax.tree.structure(params) == jax.tree.structure(grads):
+        return
+    expected, given = _path_strings(params), _path_strings(grads)
+    if expected == given:
+        return
+    where = [f"missing in the gradients: {path}" for path in expected - given]
+    where += [f"not a parameter: {path}" for path in given - expected]
+    way_out = "Differentiate the same model, with respect to the same filter."
+    if not given:
+        way_out += (
+            "\nGradients of bare arrays match no Variable type: give them as the State "
+            "or Module that nnx.grad returns, or select them by path."
+        )
+    raise ValueError(
+        errors.message(
+            "pytree structure error: the gradients and the parameters selected by "
+            f"wrt={_describe(wrt)} differ.",
+            where="\n".join(sorted(where)),
+            way_out=way_out,
+        )
+    )
+
+
+def _path_strings(tree: Any) -> set[str]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {paths.to_string(paths.from_jax(path), "<root>") for path, _ in leaves}
+
+
+def _describe(wrt: Filter) -> str:
+    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Adds updates to params as Optax does; each param keeps its dtype and sharding.
+
+    Args:
+        params: A pytree of arrays or Variables.
+        updates: A pytree of the same structure.
+
+    Returns:
+        The new params.
+
+    Example:
+        >>> nnx.optimizer.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
+        {'w': Array(1.5, dtype=float32)}
+    """
+    new_params = _optax().apply_updates(params, updates)
+    return jax.tree.map(_keep_sharding, new_params, params)
+
+
+@functools.cache
+def _optax() -> types.ModuleType:
+    # Here and not above, because importing Optax takes longer than importing us.
+    import optax
+
+    return optax
+
+
+def _keep_sharding(new: Any, old: Any) -> Any:
+    """Brings a param back to its own sharding if its update has another one."""
+    if isinstance(new, jax.core.Tracer):
+        wanted = jax.typeof(old).sharding
+        explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types
+        if not explicit or jax.typeof(new).sharding == wanted:
+            return new
+        return jax.sharding.reshard(new, wanted)
+    wanted = getattr(old, "sharding", None)
+    # An array on a single device may well move to where its gradients are.
+    if not isinstance(wanted, jax.sharding.NamedSharding):
+        return new
+    if new.sharding.is_equivalent_to(wanted, new.ndim):
+        return new
+    return jax.device_put(new, wanted)
+
+
+class ModelAndOptimizer(Optimizer[M]):
+    """An `Optimizer` that keeps the model it trains.
+
+    Deprecated in favour of `Optimizer`: a model that sits in two arguments of a
+    transform is passed twice.
+
+    Args:
+        model: As for `Optimizer`; kept as the attribute ``model``, the same object.
+        tx: As for `Optimizer`.
+        wrt: As for `Optimizer`.
+
+    Example:
+        >>> import optax
+        >>> model = nnx.Dict(weight=nnx.Param(jnp.array(3.0)))
+        >>> optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.5))
+        >>> grads = nnx.grad(lambda model: model.weight[...] ** 2)(model)
+        >>> updates = optimizer.update(grads)
+        >>> optimizer.model is model, model.weight[...].item()
+        (True, 0.0)
+    """
+
+    def __init__(
+        self, model: M, tx: optax.GradientTransformation, *, wrt: Filter = Param
+    ) -> None:
+        super().__init__(model, tx, wrt=wrt)
+        self.model = attributes.data(model)
+
+    def update(self, grads: Any, /, **kwargs: Any) -> Any:
+        """Changes the kept model and the optimizer state in place by one step.
+
+        Args:
+            grads: As for `Optimizer.update`.
+            **kwargs: As for `Optimizer.update`.
+
+        Returns:
+            What Optax added to the params: a State of arrays.
+
+        Raises:
+            ValueError: If ``wrt`` selects other paths of ``grads`` than of the model.
+
+        Example:
+            >>> import optax
+            >>> model = nnx.Dict(weight=nnx.Param(jnp.array(3.0)))
+            >>> optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.5))
+            >>> optimizer.update(nnx.as_pure(nnx.state(model, nnx.Param)))
+            Traceback (most recent call last):
+            ...
+            ValueError: pytree structure error: the gradients and the parameters ...
+              missing in the gradients: weight
+            ...
+        """
+        return super().update(self.model, grads, **kwargs)

@@ -1,0 +1,162 @@
+"""What transforms refuse: objects at two places, and objects that can't leave a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree.core import aliases, flattening, nodes, paths
+from graftree.core.variables import Variable
+from graftree.transforms.propagation import Propagation
+
+
+def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The Variables and refs of labeled trees, with paths such as ``.args[0].kernel``.
+
+    Every occurrence is listed; objects are entered once, so that cycles end.
+    """
+    found: list[tuple[str, Any]] = []
+    for label, x in tree.items():
+        _list(x, f".{label}", found, set())
+    return found
+
+
+def _list(x: Any, path: str, found: list[tuple[str, Any]], above: set[int]) -> None:
+    if aliases.is_variable_or_ref(x):
+        found.append((path, x))
+        return
+    if id(x) in above:
+        return
+    above = above | {id(x)}
+    if nodes.is_node_module(x):
+        for key, child, is_data in nodes.children(x):
+            if is_data is not False:
+                _list(child, path + _key_text(key), found, above)
+        return
+    flat, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=nodes.is_graph_node)
+    for jax_path, leaf in flat:
+        if leaf is not x and nodes.is_graph_node(leaf):
+            _list(leaf, path + jax.tree_util.keystr(jax_path), found, above)
+
+
+def _key_text(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) else f"[{key!r}]"
+
+
+def _of_call(tree: Any) -> dict[str, Any]:
+    args, kwargs = tree
+    return {"args": args, "kwargs": kwargs}
+
+
+def check_inputs(tree: Any, transform: str) -> None:
+    """Refuses arguments in which a Variable or ref occurs twice.
+
+    Args:
+        tree: ``(args, kwargs)``.
+        transform: The public name of the transform.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    _check(labeled(_of_call(tree)), transform)
+
+
+def check_outputs(
+    tree: Any, out: Any, propagation: Propagation, transform: str
+) -> None:
+    """Refuses outputs that contain an input Variable, or (as trees) one Variable twice.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    inputs = labeled(_of_call(tree))
+    outputs = labeled({"out": out})
+    if not propagation.sharing:
+        _check([*inputs, *outputs], transform)
+        return
+    first: dict[int, tuple[str, Any]] = {}
+    for path, leaf in inputs:
+        first.setdefault(id(leaf), (path, leaf))
+    for path, leaf in outputs:
+        if id(leaf) in first:
+            _check([first[id(leaf)], (path, leaf)], transform)
+
+
+def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
+    found = aliases.find_duplicate(flat)
+    if found is not None:
+        obj, first, second = found
+        raise ValueError(
+            aliases.duplicate_report(obj, first, second)
+            + f"\nnnx.{transform} with graph_updates=False does not support Variable "
+            "aliasing.\nRemove the duplicates, or pass a copy made by nnx.clone(),\n"
+            f"or use nnx.{transform}(..., graph=True, graph_updates=True),\n"
+            f"or use nnx.compat.{transform}."
+        )
+
+
+def check_consistent(
+    transform: str,
+    args: Sequence[Any],
+    prefix_of: Callable[[int, tuple[Any, ...], Any], Any],
+) -> None:
+    """Refuses a Variable that two arguments share but treat differently.
+
+    Args:
+        transform: The public name of the transform.
+        args: The positional arguments.
+        prefix_of: Gives the prefix (axis, sharding, ...) of a Variable from the number
+            of its argument, its path inside the object, and itself.
+
+    Raises:
+        ValueError: If there is one; names the type, the paths and the prefixes.
+    """
+    seen: dict[int, list[tuple[str, Any]]] = {}
+    for number, arg in enumerate(args):
+        for path, inner_path, leaf in _occurrences(arg, (number,)):
+            prefix = prefix_of(number, inner_path, leaf)
+            listed = seen.setdefault(id(leaf), [])
+            listed.append((paths.to_string(path, "<root>"), prefix))
+            if listed[0][1] != prefix:
+                lines = "\n".join(f"  {where}: {given}" for where, given in listed)
+                raise ValueError(
+                    f"Inconsistent aliasing detected in nnx.{transform}. The following "
+                    f"nodes have different prefixes:\nNode: {type(leaf).__name__}\n"
+                    f"{lines}\nGive both paths the same prefix, or pass nnx.clone() of "
+                    "one of them."
+                )
+
+
+def _occurrences(x: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
+    """Each Variable and ref in an argument: full path, path in its object, itself."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=nodes.is_graph_node)
+    for jax_path, leaf in flat:
+        if not nodes.is_graph_node(leaf):
+            continue
+        start = path + paths.from_jax(jax_path)
+        skeleton, leaves = flattening.flatten_graph(leaf)
+        for inner, found in zip(skeleton.paths(), leaves, strict=True):
+            if aliases.is_variable_or_ref(found):
+                yield start + inner, inner, found
+
+
+def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueError:
+    """The error for returning a Variable of an outer trace."""
+    path = next(path for path, leaf in labeled({"out": out}) if leaf is variable)
+    return ValueError(
+        f"Cannot return captured Variable of type {type(variable).__name__} from "
+        f"nnx.{transform}. Found at path: {path}\n"
+        "Pass it as an argument, or return its value."
+    )
+
+
+def extracted_error(obj: Any, transform: str) -> ValueError:
+    """The error for an object of an outer trace in the output or the arguments."""
+    return ValueError(
+        f"Cannot extract graph node from different trace level: a "
+        f"{type(obj).__name__} that nnx.{transform} did not get as an argument is in "
+        "its output or was put into an argument.\n"
+        "Pass it as an argument, or return a copy made by nnx.clone()."
+    )

@@ -1,0 +1,617 @@
+"""The one crossing between a caller's objects and a JAX transform.
+
+Every lifted transform is the same four steps around a JAX transform:
+
+    pack     outside: the arguments become a `Skeleton` (static) and a flat list of
+             leaves; graph mode numbers shared objects across all arguments
+    unpack   inside: fresh objects, owned by the inner trace; the function runs
+    collect  inside: which Variables changed, did the structure change, the output;
+             again static parts and flat lists of leaves
+    commit   outside, after success only: all checks, then all writes
+
+JAX sees flat lists only. A transform gives different leaves different axes, shardings
+or roles by putting them in different groups (`Values`); what the leaves are and where
+they belong is static data of the pytree nodes that carry them. So a cached call of
+``jax.jit`` needs no bookkeeping: the static part of the output comes back with it.
+
+What always holds:
+
+- Nothing outside is written before `commit` has checked everything; then nothing fails.
+- A Variable whose value is the object that came in was not changed, is not returned and
+  not written.
+- The functions that JAX traces don't close over a skeleton, so their identity is that
+  of the user's function and JAX's caches work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core import aliases, flattening, nodes, ownership, pytrees, variables
+from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
+from graftree.core.metadata import HashableMapping
+from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
+from graftree.core.variables import Variable
+from graftree.transforms import aliasing
+from graftree.transforms.propagation import Propagation
+
+
+class Skeleton:
+    """The static part of a tree of arguments or outputs.
+
+    Attributes:
+        treedef: JAX's, with objects and other leaves as leaves.
+        entries: For each leaf of the treedef the GraphDef of the object there, or
+            ``None`` for a plain leaf. The GraphDefs share one numbering.
+        statics: Static arguments, as pairs of a position or name and a value.
+    """
+
+    __slots__ = ("_definitions", "entries", "statics", "treedef")
+
+    def __init__(
+        self,
+        treedef: Any,
+        entries: tuple[GraphDef[Any] | None, ...],
+        statics: tuple[tuple[Any, Any], ...] = (),
+    ) -> None:
+        self.treedef = treedef
+        self.entries = entries
+        self.statics = statics
+        self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Skeleton)
+            and self.treedef == other.treedef
+            and self.entries == other.entries
+            and self.statics == other.statics
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.entries, self.statics))
+
+    def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
+        """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
+        if self._definitions is None:
+            listed: list[VariableDef | ArrayRefDef | None] = []
+            for entry in self.entries:
+                listed += [None] if entry is None else [d for _, d in entry.leaves()]
+            self._definitions = listed
+        return self._definitions
+
+    def names(self) -> list[str]:
+        """The path of each leaf of ``(args, kwargs)``, as in ``args[0].kernel``."""
+        places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
+        flat, _ = jax.tree_util.tree_flatten_with_path(places)
+        named: list[str] = []
+        for (path, _), entry in zip(flat, self.entries, strict=True):
+            root = "kwargs" if path[:1] == (_KWARGS,) else "args"
+            start = root + jax.tree_util.keystr(path[1:])
+            paths = [()] if entry is None else entry.paths()
+            named += [start + "".join(map(_key_text, path)) for path in paths]
+        return named
+
+
+_KWARGS = jax.tree_util.SequenceKey(1)
+
+
+def _key_text(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """A tree outside: its skeleton, its leaves, and its numbered objects.
+
+    Attributes:
+        skeleton: The static part.
+        leaves: Variables, refs, arrays and other values, in order.
+        objects: The objects by their number.
+    """
+
+    skeleton: Skeleton
+    leaves: list[Any]
+    objects: IndexMap
+
+    def values(self) -> list[Any]:
+        """What JAX gets: raw values in the place of Variables."""
+        return [raw_of(leaf) for leaf in self.leaves]
+
+
+def raw_of(leaf: Any) -> Any:
+    """The raw value of a Variable; any other leaf as it is."""
+    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+
+
+def is_entry(sharing: bool) -> Callable[[Any], bool]:
+    """Tells what pack takes apart itself; trees leave objects to JAX."""
+    return nodes.is_graph_node if sharing else aliases.is_variable_or_ref
+
+
+def pack(
+    tree: Any,
+    propagation: Propagation,
+    transform: str,
+    statics: tuple[tuple[Any, Any], ...] = (),
+) -> Packed:
+    """Takes a tree of arguments apart.
+
+    Args:
+        tree: ``(args, kwargs)``, or another pytree with objects in it.
+        propagation: Trees refuse aliases here.
+        transform: The public name to give in error messages.
+        statics: Static arguments to keep with the skeleton.
+
+    Raises:
+        ValueError: In tree mode, if a Variable or ref occurs twice.
+    """
+    refs = RefMap()
+    treedef, entries, leaves = _take_apart(tree, propagation, refs, RefMap(), transform)
+    if not propagation.sharing and any(map(is_repeated, entries)):
+        aliasing.check_inputs(tree, transform)
+    skeleton = Skeleton(treedef, tuple(entries), statics)
+    return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
+
+
+def is_repeated(entry: GraphDef[Any] | None) -> bool:
+    """Whether an entry refers to an object of an earlier entry."""
+    return entry is not None and entry.num_leaves == 0 and len(entry.nodes) == 1
+
+
+def has_sharing(skeleton: Skeleton) -> bool:
+    """Whether some object occurs twice."""
+    return any(
+        type(node) is NodeRef
+        for entry in skeleton.entries
+        if entry is not None
+        for node in entry.nodes
+    )
+
+
+def _take_apart(
+    tree: Any, propagation: Propagation, refs: RefMap, outer: RefMap, transform: str
+) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
+    is_leaf = is_entry(propagation.sharing)
+    try:
+        flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
+    except RecursionError:
+        aliases.check_no_cycle(tree)
+        raise
+    entries: list[GraphDef[Any] | None] = []
+    leaves: list[Any] = []
+    for x in flat:
+        if is_leaf(x):
+            graphdef, found = flattening.flatten_graph(x, refs, outer)
+            entries.append(graphdef)
+            leaves += found
+        else:
+            if isinstance(x, pytrees.Pytree):
+                raise aliases.not_a_pytree_error(x, "", transform)
+            entries.append(None)
+            leaves.append(x)
+    return treedef, entries, leaves
+
+
+# How leaves travel through JAX.
+
+
+class Values:
+    """A pytree node that carries some leaves of a skeleton.
+
+    Attributes:
+        values: The raw values.
+        skeleton: What all groups of a call are leaves of.
+        positions: Which leaves these are; ``None`` for all.
+    """
+
+    __slots__ = ("positions", "skeleton", "values")
+
+    def __init__(
+        self, values: Sequence[Any], skeleton: Skeleton, positions: tuple[int, ...] | None
+    ) -> None:
+        self.values = values
+        self.skeleton = skeleton
+        self.positions = positions
+
+
+def _flatten_values(group: Values) -> Any:
+    return group.values, (group.skeleton, group.positions)
+
+
+def _flatten_values_with_keys(group: Values) -> Any:
+    # Runs on errors and once per trace: names in messages, jaxprs and profiles.
+    names = group.skeleton.names()
+    if group.positions is not None:
+        names = [names[position] for position in group.positions]
+    keys = map(jax.tree_util.GetAttrKey, names)
+    return list(zip(keys, group.values, strict=True)), (group.skeleton, group.positions)
+
+
+def _unflatten_values(aux: Any, values: Any) -> Values:
+    return Values(values, *aux)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Values, _flatten_values_with_keys, _unflatten_values, _flatten_values
+)
+
+
+def join(groups: Sequence[Values]) -> tuple[Skeleton, list[Any]]:
+    """The skeleton of the groups of a call, and all its values in order."""
+    skeleton = groups[0].skeleton
+    if groups[0].positions is None:
+        return skeleton, list(groups[0].values)
+    values: list[Any] = [None] * len(skeleton.definitions())
+    for group in groups:
+        for position, value in zip(group.positions or (), group.values, strict=True):
+            values[position] = value
+    return skeleton, values
+
+
+def part(packed: Packed, assignment: Sequence[int], count: int) -> list[Values]:
+    """The values of a call in ``count`` groups.
+
+    Args:
+        packed: The call.
+        assignment: For each leaf the number of its group.
+        count: How many groups there are; they may be empty.
+    """
+    if count == 1:
+        return [Values(packed.values(), packed.skeleton, None)]
+    positions: list[list[int]] = [[] for _ in range(count)]
+    for position, group in enumerate(assignment):
+        positions[group].append(position)
+    values = packed.values()
+    return [
+        Values([values[i] for i in listed], packed.skeleton, tuple(listed))
+        for listed in positions
+    ]
+
+
+def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
+    """The value of a prefix tree for each leaf of a skeleton.
+
+    Args:
+        prefix: A pytree prefix of the packed tree; each object counts as one leaf.
+        skeleton: Of the packed tree.
+
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    full = jax.tree.unflatten(skeleton.treedef, range(len(skeleton.entries)))
+    spread_out: list[Any] = []
+
+    def add(value: Any, subtree: Any) -> None:
+        for number in jax.tree.leaves(subtree):
+            entry = skeleton.entries[number]
+            spread_out.extend([value] * (1 if entry is None else entry.num_leaves))
+
+    jax.tree.map(add, prefix, full, is_leaf=lambda x: x is None)
+    return spread_out
+
+
+# Inside the trace.
+
+
+@dataclasses.dataclass(frozen=True, eq=True)
+class Returned:
+    """The static part of what leaves a trace.
+
+    Attributes:
+        changed: The positions of the input leaves whose Variables changed.
+        metadata: New metadata of Variables, with the positions of their leaves.
+        structure: The skeleton of the arguments, if their structure changed.
+        out: The skeleton of the output.
+    """
+
+    changed: tuple[int, ...]
+    metadata: tuple[tuple[int, HashableMapping], ...]
+    structure: Skeleton | None
+    out: Skeleton
+
+
+jax.tree_util.register_static(Returned)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Collected:
+    """What leaves a trace: the static part, and the leaves in three flat lists.
+
+    Attributes:
+        returned: The static part.
+        changed: New raw values, one per entry of ``returned.changed``.
+        structure: The new leaves of the structure.
+        out: The leaves of the output.
+    """
+
+    returned: Returned
+    changed: list[Any]
+    structure: list[Any]
+    out: list[Any]
+
+
+class Crossing:
+    """The inside of one call: the fresh arguments, and what they were made of.
+
+    Attributes:
+        tree: The arguments, rebuilt; owned by the current trace.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        values: Sequence[Any],
+        propagation: Propagation,
+        transform: str,
+        *,
+        returns_captured: bool = False,
+    ) -> None:
+        self.skeleton = skeleton
+        self.values = values
+        self.propagation = propagation
+        self.transform = transform
+        self.returns_captured = returns_captured
+        # In-place writes to a list or dict would change what the value is compared with.
+        self.snapshots = [jax.tree.flatten(value) for value in values]
+        self.objects = IndexMap()
+        self.tree, self.roots = unpack(skeleton, values, self.objects)
+
+    def collect(self, out: Any, forced: frozenset[int] = frozenset()) -> Collected:
+        """Finds what the function did to its arguments, and takes its output apart.
+
+        Args:
+            out: The output.
+            forced: Positions of leaves that are returned even if they didn't change.
+
+        Raises:
+            ValueError: If the output contains an object that can't leave the trace.
+        """
+        changed, metadata = self._find_changes(forced)
+        outer = RefMap.from_indexmap(self.objects)
+        refs = RefMap()
+        structure, structure_leaves = None, []
+        if self.propagation.structure:
+            structure, structure_leaves = self._find_structure(refs, outer)
+        known = outer if self.propagation.structure else RefMap()
+        treedef, entries, leaves = _take_apart(
+            out, self.propagation, refs, known, self.transform
+        )
+        self._check_output(out, refs, outer)
+        returned = Returned(
+            tuple(changed),
+            tuple(metadata),
+            structure,
+            Skeleton(treedef, tuple(entries)),
+        )
+        return Collected(
+            returned,
+            [self._current(position) for position in changed],
+            [raw_of(leaf) for leaf in structure_leaves if leaf not in outer],
+            [raw_of(leaf) for leaf in leaves if leaf not in known],
+        )
+
+    def _current(self, position: int) -> Any:
+        definition = self.skeleton.definitions()[position]
+        if definition is None:
+            return self.values[position]
+        return raw_of(self.objects[definition.index])
+
+    def _find_changes(
+        self, forced: frozenset[int]
+    ) -> tuple[list[int], list[tuple[int, HashableMapping]]]:
+        changed, metadata = [], []
+        for position, definition in enumerate(self.skeleton.definitions()):
+            if not isinstance(definition, VariableDef):
+                continue
+            variable = self.objects[definition.index]
+            raw = variable.get_raw_value()
+            if position in forced or not _is_same(raw, self.snapshots[position]):
+                if not (_jax.is_ref(raw) and _is_same(raw, self.snapshots[position])):
+                    changed.append(position)
+            entries = variables.metadata_of(variable)
+            if entries is not definition.metadata and entries != definition.metadata:
+                metadata.append((position, entries))
+        return changed, metadata
+
+    def _find_structure(
+        self, refs: RefMap, outer: RefMap
+    ) -> tuple[Skeleton | None, list[Any]]:
+        """Flattens the arguments again; ``None`` if they are built as they were."""
+        entries: list[GraphDef[Any] | None] = []
+        leaves: list[Any] = []
+        for root, entry in zip(self.roots, self.skeleton.entries, strict=True):
+            if entry is None:
+                entries.append(None)
+                leaves.append(root)
+            else:
+                graphdef, found = flattening.flatten_graph(root, refs, outer)
+                entries.append(graphdef)
+                leaves += found
+        if self._is_unchanged(entries, leaves):
+            return None, []
+        plain = [entry is None for entry in entries]
+        kept = _leaves_of_objects(entries, leaves, plain)
+        return Skeleton(self.skeleton.treedef, tuple(entries)), kept
+
+    def _is_unchanged(
+        self, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+    ) -> bool:
+        before = self.skeleton.entries
+        if len(leaves) != len(self.values) or not all(
+            new is old or (new is not None and old is not None and _same_def(new, old))
+            for new, old in zip(entries, before, strict=True)
+        ):
+            return False
+        return all(
+            isinstance(leaf, Variable) or leaf is value
+            for leaf, value in zip(leaves, self.values, strict=True)
+        )
+
+    def _check_output(self, out: Any, refs: RefMap, outer: RefMap) -> None:
+        if not self.propagation.structure:
+            aliasing.check_outputs(self.tree, out, self.propagation, self.transform)
+        if self.returns_captured:
+            return
+        for obj in refs:
+            if obj in outer:
+                continue
+            if isinstance(obj, Variable):
+                if not variables.is_owned(obj):
+                    raise self._captured_error(obj, out)
+            elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
+                if not pytrees.state_of(obj).is_owned():
+                    raise self._captured_error(obj, out)
+
+    def _captured_error(self, obj: Any, out: Any) -> ValueError:
+        if self.propagation.structure:
+            return aliasing.extracted_error(obj, self.transform)
+        return aliasing.captured_error(obj, out, self.transform)
+
+
+def _leaves_of_objects(
+    entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any], plain: Sequence[bool]
+) -> list[Any]:
+    """The leaves without those that are plain arguments: nothing can change these."""
+    kept: list[Any] = []
+    position = 0
+    for entry, is_plain in zip(entries, plain, strict=True):
+        count = 1 if entry is None else entry.num_leaves
+        if not is_plain:
+            kept += leaves[position : position + count]
+        position += count
+    return kept
+
+
+def _same_def(new: GraphDef[Any], old: GraphDef[Any]) -> bool:
+    """Whether a skeleton is the one that came in, apart from its outer numbers."""
+    return (
+        new.attributes == old.attributes
+        and len(new.nodes) == len(old.nodes)
+        and all(map(_same_node, new.nodes, old.nodes))
+    )
+
+
+def _same_node(new: Any, old: Any) -> bool:
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, VariableDef):
+        # Metadata travels on its own.
+        return new.type is old.type and new.index == old.index == new.outer_index
+    index = getattr(new, "outer_index", None)
+    return (new if index is None else new._replace(outer_index=None)) == old and (
+        index is None or index == new.index
+    )
+
+
+def _is_same(raw: Any, snapshot: tuple[list[Any], Any]) -> bool:
+    leaves, treedef = snapshot
+    if len(leaves) == 1 and raw is leaves[0]:
+        return True
+    current, current_def = jax.tree.flatten(raw)
+    return current_def == treedef and all(
+        a is b for a, b in zip(current, leaves, strict=True)
+    )
+
+
+def unpack(
+    skeleton: Skeleton, values: Sequence[Any], objects: IndexMap
+) -> tuple[Any, list[Any]]:
+    """Rebuilds a tree of arguments as fresh objects of the current trace.
+
+    Args:
+        skeleton: The static part.
+        values: The raw values of all leaves.
+        objects: Filled with the objects by number.
+
+    Returns:
+        The tree, and the leaves of its treedef.
+    """
+    builder = Builder(objects, {})
+    roots = _build_entries(builder, skeleton.entries, values)
+    builder.commit()
+    return jax.tree.unflatten(skeleton.treedef, roots), roots
+
+
+def _build_entries(
+    builder: Builder, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+) -> list[Any]:
+    roots: list[Any] = []
+    position = 0
+    for entry in entries:
+        if entry is None:
+            roots.append(leaves[position])
+            position += 1
+        else:
+            end = position + entry.num_leaves
+            roots.append(builder.build(entry, leaves[position:end]))
+            position = end
+    return roots
+
+
+# Outside again.
+
+
+def commit(
+    packed: Packed,
+    returned: Returned,
+    changed: Sequence[Any],
+    structure: Sequence[Any],
+    out: Sequence[Any],
+) -> Any:
+    """Writes what the function did into the caller's objects: all of it, or nothing.
+
+    Args:
+        packed: The call.
+        returned: The static part of what came back.
+        changed: New raw values of Variables, in the order of ``returned.changed``.
+        structure: The new leaves of the structure.
+        out: The leaves of the output.
+
+    Returns:
+        The output; returned inputs are the caller's own objects.
+
+    Raises:
+        TraceContextError: If another trace owns an object that would change.
+    """
+    written = [packed.leaves[position] for position in returned.changed]
+    relabeled = [(packed.leaves[position], entries) for position, entries in returned.metadata]
+    for variable in (*written, *[variable for variable, _ in relabeled]):
+        if not variables.is_owned(variable):
+            position = next(i for i, leaf in enumerate(packed.leaves) if leaf is variable)
+            raise ownership.variable_error(variable, packed.skeleton.names()[position])
+    if returned.structure is None:
+        builder = Builder(IndexMap(packed.objects), packed.objects)
+    else:
+        builder = Builder(IndexMap(), packed.objects)
+        entries = [entry for entry in returned.structure.entries if entry is not None]
+        _build_entries(builder, entries, _with_kept(entries, structure))
+    roots = _build_entries(
+        builder, returned.out.entries, _with_kept(returned.out.entries, out)
+    )
+    builder.check()
+    variables.write_raw(written, changed)
+    for variable, metadata in relabeled:
+        variables.write_metadata(variable, metadata)
+    builder.commit()
+    return jax.tree.unflatten(returned.out.treedef, roots)
+
+
+def _with_kept(
+    entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+) -> list[Any]:
+    """The leaves with KEEP in the places of Variables that exist outside."""
+    given = iter(leaves)
+    filled: list[Any] = []
+    for entry in entries:
+        definitions = [None] if entry is None else [d for _, d in entry.leaves()]
+        for definition in definitions:
+            exists = definition is not None and definition.outer_index is not None
+            filled.append(KEEP if exists else next(given))
+    return filled

@@ -1,0 +1,296 @@
+"""The older contexts: objects split and merged several times with one numbering.
+
+    with update_context(tag):
+        with split_context(tag) as ctx:                  # 1, outside
+            graphdef, state = ctx.split(model)
+        with merge_context(tag, inner=True) as ctx:      # 2, inside a JAX transform
+            model = ctx.merge(graphdef, state)
+            ...                                          #    any change
+        with split_context(tag) as ctx:                  # 3, inside
+            graphdef, state = ctx.split(model)
+        with merge_context(tag, inner=False) as ctx:     # 4, outside
+            model = ctx.merge(graphdef, state)           #    the model of step 1, updated
+
+New programs don't need them: the transforms do all four steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import jax
+
+from graftree.core import functional
+from graftree.core.flat_states import FlatState
+from graftree.core.flattening import IndexMap, RefMap
+from graftree.core.skeletons import GraphDef
+
+
+class UpdateContext:
+    """The numbers that objects have outside and inside, in one `update_context`.
+
+    All instances compare equal, so that one can be a static argument in JAX.
+
+    Example:
+        >>> with nnx.update_context("example"):
+        ...     nnx.current_update_context("example").tag
+        'example'
+    """
+
+    def __init__(self, tag: Hashable) -> None:
+        self.tag = tag
+        self.outer_ref_outer_index: RefMap | None = None
+        self.inner_ref_outer_index: RefMap | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UpdateContext)
+
+    def __hash__(self) -> int:
+        return hash(UpdateContext)
+
+
+jax.tree_util.register_static(UpdateContext)
+
+
+class _Stacks(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[Hashable, list[UpdateContext]] = {}
+
+
+_stacks = _Stacks()
+
+
+def current_update_context(tag: Hashable) -> UpdateContext:
+    """The innermost active `update_context` with this tag in this thread.
+
+    Args:
+        tag: The tag.
+
+    Raises:
+        ValueError: If there is none.
+
+    Example:
+        >>> with nnx.update_context("example") as context:
+        ...     nnx.current_update_context("example") is context
+        True
+    """
+    stack = _stacks.of.get(tag)
+    if not stack:
+        raise ValueError(
+            f"No update context found for tag {tag!r}: enter nnx.update_context({tag!r})."
+        )
+    return stack[-1]
+
+
+class update_context:  # noqa: N801
+    """A context, or decorator, in which objects are split and merged again.
+
+    Args:
+        tag: By which `split_context` and `merge_context` find it.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with nnx.update_context("example"):
+        ...     with nnx.split_context("example") as ctx:
+        ...         graphdef, state = ctx.split(model)
+        ...     with nnx.merge_context("example", inner=True) as ctx:
+        ...         inner = ctx.merge(graphdef, state)
+        ...     inner.extra = 1
+        ...     with nnx.split_context("example") as ctx:
+        ...         graphdef, state = ctx.split(inner)
+        ...     with nnx.merge_context("example", inner=False) as ctx:
+        ...         same = ctx.merge(graphdef, state)
+        >>> same is model, model.extra
+        (True, 1)
+    """
+
+    def __init__(self, tag: Hashable) -> None:
+        self.tag = tag
+
+    def __enter__(self) -> UpdateContext:
+        context = UpdateContext(self.tag)
+        _stacks.of.setdefault(self.tag, []).append(context)
+        return context
+
+    def __exit__(self, *exception: object) -> None:
+        stack = _stacks.of[self.tag]
+        stack.pop()
+        if not stack:
+            del _stacks.of[self.tag]
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a function to run in a fresh context."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with update_context(self.tag):
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+class SplitContext:
+    """Splits several objects with one numbering; made by `split_context`.
+
+    Example:
+        >>> shared = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with nnx.split_context() as ctx:
+        ...     first, state = ctx.split(shared)
+        ...     second, rest = ctx.split([shared])
+        >>> len(jax.tree.leaves(rest))
+        0
+    """
+
+    def __init__(self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap) -> None:
+        self.ctxtag = ctxtag
+        self.ref_index = ref_index
+        self.inner_ref_outer_index = outer
+
+    def split(self, node: Any, *filters: Any) -> Any:
+        """`nnx.split` in graph mode; objects split before are only referred to."""
+        graphdef, flat = self._flatten(node)
+        return graphdef, *functional.group_all(graphdef, flat.leaves, filters)
+
+    def flatten(self, node: Any, *filters: Any, with_paths: bool = True) -> Any:
+        """Like `split`, but returns FlatStates, or a list of leaves.
+
+        Args:
+            node: The object.
+            *filters: Filters; every leaf must match one.
+            with_paths: ``False`` returns the leaves as a list.
+
+        Raises:
+            ValueError: If filters are given without paths.
+        """
+        if not with_paths:
+            if filters:
+                raise ValueError("Cannot use filters with with_paths=False.")
+            graphdef, flat = self._flatten(node)
+            return graphdef, flat.leaves
+        graphdef, flat = self._flatten(node)
+        if not filters:
+            return graphdef, flat
+        groups = flat.split(*filters)
+        return graphdef, *(groups if isinstance(groups, tuple) else (groups,))
+
+    def _flatten(self, node: Any) -> tuple[GraphDef[Any], FlatState]:
+        graphdef, flat = functional.flatten(
+            node,
+            ref_index=self.ref_index,
+            ref_outer_index=self.inner_ref_outer_index,
+            graph=True,
+        )
+        assert isinstance(flat, FlatState), "flatten with paths gives a FlatState"
+        return graphdef, flat
+
+
+@contextlib.contextmanager
+def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
+    """A context whose splits share one numbering; see the top of this file.
+
+    Args:
+        ctxtag: The tag of the `update_context` it belongs to, if any.
+
+    Raises:
+        ValueError: If there is no context with that tag.
+
+    Example:
+        >>> with nnx.split_context() as ctx:
+        ...     graphdef, state = ctx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    """
+    context = None if ctxtag is None else current_update_context(ctxtag)
+    inner = None if context is None else context.inner_ref_outer_index
+    split = SplitContext(ctxtag, RefMap(), RefMap() if inner is None else inner)
+    try:
+        yield split
+        if context is not None and inner is None:
+            context.outer_ref_outer_index = split.ref_index
+    finally:
+        del split.ctxtag, split.ref_index, split.inner_ref_outer_index
+
+
+class MergeContext:
+    """Merges several objects that were split with one numbering.
+
+    Example:
+        >>> shared = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> with nnx.split_context() as ctx:
+        ...     pairs = ctx.split(shared), ctx.split(shared)
+        >>> with nnx.merge_context() as ctx:
+        ...     a, b = [ctx.merge(*pair) for pair in pairs]
+        >>> a is b
+        True
+    """
+
+    def __init__(
+        self, ctxtag: Hashable | None, index_ref: IndexMap, outer: IndexMap | None
+    ) -> None:
+        self.ctxtag = ctxtag
+        self.index_ref = index_ref
+        self.outer_index_outer_ref = outer
+
+    def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
+        """`nnx.merge` with copies of the Variables; known objects are found again."""
+        merged = functional.merge_leaves(graphdef, (state, *states))
+        return self._unflatten(graphdef, merged, copy_variables=True)
+
+    def unflatten(self, graphdef: GraphDef[Any], flat_state: Any, /, *flat_states: Any) -> Any:
+        """Like `merge`, from FlatStates or a list of leaves, without copies.
+
+        Raises:
+            ValueError: If a list is given together with other states.
+        """
+        if isinstance(flat_state, list):
+            if flat_states:
+                raise ValueError("Cannot use multiple flat_states with a list of leaves.")
+            return self._unflatten(graphdef, flat_state, copy_variables=False)
+        merged = functional.merge_leaves(graphdef, (flat_state, *flat_states))
+        return self._unflatten(graphdef, merged, copy_variables=False)
+
+    def _unflatten(
+        self, graphdef: GraphDef[Any], leaves: list[Any], copy_variables: bool
+    ) -> Any:
+        return functional.unflatten(
+            graphdef,
+            leaves,
+            index_ref=self.index_ref,
+            outer_index_outer_ref=self.outer_index_outer_ref,
+            copy_variables=copy_variables,
+        )
+
+
+@contextlib.contextmanager
+def merge_context(
+    ctxtag: Hashable | None = None, inner: bool | None = None
+) -> Iterator[MergeContext]:
+    """A context whose merges share one numbering; see the top of this file.
+
+    Args:
+        ctxtag: The tag of the `update_context` it belongs to, if any.
+        inner: With a tag, whether this is step 2 (``True``) or step 4 (``False``).
+
+    Raises:
+        ValueError: If there is no context with that tag, or ``inner`` is missing.
+
+    Example:
+        >>> pair = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> with nnx.merge_context() as ctx:
+        ...     model = ctx.merge(*pair)
+    """
+    context = None if ctxtag is None else current_update_context(ctxtag)
+    if context is not None and inner is None:
+        raise ValueError("inner_merge must be specified when using ctxtag.")
+    outer = None
+    if context is not None and not inner:
+        outer = IndexMap.from_refmap(context.outer_ref_outer_index or RefMap())
+    merging = MergeContext(ctxtag, IndexMap(), outer)
+    try:
+        yield merging
+        if context is not None and inner:
+            context.inner_ref_outer_index = RefMap.from_indexmap(merging.index_ref)
+    finally:
+        del merging.ctxtag, merging.index_ref, merging.outer_index_outer_ref

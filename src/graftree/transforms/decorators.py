@@ -1,0 +1,78 @@
+"""What all transforms share as decorators: forms of use, signatures, bound methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graftree.core.modules import Module
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
+
+
+def check_not_bound(function: Any, transform: str) -> None:
+    """Refuses methods that are bound to a Module: its updates would be lost.
+
+    Raises:
+        ValueError: If ``function``, or what a partial of it calls, is such a method.
+    """
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner) and isinstance(inner.__self__, Module):
+        owner = type(inner.__self__).__name__
+        raise ValueError(
+            f"nnx.{transform} does not support bound methods, got "
+            f"{owner}.{inner.__name__} of an instance: the instance would be a "
+            "constant.\n"
+            f"Decorate the method with @nnx.{transform}, or call "
+            f"nnx.{transform}({owner}.{inner.__name__})(instance, ...)."
+        )
+
+
+def to_positions(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Turns keyword arguments into positional ones, defaults included.
+
+    Args:
+        function: Whose signature tells the positions.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Returns:
+        All arguments by position; ``args`` if there are no keywords.
+
+    Raises:
+        TypeError: If an argument can only be passed by keyword.
+    """
+    if not kwargs:
+        return args
+    if isinstance(function, functools.partial):
+        raise _unresolvable(function, kwargs)
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise _unresolvable(function, bound.kwargs)
+    return bound.args
+
+
+def _unresolvable(function: Any, kwargs: Mapping[str, Any]) -> TypeError:
+    name = getattr(function, "__name__", repr(function))
+    return TypeError(
+        f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} of "
+        f"{name}. Pass them by position."
+    )
+
+
+def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """``functools.wraps`` that also takes callables without a name."""
+
+    def decorate(wrapper: Any) -> Any:
+        names = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(function, n)]
+        updated = functools.update_wrapper(wrapper, function, assigned=names, updated=())
+        return updated
+
+    return decorate

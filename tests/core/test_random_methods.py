@@ -1,0 +1,160 @@
+"""Distributions and initializers that draw their own keys."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+MEAN, COVARIANCE = jnp.zeros(2), jnp.eye(2)
+THIRDS = jnp.full(3, 1 / 3)
+
+# Every distribution with arguments for it.
+DISTRIBUTIONS = {
+    "ball": ((3,), {"shape": (2,)}),
+    "bernoulli": ((0.3, (4,)), {}),
+    "beta": ((1.0, 2.0, (3,)), {}),
+    "binomial": ((5.0, 0.4), {"shape": (3,)}),
+    "bits": (((3,),), {}),
+    "categorical": ((jnp.log(THIRDS),), {"shape": (4,)}),
+    "cauchy": (((3,),), {}),
+    "chisquare": ((2.0,), {"shape": (3,)}),
+    "choice": ((7, (3,)), {"replace": False}),
+    "dirichlet": ((THIRDS,), {"shape": (2,)}),
+    "double_sided_maxwell": ((0.0, 1.0, (3,)), {}),
+    "exponential": (((3,),), {}),
+    "f": ((2.0, 3.0), {"shape": (3,)}),
+    "gamma": ((2.0, (3,)), {}),
+    "generalized_normal": ((2.0, (3,)), {}),
+    "geometric": ((0.3,), {"shape": (3,)}),
+    "gumbel": (((3,),), {}),
+    "laplace": (((3,),), {}),
+    "loggamma": ((2.0, (3,)), {}),
+    "logistic": (((3,),), {}),
+    "lognormal": ((0.5,), {"shape": (3,)}),
+    "maxwell": (((3,),), {}),
+    "multinomial": ((jnp.array(5.0), THIRDS), {}),
+    "multivariate_normal": ((MEAN, COVARIANCE), {}),
+    "normal": (((2, 3),), {"dtype": jnp.bfloat16}),
+    "orthogonal": ((3,), {}),
+    "pareto": ((2.0,), {"shape": (3,)}),
+    "permutation": ((7,), {}),
+    "poisson": ((3.0,), {"shape": (3,)}),
+    "rademacher": (((3,),), {}),
+    "randint": (((3,), 0, 9), {}),
+    "rayleigh": ((1.0,), {"shape": (3,)}),
+    "t": ((2.0,), {"shape": (3,)}),
+    "triangular": ((0.0, 0.5, 1.0), {"shape": (3,)}),
+    "truncated_normal": ((-1.0, 1.0, (3,)), {}),
+    "uniform": (((3,),), {"minval": 2.0, "maxval": 3.0}),
+    "wald": ((1.0,), {"shape": (3,)}),
+    "weibull_min": ((1.0, 2.0, (3,)), {}),
+}
+
+# Every initializer with arguments for it.
+INITIALIZERS = {
+    "delta_orthogonal": {},
+    "glorot_normal": {},
+    "glorot_uniform": {},
+    "he_normal": {"in_axis": 0, "out_axis": 1},
+    "he_uniform": {},
+    "kaiming_normal": {},
+    "kaiming_uniform": {},
+    "lecun_normal": {},
+    "lecun_uniform": {},
+    "variance_scaling": {"scale": 2.0, "mode": "fan_avg", "distribution": "uniform"},
+    "xavier_normal": {},
+    "xavier_uniform": {},
+}
+SHAPE = (3, 4, 5)
+
+
+def nth_key(seed, n):
+    return jax.random.fold_in(jax.random.key(seed), n)
+
+
+def assert_same(actual, expected):
+    assert actual.dtype == expected.dtype
+    assert actual.tolist() == expected.tolist()
+
+
+def test_all_methods_are_listed_here():
+    methods = {name for name in vars(nnx.RngStream.__mro__[1]) if name[0] != "_"}
+    assert methods == DISTRIBUTIONS.keys() | INITIALIZERS.keys()
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distribution_samples_with_the_next_key(name):
+    args, kwargs = DISTRIBUTIONS[name]
+    rngs = nnx.Rngs(7)
+    rngs()
+    sample = getattr(rngs, name)(*args, **kwargs)
+    assert_same(sample, getattr(jax.random, name)(nth_key(7, 1), *args, **kwargs))
+    assert rngs.default.count[...] == 2
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initializer_draws_a_key_at_each_call(name):
+    make = getattr(jax.nn.initializers, name)
+    stream = nnx.RngStream(7, tag="params")
+    initialize = getattr(stream, name)(**INITIALIZERS[name])
+    assert stream.count[...] == 0
+    for n in range(2):
+        expected = make(**INITIALIZERS[name])(nth_key(7, n), SHAPE, jnp.float32)
+        assert_same(initialize(SHAPE, jnp.float32), expected)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distribution_gives_the_numbers_of_the_peer(name):
+    peer = pytest.importorskip("flax.nnx")
+    args, kwargs = DISTRIBUTIONS[name]
+    ours, theirs = nnx.Rngs(3, params=4), peer.Rngs(3, params=4)
+    for get in (lambda rngs: rngs, lambda rngs: rngs.params):
+        sample = getattr(get(ours), name)(*args, **kwargs)
+        assert_same(sample, getattr(get(theirs), name)(*args, **kwargs))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initializer_gives_the_numbers_of_the_peer(name):
+    peer = pytest.importorskip("flax.nnx")
+    ours = getattr(nnx.Rngs(3), name)(**INITIALIZERS[name])
+    theirs = getattr(peer.Rngs(3), name)(**INITIALIZERS[name])
+    assert_same(ours(SHAPE), theirs(SHAPE))
+
+
+def test_initializer_takes_a_dtype():
+    assert nnx.Rngs(0).he_normal()((2, 3), jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_rngs_draws_from_its_default_stream():
+    rngs = nnx.Rngs(0, params=1)
+    assert_same(rngs.normal((2,)), jax.random.normal(nth_key(0, 0), (2,)))
+    assert rngs.params.count[...] == 0
+
+
+def test_a_key_is_not_accepted():
+    with pytest.raises(TypeError, match="key"):
+        nnx.Rngs(0).normal(key=jax.random.key(0))
+    with pytest.raises(TypeError, match="key"):
+        nnx.Rngs(0).he_normal()(key=jax.random.key(0), shape=(2, 3))
+
+
+@pytest.mark.parametrize("name", ["constant", "zeros", "ones", "foo"])
+def test_initializers_without_randomness_have_no_method(name):
+    assert not hasattr(nnx.RngStream(0, tag="params"), name)
+
+
+def test_signature_shows_the_arguments_without_the_key():
+    signature = inspect.signature(nnx.Rngs(0).uniform)
+    assert list(signature.parameters)[:2] == ["shape", "dtype"]
+    signature = inspect.signature(nnx.Rngs.variance_scaling)
+    assert list(signature.parameters)[:2] == ["self", "scale"]
+
+
+def test_docstring_names_the_function_of_jax():
+    assert "`jax.random.normal`" in nnx.Rngs.normal.__doc__
+    assert "`jax.nn.initializers.he_normal`" in nnx.RngStream.he_normal.__doc__

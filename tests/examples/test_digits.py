@@ -1,0 +1,272 @@
+"""The digits example: its results, its answers to mistakes, and Ctrl-C."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import graftree as nnx
+from examples.digits import __main__ as command
+from examples.digits import checkpoint, data, experiment, models, report, train
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The output folder, with older results in it, and the lines of a short run."""
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "older").touch()
+    (folder / "curves.png").write_text("older")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = command.main(["--epochs", "10", "--output", str(folder)])
+    assert code == 0
+    return folder, printed.getvalue().splitlines()
+
+
+def trained_for_nothing(seed):
+    """A model with its first weights, in evaluation mode."""
+    model = models.DigitClassifier(rngs=nnx.Rngs(seed))
+    model.eval()
+    return model
+
+
+def error_line(capsys, arguments):
+    """The one line on stderr with which ``arguments`` are refused."""
+    with pytest.raises(SystemExit) as refusal:
+        command.main(arguments)
+    assert refusal.value.code == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    return error
+
+
+def test_last_line_is_an_accuracy_of_97_percent_or_more(finished):
+    _, lines = finished
+    accuracy = re.fullmatch(r"test accuracy: (\d{2,3}\.\d) %", lines[-1])
+    assert float(accuracy[1]) >= 97.0
+
+
+def test_each_epoch_has_a_line_without_a_terminal(finished):
+    _, lines = finished
+    assert sum("test: loss" in line for line in lines) == 10
+
+
+def test_restored_predictions_are_reported_identical(finished):
+    _, lines = finished
+    assert "all 360 test predictions are identical" in lines[-2]
+
+
+def test_tables_show_each_parameter_and_each_digit_whole(finished):
+    _, lines = finished
+    text = "\n".join(lines)
+    for path, variable in nnx.to_flat_state(nnx.state(trained_for_nothing(0))):
+        if isinstance(variable, nnx.Param | nnx.BatchStat):
+            assert ".".join(path) in text
+    assert "confusion matrix" in text
+    assert "…" not in text
+
+
+def test_output_folder_holds_pictures_and_checkpoint_only(finished):
+    folder, _ = finished
+    assert {path.name for path in folder.iterdir()} == {
+        "checkpoint",
+        "curves.png",
+        "misclassified.png",
+    }
+    for picture in folder.glob("*.png"):
+        assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_older_results_are_replaced(finished):
+    folder, _ = finished
+    assert not (folder / "checkpoint" / "older").exists()
+    assert (folder / "curves.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_missing_output_folder_is_made(tmp_path):
+    folder = tmp_path / "made" / "by the run"
+    command.make_writable(folder)
+    assert folder.is_dir() and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("epochs", ["0", "-1", "abc", "1e9", "1.5", "1000000000", ""])
+def test_wrong_epochs_are_refused_in_one_line(capsys, tmp_path, epochs):
+    folder = tmp_path / "out"
+    error = error_line(capsys, [f"--epochs={epochs}", f"--output={folder}"])
+    assert "--epochs: expected a whole number from 1 to 1000" in error
+    assert repr(epochs) in error
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("option", ["--batch-size=0", "--seed=-1", "--speed=9"])
+def test_other_wrong_options_are_refused_in_one_line(capsys, option):
+    assert option.split("=")[0] in error_line(capsys, [option])
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    error = error_line(capsys, ["--output", str(file / below)])
+    assert f"cannot write to the folder {file}" in error
+    assert file.read_text() == "mine"
+
+
+def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
+    def fail(**options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(experiment, "run", fail)
+    assert command.main(["--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith("No space left on device\n")
+
+
+def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "examples.digits",
+            "--epochs=40",
+            f"--output={tmp_path}",
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        first_line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate()
+    assert first_line.startswith("epoch  1/40"), error
+    assert process.returncode == 130
+    assert str(tmp_path / "checkpoint") in out.splitlines()[-1]
+    assert "Traceback" not in out + error
+
+    test = data.load(seed=0).test
+    untrained, restored = trained_for_nothing(0), trained_for_nothing(1)
+    checkpoint.restore(restored, tmp_path / "checkpoint")
+    assert train.evaluate(restored, test).loss < train.evaluate(untrained, test).loss
+
+
+def test_interrupt_before_the_training_ends_it_with_a_line(
+    capsys, tmp_path, monkeypatch
+):
+    @contextlib.contextmanager
+    def interrupted_at_once():
+        event = threading.Event()
+        event.set()
+        yield event
+
+    monkeypatch.setattr(command, "interrupts_deferred", interrupted_at_once)
+    assert command.main(["--output", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted before the training began\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_deferred_interrupt_raises_nothing_and_restores_the_handler():
+    handler = signal.getsignal(signal.SIGINT)
+    with command.interrupts_deferred() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted.is_set()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_stopped_run_saves_and_reports_nothing_else(capsys, tmp_path):
+    options = {"epochs": 5, "batch_size": 512, "seed": 0, "output": tmp_path}
+    assert not experiment.run(**options, should_stop=lambda: True)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert capsys.readouterr().out.startswith("interrupted: the model so far was saved")
+
+
+def test_restore_gives_back_every_value(tmp_path):
+    saved, restored = trained_for_nothing(0), trained_for_nothing(1)
+    checkpoint.save(saved, tmp_path / "model")
+    checkpoint.restore(restored, tmp_path / "model")
+    images = data.load(seed=0).test.images
+    np.testing.assert_array_equal(
+        train.predict(saved, images), train.predict(restored, images)
+    )
+
+
+def test_failed_save_keeps_the_checkpoint_before_it(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    checkpoint.save(trained_for_nothing(0), folder)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(
+            checkpoint.orbax.StandardCheckpointer,
+            "save",
+            lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")),
+        )
+        checkpoint.save(trained_for_nothing(1), folder)
+    checkpoint.restore(trained_for_nothing(2), folder)
+
+
+def test_second_save_replaces_the_first(tmp_path):
+    restored = trained_for_nothing(2)
+    for seed in (0, 1):
+        checkpoint.save(trained_for_nothing(seed), tmp_path / "model")
+    checkpoint.restore(restored, tmp_path / "model")
+    np.testing.assert_array_equal(
+        restored.output.kernel[...], trained_for_nothing(1).output.kernel[...]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_split_is_fixed_by_its_seed():
+    first, again, other = data.load(seed=3), data.load(seed=3), data.load(seed=4)
+    np.testing.assert_array_equal(first.test.images, again.test.images)
+    assert not np.array_equal(first.test.images, other.test.images)
+
+
+def test_split_shares_out_all_digits_evenly():
+    train_part, test_part = data.load(seed=0)
+    assert (len(train_part.labels), len(test_part.labels)) == (1437, 360)
+    counts = np.bincount(test_part.labels)
+    assert counts.min() >= 34 and counts.max() <= 37
+
+
+def test_batches_are_full_and_repeat_no_digit():
+    examples = data.Batch(np.arange(10), np.arange(10))
+    parts = list(data.batches(examples, 4, np.random.default_rng(0)))
+    assert len(parts) == data.batch_count(examples, 4) == 2
+    assert len(np.unique(np.concatenate([part.labels for part in parts]))) == 8
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 9, 100])
+def test_misclassified_picture_takes_any_number_of_digits(tmp_path, wrong):
+    test = data.load(seed=0).test
+    predicted = test.labels.copy()
+    predicted[:wrong] = (predicted[:wrong] + 1) % 10
+    report.draw_misclassified(test, predicted, tmp_path / "wrong.png")
+    assert (tmp_path / "wrong.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_network_gives_the_numbers_of_flax(monkeypatch, mode):
+    peer = pytest.importorskip("flax.nnx")
+    monkeypatch.setitem(sys.modules, "graftree", peer)
+    peer_models = runpy.run_path(models.__file__)
+    ours = models.DigitClassifier(rngs=nnx.Rngs(0))
+    theirs = peer_models["DigitClassifier"](rngs=peer.Rngs(0))
+    getattr(ours, mode)()
+    getattr(theirs, mode)()
+    images = data.load(seed=0).test.images
+    np.testing.assert_allclose(ours(images), theirs(images), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,227 @@
+"""The rules of the house that a machine can hold; STYLE and docs/design.md say why."""
+
+import ast
+import graphlib
+import inspect
+import json
+import subprocess
+import sys
+import types
+
+import graftree as nnx
+from tests import sources
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+
+# Modules that need no test file of their own, with the reason.
+UNTESTED = {
+    "graftree": "the namespace is tested in this file",
+    "graftree.annotations": "type aliases; the type checker reads them",
+}
+
+# Names with an underscore that are public all the same: two that the API publishes, and
+# those of named tuples.
+PUBLISHED = ("_pytree__", "_object__", "_asdict", "_fields", "_make", "_replace")
+
+
+def fails(violations):
+    """Fails with all violations in one message, so that one run shows them all."""
+    violations = sorted(violations)
+    assert not violations, f"{len(violations)} violations:\n" + "\n".join(violations)
+
+
+# ------------------------------------------------------------- the public namespace
+
+
+def public_names():
+    """The names of ``graftree`` without underscore, less its sub-modules."""
+    return {
+        name
+        for name, value in vars(nnx).items()
+        if not name.startswith("_") and not is_submodule(name, value)
+    }
+
+
+def is_submodule(name, value):
+    return isinstance(value, types.ModuleType) and value.__name__ == f"graftree.{name}"
+
+
+def test_all_lists_exactly_the_public_namespace():
+    listed = [name for name in nnx.__all__ if name != "__version__"]
+    missing = public_names() - set(listed)
+    unknown = {name for name in listed if not hasattr(nnx, name)}
+    fails(
+        [f"not in __all__: {n}" for n in missing] + [f"no such: {n}" for n in unknown]
+    )
+    assert len(set(listed)) == len(listed)
+
+
+def test_every_public_name_has_an_example_that_is_run():
+    values = {name: getattr(nnx, name, None) for name in nnx.__all__}
+    fails(
+        name
+        for name, value in values.items()
+        if is_ours(value) and ">>>" not in (own_docstring(value) or "")
+    )
+
+
+def is_ours(value):
+    """Whether it is a class or function of this package, not one passed on from JAX."""
+    documented = inspect.isclass(value) or inspect.isroutine(value)
+    return documented and str(value.__module__).startswith("graftree")
+
+
+def own_docstring(value):
+    # A class without a docstring would show that of its base.
+    return vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+
+
+def test_every_definition_without_underscore_has_a_docstring():
+    exempt = ("overload", "typing.overload", "override", "typing.override")
+
+    def is_exempt(node):
+        decorators = [ast.unparse(d) for d in node.decorator_list]
+        return any(
+            d in exempt or d.endswith((".setter", ".deleter")) for d in decorators
+        )
+
+    fails(
+        source.at(node, node.name)
+        for source in sources.package()
+        for node in sources.public_definitions(source.tree)
+        if not ast.get_docstring(node) and not is_exempt(node)
+    )
+
+
+def test_every_file_has_a_docstring():
+    fails(
+        str(source.path)
+        for source in sources.repository()
+        if source.text and not ast.get_docstring(source.tree)
+    )
+
+
+# ------------------------------------------------------------------------------ size
+
+
+def test_no_file_is_longer_than_500_lines():
+    lengths = {source.path: source.text.count("\n") for source in sources.repository()}
+    fails(f"{path}: {n} lines" for path, n in lengths.items() if n > MAX_FILE_LINES)
+
+
+def test_no_function_has_more_than_60_lines_of_code():
+    def size(source, node):
+        return len(source.code_lines & set(range(node.lineno, node.end_lineno + 1)))
+
+    fails(
+        source.at(node, f"{node.name} has {size(source, node)} lines")
+        for source in sources.repository()
+        for node in source.walk(ast.FunctionDef, ast.AsyncFunctionDef)
+        if size(source, node) > MAX_FUNCTION_LINES
+    )
+
+
+# --------------------------------------------------------------------------- imports
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {
+        source.module: {
+            module
+            for _, module, _ in sources.imports(source)
+            if module in sources.module_names() and module != source.module
+        }
+        for source in sources.package()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # names the circle, if there is one
+
+
+def test_functions_import_only_packages_from_outside():
+    fails(
+        source.at(node, f"{function.name} imports {module}")
+        for source in sources.package()
+        for function in source.walk(ast.FunctionDef)
+        for node, module, _ in sources.imports(source)
+        if node in ast.walk(function) and module.split(".")[0] == "graftree"
+    )
+
+
+def test_private_names_stay_in_their_file():
+    owners = {
+        source.path: sources.private_names(source) for source in sources.package()
+    }
+
+    def is_foreign(source, name):
+        elsewhere = any(name in names for names in owners.values())
+        return elsewhere and name not in owners[source.path]
+
+    fails(
+        source.at(node, ast.unparse(node))
+        for source in sources.package()
+        for node in source.walk(ast.Attribute)
+        if node.attr.startswith("_")
+        and not node.attr.startswith(PUBLISHED)
+        and is_foreign(source, node.attr)
+    )
+
+
+def test_private_names_are_not_imported():
+    fails(
+        source.at(node, f"{module}.{name}")
+        for source in sources.package()
+        for node, module, name in sources.imports(source)
+        if module.split(".")[0] == "graftree" and (name or "").startswith("_")
+    )
+
+
+def test_no_module_is_named_like_one_of_the_standard_library():
+    names = {module.split(".")[-1] for module in sources.module_names()}
+    fails(names & sys.stdlib_module_names)
+
+
+def test_flax_is_never_imported():
+    fails(
+        source.at(node, module)
+        for source in sources.package()
+        for node, module, _ in sources.imports(source)
+        if module.split(".")[0] == "flax"
+    )
+
+
+def test_folders_hold_a_docstring_and_nothing_else():
+    fails(
+        str(source.path)
+        for source in sources.package()
+        if source.path.name == "__init__.py" and source.module != "graftree"
+        if len(source.tree.body) != 1
+    )
+
+
+def test_import_loads_nothing_that_jax_does_not_load():
+    program = "import jax, json, sys; {} print(json.dumps(list(sys.modules)))"
+
+    def loaded(statement):
+        command = [sys.executable, "-c", program.format(statement)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True)
+        return {name.split(".")[0] for name in json.loads(output.stdout)}
+
+    before = loaded("import jax.numpy, jax.export, jax.experimental;")
+    ours = loaded("import graftree;") - before - sys.stdlib_module_names
+    assert ours == {"graftree"}
+
+
+# ----------------------------------------------------------------------------- tests
+
+
+def test_every_module_has_its_test_file():
+    def test_file(source):
+        path = source.path.relative_to("src/graftree")
+        return sources.ROOT / "tests" / path.parent / f"test_{path.name.lstrip('_')}"
+
+    fails(
+        f"{source.path}: no {test_file(source).relative_to(sources.ROOT)}"
+        for source in sources.package()
+        if source.path.name != "__init__.py" and source.module not in UNTESTED
+        if not test_file(source).exists()
+    )

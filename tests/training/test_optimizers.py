@@ -1,0 +1,440 @@
+"""Optimizer: state in Variables, one step in place, and nothing on failure."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftree as nnx
+from graftree.training import optimizers
+
+
+def affine(**metadata):
+    """Two Params with known values."""
+    return nnx.Dict(
+        kernel=nnx.Param(jnp.array([[1.0, -2.0], [3.0, 0.5]]), **metadata),
+        bias=nnx.Param(jnp.array([0.25, -0.75])),
+    )
+
+
+def ones_like(model, wrt=nnx.Param):
+    return jax.tree.map(jnp.ones_like, nnx.state(model, wrt))
+
+
+def raw_leaves(*nodes):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nodes)]
+
+
+# What an optimizer is made of.
+
+
+def test_opt_state_is_the_base_of_all_optimizer_variables():
+    assert issubclass(nnx.OptArray, nnx.OptState)
+    assert issubclass(nnx.OptVariable, nnx.OptState)
+    for kind in (nnx.OptState, nnx.OptArray, nnx.OptVariable):
+        with pytest.raises(ValueError):
+            nnx.variable_name_from_type(kind)
+
+
+def test_state_is_boxed_in_variables_at_the_paths_of_optax():
+    optimizer = nnx.Optimizer(affine(), optax.adam(1e-3), wrt=nnx.Param)
+    kinds = {path: type(leaf) for path, leaf in nnx.to_flat_state(nnx.state(optimizer))}
+    adam = ("opt_state", 0)
+    assert kinds == {
+        ("step",): nnx.OptState,
+        (*adam, "count"): nnx.OptArray,
+        (*adam, "mu", "bias"): nnx.OptVariable,
+        (*adam, "mu", "kernel"): nnx.OptVariable,
+        (*adam, "nu", "bias"): nnx.OptVariable,
+        (*adam, "nu", "kernel"): nnx.OptVariable,
+    }
+
+
+def test_jax_paths_of_the_state():
+    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(optimizer)
+    ]
+    assert paths == [
+        ".opt_state[0].trace['bias'].value",
+        ".opt_state[0].trace['kernel'].value",
+        ".step.value",
+    ]
+
+
+def test_attributes_stand_in_reading_order():
+    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1), wrt=nnx.Param)
+    names = [name for name in vars(optimizer) if not name.startswith("_")]
+    assert names == ["graph", "step", "tx", "opt_state", "wrt"]
+    assert optimizer.step[...].dtype == jnp.uint32
+
+
+def test_mirrors_of_the_params_are_states():
+    optimizer = nnx.Optimizer(affine(), optax.adam(0.1), wrt=nnx.Param)
+    assert isinstance(optimizer.opt_state[0].mu, nnx.State)
+    assert isinstance(optimizer.opt_state[0].mu.kernel, nnx.OptVariable)
+
+
+def test_init_sees_variables_and_update_sees_arrays():
+    seen = []
+
+    def spy(params):
+        seen.append(type(params["kernel"]))
+        return jax.tree.map(lambda _: True, params, is_leaf=is_variable)
+
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.masked(optax.sgd(1.0), spy), wrt=nnx.Param)
+    optimizer.update(model, ones_like(model))
+    assert seen[0] is nnx.Param
+    assert issubclass(seen[-1], jax.Array)
+
+
+def is_variable(x):
+    return isinstance(x, nnx.Variable)
+
+
+def test_wrt_is_required_by_keyword():
+    for arguments in ((), (nnx.Param,)):
+        with pytest.raises(
+            TypeError, match="Missing required argument `wrt`"
+        ) as caught:
+            nnx.Optimizer(affine(), optax.sgd(0.1), *arguments)
+        assert "ModelAndOptimizer" in str(caught.value)
+
+
+def test_an_optimizer_has_no_model():
+    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1), wrt=nnx.Param)
+    assert not hasattr(optimizer, "model")
+    with pytest.raises(AttributeError, match="does not have attribute 'model'"):
+        optimizer.model
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        optimizer.nope
+
+
+def test_class_is_generic():
+    assert nnx.Optimizer[nnx.Module](affine(), optax.sgd(0.1), wrt=nnx.Param)
+
+
+def test_skeletons_are_equal_for_the_same_transformation_only():
+    tx = optax.sgd(0.1)
+
+    def skeleton(tx, wrt=nnx.Param):
+        return nnx.graphdef(nnx.Optimizer(affine(), tx, wrt=wrt))
+
+    assert skeleton(tx) == skeleton(tx)
+    assert skeleton(tx) != skeleton(optax.sgd(0.1))
+    assert skeleton(tx) != skeleton(tx, (nnx.Param,))
+
+
+def test_shared_variables_appear_once_in_graph_mode_and_raise_in_tree_mode():
+    weight = nnx.Param(jnp.ones(2))
+    model = nnx.Dict(a=weight, b=weight)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param, graph=True)
+    assert list(optimizer.opt_state[0].mu) == ["a"]
+    with pytest.raises(ValueError, match="does not support shared references"):
+        nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param, graph=False)
+
+
+def test_state_shares_no_array_with_the_params():
+    model = affine()
+    tx = optax.GradientTransformation(lambda params: params, optax.identity().update)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for name in ("kernel", "bias"):
+        value, param = optimizer.opt_state[name][...], model[name][...]
+        assert value.unsafe_buffer_pointer() != param.unsafe_buffer_pointer()
+        np.testing.assert_array_equal(value, param)
+
+
+# Boxing of Optax state.
+
+
+def test_to_opt_state_keeps_metadata_and_value():
+    boxed = nnx.optimizer.to_opt_state([nnx.Param(jnp.ones(2), tag="x"), 3])
+    assert type(boxed[0]) is nnx.OptVariable
+    assert boxed[0].get_metadata(exclude_required=True) == {"tag": "x"}
+    assert type(boxed[1]) is nnx.OptArray and boxed[1].get_value() == 3
+
+
+def test_optimizer_sharding_takes_the_place_of_out_sharding():
+    param = nnx.Param(jnp.ones(2), optimizer_sharding=None, out_sharding=())
+    (boxed,) = nnx.optimizer.to_opt_state([param])
+    assert boxed.get_metadata(exclude_required=True) == {"out_sharding": None}
+
+
+# One step.
+
+
+def test_sgd_step_in_closed_form():
+    model = affine()
+    before = np.asarray(model.kernel[...], np.float64)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.125), wrt=nnx.Param)
+    updates = optimizer.update(model, ones_like(model))
+    np.testing.assert_array_equal(model.kernel[...], before - 0.125)
+    np.testing.assert_array_equal(updates["bias"], [-0.125, -0.125])
+    assert isinstance(updates, nnx.State)
+    assert optimizer.step[...] == 1
+
+
+def test_adam_steps_against_numpy():
+    model = nnx.Dict(w=nnx.Param(jnp.array([1.0, -2.0, 3.0])))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1, b1=0.9, b2=0.99), wrt=nnx.Param)
+    w, mu, nu = np.array([1.0, -2.0, 3.0]), 0.0, 0.0
+    for t in range(1, 5):
+        grad = 2 * w
+        mu, nu = 0.9 * mu + 0.1 * grad, 0.99 * nu + 0.01 * grad**2
+        w = w - 0.1 * (mu / (1 - 0.9**t)) / (np.sqrt(nu / (1 - 0.99**t)) + 1e-8)
+        optimizer.update(model, jax.tree.map(lambda w: 2 * w, nnx.state(model)))
+    np.testing.assert_allclose(model.w[...], w, rtol=1e-5)
+    assert optimizer.opt_state[0].count[...] == 4
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_losses_of_a_reference_model(wrap):
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 4, rngs=rngs))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    x, y = jax.random.normal(jax.random.key(0), (1, 2)), jnp.ones((1, 4))
+
+    @wrap
+    def train_step(model, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - y) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [train_step(model, optimizer) for _ in range(5)]
+    expected = [2.3359997, 2.310461, 2.2851717, 2.2601347, 2.2353544]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_all_variables_stay_the_same_objects():
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    params = nnx.state(model)
+    before = [leaf for _, leaf in nnx.to_flat_state(nnx.state((model, optimizer)))]
+    optimizer.update(model, ones_like(model))
+    after = [leaf for _, leaf in nnx.to_flat_state(nnx.state((model, optimizer)))]
+    assert all(old is new for old, new in zip(before, after, strict=True))
+    assert params["kernel"] is model.kernel
+
+
+def test_update_does_not_run_user_accessors():
+    class Scaled(nnx.Param):
+        def get_value(self, **kwargs):
+            return super().get_value(**kwargs) * 100
+
+        def set_value(self, value, **kwargs):
+            raise AssertionError("called")
+
+    model = nnx.Dict(w=Scaled(jnp.array(1.0)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    optimizer.update(model, nnx.State({"w": nnx.Param(jnp.array(1.0))}))
+    assert model.w.get_raw_value() == 0.5
+
+
+def test_params_keep_their_dtype():
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2, jnp.bfloat16)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    grads = nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))})
+    optimizer.update(model, grads)
+    assert model.w[...].dtype == jnp.bfloat16
+
+
+def test_grads_may_be_a_module_and_may_hold_more():
+    model = affine()
+    model.other = nnx.BatchStat(jnp.ones(3))
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    optimizer.update(model, jax.tree.map(jnp.ones_like, model))
+    np.testing.assert_array_equal(model.bias[...], [-0.75, -1.75])
+    np.testing.assert_array_equal(model.other[...], jnp.ones(3))
+
+
+def test_model_may_be_a_state_or_a_list():
+    for model in (nnx.state(affine()), [nnx.Param(jnp.ones(2))]):
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+        before = raw_leaves(model)
+        optimizer.update(model, ones_like(model))
+        for old, new in zip(before, raw_leaves(model), strict=True):
+            np.testing.assert_allclose(new, old - 0.1, rtol=1e-5)
+
+
+def test_bare_arrays_are_optimized_if_selected():
+    model = nnx.Dict(w=jnp.ones(2), v=nnx.Param(jnp.ones(2)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5, momentum=0.9), wrt=...)
+    assert type(optimizer.opt_state[0].trace["w"]) is nnx.OptArray
+    optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model)))
+    np.testing.assert_array_equal(model.w, [0.5, 0.5])
+    np.testing.assert_array_equal(model.v[...], [0.5, 0.5])
+
+
+def test_pytree_values_are_optimized():
+    model = nnx.Dict(w=nnx.Param({"a": jnp.ones(2), "b": jnp.zeros(())}))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    optimizer.update(model, ones_like(model))
+    np.testing.assert_allclose(model.w["a"], [0.9, 0.9], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrt",
+    [lambda path, _: "kernel" in path, (nnx.OfType(nnx.Param),), "chosen"],
+    ids=["callable", "tuple", "tag"],
+)
+def test_wrt_may_be_any_filter(wrt):
+    model = nnx.Dict(kernel=nnx.Param(jnp.ones(2), tag="chosen"), rest=jnp.ones(2))
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt)
+    optimizer.update(model, ones_like(model, ...))
+    np.testing.assert_array_equal(model.kernel[...], [0.0, 0.0])
+    np.testing.assert_array_equal(model.rest, [1.0, 1.0])
+
+
+def test_keywords_reach_optax_as_arrays():
+    def update(updates, state, params=None, **extra):
+        assert isinstance(extra["value"], jax.Array)
+        assert isinstance(extra["grad"]["kernel"], jax.Array)
+        assert extra["value_fn"] is len
+        return updates, state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    model = affine()
+    grads = ones_like(model)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(
+        model, grads, value=nnx.Variable(jnp.array(1.0)), grad=grads, value_fn=len
+    )
+
+
+def test_line_search_merges_the_pure_params():
+    model = nnx.Dict(w=nnx.Param(jnp.array([3.0, -1.0])))
+    graphdef, state = nnx.split(model)
+    optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
+
+    def loss(state):
+        return jnp.sum((nnx.merge(graphdef, state).w[...] - 2.0) ** 2)
+
+    for _ in range(3):
+        value, grads = jax.value_and_grad(loss)(nnx.as_pure(nnx.state(model)))
+        grads = nnx.state(nnx.merge(graphdef, grads), nnx.Param)
+        optimizer.update(model, grads, grad=grads, value=value, value_fn=loss)
+    np.testing.assert_allclose(model.w[...], [2.0, 2.0], atol=1e-5)
+
+
+def test_hyperparameters_can_be_changed():
+    model = affine()
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    rate = optimizer.opt_state.hyperparams["learning_rate"]
+    assert type(rate) is nnx.OptArray
+    rate[...] = 0.5
+    updates = optimizer.update(model, ones_like(model))
+    np.testing.assert_array_equal(updates["bias"], [-0.5, -0.5])
+    optimizer.opt_state.hyperparams["learning_rate"] = 0.25
+    updates = optimizer.update(model, ones_like(model))
+    np.testing.assert_array_equal(updates["bias"], [-0.25, -0.25])
+
+
+def test_labels_of_a_partition_may_be_a_state():
+    model = affine()
+    labels = nnx.map_state(lambda path, _: path[-1], nnx.state(model, nnx.Param))
+    tx = optax.partition(
+        {"kernel": optax.sgd(1.0), "bias": optax.set_to_zero()}, labels
+    )
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(model, ones_like(model))
+    np.testing.assert_array_equal(model.bias[...], [0.25, -0.75])
+    np.testing.assert_array_equal(model.kernel[...], [[0.0, -3.0], [2.0, -0.5]])
+
+
+# What may go wrong.
+
+
+def test_failing_transformation_changes_nothing():
+    def update(updates, state, params=None):
+        raise ZeroDivisionError
+
+    model = affine()
+    tx = optax.GradientTransformation(optax.adam(0.1).init, update)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    before = raw_leaves(model, optimizer)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.update(model, ones_like(model))
+    for old, new in zip(before, raw_leaves(model, optimizer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_model_of_an_outer_trace_is_refused_before_any_write():
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+    @jax.jit
+    def step(optimizer):
+        optimizer.update(model, ones_like(model))
+        return optimizer
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+        step(optimizer)
+    assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(model))
+
+
+def test_missing_gradients_are_named():
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    grads = nnx.State({"kernel": model.kernel, "scale": nnx.Param(jnp.ones(1))})
+    with pytest.raises(ValueError, match="pytree structure") as caught:
+        optimizer.update(model, grads)
+    message = str(caught.value)
+    assert "wrt=Param" in message
+    assert "missing in the gradients: bias" in message
+    assert "not a parameter: scale" in message
+
+
+def test_bare_gradients_match_no_type_filter_and_are_explained():
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    for grads in (nnx.to_pure_dict(nnx.state(model)), nnx.as_pure(nnx.state(model))):
+        with pytest.raises(ValueError, match="match no Variable type"):
+            optimizer.update(model, grads)
+
+
+def test_update_without_gradients_points_to_the_old_class():
+    model = affine()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(TypeError, match="Missing required argument `grads`") as caught:
+        optimizer.update(ones_like(model))
+    assert "ModelAndOptimizer" in str(caught.value)
+    optimizer.update(model=model, grads=ones_like(model))
+    assert optimizer.step[...] == 1
+
+
+# The optimizer that keeps its model.
+
+
+def test_model_and_optimizer_keeps_and_updates_its_model():
+    model = affine()
+    optimizer = nnx.ModelAndOptimizer(model, optax.sgd(1.0))
+    assert optimizer.model is model and isinstance(optimizer, nnx.Optimizer)
+    updates = optimizer.update(ones_like(model))
+    np.testing.assert_array_equal(updates["bias"], [-1.0, -1.0])
+    np.testing.assert_array_equal(model.bias[...], [-0.75, -1.75])
+
+
+def test_model_and_optimizer_takes_no_graph():
+    with pytest.raises(TypeError):
+        nnx.ModelAndOptimizer(affine(), optax.sgd(1.0), graph=True)
+
+
+def test_subclass_may_set_attributes_first_and_change_update():
+    class Clipped(nnx.ModelAndOptimizer):
+        def __init__(self, model, tx):
+            self.scale = 0.5
+            super().__init__(model, tx)
+
+        def update(self, *, grads):
+            return super().update(jax.tree.map(lambda g: g * self.scale, grads))
+
+    model = affine()
+    updates = Clipped(model, optax.sgd(1.0)).update(grads=ones_like(model))
+    np.testing.assert_array_equal(updates["bias"], [-0.5, -0.5])
+
+
+def test_importing_the_module_does_not_import_optax():
+    assert not hasattr(optimizers, "optax")
