@@ -99,7 +99,12 @@ def interrupts_deferred() -> Iterator[threading.Event]:
     interpreter when it hits the import of some extension modules.
     """
     interrupted = threading.Event()
-    previous = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+
+    def note(*_: object) -> None:
+        interrupted.set()
+        print("Ctrl-C: finishing the step in progress", file=sys.stderr)
+
+    previous = signal.signal(signal.SIGINT, note)
     try:
         yield interrupted
     finally:

@@ -11,59 +11,23 @@ from graftree.config import (
     set_graph_mode,
     set_graph_updates,
 )
-from graftree.core.variables import (
-    A,
-    Variable,
-    Param,
-    BatchStat,
-    Cache,
-    Intermediate,
-    Perturbation,
-)
-from graftree.core.metadata import (
-    VariableMetadata,
-    with_metadata,
-)
-from graftree.core.variable_names import (
-    register_variable_name,
-    variable_name_from_type,
-    variable_type_from_name,
-)
-from graftree.core.sharding import (
-    logical_axis_rules,
-    use_eager_sharding,
-    using_eager_sharding,
-)
 from graftree.core.attributes import (
     Data,
     Static,
     data,
-    static,
-    is_data,
-    has_data,
-    register_data_type,
-)
-from graftree.core.pytrees import (
-    Object,
-    Pytree,
-    check_pytree,
     dataclass,
+    has_data,
+    is_data,
+    register_data_type,
+    static,
 )
-from graftree.core.modules import (
-    M,
-    Module,
+from graftree.core.calling import call
+from graftree.core.capturing import (
+    capture,
 )
 from graftree.core.containers import (
     Dict,
     List,
-)
-from graftree.core.capturing import (
-    capture,
-)
-from graftree.core.views import (
-    view,
-    view_info,
-    with_attributes,
 )
 from graftree.core.filters import (
     All,
@@ -75,33 +39,11 @@ from graftree.core.filters import (
     PathContains,
     WithTag,
 )
-from graftree.core.states import (
-    State,
-    filter_state,
-    from_flat_state,
-    map_state,
-    merge_state,
-    split_state,
-    to_flat_state,
-)
 from graftree.core.flat_states import (
     FlatState,
 )
-from graftree.core.pure_dicts import (
-    replace_by_pure_dict,
-    restore_int_paths,
-    to_pure_dict,
-)
-from graftree.core.skeletons import (
-    GraphDef,
-)
-from graftree.core.graph_states import (
-    GraphState,
-)
 from graftree.core.functional import (
     PureState,
-    as_pure,
-    call,
     clone,
     flatten,
     graphdef,
@@ -114,6 +56,67 @@ from graftree.core.functional import (
     unpack,
     update,
 )
+from graftree.core.graph_states import (
+    GraphState,
+)
+from graftree.core.metadata import (
+    VariableMetadata,
+    with_metadata,
+)
+from graftree.core.modules import (
+    M,
+    Module,
+)
+from graftree.core.partitioning import (
+    PARTITION_NAME,
+    get_named_sharding,
+    get_partition_spec,
+    with_partitioning,
+)
+from graftree.core.pure_dicts import (
+    as_pure,
+    replace_by_pure_dict,
+    restore_int_paths,
+    to_pure_dict,
+)
+from graftree.core.pytrees import (
+    Object,
+    Pytree,
+    check_pytree,
+)
+from graftree.core.rng_keys import (
+    reseed,
+    restore_rngs,
+)
+from graftree.core.rng_splitting import (
+    fork_rngs,
+    split_rngs,
+    with_rngs,
+)
+from graftree.core.rngs import (
+    RngCount,
+    RngKey,
+    Rngs,
+    RngState,
+    RngStream,
+)
+from graftree.core.sharding import (
+    logical_axis_rules,
+    use_eager_sharding,
+    using_eager_sharding,
+)
+from graftree.core.skeletons import (
+    GraphDef,
+)
+from graftree.core.states import (
+    State,
+    filter_state,
+    from_flat_state,
+    map_state,
+    merge_state,
+    split_state,
+    to_flat_state,
+)
 from graftree.core.traversals import (
     find_duplicates,
     iter_children,
@@ -123,74 +126,29 @@ from graftree.core.traversals import (
     map,
     recursive_map,
 )
-from graftree.core.rngs import (
-    RngCount,
-    RngKey,
-    RngState,
-    RngStream,
-    Rngs,
+from graftree.core.variable_defaults import var_defaults
+from graftree.core.variable_names import (
+    register_variable_name,
+    variable_name_from_type,
+    variable_type_from_name,
 )
-from graftree.core.rng_splitting import (
-    fork_rngs,
-    split_rngs,
-    with_rngs,
+from graftree.core.variables import (
+    A,
+    BatchStat,
+    Cache,
+    Intermediate,
+    Param,
+    Perturbation,
+    Variable,
 )
-from graftree.core.rng_keys import (
-    reseed,
-    restore_rngs,
+from graftree.core.views import (
+    view,
+    view_info,
+    with_attributes,
 )
-from graftree.transforms.contexts import (
-    MergeContext,
-    SplitContext,
-    UpdateContext,
-    current_update_context,
-    merge_context,
-    split_context,
-    update_context,
-)
-from graftree.transforms.jit import (
-    jit,
-)
-from graftree.transforms.autodiff import (
-    grad,
-    value_and_grad,
-)
-from graftree.transforms.prefixes import (
-    DiffState,
-)
-from graftree.nn.linear import (
-    Linear,
-)
-from graftree.nn.conv import (
-    Conv,
-)
-from graftree.nn.embed import (
-    Embed,
-)
-from graftree.nn.normalization import (
-    BatchNorm,
-    LayerNorm,
-    RMSNorm,
-)
-from graftree.nn.group_normalization import (
-    GroupNorm,
-    InstanceNorm,
-)
-from graftree.nn.dropout import (
-    Dropout,
-)
-from graftree.nn.pooling import (
-    avg_pool,
-    max_pool,
-    min_pool,
-    pool,
-)
-from graftree.nn.sequential import (
-    Sequential,
-)
-from graftree.nn.initializers import (
-    Initializer,
-)
+from graftree.interop.flax_names import install as _install
+from graftree.interop.flax_names import look_up as __getattr__
+from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
     celu,
@@ -219,25 +177,79 @@ from graftree.nn.activations import (
     swish,
     tanh,
 )
-from graftree.training.optimizers import (
-    ModelAndOptimizer,
-    OptArray,
-    OptState,
-    OptVariable,
-    Optimizer,
+from graftree.nn.conv import (
+    Conv,
+)
+from graftree.nn.dropout import (
+    Dropout,
+)
+from graftree.nn.embed import (
+    Embed,
+)
+from graftree.nn.group_normalization import (
+    GroupNorm,
+    InstanceNorm,
+)
+from graftree.nn.initializers import (
+    Initializer,
+)
+from graftree.nn.linear import (
+    Linear,
+)
+from graftree.nn.normalization import (
+    BatchNorm,
+    LayerNorm,
+    RMSNorm,
+)
+from graftree.nn.pooling import (
+    avg_pool,
+    max_pool,
+    min_pool,
+    pool,
+)
+from graftree.nn.sequential import (
+    Sequential,
+)
+from graftree.tools.display import (
+    display,
+)
+from graftree.training import metrics
+from graftree.training.ema import (
+    EMA,
 )
 from graftree.training.metrics import (
     Metric,
     MultiMetric,
 )
-from graftree.training.ema import (
-    EMA,
+from graftree.training.optimizers import (
+    ModelAndOptimizer,
+    OptArray,
+    Optimizer,
+    OptState,
+    OptVariable,
 )
 from graftree.training.train_states import (
     TrainState,
 )
-from graftree.nn import initializers
-from graftree.training import metrics
+from graftree.transforms.autodiff import (
+    grad,
+    value_and_grad,
+)
+from graftree.transforms.contexts import (
+    MergeContext,
+    SplitContext,
+    UpdateContext,
+    current_update_context,
+    merge_context,
+    split_context,
+    update_context,
+)
+from graftree.transforms.jit import (
+    jit,
+)
+from graftree.transforms.prefixes import (
+    DiffState,
+)
 
 __version__ = "0.1.0"
 
@@ -264,6 +276,10 @@ __all__ = [
     "logical_axis_rules",
     "use_eager_sharding",
     "using_eager_sharding",
+    "PARTITION_NAME",
+    "get_named_sharding",
+    "get_partition_spec",
+    "with_partitioning",
     "Data",
     "Static",
     "data",
@@ -335,6 +351,7 @@ __all__ = [
     "with_rngs",
     "reseed",
     "restore_rngs",
+    "var_defaults",
     "jit",
     "MergeContext",
     "SplitContext",
@@ -396,7 +413,11 @@ __all__ = [
     "MultiMetric",
     "EMA",
     "TrainState",
+    "display",
     "initializers",
     "metrics",
     "variables",
 ]
+
+# Sub-module paths of Flax NNX; what is not listed above is looked up there too.
+_install()

@@ -5,12 +5,14 @@ Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JA
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
 import jax.experimental.layout
 import numpy as np
 from jax._src import core as _core
+from jax._src import mesh as _mesh
 
 Ref = jax.Ref
 Tracer = jax.core.Tracer
@@ -47,8 +49,10 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         The children in JAX's order, and a treedef whose ``unflatten`` takes the list
         of children and gives a new node.
     """
+    # JAX asks for the node first, then for its children: they may be the node itself.
+    asked = itertools.count()
     flat, treedef = jax.tree_util.tree_flatten_with_path(
-        node, is_leaf=lambda x: x is not node
+        node, is_leaf=lambda _: next(asked) > 0
     )
     return [(path[0], child) for path, child in flat], treedef
 
@@ -59,7 +63,7 @@ def is_pytree_type(kind: type) -> bool:
 
 
 def register_leafless(kind: type) -> None:
-    """Registers a class whose instances are pytrees without leaves, made by calling it."""
+    """Registers a class whose instances are leafless pytrees, rebuilt by calling it."""
     jax.tree_util.register_pytree_node(
         kind, lambda _: ((), None), lambda _aux, _children: kind()
     )
@@ -83,3 +87,9 @@ def same_type(a: Any, b: Any) -> bool:
 def copy_array(x: jax.Array) -> jax.Array:
     """A copy in a buffer of its own: same value, dtype, weak type and sharding."""
     return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()
+
+
+def concrete_mesh() -> jax.sharding.Mesh | None:
+    """The mesh with devices that ``jax.set_mesh`` has set; inside traces, too."""
+    mesh = _mesh.get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh

@@ -145,7 +145,7 @@ class ScopedDefault:
         _stacks.of[type(self)].pop()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates ``function`` to run under the value; the ambient one is restored."""
+        """Decorates a function to run under the value; the ambient one comes back."""
         self._take_back()
 
         @functools.wraps(function)
@@ -167,7 +167,7 @@ class ScopedDefault:
             stack.pop()
 
 
-class set_graph_mode(ScopedDefault):  # noqa: N801
+class set_graph_mode(ScopedDefault):
     """Sets whether objects are graphs (shared references kept) or trees by default.
 
     Args:
@@ -184,8 +184,8 @@ class set_graph_mode(ScopedDefault):  # noqa: N801
     flag = "nnx_graph_mode"
 
 
-class set_graph_updates(ScopedDefault):  # noqa: N801
-    """Sets whether structural changes made inside transforms reach the caller's objects.
+class set_graph_updates(ScopedDefault):
+    """Sets whether structural changes inside transforms reach the caller's objects.
 
     Args:
         value: ``True`` to propagate added, removed and replaced attributes.

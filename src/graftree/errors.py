@@ -66,8 +66,8 @@ def message(what: str, *, where: str = "", way_out: str = "") -> str:
         The parts, each on lines of its own, ``where`` indented by two spaces.
 
     Example:
-        >>> print(nnx.errors.message("It is wrong.", where="args[0]", way_out="Mend it."))
-        It is wrong.
+        >>> print(nnx.errors.message("Wrong.", where="args[0]", way_out="Mend it."))
+        Wrong.
           args[0]
         Mend it.
     """

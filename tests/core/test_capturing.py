@@ -394,6 +394,22 @@ def test_inner_call_leaves_other_types_to_the_outer_one():
     assert outer["block"]["x"].get_value() == (1.0,)
 
 
+@MODES
+def test_calls_nest_inside_jit_as_they_do_outside(mode):
+    @nnx.jit(**mode)
+    def forward(model, x):
+        y, (inner,) = model(x, nnx.Intermediate)
+        model.block(y)
+        return inner
+
+    inner, outer = nnx.capture(forward, nnx.Intermediate)(Nested(), 1.0)
+    assert inner["x"].get_value() == (1.0,)
+    assert outer["before"].get_value() == (1.0,) and outer["after"].get_value() == (
+        2.0,
+    )
+    assert outer["block"]["x"].get_value() == (2.0,)
+
+
 def test_module_may_capture_itself_again():
     class Recursive(nnx.Module):
         def __call__(self, depth):
@@ -450,43 +466,3 @@ def test_thread_that_only_calls_the_module_does_not_see_the_buffers():
 
     _, seen = nnx.capture(forward, nnx.Intermediate)(block)
     assert not seen
-
-
-# ------------------------------------------------------------------------------ peer
-
-
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore")
-def test_capture_equals_that_of_a_peer():
-    peer = pytest.importorskip("flax.nnx")
-
-    def run(nnx):
-        class Layer(nnx.Module):
-            def __init__(self, scale):
-                self.scale = nnx.Param(jnp.array(scale))
-
-            def __call__(self, x):
-                self.sow(nnx.Intermediate, "x", x)
-                return self.perturb("y", self.scaled(x))
-
-            def scaled(self, x):
-                return self.scale[...] * x
-
-        model = nnx.List([Layer(2.0), Layer(3.0)])
-
-        def forward(model, x):
-            for layer in model:
-                x = layer(x)
-            return x
-
-        # In the other order the peer takes perturbations for intermediates.
-        kinds = nnx.Perturbation, nnx.Intermediate
-        call = nnx.capture(forward, *kinds, method_outputs=nnx.Intermediate)
-        states = call(model, jnp.arange(2.0))[1:]
-        return [
-            (path, type(leaf).__name__, jax.tree.map(np.asarray, leaf.get_value()))
-            for state in states
-            for path, leaf in sorted(nnx.to_flat_state(state), key=str)
-        ]
-
-    assert str(run(nnx)) == str(run(peer))

@@ -1,6 +1,8 @@
 """Outputs of methods, recorded by ``capture(method_outputs=)``."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -157,3 +159,40 @@ def test_nested_calls_may_record_outputs_as_different_types():
     (_, cached), seen = outer(block)
     assert cached["scaled"].get_value() == seen["scaled"].get_value() == (2.0,)
     assert type(block) is Block and "__captures__" not in vars(block)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_capture_equals_that_of_a_peer():
+    peer = pytest.importorskip("flax.nnx")
+
+    def run(nnx):
+        class Layer(nnx.Module):
+            def __init__(self, scale):
+                self.scale = nnx.Param(jnp.array(scale))
+
+            def __call__(self, x):
+                self.sow(nnx.Intermediate, "x", x)
+                return self.perturb("y", self.scaled(x))
+
+            def scaled(self, x):
+                return self.scale[...] * x
+
+        model = nnx.List([Layer(2.0), Layer(3.0)])
+
+        def forward(model, x):
+            for layer in model:
+                x = layer(x)
+            return x
+
+        # In the other order the peer takes perturbations for intermediates.
+        kinds = nnx.Perturbation, nnx.Intermediate
+        call = nnx.capture(forward, *kinds, method_outputs=nnx.Intermediate)
+        states = call(model, jnp.arange(2.0))[1:]
+        return [
+            (path, type(leaf).__name__, jax.tree.map(np.asarray, leaf.get_value()))
+            for state in states
+            for path, leaf in sorted(nnx.to_flat_state(state), key=str)
+        ]
+
+    assert str(run(nnx)) == str(run(peer))

@@ -1,3 +1,5 @@
+"""Activations are those of JAX; PReLU learns its slope."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

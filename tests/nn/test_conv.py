@@ -1,3 +1,5 @@
+"""Conv against explicit loops in float64, for every padding, and against the peer."""
+
 import itertools
 
 import jax
@@ -6,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn import conv
 
 
 def random(*shape, seed=0):
@@ -132,12 +133,6 @@ def test_unknown_padding_is_named(padding):
     layer = nnx.Conv(2, 3, (3,), padding=padding, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="Invalid padding format.*len 1"):
         layer(jnp.ones((1, 5, 2)))
-
-
-def test_canonicalize_padding_gives_the_forms_of_lax():
-    assert conv.canonicalize_padding("ANY", 2) == "ANY"
-    assert conv.canonicalize_padding(2, 2) == [(2, 2), (2, 2)]
-    assert conv.canonicalize_padding([1, (0, 2)], 2) == [(1, 1), (0, 2)]
 
 
 def test_unknown_name_of_padding_is_an_error_of_the_operation():

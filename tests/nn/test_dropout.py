@@ -1,3 +1,5 @@
+"""Dropout: which keys it draws, what it drops, and what it refuses."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,3 +1,5 @@
+"""Embed: look-up, products with all rows, and the forms of its hooks."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

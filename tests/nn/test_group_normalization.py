@@ -1,3 +1,5 @@
+"""GroupNorm and InstanceNorm against NumPy in float64."""
+
 import jax
 import numpy as np
 import pytest

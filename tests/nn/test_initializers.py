@@ -1,3 +1,5 @@
+"""Initializers are those of JAX."""
+
 import jax
 import jax.numpy as jnp
 import pytest

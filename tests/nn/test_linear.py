@@ -1,3 +1,5 @@
+"""Linear against NumPy in float64: values, dtypes, hooks, sharding."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

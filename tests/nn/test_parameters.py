@@ -1,3 +1,5 @@
+"""How layers draw keys and make their Params."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,15 +44,3 @@ def test_something_other_than_rngs_is_named(rngs):
 def test_missing_stream_is_named():
     with pytest.raises(AttributeError, match="No RngStream named 'params'"):
         nnx.Linear(2, 3, rngs=nnx.Rngs(dropout=0))
-
-
-@pytest.mark.parametrize("values", [3, np.int64(3), [3], (3,), np.array([3])])
-def test_sizes_takes_ints_and_sequences(values):
-    assert parameters.sizes(values) == (3,)
-    assert type(parameters.sizes(values)[0]) is int
-
-
-@pytest.mark.parametrize("values", ["ab", 1.5, [1.5]])
-def test_sizes_refuses_what_is_no_int(values):
-    with pytest.raises(TypeError):
-        parameters.sizes(values)

@@ -1,3 +1,5 @@
+"""Pooling against windows of NumPy, in every form of its arguments."""
+
 import itertools
 
 import jax

@@ -1,3 +1,5 @@
+"""The dtype in which layers compute."""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest

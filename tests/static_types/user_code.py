@@ -4,6 +4,8 @@ Each ``assert_type`` is a promise: if an annotation of the package gets less exa
 type checker fails here.
 """
 
+# pyright: basic
+
 from typing import assert_type
 
 import jax

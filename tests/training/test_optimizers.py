@@ -150,7 +150,7 @@ def test_state_shares_no_array_with_the_params():
 
 
 def test_to_opt_state_keeps_metadata_and_value():
-    boxed = nnx.optimizer.to_opt_state([nnx.Param(jnp.ones(2), tag="x"), 3])
+    boxed = optimizers.to_opt_state([nnx.Param(jnp.ones(2), tag="x"), 3])
     assert type(boxed[0]) is nnx.OptVariable
     assert boxed[0].get_metadata(exclude_required=True) == {"tag": "x"}
     assert type(boxed[1]) is nnx.OptArray and boxed[1].get_value() == 3
@@ -158,7 +158,7 @@ def test_to_opt_state_keeps_metadata_and_value():
 
 def test_optimizer_sharding_takes_the_place_of_out_sharding():
     param = nnx.Param(jnp.ones(2), optimizer_sharding=None, out_sharding=())
-    (boxed,) = nnx.optimizer.to_opt_state([param])
+    (boxed,) = optimizers.to_opt_state([param])
     assert boxed.get_metadata(exclude_required=True) == {"out_sharding": None}
 
 

@@ -27,17 +27,39 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
     Raises:
         ValueError: If there is a cycle, or a leaf is an object that is no pytree.
     """
-    try:
-        flat, treedef = jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=is_variable_or_ref
-        )
-    except RecursionError:
-        check_no_cycle(node)
-        raise
+    walk = _Walk(node)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=walk.stops_at)
+    if walk.cycle is not None:
+        raise walk.cycle
     for path, leaf in flat:
         if isinstance(leaf, Pytree):
             raise not_a_pytree_error(leaf, jax.tree_util.keystr(path), function)
     return flat, treedef
+
+
+class _Walk:
+    """Tells JAX's flatten where to stop: at Variables and refs, and at cycles.
+
+    JAX overflows the stack in a cycle, and loses a little of the stack with every
+    exception that passes through it. So the cycle is kept here and raised afterwards.
+    A node that is met twice is rare; only then the object is searched.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.met: set[int] = set()
+        self.is_searched = False
+        self.cycle: ValueError | None = None
+
+    def stops_at(self, x: Any) -> bool:
+        if is_variable_or_ref(x):
+            return True
+        if isinstance(x, (Pytree, list, dict)):
+            if id(x) in self.met and not self.is_searched:
+                self.is_searched = True
+                self.cycle = find_cycle(self.root)
+            self.met.add(id(x))
+        return self.cycle is not None
 
 
 def not_a_pytree_error(obj: Any, path: str, function: str) -> ValueError:
@@ -99,29 +121,45 @@ def _text(path: Any) -> str:
     return path if isinstance(path, str) else jax.tree_util.keystr(path)
 
 
+def find_cycle(node: Any) -> ValueError | None:
+    """The error for a node of a tree that contains itself, if there is one.
+
+    Returns:
+        An error that names its type and both paths, or ``None``.
+    """
+    above: dict[int, str] = {}
+
+    def walk(x: Any, path: str) -> ValueError | None:
+        if isinstance(x, Variable) or not _jax.is_pytree_type(type(x)):
+            return None
+        if id(x) in above:
+            return cycle_error(x, above[id(x)], path)
+        above[id(x)] = path
+        for entry, child in _jax.flatten_one_level(x)[0]:
+            found = walk(child, path + str(entry))
+            if found is not None:
+                return found
+        del above[id(x)]
+        return None
+
+    return walk(node, "")
+
+
 def check_no_cycle(node: Any) -> None:
-    """Refuses a Pytree that contains itself.
+    """Refuses a node of a tree that contains itself.
 
     Raises:
         ValueError: If there is one; names its type and both paths.
     """
-    above: dict[int, str] = {}
+    error = find_cycle(node)
+    if error is not None:
+        raise error
 
-    def walk(x: Any, path: str) -> None:
-        if isinstance(x, Variable):
-            return
-        if id(x) in above:
-            raise ValueError(
-                f"Cycle detected: a {type(x).__name__} contains itself, found at paths:"
-                f"\n\n  - {above[id(x)] or '<root>'}\n  - {path}\n\n"
-                "Trees can't have cycles; use graph=True."
-            )
-        listed = jax.tree_util.default_registry.flatten_one_level(x)
-        if listed is None:
-            return
-        above[id(x)] = path
-        for entry, child in _jax.flatten_one_level(x)[0]:
-            walk(child, path + str(entry))
-        del above[id(x)]
 
-    walk(node, "")
+def cycle_error(x: Any, first: str, second: str) -> ValueError:
+    """The error for a node that occurs below itself, at the second path."""
+    return ValueError(
+        f"Cycle detected: a {type(x).__name__} contains itself, found at paths:\n\n"
+        f"  - {first or '<root>'}\n  - {second}\n\n"
+        "Trees can't have cycles; use graph=True."
+    )

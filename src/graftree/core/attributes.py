@@ -204,6 +204,58 @@ def static(value: Any = MISSING, /, **options: Any) -> Any:
     return _attribute_field(True, value, options)
 
 
+@typing.dataclass_transform(field_specifiers=(dataclasses.field, data, static))
+def dataclass(
+    cls: type[T] | None = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """``dataclasses.dataclass`` for Pytrees; the repr of the library is kept.
+
+    Args:
+        cls: The class; ``None`` when used with options.
+        init: As in ``dataclasses.dataclass``; so are all further options.
+        eq: See ``init``.
+        order: See ``init``.
+        unsafe_hash: See ``init``.
+        match_args: See ``init``.
+        kw_only: See ``init``.
+        slots: See ``init``.
+        weakref_slot: See ``init``.
+
+    Returns:
+        The class, or a decorator.
+
+    Example:
+        >>> @nnx.dataclass
+        ... class Affine(nnx.Pytree):
+        ...     scale: jax.Array = nnx.data()
+        ...     name: str = nnx.static(default="affine")
+        >>> Affine(jnp.array(2.0)).name
+        'affine'
+    """
+    decorate = dataclasses.dataclass(
+        init=init,
+        repr=False,
+        eq=eq,
+        order=order,
+        unsafe_hash=unsafe_hash,
+        match_args=match_args,
+        kw_only=kw_only,
+        slots=slots,
+        weakref_slot=weakref_slot,
+    )
+    return decorate if cls is None else decorate(cls)
+
+
 Data = Annotated[T, "data"]
 Static = Annotated[T, "static"]
 
@@ -222,25 +274,16 @@ class AttributeTable(HashableMapping):
         self._names: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] | None
         self._names = None
 
-    def with_status(self, name: str, status: bool) -> AttributeTable:
-        """A table in which ``name`` has this status."""
-        return AttributeTable({**self._entries, name: status})
-
-    def without(self, name: str) -> AttributeTable:
-        """A table that lacks ``name``."""
-        rest = {key: value for key, value in self._entries.items() if key != name}
-        return AttributeTable(rest)
-
     def names(
         self, sort_key: Callable[[str], Any] | None
     ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """The names of all, of the data, and of the static attributes, sorted."""
         if self._names is None:
-            ordered = sorted(self._entries, key=sort_key)
+            ordered = sorted(self, key=sort_key)
             self._names = (
                 tuple(ordered),
-                tuple(name for name in ordered if self._entries[name]),
-                tuple(name for name in ordered if not self._entries[name]),
+                tuple(name for name in ordered if self[name]),
+                tuple(name for name in ordered if not self[name]),
             )
         return self._names
 
@@ -258,9 +301,10 @@ def declared_statuses(cls: type) -> dict[str, bool]:
     for base in reversed(cls.__mro__):
         for name, status in _own_statuses(base, warn=base is cls):
             if statuses.setdefault(name, status) != status:
+                first, second = _word(statuses[name]), _word(status)
                 raise ValueError(
-                    f"Conflicting pytree annotation for {cls.__qualname__}.{name}: it is "
-                    f"{_word(statuses[name])} already and can't become {_word(status)}."
+                    f"Conflicting pytree annotation for {cls.__qualname__}.{name}: "
+                    f"it is {first} already and can't become {second}."
                 )
     return statuses
 
@@ -285,7 +329,9 @@ def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
                 )
     fields = dict(cls.__dict__.get("__dataclass_fields__", {}))
     # Before the decorator runs, fields stand in the class body.
-    fields.update({k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)})
+    fields.update(
+        {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
+    )
     for name, field in fields.items():
         if "static" in field.metadata:
             status = field.metadata["static"]
@@ -305,7 +351,9 @@ def _annotated_status(annotation: Any) -> bool | None:
         return False if annotation.startswith("nnx.Static") else None
     if typing.get_origin(annotation) is Annotated:
         tag = annotation.__metadata__[0]
-        return {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None
+        return (
+            {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None
+        )
     return None
 
 
@@ -322,7 +370,7 @@ def check_no_tags(owner: type, name: str, value: Any) -> None:
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
             f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
-            f"Write self.{name} = nnx.data(<the container>), or use nnx.List / nnx.Dict."
+            f"Write self.{name} = nnx.data(<container>), or use nnx.List / nnx.Dict."
         )
 
 

@@ -189,7 +189,8 @@ def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
             for module in claimed:
                 del recorders.capturing_threads[id(module)]
             _turn.notify_all()
-        if len(claimed) == len(modules):
+        # In an outer call such copies may be there to record for it.
+        if all(outer_buffers is None for _, outer_buffers, _ in before):
             _clean_copies(subject, recorded.result)
 
 
@@ -197,7 +198,7 @@ def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
     """Waits until no other thread captures a Module of ``subject``; then they are ours.
 
     Returns:
-        The Modules with their paths, and those of them that no outer call has claimed.
+        The Modules with their paths, and those of them that no outer call had claimed.
     """
     threads, me = recorders.capturing_threads, threading.get_ident()
     while True:

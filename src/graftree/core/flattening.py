@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
-from graftree.core import aliases, nodes, ownership, paths, pytrees, variables
+from graftree.core import aliases, labels, nodes, ownership, paths, pytrees, variables
 from graftree.core.metadata import HashableMapping
 from graftree.core.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.skeletons import (
@@ -150,7 +150,7 @@ class _Flattener:
         if kind is Leaf.REF:
             self.nodes.append(ArrayRefDef(index, outer))
         else:
-            entries = variables.metadata_of(x)
+            entries = labels.metadata_of(x)
             ref = self._ref_of(x)
             self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
         self.leaves.append(x)
@@ -200,7 +200,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     for path, i, leaf in listed:
         if isinstance(leaf, Variable):
             attributes.append((path, NODE))
-            metadata = variables.metadata_of(leaf)
+            metadata = labels.metadata_of(leaf)
             entries.append(VariableDef(type(leaf), i, None, metadata, None))
         else:
             attributes.append((path, LEAF))
@@ -250,8 +250,8 @@ KEEP: Any = object()
 class Builder:
     """One reconstruction of one or several objects that share references.
 
-    `build` makes new objects and puts off all writes, also those that fill the new
-    ones; `check` raises if one of them is not allowed; `commit` carries them out.
+    `build` makes new objects and puts off all writes into existing ones; `check` raises
+    if one of them is not allowed; `commit` carries them out.
 
     Args:
         found: Objects by number; it is filled, and later skeletons may refer to it.
@@ -279,7 +279,7 @@ class Builder:
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
-        """The object of a skeleton; it is complete after `commit`."""
+        """The object of a skeleton; existing objects in it are complete after `commit`."""
         if not graphdef.nodes:
             return leaves[0]
         self.nodes = iter(graphdef.nodes)
@@ -302,12 +302,17 @@ class Builder:
 
     def _build_graph_node(self, node: NodeDef, kind: Any) -> Any:
         obj = self._existing(node.outer_index, node.type)
-        if obj is MISSING:
+        is_new = obj is MISSING
+        if is_new:
             obj = kind.create_empty(node.metadata)
         # Known before its children are built: they may refer back to it.
         self._remember(node.index, obj)
         items = self._build_children(node)
-        self.fills.append((obj, kind, node.metadata, items))
+        if is_new:
+            # Filled at once: a container around it may look into it.
+            kind.fill(obj, node.metadata, items)
+        else:
+            self.fills.append((obj, kind, node.metadata, items))
         return obj
 
     def _build_children(self, node: NodeDef) -> list[tuple[Any, Any]]:
@@ -369,10 +374,7 @@ class Builder:
         Raises:
             TraceContextError: If another trace owns an existing object that changes.
         """
-        reused = {id(obj) for obj in self.existing.values()}
-        self.fills = [
-            fill for fill in self.fills if id(fill[0]) not in reused or _differs(*fill)
-        ]
+        self.fills = [fill for fill in self.fills if _differs(*fill)]
         for obj, *_ in self.fills:
             if isinstance(obj, pytrees.Pytree) and not pytrees.state_of(obj).is_owned():
                 raise ownership.object_error(obj)
@@ -388,8 +390,8 @@ class Builder:
             write_leaf(variable, leaf)
             if isinstance(leaf, Variable):
                 continue
-            if entries != variables.metadata_of(variable):
-                variables.write_metadata(variable, entries)
+            if entries != labels.metadata_of(variable):
+                labels.replace_metadata(variable, entries)
 
 
 def _differs(
@@ -467,4 +469,3 @@ def unflatten_node(
         copy_variables=copy_variables,
         recreate_variables=recreate_variables,
     )
-

@@ -7,22 +7,31 @@ and then changes, so a failed call leaves its arguments as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 
 from graftree import _jax, config
-from graftree.core import filters, flattening, graph_states, paths, states, updating
+from graftree.core import (
+    filters,
+    flattening,
+    graph_states,
+    labels,
+    matching,
+    states,
+    updating,
+)
 from graftree.core import variables as variables_module
+from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.graph_states import GraphState
 from graftree.core.skeletons import GraphDef
-from graftree.core.flat_states import FlatState
 from graftree.core.states import State
 from graftree.core.variables import MISSING, Variable
 
-PureState = tuple[GraphDef[Any], State]
+Node = TypeVar("Node")
+PureState = tuple[GraphDef[Node], State]
 
 
 def flatten(
@@ -107,10 +116,8 @@ def unflatten(
         >>> nnx.unflatten(graphdef, flat).kernel.shape
         (2, 3)
     """
-    if isinstance(state, list):
-        leaves = _counted(graphdef, state)
-    elif isinstance(state, (Mapping, FlatState, State)) or hasattr(state, "raw_mapping"):
-        leaves = _match(graphdef, [state])
+    if isinstance(state, list) or matching.is_mapping(state):
+        leaves = matching.match(graphdef, [state])
     elif not graphdef.nodes or graphdef.paths() == ((),):
         leaves = [state]
     else:
@@ -170,7 +177,7 @@ def group_all(
     groups = _group(graphdef, leaves, filter_list)
     rest = groups.pop()
     if rest:
-        remainder = states.from_flat_state(rest)
+        remainder = _as_state(rest)
         raise ValueError(
             "Non-exhaustive filters, got a non-empty remainder: "
             f"{remainder}.\nUse `...` as the last filter to match all that remains."
@@ -294,22 +301,10 @@ def merge(
         )
     if not state_list:
         raise TypeError("merge() missing 1 required positional argument: 'state'")
-    leaves = merge_leaves(graphdef, state_list)
+    leaves = matching.match(graphdef, state_list)
     return flattening.unflatten_node(
         graphdef, leaves, copy_variables=copy, recreate_variables=recreate_variables
     )
-
-
-def merge_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """The leaves of states in the order of the skeleton; raises if they don't fit."""
-    if not any(isinstance(given, list) for given in state_list):
-        return _match(graphdef, state_list)
-    if len(state_list) > 1:
-        raise ValueError(
-            f"Only one state can be passed as a list of leaves, got {len(state_list)} "
-            "states."
-        )
-    return _counted(graphdef, state_list[0])
 
 
 def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], list[Any]]:
@@ -326,110 +321,6 @@ def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], list[Any]]:
                 "different models."
             )
     return first, [graph_states.state_of(graph_state) for graph_state in given]
-
-
-def _counted(graphdef: GraphDef[Any], leaves: list[Any]) -> list[Any]:
-    if len(leaves) != graphdef.num_leaves:
-        raise _count_error(graphdef, len(leaves), [], [])
-    return leaves
-
-
-def _count_error(
-    graphdef: GraphDef[Any], count: int, missing: Sequence[Any], extra: Sequence[Any]
-) -> ValueError:
-    lines = [
-        f"Incorrect number of leaves: expected {graphdef.num_leaves}, got {count}."
-        if count != graphdef.num_leaves
-        else "The paths of the state don't fit the GraphDef."
-    ]
-    for word, listed in (("missing", missing), ("unexpected", extra)):
-        lines += [f"  {word}: {paths.to_string(path, '<root>')}" for path in listed[:10]]
-        if len(listed) > 10:
-            lines.append(f"  ... and {len(listed) - 10} more")
-    lines.append("Pass the states of the same model, each leaf once.")
-    return ValueError("\n".join(lines))
-
-
-def _match(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """The leaves of the states in the order of the skeleton, found by path."""
-    wanted = graphdef.paths()
-    if wanted == ((),):
-        return _match_root(graphdef, state_list)
-    mappings = [_as_mapping(given) for given in state_list]
-    found = [_look_up(mappings, path) for path in wanted]
-    missing = [path for path, leaf in zip(wanted, found, strict=True) if leaf is MISSING]
-    taken = {id(leaf) for leaf in found if _is_mapping(leaf)}
-    if missing or sum(_count(m, taken) for m in mappings) != len(wanted):
-        given = [path for m in mappings for path in _leaf_paths(m, taken)]
-        accounted = {_normal(path) for path in wanted}
-        extra = [path for path in given if _normal(path) not in accounted]
-        raise _count_error(graphdef, len(given), missing, extra)
-    return found
-
-
-def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    leaves = [s for s in state_list if not (_is_mapping(s) and not len(s))]
-    if len(leaves) != 1:
-        raise _count_error(graphdef, len(leaves), [], [])
-    return leaves
-
-
-def _is_mapping(x: Any) -> bool:
-    return isinstance(x, (Mapping, FlatState)) or hasattr(x, "raw_mapping")
-
-
-def _as_mapping(given: Any) -> Mapping[Any, Any]:
-    if isinstance(given, FlatState):
-        given = given.to_nested_state()
-    if hasattr(given, "raw_mapping"):
-        return given.raw_mapping
-    if isinstance(given, Mapping):
-        return given
-    raise TypeError(
-        f"Expected a State or another mapping of paths to leaves, got "
-        f"{type(given).__name__}."
-    )
-
-
-def _look_up(mappings: Sequence[Mapping[Any, Any]], path: Any) -> Any:
-    for mapping in mappings:
-        found: Any = mapping
-        for key in path:
-            if not _is_mapping(found):
-                found = MISSING
-                break
-            if isinstance(found, State):
-                found = found.raw_mapping
-            # Integer keys come back from checkpoints as strings.
-            found = found.get(key, found.get(str(key), MISSING))
-        if found is not MISSING:
-            return found
-    return MISSING
-
-
-def _count(node: Any, taken: set[int]) -> int:
-    """How many leaves a nested mapping has; mappings in ``taken`` are leaves."""
-    if not _is_mapping(node) or id(node) in taken:
-        return 1
-    return sum([_count(child, taken) for child in _as_mapping(node).values()])
-
-
-def _leaf_paths(mapping: Mapping[Any, Any], taken: set[int]) -> list[Any]:
-    listed: list[Any] = []
-
-    def walk(node: Any, path: tuple[Any, ...]) -> None:
-        if not _is_mapping(node) or id(node) in taken:
-            listed.append(path)
-            return
-        for key, child in _as_mapping(node).items():
-            walk(child, (*path, key))
-
-    walk(mapping, ())
-    return listed
-
-
-def _normal(path: Any) -> tuple[str, ...]:
-    return tuple(map(str, path))
 
 
 # Changing an object in place.
@@ -462,7 +353,7 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     updating.update(node, (state, *state_list))
 
 
-def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:  # noqa: A002
+def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:
     """Removes the leaves that match from an object, and returns them.
 
     Args:
@@ -486,14 +377,20 @@ def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:  # noqa:
         False
     """
     if filter is MISSING:
-        raise ValueError("Expected at least one filter, got none: nnx.pop(node, filter).")
+        raise ValueError(
+            "Expected at least one filter, got none: nnx.pop(node, filter)."
+        )
     predicates = [filters.to_predicate(f) for f in (filter, *filter_list)]
     popped = [states.from_flat_state(p) for p in updating.pop(node, predicates)]
     return tuple(popped) if len(popped) > 1 else popped[0]
 
 
 def clone(
-    node: Any, variables: bool = True, *, arrays: bool = False, graph: bool | None = None
+    node: Any,
+    variables: bool = True,
+    *,
+    arrays: bool = False,
+    graph: bool | None = None,
 ) -> Any:
     """A copy of an object with the same sharing inside.
 
@@ -547,82 +444,7 @@ def _copy_arrays(leaf: Any) -> Any:
     copied = jax.tree.map(
         lambda x: _jax.copy_array(x) if isinstance(x, jax.Array) else x, raw
     )
-    return variables_module.rebuild(
-        type(leaf), copied, variables_module.metadata_of(leaf)
-    )
-
-
-# Calling through the functional form.
-
-
-class _Caller:
-    """Reaches a method by attributes and items, merges, calls it and splits again."""
-
-    def __init__(self, call_method: Callable[..., Any], accessors: tuple[Any, ...] = ()):
-        self._call_method = call_method
-        self._accessors = accessors
-
-    def __getattr__(self, name: str) -> _Caller:
-        step = (getattr, name)
-        return _Caller(self._call_method, (*self._accessors, step))
-
-    def __getitem__(self, key: Any) -> _Caller:
-        step = (lambda obj, k: obj[k], key)
-        return _Caller(self._call_method, (*self._accessors, step))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_method(self._accessors, *args, **kwargs)
-
-
-def call(graphdef_state: Any, /) -> Any:
-    """Calls methods of an object in its functional form.
-
-    Args:
-        graphdef_state: A tuple ``(GraphDef, State, ...)``.
-
-    Returns:
-        A proxy. Attributes and items of it reach a method; calling it returns the
-        output and the new ``(graphdef, state)``.
-
-    Example:
-        >>> pair = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-        >>> y, pair = nnx.call(pair)(jnp.ones((1, 2)))
-        >>> y.shape
-        (1, 3)
-    """
-    skeleton, *state_list = graphdef_state
-    return _caller(skeleton, state_list, None)
-
-
-def _caller(skeleton: GraphDef[Any], state_list: Sequence[Any], graph: bool | None) -> Any:
-    def call_method(accessors: Any, *args: Any, **kwargs: Any) -> Any:
-        node = method = merge(skeleton, *state_list)
-        for access, key in accessors:
-            method = access(method, key)
-        out = method(*args, **kwargs)
-        return out, split(node, graph=graph)
-
-    return _Caller(call_method)
-
-
-def _apply(
-    self: GraphDef[Any], state: Any, *state_list: Any, graph: bool | None = None
-) -> Any:
-    """Calls methods of the object that this GraphDef and the states make.
-
-    Args:
-        state: The state, or the first of several.
-        *state_list: Further states.
-        graph: The mode of the split afterwards; ``None`` takes the default.
-
-    Returns:
-        A proxy as `call` returns it.
-    """
-    return _caller(self, (state, *state_list), graph)
-
-
-# GraphDef is defined below split and merge, which its method needs.
-GraphDef.apply = _apply  # type: ignore[attr-defined]
+    return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
 
 
 def unpack(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
@@ -672,26 +494,3 @@ def set_metadata(node: Any, /, *, only: Any = Variable, **metadata: Any) -> None
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         if isinstance(leaf, Variable) and predicate(path, leaf):
             leaf.set_metadata(**metadata)
-
-
-def as_pure(tree: Any) -> Any:
-    """Replaces each Variable by its raw value, and each ref by its array.
-
-    Args:
-        tree: Any pytree: a State, an object, a Variable.
-
-    Returns:
-        The same structure with plain values.
-
-    Example:
-        >>> pure = nnx.as_pure(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
-        >>> pure["bias"]
-        Array([0., 0., 0.], dtype=float32)
-    """
-    return jax.tree.map(_pure, tree, is_leaf=lambda x: isinstance(x, Variable))
-
-
-def _pure(x: Any) -> Any:
-    if isinstance(x, Variable):
-        return as_pure(x.get_raw_value())
-    return x[...] if _jax.is_ref(x) else x

@@ -11,10 +11,12 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
+
+from graftree.core import sharding, variable_defaults
 
 HOOKS = (
     "on_get_value",
@@ -80,6 +82,14 @@ class HashableMapping(Mapping[str, Any]):
     def __reduce__(self) -> Any:
         return type(self), (self._entries,)
 
+    def with_entry(self, key: str, value: Any) -> Self:
+        """A mapping of the same type in which ``key`` has this value."""
+        return type(self)({**self._entries, key: value})
+
+    def without(self, key: str) -> Self:
+        """A mapping of the same type that lacks ``key``."""
+        return type(self)({k: v for k, v in self._entries.items() if k != key})
+
 
 def same_value(a: Any, b: Any) -> bool:
     """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
@@ -97,7 +107,7 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Gives entries under older names their current name, with a deprecation warning."""
+    """Gives entries under older names their current name, with a warning."""
     for old, new in _RENAMED.items():
         if old in metadata:
             warnings.warn(
@@ -209,3 +219,90 @@ def warn_about_hooks(stacklevel: int) -> None:
         UserWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+# What the arguments of a Variable become.
+
+
+def absorb(
+    boxed: VariableMetadata, flags: dict[str, Any], metadata: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Takes a VariableMetadata apart; its entries win over the keyword metadata."""
+    own = dict(boxed.metadata)
+    for key in flags:
+        given = own.pop(key, None)
+        if given is None:
+            continue
+        if flags[key] is not None and flags[key] != given:
+            raise ValueError(
+                f"Conflicting values of `{key}`: {flags[key]} as an argument, {given} "
+                "in the metadata of the value."
+            )
+        flags[key] = given
+    hooks = {
+        hook: getattr(boxed, hook)
+        for hook in HOOKS
+        if getattr(boxed, hook) and hook not in metadata
+    }
+    return boxed.raw_value, flags, {**metadata, **own, **hooks}
+
+
+def fill_defaults(flags: dict[str, Any]) -> None:
+    """Puts the defaults now in force in the place of missing flags."""
+    for older in ("hijax", "ref"):
+        if flags[older] is None:
+            flags[older] = variable_defaults.current(older)
+    if flags["eager_sharding"] is None:
+        flags["eager_sharding"] = sharding.using_eager_sharding()
+
+
+# The metadata of Variables without entries of their own, shared by all of them.
+_PLAIN = {
+    eager: HashableMapping({"hijax": False, "ref": False, "eager_sharding": eager})
+    for eager in (True, False)
+}
+
+
+def complete(
+    cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
+) -> HashableMapping:
+    """All metadata of a new Variable: the user's, the flags, the hooks of its class."""
+    if not metadata and not cls.class_hooks and not (flags["hijax"] or flags["ref"]):
+        return _PLAIN[flags["eager_sharding"]]
+    entries = {**rename_old_keys(metadata), **flags}
+    for hook, function in cls.class_hooks.items():
+        entries.setdefault(hook, function)
+    if any(hook in entries for hook in HOOKS):
+        warn_about_hooks(stacklevel=3)
+    return HashableMapping(entries)
+
+
+def changed(
+    current: Mapping[str, Any], args: tuple[Any, ...], entries: Mapping[str, Any]
+) -> HashableMapping:
+    """The metadata after ``Variable.set_metadata(*args, **entries)``.
+
+    Raises:
+        TypeError: If the arguments are none of its three forms.
+        ValueError: If an entry would change that is fixed.
+    """
+    if (args and entries) or len(args) > 2 or not (args or entries):
+        raise TypeError(
+            "set_metadata takes one dict, a name and a value, or keywords; got "
+            f"{len(args)} positional and {len(entries)} keyword arguments."
+        )
+    if len(args) == 1:
+        fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
+        kept = {key: current[key] for key in current if key in REQUIRED}
+        updated = kept | rename_old_keys(dict(args[0]))
+    else:
+        fixed = ("hijax", "ref")
+        given = {args[0]: args[1]} if args else entries
+        updated = dict(current) | rename_old_keys(dict(given))
+    for key in fixed:
+        if updated[key] != current[key]:
+            raise ValueError(
+                f"Cannot change `{key}` metadata: expected {current[key]}, got "
+                f"{updated[key]}.\nUse variable.copy({key}={updated[key]})."
+            )
+    return HashableMapping(updated)

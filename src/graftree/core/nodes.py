@@ -202,7 +202,7 @@ def get_node_impl_for_type(kind: type) -> GraphKind | TreeKind | None:
 
 
 def register_graph_node_type(
-    type: type,  # noqa: A002
+    type: type,
     flatten: Callable[[Any], tuple[Sequence[tuple[Any, Any]], Any]],
     set_key: Callable[[Any, Any, Any], None],
     pop_key: Callable[[Any, Any], Any],
@@ -235,7 +235,7 @@ def register_graph_node_type(
 
 
 def register_pytree_node_type(
-    type: type,  # noqa: A002
+    type: type,
     flatten: Callable[[Any], tuple[Sequence[tuple[Any, Any]], Any]],
     unflatten: Callable[[Sequence[tuple[Any, Any]], Any], Any],
     *,
@@ -267,7 +267,9 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
 def _listing(flatten: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Child], Any]]:
     def listed(node: Any) -> tuple[list[Child], Any]:
         items, metadata = flatten(node)
-        return [_child(key, value) for key, value in paths.sorted_items(dict(items))], metadata
+        return [
+            _child(key, value) for key, value in paths.sorted_items(dict(items))
+        ], metadata
 
     return listed
 
@@ -312,7 +314,9 @@ def _create_pytree(metadata: PytreeMetadata) -> Any:
     )
 
 
-def _fill_pytree(obj: Any, metadata: PytreeMetadata, items: list[tuple[Any, Any]]) -> None:
+def _fill_pytree(
+    obj: Any, metadata: PytreeMetadata, items: list[tuple[Any, Any]]
+) -> None:
     name_of = type(obj).attribute_name
     values = [(name_of(key), value) for key, value in items]
     pytrees.replace_attributes(obj, metadata.table, values)
@@ -376,9 +380,7 @@ def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
 
 _TUPLE = TreeKind(_flatten_sequence, _unflatten_sequence)
 _OTHER = TreeKind(_flatten_other, _unflatten_other)
-_registered[list] = TreeKind(
-    _flatten_sequence, _unflatten_sequence, _set_item, None
-)
+_registered[list] = TreeKind(_flatten_sequence, _unflatten_sequence, _set_item, None)
 _registered[dict] = TreeKind(
     _flatten_dict, lambda items, _: dict(items), _set_item, _pop_item
 )

@@ -15,8 +15,8 @@ from graftree import _jax, errors
 current = _jax.current_trace
 
 _WAY_OUT = (
-    "Pass the object as an argument of the transformed function, so that it belongs to\n"
-    "its trace and the update is returned, or make it inside that function."
+    "Pass the object as an argument of the transformed function, so that it belongs\n"
+    "to its trace and the update is returned, or make it inside that function."
 )
 
 

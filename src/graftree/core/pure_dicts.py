@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftree import errors
+import jax
+
+from graftree import _jax, errors
 from graftree.annotations import Key, Path
 from graftree.core import mappings
 from graftree.core.variables import Variable
@@ -157,3 +159,27 @@ def _restored_key(key: Key) -> Key:
         return int(key)
     except ValueError:
         return key
+
+
+def as_pure(tree: Any) -> Any:
+    """Replaces each Variable by its raw value, and each ref by its array.
+
+    Args:
+        tree: Any pytree: a State, an object, a Variable.
+
+    Returns:
+        The same structure with plain values.
+
+    Example:
+        >>> pure = nnx.as_pure(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+        >>> pure["bias"]
+        Array([0., 0., 0.], dtype=float32)
+    """
+    return jax.tree.map(_pure, tree, is_leaf=lambda x: isinstance(x, Variable))
+
+
+def _pure(x: Any) -> Any:
+    if isinstance(x, Variable):
+        raw = x.get_raw_value()
+        return raw if isinstance(raw, jax.Array) else as_pure(raw)
+    return x[...] if _jax.is_ref(x) else x

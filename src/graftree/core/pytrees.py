@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
 import inspect
-import typing
 import warnings
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, ClassVar, TypeVar
@@ -66,7 +64,9 @@ class PytreeState:
         return self._owner is ownership.current()
 
     def __repr__(self) -> str:
-        return f"PytreeState(initializing={self.initializing}, is_setup={self.is_setup})"
+        return (
+            f"PytreeState(initializing={self.initializing}, is_setup={self.is_setup})"
+        )
 
     def __reduce__(self) -> Any:
         return PytreeState, (self.initializing, self.is_setup)
@@ -78,7 +78,7 @@ class PytreeState:
 class PytreeMeta(abc.ABCMeta):
     """Makes instances with their bookkeeping, and checks them once they are built."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         obj = cls.__new__(cls, *args, **kwargs)
         if not isinstance(obj, cls):
             return obj
@@ -139,7 +139,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         slots = cls.__dict__.get("__slots__", ())
         if slots:
             raise TypeError(
-                f"The Pytree class {cls.__name__} has the non-empty __slots__ {slots!r}; "
+                f"The Pytree class {cls.__name__} has non-empty __slots__ {slots!r}; "
                 "attributes of Pytrees are kept in __dict__. Remove __slots__."
             )
         if pytree is not None:
@@ -254,51 +254,6 @@ class Object(Pytree, pytree=False):
         super().__init_subclass__(pytree=pytree, **options)
 
 
-@typing.dataclass_transform(field_specifiers=(dataclasses.field, attributes.data, attributes.static))
-def dataclass(
-    cls: type[T] | None = None,
-    /,
-    *,
-    init: bool = True,
-    eq: bool = True,
-    order: bool = False,
-    unsafe_hash: bool = False,
-    match_args: bool = True,
-    kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
-) -> Any:
-    """``dataclasses.dataclass`` for Pytrees; the repr of the library is kept.
-
-    Args:
-        cls: The class; ``None`` when used with options.
-        init: As in ``dataclasses.dataclass``, like the other options.
-
-    Returns:
-        The class, or a decorator.
-
-    Example:
-        >>> @nnx.dataclass
-        ... class Affine(nnx.Pytree):
-        ...     scale: jax.Array = nnx.data()
-        ...     name: str = nnx.static(default="affine")
-        >>> Affine(jnp.array(2.0)).name
-        'affine'
-    """
-    decorate = dataclasses.dataclass(
-        init=init,
-        repr=False,
-        eq=eq,
-        order=order,
-        unsafe_hash=unsafe_hash,
-        match_args=match_args,
-        kw_only=kw_only,
-        slots=slots,
-        weakref_slot=weakref_slot,
-    )
-    return decorate if cls is None else decorate(cls)
-
-
 def check_pytree(obj: Any) -> None:
     """Checks that no static attribute of a Pytree contains data.
 
@@ -322,7 +277,9 @@ def check_pytree(obj: Any) -> None:
 
 def attribute_items(obj: Pytree) -> list[tuple[str, Any]]:
     """The attributes of an object without its bookkeeping, in insertion order."""
-    return [item for item in obj.__dict__.items() if item[0] not in BOOKKEEPING]
+    # A list first: another thread may be attaching the buffers of a capture.
+    entries = list(obj.__dict__.items())
+    return [item for item in entries if item[0] not in BOOKKEEPING]
 
 
 def table_of(obj: Pytree) -> AttributeTable:
@@ -335,7 +292,9 @@ def state_of(obj: Pytree) -> PytreeState:
     return obj.__dict__[_STATE]
 
 
-def sorted_names(obj: Pytree) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def sorted_names(
+    obj: Pytree,
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The names of all, of the data, and of the static attributes, sorted."""
     return obj.__dict__[_NODES].names(type(obj).attribute_sort_key)
 
@@ -356,7 +315,7 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
     entries[name] = value
     table = entries[_NODES]
     if table.get(name) is not status:
-        entries[_NODES] = table.with_status(name, status)
+        entries[_NODES] = table.with_entry(name, status)
     elif _is_array(old) and _is_array(value):
         # Another array in the place of an array is state, not structure.
         return
@@ -447,7 +406,7 @@ def _adopt_untracked(obj: Pytree) -> None:
     for name, value in attribute_items(obj):
         if name not in table:
             status = type(obj).declared_statuses.get(name, attributes.is_data(value))
-            table = table.with_status(name, status)
+            table = table.with_entry(name, status)
     obj.__dict__[_NODES] = table
 
 

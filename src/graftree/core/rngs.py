@@ -49,8 +49,9 @@ class RngState(Variable):
     """The kind of Variable that random streams consist of.
 
     Example:
-        >>> nnx.state(nnx.Rngs(0), nnx.RngState).flat_state().paths
-        (('default', 'count'), ('default', 'key'))
+        >>> state = nnx.state(nnx.Rngs(0), nnx.RngState)
+        >>> [path for path, variable in nnx.to_flat_state(state)]
+        [('default', 'count'), ('default', 'key')]
     """
 
 

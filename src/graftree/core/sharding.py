@@ -20,7 +20,7 @@ from graftree import _jax, config
 AxisRules = Sequence[tuple[str, Any]]
 
 
-class use_eager_sharding(config.ScopedDefault):  # noqa: N801
+class use_eager_sharding(config.ScopedDefault):
     """Sets whether annotated Variables are placed on the mesh when they are made.
 
     Args:
@@ -195,6 +195,17 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
         )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    leaf = _on_mesh(leaf, sharding)
     if kinds == {explicit}:
         return jax.sharding.reshard(leaf, sharding)
     return jax.lax.with_sharding_constraint(leaf, sharding)
+
+
+def _on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
+    """Moves a value of other devices: JAX constrains only what is on the mesh."""
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    mesh = sharding.mesh
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        mesh = _jax.concrete_mesh()
+    return leaf if mesh is None else jax.device_put(leaf, sharding.update(mesh=mesh))

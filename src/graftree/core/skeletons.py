@@ -27,7 +27,7 @@ import dataclasses
 import enum
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -142,7 +142,10 @@ class GraphDef(Generic[Node]):
     num_leaves: int
 
     def __init__(
-        self, nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]], num_leaves: int
+        self,
+        nodes: Sequence[Any],
+        attributes: Sequence[tuple[Any, Any]],
+        num_leaves: int,
     ) -> None:
         store = object.__setattr__
         store(self, "nodes", list(nodes))
@@ -188,6 +191,26 @@ class GraphDef(Generic[Node]):
         """Whether it was made in tree mode."""
         return bool(self.nodes) and isinstance(self.nodes[0], TreeNodeDef)
 
+    def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
+        """Calls methods of the object that this GraphDef and the states make.
+
+        Args:
+            state: The state, or the first of several.
+            *states: Further states.
+            graph: The mode of the split afterwards; ``None`` takes the default.
+
+        Returns:
+            A proxy. Attributes and items of it reach a method; calling it returns the
+            output and the new ``(graphdef, state)``.
+
+        Example:
+            >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+            >>> y, _ = graphdef.apply(state)(jnp.ones((1, 2)))
+            >>> y.shape
+            (1, 3)
+        """
+        return _callers[0](self, (state, *states), graph)
+
     def leaves(self) -> tuple[tuple[Any, VariableDef | ArrayRefDef | None], ...]:
         """For each leaf its path, and its definition unless it is plain; cached."""
         found = self._cache.get("leaves")
@@ -202,8 +225,30 @@ class GraphDef(Generic[Node]):
             found = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
         return found
 
+    def tree(self) -> dict[Any, Any]:
+        """The paths as nested dicts, with the number of each leaf; cached."""
+        found = self._cache.get("tree")
+        if found is None:
+            found = self._cache["tree"] = {}
+            for number, path in enumerate(self.paths()):
+                place = found
+                for key in path[:-1]:
+                    place = place.setdefault(key, {})
+                place[path[-1]] = number
+        return found
+
 
 jax.tree_util.register_static(GraphDef)
+
+# Filled by `functional`, which is defined above this file.
+_callers: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
+
+
+def register_caller(
+    caller: Callable[[GraphDef[Any], Sequence[Any], bool | None], Any],
+) -> None:
+    """Says how `GraphDef.apply` merges, calls and splits."""
+    _callers[:] = [caller]
 
 
 def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:

@@ -20,7 +20,9 @@ from graftree.core.variables import Variable
 Path = tuple[Any, ...]
 
 
-def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
+def iter_graph(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Path, Any]]:
     """Lists an object and everything below it, children before parents.
 
     Args:
@@ -47,14 +49,19 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
 
 def _iter_graph(x: Any, path: Path, seen: dict[int, Any]) -> Iterator[tuple[Path, Any]]:
     kind = nodes.kind_of(x)
-    # None and () are shared by the interpreter, not by the object.
-    if (not isinstance(kind, Leaf) and x not in (None, ())) or kind is Leaf.VARIABLE:
+    is_container = not isinstance(kind, Leaf) and not _is_interpreters(x)
+    if is_container or kind is Leaf.VARIABLE:
         if id(x) in seen:
             return
         seen[id(x)] = x
     for key, child in _graph_children(x, kind):
         yield from _iter_graph(child, (*path, key), seen)
     yield path, x
+
+
+def _is_interpreters(x: Any) -> bool:
+    """Whether ``x`` is None or (), which the interpreter shares, not the object."""
+    return x is None or (type(x) is tuple and not x)
 
 
 def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
@@ -86,28 +93,25 @@ class _TreeWalk:
                 flat = [(paths.to_string(p), x) for p in (first, path)]
                 aliases.check_tree(flat, self.function)
             self.leaves[id(x)] = x, path
-        elif id(x) in self.above and not _is_shared_by_python(x):
-            first, second = self.above[id(x)], path
-            raise ValueError(
-                f"Cycle detected: a {type(x).__name__} contains itself, found at paths:"
-                f"\n\n  - {paths.to_string(first, '<root>')}\n"
-                f"  - {paths.to_string(second, '<root>')}\n\n"
-                f"Trees can't have cycles; pass graph=True to nnx.{self.function}."
-            )
-        self.above[id(x)] = path
+        elif id(x) in self.above:
+            first, second = paths.to_string(self.above[id(x)]), paths.to_string(path)
+            raise aliases.cycle_error(x, first, second)
+        elif _is_tree_node(x) and not _is_interpreters(x):
+            self.above[id(x)] = path
 
     def leave(self, x: Any) -> None:
         self.above.pop(id(x), None)
 
 
-def _is_shared_by_python(x: Any) -> bool:
-    return x is None or x == () or not _jax.is_pytree_type(type(x))
+def _is_tree_node(x: Any) -> bool:
+    if isinstance(x, tuple):
+        # JAX takes named tuples without a registration, but no other subclass.
+        return type(x) is tuple or hasattr(x, "_fields")
+    return _jax.is_pytree_type(type(x)) and not isinstance(x, Variable)
 
 
 def _tree_children(x: Any) -> list[tuple[Any, Any]]:
-    if isinstance(x, Variable) or not (
-        _jax.is_pytree_type(type(x)) or isinstance(x, tuple)
-    ):
+    if not _is_tree_node(x):
         return []
     listed, _ = _jax.flatten_one_level(x)
     keyed = [(paths.key_from_jax(entry), child) for entry, child in listed]
@@ -124,7 +128,9 @@ def _iter_tree(x: Any, path: Path, walk: _TreeWalk) -> Iterator[tuple[Path, Any]
     yield path, x
 
 
-def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
+def iter_children(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Any, Any]]:
     """Lists the children of a node that are objects: graph nodes, Variables, refs.
 
     Args:
@@ -180,8 +186,8 @@ def _node_children(
     if is_graph:
         if isinstance(kind, Leaf):
             raise ValueError(
-                f"Expected a graph node, got {type(node)}. Pass a Module or another "
-                f"node, or graph=False to nnx.{function} for JAX pytrees."
+                f"Expected a graph node, got {type(node).__name__}. Pass a Module or "
+                f"another node, or graph=False to nnx.{function} for JAX pytrees."
             )
         return [(child.key, child.value) for child in kind.flatten(node)[0]]
     if isinstance(node, Pytree) and not type(node).is_pytree_class:
@@ -190,16 +196,15 @@ def _node_children(
         node, check_graph_registry=False
     ):
         raise ValueError(
-            f"Expected a pytree node, got {type(node)}. Pass a Module or another "
-            f"pytree, or graph=True to nnx.{function} for graph nodes."
+            f"Expected a pytree node, got {type(node).__name__}. Pass a Module or "
+            f"another pytree, or graph=True to nnx.{function} for graph nodes."
         )
-    # Duplicates and cycles are errors in tree mode, wherever they are.
-    for _ in _iter_tree(node, (), _TreeWalk(function)):
-        pass
     return _tree_children(node)
 
 
-def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Path, Any]]:
+def iter_modules(
+    module: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Path, Any]]:
     """Lists the nested Modules, children before parents.
 
     Args:
@@ -225,7 +230,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
 # Mapping.
 
 
-def map(  # noqa: A001
+def map(
     f: Callable[[Path, Any], Any],
     node: Any,
     /,
@@ -255,7 +260,9 @@ def map(  # noqa: A001
         Array(0., dtype=float32)
     """
     graphdef, leaves = flattening.flatten_node(node, graph, "map")
-    mapped = [f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)]
+    mapped = [
+        f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)
+    ]
     return flattening.unflatten_node(
         graphdef, mapped, recreate_variables=recreate_variables
     )
@@ -302,7 +309,7 @@ def _map_graph(
     if isinstance(kind, Leaf):
         mapped = f(path, x)
     else:
-        if id(x) in above and x not in (None, ()):
+        if id(x) in above and not _is_interpreters(x):
             raise ValueError(
                 f"Found cycle in the graph at path {paths.to_string(path)!r}: the "
                 f"{type(x).__name__} is also at "
@@ -343,7 +350,7 @@ def _reclassified(
     for child, (key, value) in zip(children, items, strict=True):
         name = type(x).attribute_name(key)
         if not table[name] and value is not child.value and is_data(value):
-            table = table.with_status(name, True)
+            table = table.with_entry(name, True)
     return table
 
 
@@ -352,17 +359,13 @@ def _map_tree(
 ) -> Any:
     walk.enter(x, path)
     mapped = {
-        key: _map_tree(f, child, (*path, key), walk)
-        for key, child in _tree_children(x)
-        if key != pytrees.BOOKKEEPING[1]
+        key: _map_tree(f, child, (*path, key), walk) for key, child in _tree_children(x)
     }
-    if mapped:
-        listed, treedef = _jax.flatten_one_level(x)
-        x_new = treedef.unflatten([mapped[paths.key_from_jax(e)] for e, _ in listed])
-    else:
-        x_new = x
     walk.leave(x)
-    return f(path, x_new)
+    if _is_tree_node(x):
+        listed, treedef = _jax.flatten_one_level(x)
+        x = treedef.unflatten([mapped[paths.key_from_jax(e)] for e, _ in listed])
+    return f(path, x)
 
 
 def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
@@ -386,7 +389,7 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
         [[('a',), ('c',)]]
     """
     predicate = filters.to_predicate(only)
-    found: dict[int, list[Path]] = {}
+    found = flattening.RefMap()
     _find(node, (), predicate, found, [])
     return [listed for listed in found.values() if len(listed) > 1]
 
@@ -395,23 +398,24 @@ def _find(
     x: Any,
     path: Path,
     predicate: Callable[[Path, Any], bool],
-    found: dict[int, list[Path]],
+    found: flattening.RefMap,
     above: list[Any],
 ) -> None:
     kind = nodes.kind_of(x)
-    if isinstance(kind, GraphKind) or (isinstance(kind, Leaf) and kind is not Leaf.STATIC):
-        if id(x) in found:
+    if isinstance(kind, GraphKind) or (
+        isinstance(kind, Leaf) and kind is not Leaf.STATIC
+    ):
+        if x in found:
             if predicate(path, x):
-                found[id(x)].append(path)
+                found[x].append(path)
             return
-        found[id(x)] = [path]
+        found[x] = [path]
     elif any(x is other for other in above):
         return
     if isinstance(kind, Leaf):
         return
     above.append(x)
-    for key, child, is_data in kind.flatten(x)[0]:
-        if is_data is not False:
+    for key, child, status in kind.flatten(x)[0]:
+        if status is not False:
             _find(child, (*path, key), predicate, found, above)
     above.pop()
-

@@ -15,6 +15,7 @@ from graftree import _jax
 from graftree.core import (
     flat_states,
     flattening,
+    graph_states,
     nodes,
     ownership,
     paths,
@@ -24,6 +25,7 @@ from graftree.core import (
     variables,
 )
 from graftree.core.nodes import GraphKind, Leaf
+from graftree.core.pytrees import Pytree
 from graftree.core.variables import Variable
 
 Step = Callable[[], None]
@@ -38,7 +40,7 @@ def update(node: Any, state_list: Sequence[Any]) -> None:
         if isinstance(nodes.kind_of(node), Leaf):
             raise UnsupportedTypeError(node)
         merged = states.merge_state(*[_as_mapping(given) for given in state_list])
-        _plan_node(node, merged.raw_mapping, (), steps)
+        _plan_node(node, None, merged.raw_mapping, (), steps)
     for step in steps:
         step()
 
@@ -48,13 +50,13 @@ class UnsupportedTypeError(RuntimeError, TypeError):
 
     def __init__(self, node: Any) -> None:
         super().__init__(
-            f"Unsupported type: {type(node).__name__} is no object whose state could be "
+            f"Unsupported type: {type(node).__name__} is no object whose state can be "
             "changed. Pass a Module, a Variable or a container of them."
         )
 
 
 def _single(state_list: Sequence[Any]) -> Any:
-    given = [s for s in state_list if not (_is_mapping(s) and not len(s))]
+    given = [s for s in state_list if not _is_empty(s)]
     if len(given) != 1 and len(state_list) != 1:
         raise ValueError(
             f"Expected exactly one non-empty state for a Variable, got {len(given)}."
@@ -63,18 +65,22 @@ def _single(state_list: Sequence[Any]) -> Any:
 
 
 def _is_mapping(x: Any) -> bool:
-    return isinstance(x, (Mapping, flat_states.FlatState)) or hasattr(x, "raw_mapping")
+    return isinstance(x, (Mapping, flat_states.FlatState))
+
+
+def _is_empty(state: Any) -> bool:
+    return _is_mapping(state) and not len(state)
 
 
 def _as_mapping(given: Any) -> Any:
     """The nested mapping that a state of any accepted form stands for."""
     if isinstance(given, flat_states.FlatState):
         return given.to_nested_state()
-    if hasattr(given, "raw_mapping"):
-        return states.State(given.raw_mapping, _copy=False)
+    if isinstance(given, graph_states.GraphState):
+        return graph_states.state_of(given)
     if isinstance(given, Mapping):
         return given
-    if isinstance(nodes.kind_of(given), Leaf):
+    if given is None or isinstance(nodes.kind_of(given), Leaf):
         raise TypeError(
             "nnx.update expects a State, a mapping or an object with the structure of "
             f"the node as the state, got {type(given).__name__}."
@@ -85,29 +91,40 @@ def _as_mapping(given: Any) -> Any:
 
 
 def _plan_node(
-    node: Any, state: Mapping[Any, Any], path: tuple[Any, ...], steps: list[Step]
+    node: Any,
+    owner: Pytree | None,
+    state: Mapping[Any, Any],
+    path: tuple[Any, ...],
+    steps: list[Step],
 ) -> None:
+    owner = node if isinstance(node, Pytree) else owner
     children = {child.key: child for child in nodes.children(node)}
     for given_key, value in state.items():
         key = _own_key(given_key, children)
         where = (*path, key)
         if key not in children:
-            _plan_new(node, key, value, where, steps)
+            _plan_new(node, owner, key, value, where, steps)
             continue
         child = children[key].value
         kind = nodes.kind_of(child)
         if children[key].is_data is False:
-            _plan_set(node, key, _raw(value), where, steps)
+            _plan_set(node, owner, key, value, where, steps)
         elif kind is Leaf.VARIABLE:
-            _plan_variable(child, value, steps)
+            if not _is_empty(value):
+                _plan_variable(child, value, steps)
         elif kind is Leaf.REF:
             steps.append(_writing_ref(child, _raw(value)))
         elif isinstance(kind, Leaf):
-            _plan_set(node, key, _raw(value), where, steps)
-        elif _is_mapping(value):
-            _plan_node(child, _as_mapping(value), where, steps)
+            _plan_set(node, owner, key, value, where, steps)
+        elif not isinstance(nodes.kind_of(value), Leaf):
+            _plan_node(child, owner, _as_mapping(value), where, steps)
+        elif isinstance(kind, GraphKind) or nodes.is_node_leaf(value):
+            raise ValueError(
+                f"Expected a subgraph for {key!r}, got a {type(value).__name__} at "
+                f"path {paths.to_string(where)!r}."
+            )
         else:
-            _plan_in_place_of_node(node, key, value, where, steps, kind)
+            _plan_set(node, owner, key, value, where, steps)
 
 
 def _own_key(key: Any, children: Mapping[Any, Any]) -> Any:
@@ -118,25 +135,6 @@ def _own_key(key: Any, children: Mapping[Any, Any]) -> Any:
         except ValueError:
             return key
     return key
-
-
-def _plan_in_place_of_node(
-    node: Any, key: Any, value: Any, path: Any, steps: list[Step], kind: Any
-) -> None:
-    if isinstance(nodes.kind_of(value), Leaf):
-        if isinstance(kind, GraphKind) or nodes.is_node_leaf(value):
-            raise ValueError(
-                f"Expected a subgraph for {key!r}, got a {type(value).__name__} at "
-                f"path {paths.to_string(path)!r}."
-            )
-        _plan_set(node, key, value, path, steps)
-        return
-    _plan_node(nodes_child(node, key), _as_mapping(value), path, steps)
-
-
-def nodes_child(node: Any, key: Any) -> Any:
-    """The child of a node under a key."""
-    return next(child.value for child in nodes.children(node) if child.key == key)
 
 
 def _raw(value: Any) -> Any:
@@ -164,26 +162,36 @@ def _writing_ref(ref: Any, value: Any) -> Step:
 
 
 def _plan_new(
-    node: Any, key: Any, value: Any, path: tuple[Any, ...], steps: list[Step]
+    node: Any,
+    owner: Pytree | None,
+    key: Any,
+    value: Any,
+    path: tuple[Any, ...],
+    steps: list[Step],
 ) -> None:
     if isinstance(node, list):
         raise IndexError(
-            f"list index {key!r} is out of range at path {paths.to_string(path)!r}: the "
+            f"list index {key!r} is out of range at {paths.to_string(path)!r}: the "
             f"list has {len(node)} items."
         )
     if isinstance(value, Variable):
         value = value.copy()
-    elif isinstance(value, states.State) or hasattr(value, "raw_mapping"):
+    elif isinstance(value, (states.State, graph_states.GraphState)):
         value = jax.tree.map(
             lambda x: x.copy() if isinstance(x, Variable) else x,
             value,
             is_leaf=lambda x: isinstance(x, Variable),
         )
-    _plan_set(node, key, value, path, steps)
+    _plan_set(node, owner, key, value, path, steps)
 
 
 def _plan_set(
-    node: Any, key: Any, value: Any, path: tuple[Any, ...], steps: list[Step]
+    node: Any,
+    owner: Pytree | None,
+    key: Any,
+    value: Any,
+    path: tuple[Any, ...],
+    steps: list[Step],
 ) -> None:
     kind: Any = nodes.kind_of(node)
     if kind.set_key is None:
@@ -191,11 +199,16 @@ def _plan_set(
             f"Cannot set key {key!r} of a {type(node).__name__} (path "
             f"{paths.to_string(path)!r}): its items can't be replaced."
         )
-    if isinstance(node, pytrees.Pytree):
-        if not pytrees.state_of(node).is_owned():
-            raise ownership.object_error(node, str(key))
+    _check_owned(owner, key)
+    if isinstance(node, Pytree):
         pytrees.check_assignment(node, type(node).attribute_name(key), value)
     steps.append(lambda: kind.set_key(node, key, value))
+
+
+def _check_owned(owner: Pytree | None, key: Any) -> None:
+    """Checks the node that is changed, or that holds the container that is."""
+    if owner is not None and not pytrees.state_of(owner).is_owned():
+        raise ownership.object_error(owner, str(key))
 
 
 # pop
@@ -207,7 +220,7 @@ def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
         raise UnsupportedTypeError(node)
     popped: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
     steps: list[Step] = []
-    _plan_pop(node, (), set(), predicates, popped, steps)
+    _plan_pop(node, None, (), set(), predicates, popped, steps)
     for step in steps:
         step()
     return popped
@@ -215,6 +228,7 @@ def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
 
 def _plan_pop(
     node: Any,
+    owner: Pytree | None,
     path: tuple[Any, ...],
     seen: set[int],
     predicates: Sequence[Any],
@@ -226,12 +240,13 @@ def _plan_pop(
         if id(node) in seen:
             return
         seen.add(id(node))
+    owner = node if isinstance(node, Pytree) else owner
     for key, child, is_data in nodes.children(node):
         where = (*path, key)
         if is_data is False:
             continue
         if not isinstance(nodes.kind_of(child), Leaf):
-            _plan_pop(child, where, seen, predicates, popped, steps)
+            _plan_pop(child, owner, where, seen, predicates, popped, steps)
             continue
         if not nodes.is_node_leaf(child) and not is_data:
             continue
@@ -242,6 +257,7 @@ def _plan_pop(
         for group, predicate in zip(popped, predicates, strict=True):
             if predicate(where, child):
                 _check_can_pop(node, kind, key, where)
+                _check_owned(owner, key)
                 group.append((where, child))
                 steps.append(_popping(kind, node, key))
                 break
@@ -252,12 +268,8 @@ def _popping(kind: Any, node: Any, key: Any) -> Step:
 
 
 def _check_can_pop(node: Any, kind: Any, key: Any, path: tuple[Any, ...]) -> None:
-    if kind.pop_key is None or (
-        isinstance(node, pytrees.Pytree) and not isinstance(key, str)
-    ):
+    if kind.pop_key is None or (isinstance(node, Pytree) and not isinstance(key, str)):
         raise ValueError(
             f"Cannot pop key {key!r} of a {type(node).__name__} (path "
             f"{paths.to_string(path)!r}): removing an item would move the others."
         )
-    if isinstance(node, pytrees.Pytree) and not pytrees.state_of(node).is_owned():
-        raise ownership.object_error(node, str(key))

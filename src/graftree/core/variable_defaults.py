@@ -1,21 +1,23 @@
-"""The defaults of new Variables, and the deprecation of their older accessors."""
+"""The defaults of new Variables."""
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from graftree import config
 
 
-class _use_hijax(config.ScopedDefault):  # noqa: N801
+class _Hijax(config.ScopedDefault):
     flag = "flax_hijax_variable"
 
 
-class _use_ref(config.ScopedDefault):  # noqa: N801
+class _Ref(config.ScopedDefault):
     flag = "flax_array_ref"
 
 
-_SCOPES: dict[str, type[config.ScopedDefault]] = {"hijax": _use_hijax, "ref": _use_ref}
+_SCOPES: dict[str, type[config.ScopedDefault]] = {"hijax": _Hijax, "ref": _Ref}
 
 
 def current(name: str) -> bool:
@@ -23,12 +25,75 @@ def current(name: str) -> bool:
     return _SCOPES[name].current_value()
 
 
-def warn_deprecated_value(what: str, *, stacklevel: int) -> None:
-    """Warns that an accessor of older releases is used."""
-    warnings.warn(
-        f"{what} is now deprecated. Use variable[...] for arrays, or "
-        "variable.get_value() and variable.set_value(x).",
-        DeprecationWarning,
-        stacklevel=stacklevel + 1,
-    )
+@dataclasses.dataclass(frozen=True)
+class VarDefaults(Mapping[str, bool]):
+    """The defaults in force: a mapping with the keys ``hijax`` and ``ref``.
 
+    Example:
+        >>> dict(nnx.var_defaults())
+        {'hijax': False, 'ref': False}
+    """
+
+    hijax: bool
+    ref: bool
+
+    def __getitem__(self, key: str) -> bool:
+        if key not in _SCOPES:
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SCOPES)
+
+    def __len__(self) -> int:
+        return len(_SCOPES)
+
+
+class VarDefaultsContext:
+    """Sets defaults of new Variables; made by `var_defaults`."""
+
+    def __init__(self, values: Mapping[str, bool]) -> None:
+        self._values = dict(values)
+        self._scopes = [_SCOPES[name](value) for name, value in values.items()]
+
+    def __enter__(self) -> None:
+        for scope in self._scopes:
+            scope.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        for scope in reversed(self._scopes):
+            scope.__exit__(*exception)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a function to run under the defaults; the ambient ones are kept."""
+        for scope in self._scopes:
+            function = scope(function)
+        return function
+
+
+def var_defaults(
+    *, hijax: bool | None = None, ref: bool | None = None
+) -> VarDefaults | VarDefaultsContext:
+    """The defaults of new Variables; with arguments, sets them.
+
+    Setting takes effect at once for this thread. The result is a context manager and a
+    decorator, which undo it.
+
+    Args:
+        hijax: The default of ``Variable(..., hijax=)``; ``None`` leaves it.
+        ref: The default of ``Variable(..., ref=)``; ``None`` leaves it.
+
+    Returns:
+        A `VarDefaults` without arguments, else a context.
+
+    Example:
+        >>> with nnx.var_defaults(ref=True):
+        ...     count = nnx.Variable(jnp.array(0))
+        >>> count.ref, nnx.var_defaults().ref
+        (True, False)
+    """
+    given = {"hijax": hijax, "ref": ref}
+    values = {name: value for name, value in given.items() if value is not None}
+    if not values:
+        return VarDefaults(**{name: current(name) for name in _SCOPES})
+    return VarDefaultsContext(values)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree import errors
 from graftree.annotations import (
@@ -30,7 +29,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import linear, parameters, promotion
+from graftree.nn import arguments, linear, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -123,7 +122,7 @@ class Conv(Module):
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
-        kernel_size = parameters.sizes(kernel_size)
+        kernel_size = arguments.sizes(kernel_size)
         self.kernel_shape = kernel_size + (
             in_features // feature_group_count,
             out_features,
@@ -176,15 +175,15 @@ class Conv(Module):
         batch_shape, inputs = flatten_batch(self, inputs)
         kernel = masked_kernel(self)
         rank = len(self.kernel_size)
-        kernel_dilation = _per_axis(self.kernel_dilation, rank)
-        strides = _per_axis(self.strides, rank)
+        kernel_dilation = arguments.per_axis(self.kernel_dilation, rank)
+        strides = arguments.per_axis(self.strides, rank)
         inputs, padding, input_dilation = _apply_padding(
             inputs,
-            canonicalize_padding(self.padding, rank),
+            arguments.canonicalize_padding(self.padding, rank),
             strides,
             self.kernel_size,
             kernel_dilation,
-            _per_axis(self.input_dilation, rank),
+            arguments.per_axis(self.input_dilation, rank),
         )
         inputs, kernel, bias = self.promote_dtype(
             (inputs, kernel, parameters.read(self.bias)), dtype=self.dtype
@@ -196,7 +195,7 @@ class Conv(Module):
             padding,
             lhs_dilation=input_dilation,
             rhs_dilation=kernel_dilation,
-            dimension_numbers=_channels_last(rank),
+            dimension_numbers=channels_last(rank),
             feature_group_count=self.feature_group_count,
             **linear.contraction_options(self, out_sharding),
         )
@@ -258,57 +257,6 @@ def masked_kernel(layer: Module) -> jax.Array:
     return kernel * jnp.asarray(layer.mask)
 
 
-def canonicalize_padding(padding: PaddingLike, rank: int) -> LaxPadding:
-    """Brings the accepted forms of padding to those of ``jax.lax``.
-
-    Args:
-        padding: A name; an int; or a sequence with an int or a pair (tuple or list of
-            two ints) per spatial axis.
-        rank: The number of spatial axes.
-
-    Returns:
-        A name unchanged, else a list of ``rank`` pairs ``(low, high)``.
-
-    Raises:
-        ValueError: If ``padding`` has another form.
-
-    Example:
-        >>> from graftree.nn import conv
-        >>> conv.canonicalize_padding(2, 2), conv.canonicalize_padding([1, (0, 2)], 2)
-        ([(2, 2), (2, 2)], [(1, 1), (0, 2)])
-    """
-    if isinstance(padding, str):
-        return padding
-    if parameters.is_int(padding):
-        return [(int(padding),) * 2] * rank
-    if isinstance(padding, Sequence | np.ndarray) and len(padding) == rank:
-        pairs = [_pair(entry) for entry in padding]
-        if None not in pairs:
-            return pairs
-    raise ValueError(
-        f"Invalid padding format: {padding}, should be str, int, or a sequence of "
-        f"len {rank} where each element is an int or pair of ints."
-    )
-
-
-def _pair(entry: Any) -> tuple[int, int] | None:
-    """Reads the padding of one axis; ``None`` if it cannot be read."""
-    if parameters.is_int(entry):
-        return (int(entry), int(entry))
-    is_sequence = isinstance(entry, tuple | list | np.ndarray)
-    if is_sequence and len(entry) == 2 and all(map(parameters.is_int, entry)):
-        return (int(entry[0]), int(entry[1]))
-    return None
-
-
-def _per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """One entry per spatial axis."""
-    if value is None:
-        return (1,) * rank
-    values = parameters.sizes(value)
-    return values * rank if parameters.is_int(value) else values
-
-
 def _apply_padding(
     inputs: jax.Array,
     padding: LaxPadding,
@@ -363,7 +311,7 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
     return jax.lax.pad(inputs, zero, [(0, 0, 0), *interior, (0, 0, 0)])
 
 
-def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
+def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     """Where batch, channels and spatial axes are in inputs, kernel and outputs."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from numpy.lib.array_utils import normalize_axis_index
 
 from graftree import _jax, errors
-from graftree.core import pytrees
+from graftree.core import attributes
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs, RngStream
+from graftree.nn import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -75,7 +75,7 @@ class Dropout(Module):
         elif isinstance(rngs, RngStream):
             self.rngs = rngs.fork()
         elif rngs is None:
-            self.rngs = pytrees.data(None)
+            self.rngs = attributes.data(None)
         else:
             raise TypeError(
                 f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}."
@@ -165,7 +165,7 @@ def _keep_mask(
     key: jax.Array, keep_rate: float, inputs: jax.Array, broadcast_dims: Sequence[int]
 ) -> jax.Array:
     """Draws which entries are kept: booleans that broadcast to ``inputs``."""
-    shared = {normalize_axis_index(axis, inputs.ndim) for axis in broadcast_dims}
+    shared = arguments.canonical_axes(broadcast_dims, inputs.ndim)
     shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
     sharding = _explicit_sharding(inputs)
     if sharding is None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import initializers, moments, parameters, promotion
+from graftree.nn import arguments, initializers, moments, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -122,7 +121,7 @@ class InstanceNorm(Module):
                 exist, or if ``mask`` is not boolean.
         """
         x, scale, bias = moments.promote(self, x)
-        feature_axes = moments.canonical_axes(self.feature_axes, x.ndim)
+        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
         if 0 in feature_axes:
             raise ValueError(
                 "The channel axes cannot include the leading dimension as this is "
@@ -256,7 +255,7 @@ class GroupNorm(Module):
         # The statistics live where the last axis is two: group, and place in the group.
         axes = tuple(range(1, last)) + (last,)
         if self.reduction_axes is not None:
-            axes = moments.canonical_axes(self.reduction_axes, x.ndim)
+            axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
         if last not in axes:
             raise ValueError(
                 f"The reduction axes of GroupNorm must include the last axis, {last}, "
@@ -296,7 +295,7 @@ def _split_features(
                 f"size ({group_size})."
             )
         return num_features // group_size, group_size
-    is_count = isinstance(num_groups, int | np.integer) and num_groups > 0
+    is_count = arguments.is_int(num_groups) and num_groups > 0
     if not is_count or num_features % num_groups:
         raise ValueError(
             f"Number of groups ({num_groups}) does not divide the number of channels "

@@ -8,6 +8,8 @@ positional arguments and do not keep it.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 
 from graftree import annotations
@@ -37,7 +39,7 @@ __all__ = [
     "zeros_init",
 ]
 
-Initializer = annotations.Initializer
+Initializer: TypeAlias = annotations.Initializer
 
 constant = jax.nn.initializers.constant
 delta_orthogonal = jax.nn.initializers.delta_orthogonal

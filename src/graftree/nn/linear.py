@@ -1,14 +1,16 @@
 """Layers that contract their inputs with a kernel.
 
-``Linear`` contracts the last axis, ``LinearGeneral`` any axes, ``Einsum`` whatever its
-equation says. The contraction itself is an argument, so that it can be replaced, by a
-quantized one for example. It is called with the keyword ``precision`` always, and with
-``preferred_element_type`` and ``out_sharding`` only if these are set.
+``Linear`` contracts the last axis, ``LinearGeneral`` any axes. The contraction itself
+is an argument, so that it can be replaced, by a quantized one for example. It is called
+with the keyword ``precision`` always, and with ``preferred_element_type`` and
+``out_sharding`` only if these are set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,10 +22,12 @@ from graftree.annotations import (
     Initializer,
     PrecisionLike,
     PromoteDtypeFn,
+    Shape,
 )
+from graftree.core.metadata import HashableMapping, VariableMetadata
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import initializers, parameters, promotion
+from graftree.nn import arguments, initializers, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -151,3 +155,180 @@ def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
     if out_sharding is not None:
         options["out_sharding"] = out_sharding
     return options
+
+
+class LinearGeneral(Module):
+    """An affine map of any axes of the inputs to any number of new axes.
+
+    Contracts the inputs with the kernel over ``axis``. Along the ``batch_axis``, if
+    any, kernel and bias differ from entry to entry.
+
+    The kernel is initialized as a matrix, then given its shape: a LinearGeneral has the
+    values, and the variance, of the `Linear` between flattened features.
+
+    Args:
+        in_features: Sizes of the contracted axes of the inputs, in the order in which
+            these axes stand there. An int means one axis, here and below.
+        out_features: Sizes of the new axes, which come last in the outputs.
+        axis: The axes to contract. They count from the left, whatever order they are
+            given in.
+        batch_axis: Leading axes along which kernel and bias vary, mapped to their
+            sizes: ``{0: size}``, ``{0: size, 1: size}`` and so on.
+        use_bias: Whether there is a bias.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            inputs and Params.
+        param_dtype: The dtype in which the Params are stored.
+        kernel_init: Initializer of ``kernel``, called with the shape of a matrix.
+        bias_init: Initializer of ``bias``, called with the shape of a vector.
+        precision: Passed to the contraction.
+        promote_dtype: Called as ``promote_dtype((inputs, kernel, bias), dtype=dtype)``.
+        dot_general: The contraction; ``None``: ``jax.lax.dot_general``.
+        dot_general_cls: Makes the contraction, anew on each call; goes before
+            ``dot_general``.
+        preferred_element_type: Dtype in which the contraction accumulates and returns
+            its result; ``None``: that of its operands.
+        rngs: Gives one key to ``kernel``, then one to ``bias``.
+        kernel_metadata: Metadata of the Param ``kernel``.
+        bias_metadata: Metadata of the Param ``bias``.
+
+    Attributes:
+        kernel: Param, ``[*batch sizes, *in_features, *out_features]``.
+        bias: Param, ``[*batch sizes, *out_features]``, or ``None``.
+
+    Raises:
+        ValueError: If ``in_features`` and ``axis`` differ in length, or if the batch
+            axes are not ``0, 1, ...``.
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.LinearGeneral((2, 3), (4, 5), axis=(1, 2), rngs=nnx.Rngs(0))
+        >>> layer.kernel.shape, layer(jnp.ones((7, 2, 3))).shape
+        ((2, 3, 4, 5), (7, 4, 5))
+    """
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        axis: int | Sequence[int] = -1,
+        batch_axis: Mapping[int, int] = parameters.NO_METADATA,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = default_kernel_init,
+        bias_init: Initializer = default_bias_init,
+        precision: PrecisionLike = None,
+        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        dot_general: DotGeneralT | None = None,
+        dot_general_cls: Callable[[], DotGeneralT] | None = None,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        self.in_features = arguments.sizes(in_features)
+        self.out_features = arguments.sizes(out_features)
+        self.axis = arguments.sizes(axis)
+        self.batch_axis = HashableMapping(batch_axis)
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.dot_general_cls = dot_general_cls
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        if len(self.in_features) != len(self.axis):
+            raise ValueError(
+                "in_features and axis must have the same length. "
+                f"Got {self.in_features} and {self.axis}."
+            )
+        batch = _batch_sizes(batch_axis)
+        rows = math.prod(batch) * math.prod(self.in_features)
+        columns = math.prod(self.out_features)
+        self.kernel = parameters.new_param(
+            rngs,
+            _on_flat_shape(kernel_init, (rows, columns)),
+            (*batch, *self.in_features, *self.out_features),
+            param_dtype,
+            kernel_metadata,
+        )
+        self.bias = parameters.optional_param(
+            use_bias,
+            rngs,
+            _on_flat_shape(bias_init, (math.prod(batch) * columns,)),
+            (*batch, *self.out_features),
+            param_dtype,
+            bias_metadata,
+        )
+
+    def __call__(
+        self, inputs: Num[Array, "*shape"], out_sharding: Any = None
+    ) -> Inexact[Array, "*out_shape"]:
+        """Maps the axes ``axis`` of ``inputs``.
+
+        Args:
+            inputs: An array with ``in_features`` entries along ``axis``.
+            out_sharding: The sharding of the result on a mesh with explicit axes;
+                ``None``: the one that follows from the operands.
+
+        Returns:
+            An array with the batch axes, the axes of ``inputs`` that are not
+            contracted, and then the axes ``out_features``.
+
+        Raises:
+            TypeError: If the sizes of ``inputs`` don't fit.
+            ValueError: If an axis does not exist.
+        """
+        inputs, kernel, bias = self.promote_dtype(
+            (inputs, parameters.read(self.kernel), parameters.read(self.bias)),
+            dtype=self.dtype,
+        )
+        axis = arguments.canonical_axes(self.axis, inputs.ndim)
+        batch = tuple(range(len(self.batch_axis)))
+        kernel_axis = tuple(range(len(batch), len(batch) + len(self.axis)))
+        outputs = self._contraction()(
+            inputs,
+            kernel,
+            ((axis, kernel_axis), (batch, batch)),
+            **contraction_options(self, out_sharding),
+        )
+        if bias is None:
+            return outputs
+        kept = [n for n in range(inputs.ndim) if n not in axis]
+        sizes = [inputs.shape[n] if n in batch else 1 for n in kept]
+        return outputs + jnp.reshape(bias, (*sizes, *self.out_features))
+
+    def _contraction(self) -> DotGeneralT:
+        """The function that contracts inputs and kernel."""
+        if self.dot_general_cls is not None:
+            return self.dot_general_cls()
+        return jax.lax.dot_general if self.dot_general is None else self.dot_general
+
+
+def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:
+    """The sizes of the batch axes, which must be the leading ones."""
+    axes = tuple(sorted(batch_axis))
+    if axes != tuple(range(len(axes))):
+        raise ValueError(
+            f"The batch axes {axes} of LinearGeneral must be consecutive leading "
+            "dimensions starting from 0."
+        )
+    return tuple(batch_axis[axis] for axis in axes)
+
+
+def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
+    """An initializer that calls another with ``flat_shape``, then reshapes the result.
+
+    Initializers scale their values by the fan-in, which they read off a matrix.
+    """
+
+    def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
+        value = initializer(key, flat_shape, dtype)
+        if isinstance(value, VariableMetadata):
+            raw_value = jnp.reshape(value.raw_value, shape)
+            return dataclasses.replace(value, raw_value=raw_value)
+        return jnp.reshape(value, shape)
+
+    return initialize

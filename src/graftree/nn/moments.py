@@ -21,9 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from numpy.lib.array_utils import normalize_axis_index
 
-from graftree.annotations import Axes
 from graftree.core.modules import Module
 from graftree.nn import parameters, promotion
 
@@ -155,13 +153,3 @@ def prepare_mask(mask: Any, ndim: int) -> jax.Array | None:
             "Numbers become booleans by a comparison: `mask=mask != 0`."
         )
     return mask.reshape((1,) * (ndim - mask.ndim) + mask.shape)
-
-
-def canonical_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
-    """Lists axes as non-negative numbers in ascending order, without repeats.
-
-    Raises:
-        ValueError: If an axis does not exist. It is an IndexError, too.
-    """
-    entries = parameters.sizes(axes)
-    return tuple(sorted({normalize_axis_index(axis, ndim) for axis in entries}))

@@ -7,18 +7,16 @@ absent Param is ``None`` in a *data* attribute, so that one can be assigned late
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree import errors
 from graftree.annotations import Dtype, Initializer, Shape
-from graftree.core import pytrees
+from graftree.core import attributes
 from graftree.core.rngs import Rngs
 from graftree.core.variables import Param
 
@@ -64,7 +62,7 @@ def optional_param(
         which nothing is drawn.
     """
     if not is_used:
-        return pytrees.data(None)
+        return attributes.data(None)
     return new_param(rngs, initializer, shape, dtype, metadata)
 
 
@@ -117,15 +115,3 @@ def add_bias(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:
     if bias is None:
         return outputs
     return outputs + jnp.reshape(bias, (1,) * (outputs.ndim - 1) + (-1,))
-
-
-def sizes(values: int | Sequence[int]) -> tuple[int, ...]:
-    """Normalizes one size or several, also NumPy integers and lists, to a tuple."""
-    if is_int(values):
-        return (int(values),)
-    return tuple(operator.index(value) for value in values)
-
-
-def is_int(value: Any) -> bool:
-    """Whether ``value`` is a Python or NumPy integer."""
-    return isinstance(value, int | np.integer)

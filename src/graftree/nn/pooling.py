@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import PaddingLike
-from graftree.nn import conv, parameters
+from graftree.nn import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -79,14 +79,14 @@ def pool(
 
 def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """One extent per window axis."""
-    window = parameters.sizes(window_shape)
-    return window * max(ndim - 2, 1) if parameters.is_int(window_shape) else window
+    window = arguments.sizes(window_shape)
+    return window * max(ndim - 2, 1) if arguments.is_int(window_shape) else window
 
 
 def _per_axis(name: str, values: int | Sequence[int], rank: int) -> tuple[int, ...]:
     """One entry per window axis, repeating an int."""
-    entries = parameters.sizes(values)
-    if parameters.is_int(values):
+    entries = arguments.sizes(values)
+    if arguments.is_int(values):
         return entries * rank
     if len(entries) != rank:
         raise AssertionError(
@@ -99,7 +99,7 @@ def _per_axis(name: str, values: int | Sequence[int], rank: int) -> tuple[int, .
 def _pads(padding: Any, rank: int) -> list[tuple[int, int]]:
     """A pair of widths per window axis."""
     try:
-        return conv.canonicalize_padding(padding, rank)
+        return arguments.canonicalize_padding(padding, rank)
     except ValueError as error:
         raise AssertionError(
             "Pooling needs as padding a name, an int, or an int or a pair (low, high) "

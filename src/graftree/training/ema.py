@@ -15,7 +15,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Filter
-from graftree.core import attributes, functional, paths, pytrees, states
+from graftree.core import attributes, functional, paths, pure_dicts, pytrees, states
 from graftree.core.variables import Variable
 
 M = TypeVar("M")
@@ -90,7 +90,7 @@ class EMA(pytrees.Pytree):
         """
         newest = functional.state(updates, self.filter, graph=self.graph)
         averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
-        newest = functional.as_pure(structure.flatten_up_to(newest))
+        newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [
             jax.tree.map(self._average, variable.get_value(), new)
             for variable, new in zip(averages, newest, strict=True)

@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Filter, Path
 from graftree.core import (
     attributes,
     filters,
     functional,
+    labels,
     ownership,
     paths,
+    pure_dicts,
     pytrees,
     sharding,
     states,
@@ -63,7 +65,8 @@ class OptArray(OptState):
     """Optimizer state that belongs to no Variable: a counter or a hyperparameter.
 
     Example:
-        >>> nnx.optimizer.to_opt_state({"count": jnp.array(0)})["count"]
+        >>> from graftree.training import optimizers
+        >>> optimizers.to_opt_state({"count": jnp.array(0)})["count"]
         OptArray( # 1 (4 B)
           value=Array(0, dtype=int32, weak_type=True)
         )
@@ -74,7 +77,8 @@ class OptVariable(OptState):
     """Optimizer state made from a Variable of the model, e.g. a moment of a Param.
 
     Example:
-        >>> nnx.optimizer.to_opt_state({"mu": nnx.Param(jnp.zeros(2), tag="a")})["mu"]
+        >>> from graftree.training import optimizers
+        >>> optimizers.to_opt_state({"mu": nnx.Param(jnp.zeros(2), tag="a")})["mu"]
         OptVariable( # 2 (8 B)
           value=Array([0., 0.], dtype=float32),
           tag='a'
@@ -100,8 +104,9 @@ def to_opt_state(tree: Any) -> Any:
         ValueError: If an annotation can't be placed.
 
     Example:
+        >>> from graftree.training import optimizers
         >>> kernel = nnx.Param(jnp.ones((2, 3)), optimizer_sharding=())
-        >>> nnx.optimizer.to_opt_state([kernel])[0].out_sharding
+        >>> optimizers.to_opt_state([kernel])[0].out_sharding
         ()
     """
     return jax.tree.map(_box, tree, is_leaf=_is_variable)
@@ -248,13 +253,13 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         model = _required("model", model, kwargs)
         grads = _required("grads", grads, kwargs)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
-        pure_grads = functional.as_pure(
+        pure_grads = pure_dicts.as_pure(
             functional.state(grads, self.wrt, graph=self.graph)
         )
         _check_same_paths(params.pure, pure_grads, self.wrt)
         opt_state = _Boxes(self.opt_state)
         updates, new_opt_state = self.tx.update(
-            pure_grads, opt_state.pure, params.pure, **functional.as_pure(kwargs)
+            pure_grads, opt_state.pure, params.pure, **pure_dicts.as_pure(kwargs)
         )
         new_params = apply_updates(params.pure, updates)
         self._write(model, params, new_params, opt_state, new_opt_state)
@@ -271,7 +276,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         """Stores the results; all that can fail comes before the first write."""
         param_boxes, param_values, bare_params = params.assign(new_params)
         boxes, values, bare_state = opt_state.assign(new_opt_state)
-        step = functional.as_pure(self.step) + 1
+        step = pure_dicts.as_pure(self.step) + 1
         boxes, values = (
             [*param_boxes, *boxes, self.step],
             [*param_values, *values, step],
@@ -289,8 +294,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
 def _init(tx: optax.GradientTransformation, params: Any) -> Any:
     """The boxed state of ``tx`` for a State of Variables and arrays."""
+    params = jax.tree.map(_read_ref, params, is_leaf=_is_variable)
     values = {
-        paths.from_jax(path): functional.as_pure(leaf)
+        paths.from_jax(path): pure_dicts.as_pure(leaf)
         for path, leaf in jax.tree.leaves_with_path(params, is_leaf=_is_variable)
     }
     return jax.tree.map_with_path(
@@ -298,6 +304,13 @@ def _init(tx: optax.GradientTransformation, params: Any) -> Any:
         _without_shared_arrays(tx.init(params), values),
         is_leaf=_is_variable,
     )
+
+
+def _read_ref(leaf: Any) -> Any:
+    """The same Variable around an array: Optax computes with arrays, not with refs."""
+    if _is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
+        return variables.rebuild(type(leaf), raw[...], labels.metadata_of(leaf))
+    return leaf
 
 
 def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
@@ -339,7 +352,7 @@ class _Boxes:
 
     def __init__(self, tree: Any) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
-        self.pure = self._treedef.unflatten(functional.as_pure(self._leaves))
+        self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
     def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
         """Parts new values into what Variables take, and what replaces bare leaves.
@@ -404,7 +417,8 @@ def apply_updates(params: Any, updates: Any) -> Any:
         The new params.
 
     Example:
-        >>> nnx.optimizer.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
+        >>> from graftree.training import optimizers
+        >>> optimizers.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
         {'w': Array(1.5, dtype=float32)}
     """
     new_params = _optax().apply_updates(params, updates)
@@ -421,7 +435,7 @@ def _optax() -> types.ModuleType:
 
 def _keep_sharding(new: Any, old: Any) -> Any:
     """Brings a param back to its own sharding if its update has another one."""
-    if isinstance(new, jax.core.Tracer):
+    if isinstance(new, _jax.Tracer):
         wanted = jax.typeof(old).sharding
         explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types
         if not explicit or jax.typeof(new).sharding == wanted:
@@ -475,16 +489,5 @@ class ModelAndOptimizer(Optimizer[M]):
 
         Raises:
             ValueError: If ``wrt`` selects other paths of ``grads`` than of the model.
-
-        Example:
-            >>> import optax
-            >>> model = nnx.Dict(weight=nnx.Param(jnp.array(3.0)))
-            >>> optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.5))
-            >>> optimizer.update(nnx.as_pure(nnx.state(model, nnx.Param)))
-            Traceback (most recent call last):
-            ...
-            ValueError: pytree structure error: the gradients and the parameters ...
-              missing in the gradients: weight
-            ...
         """
         return super().update(self.model, grads, **kwargs)

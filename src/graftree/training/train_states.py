@@ -148,7 +148,8 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> logits.shape
             (1, 5)
         """
-        return self.graphdef.apply(*map(self._resolve, (state, *states)))
+        given = map(self._resolve, (state, *states))
+        return self.graphdef.apply(*given)  # type: ignore[attr-defined]
 
     def _resolve(self, state: State | str) -> Any:
         if not isinstance(state, str):

@@ -1,4 +1,4 @@
-"""What transforms refuse: objects at two places, and objects that can't leave a trace."""
+"""What transforms refuse: objects at two places, objects that can't leave a trace."""
 
 from __future__ import annotations
 

@@ -16,10 +16,11 @@ import jax
 from graftree.core import filters, flattening, states
 from graftree.core.flattening import IndexMap
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
-from graftree.core.variables import Param
-from graftree.transforms import aliasing, boundary, decorators, propagation
-from graftree.transforms.boundary import Crossing, Packed, Skeleton, Values
+from graftree.core.variables import Param, Variable
+from graftree.transforms import aliasing, boundary, decorators, packing, propagation
+from graftree.transforms.boundary import Crossing
 from graftree.transforms.decorators import MISSING
+from graftree.transforms.packing import Packed, Skeleton, Values
 from graftree.transforms.prefixes import DiffState
 from graftree.transforms.propagation import Propagation
 
@@ -78,7 +79,12 @@ def value_and_grad(
         decorators.check_not_bound(function, "value_and_grad")
         targets = _targets(argnums, mode)
         return _differentiated(
-            function, targets, has_aux, mode, options, not isinstance(argnums, (int, DiffState))
+            function,
+            targets,
+            has_aux,
+            mode,
+            options,
+            not isinstance(argnums, (int, DiffState)),
         )
 
     return decorate if f is MISSING else decorate(f)
@@ -166,7 +172,10 @@ def _targets(argnums: Any, mode: Propagation) -> dict[int, Any]:
                 )
             number, chosen = target.argnum, filters.to_predicate(target.filter)
         else:
-            number, chosen = int(target), filters.OfType(Param) if mode.structure else None
+            number, chosen = (
+                int(target),
+                filters.OfType(Param) if mode.structure else None,
+            )
         if number in targets:
             raise ValueError(f"argnum {number} is repeated in argnums.")
         targets[number] = chosen
@@ -187,13 +196,15 @@ def _differentiated(
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         if mode.structure:
             args, kwargs = decorators.to_positions(f, args, kwargs), {}
-        packed = boundary.pack((args, kwargs), mode, "grad")
+        packed = packing.pack((args, kwargs), mode, "grad")
         selection = _Selection(packed, args, targets)
-        rest, chosen = boundary.part(packed, selection.roles, 2)
+        rest, chosen = packing.part(packed, selection.roles, 2)
         (value, returned), gradients = inner(chosen, rest)
         aux = boundary.commit(packed, *returned)
         found = selection.assemble(gradients, mode)
-        return ((value, aux) if has_aux else value), (found if returns_tuple else found[0])
+        return ((value, aux) if has_aux else value), (
+            found if returns_tuple else found[0]
+        )
 
     return differentiated
 
@@ -202,12 +213,13 @@ def _interior(
     f: Callable[..., Any], has_aux: bool, mode: Propagation
 ) -> Callable[..., Any]:
     def traced(chosen: Values, rest: Values) -> Any:
-        skeleton, values = boundary.join([chosen, rest])
+        skeleton, values = packing.join([chosen, rest])
         crossing = Crossing(skeleton, values, mode, "grad", returns_captured=True)
         args, kwargs = crossing.tree
         out = f(*args, **kwargs)
         value, aux = _two(out) if has_aux else (out, None)
         found = crossing.collect(aux)
+        value = value.get_value() if isinstance(value, Variable) else value
         return value, (found.returned, found.changed, found.structure, found.out)
 
     return traced
@@ -232,8 +244,10 @@ class _Selection:
         self.argnums = [_positive(number, len(args)) for number in targets]
         chosen = dict(zip(self.argnums, targets.values(), strict=True))
         self.spans = _spans(packed.skeleton)
-        if boundary.has_sharing(packed.skeleton):
-            aliasing.check_consistent("grad", args, functools.partial(_is_chosen, chosen))
+        if packing.has_sharing(packed.skeleton):
+            aliasing.check_consistent(
+                "grad", args, functools.partial(_is_chosen, chosen)
+            )
         self.roles = self._roles(chosen)
 
     def _roles(self, chosen: dict[int, Any]) -> list[int]:
@@ -254,7 +268,9 @@ class _Selection:
     def assemble(self, gradients: Values, mode: Propagation) -> tuple[Any, ...]:
         """The gradient of each differentiated argument, in the order of ``argnums``."""
         values: list[Any] = [None] * len(self.packed.leaves)
-        for position, value in zip(gradients.positions or (), gradients.values, strict=True):
+        for position, value in zip(
+            gradients.positions or (), gradients.values, strict=True
+        ):
             values[position] = value
         builder = flattening.Builder(IndexMap(), {})
         found: dict[int, Any] = {}

@@ -9,7 +9,7 @@
         with split_context(tag) as ctx:                  # 3, inside
             graphdef, state = ctx.split(model)
         with merge_context(tag, inner=False) as ctx:     # 4, outside
-            model = ctx.merge(graphdef, state)           #    the model of step 1, updated
+            model = ctx.merge(graphdef, state)           #    the model of 1, changed
 
 New programs don't need them: the transforms do all four steps.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from graftree.core import functional
+from graftree.core import functional, matching
 from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import GraphDef
@@ -81,12 +81,12 @@ def current_update_context(tag: Hashable) -> UpdateContext:
     stack = _stacks.of.get(tag)
     if not stack:
         raise ValueError(
-            f"No update context found for tag {tag!r}: enter nnx.update_context({tag!r})."
+            f"No update context found for tag {tag!r}: use nnx.update_context({tag!r})."
         )
     return stack[-1]
 
 
-class update_context:  # noqa: N801
+class update_context:
     """A context, or decorator, in which objects are split and merged again.
 
     Args:
@@ -145,7 +145,9 @@ class SplitContext:
         0
     """
 
-    def __init__(self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap) -> None:
+    def __init__(
+        self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap
+    ) -> None:
         self.ctxtag = ctxtag
         self.ref_index = ref_index
         self.inner_ref_outer_index = outer
@@ -235,10 +237,12 @@ class MergeContext:
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
         """`nnx.merge` with copies of the Variables; known objects are found again."""
-        merged = functional.merge_leaves(graphdef, (state, *states))
+        merged = matching.match(graphdef, (state, *states))
         return self._unflatten(graphdef, merged, copy_variables=True)
 
-    def unflatten(self, graphdef: GraphDef[Any], flat_state: Any, /, *flat_states: Any) -> Any:
+    def unflatten(
+        self, graphdef: GraphDef[Any], flat_state: Any, /, *flat_states: Any
+    ) -> Any:
         """Like `merge`, from FlatStates or a list of leaves, without copies.
 
         Raises:
@@ -246,9 +250,11 @@ class MergeContext:
         """
         if isinstance(flat_state, list):
             if flat_states:
-                raise ValueError("Cannot use multiple flat_states with a list of leaves.")
+                raise ValueError(
+                    "Cannot use multiple flat_states with a list of leaves."
+                )
             return self._unflatten(graphdef, flat_state, copy_variables=False)
-        merged = functional.merge_leaves(graphdef, (flat_state, *flat_states))
+        merged = matching.match(graphdef, (flat_state, *flat_states))
         return self._unflatten(graphdef, merged, copy_variables=False)
 
     def _unflatten(

@@ -62,8 +62,8 @@ def to_positions(
 def _unresolvable(function: Any, kwargs: Mapping[str, Any]) -> TypeError:
     name = getattr(function, "__name__", repr(function))
     return TypeError(
-        f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} of "
-        f"{name}. Pass them by position."
+        f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} "
+        f"of {name}. Pass them by position."
     )
 
 
@@ -72,7 +72,9 @@ def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
     def decorate(wrapper: Any) -> Any:
         names = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(function, n)]
-        updated = functools.update_wrapper(wrapper, function, assigned=names, updated=())
+        updated = functools.update_wrapper(
+            wrapper, function, assigned=names, updated=()
+        )
         return updated
 
     return decorate

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.transforms import boundary, decorators, propagation
-from graftree.transforms.boundary import Crossing, Values
+from graftree.transforms import boundary, decorators, packing, propagation
+from graftree.transforms.boundary import Crossing
 from graftree.transforms.decorators import MISSING
+from graftree.transforms.packing import Values
 from graftree.transforms.propagation import Propagation
 
 
@@ -50,9 +51,7 @@ class JitWrapped:
         self.fun = fun
         self._roles = roles
         self._mode = mode
-        self._jitted = jax.jit(
-            _interior(fun, mode), donate_argnums=(1,), **options
-        )
+        self._jitted = jax.jit(_interior(fun, mode), donate_argnums=(1,), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         packed, groups = self._pack(args, kwargs)
@@ -64,12 +63,12 @@ class JitWrapped:
 
     def _pack(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[boundary.Packed, list[Values]]:
+    ) -> tuple[packing.Packed, list[Values]]:
         roles = self._roles
         args, kwargs, statics = _take_static(args, kwargs, roles)
-        packed = boundary.pack((args, kwargs), self._mode, "jit", statics)
+        packed = packing.pack((args, kwargs), self._mode, "jit", statics)
         donated = _donated_leaves(packed, args, kwargs, roles, len(statics))
-        return packed, boundary.part(packed, donated, 2)
+        return packed, packing.part(packed, donated, 2)
 
 
 def jit(
@@ -142,7 +141,7 @@ def jit(
 def _interior(fun: Callable[..., Any], mode: Propagation) -> Callable[..., Any]:
     @decorators.wraps(fun)
     def traced(kept: Values, donated: Values) -> Any:
-        skeleton, values = boundary.join([kept, donated])
+        skeleton, values = packing.join([kept, donated])
         crossing = Crossing(skeleton, values, mode, "jit")
         args, kwargs = _put_static(crossing.tree, skeleton.statics)
         out = fun(*args, **kwargs)
@@ -194,7 +193,9 @@ def _take_static(
     # A static argument with a default, or given by name, has no position.
     numbers = [i for i in numbers if i < len(args)]
     statics = [(i, args[i]) for i in numbers]
-    statics += [(name, kwargs[name]) for name in roles.static_argnames if name in kwargs]
+    statics += [
+        (name, kwargs[name]) for name in roles.static_argnames if name in kwargs
+    ]
     for where, value in statics:
         try:
             hash(value)
@@ -211,8 +212,8 @@ def _take_static(
 def _positive(number: int, count: int) -> int:
     if number < -count:
         raise ValueError(
-            f"The argument index {number} is out of range: there are {count} positional "
-            "arguments."
+            f"The argument index {number} is out of range: there are {count} "
+            "positional arguments."
         )
     return number + count if number < 0 else number
 
@@ -230,7 +231,7 @@ def _put_static(
 
 
 def _donated_leaves(
-    packed: boundary.Packed,
+    packed: packing.Packed,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     roles: Roles,
@@ -245,4 +246,4 @@ def _donated_leaves(
     order = [i for i in range(total) if i not in static]
     flags = tuple(int(i in donated) for i in order[: len(args)])
     named = {name: int(name in roles.donate_argnames) for name in kwargs}
-    return boundary.spread((flags, named), packed.skeleton)
+    return packing.spread((flags, named), packed.skeleton)

@@ -1,0 +1,49 @@
+"""Accessors of Variables from older releases; they work, and warn."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class OlderAccessors:
+    """``value``, ``raw_value`` and ``sharding_names``."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The value (deprecated: use ``variable[...]`` or `get_value`)."""
+        _warn("'.value' access", stacklevel=3)
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        _warn("'.value' setter", stacklevel=3)
+        self.set_value(value)
+
+    @property
+    def raw_value(self) -> Any:
+        """The raw value (deprecated: use `get_raw_value`)."""
+        _warn("'.raw_value' access", stacklevel=3)
+        return self.get_raw_value()
+
+    @raw_value.setter
+    def raw_value(self, value: Any) -> None:
+        _warn("'.raw_value' setter", stacklevel=3)
+        self.set_raw_value(value)
+
+    @property
+    def sharding_names(self) -> Any:
+        """The annotation (deprecated: read the metadata ``out_sharding``)."""
+        _warn("'.sharding_names'", stacklevel=3)
+        return self.get_metadata("out_sharding", None)
+
+
+def _warn(what: str, *, stacklevel: int) -> None:
+    warnings.warn(
+        f"{what} is now deprecated. Use variable[...] for arrays, or "
+        "variable.get_value() and variable.set_value(x).",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -1,0 +1,256 @@
+"""The one table of the sub-module paths that programs written for Flax NNX use.
+
+`MODULES` says what ``graftree.<path>`` has, and from which file of this package each
+name comes; `ALIASES` gives a module a second path. `install` puts both into
+``sys.modules``, so that ``import graftree.variablelib``,
+``from graftree.nn.linear import Conv`` and ``nnx.variablelib.Variable`` work. What
+always holds:
+
+- the objects are those of the public namespace, never copies;
+- names are looked up when first used, so that the table costs next to nothing;
+- a path is listed when a program uses it, and a name when its feature exists.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graftree.core.variables import Variable
+
+# The public namespace, as a place where names come from.
+_PUBLIC = ""
+
+# Path: {file: names}; "new=old" is a name that its file calls otherwise. A path that is
+# one of its own files is a real module, which gets the names it lacks.
+MODULES: Mapping[str, Mapping[str, str]] = {
+    # Objects.
+    "variablelib": {
+        _PUBLIC: "A Variable Param BatchStat Cache Intermediate Perturbation"
+        " VariableMetadata with_metadata register_variable_name"
+        " variable_name_from_type variable_type_from_name"
+        " use_eager_sharding using_eager_sharding var_defaults",
+        "core.variables": "VariableMeta VariableState=Variable",
+        "core.variable_defaults": "VarDefaults VarDefaultsContext",
+        "_jax": "Ref is_array_ref=is_ref",
+    },
+    "pytreelib": {
+        _PUBLIC: "Pytree Object Data Static data static dataclass is_data has_data"
+        " register_data_type check_pytree",
+        "core.pytrees": "ObjectMeta PytreeMeta PytreeState",
+        "core.attributes": "DATA_REGISTRY",
+    },
+    "module": {
+        _PUBLIC: "M Module capture view view_info with_attributes iter_children"
+        " iter_module_children iter_modules",
+        "core.modules": "ModuleMeta first_from",
+        "core.recorders": "tuple_init tuple_reduce",
+    },
+    "helpers": {
+        _PUBLIC: "Dict List Sequential TrainState",
+        "nn.sequential": "has_keyword_arg",
+    },
+    "reprlib": {
+        "core.text": "Representable MappingReprMixin SequenceReprMixin PrettyMapping"
+        " PrettySequence",
+        "core.writing": "Attr Object colorized get_repr",
+        "core.colors": "COLOR Color NO_COLOR supports_color",
+    },
+    "visualization": {"tools.display": "display render_object_constructor"},
+    "tracers": {"core.ownership": "TraceState current_jax_trace=current"},
+    # The functional form.
+    "graphlib": {
+        _PUBLIC: "GraphDef GraphState PureState State FlatState Variable"
+        " split merge update state variables graphdef unpack flatten unflatten clone"
+        " pop call as_pure set_metadata find_duplicates map recursive_map iter_graph"
+        " iter_children iter_module_children SplitContext split_context MergeContext"
+        " merge_context UpdateContext update_context current_update_context"
+        " set_graph_mode set_graph_updates",
+        "core.skeletons": "ArrayRefDef NodeDef NodeRef Static TreeNodeDef VariableDef",
+        "core.flattening": "IndexMap RefMap",
+        "core.nodes": "DataElem StaticElem get_node_impl get_node_impl_for_type"
+        " is_graph_node is_node is_node_leaf is_node_module is_node_type"
+        " is_pytree_node register_graph_node_type register_pytree_node_type",
+        "core.paths": "jax_to_nnx_path=from_jax",
+        "core.metadata": "HashableMapping",
+        "annotations": "Key PathParts=Path",
+    },
+    "statelib": {
+        _PUBLIC: "State FlatState split_state filter_state merge_state map_state"
+        " to_flat_state from_flat_state to_pure_dict replace_by_pure_dict"
+        " restore_int_paths",
+        "core.states": "diff",
+        "core.flat_states": "create_path_filters",
+    },
+    "filterlib": {
+        _PUBLIC: "All Any Everything Not Nothing OfType PathContains WithTag",
+        "core.filters": "PathIn filters_to_predicates to_predicate",
+        "annotations": "Filter FilterLiteral Predicate",
+    },
+    "rnglib": {
+        _PUBLIC: "Rngs RngStream RngState RngKey RngCount split_rngs fork_rngs"
+        " with_rngs reseed restore_rngs",
+        "core.rngs": "NotKey",
+        "core.rng_keys": "SplitBackups backup_keys",
+    },
+    "traversals": {
+        "core.mappings": "empty_node flatten_mapping flatten_to_sequence"
+        " unflatten_mapping",
+    },
+    # Transforms.
+    "extract": {
+        "transforms.prefixes": "PrefixMapping",
+        "transforms.aliasing": "check_consistent_aliasing=check_consistent",
+    },
+    "transforms.autodiff": {
+        "transforms.autodiff": "grad value_and_grad",
+        _PUBLIC: "DiffState",
+    },
+    "transforms.compilation": {_PUBLIC: "jit", "transforms.jit": "JitWrapped"},
+    "spmd": {
+        _PUBLIC: "PARTITION_NAME with_partitioning get_partition_spec"
+        " get_named_sharding",
+        "core.partitioning": "add_axis remove_axis get_var_pspec",
+    },
+    # Layers.
+    "nn.dtypes": {"nn.promotion": "canonicalize_dtype promote_dtype"},
+    "nn.linear": {
+        "nn.linear": "Linear default_bias_init default_kernel_init",
+        _PUBLIC: "Conv Embed",
+        "nn.arguments": "canonicalize_padding",
+        "nn.embed": "default_embed_init",
+    },
+    "nn.normalization": {
+        "nn.normalization": "BatchNorm LayerNorm RMSNorm",
+        _PUBLIC: "GroupNorm InstanceNorm",
+    },
+    "nn.stochastic": {_PUBLIC: "Dropout"},
+    # Training.
+    "training.optimizer": {
+        _PUBLIC: "Optimizer ModelAndOptimizer OptArray OptState OptVariable",
+        "training.optimizers": "to_opt_state",
+    },
+}
+
+# Second paths of modules of this package.
+ALIASES: Mapping[str, str] = {
+    "compat": "interop.compat",
+    "deprecations": "interop.deprecations",
+    "graph": "graphlib",
+    "ids": "interop.ids",
+    "initializers": "nn.initializers",
+    "metrics": "training.metrics",
+    "object": "pytreelib",
+    "optimizer": "training.optimizer",
+}
+
+# Modules of this package that are where Flax NNX has them.
+SAME = frozenset(
+    "nn nn.activations nn.initializers training training.ema training.metrics"
+    " transforms".split()
+)
+
+
+def has_path(path: str) -> bool:
+    """Tells whether programs for Flax NNX may import ``graftree.<path>``.
+
+    Args:
+        path: A dotted path below the public namespace.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.has_path("nn.linear"), flax_names.has_path("nn.conv")
+        (True, False)
+    """
+    return path in MODULES or path in ALIASES or path in SAME
+
+
+def install() -> None:
+    """Makes all paths of the table importable; the public namespace calls it, once.
+
+    Example:
+        >>> from graftree.variablelib import Param
+        >>> Param is nnx.Param
+        True
+    """
+    for path, files in MODULES.items():
+        origins = _origins(files)
+        if path in files:
+            module = importlib.import_module(_full(path))
+        else:
+            module = types.ModuleType(_full(path), f"Names of ``flax.nnx.{path}``.")
+            setattr(module, "__all__", [*origins])  # noqa: B010
+            _register(path, module)
+        setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
+    for path, target in ALIASES.items():
+        _register(path, importlib.import_module(_full(target)))
+
+
+def _full(path: str) -> str:
+    return f"graftree.{path}" if path else "graftree"
+
+
+def _origins(files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """For each name the file that it comes from, and what it is called there."""
+    origins = {}
+    for file, names in files.items():
+        for name in names.split():
+            new, _, old = name.partition("=")
+            origins[new] = (_full(file), old or new)
+    return origins
+
+
+def _register(path: str, module: types.ModuleType) -> None:
+    sys.modules[_full(path)] = module
+    package, _, name = path.rpartition(".")
+    if package:  # for the namespace itself, `look_up` answers
+        setattr(sys.modules[_full(package)], name, module)
+
+
+def _finder(
+    module: types.ModuleType, origins: Mapping[str, tuple[str, str]]
+) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module with these names."""
+
+    def find(name: str) -> Any:
+        if name not in origins:
+            raise AttributeError(f"Module {module.__name__} has no attribute {name!r}.")
+        file, old = origins[name]
+        value = getattr(importlib.import_module(file), old)
+        setattr(module, name, value)  # the next access is a plain one
+        return value
+
+    return find
+
+
+def look_up(name: str) -> Any:
+    """Finds what the public namespace does not list: sub-modules and older names.
+
+    Args:
+        name: What stands after ``nnx.``.
+
+    Returns:
+        A module of the table, or the object that an older name stands for.
+
+    Raises:
+        AttributeError: If there is neither; names the attribute.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.look_up("variablelib") is nnx.variablelib
+        True
+    """
+    if name in MODULES or name in ALIASES:
+        return sys.modules[_full(name)]
+    if name == "VariableState":
+        warnings.warn(
+            "nnx.VariableState is deprecated: States hold Variables. Use nnx.Variable.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return Variable
+    raise AttributeError(f"Module graftree has no attribute {name!r}.")

@@ -1,0 +1,292 @@
+"""Arguments and outputs as JAX gets them: a skeleton and flat groups of leaves.
+
+    Skeleton    what is static: containers, GraphDefs with one numbering
+    Packed      a tree outside: its skeleton, its leaves, its numbered objects
+    Values      a group of leaves on its way through JAX, a pytree node
+
+A transform gives different leaves different axes, shardings or roles by putting them in
+different groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from graftree.core import aliases, flattening, nodes, pytrees
+from graftree.core.flattening import IndexMap, RefMap
+from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
+from graftree.core.variables import Variable
+from graftree.transforms import aliasing
+from graftree.transforms.propagation import Propagation
+
+
+class Skeleton:
+    """The static part of a tree of arguments or outputs.
+
+    Attributes:
+        treedef: JAX's, with objects and other leaves as leaves.
+        entries: For each leaf of the treedef the GraphDef of the object there, or
+            ``None`` for a plain leaf. The GraphDefs share one numbering.
+        statics: Static arguments, as pairs of a position or name and a value.
+    """
+
+    __slots__ = ("_definitions", "entries", "statics", "treedef")
+
+    def __init__(
+        self,
+        treedef: Any,
+        entries: tuple[GraphDef[Any] | None, ...],
+        statics: tuple[tuple[Any, Any], ...] = (),
+    ) -> None:
+        self.treedef = treedef
+        self.entries = entries
+        self.statics = statics
+        self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Skeleton)
+            and self.treedef == other.treedef
+            and self.entries == other.entries
+            and self.statics == other.statics
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.entries, self.statics))
+
+    def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
+        """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
+        if self._definitions is None:
+            listed: list[VariableDef | ArrayRefDef | None] = []
+            for entry in self.entries:
+                listed += [None] if entry is None else [d for _, d in entry.leaves()]
+            self._definitions = listed
+        return self._definitions
+
+    def names(self) -> list[str]:
+        """The path of each leaf of ``(args, kwargs)``, as in ``args[0].kernel``."""
+        places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
+        flat, _ = jax.tree_util.tree_flatten_with_path(places)
+        named: list[str] = []
+        for (path, _), entry in zip(flat, self.entries, strict=True):
+            root = "kwargs" if path[:1] == (_KWARGS,) else "args"
+            start = root + jax.tree_util.keystr(path[1:])
+            paths = [()] if entry is None else entry.paths()
+            named += [start + "".join(map(_key_text, path)) for path in paths]
+        return named
+
+
+_KWARGS = jax.tree_util.SequenceKey(1)
+
+
+def _key_text(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """A tree outside: its skeleton, its leaves, and its numbered objects.
+
+    Attributes:
+        skeleton: The static part.
+        leaves: Variables, refs, arrays and other values, in order.
+        objects: The objects by their number.
+    """
+
+    skeleton: Skeleton
+    leaves: list[Any]
+    objects: IndexMap
+
+    def values(self) -> list[Any]:
+        """What JAX gets: raw values in the place of Variables."""
+        return [raw_of(leaf) for leaf in self.leaves]
+
+
+def raw_of(leaf: Any) -> Any:
+    """The raw value of a Variable; any other leaf as it is."""
+    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+
+
+def is_entry(sharing: bool) -> Callable[[Any], bool]:
+    """Tells what pack takes apart itself; trees leave objects to JAX."""
+    return nodes.is_graph_node if sharing else aliases.is_variable_or_ref
+
+
+def pack(
+    tree: Any,
+    propagation: Propagation,
+    transform: str,
+    statics: tuple[tuple[Any, Any], ...] = (),
+) -> Packed:
+    """Takes a tree of arguments apart.
+
+    Args:
+        tree: ``(args, kwargs)``, or another pytree with objects in it.
+        propagation: Trees refuse aliases here.
+        transform: The public name to give in error messages.
+        statics: Static arguments to keep with the skeleton.
+
+    Raises:
+        ValueError: In tree mode, if a Variable or ref occurs twice.
+    """
+    refs = RefMap()
+    treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
+    if not propagation.sharing and any(map(is_repeated, entries)):
+        aliasing.check_inputs(tree, transform)
+    skeleton = Skeleton(treedef, tuple(entries), statics)
+    return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
+
+
+def is_repeated(entry: GraphDef[Any] | None) -> bool:
+    """Whether an entry refers to an object of an earlier entry."""
+    return entry is not None and entry.num_leaves == 0 and len(entry.nodes) == 1
+
+
+def has_sharing(skeleton: Skeleton) -> bool:
+    """Whether some object occurs twice."""
+    return any(
+        type(node) is NodeRef
+        for entry in skeleton.entries
+        if entry is not None
+        for node in entry.nodes
+    )
+
+
+def take_apart(
+    tree: Any, propagation: Propagation, refs: RefMap, outer: RefMap, transform: str
+) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
+    """The treedef, the entries and the leaves of a tree; see `Skeleton`.
+
+    Args:
+        tree: Any pytree with objects in it.
+        propagation: Whether objects are entered with sharing, or left to JAX.
+        refs: The numbering; it is filled.
+        outer: Numbers that objects have outside, recorded in the GraphDefs.
+        transform: The public name to give in error messages.
+    """
+    is_leaf = is_entry(propagation.sharing)
+    try:
+        flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
+    except RecursionError:
+        aliases.check_no_cycle(tree)
+        raise
+    entries: list[GraphDef[Any] | None] = []
+    leaves: list[Any] = []
+    for x in flat:
+        if is_leaf(x):
+            graphdef, found = flattening.flatten_graph(x, refs, outer)
+            entries.append(graphdef)
+            leaves += found
+        else:
+            if isinstance(x, pytrees.Pytree):
+                raise aliases.not_a_pytree_error(x, "", transform)
+            entries.append(None)
+            leaves.append(x)
+    return treedef, entries, leaves
+
+
+# How leaves travel through JAX.
+
+
+class Values:
+    """A pytree node that carries some leaves of a skeleton.
+
+    Attributes:
+        values: The raw values.
+        skeleton: What all groups of a call are leaves of.
+        positions: Which leaves these are; ``None`` for all.
+    """
+
+    __slots__ = ("positions", "skeleton", "values")
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        skeleton: Skeleton,
+        positions: tuple[int, ...] | None,
+    ) -> None:
+        self.values = values
+        self.skeleton = skeleton
+        self.positions = positions
+
+
+def _flatten_values(group: Values) -> Any:
+    return group.values, (group.skeleton, group.positions)
+
+
+def _flatten_values_with_keys(group: Values) -> Any:
+    # Runs on errors and once per trace: names in messages, jaxprs and profiles.
+    names = group.skeleton.names()
+    if group.positions is not None:
+        names = [names[position] for position in group.positions]
+    keys = map(jax.tree_util.GetAttrKey, names)
+    return list(zip(keys, group.values, strict=True)), (group.skeleton, group.positions)
+
+
+def _unflatten_values(aux: Any, values: Any) -> Values:
+    return Values(values, *aux)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Values, _flatten_values_with_keys, _unflatten_values, _flatten_values
+)
+
+
+def join(groups: Sequence[Values]) -> tuple[Skeleton, list[Any]]:
+    """The skeleton of the groups of a call, and all its values in order."""
+    skeleton = groups[0].skeleton
+    if groups[0].positions is None:
+        return skeleton, list(groups[0].values)
+    values: list[Any] = [None] * len(skeleton.definitions())
+    for group in groups:
+        for position, value in zip(group.positions or (), group.values, strict=True):
+            values[position] = value
+    return skeleton, values
+
+
+def part(packed: Packed, assignment: Sequence[int], count: int) -> list[Values]:
+    """The values of a call in ``count`` groups.
+
+    Args:
+        packed: The call.
+        assignment: For each leaf the number of its group.
+        count: How many groups there are; they may be empty.
+    """
+    if count == 1:
+        return [Values(packed.values(), packed.skeleton, None)]
+    positions: list[list[int]] = [[] for _ in range(count)]
+    for position, group in enumerate(assignment):
+        positions[group].append(position)
+    values = packed.values()
+    return [
+        Values([values[i] for i in listed], packed.skeleton, tuple(listed))
+        for listed in positions
+    ]
+
+
+def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
+    """The value of a prefix tree for each leaf of a skeleton.
+
+    Args:
+        prefix: A pytree prefix of the packed tree; each object counts as one leaf.
+        skeleton: Of the packed tree.
+
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    full = jax.tree.unflatten(skeleton.treedef, range(len(skeleton.entries)))
+    spread_out: list[Any] = []
+
+    def add(value: Any, subtree: Any) -> None:
+        for number in jax.tree.leaves(subtree):
+            entry = skeleton.entries[number]
+            spread_out.extend([value] * (1 if entry is None else entry.num_leaves))
+
+    jax.tree.map(add, prefix, full, is_leaf=lambda x: x is None)
+    return spread_out

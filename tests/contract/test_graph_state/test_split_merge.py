@@ -1,0 +1,436 @@
+"""Split, merge, state, flatten, unflatten (contract sections 5 and 6)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.core import flattening, skeletons
+from tests.strategies import Block, Hidden, param
+
+MODES = pytest.mark.parametrize("graph", [True, False])
+
+
+def model():
+    return Block(kernel=param(), bias=nnx.BatchStat(jnp.zeros(2)), size=3)
+
+
+# -------------------------------------------------------------------- the aliasing rule
+
+
+@MODES
+def test_state_leaves_are_the_own_variables(graph):
+    m = model()
+    _, state = nnx.split(m, graph=graph)
+    assert state["kernel"] is m.kernel
+    state["kernel"][...] = jnp.full(2, 9.0)
+    assert m.kernel[...].tolist() == [9.0, 9.0]
+
+
+@MODES
+def test_array_and_ref_attributes_are_the_same_objects(graph):
+    m = Block(array=jnp.ones(2), numpy=np.ones(2), ref=jax.new_ref(jnp.ones(2)))
+    state = nnx.state(m, graph=graph)
+    assert state["array"] is m.array
+    assert state["numpy"] is m.numpy
+    assert state["ref"] is m.ref
+
+
+def test_split_takes_the_node_by_keyword():
+    m = model()
+    assert nnx.split(node=m)[1] == nnx.state(node=m)
+    assert nnx.unpack(node=m)["kernel"] is m.kernel
+
+
+def test_variables_is_the_older_name_of_state():
+    assert nnx.variables is nnx.state
+
+
+@pytest.mark.parametrize(
+    "node", [(model(), model()), {"a": model()}, nnx.State({"a": param()}), [param()]]
+)
+def test_containers_are_split(node):
+    graphdef, state = nnx.split(node)
+    assert type(nnx.merge(graphdef, state)) is type(node)
+
+
+# ------------------------------------------------------------------------------ filters
+
+
+def test_each_leaf_goes_to_the_first_filter_that_matches():
+    m = model()
+    _, stats, variables, rest = nnx.split(m, nnx.BatchStat, nnx.Variable, ...)
+    assert (list(stats), list(variables), list(rest)) == (["bias"], ["kernel"], [])
+    assert isinstance(rest, nnx.State)
+
+
+def test_split_refuses_leftovers_and_state_drops_them():
+    m = model()
+    phrase = "Non-exhaustive filters, got a non-empty remainder"
+    with pytest.raises(ValueError, match=phrase) as error:
+        nnx.split(m, nnx.Param)
+    assert "bias" in str(error.value) and "`...`" in str(error.value)
+    with pytest.raises(ValueError, match=phrase):
+        nnx.unpack(m, nnx.Param)
+    assert list(nnx.state(m, nnx.Param)) == ["kernel"]
+
+
+def test_state_gives_a_tuple_for_several_filters():
+    m = model()
+    params, stats = nnx.state(m, nnx.Param, nnx.BatchStat)
+    assert (list(params), list(stats)) == (["kernel"], ["bias"])
+    assert isinstance(nnx.state(m, nnx.Param), nnx.State)
+
+
+def test_ellipsis_must_be_the_last_filter():
+    phrase = "`...` or `True` can only be used as the last filters"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.split(model(), ..., nnx.Param)
+
+
+# ------------------------------------------------------------------------ single leaves
+
+
+@MODES
+@pytest.mark.parametrize("leaf", [param(), jnp.ones(2), np.ones(2), 42, "text", object])
+def test_the_state_of_a_single_leaf_is_the_leaf(leaf, graph):
+    graphdef, state = nnx.split(leaf, graph=graph)
+    assert state is leaf
+    assert nnx.merge(graphdef, state) is leaf
+    assert nnx.state(leaf, graph=graph) is leaf
+
+
+def test_the_other_groups_of_a_single_leaf_are_empty_states():
+    v = param()
+    _, stats, params, rest = nnx.split(v, nnx.BatchStat, nnx.Param, ...)
+    assert params is v
+    assert stats == rest == nnx.State({})
+    assert isinstance(stats, nnx.State)
+
+
+def test_a_single_leaf_that_matches_no_filter_is_a_remainder():
+    with pytest.raises(ValueError, match="Non-exhaustive filters"):
+        nnx.split(param(), nnx.BatchStat)
+
+
+@MODES
+def test_none_has_no_leaves(graph):
+    graphdef, state = nnx.split(None, graph=graph)
+    assert state == nnx.State({}) and nnx.merge(graphdef, state) is None
+
+
+def test_unpack_needs_more_than_a_leaf():
+    with pytest.raises(ValueError, match="Expected a State object"):
+        nnx.unpack(param())
+
+
+# ------------------------------------------------------------------------------ sharing
+
+
+def test_shared_variables_appear_once_at_their_first_path():
+    p = param()
+    state = nnx.state(Block(b=p, a=p))
+    assert list(state) == ["a"]
+    shared = Block(w=param())
+    state = nnx.state(Block(linear1=shared, linear2=shared))
+    assert not hasattr(state, "linear2")
+
+
+def test_merge_restores_cycles():
+    m = Block(a=param())
+    m.me = m
+    merged = nnx.merge(*nnx.split(m))
+    assert merged.me is merged and merged is not m
+
+
+def test_a_shared_array_is_two_leaves():
+    x = jnp.ones(2)
+    assert list(nnx.state(Block(a=x, b=x))) == ["a", "b"]
+
+
+# --------------------------------------------------------------------- non-array leaves
+
+
+def test_plain_values_in_containers_are_static_in_graph_mode_only():
+    array = jnp.ones(1)
+    assert nnx.state([1, "a", array], graph=True) == nnx.State({2: array})
+    state = nnx.state([1, "a", array], graph=False)
+    assert state == nnx.State({0: 1, 1: "a", 2: array})
+
+
+def test_specs_in_a_list_are_static_in_graph_mode():
+    assert list(nnx.state([jax.ShapeDtypeStruct((), jnp.float32)])) == []
+
+
+@MODES
+def test_data_attributes_are_leaves_whatever_they_hold(graph):
+    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+    m = Block(a=nnx.data(3), b=nnx.data(spec), c=nnx.data(None), d=4)
+    assert nnx.state(m, graph=graph) == nnx.State({"a": 3, "b": spec})
+
+
+# ------------------------------------------------------------------------------ flatten
+
+
+def test_flatten_gives_paths_or_raw_values():
+    m = model()
+    _, flat = nnx.flatten(m)
+    assert isinstance(flat, nnx.FlatState)
+    assert flat.paths == (("bias",), ("kernel",))
+    _, leaves = nnx.flatten(m, with_paths=False, graph=True)
+    assert all(leaf is raw for leaf, raw in zip(leaves, raw_values(m), strict=True))
+    _, leaves = nnx.flatten(m, with_paths=False, graph=False)
+    assert leaves[0] is m.bias and leaves[1] is m.kernel
+
+
+def raw_values(m):
+    return [m.bias.get_raw_value(), m.kernel.get_raw_value()]
+
+
+def test_ref_index_numbers_objects_in_visiting_order():
+    ref_backed = nnx.Variable(jnp.ones(2), ref=True)
+    m = Block(a=param(), b=ref_backed)
+    index = flattening.RefMap()
+    nnx.flatten(m, ref_index=index)
+    expected = [m, m.a, m.b, ref_backed.get_raw_value()]
+    assert [index[x] for x in expected] == [0, 1, 2, 3]
+    graphdef, flat = nnx.flatten(m, ref_index=index)
+    assert graphdef.nodes == [skeletons.NodeRef(0)] and len(flat) == 0
+
+
+def test_outer_index_is_recorded():
+    m = Block(a=param())
+    outer = flattening.RefMap([(m, 7), (m.a, 9)])
+    graphdef, _ = nnx.flatten(m, ref_outer_index=outer)
+    assert [node.outer_index for node in graphdef.nodes] == [7, 9]
+
+
+# -------------------------------------------------------------------------------- merge
+
+
+@MODES
+def test_merge_runs_no_init_and_shares_variables(graph):
+    m = model()
+    merged = nnx.merge(*nnx.split(m, graph=graph))
+    assert merged is not m and merged.kernel is m.kernel and merged.size == 3
+    merged.new = 5
+    assert not hasattr(m, "new")
+
+
+@MODES
+def test_merge_with_copy_makes_new_variables_of_the_same_buffers(graph):
+    m = model()
+    merged = nnx.merge(*nnx.split(m, graph=graph), copy=True)
+    assert merged.kernel is not m.kernel
+    assert merged.kernel[...] is m.kernel[...]
+
+
+def test_merge_with_copy_makes_new_refs():
+    m = Block(a=nnx.Variable(jnp.ones(2), ref=True))
+    merged = nnx.merge(*nnx.split(m), copy=True)
+    merged.a[...] = jnp.zeros(2)
+    assert merged.a.ref and m.a[...].tolist() == [1.0, 1.0]
+
+
+@MODES
+def test_raw_leaves_become_variables_as_recorded(graph):
+    m = Block(a=nnx.Param(jnp.ones(2), tag="x"))
+    graphdef = nnx.graphdef(m, graph=graph)
+    merged = nnx.merge(graphdef, {"a": jnp.zeros(3)})
+    assert type(merged.a) is nnx.Param and merged.a.tag == "x"
+    raw = nnx.merge(graphdef, {"a": jnp.zeros(3)}, recreate_variables=False)
+    assert isinstance(raw.a, jax.Array)
+
+
+def test_the_variable_given_wins_over_the_one_recorded():
+    m = Block(a=nnx.Param(jnp.ones(2), tag="x"))
+    given = nnx.BatchStat(jnp.ones(2), tag="y")
+    assert nnx.merge(nnx.graphdef(m), {"a": given}).a is given
+
+
+def test_an_array_in_the_place_of_a_ref_stays_an_array():
+    m = Block(a=jax.new_ref(jnp.ones(2)), b=nnx.Param(jnp.ones(2), ref=True))
+    merged = nnx.merge(nnx.graphdef(m), {"a": jnp.zeros(2), "b": jnp.zeros(2)})
+    assert isinstance(merged.a, jax.Array) and not isinstance(merged.a, jax.Ref)
+    assert not merged.b.ref
+
+
+def test_states_of_any_form_number_and_order():
+    m = model()
+    graphdef, params, rest = nnx.split(m, nnx.Param, ...)
+    empty = nnx.State({})
+    assert nnx.merge(graphdef, rest, empty, params).kernel is m.kernel
+    flat, pure = nnx.to_flat_state(rest), nnx.to_pure_dict(params)
+    merged = nnx.merge(graphdef, flat, pure)
+    assert merged.bias is m.bias and type(merged.kernel) is nnx.Param
+
+
+def test_leaves_in_order_are_accepted():
+    m = model()
+    graphdef, leaves = nnx.flatten(m, with_paths=False)
+    assert type(nnx.merge(graphdef, leaves).bias) is nnx.BatchStat
+
+
+def test_statuses_and_setup_flags_survive():
+    m = Block(a=nnx.data(3), b=nnx.static(4))
+    m._pytree__state.is_setup = True
+    merged = nnx.merge(*nnx.split(m))
+    assert dict(merged._pytree__nodes) == {"a": True, "b": False}
+    assert merged._pytree__state.is_setup
+
+
+def test_static_values_are_the_same_objects():
+    config = {"depth": [1, 2]}
+    assert nnx.merge(*nnx.split(Block(config=config))).config is config
+
+
+def test_dict_valued_variables_merge_from_a_pure_dict():
+    m = Block(a=nnx.Variable({"x": jnp.ones(1), "y": {"z": jnp.ones(1)}}))
+    graphdef, state = nnx.split(m)
+    merged = nnx.merge(graphdef, nnx.to_pure_dict(state))
+    assert sorted(merged.a.get_value()) == ["x", "y"]
+
+
+# ------------------------------------------------------------------------- wrong merges
+
+
+def stack(n=12):
+    return nnx.List([param(float(i)) for i in range(n)])
+
+
+def test_string_indices_are_matched_as_integers():
+    graphdef, state = nnx.split(stack())
+    pure = {str(i): x for i, x in nnx.to_pure_dict(state).items()}
+    merged = nnx.merge(graphdef, pure)
+    assert [v[...][0].item() for v in merged] == list(range(12))
+
+
+def test_integers_are_matched_with_keys_that_are_digits():
+    graphdef, state = nnx.split(nnx.Dict({"0": param(0.0), "1": param(1.0)}))
+    merged = nnx.merge(graphdef, nnx.restore_int_paths(nnx.to_pure_dict(state)))
+    assert [merged[k][...][0].item() for k in ("0", "1")] == [0.0, 1.0]
+
+
+def test_renamed_keys_are_named():
+    graphdef, _ = nnx.split(Block(a=param(), b=param()))
+    with pytest.raises(ValueError) as error:
+        nnx.merge(graphdef, {"a": jnp.ones(2), "c": jnp.ones(2)})
+    assert "missing: b" in str(error.value) and "unexpected: c" in str(error.value)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(
+    "states",
+    [
+        [{"a": 1.0}],
+        [{"a": 1.0, "b": 2.0, "c": 3.0}],
+        [{"a": 1.0, "b": 2.0}, {"b": 2.0}],
+        [[1.0]],
+    ],
+)
+def test_wrong_numbers_of_leaves_are_refused(states, graph):
+    graphdef, _ = nnx.split(Block(a=param(), b=param()), graph=graph)
+    with pytest.raises(ValueError, match="Incorrect number of leaves.*2"):
+        nnx.merge(graphdef, *states)
+
+
+def test_a_dict_in_the_place_of_an_array_is_refused():
+    graphdef, _ = nnx.split(Block(a=jnp.ones(2)))
+    with pytest.raises(ValueError, match="missing: a"):
+        nnx.merge(graphdef, {"a": {"b": jnp.ones(2)}})
+
+
+def test_empty_sub_mappings_don_t_hide_leaves():
+    m = Block(a=param())
+    graphdef, state = nnx.split(m)
+    assert nnx.merge(graphdef, nnx.State({"a": {}}), state).a is m.a
+
+
+def test_misuse_of_merge():
+    graphdef, state = nnx.split(model())
+    phrase = r"merge\(\) missing 1 required positional argument: 'state'"
+    with pytest.raises(TypeError, match=phrase):
+        nnx.merge(graphdef)
+    with pytest.raises(TypeError, match="Expected a GraphDef or GraphState object"):
+        nnx.merge(state, state)
+    with pytest.raises(ValueError, match="Only one state can be passed as a list"):
+        nnx.merge(graphdef, [1, 2], state)
+    with pytest.raises(ValueError, match="Unsupported state type"):
+        nnx.unflatten(graphdef, 3)
+
+
+def test_misuse_of_graph_states():
+    one, other = nnx.unpack(model()), nnx.unpack(Block(a=param()))
+    with pytest.raises(ValueError, match="Expected GraphState object.*State"):
+        nnx.merge(one, nnx.State({}))
+    with pytest.raises(ValueError, match="GraphDef must be the same"):
+        nnx.merge(one, other)
+
+
+# ---------------------------------------------------------------------------- unflatten
+
+
+def test_index_ref_shares_objects_between_graphdefs():
+    shared = Block(w=param())
+    index = flattening.RefMap()
+    first = nnx.flatten([shared], ref_index=index)
+    second = nnx.flatten({"again": shared}, ref_index=index)
+    found = flattening.IndexMap()
+    a = nnx.unflatten(*first, index_ref=found)
+    b = nnx.unflatten(*second, index_ref=found)
+    assert a[0] is b["again"]
+    assert found[0] is a[0]
+
+
+def test_unflatten_refills_existing_objects():
+    m = Block(a=param(0.0), old=3)
+    variable = m.a
+    outer = flattening.RefMap([(m, 0), (m.a, 1)])
+    changed = Block(a=param(5.0), new=4)
+    known = flattening.RefMap([(changed, 0), (changed.a, 1)])
+    graphdef, flat = nnx.flatten(changed, ref_outer_index=known)
+    existing = flattening.IndexMap.from_refmap(outer)
+    result = nnx.unflatten(graphdef, flat, outer_index_outer_ref=existing)
+    assert result is m and m.a is variable
+    assert m.a[...].tolist() == [5.0, 5.0]
+    assert m.new == 4 and not hasattr(m, "old")
+
+
+def test_reused_objects_must_have_the_recorded_type():
+    m = Block(a=param())
+    graphdef, flat = nnx.flatten(m, ref_outer_index=flattening.RefMap([(m, 0)]))
+    with pytest.raises(ValueError, match="Block.*Hidden"):
+        existing = flattening.IndexMap({0: Hidden()})
+        nnx.unflatten(graphdef, flat, outer_index_outer_ref=existing)
+
+
+def test_ref_maps_compare_by_identity():
+    a, b = [1], [1]
+    numbers = flattening.RefMap([(a, 0)])
+    numbers.update(flattening.RefMap([(b, 1)]))
+    assert numbers.get(a) == 0 and numbers[b] == 1 and [1] not in numbers
+    assert len(numbers) == 2
+    assert flattening.IndexMap.from_refmap(numbers)[1] is b
+    index_map = flattening.IndexMap({3: a})
+    assert flattening.RefMap.from_indexmap(index_map)[a] == 3
+
+
+# -------------------------------------------------------------------- inside transforms
+
+
+@MODES
+def test_split_and_merge_under_jit(graph):
+    graphdef, state = nnx.split(model(), graph=graph)
+
+    @jax.jit
+    def double(graphdef, state):
+        m = nnx.merge(graphdef, state)
+        m.kernel[...] *= 2
+        m.added = jnp.zeros(1)
+        return nnx.split(m, graph=graph)
+
+    merged = nnx.merge(*double(graphdef, state))
+    assert merged.kernel[...].tolist() == [2.0, 2.0]
+    assert merged.added.tolist() == [0.0]
+    assert state["kernel"][...].tolist() == [1.0, 1.0]

@@ -1,0 +1,381 @@
+"""Order, iter_graph and relatives, map, recursive_map, find_duplicates (3 and 8)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.core import paths
+from tests.strategies import Block, Hidden, Moments, Node, Pair, param
+
+MODES = pytest.mark.parametrize("graph", [True, False])
+NODES, STATE = "_pytree__nodes", "_pytree__state"
+
+
+def listed(node, graph=None):
+    return [path for path, _ in nnx.iter_graph(node, graph=graph)]
+
+
+# -------------------------------------------------------------------------------- order
+
+
+@MODES
+def test_order_is_by_key_not_by_insertion(graph):
+    m = Block(b=param(), _a=param(), B=param(), a=param())
+    assert list(nnx.state(m, graph=graph)) == ["B", "_a", "a", "b"]
+    node = {10: param(), 2: param()}
+    assert list(nnx.state(node, graph=graph)) == [2, 10]
+
+
+def test_integer_items_are_in_the_order_of_numbers():
+    node = nnx.List([param() for _ in range(12)])
+    node.extra = param()
+    assert list(nnx.state(node)) == [*range(12), "extra"]
+
+
+@MODES
+def test_containers_are_sorted_by_field_and_restored_in_place(graph):
+    pair, moments = Pair(second=param(2.0), first=param(1.0)), Moments(param(), 3)
+    state = nnx.state((pair, moments), graph=graph)
+    assert list(state[0]) == ["first", "second"]
+    merged = nnx.merge(*nnx.split((pair, moments), graph=graph))
+    assert merged[0] == pair and merged[1].variance is moments.variance
+
+
+def test_mixed_keys_of_a_dict():
+    mixed = {1: param(), "a": param()}
+    with pytest.raises(TypeError):
+        nnx.split(mixed, graph=True)
+    with pytest.raises(ValueError):
+        nnx.split(mixed, graph=False)
+
+
+def test_jax_paths_become_paths():
+    tu = jax.tree_util
+    entries = (
+        tu.SequenceKey(1),
+        tu.DictKey((2, "x")),
+        tu.GetAttrKey("name"),
+        tu.FlattenedIndexKey(3),
+    )
+    assert paths.from_jax(entries) == (1, (2, "x"), "name", 3)
+    with pytest.raises(ValueError, match="Invalid key"):
+        paths.from_jax((tu.DictKey(object()),))
+
+
+# --------------------------------------------------------------------------- iter_graph
+
+
+class Linear(nnx.Module):
+    def __init__(self):
+        self.w, self.b = param(), param()
+        self.din, self.dout = 2, 3
+
+
+def test_graph_mode_visits_statics_and_each_object_once():
+    m = Linear()
+    names = [NODES, STATE, "b", "din", "dout", "w"]
+    assert listed([m, m]) == [*[(0, name) for name in names], (0,), ()]
+
+
+def test_bookkeeping_sorts_before_lower_case_names():
+    assert listed(Block(B=1, a=2)) == [("B",), (NODES,), (STATE,), ("a",), ()]
+
+
+def test_tree_mode_does_not_visit_statics():
+    assert listed(Linear(), graph=False) == [(STATE,), ("b",), ("w",), ()]
+
+
+def test_arrays_statics_and_singletons_come_once_per_path():
+    array = jnp.ones(1)
+    node = [array, array, 3, 3, None, None, (), ()]
+    assert listed(node) == [*[(i,) for i in range(8)], ()]
+    assert listed(node, graph=False) == [*[(i,) for i in range(8)], ()]
+
+
+def test_shared_containers_and_variables_come_once():
+    p = param()
+    held = [p]
+    assert listed([held, held, p]) == [(0, 0), (0,), ()]
+
+
+def test_variables_are_not_entered():
+    inner = nnx.Variable({"x": param()})
+    assert listed([inner]) == [(0,), ()]
+
+
+def test_cycles_are_visited_in_graph_mode():
+    m = Block()
+    m.me = m
+    assert listed(m) == [(NODES,), (STATE,), ()]
+
+
+@MODES
+def test_iter_graph_is_lazy(graph):
+    p = param()
+    assert next(nnx.iter_graph([p, p], graph=graph)) == ((0,), p)
+
+
+def test_duplicates_raise_in_tree_mode_while_iterating():
+    p = param()
+    phrase = "(?s)Duplicate Param.*found at paths"
+    with pytest.raises(ValueError, match=phrase) as error:
+        listed({"a": [p], "b": p}, graph=False)
+    assert "- a/0\n" in str(error.value) and "- b\n" in str(error.value)
+
+
+# ------------------------------------------------------------------------ iter_children
+
+
+@MODES
+def test_iter_children_lists_objects_with_each_key(graph):
+    inner, p = Block(), param()
+    m = Block(b=inner, a=inner, p=p, array=jnp.ones(1), n=3, held=nnx.data([p]))
+    children = [("a", inner), ("b", inner), ("p", p)]
+    assert list(nnx.iter_children(m, graph=graph)) == children
+    modules = [("a", inner), ("b", inner)]
+    assert list(nnx.iter_module_children(m, graph=graph)) == modules
+
+
+@MODES
+def test_iter_children_takes_containers(graph):
+    inner = Block()
+    assert list(nnx.iter_children([inner, 1], graph=graph)) == [(0, inner)]
+    assert list(nnx.iter_children({"a": inner}, graph=graph)) == [("a", inner)]
+
+
+def test_refs_are_children_and_streams_are_nodes():
+    m = Block(ref=jax.new_ref(jnp.ones(1)), rngs=nnx.Rngs(0))
+    assert [key for key, _ in nnx.iter_children(m)] == ["ref", "rngs"]
+    assert [key for key, _ in nnx.iter_module_children(m)] == ["rngs"]
+
+
+@pytest.mark.parametrize("function", [nnx.iter_children, nnx.iter_module_children])
+@pytest.mark.parametrize("x", [param(), jnp.ones(2), 3])
+def test_iter_children_refuses_leaves_on_the_first_next(function, x):
+    with pytest.raises(ValueError, match="Expected a graph node, got.*graph=False"):
+        next(function(x, graph=True))
+    with pytest.raises(ValueError, match="Expected a pytree node, got"):
+        next(function(x, graph=False))
+
+
+@MODES
+def test_iter_modules_lists_modules_and_the_root_last(graph):
+    m = Block(a=nnx.List([Block()]), node=Node(), p=param())
+    found = list(nnx.iter_modules(m, graph=graph))
+    assert [path for path, _ in found] == [("a", 0), ("a",), ()]
+    assert found[-1][1] is m
+
+
+# ---------------------------------------------------------------------------------- map
+
+
+@MODES
+def test_map_makes_a_new_node(graph):
+    m = Block(a=nnx.Param(jnp.ones(2), tag="x"), b=param(), c=jnp.ones(2))
+
+    def f(path, leaf):
+        return leaf if path == ("b",) else leaf * 2
+
+    mapped = nnx.map(f, m, graph=graph)
+    assert mapped is not m and type(mapped.a) is nnx.Param and mapped.a.tag == "x"
+    assert mapped.a[...].tolist() == mapped.c.tolist() == [2.0, 2.0]
+    assert mapped.b is m.b and m.a[...].tolist() == [1.0, 1.0]
+
+
+@MODES
+def test_map_can_place_raw_results(graph):
+    m = Block(a=param())
+    mapped = nnx.map(lambda _, v: v[...], m, graph=graph, recreate_variables=False)
+    assert mapped.a is m.a[...]
+
+
+def test_map_calls_once_for_shared_variables():
+    p, calls = param(), []
+    mapped = nnx.map(lambda path, v: calls.append(path) or v + 1, Block(a=p, b=p))
+    assert calls == [("a",)] and mapped.a is mapped.b
+
+
+def test_map_of_a_single_leaf():
+    assert nnx.map(lambda path, x: (path, x.shape), jnp.ones(2)) == ((), (2,))
+    mapped = nnx.map(lambda path, v: v + 1, param())
+    assert type(mapped) is nnx.Param
+
+
+# ------------------------------------------------------------------------ recursive_map
+
+
+@MODES
+def test_recursive_map_goes_bottom_up_and_leaves_the_input(graph):
+    p = param()
+    m = Block(a=p, inner=Block(b=jnp.ones(2)))
+
+    def f(path, x):
+        return x * 2 if isinstance(x, jax.Array) else x
+
+    mapped = nnx.recursive_map(f, m, graph=graph)
+    assert mapped.inner.b.tolist() == [2.0, 2.0] and mapped.a is p
+    assert m.inner.b.tolist() == [1.0, 1.0] and mapped.inner is not m.inner
+
+
+@MODES
+def test_the_result_for_the_root_is_returned(graph):
+    assert nnx.recursive_map(lambda path, x: path, Block(), graph=graph) == ()
+
+
+@MODES
+def test_containers_are_rebuilt(graph):
+    node = (1, Pair(2, [3]), Moments(4, {"a": 5}), None)
+
+    def f(path, x):
+        return x + 1 if isinstance(x, int) else x
+
+    mapped = nnx.recursive_map(f, node, graph=graph)
+    assert mapped == (2, Pair(3, [4]), Moments(5, {"a": 6}), None)
+
+
+@MODES
+def test_new_variables_are_bound_in_the_copy_only(graph):
+    m = Block(a=param(), b=[1])
+
+    def f(path, x):
+        return nnx.BatchStat(x[...] + 1) if isinstance(x, nnx.Param) else x
+
+    mapped = nnx.recursive_map(f, m, graph=graph)
+    assert type(mapped.a) is nnx.BatchStat and mapped.a[...].tolist() == [2.0, 2.0]
+    assert type(m.a) is nnx.Param and m.a[...].tolist() == [1.0, 1.0]
+
+
+def test_nodes_can_be_swapped():
+    class Lora(nnx.Module):
+        def __init__(self, inner):
+            self.inner = inner
+
+    def f(path, x):
+        return Lora(x) if isinstance(x, Linear) else x
+
+    m = Block(a=Linear(), b=nnx.List([Linear()]))
+    mapped = nnx.recursive_map(f, m)
+    assert type(mapped.a) is type(mapped.b[0]) is Lora
+    assert mapped.a.inner.w is m.a.w and type(m.a) is Linear
+
+
+def test_shared_nodes_are_mapped_once():
+    shared, calls = Linear(), []
+    p = param()
+
+    def f(path, x):
+        calls.append(path)
+        return x
+
+    mapped = nnx.recursive_map(f, Block(a=shared, b=shared, c=p, d=p, e=None, f=None))
+    assert mapped.a is mapped.b and mapped.a is not shared and mapped.c is mapped.d
+    assert ("a",) in calls and ("b",) not in calls and ("d",) not in calls
+    assert {("e",), ("f",)} <= set(calls)
+
+
+@MODES
+def test_recursive_map_sees_what_iter_graph_yields(graph):
+    m, seen = Block(a=param(), n=3, inner=Linear()), []
+    nnx.recursive_map(lambda path, x: seen.append(path) or x, m, graph=graph)
+    assert seen == listed(m, graph=graph)
+
+
+def test_cycles_are_refused():
+    m = Block(inner=Block())
+    m.inner.up = m
+    with pytest.raises(ValueError, match="Found cycle in the graph at path 'inner/up'"):
+        nnx.recursive_map(lambda path, x: x, m, graph=True)
+
+
+# ---------------------------------------------------------------------- find_duplicates
+
+
+def test_groups_and_paths_are_in_visiting_order():
+    p, q, inner = param(), param(), Block()
+    m = Block(a=q, b=p, c=q, d=inner, e=[1], f=p, g=p, h=inner)
+    expected = [[("a",), ("c",)], [("b",), ("f",), ("g",)], [("d",), ("h",)]]
+    assert nnx.find_duplicates(m) == expected
+
+
+def test_what_counts_as_a_duplicate():
+    array, numpy, ref = jnp.ones(1), np.ones(1), jax.new_ref(jnp.ones(1))
+    m = Block(a=array, b=array, c=numpy, d=numpy, e=ref, f=ref, g="x", h="x")
+    pairs = ("ab", "cd", "ef")
+    assert nnx.find_duplicates(m) == [[(first,), (other,)] for first, other in pairs]
+    assert not nnx.find_duplicates(Block(a=nnx.Param(array), b=nnx.Param(array)))
+
+
+def test_variables_in_a_shared_list_are_listed_at_both_paths():
+    held = [param()]
+    assert nnx.find_duplicates([held, held]) == [[(0, 0), (1, 0)]]
+
+
+def test_below_a_repeated_node_nothing_is_listed():
+    inner = Block(a=param())
+    assert nnx.find_duplicates([inner, inner]) == [[(0,), (1,)]]
+
+
+def test_cycles_are_duplicates():
+    m = Block()
+    m.s = m
+    assert nnx.find_duplicates(m) == [[(), ("s",)]]
+    held = [param()]
+    held.append(held)
+    assert nnx.find_duplicates(held) == []
+
+
+def test_only_filters_the_repeated_occurrences():
+    p, inner = param(), Block()
+    node = [p, p, inner, inner]
+    assert nnx.find_duplicates(node, only=nnx.Param) == [[(0,), (1,)]]
+    assert nnx.find_duplicates(node, only=nnx.BatchStat) == []
+    assert not nnx.find_duplicates([param(), param()])
+
+
+def test_objects_made_while_listing_are_no_duplicates():
+    class Fresh:
+        pass
+
+    jax.tree_util.register_pytree_node(
+        Fresh, lambda x: ((np.ones(3), np.ones(3)), None), lambda aux, children: Fresh()
+    )
+    assert nnx.find_duplicates([Fresh() for _ in range(20)]) == []
+
+
+@pytest.mark.parametrize("graph", [True])
+def test_classes_that_are_no_pytrees_are_nodes_in_graph_mode(graph):
+    m = Hidden()
+    m.a = param()
+    assert [p for p, x in nnx.iter_graph([m], graph=graph) if x is m.a] == [(0, "a")]
+
+
+# ------------------------------------------------------------------------------ the peer
+
+
+def example(library):
+    """An object made of classes that both libraries have."""
+    shared = library.Linear(2, 2, rngs=library.Rngs(0))
+    return library.Dict(
+        b=library.List([shared, library.Param(1), 3, library.data([shared, 4])]),
+        a=shared,
+        B=library.Dict(x=library.data({10: jnp.ones(1), 2: (None, np.ones(1))})),
+        rngs=library.Rngs(1, dropout=2),
+        norm=library.BatchNorm(2, rngs=library.Rngs(0)),
+        odd=library.data("text"),
+    )
+
+
+@pytest.mark.peers
+def test_paths_are_those_of_the_peer():
+    peer = pytest.importorskip("flax.nnx")
+    ours, theirs = example(nnx), example(peer)
+    assert nnx.flatten(ours)[1].paths == tuple(peer.flatten(theirs)[1].paths)
+    assert nnx.find_duplicates(ours) == peer.find_duplicates(theirs)
+    for graph in (True, False):
+        found, expected = (
+            [path for path, x in library.iter_children(node, graph=graph)]
+            for library, node in ((nnx, ours), (peer, theirs))
+        )
+        assert found == expected

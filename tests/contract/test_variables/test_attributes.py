@@ -1,0 +1,515 @@
+"""Attributes as data or static (contract, section 12)."""
+
+import abc
+import dataclasses
+import functools
+import typing
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+
+class Box(nnx.Pytree):
+    """Holds what it is given, by keyword."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def status(obj, name):
+    return vars(obj)["_pytree__nodes"][name]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Record:
+    array: jax.Array
+
+
+# ------------------------------------------------------------------------ the class
+
+
+def test_abstract_methods_are_enforced():
+    class Abstract(nnx.Pytree):
+        @abc.abstractmethod
+        def f(self): ...
+
+    assert issubclass(nnx.pytreelib.PytreeMeta, abc.ABCMeta)
+    with pytest.raises(TypeError):
+        Abstract()
+
+
+def test_generic_classes_can_be_mixed_in():
+    T = typing.TypeVar("T")
+
+    class Holder(nnx.Pytree, typing.Generic[T]):
+        def __init__(self, x: T):
+            self.x = x
+
+    assert Holder[int](jnp.ones(2)).x.shape == (2,)
+
+
+def test_unknown_class_keywords_are_refused():
+    with pytest.raises(TypeError):
+
+        class Wrong(nnx.Pytree, unknown=1):
+            pass
+
+
+def test_slots_are_refused():
+    with pytest.raises(TypeError, match=r"Slotted(.|\n)*'a'"):
+
+        class Slotted(nnx.Pytree):
+            __slots__ = ("a",)
+
+    class Empty(nnx.Pytree):
+        __slots__ = ()
+
+    Empty()
+
+
+@pytest.mark.parametrize("base", [nnx.Pytree, nnx.Module, nnx.Object])
+def test_classes_without_init_take_no_arguments(base):
+    class Plain(base):
+        pass
+
+    for cls in (base, Plain):
+        assert isinstance(cls(), base)
+        with pytest.raises(TypeError):
+            cls(1)
+        with pytest.raises(TypeError):
+            cls(a=1)
+
+
+def test_hash_and_equality_are_by_identity():
+    a, b = Box(x=1), Box(x=1)
+    assert a == a and a != b and hash(a) == hash(a) and len({a, b}) == 2
+
+
+def test_bookkeeping_comes_first_and_can_be_read():
+    box = Box(x=1)
+    assert list(vars(box)) == ["_pytree__nodes", "_pytree__state", "x"]
+    state = box._pytree__state
+    assert (state.initializing, state.is_setup) == (False, False)
+    assert isinstance(state.trace_state, nnx.tracers.TraceState)
+    assert hash(box._pytree__nodes) is not None and dict(box._pytree__nodes) == {
+        "x": False
+    }
+
+
+def test_old_spellings_of_the_bookkeeping_warn():
+    box = Box(x=1)
+    with pytest.warns(DeprecationWarning):
+        assert box._object__nodes is box._pytree__nodes
+    with pytest.warns(DeprecationWarning):
+        assert box._object__state is box._pytree__state
+
+
+# -------------------------------------------------------------------------- is_data
+
+DATA = {
+    "array": jnp.ones(2),
+    "numpy array": np.ones(2),
+    "key": jax.random.key(0),
+    "ref": jax.new_ref(jnp.ones(2)),
+    "variable": nnx.Param(1),
+    "pytree": Box(),
+    "object": nnx.Object(),
+}
+NOT_DATA = {
+    "int": 1,
+    "float": 1.5,
+    "bool": True,
+    "numpy scalar": np.float32(1),
+    "str": "x",
+    "None": None,
+    "function": len,
+    "shape": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "state": nnx.State({"a": jnp.ones(2)}),
+    "list": [jnp.ones(2)],
+    "dict": {"a": jnp.ones(2)},
+    "tuple": (jnp.ones(2),),
+    "record": Record(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_is_recognized(name):
+    assert nnx.is_data(DATA[name]) is True
+    assert status(Box(x=DATA[name]), "x") is True
+
+
+@pytest.mark.parametrize("name", NOT_DATA)
+def test_everything_else_is_not_data(name):
+    assert nnx.is_data(NOT_DATA[name]) is False
+
+
+def test_tracers_are_data():
+    def f(x, key):
+        seen.append((nnx.is_data(x), nnx.is_data(key), status(Box(x=x), "x")))
+        return x
+
+    seen = []
+    jax.jit(f)(1.0, jax.random.key(0))
+    jax.grad(f)(1.0, jax.random.key(0))
+    jax.vmap(f)(jnp.ones(2), jax.random.split(jax.random.key(0)))
+    assert seen == [(True, True, True)] * 3
+
+
+def test_object_made_inside_a_trace_holds_its_arrays_as_data():
+    box = jax.jit(lambda x: Box(x=x, y=2))(1.0)
+    assert isinstance(box.x, jax.Array) and status(box, "x") and box.y == 2
+    shape = jax.eval_shape(lambda: Box(x=jnp.ones(3)))
+    assert shape.x.shape == (3,)
+
+
+def test_list_of_tracers_is_refused_inside_a_trace():
+    with pytest.raises(ValueError, match="Found data on value of type"):
+        jax.jit(lambda x: Box(x=[x]))(1.0)
+
+
+def test_has_data_lists_what_it_finds():
+    inner, array = Box(a=jnp.ones(2)), jnp.ones(2)
+    found = nnx.has_data([1, {"a": inner}, (array, "x")])
+    assert found[0] is inner and found[1] is array and len(found) == 2
+    assert nnx.has_data("x") == [] and nnx.has_data([1, None]) == []
+
+
+def test_registered_types_are_data_without_their_subclasses():
+    @nnx.register_data_type
+    @dataclasses.dataclass(frozen=True)
+    class Reading:
+        n: int
+
+    class Derived(Reading):
+        pass
+
+    assert isinstance(Reading, type)
+    assert nnx.is_data(Reading(1)) and not nnx.is_data(Derived(1))
+    box = Box(x=Reading(1))
+    assert jax.tree.leaves(box) == [Reading(1)]
+    assert len(nnx.state(box)) == 1
+
+
+# ------------------------------------------------------------------- explicit status
+
+
+def test_data_and_static_are_unwrapped():
+    box = Box(a=nnx.data("text"), b=nnx.static(3), c=nnx.data([jnp.ones(2)]))
+    assert (box.a, box.b) == ("text", 3) and isinstance(box.c, list)
+    assert [status(box, name) for name in "abc"] == [True, False, True]
+    assert len(jax.tree.leaves(box)) == 2
+
+
+def test_status_sticks_until_another_is_given():
+    box = Box(x=jnp.ones(2), y=1)
+    box.x, box.y = "text", 2
+    assert status(box, "x") is True and status(box, "y") is False
+    box.y = nnx.data(3)
+    box.x = nnx.static("text")
+    assert status(box, "x") is False and status(box, "y") is True
+
+
+def test_deleting_forgets_the_status():
+    box = Box(x=1)
+    del box.x
+    assert "x" not in vars(box)["_pytree__nodes"]
+    box.x = jnp.ones(2)
+    assert status(box, "x") is True
+
+
+def test_none_marked_as_data_can_become_an_array():
+    box = Box(x=nnx.data(None))
+    box.x = jnp.ones(2)
+    assert status(box, "x") is True
+
+
+def test_plain_none_is_static_for_good_and_the_error_says_what_to_do():
+    box = Box(x=None)
+    with pytest.raises(ValueError, match=r"(?s)Cannot assign data value.*data\(None\)"):
+        box.x = nnx.Param(1)
+    assert box.x is None
+
+
+def test_attributes_put_into_vars_get_their_status_in_the_end():
+    class Direct(nnx.Pytree):
+        def __init__(self):
+            vars(self)["a"] = jnp.ones(2)
+            vars(self)["b"] = 1
+
+    direct = Direct()
+    assert status(direct, "a") is True and status(direct, "b") is False
+
+
+def test_replacing_a_variable_by_an_array_replaces_the_variable():
+    variable = nnx.Param(jnp.ones(2))
+    box = Box(x=variable)
+    box.x = jnp.zeros(2)
+    assert isinstance(box.x, jax.Array) and variable[...].tolist() == [1.0, 1.0]
+
+
+def test_class_attributes_are_no_part_of_the_tree():
+    class Shared(nnx.Pytree):
+        table = nnx.Param(jnp.ones(2))
+
+    assert jax.tree.leaves(Shared()) == [] and len(nnx.state(Shared())) == 0
+
+
+def test_data_attribute_accepts_anything():
+    box = Box(x=nnx.data("text"))
+    box.x = ["hi", jnp.ones(2)]
+    assert len(jax.tree.leaves(box)) == 2
+
+
+def test_opaque_objects_are_static():
+    class Opaque:
+        def __init__(self):
+            self.array = jnp.ones(2)
+
+    box = Box(a=Opaque(), b=functools.partial(jnp.add, jnp.ones(2)))
+    assert status(box, "a") is False and status(box, "b") is False
+
+
+# --------------------------------------------------------------------- class statuses
+
+
+def declared(**attributes):
+    return [status(Declared(**attributes), name) for name in ("a", "b", "c", "d")]
+
+
+class Declared(nnx.Pytree):
+    a: object = nnx.data()
+    b: int = nnx.static()
+    c: object = dataclasses.field(metadata={"static": False})
+    d: int = dataclasses.field(metadata={"static": True})
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def test_fields_declare_the_status():
+    assert declared(a=1, b=2, c=[jnp.ones(2)], d=3) == [True, False, True, False]
+
+
+@pytest.mark.parametrize("form", ["type", "string"])
+def test_annotations_declare_the_status_and_warn(form):
+    data, static = nnx.Data[list], nnx.Static[int]
+    if form == "string":
+        data, static = "nnx.Data[list]", "nnx.Static[int]"
+    with pytest.warns(DeprecationWarning) as record:
+
+        class Annotated(nnx.Pytree):
+            a: data
+            b: static
+
+            def __init__(self):
+                self.a = [jnp.ones(2)]
+                self.b = 1
+
+    assert len(record) == 2
+    assert status(Annotated(), "a") is True and status(Annotated(), "b") is False
+
+
+def test_subclasses_inherit_the_status_of_all_bases():
+    class Left(nnx.Pytree):
+        a: list = nnx.data()
+
+    class Right(nnx.Pytree):
+        b: list = nnx.data()
+
+    class Mixin:
+        c: list = nnx.data()
+
+    class Both(Mixin, Left, Right):
+        def __init__(self):
+            self.a, self.b, self.c = [jnp.ones(1)], [jnp.ones(1)], [jnp.ones(1)]
+
+    assert len(jax.tree.leaves(Both())) == 3
+
+
+def test_unassigned_field_is_a_missing_attribute():
+    class Lazy(nnx.Pytree):
+        x: list = nnx.data()
+
+    with pytest.raises(AttributeError):
+        Lazy().x
+    assert not hasattr(Lazy(), "x")
+
+
+def test_default_of_a_field_is_honoured_without_dataclass():
+    class Defaulted(nnx.Pytree):
+        x: int = nnx.static(default=3)
+
+    assert Defaulted().x == 3
+
+
+def test_field_without_a_value_can_not_be_assigned():
+    with pytest.raises(ValueError, match=r"nnx\.data"):
+        Box(x=nnx.data())
+
+
+@pytest.mark.parametrize("declare", [nnx.data, nnx.static])
+def test_value_and_options_exclude_each_other(declare):
+    with pytest.raises(TypeError):
+        declare(1, default=2)
+    with pytest.raises(TypeError):
+        declare(1, 2)
+    with pytest.raises(TypeError):
+        declare(unknown=1)
+    with pytest.raises(ValueError, match="static"):
+        declare(metadata={"static": True})
+
+
+def test_field_options_are_those_of_dataclasses():
+    field = nnx.data(default=1, init=False, repr=False, metadata={"a": 1}, kw_only=True)
+    assert isinstance(field, dataclasses.Field)
+    assert (field.default, field.init, field.repr, field.kw_only) == (1, False, False, True)
+    assert dict(field.metadata) == {"a": 1, "static": False}
+
+
+# ---------------------------------------------------------------------------- errors
+
+CONTAINERS = {
+    "list of arrays": [jnp.ones(2)],
+    "list of Variables": [nnx.Param(1)],
+    "dict of modules": {"a": nnx.Module()},
+    "nested": (1, {"a": [np.ones(2)]}),
+    "record": Record(jnp.ones(2)),
+}
+WAYS_OUT = r"(?s)'x'.*Box.*nnx\.data.*nnx\.List.*nnx\.Dict.*pytree=False"
+
+
+def refused(phrase, call, ways_out=WAYS_OUT):
+    with pytest.raises(ValueError, match=phrase) as error:
+        call()
+    assert ways_out is None or __import__("re").search(ways_out, str(error.value))
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_container_with_data_in_a_new_or_static_attribute(name):
+    value = CONTAINERS[name]
+    refused("Found data on value of type", lambda: Box(x=value))
+    box = Box(x=1)
+    refused("Found data on value of type", lambda: setattr(box, "x", value))
+    assert box.x == 1
+
+
+def test_data_over_a_static_attribute():
+    box = Box(x=1)
+    refused("Cannot assign data value of type", lambda: setattr(box, "x", jnp.ones(2)))
+    assert box.x == 1 and status(box, "x") is False
+
+
+@pytest.mark.parametrize("value", [jnp.ones(2), nnx.Param(1), [nnx.Param(1)]])
+def test_static_mark_on_data(value):
+    refused("Found data in value of type", lambda: Box(x=nnx.static(value)))
+
+
+def test_data_put_into_a_static_list_while_constructing():
+    class Late(nnx.Pytree):
+        def __init__(self):
+            self.x = []
+            self.x.append(jnp.ones(2))
+
+    ways_out = WAYS_OUT.replace("Box", "Late")
+    refused("Found unexpected data on value of type", Late, ways_out)
+
+
+def test_data_put_into_a_static_list_later_is_found_by_check_pytree():
+    box = Box(x=[])
+    nnx.check_pytree(box)
+    box.x.append(jnp.ones(2))
+    refused("Found unexpected data on value of type", lambda: nnx.check_pytree(box))
+
+
+def test_check_pytree_wants_a_pytree():
+    with pytest.raises(TypeError):
+        nnx.check_pytree([1])
+
+
+def test_array_in_a_declared_static_field():
+    phrase = "Found unexpected data on value of type"
+    refused(phrase, lambda: Declared(b=jnp.ones(2)), None)
+
+    @nnx.dataclass
+    class Fielded(nnx.Pytree):
+        x: int = nnx.static()
+
+    refused(phrase, lambda: Fielded(jnp.ones(2)), None)
+
+
+def test_array_first_assigned_to_a_declared_static_attribute_later():
+    obj = Declared()
+    phrase = "Found data on value of type"
+    refused(phrase, lambda: setattr(obj, "b", jnp.ones(2)), None)
+    assert not hasattr(obj, "b")
+
+
+@pytest.mark.parametrize("mark", [nnx.data, nnx.static])
+def test_marks_inside_another_structure(mark):
+    refused("Found unexpected tags", lambda: Box(x=[mark(1)]), None)
+    refused("Found unexpected tags", lambda: Box(x={"a": (mark(1),)}), None)
+    refused("Found unexpected tags", lambda: Box(x=nnx.data([mark(1)])), None)
+
+
+def test_contradicting_declarations():
+    phrase = r"Conflicting pytree annotation(.|\n)*Child\.a"
+    with pytest.raises(ValueError, match=phrase):
+
+        class Child(Declared):
+            a: int = nnx.static()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=r"Conflicting(.|\n)*Twice\.a"):
+
+            class Twice(nnx.Pytree):
+                a: nnx.Data[int] = nnx.static()
+
+
+def test_static_metadata_that_is_no_bool():
+    with pytest.raises(ValueError, match="Invalid 'static' metadata"):
+
+        class Wrong(nnx.Pytree):
+            a: int = dataclasses.field(metadata={"static": "yes"})
+
+
+# ---------------------------------------------------------------------- descriptors
+
+
+class Described(nnx.Pytree):
+    @property
+    def scale(self):
+        return self._scale
+
+    @scale.setter
+    def scale(self, value):
+        self._scale = value
+
+    @property
+    def fixed(self):
+        return 1
+
+
+def test_property_stores_under_its_own_name():
+    obj = Described()
+    obj.scale = jnp.ones(2)
+    assert status(obj, "_scale") is True and "scale" not in vars(obj)
+
+
+def test_property_gets_marked_values_unwrapped():
+    obj = Described()
+    obj.scale = nnx.data(3)
+    assert obj.scale == 3
+
+
+def test_read_only_property_can_not_be_assigned():
+    with pytest.raises(AttributeError):
+        Described().fixed = 2

@@ -1,0 +1,311 @@
+"""Variables: placement at creation (contract, section 9). Eight simulated devices."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+VALUE = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+
+
+def mesh_of(kind):
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(KINDS[kind],) * 2)
+
+
+@pytest.fixture(params=KINDS)
+def mesh(request):
+    return mesh_of(request.param)
+
+
+def spec_of(value):
+    # An axis that is not split may show as None or be left out.
+    return P(*value.sharding.spec, *(None,) * (value.ndim - len(value.sharding.spec)))
+
+
+def placed_as(variable, *spec):
+    value = variable.get_value()
+    assert spec_of(value) == P(*spec)
+    assert np.asarray(value).tolist() == VALUE.tolist()
+    return True
+
+
+# ----------------------------------------------------------------- the switch itself
+
+
+def test_eager_sharding_is_on_by_default():
+    assert nnx.using_eager_sharding() is True
+    assert nnx.use_eager_sharding.current_value() is True
+
+
+def test_switch_is_a_context():
+    with nnx.use_eager_sharding(False) as entered:
+        assert entered is None and nnx.using_eager_sharding() is False
+        with nnx.use_eager_sharding(True):
+            assert nnx.using_eager_sharding() is True
+        assert nnx.using_eager_sharding() is False
+    assert nnx.using_eager_sharding() is True
+
+
+def test_switch_is_restored_after_an_exception():
+    with pytest.raises(RuntimeError), nnx.use_eager_sharding(False):
+        raise RuntimeError
+    assert nnx.using_eager_sharding() is True
+
+
+def test_switch_is_a_decorator():
+    @nnx.use_eager_sharding(False)
+    def f():
+        return nnx.using_eager_sharding()
+
+    assert nnx.using_eager_sharding() is True
+    assert f() is False and nnx.using_eager_sharding() is True
+
+
+def test_plain_call_takes_effect_at_once_in_this_thread_only():
+    def elsewhere():
+        nnx.use_eager_sharding(False)
+        seen.append(nnx.using_eager_sharding())
+
+    seen = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [False] and nnx.using_eager_sharding() is True
+
+
+def test_default_comes_from_the_flag():
+    nnx.config.update("flax_always_shard_variable", False)
+    try:
+        assert nnx.using_eager_sharding() is False
+        assert nnx.Param(1).get_metadata("eager_sharding") is False
+    finally:
+        nnx.config.update("flax_always_shard_variable", True)
+
+
+# ----------------------------------------------------------------- where the mesh is
+
+
+def test_mesh_is_taken_from_the_context(mesh):
+    with jax.set_mesh(mesh):
+        assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=("x", "y")), "x", "y")
+
+
+def test_mesh_is_taken_from_the_metadata():
+    mesh = mesh_of("auto")
+    variable = nnx.Param(jnp.array(VALUE), out_sharding=("x", None), mesh=mesh)
+    assert placed_as(variable, "x", None)
+
+
+def test_missing_mesh_is_named_with_the_annotation():
+    with pytest.raises(ValueError, match=r"(?s)mesh context or metadata.*'x'"):
+        nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
+
+
+def test_annotation_of_nones_needs_a_mesh():
+    with pytest.raises(ValueError, match="mesh"):
+        nnx.Param(jnp.array(VALUE), out_sharding=(None, None))
+
+
+@pytest.mark.parametrize("annotation", [None, (), P()])
+def test_empty_annotations_are_none(annotation):
+    value = jnp.array(VALUE)
+    assert nnx.Param(value, out_sharding=annotation)[...] is value
+
+
+@pytest.mark.parametrize("off", ["argument", "context"])
+def test_switched_off_nothing_is_placed(off):
+    value = jnp.array(VALUE)
+    if off == "argument":
+        variable = nnx.Param(value, out_sharding=("x", "y"), eager_sharding=False)
+    else:
+        with nnx.use_eager_sharding(False):
+            variable = nnx.Param(value, out_sharding=("x", "y"))
+    assert variable[...] is value and variable.out_sharding == ("x", "y")
+
+
+# ------------------------------------------------------------------ forms, and values
+
+
+@pytest.mark.parametrize(
+    ("annotation", "spec"),
+    [
+        (("x", "y"), ("x", "y")),
+        (["x", "y"], ("x", "y")),
+        (("x",), ("x", None)),
+        ((None, "y"), (None, "y")),
+        ((("x", "y"), None), (("x", "y"), None)),
+        (P("y", "x"), ("y", "x")),
+    ],
+    ids=str,
+)
+def test_forms_of_annotations(annotation, spec, mesh):
+    value = jnp.array(np.tile(VALUE, (2, 2)))
+    with jax.set_mesh(mesh):
+        variable = nnx.Param(value, out_sharding=annotation)
+    assert spec_of(variable.get_value()) == P(*spec)
+    assert variable.out_sharding == annotation
+
+
+def test_named_sharding_brings_its_mesh():
+    sharding = NamedSharding(mesh_of("auto"), P("x", "y"))
+    assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=sharding), "x", "y")
+    with jax.set_mesh(mesh_of("auto")):
+        assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=sharding), "x", "y")
+
+
+def test_two_different_meshes_are_refused():
+    other = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh_of("auto"), P("x", "y"))
+    with jax.set_mesh(other), pytest.raises(ValueError, match="mesh"):
+        nnx.Param(jnp.array(VALUE), out_sharding=sharding)
+    with pytest.raises(ValueError, match="mesh"):
+        nnx.Param(jnp.array(VALUE), out_sharding=sharding, mesh=other)
+
+
+def test_format_is_an_annotation():
+    sharding = NamedSharding(mesh_of("auto"), P("x", "y"))
+    annotation = Format(Layout(major_to_minor=(0, 1)), sharding)
+    assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=annotation), "x", "y")
+
+
+def test_every_leaf_of_a_pytree_gets_the_annotation(mesh):
+    with jax.set_mesh(mesh):
+        stored = {"a": jnp.array(VALUE), "b": [jnp.array(VALUE)]}
+        variable = nnx.Variable(stored, out_sharding=("x", None))
+    value = variable.get_value()
+    assert spec_of(value["a"]) == spec_of(value["b"][0]) == P("x", None)
+
+
+def test_values_made_outside_the_mesh_context_are_placed(mesh):
+    values = [jnp.array(VALUE), VALUE, jax.device_put(VALUE, jax.devices()[3])]
+    with jax.set_mesh(mesh):
+        for value in values:
+            assert placed_as(nnx.Param(value, out_sharding=("x", "y")), "x", "y")
+
+
+def test_value_placed_otherwise_is_moved(mesh):
+    with jax.set_mesh(mesh):
+        first = nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
+        assert placed_as(nnx.Param(first[...], out_sharding=("y", None)), "y", None)
+
+
+def test_shapes_carry_the_sharding(mesh):
+    with jax.set_mesh(mesh):
+        shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+        value = nnx.Param(shape, out_sharding=("x", "y")).get_value()
+    assert value.sharding.spec == P("x", "y") and value.shape == (4, 4)
+
+
+def test_ref_holds_the_placed_value(mesh):
+    with jax.set_mesh(mesh):
+        variable = nnx.Param(jnp.array(VALUE), ref=True, out_sharding=("x", "y"))
+        assert placed_as(variable, "x", "y")
+
+
+# --------------------------------------------------------------------- logical names
+
+
+def test_rules_of_the_metadata_map_logical_names(mesh):
+    with jax.set_mesh(mesh):
+        variable = nnx.Param(
+            jnp.array(VALUE),
+            out_sharding=("rows", "columns"),
+            sharding_rules=[("rows", "y"), ("columns", "x")],
+        )
+    assert placed_as(variable, "y", "x")
+    assert variable.out_sharding == ("rows", "columns")
+
+
+def test_rules_of_the_context_map_logical_names(mesh):
+    rules = (("rows", "x"), ("columns", None))
+    with jax.set_mesh(mesh), nnx.logical_axis_rules(rules):
+        variable = nnx.Param(jnp.array(VALUE), out_sharding=("rows", "columns"))
+    assert placed_as(variable, "x", None)
+    assert variable.out_sharding == ("rows", "columns")
+
+
+def test_both_kinds_of_rules_add_up(mesh):
+    with jax.set_mesh(mesh), nnx.logical_axis_rules((("rows", "x"),)):
+        variable = nnx.Param(
+            jnp.array(VALUE),
+            out_sharding=("rows", "columns"),
+            sharding_rules=(("columns", "y"), ("rows", "x")),
+        )
+    assert placed_as(variable, "x", "y")
+
+
+def test_contradicting_rules_are_refused(mesh):
+    with jax.set_mesh(mesh), nnx.logical_axis_rules((("rows", "x"),)):
+        with pytest.raises(ValueError, match="rows"):
+            nnx.Param(
+                jnp.array(VALUE),
+                out_sharding=("rows", None),
+                sharding_rules=(("rows", "y"),),
+            )
+
+
+# -------------------------------------------------------------------------- refusals
+
+
+def test_mixed_meshes_are_refused():
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)):
+        with pytest.raises(ValueError, match="Auto"):
+            nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
+
+
+def test_unknown_axes_and_indivisible_sizes_are_refused_by_jax(mesh):
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError):
+            nnx.Param(jnp.array(VALUE), out_sharding=("unknown", None))
+        with pytest.raises(ValueError):
+            nnx.Param(jnp.ones((3, 4)), out_sharding=("x", None))
+
+
+# ----------------------------------------------------------------- inside transforms
+
+
+def test_placement_works_under_jit(mesh):
+    with jax.set_mesh(mesh):
+        make = jax.jit(lambda x: nnx.Param(x, out_sharding=("x", "y")))
+        assert placed_as(make(jnp.array(VALUE)), "x", "y")
+
+
+def test_placement_works_under_nnx_jit(mesh):
+    with jax.set_mesh(mesh):
+        make = nnx.jit(lambda: nnx.Param(jnp.array(VALUE), out_sharding=("x", "y")))
+        assert placed_as(make(), "x", "y")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_shape_knows_the_sharding(kind):
+    with jax.set_mesh(mesh_of(kind)):
+        made = jax.eval_shape(
+            lambda: nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
+        )
+    assert made.get_value().shape == (4, 4) and made.out_sharding == ("x", "y")
+    if kind == "explicit":
+        assert made.get_value().sharding.spec == P("x", "y")
+
+
+# -------------------------------------------------------------------- only at creation
+
+
+def test_nothing_else_places(mesh):
+    with jax.set_mesh(mesh):
+        variable = nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
+        other = jax.device_put(jnp.array(VALUE), NamedSharding(mesh, P("y", None)))
+        assert variable.copy(other)[...] is other
+        assert variable.replace(out_sharding=("y", "x"))[...] is variable[...]
+        variable.set_value(other)
+        assert variable[...] is other
+        graphdef, state = nnx.split(nnx.Dict(a=variable))
+        assert nnx.merge(graphdef, state).a[...] is other

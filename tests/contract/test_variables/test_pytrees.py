@@ -1,0 +1,270 @@
+"""Dataclasses, ``pytree=False``, flattening and copies (contract, section 12)."""
+
+import copy
+import dataclasses
+import inspect
+import pickle
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+KEY = jax.tree_util.GetAttrKey
+
+
+class Box(nnx.Pytree):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class Leafy(Box, pytree=False):
+    pass
+
+
+class Node(nnx.Object):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+# ----------------------------------------------------------------------- dataclasses
+
+
+@nnx.dataclass
+class Affine(nnx.Pytree):
+    scale: jax.Array = nnx.data()
+    bias: jax.Array
+    name: str = nnx.static(default="affine")
+    extra: object = None
+
+    def __call__(self, x):
+        return self.scale * x + self.bias
+
+
+def test_dataclass_has_fields_init_and_the_repr_of_the_library():
+    affine = Affine(jnp.array(2.0), jnp.array(1.0))
+    assert affine(3.0) == 7.0 and affine.name == "affine" and affine.extra is None
+    assert [field.name for field in dataclasses.fields(Affine)] == [
+        "scale",
+        "bias",
+        "name",
+        "extra",
+    ]
+    assert "dtype" in repr(affine) and repr(affine).startswith("Affine(")
+
+
+def test_unmarked_fields_get_automatic_status():
+    nodes = vars(Affine(jnp.array(2.0), jnp.array(1.0)))["_pytree__nodes"]
+    assert dict(nodes) == {"scale": True, "bias": True, "name": False, "extra": False}
+
+
+def test_signature_of_nnx_dataclass():
+    parameters = inspect.signature(nnx.dataclass).parameters
+    defaults = {name: p.default for name, p in list(parameters.items())[1:]}
+    assert defaults == {
+        "init": True,
+        "eq": True,
+        "order": False,
+        "unsafe_hash": False,
+        "match_args": True,
+        "kw_only": False,
+        "slots": False,
+        "weakref_slot": False,
+    }
+    with pytest.raises(TypeError):
+        nnx.dataclass(frozen=True)
+
+
+def test_plain_dataclass_works_with_a_repr_of_its_own():
+    @dataclasses.dataclass
+    class Plain(nnx.Pytree):
+        x: jax.Array
+        n: int = 3
+
+        def __post_init__(self):
+            self.doubled = self.n * 2
+
+    plain = Plain(jnp.ones(2))
+    assert plain.doubled == 6 and len(jax.tree.leaves(plain)) == 1
+    assert ".Plain(x=Array" in repr(plain)
+
+
+def test_dataclass_modules_are_accepted_though_unhashable():
+    affine = Affine(nnx.Param(jnp.array(2.0)), nnx.Param(jnp.array(1.0)))
+    with pytest.raises(TypeError):
+        hash(affine)
+    model = nnx.Dict(a=affine, b=affine)
+    assert nnx.clone(model).a is nnx.clone(model).a or nnx.clone(model).a is not affine
+    cloned = nnx.clone(model)
+    assert cloned.a is cloned.b
+    nnx.jit(lambda m: m.a.scale.set_value(jnp.array(5.0)))(model)
+    assert affine.scale[...] == 5.0
+
+
+# ---------------------------------------------------------------------- pytree=False
+
+
+@pytest.mark.parametrize("cls", [Leafy, Node])
+def test_instances_are_leaves_for_jax(cls):
+    obj = cls(x=[jnp.ones(2)], y=nnx.data(1), z=nnx.static(jnp.ones(2)))
+    assert jax.tree.leaves([obj]) == [obj] and obj.y == 1
+
+
+@pytest.mark.parametrize("cls", [Leafy, Node])
+def test_graph_functions_take_them(cls):
+    obj = cls(x=nnx.Param(jnp.array(1.0)))
+    cloned = nnx.clone(obj)
+    assert type(cloned) is cls and cloned.x[...] == 1.0 and cloned.x is not obj.x
+    nnx.jit(lambda o: o.x.set_value(o.x[...] + 1))(obj)
+    assert obj.x[...] == 2.0
+
+
+@pytest.mark.parametrize("cls", [Leafy, Node])
+def test_tree_mode_refuses_them(cls):
+    obj = cls(x=nnx.Param(jnp.array(1.0)))
+    with pytest.raises(ValueError, match="pytree=False"):
+        nnx.split(obj, graph=False)
+    with pytest.raises(ValueError, match=r"(?s)(pytree=False.*)?Found at path"):
+        nnx.split(nnx.Dict(a=nnx.data(obj)), graph=False)
+
+
+def test_flag_is_inherited_unless_given():
+    class Child(Leafy):
+        pass
+
+    class Again(Leafy, pytree=True):
+        pass
+
+    assert len(jax.tree.leaves([Child(x=1)])) == 1
+    assert jax.tree.leaves([Again(x=1)]) == []
+
+
+def test_object_can_not_become_a_pytree():
+    class Child(Node):
+        pass
+
+    assert len(jax.tree.leaves([Child()])) == 1
+    with pytest.raises(ValueError, match="(?s)Wrong.*pytree=True"):
+
+        class Wrong(nnx.Object, pytree=True):
+            pass
+
+
+# ------------------------------------------------------------------------ flattening
+
+
+def test_children_are_the_data_attributes_sorted_by_name():
+    box = Box(b=jnp.array(2.0), c="static", a=nnx.Param(1.0))
+    flat, _ = jax.tree_util.tree_flatten_with_path(box)
+    assert flat == [((KEY("a"), KEY("value")), 1.0), ((KEY("b"),), 2.0)]
+
+
+def test_list_items_have_sequence_keys_in_numeric_order():
+    items = nnx.List([jnp.array(float(i)) for i in range(12)])
+    flat, _ = jax.tree_util.tree_flatten_with_path(items)
+    assert [path for path, _ in flat] == [
+        (jax.tree_util.SequenceKey(i),) for i in range(12)
+    ]
+
+
+def test_order_of_assignment_does_not_matter():
+    a, b = Box(x=1, y=jnp.ones(2)), Box(y=jnp.ones(2), x=1)
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+
+
+@pytest.mark.parametrize(
+    "other", [Box(x=2, y=1), Box(x=nnx.data(1), y=1), Box(x=1), Box(x=1, y=1, z=1)]
+)
+def test_static_values_and_statuses_are_part_of_the_structure(other):
+    assert jax.tree.structure(Box(x=1, y=1)) != jax.tree.structure(other)
+
+
+def test_unhashable_static_values_are_compared_by_value():
+    def f(box):
+        traces.append(None)
+        return box.y + box.x[0]
+
+    for jit in (jax.jit, nnx.jit):
+        traces = []
+        jitted = jit(f)
+        assert jitted(Box(x=[1], y=jnp.array(1.0))) == 2.0
+        assert jitted(Box(x=[1], y=jnp.array(3.0))) == 4.0
+        assert len(traces) == 1
+        assert jitted(Box(x=[2], y=jnp.array(1.0))) == 3.0
+        assert len(traces) == 2
+
+
+def test_unflattening_runs_neither_init_nor_setattr():
+    class Loud(nnx.Pytree):
+        def __init__(self):
+            calls.append("init")
+            self.x = jnp.ones(2)
+
+        def __setattr__(self, name, value):
+            calls.append("setattr")
+            super().__setattr__(name, value)
+
+    calls = []
+    copied = jax.tree.map(lambda x: x + 1, Loud())
+    assert calls == ["init", "setattr"] and copied.x.tolist() == [2.0, 2.0]
+    copied.y = 1
+
+
+def test_attributes_are_sorted_after_flattening():
+    box = jax.tree.map(lambda x: x, Box(b=1, a=jnp.ones(2)))
+    assert [n for n in vars(box) if not n.startswith("_pytree")] == ["a", "b"]
+    merged = nnx.merge(*nnx.split(nnx.Dict(b=1, a=jnp.ones(2))))
+    assert list(merged) == ["a", "b"]
+
+
+# ------------------------------------------------------------------- copies, pickling
+
+
+def tangled(cls):
+    shared = nnx.Param(jnp.ones(2), tag=["x"])
+    obj = cls(a=shared, b=nnx.data([shared]), array=np.ones(2), static=[1])
+    obj.me = obj
+    return obj
+
+
+def check_copied(obj, new):
+    assert type(new) is type(obj) and new is not obj and new.me is new
+    assert new.a is new.b[0] and new.a is not obj.a and new.a.tag == ["x"]
+    new.a[...] = 5.0
+    new.array[0] = 5.0
+    assert obj.a[...].tolist() == [1.0, 1.0] and obj.array.tolist() == [1.0, 1.0]
+    assert new.static == [1] and new.static is not obj.static
+    new.extra = 1
+
+
+@pytest.mark.parametrize("cls", [Box, Node, Leafy])
+def test_deep_copy_keeps_sharing_cycles_and_classes(cls):
+    obj = tangled(cls)
+    check_copied(obj, copy.deepcopy(obj))
+
+
+@pytest.mark.parametrize("cls", [Box, Node, Leafy])
+@pytest.mark.parametrize("library", [pickle, cloudpickle])
+def test_pickling_keeps_sharing_cycles_and_classes(cls, library):
+    obj = tangled(cls)
+    check_copied(obj, library.loads(library.dumps(obj)))
+
+
+@pytest.mark.parametrize("cls", [Box, Node])
+def test_shallow_copy_shares_everything(cls):
+    obj = tangled(cls)
+    new = copy.copy(obj)
+    assert type(new) is cls and new.a is obj.a and new.b is obj.b
+    new.extra = 1
+    assert not hasattr(obj, "extra")
+
+
+def test_deep_copy_shares_its_memo_with_enclosing_containers():
+    box = Box(a=nnx.Param(jnp.ones(2)))
+    first, second, variable = copy.deepcopy([box, {"k": box}, box.a])
+    assert first is second["k"] and first.a is variable

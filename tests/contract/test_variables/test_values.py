@@ -1,0 +1,383 @@
+"""Variables: reading, writing, operators (contract, section 3)."""
+
+import collections
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+
+def array_variable():
+    return nnx.Param(jnp.arange(6.0).reshape(2, 3))
+
+
+# ------------------------------------------------------------------------- reading
+
+
+def test_reading_a_whole_array_gives_the_stored_object():
+    value = jnp.ones(2)
+    variable = nnx.Param(value)
+    assert variable[...] is variable.get_value() is value
+    assert variable.get_value(index=...) is value
+
+
+def test_reading_at_an_index_reads_the_array():
+    variable = array_variable()
+    assert variable[0, 1] == 1.0
+    assert variable.get_value(index=(slice(None), 0)).tolist() == [0.0, 3.0]
+    assert variable[np.array([1])].tolist() == [[3.0, 4.0, 5.0]]
+
+
+def test_containers_are_rebuilt_and_leaves_kept():
+    leaf = jnp.ones(2)
+    stored = {"a": [leaf], "b": (leaf,)}
+    read = nnx.Variable(stored).get_value()
+    assert read == stored and read is not stored and read["a"] is not stored["a"]
+    assert read["a"][0] is leaf
+
+
+def test_writing_into_a_read_container_does_not_change_the_variable():
+    variable = nnx.Variable({"a": 1})
+    variable.get_value()["a"] = 2
+    assert variable.get_value() == {"a": 1}
+
+
+def test_dict_values_keep_their_order_and_may_have_keys_of_all_types():
+    stored = {"b": 1, "a": 2, 3: 4}
+    assert list(nnx.Variable(stored).get_value()) == ["b", "a", 3]
+
+
+def test_module_as_a_value_is_not_copied_by_reading():
+    inner = nnx.Dict(a=1)
+    nnx.Variable(inner).get_value()["a"] = 2
+    assert inner["a"] == 2
+
+
+def test_dict_operations_work_on_the_variable():
+    variable = nnx.Variable({"a": 1, "b": 2})
+    variable["a"] = 3
+    del variable["b"]
+    variable["c"] = 4
+    assert variable["a"] == 3 and len(variable) == 2 and "c" in variable
+    assert list(variable) == ["a", "c"]
+
+
+def test_list_operations_work_on_the_variable():
+    variable = nnx.Variable([1, 2, 3])
+    variable[0] = 10
+    del variable[1]
+    assert list(variable) == [10, 3] and variable[-1] == 3 and 3 in variable
+
+
+def test_items_of_a_value_without_items_can_not_be_read():
+    with pytest.raises(TypeError, match="subscriptable"):
+        nnx.Variable(object())[0]
+    with pytest.raises(KeyError):
+        nnx.Variable({})["missing"]
+
+
+def test_shape_values_can_be_read_whole():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert nnx.Param(shape)[...] == shape
+
+
+# ------------------------------------------------------------------------- writing
+
+
+def test_whole_write_of_the_same_type_rebinds():
+    variable, new = nnx.Param(jnp.ones(2)), jnp.zeros(2)
+    variable[...] = new
+    assert variable[...] is new
+
+
+def test_indexed_write_keeps_shape_and_dtype():
+    variable = nnx.Param(jnp.zeros((2, 3)))
+    variable[...] = 1
+    variable[0, 1:] = np.array([5, 6])
+    variable[1] = nnx.Param(jnp.full(3, 2.0))
+    assert variable[...].tolist() == [[1.0, 5.0, 6.0], [2.0, 2.0, 2.0]]
+    assert variable.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "index", [np.array([0, 1]), jnp.array([0, 1]), [0, 1]], ids=["np", "jnp", "list"]
+)
+def test_index_arrays_can_be_written(index):
+    variable = nnx.Param(jnp.zeros(3))
+    if isinstance(index, list):
+        index = (np.array(index),)
+    variable[index] = 1.0
+    assert variable[...].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_write_of_a_wrong_shape_is_refused_by_jax():
+    with pytest.raises(ValueError):
+        nnx.Param(jnp.zeros(2))[...] = jnp.zeros(3)
+
+
+def test_write_out_of_range_is_dropped():
+    variable = nnx.Param(jnp.zeros(2))
+    variable[5] = 1.0
+    assert variable[...].tolist() == [0.0, 0.0]
+
+
+def test_lossy_write_warns_and_casts():
+    variable = nnx.Param(jnp.zeros(2, jnp.int32))
+    with pytest.warns(FutureWarning):
+        variable[...] = jnp.full(2, 1.5)
+    assert variable[...].tolist() == [1, 1] and variable.dtype == jnp.int32
+
+
+def test_set_value_replaces_shape_dtype_and_type():
+    variable = nnx.Param(jnp.zeros(2))
+    for value in (jnp.ones((3, 3), jnp.int32), "text", {"a": 1}):
+        variable.set_value(value)
+        assert variable.get_value() is value or variable.get_value() == value
+
+
+def test_set_value_copies_containers_and_nests_variables():
+    given, inner = [1], nnx.Param(1)
+    variable = nnx.Variable(None)
+    variable.set_value(given)
+    given.append(2)
+    assert variable.get_value() == [1]
+    variable.set_value(inner)
+    assert variable.get_raw_value() is inner
+
+
+def test_set_value_at_an_index_equals_item_assignment():
+    variable = array_variable()
+    variable.set_value(9.0, index=(0, 0))
+    assert variable[0, 0] == 9.0
+
+
+def test_raw_values_pass_by_overridden_accessors():
+    variable = Doubled(3)
+    assert (variable.get_raw_value(), variable.get_value()) == (3, 6)
+    variable.set_raw_value(4)
+    assert variable.get_value() == 8
+
+
+@pytest.mark.parametrize("write", [None, "set"])
+def test_value_property_works_and_warns(write):
+    variable = nnx.Variable(1)
+    if write is None:
+        with pytest.warns(DeprecationWarning, match="'.value' access is now deprec"):
+            assert variable.value == 1
+    else:
+        with pytest.warns(DeprecationWarning, match="'.value'"):
+            variable.value += 1
+        assert variable.get_value() == 2
+
+
+def test_raw_value_property_works_and_warns():
+    variable = nnx.Variable(1)
+    with pytest.warns(DeprecationWarning):
+        assert variable.raw_value == 1
+    with pytest.warns(DeprecationWarning):
+        variable.raw_value = 2
+    assert variable.get_raw_value() == 2
+
+
+def test_items_of_scalars_and_whole_dicts_are_read_by_get_value_only():
+    with pytest.raises(TypeError, match="not subscriptable"):
+        nnx.Variable(0)[...]
+    with pytest.raises(KeyError) as error:
+        nnx.Variable({"a": 1})[...]
+    assert error.value.args == (Ellipsis,)
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [Pair([1], 2), collections.OrderedDict(b=[1], a=2), ({"a": [1]}, None)],
+    ids=lambda stored: type(stored).__name__,
+)
+def test_containers_of_all_kinds_are_rebuilt(stored):
+    read = nnx.Variable(stored).get_value()
+    assert read == stored and type(read) is type(stored) and read is not stored
+    inner = [x for x in (stored.values() if isinstance(stored, dict) else stored)]
+    again = [x for x in (read.values() if isinstance(read, dict) else read)]
+    assert inner[0] is not again[0] and again == inner
+
+
+# ----------------------------------------------------------------------- overriding
+
+
+class Doubled(nnx.Variable):
+    def get_value(self, **kwargs):
+        return 2 * super().get_value(**kwargs)
+
+    def set_value(self, value, **kwargs):
+        super().set_value(value // 2, **kwargs)
+
+
+def test_everything_that_reads_goes_through_get_value():
+    variable = Doubled(jnp.array([1.0, 2.0]))
+    assert variable[0] == 2.0 and (variable + 1).tolist() == [3.0, 5.0]
+    assert jnp.sum(variable) == 6.0 and np.asarray(variable).tolist() == [2.0, 4.0]
+    assert "[2., 4.]" in repr(variable)
+    with pytest.warns(DeprecationWarning):
+        assert variable.value.tolist() == [2.0, 4.0]
+
+
+def test_everything_that_writes_goes_through_set_value():
+    variable = Doubled(jnp.array([1.0, 2.0]))
+    variable[0] = 10.0
+    assert variable.get_raw_value().tolist() == [5.0, 2.0]
+    with pytest.warns(DeprecationWarning):
+        variable.value = jnp.array([8.0, 8.0])
+    assert variable.get_raw_value().tolist() == [4.0, 4.0]
+
+
+def test_flattening_and_states_read_the_raw_value():
+    variable = Doubled(jnp.array(1.0))
+    assert jax.tree.leaves(variable) == [1.0]
+    assert nnx.state(nnx.Dict(a=variable))["a"].get_raw_value() == 1.0
+
+
+# -------------------------------------------------------------------- proxy, calling
+
+
+def test_unknown_attributes_are_those_of_the_metadata_then_of_the_raw_value():
+    variable = nnx.Param(jnp.ones((2, 3)), tag="x", ndim="hidden")
+    assert (variable.tag, variable.ndim) == ("x", "hidden")
+    assert variable.T.shape == (3, 2) and variable.dtype == jnp.float32
+    assert variable.at[0].set(2.0)[0, 0] == 2.0
+    assert variable.astype(jnp.int32).dtype == jnp.int32
+
+
+def test_class_attributes_win_over_metadata():
+    variable = nnx.Param(jnp.ones((2, 3)), shape="x", type="y")
+    assert variable.shape == (2, 3) and variable.type is nnx.Param
+
+
+def test_methods_of_a_list_value_are_those_of_the_stored_list():
+    variable = nnx.Variable([1])
+    variable.append(2)
+    assert variable.get_value() == [1, 2]
+
+
+def test_missing_attribute_is_reported_for_the_type_of_the_value():
+    with pytest.raises(AttributeError, match="'int' object"):
+        nnx.Variable(1).missing
+
+
+def test_calling_calls_the_value():
+    assert nnx.Variable(lambda x, y: x - y)(5, y=3) == 2
+
+
+def test_jax_and_numpy_functions_take_variables():
+    variable = nnx.Param(jnp.arange(3.0))
+    assert jnp.sum(variable) == 3.0 == np.asarray(variable).sum()
+    assert jax.jit(jnp.sum)(variable[...]) == 3.0
+
+
+# ------------------------------------------------------------------------ operators
+
+BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    divmod,
+    operator.eq,
+    operator.ne,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+]
+BITS = [operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor]
+
+
+def same(a, b):
+    return jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), a, b))
+
+
+@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.__name__)
+def test_binary_operators_act_on_the_values(op):
+    x, y = jnp.array([5.0, 3.0]), jnp.array([2.0, 4.0])
+    want = op(x, y)
+    for got in (op(nnx.Param(x), y), op(x, nnx.Param(y)), op(nnx.Param(x), nnx.Cache(y))):
+        assert same(got, want) and not isinstance(got, nnx.Variable)
+
+
+@pytest.mark.parametrize("op", BITS, ids=lambda op: op.__name__)
+def test_bit_operators_act_on_the_values(op):
+    x, y = jnp.array([5, 3]), jnp.array([2, 4])
+    for got in (op(nnx.Param(x), y), op(x, nnx.Param(y)), op(nnx.Param(6), 2)):
+        assert not isinstance(got, nnx.Variable)
+    assert same(op(nnx.Param(x), nnx.Param(y)), op(x, y))
+    assert op(nnx.Param(6), 2) == op(6, 2) and op(6, nnx.Param(2)) == op(6, 2)
+
+
+def test_matmul_acts_on_the_values():
+    x, y = jnp.ones((2, 3)), jnp.ones((3, 4))
+    assert (nnx.Param(x) @ y).shape == (x @ nnx.Param(y)).shape == (2, 4)
+    assert (np.ones((2, 3), np.float32) @ nnx.Param(y)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.__name__)
+def test_python_scalars_are_promoted_as_by_python(op):
+    assert op(nnx.Param(7), 2.5) == op(7, 2.5)
+    assert op(2.5, nnx.Param(7)) == op(2.5, 7)
+
+
+def test_unary_operators_act_on_the_value():
+    variable = nnx.Param(jnp.array([-1.5, 2.0]))
+    assert (-variable).tolist() == [1.5, -2.0] and (+variable).tolist() == [-1.5, 2.0]
+    assert abs(variable).tolist() == [1.5, 2.0]
+    assert (~nnx.Param(jnp.array(5))) == -6
+
+
+def test_conversions_act_on_the_value():
+    variable = nnx.Param(2.7)
+    assert (int(variable), float(variable), complex(variable)) == (2, 2.7, 2.7 + 0j)
+    assert (math.trunc(variable), math.floor(variable), math.ceil(variable)) == (2, 2, 3)
+    assert round(variable) == 3 and round(variable, 1) == 2.7
+    assert [10, 20, 30][nnx.Param(jnp.array(1))] == 20
+
+
+def test_truth_and_format_are_those_of_the_value():
+    assert not nnx.Param(0) and nnx.Param(jnp.array(2.0))
+    assert f"{nnx.Param(2.5):.2f}" == "2.50"
+
+
+def test_equality_of_arrays_is_elementwise_and_of_scalars_a_bool():
+    assert (nnx.Param(jnp.array([1, 2])) == jnp.array([1, 3])).tolist() == [True, False]
+    assert (nnx.Param(1) == 1) is True and (nnx.Param(1) != nnx.Param(1)) is False
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.imatmul,
+        operator.itruediv,
+        operator.ifloordiv,
+        operator.imod,
+        operator.ipow,
+        operator.ilshift,
+        operator.irshift,
+        operator.iand,
+        operator.ixor,
+        operator.ior,
+    ],
+    ids=lambda op: op.__name__,
+)
+def test_in_place_operators_are_refused_with_the_way_out(op):
+    with pytest.raises(NotImplementedError, match=r"variable\[\.\.\.\] .*= x"):
+        op(nnx.Param(jnp.ones(2)), 1)

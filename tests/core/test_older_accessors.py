@@ -1,0 +1,32 @@
+"""Accessors of older releases: they work, and warn."""
+
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+
+def test_value_reads_and_writes_with_a_warning():
+    count = nnx.Variable(jnp.array(1))
+    with pytest.warns(DeprecationWarning, match="'.value' access is now deprecated"):
+        assert count.value == 1
+    with pytest.warns(DeprecationWarning):
+        count.value += 2
+    assert count[...] == 3
+
+
+def test_raw_value_reads_and_writes_with_a_warning():
+    variable = nnx.Variable("a")
+    with pytest.warns(DeprecationWarning):
+        variable.raw_value = "b"
+    with pytest.warns(DeprecationWarning):
+        assert variable.raw_value == "b"
+
+
+def test_sharding_names_reads_the_annotation():
+    with nnx.use_eager_sharding(False):
+        variable = nnx.Param(jnp.ones(2), out_sharding=("x",))
+    with pytest.warns(DeprecationWarning):
+        assert variable.sharding_names == ("x",)
+    with pytest.warns(DeprecationWarning):
+        assert nnx.Param(1).sharding_names is None

@@ -1,0 +1,118 @@
+"""Programs for Flax NNX find their modules and names."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import graftree as nnx
+from graftree.interop import flax_names
+
+# What the contract names and what exists, by path.
+PATHS = [
+    "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
+    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.dtypes",
+    "nn.initializers", "nn.linear", "nn.normalization", "nn.stochastic", "object",
+    "optimizer", "pytreelib", "reprlib", "rnglib", "spmd", "statelib", "tracers",
+    "training", "training.ema", "training.metrics", "training.optimizer",
+    "transforms", "transforms.autodiff", "transforms.compilation", "traversals",
+    "variablelib", "visualization",
+]  # fmt: skip
+
+LISTED = [
+    (path, name)
+    for path, files in flax_names.MODULES.items()
+    for names in files.values()
+    for name in names.split()
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_are_importable_and_attributes(path):
+    module = importlib.import_module(f"graftree.{path}")
+    reached = nnx
+    for name in path.split("."):
+        reached = getattr(reached, name)
+    assert reached is module
+    assert flax_names.has_path(path)
+
+
+@pytest.mark.parametrize("path, entry", LISTED)
+def test_every_name_of_the_table_exists(path, entry):
+    module = importlib.import_module(f"graftree.{path}")
+    assert getattr(module, entry.partition("=")[0]) is not None
+
+
+@pytest.mark.parametrize("path, entry", LISTED)
+def test_names_are_the_objects_of_the_namespace(path, entry):
+    # In Flax NNX too these two have a meaning of their own.
+    others = {("reprlib", "Object"), ("graphlib", "Static")}
+    if entry in nnx.__all__ and (path, entry) not in others:
+        module = importlib.import_module(f"graftree.{path}")
+        assert getattr(module, entry) is getattr(nnx, entry)
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("object", "pytreelib"),
+        ("graph", "graphlib"),
+        ("optimizer", "training.optimizer"),
+        ("metrics", "training.metrics"),
+        ("initializers", "nn.initializers"),
+    ],
+)
+def test_second_paths_are_the_same_module(first, second):
+    modules = [importlib.import_module(f"graftree.{path}") for path in (first, second)]
+    assert modules[0] is modules[1]
+
+
+def test_import_statements_work_in_a_fresh_process():
+    program = """if True:
+        import graftree.variablelib
+        import graftree.nn.linear as linear
+        from graftree.nn.linear import Conv, Linear
+        from graftree import graphlib, training
+        from graftree.statelib import *
+        assert graftree.variablelib.Variable is graftree.Variable
+        assert linear.Conv is Conv is graftree.Conv
+        assert linear.Linear is Linear
+        assert State is graphlib.State is graftree.State
+        assert training.optimizer.Optimizer is graftree.Optimizer
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_unknown_names_are_named():
+    with pytest.raises(AttributeError, match=r"graftree has no attribute 'Modul'"):
+        nnx.Modul
+    with pytest.raises(AttributeError, match=r"variablelib has no attribute 'Linear'"):
+        nnx.variablelib.Linear
+    with pytest.raises(AttributeError, match=r"nn\.linear has no attribute 'Foo'"):
+        nnx.nn.linear.Foo
+    with pytest.raises(ImportError, match="Modul"):
+        from graftree import Modul  # noqa: F401
+
+
+def test_real_modules_keep_their_own_names():
+    assert nnx.nn.linear.contraction_options.__module__ == "graftree.nn.linear"
+
+
+def test_conversion_of_paths_is_in_graphlib_only():
+    assert not hasattr(nnx, "jax_to_nnx_path")
+    assert nnx.graphlib.jax_to_nnx_path(()) == ()
+
+
+def test_variable_state_is_variable_and_deprecated():
+    with pytest.warns(DeprecationWarning, match="VariableState") as caught:
+        assert nnx.VariableState is nnx.Variable
+    assert caught[0].filename == __file__
+
+
+def test_the_table_loads_nothing_heavy():
+    program = """if True:
+        import sys, graftree
+        assert not {"treescope", "optax", "flax"} & {*sys.modules}
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)

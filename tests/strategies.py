@@ -1,0 +1,196 @@
+"""Random object graphs for property tests: one strategy, `graphs`.
+
+A graph is a Module whose attributes are of every kind that the library tells apart:
+Variables (with metadata, with refs, with dicts as values), arrays, Modules, `nnx.List`
+and `nnx.Dict`, containers marked as data, leaves that are no arrays, and static values,
+unhashable ones included. Unless trees are asked for, Modules and Variables are shared,
+and Modules refer back to those that contain them.
+
+Each array has values of its own, so that two leaves which changed places are seen.
+"""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+import graftree as nnx
+
+Pair = collections.namedtuple("Pair", ["second", "first"])
+
+
+class Scale(nnx.Param):
+    """A kind of Variable of which the library knows nothing."""
+
+
+class Block(nnx.Module):
+    """A Module with the attributes that it is given."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class Node(nnx.Pytree):
+    """A Pytree that is no Module."""
+
+
+class Hidden(nnx.Module, pytree=False):
+    """A Module that is no JAX pytree."""
+
+
+@nnx.dataclass
+class Record(nnx.Module):
+    """A dataclass, so that its instances compare by value and can't be hashed."""
+
+    weights: object = nnx.data(default=None)
+    label: str = nnx.static(default="record")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Moments:
+    """A pytree of JAX, with fields that are not in the order of their names."""
+
+    variance: object
+    mean: object
+
+
+def param(value=1.0):
+    """A Param of two equal numbers."""
+    return nnx.Param(jnp.full(2, value, jnp.float32))
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "B", "_e", "a2", "a10"])
+STATICS = st.sampled_from(
+    [3, 2.5, "text", None, True, (), (1, "x"), [1, [2]], {"k": 1}, np.tanh, Block]
+)
+ODD_LEAVES = st.sampled_from([3, "text", None, jax.ShapeDtypeStruct((2,), np.float32)])
+
+
+@st.composite
+def graphs(draw, *, trees=False, refs=True):
+    """A Module with a random content.
+
+    Args:
+        draw: Given by hypothesis.
+        trees: Whether to leave out what tree mode refuses: shared references, cycles
+            and objects that are no pytrees.
+        refs: Whether some Variables are backed by a ``jax.Ref``.
+    """
+    return _Build(draw, trees, refs).module(depth=0)
+
+
+class _Build:
+    """The making of one graph."""
+
+    def __init__(self, draw, trees, refs):
+        self.draw = draw
+        self.trees = trees
+        self.refs = refs
+        self.made = []
+        self.open = []
+        self.count = 0
+
+    def module(self, depth):
+        kinds = [Block, Node, Record] + ([] if self.trees else [Hidden])
+        obj = self.draw(st.sampled_from(kinds))()
+        self.open.append(obj)
+        for name in self.draw(st.lists(NAMES, max_size=4, unique=True)):
+            setattr(obj, name, self.attribute(depth))
+        self.open.pop()
+        self.made.append(obj)
+        return obj
+
+    def attribute(self, depth):
+        makers = [self.variable, self.array, self.odd_leaf, self.static]
+        if depth < 3:
+            makers += [self.marked_container, self.item_node, self.inner_module]
+        if not self.trees:
+            makers += [self.shared, self.back_reference]
+        return self.draw(st.sampled_from(makers))(depth)
+
+    def variable(self, depth):
+        kind = self.draw(st.sampled_from([nnx.Param, nnx.BatchStat, Scale]))
+        form = self.draw(st.sampled_from(["plain", "tagged", "mapping", "ref"]))
+        if form == "mapping":
+            made = kind({"x": self.array(depth), "y": (self.array(depth), None)})
+        elif form == "ref" and self.refs:
+            made = kind(self.array(depth), ref=True)
+        else:
+            entries = {"tag": self.draw(st.text("ab", max_size=2)), "notes": [1]}
+            made = kind(self.array(depth), **(entries if form == "tagged" else {}))
+        self.made.append(made)
+        return made
+
+    def array(self, depth):
+        self.count += 1
+        made = np.full(self.draw(st.sampled_from([(), (2,)])), self.count, np.float32)
+        return made if self.draw(st.booleans()) else jax.device_put(made)
+
+    def odd_leaf(self, depth):
+        return nnx.data(self.draw(ODD_LEAVES))
+
+    def static(self, depth):
+        return nnx.static(self.draw(STATICS))
+
+    def inner_module(self, depth):
+        return self.module(depth + 1)
+
+    def shared(self, depth):
+        return self.draw(st.sampled_from(self.made)) if self.made else None
+
+    def back_reference(self, depth):
+        return self.draw(st.sampled_from(self.open))
+
+    def item_node(self, depth):
+        n = self.draw(st.integers(0, 3))
+        items = [self.attribute(depth + 1) for _ in range(n)]
+        if self.draw(st.booleans()):
+            made = nnx.List(items)
+        else:
+            keys = self.draw(st.permutations(["a", "b", "items"]))
+            made = nnx.Dict(dict(zip(keys, items, strict=False)))
+        self.made.append(made)
+        return made
+
+    def marked_container(self, depth):
+        return nnx.data(self.container(depth))
+
+    def container(self, depth):
+        makers = [self.list, self.tuple, self.dict, self.pair, self.moments, self.state]
+        return self.draw(st.sampled_from(makers))(depth + 1)
+
+    def list(self, depth):
+        return [self.item(depth) for _ in range(self.draw(st.integers(0, 3)))]
+
+    def tuple(self, depth):
+        return tuple(self.list(depth))
+
+    def dict(self, depth):
+        keys = self.draw(st.sampled_from([("a", "B"), (10, 2), ((1, "x"), (0, "y"))]))
+        return dict(zip(keys, self.list(depth), strict=False))
+
+    def state(self, depth):
+        names = self.draw(st.permutations(["a", "b", "c"]))
+        return nnx.State(dict(zip(names, self.list(depth), strict=False)))
+
+    def pair(self, depth):
+        return Pair(self.item(depth), self.item(depth))
+
+    def moments(self, depth):
+        return Moments(self.item(depth), self.item(depth))
+
+    def item(self, depth):
+        makers = [self.variable, self.array, self.plain]
+        if depth < 3:
+            makers += [self.container, self.inner_module]
+        if not self.trees:
+            makers += [self.shared, self.back_reference]
+        return self.draw(st.sampled_from(makers))(depth)
+
+    def plain(self, depth):
+        return self.draw(st.sampled_from([3, "text", None, ()]))

@@ -1,0 +1,504 @@
+"""The laws of the functional form, on random object graphs.
+
+An object that is taken apart and put together again has the same types, statuses,
+static values and the same sharing; what is taken apart is never changed.
+"""
+
+import copy
+import pickle
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import graftree as nnx
+from tests import strategies
+
+GRAPHS = strategies.graphs()
+TREES = strategies.graphs(trees=True)
+EITHER = st.one_of(st.tuples(GRAPHS, st.just(True)), st.tuples(TREES, st.booleans()))
+BOOKKEEPING = ("_pytree__nodes", "_pytree__state")
+
+SOME = hypothesis.settings(max_examples=60)
+
+
+# ------------------------------------------------------ comparing two object graphs
+
+
+def is_ref(x):
+    return isinstance(x, jax.Ref)
+
+
+def children(x):
+    """(key, child) pairs of a Pytree or container; by Python's means only."""
+    if isinstance(x, nnx.Pytree):
+        return sorted((k, v) for k, v in vars(x).items() if k not in BOOKKEEPING)
+    if isinstance(x, (list, tuple)):
+        return list(enumerate(x))
+    if isinstance(x, nnx.State):
+        x = x.raw_mapping
+    if isinstance(x, dict):
+        return sorted(x.items(), key=lambda item: item[0])
+    if isinstance(x, strategies.Moments):
+        return [("mean", x.mean), ("variance", x.variance)]
+    return []
+
+
+def own_facts(x):
+    """What is true of an object without its children."""
+    if isinstance(x, nnx.Variable):
+        return x.get_metadata()
+    if isinstance(x, nnx.Pytree):
+        state = x._pytree__state
+        return dict(x._pytree__nodes), state.initializing, state.is_setup
+    return [key for key, _ in children(x)]
+
+
+def same_value(a, b):
+    if isinstance(a, (np.ndarray, jax.Array)):
+        same_type = type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
+        return same_type and bool(np.all(np.asarray(a) == np.asarray(b)))
+    return type(a) is type(b) and a == b
+
+
+def is_tracked(x):
+    return isinstance(x, (nnx.Pytree, nnx.Variable)) or is_ref(x)
+
+
+class Comparison:
+    """Walks two graphs in step; the tracked objects of both must pair one to one."""
+
+    def __init__(self, same_leaf):
+        self.same_leaf = same_leaf
+        self.left, self.right, self.pairs = {}, {}, []
+
+    def check(self, a, b, path=()):
+        assert type(a) is type(b), path
+        if is_tracked(a):
+            assert self.left.setdefault(id(a), b) is b, f"sharing differs at {path}"
+            assert self.right.setdefault(id(b), a) is a, f"sharing differs at {path}"
+            if any(known is a for known, _ in self.pairs):
+                return
+            self.pairs.append((a, b))
+        if is_ref(a):
+            assert same_value(a[...], b[...]), path
+            return
+        assert own_facts(a) == own_facts(b), path
+        if isinstance(a, nnx.Variable):
+            self.check(a.get_raw_value(), b.get_raw_value(), (*path, "value"))
+        elif isinstance(a, nnx.Pytree) or children(a):
+            for (key, x), (_, y) in zip(children(a), children(b), strict=True):
+                self.check(x, y, (*path, key))
+        elif not isinstance(a, (list, tuple, dict, nnx.State, strategies.Moments)):
+            assert self.same_leaf(a, b), path
+
+
+def check_same(a, b, same_leaf=lambda a, b: a is b):
+    """Asserts that two graphs are alike; gives the pairs of their tracked objects."""
+    comparison = Comparison(same_leaf)
+    comparison.check(a, b)
+    return comparison.pairs
+
+
+def variables_of(pairs):
+    return [(a, b) for a, b in pairs if isinstance(a, nnx.Variable)]
+
+
+def nodes_of(pairs):
+    return [(a, b) for a, b in pairs if isinstance(a, nnx.Pytree)]
+
+
+def snapshot(x):
+    """Identities and facts of all that is in a graph, to see whether it changed."""
+    seen, found = set(), []
+
+    def walk(x, path):
+        found.append((path, id(x), own_facts(x)))
+        if is_tracked(x):
+            if id(x) in seen:
+                return
+            seen.add(id(x))
+        if isinstance(x, nnx.Variable):
+            walk(x.get_raw_value(), (*path, "value"))
+        for key, child in children(x):
+            walk(child, (*path, key))
+
+    walk(x, ())
+    return found
+
+
+def keys_of(x):
+    """The keys of the children as the library spells them."""
+    if isinstance(x, nnx.Pytree):
+        return [type(x).attribute_key(name) for name, _ in children(x)]
+    return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
+
+
+def reached(x, path):
+    """What stands in an object under a path of the library."""
+    for key in path:
+        if isinstance(x, nnx.Dict):
+            x = x[key]
+        elif isinstance(x, nnx.List):
+            x = vars(x)[str(key)]
+        elif isinstance(x, nnx.Pytree):
+            x = vars(x)[key]
+        else:
+            x = getattr(x, key) if hasattr(x, str(key)) else x[key]
+    return x
+
+
+# --------------------------------------------------------------- split and merge
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_merge_undoes_split(case):
+    node, graph = case
+    before = snapshot(node)
+    graphdef, state = nnx.split(node, graph=graph)
+    merged = nnx.merge(graphdef, state)
+    pairs = check_same(node, merged)
+    assert all(a is b for a, b in variables_of(pairs))
+    assert not any(a is b for a, b in nodes_of(pairs))
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_merge_with_copy_shares_no_variable(case):
+    node, graph = case
+    merged = nnx.merge(*nnx.split(node, graph=graph), copy=True)
+    pairs = check_same(node, merged)
+    assert not any(a is b for a, b in pairs)
+
+
+FILTERS = st.lists(
+    st.sampled_from(
+        [nnx.BatchStat, strategies.Scale, nnx.Variable, nnx.PathContains("a"), None]
+    ),
+    max_size=3,
+)
+
+
+@SOME
+@hypothesis.given(EITHER, FILTERS, st.randoms(use_true_random=False))
+def test_states_of_any_filters_merge_in_any_order(case, filters, random):
+    node, graph = case
+    graphdef, *states = nnx.split(node, *filters, ..., graph=graph)
+    random.shuffle(states)
+    check_same(node, nnx.merge(graphdef, *states))
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_state_leaves_are_those_of_the_object_sorted_by_path(case):
+    node, graph = case
+    _, flat = nnx.flatten(node, graph=graph)
+    for path, leaf in flat:
+        assert reached(node, path) is leaf
+    order = [[(isinstance(k, str), str(type(k)), k) for k in p] for p in flat.paths]
+    assert order == sorted(order)
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_flatten_and_unflatten_with_and_without_paths(case):
+    node, graph = case
+    graphdef, flat = nnx.flatten(node, graph=graph)
+    check_same(node, nnx.unflatten(graphdef, flat))
+    graphdef, leaves = nnx.flatten(node, with_paths=False, graph=graph)
+    check_same(node, nnx.unflatten(graphdef, leaves))
+    check_same(node, nnx.merge(graphdef, leaves))
+
+
+@SOME
+@hypothesis.given(strategies.graphs(refs=False))
+def test_pure_dicts_merge(node):
+    graphdef, state = nnx.split(node)
+    pure = nnx.to_pure_dict(state)
+    check_same(node, nnx.merge(graphdef, pure), same_value)
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_unpack_merges(case):
+    node, graph = case
+    check_same(node, nnx.merge(nnx.unpack(node, graph=graph)))
+
+
+# --------------------------------------------------------------- equal structures
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_copies_have_equal_graphdefs(case):
+    node, graph = case
+    graphdef = nnx.graphdef(node, graph=graph)
+    copied = nnx.clone(node, graph=graph)
+    other = nnx.graphdef(copied, graph=graph)
+    assert graphdef == other and not graphdef != other
+    try:
+        hash(graphdef)
+    except TypeError:
+        return
+    assert hash(graphdef) == hash(other)
+
+
+@SOME
+@hypothesis.given(TREES)
+def test_graph_and_tree_graphdefs_differ(node):
+    assert nnx.graphdef(node, graph=True) != nnx.graphdef(node, graph=False)
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_added_attributes_change_the_graphdef(case):
+    node, graph = case
+    before = nnx.graphdef(node, graph=graph)
+    node.new = 5
+    changed = nnx.graphdef(node, graph=graph)
+    node.new = 6
+    assert before != changed != nnx.graphdef(node, graph=graph)
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_graphdefs_and_states_survive_pickle_and_deepcopy(case):
+    node, graph = case
+    graphdef, state = nnx.split(node, graph=graph)
+    assert copy.deepcopy(graphdef) == graphdef
+    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
+    for copied in copy.deepcopy(state), pickle.loads(pickle.dumps(state)):
+        check_same(state, copied, same_value)
+
+
+# ------------------------------------------------------------------------ copies
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_clone_shares_arrays_only(case):
+    node, graph = case
+    before = snapshot(node)
+    pairs = check_same(node, nnx.clone(node, graph=graph))
+    assert not any(a is b for a, b in pairs)
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_clone_can_share_variables(case):
+    node, graph = case
+    pairs = check_same(node, nnx.clone(node, variables=False, graph=graph))
+    assert all(a is b for a, b in variables_of(pairs))
+    assert not any(a is b for a, b in nodes_of(pairs))
+
+
+def is_copied_array(a, b):
+    if isinstance(a, jax.Array):
+        assert a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer()
+        return same_value(a, b)
+    return a is b
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_clone_with_arrays_shares_no_buffer(case):
+    node, graph = case
+    check_same(node, nnx.clone(node, arrays=True, graph=graph), is_copied_array)
+
+
+@SOME
+@hypothesis.given(GRAPHS)
+def test_deepcopy_keeps_sharing_inside(node):
+    before = snapshot(node)
+    pairs = check_same(node, copy.deepcopy(node), same_value)
+    assert not any(a is b for a, b in pairs)
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(GRAPHS)
+def test_pickle_keeps_sharing_inside(node):
+    check_same(node, pickle.loads(pickle.dumps(node)), same_value)
+
+
+# --------------------------------------------------------------------- JAX trees
+
+
+@SOME
+@hypothesis.given(TREES)
+def test_jax_flattens_trees(node):
+    before = snapshot(node)
+    leaves, treedef = jax.tree.flatten(node)
+    pairs = check_same(node, jax.tree.unflatten(treedef, leaves))
+    assert not any(a is b for a, b in nodes_of(pairs) + variables_of(pairs))
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(TREES)
+def test_equal_trees_have_equal_treedefs(node):
+    copied = nnx.clone(node, graph=False)
+    assert jax.tree.structure(node) == jax.tree.structure(copied)
+
+
+@SOME
+@hypothesis.given(TREES)
+def test_tree_state_has_the_leaves_that_jax_sees(node):
+    _, state = nnx.split(node, graph=False)
+    seen = jax.tree.leaves(node)
+    listed = jax.tree.leaves(state)
+    assert sorted(map(id, seen)) == sorted(map(id, listed))
+
+
+# ------------------------------------------------------------------ update and pop
+
+
+def shifted(x):
+    return x + 1 if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x
+
+
+def shifted_leaf(path, leaf):
+    if isinstance(leaf, nnx.Variable):
+        raw = leaf.get_raw_value()
+        raw = raw[...] if is_ref(raw) else raw
+        return leaf.copy(jax.tree.map(shifted, raw))
+    return shifted(leaf)
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_update_writes_every_variable_in_place(case):
+    node, graph = case
+    _, state, _ = nnx.split(node, nnx.Variable, ..., graph=graph)
+    raw = [(v, v.get_raw_value()) for _, v in nnx.to_flat_state(state)]
+    changed = nnx.map_state(shifted_leaf, state)
+    structure = nnx.graphdef(node, graph=graph)
+    nnx.update(node, changed)
+    assert nnx.graphdef(node, graph=graph) == structure
+    for path, leaf in nnx.to_flat_state(changed):
+        check_same(leaf.get_value(), reached(node, path).get_value(), same_value)
+        assert reached(node, path) is not leaf
+    assert all(v.get_raw_value() is r for v, r in raw if is_ref(r))
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_update_by_the_own_state_changes_nothing(case):
+    node, graph = case
+    before = snapshot(node)
+    nnx.update(node, nnx.state(node, nnx.Variable, graph=graph))
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(GRAPHS)
+def test_pop_removes_what_it_returns_or_changes_nothing(node):
+    before = snapshot(node)
+    expected = nnx.state(node, nnx.Variable)
+    try:
+        popped = nnx.pop(node, nnx.Variable)
+    except ValueError as error:
+        assert "Cannot pop key" in str(error)
+        assert snapshot(node) == before
+        return
+    found, listed = nnx.to_flat_state(popped), nnx.to_flat_state(expected)
+    assert found.paths == listed.paths
+    assert all(a is b for a, b in zip(found.leaves, listed.leaves, strict=True))
+    for path in found.paths:
+        assert path[-1] not in keys_of(reached(node, path[:-1]))
+
+
+@SOME
+@hypothesis.given(strategies.graphs(trees=True, refs=False))
+def test_update_undoes_pop(node):
+    original = nnx.clone(node)
+    try:
+        popped = nnx.pop(node, nnx.Variable)
+    except ValueError:
+        hypothesis.reject()
+    nnx.update(node, popped)
+    check_same(nnx.state(original), nnx.state(node))
+
+
+# --------------------------------------------------------------------- traversals
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_map_with_the_identity_is_merge(case):
+    node, graph = case
+    mapped = nnx.map(lambda path, leaf: leaf, node, graph=graph)
+    pairs = check_same(node, mapped)
+    assert all(a is b for a, b in variables_of(pairs))
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_recursive_map_with_the_identity_copies_nodes(case):
+    node, graph = case
+    before = snapshot(node)
+    try:
+        mapped = nnx.recursive_map(lambda path, x: x, node, graph=graph)
+    except ValueError as error:
+        assert graph and "Found cycle in the graph at path" in str(error)
+    else:
+        pairs = check_same(node, mapped)
+        assert all(a is b for a, b in variables_of(pairs))
+        assert not any(a is b for a, b in nodes_of(pairs))
+    assert snapshot(node) == before
+
+
+@SOME
+@hypothesis.given(EITHER)
+def test_iter_graph_meets_each_leaf_at_its_path(case):
+    node, graph = case
+    met = dict(nnx.iter_graph(node, graph=graph))
+    for path, leaf in nnx.flatten(node, graph=graph)[1]:
+        assert met[path] is leaf
+    assert list(met)[-1] == () and met[()] is node
+
+
+def all_paths(node):
+    """The data paths of each object that may be shared, by a search of our own."""
+    found = {}
+
+    def walk(x, path):
+        if is_tracked(x) or isinstance(x, (jax.Array, np.ndarray)):
+            found.setdefault(id(x), []).append(path)
+            if len(found[id(x)]) > 1:
+                return
+        if isinstance(x, nnx.Variable):
+            return
+        statuses = list(dict(children_statuses(x)).values())
+        entries = zip(keys_of(x), children(x), statuses, strict=True)
+        for key, (_, child), is_data in entries:
+            if is_data:
+                walk(child, (*path, key))
+
+    walk(node, ())
+    return found.values()
+
+
+def children_statuses(x):
+    table = x._pytree__nodes if isinstance(x, nnx.Pytree) else {}
+    return [(key, table.get(key, True)) for key, _ in children(x)]
+
+
+@SOME
+@hypothesis.given(GRAPHS)
+def test_find_duplicates_finds_all_that_is_shared(node):
+    counts = [len(paths) for paths in all_paths(node) if len(paths) > 1]
+    groups = nnx.find_duplicates(node)
+    assert sorted(map(len, groups)) == sorted(counts)
+    assert all(reached(node, p) is reached(node, g[0]) for g in groups for p in g)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_an_empty_module_survives(graph):
+    node = strategies.Block()
+    check_same(node, nnx.merge(*nnx.split(node, graph=graph)))
