@@ -147,7 +147,7 @@ from graftree.core.views import (
     with_attributes,
 )
 from graftree.interop.flax_names import install as _install
-from graftree.interop.flax_names import look_up as __getattr__
+from graftree.interop.flax_names import look_up as _look_up
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
@@ -421,3 +421,4 @@ __all__ = [
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
+__getattr__ = _look_up

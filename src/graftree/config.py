@@ -50,6 +50,14 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "flax_array_ref": (False, _parse_bool),
     "flax_pytree_module": (True, _parse_bool),
     "flax_max_repr_depth": (None, _parse_optional_int),
+    # Programs for Flax set these; nothing here depends on them.
+    "flax_use_flaxlib": (False, _parse_bool),
+    "flax_filter_frames": (True, _parse_bool),
+    "flax_profile": (True, _parse_bool),
+    "flax_use_orbax_checkpointing": (True, _parse_bool),
+    "flax_preserve_adopted_names": (False, _parse_bool),
+    "flax_return_frozendict": (False, _parse_bool),
+    "flax_fix_rng_separator": (False, _parse_bool),
 }
 
 

@@ -5,7 +5,6 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import graftree as nnx
@@ -247,8 +246,8 @@ def test_capture_works_inside_jit(mode):
 
 
 @MODES
-def test_values_come_out_of_grad_and_remat(mode):
-    @nnx.remat(**mode)
+def test_values_come_out_of_nested_transforms(mode):
+    @nnx.jit(**mode)
     def loss(model, x):
         return model(x)
 
@@ -257,30 +256,6 @@ def test_values_come_out_of_grad_and_remat(mode):
 
     (value, _), seen = nnx.capture(value_and_grads, nnx.Intermediate)(Block(), 1.0)
     assert value == 2.0 and seen["x"].get_value() == (1.0,)
-
-
-@MODES
-def test_values_come_out_of_vmap_with_an_axis(mode):
-    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
-
-    @nnx.vmap(in_axes=(axes, 0), **mode)
-    def forward(model, x):
-        return model(x)
-
-    _, seen = nnx.capture(forward, nnx.Intermediate)(Block(), jnp.arange(3.0))
-    np.testing.assert_array_equal(seen["x"].get_value()[0], [0, 1, 2])
-
-
-@MODES
-def test_values_come_out_of_scan_stacked(mode):
-    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
-
-    @nnx.scan(in_axes=(axes, nnx.Carry), out_axes=nnx.Carry, length=3, **mode)
-    def forward(model, x):
-        return model(x)
-
-    _, seen = nnx.capture(forward, nnx.Intermediate)(Block(), jnp.array(1.0))
-    np.testing.assert_array_equal(seen["x"].get_value()[0], [1, 2, 4])
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])

@@ -116,3 +116,8 @@ def test_the_table_loads_nothing_heavy():
         assert not {"treescope", "optax", "flax"} & {*sys.modules}
     """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_pure_warns_and_does_what_as_pure_does():
+    with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
+        assert nnx.pure(nnx.Param(3)) == 3

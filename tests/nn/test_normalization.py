@@ -160,6 +160,22 @@ def test_gradient_flows_through_the_statistics_of_the_batch():
     np.testing.assert_allclose(grad.sum(0), jnp.zeros(3), atol=1e-4)
 
 
+def test_ref_backed_statistics_move_inside_plain_grad():
+    layer = nnx.BatchNorm(3, momentum=0.5, rngs=nnx.Rngs(0))
+    graphdef, params, statistics = nnx.split(layer, nnx.Param, nnx.BatchStat)
+    statistics = nnx.map_state(lambda _, variable: variable.copy(ref=True), statistics)
+    x = random(8, 3)
+
+    @jax.jit
+    def gradient(params, statistics):
+        model = lambda params: nnx.merge(graphdef, params, statistics)  # noqa: E731
+        return jax.grad(lambda params: model(params)(x).sum())(params)
+
+    np.testing.assert_allclose(gradient(params, statistics)["bias"][...], [8, 8, 8])
+    moved = statistics["mean"][...]
+    np.testing.assert_allclose(moved, 0.5 * np.float64(x).mean(0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [(4, 5), (4, 2)])
 @pytest.mark.parametrize("use_scale", [True, False])
 def test_failed_call_leaves_the_statistics(bad, use_scale):

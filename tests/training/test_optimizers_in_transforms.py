@@ -46,7 +46,7 @@ def test_update_under_eval_shape():
         optimizer.update(model, ones_like(model))
         return model, optimizer
 
-    abstract = nnx.eval_shape(make_and_step)
+    abstract = jax.eval_shape(make_and_step)
     leaves = jax.tree.leaves(abstract)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
 
@@ -74,7 +74,9 @@ def test_refs_carry_an_update_out_of_plain_jit(make):
 
     @jax.jit
     def step(model, optimizer):
-        params = nnx.with_vars(nnx.state(model), ref=False)
+        params = nnx.map_state(
+            lambda path, variable: variable.copy(ref=False), nnx.state(model)
+        )
         optimizer.update(model, jax.tree.map(jnp.ones_like, params))
 
     step(model, optimizer)

@@ -279,7 +279,7 @@ class Builder:
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
-        """The object of a skeleton; existing objects in it are complete after `commit`."""
+        """The object of a skeleton; what is reused in it is complete after `commit`."""
         if not graphdef.nodes:
             return leaves[0]
         self.nodes = iter(graphdef.nodes)

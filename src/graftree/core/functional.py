@@ -7,7 +7,7 @@ and then changes, so a failed call leaves its arguments as they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -420,31 +420,32 @@ def clone(
             "Variable of its own."
         )
     graphdef, leaves = flattening.flatten_node(node, graph, "clone")
-    if arrays:
-        leaves = [_copy_arrays(leaf) for leaf in leaves]
-    elif variables:
-        leaves = [_copy_variable(leaf) for leaf in leaves]
+    if variables:
+        leaves = list(map(_copier(arrays), leaves))
     return flattening.unflatten_node(graphdef, leaves)
 
 
-def _copy_variable(leaf: Any) -> Any:
-    if isinstance(leaf, Variable):
-        return leaf.copy()
-    return jax.new_ref(leaf[...]) if _jax.is_ref(leaf) else leaf
+def _copier(arrays: bool) -> Callable[[Any], Any]:
+    """Copies leaves one by one; those with the same ref have the same one after."""
+    refs = RefMap()
 
+    def copy_value(x: Any) -> Any:
+        if _jax.is_ref(x):
+            if x not in refs:
+                refs[x] = jax.new_ref(copy_value(x[...]))
+            return refs[x]
+        return _jax.copy_array(x) if arrays and isinstance(x, jax.Array) else x
 
-def _copy_arrays(leaf: Any) -> Any:
-    if _jax.is_ref(leaf):
-        return jax.new_ref(_jax.copy_array(leaf[...]))
-    if not isinstance(leaf, Variable):
-        return _jax.copy_array(leaf) if isinstance(leaf, jax.Array) else leaf
-    raw = leaf.get_raw_value()
-    if _jax.is_ref(raw):
-        return leaf.copy()
-    copied = jax.tree.map(
-        lambda x: _jax.copy_array(x) if isinstance(x, jax.Array) else x, raw
-    )
-    return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
+    def copy_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return copy_value(leaf)
+        raw = leaf.get_raw_value()
+        if not arrays and not _jax.is_ref(raw):
+            return leaf.copy()
+        copied = jax.tree.map(copy_value, raw)
+        return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
+
+    return copy_leaf
 
 
 def unpack(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:

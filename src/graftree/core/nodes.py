@@ -23,6 +23,7 @@ import jax
 from graftree import _jax
 from graftree.core import paths, pytrees
 from graftree.core.pytrees import Pytree
+from graftree.core.states import State
 from graftree.core.variables import Variable
 
 
@@ -127,6 +128,8 @@ def _classify(kind: type) -> Kind:
         return Leaf.ARRAY
     if issubclass(kind, tuple) and not hasattr(kind, "_fields"):
         return _TUPLE
+    if issubclass(kind, State):
+        return _STATE
     if issubclass(kind, tuple) or _jax.is_pytree_type(kind):
         return _OTHER
     return Leaf.STATIC
@@ -380,6 +383,7 @@ def _unflatten_other(items: list[tuple[Any, Any]], metadata: Any) -> Any:
 
 _TUPLE = TreeKind(_flatten_sequence, _unflatten_sequence)
 _OTHER = TreeKind(_flatten_other, _unflatten_other)
+_STATE = TreeKind(_flatten_other, _unflatten_other, _set_item, _pop_item)
 _registered[list] = TreeKind(_flatten_sequence, _unflatten_sequence, _set_item, None)
 _registered[dict] = TreeKind(
     _flatten_dict, lambda items, _: dict(items), _set_item, _pop_item

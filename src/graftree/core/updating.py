@@ -248,7 +248,7 @@ def _plan_pop(
         if not isinstance(nodes.kind_of(child), Leaf):
             _plan_pop(child, owner, where, seen, predicates, popped, steps)
             continue
-        if not nodes.is_node_leaf(child) and not is_data:
+        if not nodes.is_node_leaf(child):
             continue
         if nodes.is_graph_node(child):
             if id(child) in seen:

@@ -20,7 +20,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from graftree.core.pure_dicts import as_pure
 from graftree.core.variables import Variable
+from graftree.interop import deprecations
 
 # The public namespace, as a place where names come from.
 _PUBLIC = ""
@@ -36,6 +38,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults",
         "core.variables": "VariableMeta VariableState=Variable",
         "core.variable_defaults": "VarDefaults VarDefaultsContext",
+        "core.metadata": "GetValueHook SetValueHook CreateValueHook AddAxisHook"
+        " RemoveAxisHook",
         "_jax": "Ref is_array_ref=is_ref",
     },
     "pytreelib": {
@@ -227,6 +231,9 @@ def _finder(
     return find
 
 
+_pure = deprecations.deprecated(as_pure)
+
+
 def look_up(name: str) -> Any:
     """Finds what the public namespace does not list: sub-modules and older names.
 
@@ -253,4 +260,6 @@ def look_up(name: str) -> Any:
             stacklevel=2,
         )
         return Variable
+    if name == "pure":
+        return _pure
     raise AttributeError(f"Module graftree has no attribute {name!r}.")

@@ -81,6 +81,16 @@ def test_refs_become_new_refs(graph, arrays):
     assert m.v[...].tolist() == m.r[...].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("arrays", [True, False])
+def test_what_shares_a_ref_still_does(arrays):
+    v = nnx.Param(jnp.ones(2), ref=True)
+    for node in ([v, v.get_raw_value()], [v.get_raw_value(), v]):
+        c = nnx.clone(node, arrays=arrays)
+        if not isinstance(c[0], nnx.Variable):
+            c = c[::-1]
+        assert c[0].get_raw_value() is c[1] and c[1] is not v.get_raw_value()
+
+
 def test_arrays_without_variables_is_refused():
     phrase = "If arrays is True, variables should be also True"
     with pytest.raises(ValueError, match=phrase):
@@ -122,10 +132,10 @@ def test_pop_removes_and_returns():
 
 
 def test_the_first_filter_takes_a_leaf():
-    m = Block(a=nnx.Intermediate(1), b=param(), c=jnp.ones(2), n=3)
+    m = Block(a=nnx.Intermediate(1), b=param(), c=jnp.ones(2), n=3, d=nnx.data(4))
     intermediate, other = nnx.pop(m, nnx.Intermediate, ...)
     assert list(intermediate) == ["a"] and list(other) == ["b", "c"]
-    assert m.n == 3
+    assert (m.n, m.d) == (3, 4)
     everything, nothing = nnx.pop(Block(a=param()), ..., nnx.Param)
     assert list(everything) == ["a"] and nothing == nnx.State({})
 
@@ -141,9 +151,10 @@ def test_entries_of_dicts_are_removed():
     node = {"a": param(), "b": {"c": nnx.BatchStat(jnp.ones(1))}}
     assert list(nnx.pop(node, nnx.Param)) == ["a"]
     assert list(node) == ["b"]
-    d = nnx.Dict(x=param(), y=3)
-    nnx.pop(d, nnx.Param)
-    assert list(d) == ["y"]
+    for kind in (nnx.Dict, nnx.State):
+        d = kind({"x": param(), "y": 3})
+        nnx.pop(d, nnx.Param)
+        assert list(d) == ["y"]
 
 
 def test_a_shared_variable_is_removed_at_its_first_path():
@@ -159,7 +170,6 @@ def test_a_shared_variable_is_removed_at_its_first_path():
         ([param()], "list"),
         ((param(),), "tuple"),
         (nnx.List([param()]), "List"),
-        (nnx.State({"a": param()}), "State"),
     ],
 )
 def test_items_of_sequences_are_not_popped(node, name):

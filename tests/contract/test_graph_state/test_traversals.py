@@ -351,7 +351,7 @@ def test_classes_that_are_no_pytrees_are_nodes_in_graph_mode(graph):
     assert [p for p, x in nnx.iter_graph([m], graph=graph) if x is m.a] == [(0, "a")]
 
 
-# ------------------------------------------------------------------------------ the peer
+# ----------------------------------------------------------------------------- the peer
 
 
 def example(library):

@@ -189,6 +189,12 @@ def test_variables_in_immutable_containers_are_updated():
     assert values(node[0].x) == values(node[1].variance) == [0.0, 0.0]
 
 
+def test_states_are_containers_that_can_be_set():
+    state = nnx.State({"a": jnp.ones(1), "b": {"c": jnp.ones(1)}})
+    nnx.update(state, {"a": jnp.zeros(1), "b": {"c": jnp.zeros(1)}, "d": 3})
+    assert (state.a, state.b.c, state.d) == (0, 0, 3)
+
+
 def test_a_list_is_not_made_longer():
     with pytest.raises(IndexError, match="out of range"):
         nnx.update([jnp.ones(1)], {1: jnp.ones(1)})

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import re
 import typing
 import warnings
 
@@ -389,7 +390,7 @@ WAYS_OUT = r"(?s)'x'.*Box.*nnx\.data.*nnx\.List.*nnx\.Dict.*pytree=False"
 def refused(phrase, call, ways_out=WAYS_OUT):
     with pytest.raises(ValueError, match=phrase) as error:
         call()
-    assert ways_out is None or __import__("re").search(ways_out, str(error.value))
+    assert ways_out is None or re.search(ways_out, str(error.value))
 
 
 @pytest.mark.parametrize("name", CONTAINERS)

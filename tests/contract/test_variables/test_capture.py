@@ -1,0 +1,378 @@
+"""Captures, without the mapped transforms (contract, section 14)."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+MODES = {
+    "graph_updates": {"graph": True, "graph_updates": True},
+    "graph": {"graph": True, "graph_updates": False},
+    "tree": {"graph": False},
+}
+
+
+class Block(nnx.Module):
+    def __init__(self, scale=2.0):
+        self.scale = nnx.Param(jnp.array(scale))
+
+    def __call__(self, x):
+        y = self.scale[...] * x
+        self.sow(nnx.Intermediate, "y", y)
+        return self.perturb("p", y)
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.List([Block(2.0), Block(3.0)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def has_buffers(node):
+    return any("__captures__" in vars(m) for _, m in nnx.iter_modules(node))
+
+
+def values(state):
+    return {path: leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
+# ------------------------------------------------------------------------ the results
+
+
+def test_result_alone_without_types_and_states_in_order():
+    model = Model()
+    assert nnx.capture(model)(1.0) == 6.0
+    out, perturbations, intermediates = nnx.capture(
+        model, nnx.Perturbation, nnx.Intermediate
+    )(1.0)
+    assert out == 6.0 and type(intermediates) is nnx.State
+    assert values(intermediates) == {
+        ("layers", 0, "y"): (2.0,),
+        ("layers", 1, "y"): (6.0,),
+    }
+    assert list(values(perturbations)) == [("layers", 0, "p"), ("layers", 1, "p")]
+
+
+def test_leaves_are_variables_of_the_type():
+    _, seen = nnx.capture(lambda m: (m(1.0), m(2.0)), nnx.Intermediate)(Block())
+    assert type(seen["y"]) is nnx.Intermediate and seen["y"].get_value() == (2.0, 4.0)
+
+
+def test_nothing_sown_gives_an_empty_state():
+    out, seen = nnx.capture(Block(), nnx.BatchStat)(1.0)
+    assert out == 2.0 and len(seen) == 0 and type(seen) is nnx.State
+
+
+def test_shared_module_is_captured_once_at_its_first_path():
+    block = Block()
+    model = nnx.Dict(a=block, b=block)
+    _, seen = nnx.capture(lambda m: m.a(m.b(1.0)), nnx.Intermediate)(model)
+    assert values(seen) == {("a", "y"): (2.0, 4.0)}
+
+
+@pytest.mark.parametrize("form", ["function", "module", "bound", "decorator", "keyword"])
+def test_forms_of_use(form):
+    model = Block()
+    if form == "function":
+        out = nnx.capture(lambda m, x: m(x), nnx.Intermediate)(model, 1.0)
+    elif form == "module":
+        out = nnx.capture(model, nnx.Intermediate)(1.0)
+    elif form == "bound":
+        out = nnx.capture(model.__call__, nnx.Intermediate)(1.0)
+    elif form == "decorator":
+        out = nnx.capture(nnx.Intermediate)(lambda m, x: m(x))(model, 1.0)
+    else:
+        out = nnx.capture(lambda m, x: m(x), nnx.Intermediate)(x=1.0, m=model)
+    assert out[0] == 2.0 and values(out[1]) == {("y",): (2.0,)}
+
+
+def test_containers_of_modules_are_captured():
+    _, seen = nnx.capture(
+        lambda ms, x: ms["a"][0](x), nnx.Intermediate
+    )({"a": [Block()]}, 1.0)
+    assert values(seen) == {("a", 0, "y"): (2.0,)}
+
+
+def test_wrapper_keeps_the_name():
+    def forward(model):
+        """Runs."""
+
+    assert nnx.capture(forward, nnx.Intermediate).__name__ == "forward"
+
+
+# ----------------------------------------------------------------- buffers, exceptions
+
+
+def test_buffers_are_there_during_the_call_only():
+    model = Model()
+    seen = []
+    nnx.capture(lambda m: seen.append(has_buffers(m)), nnx.Intermediate)(model)
+    assert seen == [True] and not has_buffers(model)
+
+
+def test_buffers_hold_a_dict_per_type():
+    def f(model):
+        model(1.0)
+        return [(type(b), b.get_value()) for b in model.__captures__]
+
+    buffers, *_ = nnx.capture(f, nnx.Intermediate, nnx.Cache)(Block())
+    assert buffers == [(nnx.Intermediate, {"y": (2.0,)}), (nnx.Cache, {})]
+
+
+def test_exceptions_leave_nothing_behind():
+    def fails(model):
+        model(1.0)
+        raise RuntimeError("stop")
+
+    model = Model()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stop"):
+            nnx.capture(fails, nnx.Intermediate)(model)
+        assert not has_buffers(model)
+    _, seen = nnx.capture(model, nnx.Intermediate)(1.0)
+    assert len(values(seen)) == 2
+
+
+def test_dicts_can_be_iterated_during_a_capture():
+    model = nnx.Dict(a=Block(2.0), b=Block(3.0))
+
+    def f(m, x):
+        keys.append(list(m))
+        for block in m.values():
+            x = block(x)
+        return x
+
+    keys = []
+    out, seen = nnx.capture(f, nnx.Intermediate)(model, 1.0)
+    assert out == 6.0 and keys == [["a", "b"]] and list(model) == ["a", "b"]
+    assert values(seen) == {("a", "y"): (2.0,), ("b", "y"): (6.0,)}
+
+
+def test_values_sown_on_a_list_are_kept():
+    model = nnx.List([Block()])
+    _, seen = nnx.capture(
+        lambda m: m.sow(nnx.Intermediate, "z", 1), nnx.Intermediate
+    )(model)
+    assert values(seen) == {("z",): (1,)}
+
+
+def test_nested_captures_do_not_disturb_each_other():
+    def outer(model):
+        model(1.0)
+        _, inner = nnx.capture(model, nnx.Intermediate)(10.0)
+        model(2.0)
+        return values(inner)
+
+    inner, seen = nnx.capture(outer, nnx.Intermediate)(Block())
+    assert inner == {("y",): (20.0,)}
+    assert values(seen)[("y",)][0] == 2.0 and values(seen)[("y",)][-1] == 4.0
+
+
+def test_captures_in_threads_do_not_disturb_each_other():
+    def work(scale):
+        block = Block(scale)
+        for _ in range(20):
+            _, seen = nnx.capture(block, nnx.Intermediate, method_outputs=nnx.Cache)(1.0)
+            results.append(values(seen) == {("y",): (scale,)})
+
+    results = []
+    threads = [threading.Thread(target=work, args=(s,)) for s in (2.0, 3.0, 5.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 60
+
+
+def test_sow_reports_whether_it_stored():
+    def f(model):
+        return (
+            model.sow(nnx.Intermediate, "a", 1),
+            model.sow(nnx.Perturbation, "a", 1),
+            model.sow("intermediates", "scale", 2),
+        )
+
+    model = Block()
+    stored, seen = nnx.capture(f, nnx.Intermediate)(model)
+    assert stored == (True, False, True)
+    assert values(seen) == {("a",): (1,), ("scale",): (2,)}
+    assert isinstance(model.scale, nnx.Param) and not hasattr(model, "a")
+
+
+def test_base_type_does_not_take_the_values_of_its_subtype():
+    def f(model):
+        model.sow(nnx.Intermediate, "a", 1)
+        model.sow(nnx.Perturbation, "b", 2)
+
+    _, base, sub = nnx.capture(f, nnx.Intermediate, nnx.Perturbation)(Block())
+    assert (list(base), list(sub)) == (["a"], ["b"])
+
+
+# -------------------------------------------------------------------------------- init
+
+
+def test_init_feeds_perturbations_and_need_not_be_returned():
+    model = Block()
+    _, zeros = nnx.capture(model, nnx.Perturbation)(1.0)
+    moved = jax.tree.map(lambda x: x + 0.5, zeros)
+    out, seen = nnx.capture(model, nnx.Intermediate, init=moved)(1.0)
+    assert out == 2.5 and values(seen) == {("y",): (2.0,)}
+
+
+def test_gradients_of_perturbations_are_those_of_the_values():
+    model = Model()
+    _, zeros = nnx.capture(model, nnx.Perturbation)(1.0)
+
+    def loss(model, perturbations):
+        out, seen = nnx.capture(model, nnx.Intermediate, init=perturbations)(1.0)
+        return out**2, seen
+
+    grads, seen = nnx.grad(loss, argnums=(0, 1), has_aux=True)(model, zeros)
+    assert values(grads[0])[("layers", 0, "scale")] == 36.0
+    assert values(grads[1]) == {("layers", 0, "p"): 36.0, ("layers", 1, "p"): 12.0}
+    assert len(values(nnx.merge_state(grads[1], seen))) == 4
+
+
+def test_init_accepts_mappings_and_ignores_what_is_no_variable():
+    init = {"p": nnx.Perturbation(jnp.array(1.0)), "q": 3}
+    out = nnx.capture(Block(), init=init)(1.0)
+    assert out == 3.0
+
+
+# ---------------------------------------------------------------------- method_outputs
+
+
+class Methods(nnx.Module):
+    def __call__(self, x):
+        return self.first(x) + self._hidden(x) + self.fixed(x) + self.size
+
+    def first(self, x):
+        return x + 1
+
+    def _hidden(self, x):
+        return x
+
+    @staticmethod
+    def fixed(x):
+        return 10 * x
+
+    @property
+    def size(self):
+        return 0
+
+
+class Outer(nnx.Module):
+    def __init__(self):
+        self.inner = Methods()
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def test_outputs_of_methods_are_recorded_by_name():
+    _, seen = nnx.capture(
+        Outer(), nnx.Intermediate, method_outputs=nnx.Intermediate
+    )(1.0)
+    found = values(seen)
+    assert found[("__call__",)] == (13.0,) and found[("inner", "__call__")] == (13.0,)
+    assert found[("inner", "first")] == (2.0,)
+    assert ("inner", "_hidden") not in found and ("inner", "size") not in found
+
+
+def test_entry_method_is_not_recorded_when_it_is_bound():
+    outer = Outer()
+    _, seen = nnx.capture(
+        outer.__call__, nnx.Intermediate, method_outputs=nnx.Intermediate
+    )(1.0)
+    assert ("__call__",) not in values(seen)
+    assert ("inner", "__call__") in values(seen)
+
+
+def test_outputs_are_returned_only_for_the_given_types():
+    assert nnx.capture(Outer(), method_outputs=nnx.Intermediate)(1.0) == 13.0
+
+
+# -------------------------------------------------------------------------- transforms
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_capture_around_jit(mode):
+    @nnx.jit(**MODES[mode])
+    def forward(model, x):
+        return model(x)
+
+    model = Model()
+    out, seen = nnx.capture(forward, nnx.Intermediate)(model, 1.0)
+    assert out == 6.0 and values(seen)[("layers", 1, "y")] == (6.0,)
+    assert not has_buffers(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_capture_inside_jit_and_grad(mode):
+    def loss(model, x):
+        out, seen = nnx.capture(model, nnx.Intermediate)(x)
+        return out, seen
+
+    def seen_by(transform, *args):
+        out = transform(loss)(*args)
+        return out[1] if isinstance(out, tuple) else out
+
+    model = Block()
+    jitted = nnx.jit(loss, **MODES[mode])(model, 1.0)
+    assert values(jitted[1]) == {("y",): (2.0,)}
+    grads, seen = nnx.grad(loss, has_aux=True, **MODES[mode])(model, 1.0)
+    assert values(seen) == {("y",): (2.0,)} and grads["scale"][...] == 1.0 if (
+        mode == "graph_updates"
+    ) else True
+    assert not has_buffers(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_capture_around_grad(mode):
+    grad = nnx.grad(lambda model, x: model(x), **MODES[mode])
+    _, seen = nnx.capture(grad, nnx.Intermediate)(Block(), 1.0)
+    assert values(seen) == {("y",): (2.0,)}
+
+
+def test_capture_inside_plain_jit():
+    model = Block()
+
+    @jax.jit
+    def f(model, x):
+        return nnx.capture(model, nnx.Intermediate)(x)
+
+    out, seen = f(model, 1.0)
+    assert out == 2.0 and values(seen) == {("y",): (2.0,)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_plain_jit_inside_a_capture_loses_the_values():
+    _, seen = nnx.capture(lambda m, x: jax.jit(lambda m, x: m(x))(m, x), nnx.Intermediate)(
+        Block(), 1.0
+    )
+    assert len(values(seen)) == 0
+
+
+def test_module_of_an_outer_trace_can_not_be_captured():
+    model = Block()
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(lambda x: nnx.capture(model, nnx.Intermediate)(x))(1.0)
+    assert not has_buffers(model)
+
+
+def test_sowing_from_a_closure_during_a_capture_leaks_nothing():
+    class Mapped(nnx.Module):
+        def __call__(self, x):
+            return jax.vmap(lambda a: (self.sow(nnx.Intermediate, "a", a), a)[1])(x)
+
+    model = Mapped()
+    with pytest.raises(nnx.errors.TraceContextError):
+        nnx.capture(model, nnx.Intermediate)(jnp.ones(2))
+    assert not has_buffers(model)

@@ -1,0 +1,409 @@
+"""Module: attributes of many, recording, traversal, views (contract, section 13)."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+DEPRECATED = {"match": "capture"}
+
+
+class Leaf(nnx.Module):
+    def __init__(self, rate=0.5):
+        self.rate = rate
+        self.deterministic = False
+        self.use_running_average = False
+        self.w = nnx.Param(jnp.ones(2))
+
+    def set_view(self, deterministic: bool | None = None, rate=None):
+        """Sets the mode.
+
+        Args:
+            deterministic: Whether it draws
+                no random numbers.
+            rate: The rate.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if rate is not None:
+            self.rate = rate
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.leaf = Leaf()
+        self.layers = nnx.List([Leaf(), Leaf()])
+        self.plain = nnx.data([{"a": Leaf()}])
+        self.rngs = nnx.Rngs(0)
+
+
+def shared_model():
+    leaf = Leaf()
+    return nnx.Dict(a=leaf, b=leaf)
+
+
+# ------------------------------------------------------------------------------ sow
+
+
+def test_sow_outside_a_capture_keeps_a_tuple_in_an_attribute():
+    module = nnx.Module()
+    with pytest.warns(DeprecationWarning, **DEPRECATED):
+        assert module.sow(nnx.Intermediate, "x", 1) is True
+        assert module.sow(nnx.Intermediate, "x", 2) is True
+    assert type(module.x) is nnx.Intermediate and module.x.get_value() == (1, 2)
+
+
+@quiet
+def test_sow_takes_a_name_for_the_type():
+    module = nnx.Module()
+    module.sow("intermediates", "x", 1)
+    module.sow("sown_just_now", "y", 1)
+    assert type(module.x) is nnx.Intermediate
+    assert type(module.y) is nnx.variable_type_from_name("sown_just_now")
+
+
+@quiet
+def test_sow_reduces_as_told():
+    module = nnx.Module()
+    for value in (3, 4):
+        module.sow(
+            nnx.Intermediate, "x", value, reduce_fn=lambda a, b: a + b, init_fn=lambda: 1
+        )
+    assert module.x.get_value() == 8
+
+
+@quiet
+def test_sow_refuses_attributes_of_another_kind():
+    module = nnx.Module()
+    module.x, module.y = 1, nnx.Perturbation((1,))
+    with pytest.raises(ValueError, match="to be a Variable, got"):
+        module.sow(nnx.Intermediate, "x", 1)
+    with pytest.raises(ValueError, match="to be of type"):
+        module.sow(nnx.Intermediate, "y", 1)
+
+
+@pytest.mark.parametrize("way", ["argument", "flag"])
+def test_sow_can_be_switched_off_outside_a_capture(way):
+    module = nnx.Module()
+    noop = True if way == "argument" else None
+    nnx.config.update("nnx_sow_capture_noop", way == "flag")
+    try:
+        assert module.sow(nnx.Intermediate, "x", 1, capture_noop=noop) is False
+        assert module.perturb("p", 2.0, capture_noop=noop) == 2.0
+    finally:
+        nnx.config.update("nnx_sow_capture_noop", False)
+    assert not hasattr(module, "x") and not hasattr(module, "p")
+
+
+@quiet
+def test_sow_propagates_out_of_jit_with_graph_updates():
+    module = nnx.Module()
+    nnx.jit(lambda m: m.sow(nnx.Intermediate, "x", jnp.array(1.0)))(module)
+    assert module.x.get_value()[0] == 1.0
+
+
+@quiet
+def test_sow_from_a_closure_is_refused():
+    module = nnx.Module()
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.vmap(lambda x: module.sow(nnx.Intermediate, "x", x))(jnp.ones(2))
+    assert not hasattr(module, "x")
+
+
+# -------------------------------------------------------------------------- perturb
+
+
+def test_perturb_outside_a_capture_keeps_a_zero_in_an_attribute():
+    module = nnx.Module()
+    with pytest.warns(DeprecationWarning, **DEPRECATED):
+        assert module.perturb("p", jnp.ones(2)).tolist() == [1.0, 1.0]
+    assert type(module.p) is nnx.Perturbation and module.p[...].tolist() == [0.0, 0.0]
+    module.p[...] += 3
+    with pytest.warns(DeprecationWarning):
+        assert module.perturb("p", jnp.ones(2)).tolist() == [4.0, 4.0]
+
+
+@quiet
+def test_perturb_checks_the_type():
+    module = nnx.Module()
+    module.p = nnx.Param(1.0)
+    with pytest.raises(ValueError, match="to be of type"):
+        module.perturb("p", 1.0)
+    module.q = nnx.Perturbation(jnp.array(2.0))
+    assert module.perturb("q", 1.0, variable_type=nnx.Intermediate) == 3.0
+
+
+@quiet
+def test_perturb_adds_leaf_by_leaf():
+    value = {"a": jnp.ones(2), "b": (jnp.zeros(1),)}
+    out = nnx.Module().perturb("p", value)
+    assert out["a"].tolist() == [1.0, 1.0] and out["b"][0].tolist() == [0.0]
+
+
+# ------------------------------------------------------------------- set_attributes
+
+
+def test_attributes_are_set_on_all_modules_that_have_them():
+    model = Model()
+    assert model.set_attributes(rate=0.1, raise_if_not_found=True) is None
+    assert model.layers[1].rate == model.plain[0]["a"].rate == model.leaf.rate == 0.1
+    assert not hasattr(model, "rate")
+
+
+def test_filters_restrict_the_modules():
+    model = Model()
+    model.set_attributes(nnx.PathContains("layers"), rate=0.1)
+    assert (model.layers[0].rate, model.leaf.rate) == (0.1, 0.5)
+
+
+def test_attributes_found_nowhere_are_listed_sorted():
+    message = (
+        "Could not find at least one instance of the following attributes: "
+        r"\['a', 'b'\]"
+    )
+    model = Model()
+    with pytest.raises(ValueError, match=message):
+        model.set_attributes(b=1, a=1, rate=0.1)
+    model.set_attributes(b=1, raise_if_not_found=False)
+
+
+def test_set_attributes_works_on_cycles_and_sharing_in_graph_mode():
+    model = shared_model()
+    model.me = model
+    model.set_attributes(rate=0.1)
+    assert model.a.rate == 0.1
+    with pytest.raises(ValueError, match="found at paths"):
+        shared_model().set_attributes(rate=0.1, graph=False)
+
+
+def test_pytrees_that_are_no_modules_are_left_alone():
+    class Plain(nnx.Pytree):
+        def __init__(self):
+            self.rate = 1
+
+    model = nnx.Dict(a=Plain(), b=Leaf())
+    model.set_attributes(rate=2)
+    assert (model.a.rate, model.b.rate) == (1, 2)
+
+
+def test_train_and_eval_set_the_presets():
+    model = Model()
+    assert model.eval(rate=0.0) is None
+    leaf = model.layers[0]
+    assert (leaf.deterministic, leaf.use_running_average, leaf.rate) == (True, True, 0.0)
+    assert model.train() is None
+    assert (leaf.deterministic, leaf.use_running_average) == (False, False)
+    nnx.Module().eval(unknown=1)
+    for mode in (model.train, model.eval):
+        with pytest.raises(TypeError):
+            mode(deterministic=True)
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_mode_set_inside_jit_propagates_with_graph_updates_only(updates):
+    leaf = Leaf()
+    nnx.jit(lambda m: m.eval(), graph=True, graph_updates=updates)(leaf)
+    assert leaf.deterministic is updates
+
+
+# ------------------------------------------------------------------------- traversal
+
+
+def test_iter_modules_yields_children_first_and_the_root_last():
+    paths = [path for path, _ in nnx.iter_modules(Model())]
+    assert paths == [
+        ("layers", 0),
+        ("layers", 1),
+        ("layers",),
+        ("leaf",),
+        ("plain", 0, "a"),
+        (),
+    ]
+
+
+def test_iter_modules_yields_shared_modules_once_in_graph_mode():
+    model = shared_model()
+    assert [path for path, _ in nnx.iter_modules(model)] == [("a",), ()]
+    with pytest.raises(ValueError, match="found at paths"):
+        list(nnx.iter_modules(model, graph=False))
+
+
+def test_iter_modules_takes_any_node_and_yields_nothing_for_others():
+    assert [path for path, _ in nnx.iter_modules([Leaf(), {"k": Leaf()}])] == [
+        (0,),
+        (1, "k"),
+    ]
+    assert list(nnx.iter_modules(3)) == []
+
+
+def test_iter_children_yields_nodes_variables_and_refs():
+    class Mixed(nnx.Module):
+        def __init__(self):
+            self.array = jnp.ones(2)
+            self.leaf = Leaf()
+            self.list = nnx.data([Leaf()])
+            self.ref = jax.new_ref(jnp.ones(2))
+            self.rngs = nnx.Rngs(0)
+            self.static = 1
+            self.w = nnx.Param(1)
+
+    mixed = Mixed()
+    children = dict(nnx.iter_children(mixed))
+    assert list(children) == ["leaf", "ref", "rngs", "w"]
+    assert children["leaf"] is mixed.leaf and children["w"] is mixed.w
+    assert list(dict(nnx.iter_module_children(mixed))) == ["leaf", "rngs"]
+    assert list(dict(nnx.iter_children(nnx.List([Leaf(), 1])))) == [0]
+
+
+@pytest.mark.parametrize("call", [nnx.iter_children, nnx.iter_module_children])
+@pytest.mark.parametrize("value", [3, nnx.Param(1)])
+def test_children_of_what_is_no_node_can_not_be_asked_for(call, value):
+    with pytest.raises(ValueError, match="graph="):
+        list(call(value))
+
+
+def test_tree_mode_refuses_what_is_no_tree():
+    class Hidden(nnx.Module, pytree=False):
+        pass
+
+    with pytest.raises(ValueError):
+        list(nnx.iter_children(Hidden(), graph=False))
+    with pytest.raises(ValueError, match="found at paths"):
+        shared = nnx.Param(jnp.ones(1))
+        list(nnx.iter_modules(nnx.Dict(a=shared, b=nnx.Dict(c=shared)), graph=False))
+
+
+@pytest.mark.parametrize("name", ["iter_modules", "iter_children"])
+def test_methods_equal_the_functions_and_warn(name):
+    model = Model()
+    generator = getattr(model, name)()
+    with pytest.warns(DeprecationWarning):
+        found = list(generator)
+    assert found == list(getattr(nnx, name)(model))
+
+
+def test_first_from_gives_the_first_that_is_not_none():
+    assert nnx.module.first_from(None, 0, 1, error_msg="x") == 0
+    with pytest.raises(ValueError, match="^x$"):
+        nnx.module.first_from(None, None, error_msg="x")
+
+
+# ------------------------------------------------------------------------------ views
+
+
+def test_view_is_a_new_node_that_shares_variables():
+    model = Model()
+    view = nnx.view(model, deterministic=True)
+    assert view is not model and type(view) is Model
+    assert view.leaf.deterministic and not model.leaf.deterministic
+    assert view.leaf.w is model.leaf.w and view.layers is not model.layers
+    assert view.plain is not model.plain and view.plain[0]["a"].deterministic
+    view.leaf.w[...] += 1
+    assert model.leaf.w[...].tolist() == [2.0, 2.0]
+
+
+def test_view_keeps_sharing_in_graph_mode():
+    view = nnx.view(shared_model(), deterministic=True)
+    assert view.a is view.b
+    with pytest.raises(ValueError, match="found at paths"):
+        nnx.view(shared_model(), deterministic=True, graph=False)
+
+
+def test_view_restricts_to_a_filter_and_leaves_none_alone():
+    view = nnx.view(Model(), only=nnx.PathContains("layers"), rate=0.1)
+    assert (view.layers[0].rate, view.leaf.rate) == (0.1, 0.5)
+    assert nnx.view(Model(), rate=None).leaf.rate == 0.5
+
+
+def test_view_refuses_what_nobody_takes():
+    message = r"Unused keys found in nnx\.view: \['a', 'b'\]"
+    with pytest.raises(ValueError, match=message):
+        nnx.view(Model(), b=1, a=2, rate=0.1)
+    assert nnx.view(Model(), a=1, raise_if_not_found=False).leaf.rate == 0.5
+
+
+def test_view_passes_all_keywords_to_a_set_view_that_takes_them_all():
+    class Greedy(nnx.Pytree):
+        def set_view(self, x, **kwargs):
+            self.seen = (x, *sorted(kwargs.items()))
+
+    assert nnx.view(Greedy(), x=1, z=3, y=2).seen == (1, ("y", 2), ("z", 3))
+
+
+def test_set_view_is_called_bottom_up():
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.inner = Leaf()
+
+        def set_view(self, deterministic=None):
+            self.seen = self.inner.deterministic
+
+    assert nnx.view(Outer(), deterministic=True).seen is True
+
+
+def test_set_view_may_create_variables_on_the_view():
+    class Cached(nnx.Module):
+        def set_view(self, size=None):
+            self.cache = nnx.Cache(jnp.zeros(size))
+
+    model = Cached()
+    assert nnx.view(model, size=3).cache.shape == (3,) and not hasattr(model, "cache")
+
+
+def test_view_refuses_cycles():
+    model = Model()
+    model.me = model
+    with pytest.raises(ValueError, match="Found cycle"):
+        nnx.view(model, deterministic=True)
+
+
+def test_view_takes_lists_and_dicts_and_works_inside_jit():
+    views = nnx.view([Leaf(), {"a": Leaf()}], deterministic=True)
+    assert views[0].deterministic and views[1]["a"].deterministic
+    model = Model()
+    jax.jit(lambda: nnx.view(model, deterministic=True).leaf.w[...])()
+    assert not model.leaf.deterministic
+
+
+def test_view_draws_no_keys_and_view_info_is_not_confused_by_rngs():
+    model = Model()
+    nnx.view(model, deterministic=True)
+    assert model.rngs.default.count[...] == 0
+    assert "Rngs" not in nnx.view_info(model)
+
+
+def test_with_attributes_sets_on_a_copy():
+    model = Model()
+    new = nnx.with_attributes(model, rate=0.1, only=nnx.PathContains("layers"))
+    assert (new.layers[0].rate, new.leaf.rate, model.layers[0].rate) == (0.1, 0.5, 0.5)
+    assert new.leaf.w is model.leaf.w
+    message = "Could not find at least one instance of the following attributes"
+    with pytest.raises(ValueError, match=message):
+        nnx.with_attributes(model, unknown=1)
+    assert nnx.with_attributes(model, unknown=1, raise_if_not_found=False) is not model
+
+
+def test_view_info_lists_classes_parameters_and_their_docs():
+    assert nnx.view_info(Model()) == (
+        "Leaf:\n"
+        "  deterministic: bool | None = None\n"
+        "    Whether it draws\n"
+        "    no random numbers.\n"
+        "  rate: <class 'inspect._empty'> = None\n"
+        "    The rate."
+    )
+
+
+def test_view_info_of_methods_with_less_documentation():
+    class Bare(nnx.Module):
+        def set_view(self, x, *args, y: int = 1, **kwargs): ...
+
+    class Partly(nnx.Module):
+        def set_view(self, x: int):
+            """Says nothing about x."""
+
+    assert "set_view(self, x, *args, y: int = 1, **kwargs)" in nnx.view_info(Bare())
+    assert "x: <class 'int'>" in nnx.view_info(Partly())
+    assert nnx.view_info(nnx.Module()) == ""
