@@ -20,6 +20,29 @@ UNTESTED = {
     "graftree.annotations": "type aliases; the type checker reads them",
 }
 
+# Modules whose rules are tested through the public API, with the file below tests/.
+TESTED_BY = {
+    "graftree.config": "contract/test_graph_state/test_modes.py",
+    "graftree.core.aliases": "contract/test_graph_state/test_modes.py",
+    "graftree.core.attributes": "contract/test_variables/test_attributes.py",
+    "graftree.core.cloning": "contract/test_graph_state/test_clone_pop.py",
+    "graftree.core.flattening": "test_round_trips.py",
+    "graftree.core.functional": "contract/test_graph_state/test_split_merge.py",
+    "graftree.core.graph_states": "contract/test_graph_state/test_call_graphstate.py",
+    "graftree.core.metadata": "contract/test_variables/test_metadata.py",
+    "graftree.core.nodes": "contract/test_graph_state/test_registration.py",
+    "graftree.core.operators": "contract/test_variables/test_values.py",
+    "graftree.core.ownership": "contract/test_variables/test_trace_level.py",
+    "graftree.core.pytrees": "contract/test_variables/test_pytrees.py",
+    "graftree.core.sharding": "contract/test_variables/test_eager_sharding.py",
+    "graftree.core.skeletons": "contract/test_graph_state/test_graphdef.py",
+    "graftree.core.traversals": "contract/test_graph_state/test_traversals.py",
+    "graftree.core.updating": "contract/test_graph_state/test_update.py",
+    "graftree.core.variable_defaults": "contract/test_variables/test_defaults.py",
+    "graftree.core.variable_names": "contract/test_variables/test_pytree_protocol.py",
+    "graftree.core.variables": "contract/test_variables/test_values.py",
+}
+
 # Names with an underscore that are public all the same: two that the API publishes, and
 # those of named tuples.
 PUBLISHED = ("_pytree__", "_object__", "_asdict", "_fields", "_make", "_replace")
@@ -217,7 +240,8 @@ def test_import_loads_nothing_that_jax_does_not_load():
 def test_every_module_has_its_test_file():
     def test_file(source):
         path = source.path.relative_to("src/graftree")
-        return sources.ROOT / "tests" / path.parent / f"test_{path.name.lstrip('_')}"
+        mirrored = path.parent / f"test_{path.name.lstrip('_')}"
+        return sources.ROOT / "tests" / TESTED_BY.get(source.module, mirrored)
 
     fails(
         f"{source.path}: no {test_file(source).relative_to(sources.ROOT)}"
@@ -225,3 +249,7 @@ def test_every_module_has_its_test_file():
         if source.path.name != "__init__.py" and source.module not in UNTESTED
         if not test_file(source).exists()
     )
+
+
+def test_lists_of_exceptions_name_modules_that_exist():
+    fails({*UNTESTED, *TESTED_BY} - sources.module_names())

@@ -25,6 +25,7 @@ from graftree.core.calling import call
 from graftree.core.capturing import (
     capture,
 )
+from graftree.core.cloning import clone
 from graftree.core.containers import (
     Dict,
     List,
@@ -44,7 +45,6 @@ from graftree.core.flat_states import (
 )
 from graftree.core.functional import (
     PureState,
-    clone,
     flatten,
     graphdef,
     merge,
@@ -180,9 +180,11 @@ from graftree.nn.activations import (
 from graftree.nn.conv import (
     Conv,
 )
+from graftree.nn.conv_transpose import ConvTranspose
 from graftree.nn.dropout import (
     Dropout,
 )
+from graftree.nn.einsum import Einsum
 from graftree.nn.embed import (
     Embed,
 )
@@ -195,6 +197,7 @@ from graftree.nn.initializers import (
 )
 from graftree.nn.linear import (
     Linear,
+    LinearGeneral,
 )
 from graftree.nn.normalization import (
     BatchNorm,
@@ -364,7 +367,10 @@ __all__ = [
     "value_and_grad",
     "DiffState",
     "Linear",
+    "LinearGeneral",
+    "Einsum",
     "Conv",
+    "ConvTranspose",
     "Embed",
     "BatchNorm",
     "LayerNorm",

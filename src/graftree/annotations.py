@@ -69,7 +69,7 @@ class PromoteDtypeFn(Protocol):
     """Brings several arrays to one dtype before a layer computes with them."""
 
     def __call__(
-        self, args: tuple[Any, ...], /, *, dtype: Dtype | None, inexact: bool
+        self, args: tuple[Any, ...], /, *, dtype: Dtype | None, inexact: bool = ...
     ) -> tuple[Any, ...]:
         """Returns ``args`` converted to ``dtype``, or to their common dtype.
 

@@ -111,10 +111,23 @@ def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
         raise ValueError(
             duplicate_report(obj, _text(first), _text(second))
             + f"\nnnx.{function} with graph=False does not support shared references.\n"
-            "Remove the duplicates (nnx.clone makes copies),\n"
-            f"or keep them shared with nnx.{function}(..., graph=True),\n"
-            f"or use nnx.compat.{function}."
+            "Remove the duplicates (nnx.clone makes copies),\n" + _ways_out(function)
         )
+
+
+# The functions that `nnx.compat` has, too.
+_IN_COMPAT = frozenset(
+    {"split", "state", "clone", "graphdef", "flatten", "iter_graph", "recursive_map"}
+)
+
+
+def _ways_out(function: str) -> str:
+    if function not in _IN_COMPAT:
+        return "or use graph mode: graph=True, or nnx.set_graph_mode(True)."
+    return (
+        f"or keep them shared with nnx.{function}(..., graph=True),\n"
+        f"or use nnx.compat.{function}."
+    )
 
 
 def _text(path: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import jax
@@ -267,10 +267,11 @@ class AttributeTable(HashableMapping):
     The sorted orders are computed once per table.
     """
 
-    __slots__ = ("_names",)
+    __slots__ = ("_layout", "_names")
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
         super().__init__(entries)
+        self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
         self._names: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] | None
         self._names = None
 
@@ -286,6 +287,17 @@ class AttributeTable(HashableMapping):
                 tuple(name for name in ordered if not self[name]),
             )
         return self._names
+
+    def layout(
+        self,
+        sort_key: Callable[[str], Any] | None,
+        key_of: Callable[[str], Hashable],
+    ) -> tuple[tuple[str, Hashable, bool], ...]:
+        """For each attribute, sorted, its name, its key in paths, and its status."""
+        if self._layout is None:
+            names = self.names(sort_key)[0]
+            self._layout = tuple([(name, key_of(name), self[name]) for name in names])
+        return self._layout
 
 
 EMPTY_TABLE = AttributeTable({})

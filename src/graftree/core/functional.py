@@ -7,22 +7,18 @@ and then changes, so a failed call leaves its arguments as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
 
-import jax
-
-from graftree import _jax, config
+from graftree import config
 from graftree.core import (
     filters,
     flattening,
     graph_states,
-    labels,
     matching,
     states,
     updating,
 )
-from graftree.core import variables as variables_module
 from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.graph_states import GraphState
@@ -31,6 +27,8 @@ from graftree.core.states import State
 from graftree.core.variables import MISSING, Variable
 
 Node = TypeVar("Node")
+N = TypeVar("N")
+
 PureState = tuple[GraphDef[Node], State]
 
 
@@ -142,6 +140,18 @@ def unflatten(
     )
 
 
+@overload
+def split(
+    node: N, *, graph: bool | None = None
+) -> tuple[GraphDef[N], State[Any, Any]]: ...
+@overload
+def split(
+    node: N, first: Any, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], State[Any, Any]]: ...
+@overload
+def split(
+    node: N, first: Any, second: Any, /, *filter_list: Any, graph: bool | None = None
+) -> tuple[GraphDef[N], *tuple[State[Any, Any], ...]]: ...
 def split(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
     """Parts an object into its static half and its state.
 
@@ -210,6 +220,16 @@ def _as_state(pairs: list[tuple[Any, Any]]) -> Any:
     return states.from_flat_state(pairs)
 
 
+@overload
+def state(node: Any, *, graph: bool | None = None) -> State[Any, Any]: ...
+@overload
+def state(
+    node: Any, first: Any, /, *, graph: bool | None = None
+) -> State[Any, Any]: ...
+@overload
+def state(
+    node: Any, first: Any, second: Any, /, *filter_list: Any, graph: bool | None = None
+) -> tuple[State[Any, Any], ...]: ...
 def state(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
     """The state of an object: its Variables and arrays by path.
 
@@ -237,7 +257,7 @@ def state(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
+def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
     """The static half of an object.
 
     Args:
@@ -259,6 +279,22 @@ def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
     return flattening.flatten_node(node, graph, "graphdef")[0]
 
 
+@overload
+def merge(
+    graphdef: GraphDef[N],
+    /,
+    *state_list: Any,
+    copy: bool = ...,
+    recreate_variables: bool = ...,
+) -> N: ...
+@overload
+def merge(
+    graphdef: GraphState,
+    /,
+    *state_list: GraphState,
+    copy: bool = ...,
+    recreate_variables: bool = ...,
+) -> Any: ...
 def merge(
     graphdef: Any,
     /,
@@ -383,69 +419,6 @@ def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:
     predicates = [filters.to_predicate(f) for f in (filter, *filter_list)]
     popped = [states.from_flat_state(p) for p in updating.pop(node, predicates)]
     return tuple(popped) if len(popped) > 1 else popped[0]
-
-
-def clone(
-    node: Any,
-    variables: bool = True,
-    *,
-    arrays: bool = False,
-    graph: bool | None = None,
-) -> Any:
-    """A copy of an object with the same sharing inside.
-
-    Args:
-        node: Any object, container, Variable or array.
-        variables: Whether to copy the Variables too; without, they are shared.
-        arrays: Whether to copy the arrays too, into buffers of their own. Without, the
-            copy shares them.
-        graph: Whether to keep shared references; ``None`` takes the default.
-
-    Returns:
-        The copy.
-
-    Raises:
-        ValueError: If ``arrays`` is set without ``variables``; in tree mode also for
-            shared references.
-
-    Example:
-        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> copied = nnx.clone(model)
-        >>> copied.kernel is model.kernel, copied.kernel[...] is model.kernel[...]
-        (False, True)
-    """
-    if arrays and not variables:
-        raise ValueError(
-            "If arrays is True, variables should be also True: a copied array needs a "
-            "Variable of its own."
-        )
-    graphdef, leaves = flattening.flatten_node(node, graph, "clone")
-    if variables:
-        leaves = list(map(_copier(arrays), leaves))
-    return flattening.unflatten_node(graphdef, leaves)
-
-
-def _copier(arrays: bool) -> Callable[[Any], Any]:
-    """Copies leaves one by one; those with the same ref have the same one after."""
-    refs = RefMap()
-
-    def copy_value(x: Any) -> Any:
-        if _jax.is_ref(x):
-            if x not in refs:
-                refs[x] = jax.new_ref(copy_value(x[...]))
-            return refs[x]
-        return _jax.copy_array(x) if arrays and isinstance(x, jax.Array) else x
-
-    def copy_leaf(leaf: Any) -> Any:
-        if not isinstance(leaf, Variable):
-            return copy_value(leaf)
-        raw = leaf.get_raw_value()
-        if not arrays and not _jax.is_ref(raw):
-            return leaf.copy()
-        copied = jax.tree.map(copy_value, raw)
-        return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
-
-    return copy_leaf
 
 
 def unpack(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:

@@ -18,8 +18,6 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from graftree import _jax
 from graftree.core import paths, pytrees
 from graftree.core.pytrees import Pytree
@@ -101,10 +99,13 @@ _kinds: dict[type, Kind] = {}
 
 def kind_of(x: Any) -> Kind:
     """The kind of a value."""
-    if isinstance(x, jax.core.Tracer):
+    known = _kinds.get(type(x))
+    if known is None:
+        known = kind_of_type(type(x))
+    if known is Leaf.ARRAY and isinstance(x, _jax.Tracer) and _jax.is_ref(x):
         # Tracers of arrays and of refs may share a type.
-        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
-    return kind_of_type(type(x))
+        return Leaf.REF
+    return known
 
 
 def kind_of_type(kind: type) -> Kind:
@@ -122,6 +123,8 @@ def _classify(kind: type) -> Kind:
         return PYTREE
     if issubclass(kind, Variable):
         return Leaf.VARIABLE
+    if issubclass(kind, _jax.Tracer):
+        return Leaf.ARRAY
     if issubclass(kind, _jax.Ref):
         return Leaf.REF
     if _jax.is_data_type(kind):
@@ -300,12 +303,12 @@ class PytreeMetadata(NamedTuple):
 def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
     table, state = pytrees.table_of(obj), pytrees.state_of(obj)
-    key_of = cls.attribute_key
+    layout = table.layout(cls.attribute_sort_key, cls.attribute_key)
     # Classes that are no pytrees are not checked, so there the values decide.
-    status_of = table.__getitem__ if cls.is_pytree_class else lambda _: None
+    checked = cls.is_pytree_class
     listed = [
-        Child(key_of(name), entries[name], status_of(name))
-        for name in table.names(cls.attribute_sort_key)[0]
+        Child(key, entries[name], status if checked else None)
+        for name, key, status in layout
     ]
     return listed, PytreeMetadata(cls, table, state.initializing, state.is_setup)
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from graftree import config, errors
 from graftree.annotations import Filter, Path, Predicate
-from graftree.core import filters, functional, rng_keys, rngs
+from graftree.core import cloning, filters, rng_keys, rngs
 from graftree.core.rngs import RngStream
 from graftree.core.variables import Variable
 
@@ -324,7 +324,7 @@ def _derive_in_place(node: Any, choose: Choice) -> rng_keys.SplitBackups:
 
 def _derived(node: Any, choose: Choice, graph: bool) -> Any:
     """A copy of ``node`` with derived streams; its other Variables are shared."""
-    copy = functional.clone(node, variables=False, graph=graph)
+    copy = cloning.clone(node, variables=False, graph=graph)
     for stream, derive in _chosen(copy, choose, graph):
         new = derive(stream)
         stream.key, stream.count = new.key, new.count

@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -277,21 +275,3 @@ def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
 
     walk(())
     return found
-
-
-_interned: weakref.WeakValueDictionary[GraphDef[Any], GraphDef[Any]]
-_interned = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def intern(graphdef: GraphDef[Any]) -> GraphDef[Any]:
-    """The one object that stands for all GraphDefs equal to this one.
-
-    A GraphDef with unhashable static values is returned as it is.
-    """
-    try:
-        hash(graphdef)
-    except TypeError:
-        return graphdef
-    with _lock:
-        return _interned.setdefault(graphdef, graphdef)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from graftree.core.variables import (
     MISSING,
@@ -55,7 +55,7 @@ def variable_type_from_name(
                 f"{sorted(_types)}.\nRegister one with nnx.register_variable_name("
                 f"{name!r}, type), or pass allow_register=True."
             )
-        _types[name] = type(base)(name, (base,), {})
+        _types[name] = cast(Any, type(base))(name, (base,), {})
     return _types[name]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
 
@@ -148,6 +148,10 @@ class Variable(
         """Called with the value as the Variable is made; override to change it."""
         return value
 
+    @overload
+    def get_value(self) -> A: ...
+    @overload
+    def get_value(self, *, index: Any) -> Any: ...
     def get_value(self, *, index: Any = MISSING) -> Any:
         """The value, its containers copied, refs read.
 
@@ -392,7 +396,8 @@ class Variable(
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.get_value()(*args, **kwargs)
+        function: Any = self.get_value()
+        return function(*args, **kwargs)
 
     def __jax_array__(self) -> Any:
         return self.get_value()

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import functools
 
-from graftree.core import functional, rng_keys, rng_splitting, traversals, views
+from graftree.core import (
+    cloning,
+    functional,
+    rng_keys,
+    rng_splitting,
+    traversals,
+    views,
+)
 from graftree.transforms import autodiff
 from graftree.transforms import jit as jit_module
 
@@ -17,7 +24,7 @@ _updates = {"graph": True, "graph_updates": True}
 
 split = functools.partial(functional.split, **_graph)
 state = functools.partial(functional.state, **_graph)
-clone = functools.partial(functional.clone, **_graph)
+clone = functools.partial(cloning.clone, **_graph)
 graphdef = functools.partial(functional.graphdef, **_graph)
 flatten = functools.partial(functional.flatten, **_graph)
 iter_graph = functools.partial(traversals.iter_graph, **_graph)

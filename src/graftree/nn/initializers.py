@@ -8,11 +8,9 @@ positional arguments and do not keep it.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import jax
 
-from graftree import annotations
+from graftree.annotations import Initializer
 
 __all__ = [
     "Initializer",
@@ -38,8 +36,6 @@ __all__ = [
     "zeros",
     "zeros_init",
 ]
-
-Initializer: TypeAlias = annotations.Initializer
 
 constant = jax.nn.initializers.constant
 delta_orthogonal = jax.nn.initializers.delta_orthogonal

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -19,6 +19,9 @@ from graftree.transforms.boundary import Crossing
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.packing import Values
 from graftree.transforms.propagation import Propagation
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Roles(NamedTuple):
@@ -37,7 +40,7 @@ class Roles(NamedTuple):
     donate_argnames: tuple[str, ...]
 
 
-class JitWrapped:
+class JitWrapped(Generic[P, R]):
     """A function compiled by `jit`; call it like the function.
 
     Attributes:
@@ -45,7 +48,7 @@ class JitWrapped:
     """
 
     def __init__(
-        self, fun: Callable[..., Any], roles: Roles, mode: Propagation, options: Any
+        self, fun: Callable[P, R], roles: Roles, mode: Propagation, options: Any
     ) -> None:
         decorators.wraps(fun)(self)
         self.fun = fun
@@ -53,7 +56,7 @@ class JitWrapped:
         self._mode = mode
         self._jitted = jax.jit(_interior(fun, mode), donate_argnums=(1,), **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         packed, groups = self._pack(args, kwargs)
         returned, changed, structure, out = self._jitted(*groups)
         return boundary.commit(packed, returned, changed, structure, out)
@@ -71,6 +74,35 @@ class JitWrapped:
         return packed, packing.part(packed, donated, 2)
 
 
+@overload
+def jit(
+    fun: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Sequence[str] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    donate_argnames: str | Sequence[str] | None = ...,
+    keep_unused: bool = ...,
+    device: Any = ...,
+    backend: str | None = ...,
+    inline: bool = ...,
+    graph: bool | None = ...,
+    graph_updates: bool | None = ...,
+) -> JitWrapped[P, R]: ...
+@overload
+def jit(
+    *,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Sequence[str] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    donate_argnames: str | Sequence[str] | None = ...,
+    keep_unused: bool = ...,
+    device: Any = ...,
+    backend: str | None = ...,
+    inline: bool = ...,
+    graph: bool | None = ...,
+    graph_updates: bool | None = ...,
+) -> Callable[[Callable[P, R]], JitWrapped[P, R]]: ...
 def jit(
     fun: Any = MISSING,
     *,

@@ -49,6 +49,14 @@ def test_shared_variables_and_refs_are_refused(name, shared):
         assert way_out in message
 
 
+def test_ways_out_that_do_not_exist_are_not_named():
+    p = param()
+    with pytest.raises(ValueError, match="Duplicate") as error:
+        nnx.map(lambda path, v: v, [p, p], graph=False)
+    assert "nnx.compat.map" not in str(error.value)
+    assert "graph=True" in str(error.value)
+
+
 @EACH
 def test_cycles_are_refused(name):
     m = Block()

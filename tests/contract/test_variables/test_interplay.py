@@ -1,0 +1,149 @@
+"""Rules between the parts (contract, section 17, as far as jit and grad go)."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+MODES = {
+    "graph_updates": {"graph": True, "graph_updates": True},
+    "graph": {"graph": True, "graph_updates": False},
+    "tree": {"graph": False},
+}
+
+
+class Counter(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3), tag="x")
+        self.count = jnp.array(0)
+        self.name = "counter"
+
+    def __call__(self, x):
+        return self.w * x
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+# ---------------------------------------------------------------------------- shapes
+
+
+def test_shapes_of_a_model_without_making_it():
+    model = jax.eval_shape(Counter)
+    assert isinstance(model.w, nnx.Param) and model.w.tag == "x"
+    assert isinstance(model.w.get_raw_value(), jax.ShapeDtypeStruct)
+    assert (model.w.shape, model.w.dtype, model.count.shape) == ((3,), jnp.float32, ())
+    assert model.w[...] == model.w.get_value() == model.w.get_raw_value()
+
+
+def test_lifted_transforms_inside_eval_shape_over_a_captured_model(mode):
+    class Model(nnx.Module):
+        def __init__(self):
+            self.inner = Counter()
+
+        def __call__(self, x):
+            return nnx.jit(lambda inner, x: inner(x), **mode)(self.inner, x)
+
+    model = Model()
+    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
+    assert jax.eval_shape(model, spec).shape == (3,)
+    assert isinstance(model.inner.w[...], jax.Array)
+    assert not isinstance(model.inner.w[...], jax.core.Tracer)
+
+
+def test_jitted_call_method_inside_eval_shape_keeps_the_model(mode):
+    class Model(Counter):
+        __call__ = nnx.jit(Counter.__call__, **mode)
+
+    model = Model()
+    before = dict(vars(model))
+    assert jax.eval_shape(model, jax.ShapeDtypeStruct((3,), jnp.float32)).shape == (3,)
+    assert vars(model) == before and model(jnp.ones(3)).shape == (3,)
+
+
+def test_captured_model_that_is_written_inside_is_left_alone(mode):
+    model = Counter()
+
+    def f(x):
+        nnx.jit(lambda m: m.w.set_value(m.w[...] * 2), **mode)(model)
+        return x
+
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.eval_shape(f, 1.0)
+    assert model.w[...].tolist() == [1.0, 1.0, 1.0]
+
+
+# -------------------------------------------------------------------- updates, clones
+
+
+def test_array_attribute_can_be_reassigned_inside_jit():
+    model = Counter()
+
+    @nnx.jit
+    def step(model):
+        model.count += 1
+
+    step(model)
+    step(model)
+    assert model.count == 2
+
+
+def test_update_adds_attributes_and_sets_static_ones():
+    model = Counter()
+    nnx.update(model, {"new": nnx.Param(jnp.ones(1)), "name": "renamed"})
+    assert model.name == "renamed" and model.new.shape == (1,)
+    nodes = vars(model)["_pytree__nodes"]
+    assert nodes["new"] is True and nodes["name"] is False
+
+
+def test_clone_shares_buffers_unless_told_otherwise():
+    model = Counter()
+    shallow, deep = nnx.clone(model), nnx.clone(model, arrays=True)
+    assert shallow.w is not model.w and shallow.w[...] is model.w[...]
+    assert deep.w[...] is not model.w[...] and deep.w.tag == "x"
+    assert (deep.w[...] == model.w[...]).all() and deep.count is not model.count
+    with pytest.raises(ValueError):
+        nnx.clone(model, variables=False, arrays=True)
+
+
+def test_deep_clone_survives_the_donation_of_its_original():
+    model = Counter()
+    kept = nnx.clone(model, arrays=True)
+    jax.jit(lambda m: m.w[...] * 1, donate_argnums=0)(model)
+    assert kept.w[...].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_merging_restores_statuses_statics_containers_and_sharing():
+    shared = nnx.Param(jnp.ones(1))
+    model = nnx.Dict(
+        a=nnx.List([shared, nnx.static("s"), nnx.data("d")]), b=shared, c=Counter()
+    )
+    merged = nnx.merge(*nnx.split(model))
+    assert type(merged.a) is nnx.List and merged.a[0] is merged.b
+    assert merged.a[1:] == ["s", "d"] and merged.c.name == "counter"
+    for mine, theirs in ((merged, model), (merged.a, model.a), (merged.c, model.c)):
+        assert vars(mine)["_pytree__nodes"] == vars(theirs)["_pytree__nodes"]
+
+
+# --------------------------------------------------------------------- weak of the peer
+
+
+def test_lists_of_objects_made_in_a_trace_leave_it_whole():
+    @jax.jit
+    def make(x):
+        return nnx.Dict(layers=nnx.List([nnx.Param(x), x]), bare=x)
+
+    made = make(jnp.ones(2))
+    assert made.layers[1].tolist() == made.bare.tolist() == [1.0, 1.0]
+
+
+def test_nothing_about_attributes_depends_on_random_streams():
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(rngs=rngs)
+    nnx.split(model)
+    nnx.view(model, raise_if_not_found=False, deterministic=True)
+    repr(model)
+    assert rngs.default.count[...] == 0

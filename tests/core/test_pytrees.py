@@ -1,0 +1,86 @@
+"""What the rest of core does with Pytrees without going through ``setattr``."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.core import pytrees
+from graftree.core.attributes import AttributeTable
+
+
+class Box(nnx.Pytree):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def test_items_leave_out_the_bookkeeping():
+    assert pytrees.attribute_items(Box(b=1, a=2)) == [("b", 1), ("a", 2)]
+
+
+def test_names_are_sorted_per_status():
+    box = Box(b=jnp.ones(1), c="x", a=nnx.Param(1))
+    assert pytrees.sorted_names(box) == (("a", "b", "c"), ("a", "b"), ("c",))
+
+
+def test_rebuilding_runs_nothing_and_takes_over_ownership():
+    box = Box(a=1)
+
+    @jax.jit
+    def f():
+        copied = pytrees.rebuild(Box, vars(box), pytrees.state_of(box))
+        copied.a = 2
+        return pytrees.state_of(box).is_owned(), pytrees.state_of(copied).is_owned()
+
+    assert [bool(x) for x in f()] == [False, True] and box.a == 1
+
+
+def test_replacing_attributes_replaces_all():
+    box = Box(a=1, b=2)
+    pytrees.replace_attributes(box, AttributeTable({"c": False}), [("c", 3)])
+    assert pytrees.attribute_items(box) == [("c", 3)]
+
+
+def test_assignments_can_be_checked_without_being_made():
+    box = Box(a=1)
+    pytrees.check_assignment(box, "a", 2)
+    with pytest.raises(ValueError, match="Cannot assign data value"):
+        pytrees.check_assignment(box, "a", jnp.ones(1))
+    assert box.a == 1
+
+
+def test_signature_of_a_class_is_that_of_its_init():
+    class Point(nnx.Pytree):
+        def __init__(self, x, *, y=1): ...
+
+    assert str(inspect.signature(Point)) == "(x, *, y=1)"
+
+
+def test_objects_that_new_replaces_are_not_initialized():
+    class Other:
+        pass
+
+    class Odd(nnx.Pytree):
+        def __new__(cls):
+            return Other()
+
+        def __init__(self):
+            raise AssertionError("not called")
+
+    assert type(Odd()) is Other
+
+
+def test_failed_assignment_changes_nothing():
+    box = Box(a=1)
+    table, stamp = pytrees.table_of(box), pytrees.state_of(box).stamp
+    with pytest.raises(ValueError):
+        box.b = [jnp.ones(1)]
+    assert pytrees.table_of(box) is table and pytrees.state_of(box).stamp == stamp
+
+
+def test_deleting_what_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError):
+        del Box().missing
