@@ -64,7 +64,7 @@ def param(value=1.0):
     return nnx.Param(jnp.full(2, value, jnp.float32))
 
 
-NAMES = st.sampled_from(["a", "b", "c", "d", "B", "_e", "a2", "a10"])
+NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "B", "C", "_e", "a2", "a10"])
 STATICS = st.sampled_from(
     [3, 2.5, "text", None, True, (), (1, "x"), [1, [2]], {"k": 1}, np.tanh, Block]
 )
@@ -99,18 +99,22 @@ class _Build:
         kinds = [Block, Node, Record] + ([] if self.trees else [Hidden])
         obj = self.draw(st.sampled_from(kinds))()
         self.open.append(obj)
-        for name in self.draw(st.lists(NAMES, max_size=4, unique=True)):
+        # The root is empty at times; else it holds enough to be shared further down.
+        fewest = self.draw(st.sampled_from([0, 5, 6, 7])) if depth == 0 else 0
+        names = st.lists(NAMES, min_size=fewest, max_size=fewest + 3, unique=True)
+        for name in self.draw(names):
             setattr(obj, name, self.attribute(depth))
         self.open.pop()
         self.made.append(obj)
         return obj
 
     def attribute(self, depth):
+        # What stands here twice is drawn twice as often.
         makers = [self.variable, self.array, self.odd_leaf, self.static]
         if depth < 3:
-            makers += [self.marked_container, self.item_node, self.inner_module]
+            makers += 2 * [self.marked_container, self.item_node, self.inner_module]
         if not self.trees:
-            makers += [self.shared, self.back_reference]
+            makers += [self.back_reference] + 3 * [self.shared]
         return self.draw(st.sampled_from(makers))(depth)
 
     def variable(self, depth):
@@ -147,7 +151,7 @@ class _Build:
         return self.draw(st.sampled_from(self.open))
 
     def item_node(self, depth):
-        n = self.draw(st.integers(0, 3))
+        n = self.draw(st.sampled_from([0, 1, 2, 2, 3]))
         items = [self.attribute(depth + 1) for _ in range(n)]
         if self.draw(st.booleans()):
             made = nnx.List(items)
@@ -165,7 +169,8 @@ class _Build:
         return self.draw(st.sampled_from(makers))(depth + 1)
 
     def list(self, depth):
-        return [self.item(depth) for _ in range(self.draw(st.integers(0, 3)))]
+        n = self.draw(st.sampled_from([0, 1, 2, 2, 3]))
+        return [self.item(depth) for _ in range(n)]
 
     def tuple(self, depth):
         return tuple(self.list(depth))
@@ -185,11 +190,11 @@ class _Build:
         return Moments(self.item(depth), self.item(depth))
 
     def item(self, depth):
-        makers = [self.variable, self.array, self.plain]
+        makers = 2 * [self.variable] + [self.array, self.plain]
         if depth < 3:
             makers += [self.container, self.inner_module]
         if not self.trees:
-            makers += [self.shared, self.back_reference]
+            makers += [self.back_reference] + 2 * [self.shared]
         return self.draw(st.sampled_from(makers))(depth)
 
     def plain(self, depth):

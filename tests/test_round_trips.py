@@ -14,140 +14,13 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import strategies
+from tests import comparisons, strategies
 
 GRAPHS = strategies.graphs()
 TREES = strategies.graphs(trees=True)
 EITHER = st.one_of(st.tuples(GRAPHS, st.just(True)), st.tuples(TREES, st.booleans()))
-BOOKKEEPING = ("_pytree__nodes", "_pytree__state")
 
 SOME = hypothesis.settings(max_examples=60)
-
-
-# ------------------------------------------------------ comparing two object graphs
-
-
-def is_ref(x):
-    return isinstance(x, jax.Ref)
-
-
-def children(x):
-    """(key, child) pairs of a Pytree or container; by Python's means only."""
-    if isinstance(x, nnx.Pytree):
-        return sorted((k, v) for k, v in vars(x).items() if k not in BOOKKEEPING)
-    if isinstance(x, (list, tuple)):
-        return list(enumerate(x))
-    if isinstance(x, nnx.State):
-        x = x.raw_mapping
-    if isinstance(x, dict):
-        return sorted(x.items(), key=lambda item: item[0])
-    if isinstance(x, strategies.Moments):
-        return [("mean", x.mean), ("variance", x.variance)]
-    return []
-
-
-def own_facts(x):
-    """What is true of an object without its children."""
-    if isinstance(x, nnx.Variable):
-        return x.get_metadata()
-    if isinstance(x, nnx.Pytree):
-        state = x._pytree__state
-        return dict(x._pytree__nodes), state.initializing, state.is_setup
-    return [key for key, _ in children(x)]
-
-
-def same_value(a, b):
-    if isinstance(a, (np.ndarray, jax.Array)):
-        same_type = type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
-        return same_type and bool(np.all(np.asarray(a) == np.asarray(b)))
-    return type(a) is type(b) and a == b
-
-
-def is_tracked(x):
-    return isinstance(x, (nnx.Pytree, nnx.Variable)) or is_ref(x)
-
-
-class Comparison:
-    """Walks two graphs in step; the tracked objects of both must pair one to one."""
-
-    def __init__(self, same_leaf):
-        self.same_leaf = same_leaf
-        self.left, self.right, self.pairs = {}, {}, []
-
-    def check(self, a, b, path=()):
-        assert type(a) is type(b), path
-        if is_tracked(a):
-            assert self.left.setdefault(id(a), b) is b, f"sharing differs at {path}"
-            assert self.right.setdefault(id(b), a) is a, f"sharing differs at {path}"
-            if any(known is a for known, _ in self.pairs):
-                return
-            self.pairs.append((a, b))
-        if is_ref(a):
-            assert same_value(a[...], b[...]), path
-            return
-        assert own_facts(a) == own_facts(b), path
-        if isinstance(a, nnx.Variable):
-            self.check(a.get_raw_value(), b.get_raw_value(), (*path, "value"))
-        elif isinstance(a, nnx.Pytree) or children(a):
-            for (key, x), (_, y) in zip(children(a), children(b), strict=True):
-                self.check(x, y, (*path, key))
-        elif not isinstance(a, (list, tuple, dict, nnx.State, strategies.Moments)):
-            assert self.same_leaf(a, b), path
-
-
-def check_same(a, b, same_leaf=lambda a, b: a is b):
-    """Asserts that two graphs are alike; gives the pairs of their tracked objects."""
-    comparison = Comparison(same_leaf)
-    comparison.check(a, b)
-    return comparison.pairs
-
-
-def variables_of(pairs):
-    return [(a, b) for a, b in pairs if isinstance(a, nnx.Variable)]
-
-
-def nodes_of(pairs):
-    return [(a, b) for a, b in pairs if isinstance(a, nnx.Pytree)]
-
-
-def snapshot(x):
-    """Identities and facts of all that is in a graph, to see whether it changed."""
-    seen, found = set(), []
-
-    def walk(x, path):
-        found.append((path, id(x), own_facts(x)))
-        if is_tracked(x):
-            if id(x) in seen:
-                return
-            seen.add(id(x))
-        if isinstance(x, nnx.Variable):
-            walk(x.get_raw_value(), (*path, "value"))
-        for key, child in children(x):
-            walk(child, (*path, key))
-
-    walk(x, ())
-    return found
-
-
-def keys_of(x):
-    """The keys of the children as the library spells them."""
-    if isinstance(x, nnx.Pytree):
-        return [type(x).attribute_key(name) for name, _ in children(x)]
-    return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
-
-
-def reached(x, path):
-    """What stands in an object under a path of the library."""
-    for key in path:
-        if isinstance(x, nnx.Dict):
-            x = x[key]
-        elif isinstance(x, nnx.List):
-            x = vars(x)[str(key)]
-        elif isinstance(x, nnx.Pytree):
-            x = vars(x)[key]
-        else:
-            x = getattr(x, key) if hasattr(x, str(key)) else x[key]
-    return x
 
 
 # --------------------------------------------------------------- split and merge
@@ -157,13 +30,13 @@ def reached(x, path):
 @hypothesis.given(EITHER)
 def test_merge_undoes_split(case):
     node, graph = case
-    before = snapshot(node)
+    before = comparisons.snapshot(node)
     graphdef, state = nnx.split(node, graph=graph)
     merged = nnx.merge(graphdef, state)
-    pairs = check_same(node, merged)
-    assert all(a is b for a, b in variables_of(pairs))
-    assert not any(a is b for a, b in nodes_of(pairs))
-    assert snapshot(node) == before
+    pairs = comparisons.check_same(node, merged)
+    assert all(a is b for a, b in comparisons.variables_of(pairs))
+    assert not any(a is b for a, b in comparisons.nodes_of(pairs))
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
@@ -171,7 +44,7 @@ def test_merge_undoes_split(case):
 def test_merge_with_copy_shares_no_variable(case):
     node, graph = case
     merged = nnx.merge(*nnx.split(node, graph=graph), copy=True)
-    pairs = check_same(node, merged)
+    pairs = comparisons.check_same(node, merged)
     assert not any(a is b for a, b in pairs)
 
 
@@ -189,7 +62,7 @@ def test_states_of_any_filters_merge_in_any_order(case, filters, random):
     node, graph = case
     graphdef, *states = nnx.split(node, *filters, ..., graph=graph)
     random.shuffle(states)
-    check_same(node, nnx.merge(graphdef, *states))
+    comparisons.check_same(node, nnx.merge(graphdef, *states))
 
 
 @SOME
@@ -198,7 +71,7 @@ def test_state_leaves_are_those_of_the_object_sorted_by_path(case):
     node, graph = case
     _, flat = nnx.flatten(node, graph=graph)
     for path, leaf in flat:
-        assert reached(node, path) is leaf
+        assert comparisons.reached(node, path) is leaf
     order = [[(isinstance(k, str), str(type(k)), k) for k in p] for p in flat.paths]
     assert order == sorted(order)
 
@@ -208,10 +81,10 @@ def test_state_leaves_are_those_of_the_object_sorted_by_path(case):
 def test_flatten_and_unflatten_with_and_without_paths(case):
     node, graph = case
     graphdef, flat = nnx.flatten(node, graph=graph)
-    check_same(node, nnx.unflatten(graphdef, flat))
+    comparisons.check_same(node, nnx.unflatten(graphdef, flat))
     graphdef, leaves = nnx.flatten(node, with_paths=False, graph=graph)
-    check_same(node, nnx.unflatten(graphdef, leaves))
-    check_same(node, nnx.merge(graphdef, leaves))
+    comparisons.check_same(node, nnx.unflatten(graphdef, leaves))
+    comparisons.check_same(node, nnx.merge(graphdef, leaves))
 
 
 @SOME
@@ -219,14 +92,14 @@ def test_flatten_and_unflatten_with_and_without_paths(case):
 def test_pure_dicts_merge(node):
     graphdef, state = nnx.split(node)
     pure = nnx.to_pure_dict(state)
-    check_same(node, nnx.merge(graphdef, pure), same_value)
+    comparisons.check_same(node, nnx.merge(graphdef, pure), comparisons.same_value)
 
 
 @SOME
 @hypothesis.given(EITHER)
 def test_unpack_merges(case):
     node, graph = case
-    check_same(node, nnx.merge(nnx.unpack(node, graph=graph)))
+    comparisons.check_same(node, nnx.merge(nnx.unpack(node, graph=graph)))
 
 
 # --------------------------------------------------------------- equal structures
@@ -272,7 +145,7 @@ def test_graphdefs_and_states_survive_pickle_and_deepcopy(case):
     assert copy.deepcopy(graphdef) == graphdef
     assert pickle.loads(pickle.dumps(graphdef)) == graphdef
     for copied in copy.deepcopy(state), pickle.loads(pickle.dumps(state)):
-        check_same(state, copied, same_value)
+        comparisons.check_same(state, copied, comparisons.same_value)
 
 
 # ------------------------------------------------------------------------ copies
@@ -282,25 +155,25 @@ def test_graphdefs_and_states_survive_pickle_and_deepcopy(case):
 @hypothesis.given(EITHER)
 def test_clone_shares_arrays_only(case):
     node, graph = case
-    before = snapshot(node)
-    pairs = check_same(node, nnx.clone(node, graph=graph))
+    before = comparisons.snapshot(node)
+    pairs = comparisons.check_same(node, nnx.clone(node, graph=graph))
     assert not any(a is b for a, b in pairs)
-    assert snapshot(node) == before
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
 @hypothesis.given(EITHER)
 def test_clone_can_share_variables(case):
     node, graph = case
-    pairs = check_same(node, nnx.clone(node, variables=False, graph=graph))
-    assert all(a is b for a, b in variables_of(pairs))
-    assert not any(a is b for a, b in nodes_of(pairs))
+    pairs = comparisons.check_same(node, nnx.clone(node, variables=False, graph=graph))
+    assert all(a is b for a, b in comparisons.variables_of(pairs))
+    assert not any(a is b for a, b in comparisons.nodes_of(pairs))
 
 
 def is_copied_array(a, b):
     if isinstance(a, jax.Array):
         assert a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer()
-        return same_value(a, b)
+        return comparisons.same_value(a, b)
     return a is b
 
 
@@ -308,22 +181,26 @@ def is_copied_array(a, b):
 @hypothesis.given(EITHER)
 def test_clone_with_arrays_shares_no_buffer(case):
     node, graph = case
-    check_same(node, nnx.clone(node, arrays=True, graph=graph), is_copied_array)
+    comparisons.check_same(
+        node, nnx.clone(node, arrays=True, graph=graph), is_copied_array
+    )
 
 
 @SOME
 @hypothesis.given(GRAPHS)
 def test_deepcopy_keeps_sharing_inside(node):
-    before = snapshot(node)
-    pairs = check_same(node, copy.deepcopy(node), same_value)
+    before = comparisons.snapshot(node)
+    pairs = comparisons.check_same(node, copy.deepcopy(node), comparisons.same_value)
     assert not any(a is b for a, b in pairs)
-    assert snapshot(node) == before
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
 @hypothesis.given(GRAPHS)
 def test_pickle_keeps_sharing_inside(node):
-    check_same(node, pickle.loads(pickle.dumps(node)), same_value)
+    comparisons.check_same(
+        node, pickle.loads(pickle.dumps(node)), comparisons.same_value
+    )
 
 
 # --------------------------------------------------------------------- JAX trees
@@ -332,11 +209,13 @@ def test_pickle_keeps_sharing_inside(node):
 @SOME
 @hypothesis.given(TREES)
 def test_jax_flattens_trees(node):
-    before = snapshot(node)
+    before = comparisons.snapshot(node)
     leaves, treedef = jax.tree.flatten(node)
-    pairs = check_same(node, jax.tree.unflatten(treedef, leaves))
-    assert not any(a is b for a, b in nodes_of(pairs) + variables_of(pairs))
-    assert snapshot(node) == before
+    pairs = comparisons.check_same(node, jax.tree.unflatten(treedef, leaves))
+    assert not any(
+        a is b for a, b in comparisons.nodes_of(pairs) + comparisons.variables_of(pairs)
+    )
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
@@ -365,7 +244,7 @@ def shifted(x):
 def shifted_leaf(path, leaf):
     if isinstance(leaf, nnx.Variable):
         raw = leaf.get_raw_value()
-        raw = raw[...] if is_ref(raw) else raw
+        raw = raw[...] if comparisons.is_ref(raw) else raw
         return leaf.copy(jax.tree.map(shifted, raw))
     return shifted(leaf)
 
@@ -381,36 +260,40 @@ def test_update_writes_every_variable_in_place(case):
     nnx.update(node, changed)
     assert nnx.graphdef(node, graph=graph) == structure
     for path, leaf in nnx.to_flat_state(changed):
-        check_same(leaf.get_value(), reached(node, path).get_value(), same_value)
-        assert reached(node, path) is not leaf
-    assert all(v.get_raw_value() is r for v, r in raw if is_ref(r))
+        comparisons.check_same(
+            leaf.get_value(),
+            comparisons.reached(node, path).get_value(),
+            comparisons.same_value,
+        )
+        assert comparisons.reached(node, path) is not leaf
+    assert all(v.get_raw_value() is r for v, r in raw if comparisons.is_ref(r))
 
 
 @SOME
 @hypothesis.given(EITHER)
 def test_update_by_the_own_state_changes_nothing(case):
     node, graph = case
-    before = snapshot(node)
+    before = comparisons.snapshot(node)
     nnx.update(node, nnx.state(node, nnx.Variable, graph=graph))
-    assert snapshot(node) == before
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
 @hypothesis.given(GRAPHS)
 def test_pop_removes_what_it_returns_or_changes_nothing(node):
-    before = snapshot(node)
+    before = comparisons.snapshot(node)
     expected = nnx.state(node, nnx.Variable)
     try:
         popped = nnx.pop(node, nnx.Variable)
     except ValueError as error:
         assert "Cannot pop key" in str(error)
-        assert snapshot(node) == before
+        assert comparisons.snapshot(node) == before
         return
     found, listed = nnx.to_flat_state(popped), nnx.to_flat_state(expected)
     assert found.paths == listed.paths
     assert all(a is b for a, b in zip(found.leaves, listed.leaves, strict=True))
     for path in found.paths:
-        assert path[-1] not in keys_of(reached(node, path[:-1]))
+        assert path[-1] not in comparisons.keys_of(comparisons.reached(node, path[:-1]))
 
 
 @SOME
@@ -422,7 +305,7 @@ def test_update_undoes_pop(node):
     except ValueError:
         hypothesis.reject()
     nnx.update(node, popped)
-    check_same(nnx.state(original), nnx.state(node))
+    comparisons.check_same(nnx.state(original), nnx.state(node))
 
 
 # --------------------------------------------------------------------- traversals
@@ -433,24 +316,24 @@ def test_update_undoes_pop(node):
 def test_map_with_the_identity_is_merge(case):
     node, graph = case
     mapped = nnx.map(lambda path, leaf: leaf, node, graph=graph)
-    pairs = check_same(node, mapped)
-    assert all(a is b for a, b in variables_of(pairs))
+    pairs = comparisons.check_same(node, mapped)
+    assert all(a is b for a, b in comparisons.variables_of(pairs))
 
 
 @SOME
 @hypothesis.given(EITHER)
 def test_recursive_map_with_the_identity_copies_nodes(case):
     node, graph = case
-    before = snapshot(node)
+    before = comparisons.snapshot(node)
     try:
         mapped = nnx.recursive_map(lambda path, x: x, node, graph=graph)
     except ValueError as error:
         assert graph and "Found cycle in the graph at path" in str(error)
     else:
-        pairs = check_same(node, mapped)
-        assert all(a is b for a, b in variables_of(pairs))
-        assert not any(a is b for a, b in nodes_of(pairs))
-    assert snapshot(node) == before
+        pairs = comparisons.check_same(node, mapped)
+        assert all(a is b for a, b in comparisons.variables_of(pairs))
+        assert not any(a is b for a, b in comparisons.nodes_of(pairs))
+    assert comparisons.snapshot(node) == before
 
 
 @SOME
@@ -468,14 +351,16 @@ def all_paths(node):
     found = {}
 
     def walk(x, path):
-        if is_tracked(x) or isinstance(x, (jax.Array, np.ndarray)):
+        if comparisons.is_tracked(x) or isinstance(x, (jax.Array, np.ndarray)):
             found.setdefault(id(x), []).append(path)
             if len(found[id(x)]) > 1:
                 return
         if isinstance(x, nnx.Variable):
             return
         statuses = list(dict(children_statuses(x)).values())
-        entries = zip(keys_of(x), children(x), statuses, strict=True)
+        entries = zip(
+            comparisons.keys_of(x), comparisons.children(x), statuses, strict=True
+        )
         for key, (_, child), is_data in entries:
             if is_data:
                 walk(child, (*path, key))
@@ -486,7 +371,7 @@ def all_paths(node):
 
 def children_statuses(x):
     table = x._pytree__nodes if isinstance(x, nnx.Pytree) else {}
-    return [(key, table.get(key, True)) for key, _ in children(x)]
+    return [(key, table.get(key, True)) for key, _ in comparisons.children(x)]
 
 
 @SOME
@@ -495,10 +380,14 @@ def test_find_duplicates_finds_all_that_is_shared(node):
     counts = [len(paths) for paths in all_paths(node) if len(paths) > 1]
     groups = nnx.find_duplicates(node)
     assert sorted(map(len, groups)) == sorted(counts)
-    assert all(reached(node, p) is reached(node, g[0]) for g in groups for p in g)
+    assert all(
+        comparisons.reached(node, p) is comparisons.reached(node, g[0])
+        for g in groups
+        for p in g
+    )
 
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_an_empty_module_survives(graph):
     node = strategies.Block()
-    check_same(node, nnx.merge(*nnx.split(node, graph=graph)))
+    comparisons.check_same(node, nnx.merge(*nnx.split(node, graph=graph)))

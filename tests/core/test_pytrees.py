@@ -84,3 +84,30 @@ def test_failed_assignment_changes_nothing():
 def test_deleting_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError):
         del Box().missing
+
+
+def test_descriptors_that_want_an_instance_are_assigned_to():
+    class Halved:
+        def __get__(self, obj, owner=None):
+            return obj._doubled / 2
+
+        def __set__(self, obj, value):
+            obj._doubled = 2 * value
+
+    class Holder(nnx.Pytree):
+        x = Halved()
+
+    holder = Holder()
+    holder.x = 3
+    assert (holder.x, holder._doubled) == (3, 6) and "x" not in vars(holder)
+    with pytest.raises(AttributeError):
+        del holder.x
+
+
+def test_replacing_arrays_only_keeps_the_stamp():
+    box = Box(a=jnp.ones(1), b=1)
+    stamp, table = pytrees.state_of(box).stamp, pytrees.table_of(box)
+    pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 1)])
+    assert pytrees.state_of(box).stamp == stamp
+    pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 2)])
+    assert pytrees.state_of(box).stamp > stamp

@@ -1,10 +1,8 @@
-"""GraphDefs: equality, hashes, paths, interning."""
+"""GraphDefs: equality, hashes, paths."""
 
 import copy
 import dataclasses
-import gc
 import pickle
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import skeletons
 
 
 class Model(nnx.Module):
@@ -69,21 +66,6 @@ def test_copies_and_pickles_are_equal():
     graphdef = nnx.graphdef(Model())
     assert copy.deepcopy(graphdef) == graphdef
     assert pickle.loads(pickle.dumps(graphdef)) == graphdef
-
-
-def test_equal_graphdefs_are_interned_to_one_that_can_be_freed():
-    a, b = nnx.graphdef(Model()), nnx.graphdef(Model())
-    one = skeletons.intern(a)
-    assert skeletons.intern(b) is one
-    ref = weakref.ref(one)
-    del a, b, one
-    gc.collect()
-    assert ref() is None
-
-
-def test_unhashable_statics_are_not_interned():
-    graphdef = nnx.graphdef(nnx.Dict(a=[1]))
-    assert skeletons.intern(graphdef) is graphdef
 
 
 def test_parts_print_their_types_by_name():

@@ -303,6 +303,16 @@ class AttributeTable(HashableMapping):
 EMPTY_TABLE = AttributeTable({})
 
 
+def data_descriptors(cls: type) -> frozenset[str]:
+    """The names of properties and other descriptors of ``cls`` that take assignments."""
+    # Not by getattr: it would run the descriptor, which may want an instance.
+    found: dict[str, bool] = {}
+    for base in cls.__mro__:
+        for name, attribute in vars(base).items():
+            found.setdefault(name, hasattr(type(attribute), "__set__"))
+    return frozenset(name for name, is_one in found.items() if is_one)
+
+
 def declared_statuses(cls: type) -> dict[str, bool]:
     """The statuses that the class bodies of ``cls`` and all its bases declare.
 

@@ -133,6 +133,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
     # Set by `modules.Module`, which is defined above the traversals that look for it.
     is_module_class: ClassVar[bool] = False
     declared_statuses: ClassVar[dict[str, bool]] = {}
+    data_descriptors: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -145,6 +146,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         if pytree is not None:
             cls.is_pytree_class = pytree
         cls.declared_statuses = attributes.declared_statuses(cls)
+        cls.data_descriptors = attributes.data_descriptors(cls)
         if cls.is_pytree_class:
             _register(cls)
 
@@ -331,14 +333,22 @@ def check_assignment(obj: Pytree, name: str, value: Any) -> None:
 def replace_attributes(
     obj: Pytree, table: AttributeTable, values: Iterable[tuple[str, Any]]
 ) -> None:
-    """Gives an object exactly these attributes, and stamps it."""
+    """Gives an object exactly these attributes, and stamps it.
+
+    Like a single assignment, it leaves the stamp if only arrays are replaced by arrays.
+    """
     entries = obj.__dict__
-    state = entries[_STATE]
+    old, state = dict(entries), entries[_STATE]
     entries.clear()
     entries[_NODES] = table
     entries[_STATE] = state
     entries.update(values)
-    stamps.touch(state)
+    if table != old[_NODES] or not all(
+        value is old.get(name, attributes.MISSING)
+        or (_is_array(value) and _is_array(old.get(name)))
+        for name, value in attribute_items(obj)
+    ):
+        stamps.touch(state)
 
 
 def _is_array(x: Any) -> bool:
@@ -346,6 +356,9 @@ def _is_array(x: Any) -> bool:
 
 
 def _is_data_descriptor(cls: type, name: str) -> bool:
+    if name in cls.data_descriptors:
+        return True
+    # Or one that was added to the class later.
     attribute = getattr(cls, name, None)
     return attribute is not None and hasattr(type(attribute), "__set__")
 

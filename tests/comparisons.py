@@ -1,0 +1,132 @@
+"""Comparing object graphs by Python's means only: no library function is asked."""
+
+import jax
+import numpy as np
+
+import graftree as nnx
+from tests import strategies
+
+BOOKKEEPING = ("_pytree__nodes", "_pytree__state")
+
+
+def is_ref(x):
+    return isinstance(x, jax.Ref)
+
+
+def children(x):
+    """(key, child) pairs of a Pytree or container; by Python's means only."""
+    if isinstance(x, nnx.Pytree):
+        return sorted((k, v) for k, v in vars(x).items() if k not in BOOKKEEPING)
+    if isinstance(x, (list, tuple)):
+        return list(enumerate(x))
+    if isinstance(x, nnx.State):
+        x = x.raw_mapping
+    if isinstance(x, dict):
+        return sorted(x.items(), key=lambda item: item[0])
+    if isinstance(x, strategies.Moments):
+        return [("mean", x.mean), ("variance", x.variance)]
+    return []
+
+
+def own_facts(x):
+    """What is true of an object without its children."""
+    if isinstance(x, nnx.Variable):
+        return x.get_metadata()
+    if isinstance(x, nnx.Pytree):
+        state = x._pytree__state
+        return dict(x._pytree__nodes), state.initializing, state.is_setup
+    return [key for key, _ in children(x)]
+
+
+def same_value(a, b):
+    if isinstance(a, (np.ndarray, jax.Array)):
+        same_type = type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
+        return same_type and bool(np.all(np.asarray(a) == np.asarray(b)))
+    return type(a) is type(b) and a == b
+
+
+def is_tracked(x):
+    return isinstance(x, (nnx.Pytree, nnx.Variable)) or is_ref(x)
+
+
+class Comparison:
+    """Walks two graphs in step; the tracked objects of both must pair one to one."""
+
+    def __init__(self, same_leaf):
+        self.same_leaf = same_leaf
+        self.left, self.right, self.pairs = {}, {}, []
+
+    def check(self, a, b, path=()):
+        assert type(a) is type(b), path
+        if is_tracked(a):
+            assert self.left.setdefault(id(a), b) is b, f"sharing differs at {path}"
+            assert self.right.setdefault(id(b), a) is a, f"sharing differs at {path}"
+            if any(known is a for known, _ in self.pairs):
+                return
+            self.pairs.append((a, b))
+        if is_ref(a):
+            assert same_value(a[...], b[...]), path
+            return
+        assert own_facts(a) == own_facts(b), path
+        if isinstance(a, nnx.Variable):
+            self.check(a.get_raw_value(), b.get_raw_value(), (*path, "value"))
+        elif isinstance(a, nnx.Pytree) or children(a):
+            for (key, x), (_, y) in zip(children(a), children(b), strict=True):
+                self.check(x, y, (*path, key))
+        elif not isinstance(a, (list, tuple, dict, nnx.State, strategies.Moments)):
+            assert self.same_leaf(a, b), path
+
+
+def check_same(a, b, same_leaf=lambda a, b: a is b):
+    """Asserts that two graphs are alike; gives the pairs of their tracked objects."""
+    comparison = Comparison(same_leaf)
+    comparison.check(a, b)
+    return comparison.pairs
+
+
+def variables_of(pairs):
+    return [(a, b) for a, b in pairs if isinstance(a, nnx.Variable)]
+
+
+def nodes_of(pairs):
+    return [(a, b) for a, b in pairs if isinstance(a, nnx.Pytree)]
+
+
+def snapshot(x):
+    """Identities and facts of all that is in a graph, to see whether it changed."""
+    seen, found = set(), []
+
+    def walk(x, path):
+        found.append((path, id(x), own_facts(x)))
+        if is_tracked(x):
+            if id(x) in seen:
+                return
+            seen.add(id(x))
+        if isinstance(x, nnx.Variable):
+            walk(x.get_raw_value(), (*path, "value"))
+        for key, child in children(x):
+            walk(child, (*path, key))
+
+    walk(x, ())
+    return found
+
+
+def keys_of(x):
+    """The keys of the children as the library spells them."""
+    if isinstance(x, nnx.Pytree):
+        return [type(x).attribute_key(name) for name, _ in children(x)]
+    return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
+
+
+def reached(x, path):
+    """What stands in an object under a path of the library."""
+    for key in path:
+        if isinstance(x, nnx.Dict):
+            x = x[key]
+        elif isinstance(x, nnx.List):
+            x = vars(x)[str(key)]
+        elif isinstance(x, nnx.Pytree):
+            x = vars(x)[key]
+        else:
+            x = getattr(x, key) if hasattr(x, str(key)) else x[key]
+    return x

@@ -1,0 +1,126 @@
+"""Flags: their environment variables, `update`, and scoped defaults."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import graftree as nnx
+
+DEFAULTS = {
+    "nnx_graph_mode": True,
+    "nnx_graph_updates": True,
+    "nnx_sow_capture_noop": False,
+    "flax_always_shard_variable": True,
+    "flax_hijax_variable": False,
+    "flax_array_ref": False,
+    "flax_pytree_module": True,
+    "flax_max_repr_depth": None,
+}
+
+
+def run(program, **environment):
+    clean = {k: v for k, v in os.environ.items() if k.lower() not in DEFAULTS}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_flags_have_defaults(name):
+    assert getattr(nnx.config, name) == DEFAULTS[name]
+
+
+def test_unknown_flags_are_refused():
+    with pytest.raises(LookupError, match="(?s)unknown.*nnx_graph_mode"):
+        nnx.config.update("unknown", 1)
+    with pytest.raises(AttributeError, match="unknown"):
+        nnx.config.unknown
+
+
+def test_environment_is_read_at_import():
+    # One process for all words: to start one takes a second.
+    program = (
+        "import importlib, os\n"
+        "from graftree import config\n"
+        "for word in 'y Yes t TRUE on 1 n No f FALSE off 0'.split():\n"
+        "    os.environ['NNX_GRAPH_MODE'] = word\n"
+        "    print(int(importlib.reload(config).nnx_graph_mode), end='')\n"
+        "os.environ['FLAX_MAX_REPR_DEPTH'] = '3'\n"
+        "print(importlib.reload(config).flax_max_repr_depth)"
+    )
+    assert run(program).stdout.strip() == "1111110000003"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NNX_GRAPH_MODE", "maybe"), ("FLAX_MAX_REPR_DEPTH", "deep")]
+)
+def test_wrong_environment_is_named(name, value):
+    done = run("import graftree", **{name: value})
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError") and name in last and value in last
+
+
+# ------------------------------------------------------------------- scoped defaults
+
+SCOPES = [nnx.set_graph_mode, nnx.set_graph_updates, nnx.use_eager_sharding]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_scopes_nest_and_are_restored_after_exceptions(scope):
+    with pytest.raises(KeyError), scope(False):
+        with scope(True):
+            assert scope.current_value() is True
+        assert scope.current_value() is False
+        raise KeyError
+    assert scope.current_value() is True
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_call_inside_a_context_lasts_until_its_end(scope):
+    with scope(True):
+        scope(False)
+        assert scope.current_value() is False
+    assert scope.current_value() is True
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_decorator_changes_nothing_outside_calls(scope):
+    @scope(False)
+    def f(fail):
+        assert scope.current_value() is False
+        if fail:
+            raise KeyError
+        return fail
+
+    assert scope.current_value() is True
+    assert f(False) is False
+    with pytest.raises(KeyError):
+        f(True)
+    assert scope.current_value() is True and f.__name__ == "f"
+
+
+def test_scopes_belong_to_a_thread_and_beat_the_flag():
+    seen = []
+    with nnx.set_graph_mode(False):
+        thread = threading.Thread(
+            target=lambda: seen.append(nnx.set_graph_mode.current_value())
+        )
+        thread.start()
+        thread.join()
+        nnx.config.update("nnx_graph_mode", True)
+        assert nnx.set_graph_mode.current_value() is False
+    assert seen == [True]
+
+
+def test_arguments_beat_the_default():
+    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
+        assert nnx.config.graph_mode(None) is False
+        assert nnx.config.graph_mode(True) is True
+        assert nnx.config.graph_updates(None) is False
+        assert nnx.config.graph_updates(True) is True

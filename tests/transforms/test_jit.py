@@ -1,0 +1,299 @@
+"""jit: its cache, static arguments, donation (contract, section 6)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+MODES = {
+    "graph_updates": {"graph": True, "graph_updates": True},
+    "graph": {"graph": True, "graph_updates": False},
+    "tree": {"graph": False},
+}
+
+
+class Model(nnx.Module):
+    def __init__(self, value=1.0):
+        self.w = nnx.Param(jnp.full(2, value), tag="x")
+        self.s = nnx.BatchStat(jnp.zeros(2))
+        self.array = jnp.full(2, 3.0)
+        self.static = 1
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+def counting(f, **options):
+    """The jitted function, and a list that grows by one with every trace."""
+    traces = []
+
+    def traced(*args, **kwargs):
+        traces.append(None)
+        return f(*args, **kwargs)
+
+    return nnx.jit(traced, **options), traces
+
+
+# --------------------------------------------------------------------------- results
+
+
+def test_results_equal_those_of_the_function(mode):
+    def f(model, x, *, scale):
+        model.s[...] += x
+        return {"y": model.w * x * scale, "n": 3, "none": None}
+
+    jitted, plain = Model(), Model()
+    out = nnx.jit(f, **mode)(jitted, 2.0, scale=4.0)
+    expected = f(plain, 2.0, scale=4.0)
+    assert out["y"].tolist() == expected["y"].tolist() and out["none"] is None
+    assert isinstance(out["n"], jax.Array) and out["n"] == 3
+    assert jitted.s[...].tolist() == plain.s[...].tolist() == [2.0, 2.0]
+
+
+def test_objects_anywhere_in_the_arguments_are_updated(mode):
+    def f(tree, *, named):
+        tree["a"][0].w[...] += 1
+        tree["v"][...] += 1
+        named.s[...] += 1
+
+    model, variable, named = Model(), nnx.Param(jnp.zeros(2)), Model()
+    nnx.jit(f, **mode)({"a": [model], "v": variable}, named=named)
+    assert model.w[...].tolist() == [2.0, 2.0]
+    assert variable[...].tolist() == named.s[...].tolist() == [1.0, 1.0]
+
+
+def test_objects_made_inside_can_be_returned_and_changed(mode):
+    model = nnx.jit(lambda: nnx.List([Model(), nnx.Param(jnp.ones(1))]), **mode)()
+    model[0].w[...] += 1
+    model[0].new = 1
+    model.append(2)
+    assert model[0].w[...].tolist() == [2.0, 2.0] and model[0].w.tag == "x"
+
+
+def test_plain_pytrees_and_states_pass(mode):
+    graphdef, state = nnx.split(Model())
+
+    def f(graphdef, state):
+        model = nnx.merge(graphdef, state)
+        model.w[...] *= 2
+        return nnx.split(model)
+
+    _, new = nnx.jit(f, **mode)(graphdef, nnx.clone(state))
+    assert new["w"][...].tolist() == [2.0, 2.0]
+    assert state["w"][...].tolist() == [1.0, 1.0]
+
+
+def test_values_that_are_no_arrays_are_refused_by_jax(mode):
+    with pytest.raises(TypeError):
+        nnx.jit(lambda x: x, **mode)("text")
+
+
+def test_captured_model_is_a_constant():
+    model = Model()
+    assert nnx.jit(lambda x: model.w * x)(2.0).tolist() == [2.0, 2.0]
+
+
+def test_counts_of_streams_advance(mode):
+    rngs, plain = nnx.Rngs(0), nnx.Rngs(0)
+    draw = nnx.jit(lambda rngs: rngs.normal((2,)), **mode)
+    for _ in range(2):
+        assert np.allclose(draw(rngs), plain.normal((2,)))
+    assert rngs.default.count[...] == 2
+
+
+# ----------------------------------------------------------------------------- cache
+
+
+def test_values_do_not_retrace(mode):
+    f, traces = counting(lambda m, x: m.s.set_value(m.s + x), **mode)
+    model = Model()
+    for i in range(3):
+        f(model, float(i))
+        f(Model(float(i)), 1.0)
+    assert len(traces) == 1 and model.s[...].tolist() == [3.0, 3.0]
+
+
+CHANGES = {
+    "shape": lambda m: m.w.set_value(jnp.zeros(3)),
+    "dtype": lambda m: m.w.set_value(jnp.zeros(2, jnp.int32)),
+    "metadata": lambda m: m.w.set_metadata(tag="y"),
+    "type": lambda m: setattr(m, "w", nnx.Cache(jnp.zeros(2), tag="x")),
+    "static": lambda m: setattr(m, "static", 2),
+    "status": lambda m: setattr(m, "static", nnx.data(1)),
+    "new attribute": lambda m: setattr(m, "new", 1),
+    "deleted attribute": lambda m: delattr(m, "array"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_structures_are_traced_once_each(name, mode):
+    f, traces = counting(lambda m: m.w.sum(), **mode)
+    for _ in range(2):
+        model = Model()
+        f(model)
+        CHANGES[name](model)
+        f(model)
+        f(model)
+    assert len(traces) == 2
+
+
+def test_swapped_modules_of_one_type_do_not_retrace():
+    def swap(m):
+        m["a"], m["b"] = m["b"], m["a"]
+
+    f, traces = counting(swap)
+    model = nnx.Dict(a=nnx.Dict(w=nnx.Param(jnp.ones(1))), b=nnx.Dict(w=nnx.Param(jnp.ones(1))))
+    a, b = model.a, model.b
+    f(model)
+    assert model.a is b and model.b is a
+    f(model)
+    assert model.a is a and len(traces) == 1
+
+
+def test_each_wrapper_has_a_cache_of_its_own(mode):
+    traces = []
+
+    def f(x):
+        traces.append(None)
+        return x
+
+    for _ in range(2):
+        nnx.jit(f, **mode)(1.0)
+    # As in JAX, equal functions may share a trace; what they return never mixes.
+    assert len(traces) in (1, 2)
+
+
+# ------------------------------------------------------------------ static arguments
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnums": 1},
+        {"static_argnums": (1,)},
+        {"static_argnums": -2},
+        {"static_argnames": "n"},
+        {"static_argnames": ("n",)},
+    ],
+    ids=str,
+)
+def test_static_arguments_are_python_values(options, mode):
+    def f(model, n, x):
+        assert isinstance(n, int)
+        model.s[...] += n * x
+        return n
+
+    jitted, traces = counting(f, **mode)
+    jitted = nnx.jit(f, **options, **mode)
+    model = Model()
+    jitted(model, 2, 3.0)
+    assert model.s[...].tolist() == [6.0, 6.0]
+    if options != {"static_argnums": -2}:
+        jitted(model, n=1, x=1.0)
+        assert model.s[...].tolist() == [7.0, 7.0]
+
+
+def test_static_values_are_part_of_the_cache(mode):
+    f, traces = counting(lambda x, n: x * n, static_argnums=1, **mode)
+    assert [float(f(2.0, n)) for n in (1, 2, 1, 2)] == [2.0, 4.0, 2.0, 4.0]
+    assert len(traces) == 2
+
+
+def test_wrong_static_arguments_are_refused(mode):
+    with pytest.raises(ValueError, match="1 positional"):
+        nnx.jit(lambda *args: None, static_argnums=-3, **mode)(1.0)
+    with pytest.raises(ValueError, match="hashable"):
+        nnx.jit(lambda x, n: x, static_argnums=1, **mode)(1.0, [1])
+
+
+# -------------------------------------------------------------------------- donation
+
+
+@pytest.mark.parametrize("options", [{"donate_argnums": 0}, {"donate_argnames": "model"}])
+@pytest.mark.parametrize("writes", [True, False])
+def test_donated_models_stay_readable(options, writes, mode):
+    def f(model, x):
+        if writes:
+            model.w[...] += x
+        return model.w.sum()
+
+    model = Model()
+    step = nnx.jit(f, **options, **mode)
+    for _ in range(2):
+        step(model, 1.0)
+    assert model.w[...].tolist() == ([3.0, 3.0] if writes else [1.0, 1.0])
+    assert model.s[...].tolist() == [0.0, 0.0]
+
+
+def test_donated_buffers_are_reused():
+    model = Model()
+    before = model.w[...]
+    nnx.jit(lambda m: m.w.set_value(m.w + 1), donate_argnums=0)(model)
+    assert before.is_deleted() and not model.w[...].is_deleted()
+
+
+def test_donated_arrays_are_deleted(mode):
+    x, kept = jnp.ones(2), jnp.ones(2)
+    nnx.jit(lambda x, y: x + y, donate_argnums=0, **mode)(x, kept)
+    assert x.is_deleted() and not kept.is_deleted()
+
+
+def test_deep_clones_can_be_donated_beside_their_original(mode):
+    model = Model()
+    cloned = nnx.clone(model, arrays=True)
+    nnx.jit(
+        lambda a, b: a.w.set_value(a.w + b.w), donate_argnums=(0, 1), **mode
+    )(model, cloned)
+    assert model.w[...].tolist() == [2.0, 2.0]
+
+
+def test_keyword_arguments_can_be_donated():
+    x, model = jnp.ones(2), Model()
+    step = nnx.jit(lambda *, x, model: x + model.w, donate_argnames=("x", "model"))
+    step(x=x, model=model)
+    assert x.is_deleted() and model.w[...].tolist() == [1.0, 1.0]
+
+
+def test_exception_in_a_donating_function_leaves_the_buffers():
+    def fails(model):
+        model.w[...] += 1
+        raise RuntimeError
+
+    model = Model()
+    with pytest.raises(RuntimeError):
+        nnx.jit(fails, donate_argnums=0)(model)
+    assert model.w[...].tolist() == [1.0, 1.0]
+
+
+# ------------------------------------------------------------------------------ refs
+
+
+@pytest.mark.parametrize("name", ["graph_updates", "graph", "tree"])
+def test_ref_backed_variables_are_written_in_place(name):
+    variable = nnx.Param(jnp.zeros(2), ref=True)
+    ref = variable.get_raw_value()
+    nnx.jit(lambda v: v.__setitem__(..., v + 1), **MODES[name])(variable)
+    assert variable.get_raw_value() is ref and ref[...].tolist() == [1.0, 1.0]
+
+
+def test_same_ref_twice_is_one_object_inside():
+    variable = nnx.Param(jnp.zeros(2), ref=True)
+
+    @nnx.jit
+    def f(a, b):
+        assert a is b
+        a[...] += 1
+
+    f(variable, variable)
+    assert variable[...].tolist() == [1.0, 1.0]
+
+
+def test_ref_made_inside_may_be_returned():
+    variable = nnx.jit(lambda: nnx.Param(jnp.ones(2), ref=True))()
+    variable[...] += 1
+    assert isinstance(variable.get_raw_value(), jax.Ref)
+    assert variable[...].tolist() == [2.0, 2.0]
