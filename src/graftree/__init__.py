@@ -250,9 +250,8 @@ from graftree.transforms.contexts import (
 from graftree.transforms.jit import (
     jit,
 )
-from graftree.transforms.prefixes import (
-    DiffState,
-)
+from graftree.transforms.mapping import pmap, vmap
+from graftree.transforms.prefixes import DiffState, StateAxes
 
 __version__ = "0.1.0"
 
@@ -366,6 +365,9 @@ __all__ = [
     "grad",
     "value_and_grad",
     "DiffState",
+    "StateAxes",
+    "vmap",
+    "pmap",
     "Linear",
     "LinearGeneral",
     "Einsum",

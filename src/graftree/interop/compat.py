@@ -16,7 +16,7 @@ from graftree.core import (
     traversals,
     views,
 )
-from graftree.transforms import autodiff
+from graftree.transforms import autodiff, mapping
 from graftree.transforms import jit as jit_module
 
 _graph = {"graph": True}
@@ -40,4 +40,6 @@ split_rngs = functools.partial(rng_splitting.split_rngs, **_updates)
 fork_rngs = functools.partial(rng_splitting.fork_rngs, **_updates)
 jit = functools.partial(jit_module.jit, **_updates)
 grad = functools.partial(autodiff.grad, **_updates)
+pmap = functools.partial(mapping.pmap, **_updates)
+vmap = functools.partial(mapping.vmap, **_updates)
 value_and_grad = functools.partial(autodiff.value_and_grad, **_updates)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
-from graftree.core import aliases, flattening, nodes, paths
+from graftree.core import aliases, nodes, paths
 from graftree.core.variables import Variable
 from graftree.transforms.propagation import Propagation
 
@@ -98,48 +98,30 @@ def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
 
 
 def check_consistent(
-    transform: str,
-    args: Sequence[Any],
-    prefix_of: Callable[[int, tuple[Any, ...], Any], Any],
+    transform: str, occurrences: Iterable[tuple[tuple[Any, ...], Any, Any]]
 ) -> None:
-    """Refuses a Variable that two arguments share but treat differently.
+    """Refuses a Variable that occurs twice with different prefixes.
 
     Args:
         transform: The public name of the transform.
-        args: The positional arguments.
-        prefix_of: Gives the prefix (axis, sharding, ...) of a Variable from the number
-            of its argument, its path inside the object, and itself.
+        occurrences: For each occurrence of a Variable or ref its path, itself, and the
+            prefix (axis, sharding, ...) that it has there.
 
     Raises:
         ValueError: If there is one; names the type, the paths and the prefixes.
     """
     seen: dict[int, list[tuple[str, Any]]] = {}
-    for number, arg in enumerate(args):
-        for path, inner_path, leaf in _occurrences(arg, (number,)):
-            prefix = prefix_of(number, inner_path, leaf)
-            listed = seen.setdefault(id(leaf), [])
-            listed.append((paths.to_string(path, "<root>"), prefix))
-            if listed[0][1] != prefix:
-                lines = "\n".join(f"  {where}: {given}" for where, given in listed)
-                raise ValueError(
-                    f"Inconsistent aliasing detected in nnx.{transform}. The following "
-                    f"nodes have different prefixes:\nNode: {type(leaf).__name__}\n"
-                    f"{lines}\nGive both paths the same prefix, or pass nnx.clone() of "
-                    "one of them."
-                )
-
-
-def _occurrences(x: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
-    """Each Variable and ref in an argument: full path, path in its object, itself."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=nodes.is_graph_node)
-    for jax_path, leaf in flat:
-        if not nodes.is_graph_node(leaf):
-            continue
-        start = path + paths.from_jax(jax_path)
-        skeleton, leaves = flattening.flatten_graph(leaf)
-        for inner, found in zip(skeleton.paths(), leaves, strict=True):
-            if aliases.is_variable_or_ref(found):
-                yield start + inner, inner, found
+    for path, leaf, prefix in occurrences:
+        listed = seen.setdefault(id(leaf), [])
+        listed.append((paths.to_string(path, "<root>"), prefix))
+        if listed[0][1] != prefix:
+            lines = "\n".join(f"  {where}: {given}" for where, given in listed)
+            raise ValueError(
+                f"Inconsistent aliasing detected in nnx.{transform}. The following "
+                f"nodes have different prefixes:\nNode: {type(leaf).__name__}\n"
+                f"{lines}\nGive both paths the same prefix, or pass nnx.clone() of "
+                "one of them."
+            )
 
 
 def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueError:

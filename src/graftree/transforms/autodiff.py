@@ -7,13 +7,12 @@ arguments: of the same types, or (with graph updates) as the State of each objec
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from graftree.core import filters, flattening, states
+from graftree.core import filters, flattening, nodes, paths, states
 from graftree.core.flattening import IndexMap
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.variables import Param, Variable
@@ -220,7 +219,12 @@ def _interior(
         value, aux = _two(out) if has_aux else (out, None)
         found = crossing.collect(aux)
         value = value.get_value() if isinstance(value, Variable) else value
-        return value, (found.returned, found.changed, found.structure, found.out)
+        return value, (
+            found.returned,
+            found.changed,
+            found.structure.values(),
+            found.out.values(),
+        )
 
     return traced
 
@@ -245,9 +249,7 @@ class _Selection:
         chosen = dict(zip(self.argnums, targets.values(), strict=True))
         self.spans = _spans(packed.skeleton)
         if packing.has_sharing(packed.skeleton):
-            aliasing.check_consistent(
-                "grad", args, functools.partial(_is_chosen, chosen)
-            )
+            aliasing.check_consistent("grad", _occurrences(args, chosen))
         self.roles = self._roles(chosen)
 
     def _roles(self, chosen: dict[int, Any]) -> list[int]:
@@ -311,6 +313,16 @@ def _spans(skeleton: Skeleton) -> list[tuple[Any, list[GraphDef[Any] | None]]]:
         (treedef, [next(entries) for _ in range(treedef.num_leaves)])
         for treedef in treedefs
     ]
+
+
+def _occurrences(args: Any, chosen: dict[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Each Variable in the arguments, and whether it is differentiated there."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(args, is_leaf=nodes.is_graph_node)
+    for jax_path, x in flat:
+        if nodes.is_graph_node(x):
+            start = paths.from_jax(jax_path)
+            for inner, leaf in packing.leaves_of(x):
+                yield start + inner, leaf, _is_chosen(chosen, start[0], inner, leaf)
 
 
 def _is_bare(entry: GraphDef[Any]) -> bool:

@@ -26,6 +26,7 @@ What always holds:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,20 +66,39 @@ jax.tree_util.register_static(Returned)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Leaves:
+    """The leaves of a skeleton that leaves a trace.
+
+    Attributes:
+        objects: Variables, refs, arrays, in order.
+        is_new: Which of them the caller doesn't have; only these travel.
+    """
+
+    objects: list[Any]
+    is_new: list[bool]
+
+    def values(self) -> list[Any]:
+        """The raw values of the new leaves."""
+        return [
+            packing.raw_of(x) for x in itertools.compress(self.objects, self.is_new)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Collected:
     """What leaves a trace: the static part, and the leaves in three flat lists.
 
     Attributes:
         returned: The static part.
         changed: New raw values, one per entry of ``returned.changed``.
-        structure: The new leaves of the structure.
+        structure: The leaves of the structure; none if it didn't change.
         out: The leaves of the output.
     """
 
     returned: Returned
     changed: list[Any]
-    structure: list[Any]
-    out: list[Any]
+    structure: Leaves
+    out: Leaves
 
 
 class Crossing:
@@ -120,7 +140,7 @@ class Crossing:
         changed, metadata = self._find_changes(forced)
         outer = RefMap.from_indexmap(self.objects)
         refs = RefMap()
-        structure, structure_leaves = None, []
+        structure, structure_leaves = None, Leaves([], [])
         if self.propagation.structure:
             structure, structure_leaves = self._find_structure(refs, outer)
         known = outer if self.propagation.structure else RefMap()
@@ -128,17 +148,12 @@ class Crossing:
             out, self.propagation, refs, known, self.transform
         )
         self._check_output(out, refs, outer)
-        returned = Returned(
-            tuple(changed),
-            tuple(metadata),
-            structure,
-            Skeleton(treedef, tuple(entries)),
-        )
+        out_skeleton = Skeleton(treedef, tuple(entries))
         return Collected(
-            returned,
+            Returned(tuple(changed), tuple(metadata), structure, out_skeleton),
             [self._current(position) for position in changed],
-            [packing.raw_of(leaf) for leaf in structure_leaves if leaf not in outer],
-            [packing.raw_of(leaf) for leaf in leaves if leaf not in known],
+            structure_leaves,
+            Leaves(leaves, [leaf not in known for leaf in leaves]),
         )
 
     def _current(self, position: int) -> Any:
@@ -166,23 +181,26 @@ class Crossing:
 
     def _find_structure(
         self, refs: RefMap, outer: RefMap
-    ) -> tuple[Skeleton | None, list[Any]]:
+    ) -> tuple[Skeleton | None, Leaves]:
         """Flattens the arguments again; ``None`` if they are built as they were."""
         entries: list[GraphDef[Any] | None] = []
         leaves: list[Any] = []
+        is_new: list[bool] = []
         for root, entry in zip(self.roots, self.skeleton.entries, strict=True):
             if entry is None:
+                # Nothing can change a plain argument.
                 entries.append(None)
                 leaves.append(root)
+                is_new.append(False)
             else:
                 graphdef, found = flattening.flatten_graph(root, refs, outer)
                 entries.append(graphdef)
                 leaves += found
+                is_new += [leaf not in outer for leaf in found]
         if self._is_unchanged(entries, leaves):
-            return None, []
-        plain = [entry is None for entry in entries]
-        kept = _leaves_of_objects(entries, leaves, plain)
-        return Skeleton(self.skeleton.treedef, tuple(entries)), kept
+            return None, Leaves([], [])
+        skeleton = Skeleton(self.skeleton.treedef, tuple(entries))
+        return skeleton, Leaves(leaves, is_new)
 
     def _is_unchanged(
         self, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
@@ -217,22 +235,6 @@ class Crossing:
         if self.propagation.structure:
             return aliasing.extracted_error(obj, self.transform)
         return aliasing.captured_error(obj, out, self.transform)
-
-
-def _leaves_of_objects(
-    entries: Sequence[GraphDef[Any] | None],
-    leaves: Sequence[Any],
-    plain: Sequence[bool],
-) -> list[Any]:
-    """The leaves without those that are plain arguments: nothing can change these."""
-    kept: list[Any] = []
-    position = 0
-    for entry, is_plain in zip(entries, plain, strict=True):
-        count = 1 if entry is None else entry.num_leaves
-        if not is_plain:
-            kept += leaves[position : position + count]
-        position += count
-    return kept
 
 
 def _same_def(new: GraphDef[Any], old: GraphDef[Any]) -> bool:

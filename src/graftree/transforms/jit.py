@@ -179,7 +179,12 @@ def _interior(fun: Callable[..., Any], mode: Propagation) -> Callable[..., Any]:
         out = fun(*args, **kwargs)
         # A donated buffer is gone after the call, so its Variable needs a new one.
         found = crossing.collect(out, frozenset(donated.positions or ()))
-        return found.returned, found.changed, found.structure, found.out
+        return (
+            found.returned,
+            found.changed,
+            found.structure.values(),
+            found.out.values(),
+        )
 
     # `wraps` lets JAX see the signature of `fun`, which is not that of the groups.
     del traced.__wrapped__

@@ -69,6 +69,13 @@ class Skeleton:
             self._definitions = listed
         return self._definitions
 
+    def inner_paths(self) -> list[Any]:
+        """The path of each leaf inside its object; ``()`` for plain leaves."""
+        listed: list[Any] = []
+        for entry in self.entries:
+            listed += [()] if entry is None else entry.paths()
+        return listed
+
     def names(self) -> list[str]:
         """The path of each leaf of ``(args, kwargs)``, as in ``args[0].kernel``."""
         places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
@@ -267,6 +274,16 @@ def part(packed: Packed, assignment: Sequence[int], count: int) -> list[Values]:
     return [
         Values([values[i] for i in listed], packed.skeleton, tuple(listed))
         for listed in positions
+    ]
+
+
+def leaves_of(x: Any) -> list[tuple[Any, Any]]:
+    """The Variables and refs of one object, with their paths, each once."""
+    graphdef, leaves = flattening.flatten_graph(x)
+    return [
+        (path, leaf)
+        for path, leaf in zip(graphdef.paths(), leaves, strict=True)
+        if aliases.is_variable_or_ref(leaf)
     ]
 
 
