@@ -39,12 +39,12 @@ def test_cycles_through_lists_are_found():
     items = [1]
     items.append(items)
     with pytest.raises(ValueError, match="Cycle"):
-        aliases.check_no_cycle(items)
+        aliases.flatten(items)
 
 
 def test_node_met_twice_is_no_cycle():
     leaf = nnx.Dict(x=jnp.ones(1))
-    aliases.check_no_cycle([leaf, leaf])
+    aliases.flatten([leaf, leaf])
     assert len(nnx.state([leaf, leaf], graph=False)) == 2
 
 

@@ -28,7 +28,10 @@ def test_tables_list_all_data_and_static_names_in_order():
 
 
 def test_tables_compare_by_content_and_can_be_pickled():
-    a, b = AttributeTable({"x": True, "y": False}), AttributeTable({"y": False, "x": True})
+    a, b = (
+        AttributeTable({"x": True, "y": False}),
+        AttributeTable({"y": False, "x": True}),
+    )
     assert a == b and hash(a) == hash(b)
     assert pickle.loads(pickle.dumps(a)) == a
 

@@ -11,7 +11,9 @@ import graftree as nnx
 
 
 def unpacked():
-    return nnx.unpack(nnx.Dict(a=nnx.Param(jnp.array(1.0)), b=nnx.Dict(c=jnp.array(2.0))))
+    return nnx.unpack(
+        nnx.Dict(a=nnx.Param(jnp.array(1.0)), b=nnx.Dict(c=jnp.array(2.0)))
+    )
 
 
 def test_entries_are_those_of_the_state():

@@ -48,7 +48,11 @@ KINDS = [
     ("value", "expected"), KINDS, ids=[type(value).__name__ for value, _ in KINDS]
 )
 def test_every_value_is_of_one_kind(value, expected):
-    found = (nodes.is_node(value), nodes.is_graph_node(value), nodes.is_node_leaf(value))
+    found = (
+        nodes.is_node(value),
+        nodes.is_graph_node(value),
+        nodes.is_node_leaf(value),
+    )
     assert found == expected and nodes.is_node_type(type(value)) is expected[0]
 
 

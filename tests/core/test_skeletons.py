@@ -70,5 +70,7 @@ def test_copies_and_pickles_are_equal():
 
 def test_parts_print_their_types_by_name():
     text = repr(nnx.graphdef(Model()))
-    assert "NodeDef(type='Model', index=0" in text and "VariableDef(type='Param'" in text
+    assert (
+        "NodeDef(type='Model', index=0" in text and "VariableDef(type='Param'" in text
+    )
     assert "NodeRef(index=1)" in text and "num_leaves=2" in text

@@ -106,7 +106,14 @@ def test_values_move_no_stamp_of_the_model(name):
 def test_plain_writes_do_not_move_the_clock():
     model = Model()
     clock = stamps.clock.now
-    for name in ("v[...]", "v[0]", "set_value", "array by array", "flatten", "nnx.update"):
+    for name in (
+        "v[...]",
+        "v[0]",
+        "set_value",
+        "array by array",
+        "flatten",
+        "nnx.update",
+    ):
         VALUES[name](model)
     assert stamps.clock.now == clock
 

@@ -1,4 +1,4 @@
-"""Objects at two places, and objects that can't leave a trace (contract, 1.3 and 1.4)."""
+"""Objects at two places, or of another trace (contract of transforms, 1.3 to 1.5)."""
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +54,13 @@ def test_shared_variable_inside_one_module_is_kept(mode):
 def test_tree_mode_refuses_a_variable_at_two_places():
     v = param()
     nested = nnx.Dict(b=nnx.Dict(c=v))
-    with pytest.raises(ValueError, match=duplicate("jit", r"\.args\[0\]\.a", r"\.args\[1\]\.b\.c")):
+    with pytest.raises(
+        ValueError, match=duplicate("jit", r"\.args\[0\]\.a", r"\.args\[1\]\.b\.c")
+    ):
         nnx.jit(lambda a, b: None, **TREE)(nnx.Dict(a=v), nested)
-    with pytest.raises(ValueError, match=duplicate("jit", r"\.args\[0\]", r"\.kwargs\['b'\]")):
+    with pytest.raises(
+        ValueError, match=duplicate("jit", r"\.args\[0\]", r"\.kwargs\['b'\]")
+    ):
         nnx.jit(lambda a, b: None, **TREE)(v, b=v)
     for transform in (nnx.grad, nnx.value_and_grad):
         with pytest.raises(ValueError, match="(?s)Duplicate Param.*found at paths"):
@@ -66,7 +70,9 @@ def test_tree_mode_refuses_a_variable_at_two_places():
 @pytest.mark.parametrize("mode", [UPDATES, GRAPH, TREE])
 def test_arrays_and_empty_modules_may_be_shared(mode):
     array, empty = jnp.ones(2), nnx.Dict(k=1)
-    out = nnx.jit(lambda a, b, c, d: a + b + c.k + d.k, **mode)(array, array, empty, empty)
+    out = nnx.jit(lambda a, b, c, d: a + b + c.k + d.k, **mode)(
+        array, array, empty, empty
+    )
     assert out.tolist() == [4.0, 4.0]
 
 
@@ -118,7 +124,9 @@ def test_new_objects_keep_their_sharing_with_graph_updates():
 
 
 @pytest.mark.parametrize("mode", PLAIN)
-@pytest.mark.parametrize("part", [lambda m: m, lambda m: m.w, lambda m: nnx.Dict(x=m.w)])
+@pytest.mark.parametrize(
+    "part", [lambda m: m, lambda m: m.w, lambda m: nnx.Dict(x=m.w)]
+)
 def test_returned_inputs_are_refused_without_graph_updates(mode, part):
     model = nnx.Dict(w=param())
     with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.args\[0\].*\.out"):
@@ -132,7 +140,9 @@ def test_new_object_returned_twice():
         return new, new
 
     assert len(set(map(id, nnx.jit(f, **GRAPH)()))) == 1
-    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.out\[0\].*\.out\[1\]"):
+    with pytest.raises(
+        ValueError, match=r"(?s)Duplicate Param.*\.out\[0\].*\.out\[1\]"
+    ):
         nnx.jit(f, **TREE)()
 
 
@@ -166,7 +176,10 @@ def test_captured_objects_can_not_be_written(mode, transform):
         model.new = x
         return x
 
-    for f, message in ((write_value, "Cannot mutate Param"), (write_attribute, "'Dict'")):
+    for f, message in (
+        (write_value, "Cannot mutate Param"),
+        (write_attribute, "'Dict'"),
+    ):
         with pytest.raises(nnx.errors.TraceContextError, match=message):
             transform(f, **mode)(2.0)
     assert model.w[...] == 1.0 and "new" not in model
@@ -175,7 +188,9 @@ def test_captured_objects_can_not_be_written(mode, transform):
 @pytest.mark.parametrize("mode", PLAIN)
 def test_captured_variables_can_not_be_returned(mode):
     v = param()
-    message = r"(?s)Cannot return captured Variable.*Param.*nnx\.jit.*Found at path: \.out"
+    message = (
+        r"(?s)Cannot return captured Variable.*Param.*nnx\.jit.*Found at path: \.out"
+    )
     with pytest.raises(ValueError, match=message):
         nnx.jit(lambda: v, **mode)()
 

@@ -34,7 +34,9 @@ GRADS = {"w": 42.0, "b": 14.0}
 
 
 def as_dict(grads):
-    return {path[0]: float(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(grads))}
+    return {
+        path[0]: float(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(grads))
+    }
 
 
 # ----------------------------------------------------------------------------- forms
@@ -79,7 +81,9 @@ def test_variables_and_arrays_are_differentiated_as_such(mode):
 
 @pytest.mark.parametrize("mode", ALL)
 def test_states_are_trees_of_variables(mode):
-    state = nnx.state(nnx.Dict(a=nnx.Cache(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0))))
+    state = nnx.state(
+        nnx.Dict(a=nnx.Cache(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0)))
+    )
     grads = nnx.grad(lambda s: s["a"] * s["b"], **mode)(state)
     assert type(grads) is nnx.State and type(grads["a"]) is nnx.Cache
     assert as_dict(grads) == {"a": 3.0, "b": 2.0}
@@ -87,7 +91,9 @@ def test_states_are_trees_of_variables(mode):
 
 @pytest.mark.parametrize("mode", ALL)
 def test_containers_keep_their_form(mode):
-    grads = nnx.grad(lambda ms: ms[0](1.0) * ms[1]["k"](1.0), **mode)([Model(), {"k": Model()}])
+    grads = nnx.grad(lambda ms: ms[0](1.0) * ms[1]["k"](1.0), **mode)(
+        [Model(), {"k": Model()}]
+    )
     assert type(grads) is list and as_dict(grads[1]["k"]) == {"w": 3.0, "b": 3.0}
 
 
@@ -120,7 +126,9 @@ def test_diff_state_selects_by_filter():
     assert as_dict(nnx.grad(loss, argnums=bias)(model, 3.0)) == {"b": 14.0}
     both = nnx.grad(loss, argnums=(bias, 1))(model, 3.0)
     assert as_dict(both[0]) == {"b": 14.0} and both[1] == 28.0
-    assert as_dict(nnx.grad(loss, argnums=nnx.DiffState(0, "x"))(model, 3.0)) == {"w": 42.0}
+    assert as_dict(nnx.grad(loss, argnums=nnx.DiffState(0, "x"))(model, 3.0)) == {
+        "w": 42.0
+    }
 
 
 def test_diff_state_of_everything_takes_other_types_in():
@@ -134,14 +142,16 @@ def test_diff_state_of_everything_takes_other_types_in():
 
 
 def test_filters_are_relative_to_each_object():
-    f = nnx.grad(lambda ms: ms[0](3.0) ** 2, argnums=nnx.DiffState(0, nnx.PathIn(("w",))) if hasattr(nnx, "PathIn") else nnx.DiffState(0, lambda path, x: path == ("w",)))
-    (grads,) = f([Model()])
-    assert as_dict(grads) == GRADS | {} if "b" in grads else as_dict(grads) == {"w": 42.0}
+    target = nnx.DiffState(0, lambda path, x: path == ("w",))
+    (grads,) = nnx.grad(lambda models: loss(models[0], 3.0), argnums=target)([Model()])
+    assert as_dict(grads) == {"w": 42.0}
 
 
 @pytest.mark.parametrize("mode", PLAIN)
 def test_diff_state_needs_graph_updates(mode):
-    with pytest.raises(ValueError, match="`argnums` cannot contain `DiffState` objects"):
+    with pytest.raises(
+        ValueError, match="`argnums` cannot contain `DiffState` objects"
+    ):
         nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Param), **mode)
 
 
@@ -213,7 +223,9 @@ def test_integers_are_refused_unless_allowed(mode):
     with pytest.raises(TypeError):
         nnx.grad(f, **mode)(counted)
     grads = nnx.grad(f, allow_int=True, **mode)(counted)
-    assert grads["w"][...] == 3.0 and grads["n"].get_raw_value().dtype == jax.dtypes.float0
+    assert (
+        grads["w"][...] == 3.0 and grads["n"].get_raw_value().dtype == jax.dtypes.float0
+    )
 
 
 @pytest.mark.parametrize("mode", ALL)
@@ -246,12 +258,8 @@ def test_derivatives_nest(mode):
 @pytest.mark.parametrize("outer", [nnx.jit, jax.jit])
 def test_derivatives_work_inside_jit(mode, outer):
     options = mode if outer is nnx.jit else {}
-    f = outer(lambda m, x: as_arrays(nnx.grad(loss, **mode)(m, x)), **options)
+    f = outer(lambda m, x: jax.tree.leaves(nnx.grad(loss, **mode)(m, x)), **options)
     assert f(Model(), 3.0) == [14.0, 42.0]
-
-
-def as_arrays(grads):
-    return jax.tree.leaves(grads)
 
 
 @pytest.mark.parametrize("mode", ALL)

@@ -88,7 +88,11 @@ def test_second_split_refers_to_the_first():
     assert len(state) == 2 and len(rest) == len(inner) == 0
     assert isinstance(second.nodes[0], nnx.graphlib.NodeRef)
     with nnx.merge_context() as ctx:
-        a, b, c = ctx.merge(first, state), ctx.merge(second, rest), ctx.merge(third, inner)
+        a, b, c = (
+            ctx.merge(first, state),
+            ctx.merge(second, rest),
+            ctx.merge(third, inner),
+        )
     assert a is b and c is a.b and a is not model
 
 
@@ -114,7 +118,9 @@ def test_merge_copies_variables_and_unflatten_does_not():
 def test_flatten_without_paths_gives_a_list():
     with nnx.split_context() as ctx:
         graphdef, leaves = ctx.flatten(Model(), with_paths=False)
-        with pytest.raises(ValueError, match="Cannot use filters with with_paths=False"):
+        with pytest.raises(
+            ValueError, match="Cannot use filters with with_paths=False"
+        ):
             ctx.flatten(Model(), nnx.Param, with_paths=False)
     assert isinstance(leaves, list) and len(leaves) == 2
     with nnx.merge_context() as ctx:
@@ -145,8 +151,14 @@ def test_contexts_are_empty_after_their_block():
 def test_missing_contexts_are_errors():
     with pytest.raises(ValueError, match="No update context found for tag"):
         nnx.current_update_context("missing")
-    for context in (nnx.split_context("missing"), nnx.merge_context("missing", inner=True)):
-        with pytest.raises(ValueError, match="No update context found for tag"), context:
+    for context in (
+        nnx.split_context("missing"),
+        nnx.merge_context("missing", inner=True),
+    ):
+        with (
+            pytest.raises(ValueError, match="No update context found for tag"),
+            context,
+        ):
             pass
 
 

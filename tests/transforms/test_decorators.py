@@ -35,7 +35,9 @@ def test_bound_methods_of_modules_are_refused_at_creation(transform, depth):
     method = Model().__call__
     for _ in range(depth):
         method = functools.partial(method)
-    with pytest.raises(ValueError, match=r"(?s)bound methods.*Model\.__call__") as error:
+    with pytest.raises(
+        ValueError, match=r"(?s)bound methods.*Model\.__call__"
+    ) as error:
         transform(method)
     assert f"nnx.{transform.__name__}" in str(error.value)
 
@@ -109,7 +111,9 @@ def test_classes_can_be_jitted():
 def test_keywords_become_positions_with_defaults():
     def f(a, b=2, *, c=3): ...
 
-    with pytest.raises(TypeError, match="keyword arguments could not be resolved to pos"):
+    with pytest.raises(
+        TypeError, match="keyword arguments could not be resolved to pos"
+    ):
         decorators.to_positions(f, (1,), {"c": 5})
     assert decorators.to_positions(lambda a, b=2: 0, (), {"a": 1}) == (1, 2)
     assert decorators.to_positions(f, (1,), {}) == (1,)

@@ -17,8 +17,21 @@ def is_variable_or_ref(x: Any) -> bool:
     return isinstance(x, Variable) or _jax.is_ref(x)
 
 
-def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
+def flatten(node: Any) -> tuple[list[Any], Any]:
     """JAX's flatten, with Variables and refs as leaves.
+
+    Raises:
+        ValueError: If there is a cycle.
+    """
+    walk = _Walk(node)
+    leaves, treedef = jax.tree.flatten(node, is_leaf=walk.stops_at)
+    if walk.cycle is not None:
+        raise walk.cycle
+    return leaves, treedef
+
+
+def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """`flatten` with the paths of the leaves.
 
     Args:
         node: Any pytree.
@@ -156,17 +169,6 @@ def find_cycle(node: Any) -> ValueError | None:
         return None
 
     return walk(node, "")
-
-
-def check_no_cycle(node: Any) -> None:
-    """Refuses a node of a tree that contains itself.
-
-    Raises:
-        ValueError: If there is one; names its type and both paths.
-    """
-    error = find_cycle(node)
-    if error is not None:
-        raise error
 
 
 def cycle_error(x: Any, first: str, second: str) -> ValueError:

@@ -304,7 +304,7 @@ EMPTY_TABLE = AttributeTable({})
 
 
 def data_descriptors(cls: type) -> frozenset[str]:
-    """The names of properties and other descriptors of ``cls`` that take assignments."""
+    """The names of the properties and descriptors of ``cls`` that take assignments."""
     # Not by getattr: it would run the descriptor, which may want an instance.
     found: dict[str, bool] = {}
     for base in cls.__mro__:

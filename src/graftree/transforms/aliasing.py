@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,24 +64,28 @@ def check_inputs(tree: Any, transform: str) -> None:
 
 
 def check_outputs(
-    tree: Any, out: Any, propagation: Propagation, transform: str
+    inputs: Sequence[tuple[str, Any]],
+    out: Any,
+    propagation: Propagation,
+    transform: str,
 ) -> None:
     """Refuses outputs that contain an input Variable, or (as trees) one Variable twice.
+
+    Args:
+        inputs: The Variables and refs that came in, each once, with their paths.
+        out: The output.
+        propagation: Whether the output may have shared references.
+        transform: The public name of the transform.
 
     Raises:
         ValueError: If there is one; names both paths and the ways out.
     """
-    inputs = labeled(_of_call(tree))
     outputs = labeled({"out": out})
-    if not propagation.sharing:
-        _check([*inputs, *outputs], transform)
-        return
-    first: dict[int, tuple[str, Any]] = {}
-    for path, leaf in inputs:
-        first.setdefault(id(leaf), (path, leaf))
-    for path, leaf in outputs:
-        if id(leaf) in first:
-            _check([first[id(leaf)], (path, leaf)], transform)
+    if propagation.sharing:
+        outputs = list(
+            {id(leaf): (path, leaf) for path, leaf in outputs[::-1]}.values()
+        )
+    _check([*inputs, *outputs], transform)
 
 
 def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:

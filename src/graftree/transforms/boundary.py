@@ -218,7 +218,9 @@ class Crossing:
 
     def _check_output(self, out: Any, refs: RefMap, outer: RefMap) -> None:
         if not self.propagation.structure:
-            aliasing.check_outputs(self.tree, out, self.propagation, self.transform)
+            aliasing.check_outputs(
+                self._named_objects(), out, self.propagation, self.transform
+            )
         if self.returns_captured:
             return
         for obj in refs:
@@ -230,6 +232,15 @@ class Crossing:
             elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
                 if not pytrees.state_of(obj).is_owned():
                     raise self._captured_error(obj, out)
+
+    def _named_objects(self) -> list[tuple[str, Any]]:
+        """The Variables and refs that came in, with their paths."""
+        definitions = self.skeleton.definitions()
+        return [
+            (f".{name}", self.objects[definition.index])
+            for name, definition in zip(self.skeleton.names(), definitions, strict=True)
+            if definition is not None
+        ]
 
     def _captured_error(self, obj: Any, out: Any) -> ValueError:
         if self.propagation.structure:

@@ -202,8 +202,8 @@ def _in_order(groups: Sequence[Sequence[Any]], numbers: Sequence[int]) -> list[A
 class _AxisNames:
     """Inside, Variables don't have the mapped axis; so their annotations must not.
 
-    On entry the name is taken out of the metadata of the mapped arguments; on exit it is
-    put back, and into that of the Variables in the output.
+    On entry the name is taken out of the metadata of the mapped arguments; on exit it
+    is put back, and into that of the Variables in the output.
     """
 
     def __init__(self, row: Row, crossing: Crossing, roles: Sequence[int]) -> None:

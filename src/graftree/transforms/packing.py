@@ -178,11 +178,10 @@ def take_apart(
         transform: The public name to give in error messages.
     """
     is_leaf = is_entry(propagation.sharing)
-    try:
+    if propagation.sharing:
         flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
-    except RecursionError:
-        aliases.check_no_cycle(tree)
-        raise
+    else:
+        flat, treedef = aliases.flatten(tree)
     entries: list[GraphDef[Any] | None] = []
     leaves: list[Any] = []
     for x in flat:

@@ -371,7 +371,12 @@ def test_value_and_options_exclude_each_other(declare):
 def test_field_options_are_those_of_dataclasses():
     field = nnx.data(default=1, init=False, repr=False, metadata={"a": 1}, kw_only=True)
     assert isinstance(field, dataclasses.Field)
-    assert (field.default, field.init, field.repr, field.kw_only) == (1, False, False, True)
+    assert (field.default, field.init, field.repr, field.kw_only) == (
+        1,
+        False,
+        False,
+        True,
+    )
     assert dict(field.metadata) == {"a": 1, "static": False}
 
 

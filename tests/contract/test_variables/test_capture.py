@@ -77,7 +77,9 @@ def test_shared_module_is_captured_once_at_its_first_path():
     assert values(seen) == {("a", "y"): (2.0, 4.0)}
 
 
-@pytest.mark.parametrize("form", ["function", "module", "bound", "decorator", "keyword"])
+@pytest.mark.parametrize(
+    "form", ["function", "module", "bound", "decorator", "keyword"]
+)
 def test_forms_of_use(form):
     model = Block()
     if form == "function":
@@ -94,9 +96,9 @@ def test_forms_of_use(form):
 
 
 def test_containers_of_modules_are_captured():
-    _, seen = nnx.capture(
-        lambda ms, x: ms["a"][0](x), nnx.Intermediate
-    )({"a": [Block()]}, 1.0)
+    _, seen = nnx.capture(lambda ms, x: ms["a"][0](x), nnx.Intermediate)(
+        {"a": [Block()]}, 1.0
+    )
     assert values(seen) == {("a", 0, "y"): (2.0,)}
 
 
@@ -157,9 +159,9 @@ def test_dicts_can_be_iterated_during_a_capture():
 
 def test_values_sown_on_a_list_are_kept():
     model = nnx.List([Block()])
-    _, seen = nnx.capture(
-        lambda m: m.sow(nnx.Intermediate, "z", 1), nnx.Intermediate
-    )(model)
+    _, seen = nnx.capture(lambda m: m.sow(nnx.Intermediate, "z", 1), nnx.Intermediate)(
+        model
+    )
     assert values(seen) == {("z",): (1,)}
 
 
@@ -179,7 +181,9 @@ def test_captures_in_threads_do_not_disturb_each_other():
     def work(scale):
         block = Block(scale)
         for _ in range(20):
-            _, seen = nnx.capture(block, nnx.Intermediate, method_outputs=nnx.Cache)(1.0)
+            _, seen = nnx.capture(block, nnx.Intermediate, method_outputs=nnx.Cache)(
+                1.0
+            )
             results.append(values(seen) == {("y",): (scale,)})
 
     results = []
@@ -277,9 +281,9 @@ class Outer(nnx.Module):
 
 
 def test_outputs_of_methods_are_recorded_by_name():
-    _, seen = nnx.capture(
-        Outer(), nnx.Intermediate, method_outputs=nnx.Intermediate
-    )(1.0)
+    _, seen = nnx.capture(Outer(), nnx.Intermediate, method_outputs=nnx.Intermediate)(
+        1.0
+    )
     found = values(seen)
     assert found[("__call__",)] == (13.0,) and found[("inner", "__call__")] == (13.0,)
     assert found[("inner", "first")] == (2.0,)
@@ -347,9 +351,9 @@ def test_capture_inside_plain_jit():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_plain_jit_inside_a_capture_loses_the_values():
-    _, seen = nnx.capture(lambda m, x: jax.jit(lambda m, x: m(x))(m, x), nnx.Intermediate)(
-        Block(), 1.0
-    )
+    _, seen = nnx.capture(
+        lambda m, x: jax.jit(lambda m, x: m(x))(m, x), nnx.Intermediate
+    )(Block(), 1.0)
     assert len(values(seen)) == 0
 
 

@@ -25,7 +25,9 @@ def test_copy_shares_arrays_and_keeps_class_and_metadata(name):
     variable = tagged()
     other = getattr(variable, name)()
     assert type(other) is nnx.Param and other is not variable
-    assert other[...] is variable[...] and other.get_metadata() == variable.get_metadata()
+    assert (
+        other[...] is variable[...] and other.get_metadata() == variable.get_metadata()
+    )
 
 
 def test_copy_takes_a_value_and_metadata():
@@ -190,7 +192,9 @@ def test_deep_copy_is_a_variable_with_a_value_of_its_own(value):
     other = copy.deepcopy(variable)
     assert type(other) is nnx.Param and other.tag == ["x"]
     assert other.tag is not variable.tag
-    for mine, theirs in zip(jax.tree.leaves(value), jax.tree.leaves(other), strict=True):
+    for mine, theirs in zip(
+        jax.tree.leaves(value), jax.tree.leaves(other), strict=True
+    ):
         assert mine is not theirs and (mine == theirs).all()
 
 

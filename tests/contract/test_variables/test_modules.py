@@ -69,7 +69,11 @@ def test_sow_reduces_as_told():
     module = nnx.Module()
     for value in (3, 4):
         module.sow(
-            nnx.Intermediate, "x", value, reduce_fn=lambda a, b: a + b, init_fn=lambda: 1
+            nnx.Intermediate,
+            "x",
+            value,
+            reduce_fn=lambda a, b: a + b,
+            init_fn=lambda: 1,
         )
     assert module.x.get_value() == 8
 
@@ -192,7 +196,11 @@ def test_train_and_eval_set_the_presets():
     model = Model()
     assert model.eval(rate=0.0) is None
     leaf = model.layers[0]
-    assert (leaf.deterministic, leaf.use_running_average, leaf.rate) == (True, True, 0.0)
+    assert (leaf.deterministic, leaf.use_running_average, leaf.rate) == (
+        True,
+        True,
+        0.0,
+    )
     assert model.train() is None
     assert (leaf.deterministic, leaf.use_running_average) == (False, False)
     nnx.Module().eval(unknown=1)

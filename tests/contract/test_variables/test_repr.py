@@ -95,7 +95,9 @@ def test_pytree_counts_its_variables_by_exact_type():
 
 
 def test_one_type_has_no_total_and_none_no_comment():
-    assert repr(Point(a=nnx.Param(jnp.zeros(2)))).startswith("Point( # Param: 2 (8 B)\n")
+    assert repr(Point(a=nnx.Param(jnp.zeros(2)))).startswith(
+        "Point( # Param: 2 (8 B)\n"
+    )
     assert repr(Point(a=1)) == "Point(\n  a=1\n)"
     assert repr(Point()) == "Point()"
 

@@ -62,7 +62,10 @@ MUTATIONS = {
         "Param",
     ),
     "copy_from": (lambda m, x: m.array.copy_from(nnx.Param(x)), "Param"),
-    "update_from_state": (lambda m, x: m.array.update_from_state(nnx.Param(x)), "Param"),
+    "update_from_state": (
+        lambda m, x: m.array.update_from_state(nnx.Param(x)),
+        "Param",
+    ),
     "metadata": (lambda m, x: m.array.set_metadata(tag="y"), "Param"),
     "v['a'] = x": (lambda m, x: set_item(m.mapping, "a", x), "Cache"),
     "v['new'] = x": (lambda m, x: set_item(m.mapping, "new", x), "Cache"),

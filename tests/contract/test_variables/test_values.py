@@ -309,7 +309,11 @@ def same(a, b):
 def test_binary_operators_act_on_the_values(op):
     x, y = jnp.array([5.0, 3.0]), jnp.array([2.0, 4.0])
     want = op(x, y)
-    for got in (op(nnx.Param(x), y), op(x, nnx.Param(y)), op(nnx.Param(x), nnx.Cache(y))):
+    for got in (
+        op(nnx.Param(x), y),
+        op(x, nnx.Param(y)),
+        op(nnx.Param(x), nnx.Cache(y)),
+    ):
         assert same(got, want) and not isinstance(got, nnx.Variable)
 
 
@@ -344,7 +348,11 @@ def test_unary_operators_act_on_the_value():
 def test_conversions_act_on_the_value():
     variable = nnx.Param(2.7)
     assert (int(variable), float(variable), complex(variable)) == (2, 2.7, 2.7 + 0j)
-    assert (math.trunc(variable), math.floor(variable), math.ceil(variable)) == (2, 2, 3)
+    assert (math.trunc(variable), math.floor(variable), math.ceil(variable)) == (
+        2,
+        2,
+        3,
+    )
     assert round(variable) == 3 and round(variable, 1) == 2.7
     assert [10, 20, 30][nnx.Param(jnp.array(1))] == 20
 
