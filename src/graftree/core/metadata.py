@@ -298,6 +298,11 @@ def changed(
             "set_metadata takes one dict, a name and a value, or keywords; got "
             f"{len(args)} positional and {len(entries)} keyword arguments."
         )
+    if len(args) == 1 and not isinstance(args[0], Mapping):
+        raise TypeError(
+            "set_metadata takes a dict if it takes one argument; got "
+            f"{type(args[0]).__name__}."
+        )
     if len(args) == 1:
         fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
         kept = {key: current[key] for key in current if key in REQUIRED}

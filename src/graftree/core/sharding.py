@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from graftree import _jax, config
@@ -152,7 +153,7 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
     ):
         return value
     if _jax.is_format(annotation):
-        return jax.lax.with_sharding_constraint(value, annotation)
+        return jax.tree.map(lambda leaf: _place_format(leaf, annotation), value)
     sharding = named_sharding(annotation, metadata)
     return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), value)
 
@@ -185,6 +186,13 @@ def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedShardin
     return NamedSharding(chosen, get_pspec(annotation, metadata.get("sharding_rules")))
 
 
+def _place_format(leaf: Any, annotation: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(sharding=annotation)
+    on_mesh = _on_mesh(leaf, annotation.sharding)
+    return jax.lax.with_sharding_constraint(on_mesh, annotation)
+
+
 def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
     kinds = set(sharding.mesh.axis_types)
     auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
@@ -193,8 +201,13 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
             "A mesh must have all axes as Explicit or all axes as Auto to place "
             f"Variables at creation, got {sharding.mesh.axis_types}."
         )
+    if len(sharding.spec) > np.ndim(leaf):
+        raise ValueError(
+            f"The annotation {sharding.spec} has {len(sharding.spec)} entries, but the "
+            f"value has {np.ndim(leaf)} dimensions; give one entry per dimension."
+        )
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return leaf.update(sharding=sharding)
     leaf = _on_mesh(leaf, sharding)
     if kinds == {explicit}:
         return jax.sharding.reshard(leaf, sharding)

@@ -374,7 +374,8 @@ class Variable(
         if name in entries:
             return entries[name]
         raw = self._value
-        if _jax.is_ref(raw) and not hasattr(raw, name):
+        # Views of refs, such as `.at` and (of tracers) `.T`, would be no arrays.
+        if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
         return getattr(raw, name)
 

@@ -485,37 +485,3 @@ def test_static_metadata_that_is_no_bool():
 
         class Wrong(nnx.Pytree):
             a: int = dataclasses.field(metadata={"static": "yes"})
-
-
-# ---------------------------------------------------------------------- descriptors
-
-
-class Described(nnx.Pytree):
-    @property
-    def scale(self):
-        return self._scale
-
-    @scale.setter
-    def scale(self, value):
-        self._scale = value
-
-    @property
-    def fixed(self):
-        return 1
-
-
-def test_property_stores_under_its_own_name():
-    obj = Described()
-    obj.scale = jnp.ones(2)
-    assert status(obj, "_scale") is True and "scale" not in vars(obj)
-
-
-def test_property_gets_marked_values_unwrapped():
-    obj = Described()
-    obj.scale = nnx.data(3)
-    assert obj.scale == 3
-
-
-def test_read_only_property_can_not_be_assigned():
-    with pytest.raises(AttributeError):
-        Described().fixed = 2

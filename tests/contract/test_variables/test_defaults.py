@@ -139,6 +139,9 @@ def test_attributes_are_those_of_the_array():
     variable = backed(jnp.ones((2, 3)))
     assert (variable.shape, variable.ndim, variable.dtype) == ((2, 3), 2, jnp.float32)
     assert variable.T.shape == (3, 2) and variable.sum() == 6.0
+    assert variable.at[0].set(0.0).tolist() == [[0.0] * 3, [1.0] * 3]
+    transposed = jax.jit(lambda v: (v.T, v.at[0].add(1.0), v.astype(int)))(variable)
+    assert [x.shape for x in transposed] == [(3, 2), (2, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("form", ["argument", "closure"])

@@ -173,7 +173,10 @@ def test_two_different_meshes_are_refused():
 def test_format_is_an_annotation():
     sharding = NamedSharding(mesh_of("auto"), P("x", "y"))
     annotation = Format(Layout(major_to_minor=(0, 1)), sharding)
-    assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=annotation), "x", "y")
+    for value in (jnp.array(VALUE), jax.device_put(VALUE, jax.devices()[3])):
+        assert placed_as(nnx.Param(value, out_sharding=annotation), "x", "y")
+    shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert nnx.Param(shape, out_sharding=annotation).get_value().sharding == sharding
 
 
 def test_every_leaf_of_a_pytree_gets_the_annotation(mesh):
@@ -268,6 +271,11 @@ def test_unknown_axes_and_indivisible_sizes_are_refused_by_jax(mesh):
             nnx.Param(jnp.array(VALUE), out_sharding=("unknown", None))
         with pytest.raises(ValueError):
             nnx.Param(jnp.ones((3, 4)), out_sharding=("x", None))
+
+
+def test_more_entries_than_dimensions_are_refused(mesh):
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="(?s)'x'.*0 dimensions"):
+        nnx.Param(1.0, out_sharding=("x",))
 
 
 # ----------------------------------------------------------------- inside transforms

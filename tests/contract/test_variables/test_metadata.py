@@ -71,7 +71,13 @@ def test_keywords_update():
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [((), {}), ((1, 2, 3), {}), (("a", 1), {"b": 2}), (({},), {"b": 2})],
+    [
+        ((), {}),
+        (("tag",), {}),
+        ((1, 2, 3), {}),
+        (("a", 1), {"b": 2}),
+        (({},), {"b": 2}),
+    ],
 )
 def test_other_forms_are_type_errors(args, kwargs):
     with pytest.raises(TypeError):

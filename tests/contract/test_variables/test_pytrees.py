@@ -267,3 +267,37 @@ def test_deep_copy_shares_its_memo_with_enclosing_containers():
     box = Box(a=nnx.Param(jnp.ones(2)))
     first, second, variable = copy.deepcopy([box, {"k": box}, box.a])
     assert first is second["k"] and first.a is variable
+
+
+# ---------------------------------------------------------------------- descriptors
+
+
+class Described(nnx.Pytree):
+    @property
+    def scale(self):
+        return self._scale
+
+    @scale.setter
+    def scale(self, value):
+        self._scale = value
+
+    @property
+    def fixed(self):
+        return 1
+
+
+def test_property_stores_under_its_own_name():
+    obj = Described()
+    obj.scale = jnp.ones(2)
+    assert vars(obj)["_pytree__nodes"]["_scale"] is True and "scale" not in vars(obj)
+
+
+def test_property_gets_marked_values_unwrapped():
+    obj = Described()
+    obj.scale = nnx.data(3)
+    assert obj.scale == 3
+
+
+def test_read_only_property_can_not_be_assigned():
+    with pytest.raises(AttributeError):
+        Described().fixed = 2
