@@ -309,8 +309,10 @@ def changed(
         updated = kept | rename_old_keys(dict(args[0]))
     else:
         fixed = ("hijax", "ref")
-        given = {args[0]: args[1]} if args else entries
-        updated = dict(current) | rename_old_keys(dict(given))
+        if args:
+            name, value = args
+            entries = {name: value}
+        updated = dict(current) | rename_old_keys(dict(entries))
     for key in fixed:
         if updated[key] != current[key]:
             raise ValueError(
