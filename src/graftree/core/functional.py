@@ -15,10 +15,12 @@ from graftree.core import (
     filters,
     flattening,
     graph_states,
+    labels,
     matching,
     states,
     updating,
 )
+from graftree.core import metadata as variable_metadata
 from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.graph_states import GraphState
@@ -465,6 +467,13 @@ def set_metadata(node: Any, /, *, only: Any = Variable, **metadata: Any) -> None
     """
     predicate = filters.to_predicate(only)
     skeleton, leaves = flattening.flatten_node(node, None, "set_metadata")
-    for path, leaf in zip(skeleton.paths(), leaves, strict=True):
-        if isinstance(leaf, Variable) and predicate(path, leaf):
-            leaf.set_metadata(**metadata)
+    chosen = [
+        (leaf, variable_metadata.changed(labels.metadata_of(leaf), (), metadata))
+        for path, leaf in zip(skeleton.paths(), leaves, strict=True)
+        if isinstance(leaf, Variable) and predicate(path, leaf)
+    ]
+    # All or nothing: whatever one of them refuses is found before the first changes.
+    for variable, _ in chosen:
+        variable.check_writable()
+    for variable, entries in chosen:
+        labels.replace_metadata(variable, entries)

@@ -193,3 +193,12 @@ def test_metadata_of_all_matching_variables_of_a_node_is_updated():
     assert not node.b.has_metadata("new")
     nnx.set_metadata(node, tag="z")
     assert (node.a.tag, node.b.tag) == ("z", "z")
+
+
+def test_setting_metadata_of_a_node_is_all_or_nothing():
+    with nnx.var_defaults(ref=True):
+        second = nnx.Param(jnp.ones(2))
+    node = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=second)
+    with pytest.raises(ValueError, match="Cannot change `ref` metadata"):
+        nnx.set_metadata(node, ref=False, tag="x")
+    assert not node.a.has_metadata("tag") and not node.b.has_metadata("tag")
