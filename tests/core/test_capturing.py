@@ -258,6 +258,18 @@ def test_values_come_out_of_nested_transforms(mode):
     assert value == 2.0 and seen["x"].get_value() == (1.0,)
 
 
+def test_values_come_out_of_vmap_with_an_axis():
+    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
+
+    @nnx.vmap(in_axes=(axes, 0))
+    def forward(model, x):
+        return model(x)
+
+    _, seen = nnx.capture(forward, nnx.Intermediate)(Block(), jnp.arange(3.0))
+    (recorded,) = seen["x"].get_value()
+    assert recorded.tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_value_of_a_closure_raises_instead_of_leaking(transform):
     model = Block()

@@ -23,7 +23,8 @@ def test_items_leave_out_the_bookkeeping():
 
 def test_names_are_sorted_per_status():
     box = Box(b=jnp.ones(1), c="x", a=nnx.Param(1))
-    assert pytrees.sorted_names(box) == (("a", "b", "c"), ("a", "b"), ("c",))
+    names = pytrees.table_of(box).names(None)
+    assert names == (("a", "b", "c"), ("a", "b"), ("c",))
 
 
 def test_rebuilding_runs_nothing_and_takes_over_ownership():

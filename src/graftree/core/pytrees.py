@@ -294,13 +294,6 @@ def state_of(obj: Pytree) -> PytreeState:
     return obj.__dict__[_STATE]
 
 
-def sorted_names(
-    obj: Pytree,
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The names of all, of the data, and of the static attributes, sorted."""
-    return obj.__dict__[_NODES].names(type(obj).attribute_sort_key)
-
-
 def rebuild(cls: type, entries: dict[str, Any], like: PytreeState) -> Any:
     """An object of the current trace from its ``vars``; no ``__init__`` is run."""
     obj = object.__new__(cls)
