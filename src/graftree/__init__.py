@@ -251,7 +251,7 @@ from graftree.transforms.jit import (
     jit,
 )
 from graftree.transforms.mapping import pmap, vmap
-from graftree.transforms.prefixes import DiffState, StateAxes
+from graftree.transforms.prefixes import DiffState, StateAxes, StateSharding
 
 __version__ = "0.1.0"
 
@@ -366,6 +366,7 @@ __all__ = [
     "value_and_grad",
     "DiffState",
     "StateAxes",
+    "StateSharding",
     "vmap",
     "pmap",
     "Linear",

@@ -116,12 +116,14 @@ class Crossing:
         transform: str,
         *,
         returns_captured: bool = False,
+        is_detached: bool = False,
     ) -> None:
         self.skeleton = skeleton
         self.values = values
         self.propagation = propagation
         self.transform = transform
         self.returns_captured = returns_captured
+        self.is_detached = is_detached
         # In-place writes to a list or dict would change what they are compared with.
         self.snapshots = [jax.tree.flatten(value) for value in values]
         self.objects = IndexMap()
@@ -137,13 +139,15 @@ class Crossing:
         Raises:
             ValueError: If the output contains an object that can't leave the trace.
         """
-        changed, metadata = self._find_changes(forced)
         outer = RefMap.from_indexmap(self.objects)
-        refs = RefMap()
+        refs, known = RefMap(), RefMap()
+        changed, metadata = [], []
         structure, structure_leaves = None, Leaves([], [])
-        if self.propagation.structure:
-            structure, structure_leaves = self._find_structure(refs, outer)
-        known = outer if self.propagation.structure else RefMap()
+        if not self.is_detached:
+            changed, metadata = self._find_changes(forced)
+            if self.propagation.structure:
+                structure, structure_leaves = self._find_structure(refs, outer)
+                known = outer
         treedef, entries, leaves = packing.take_apart(
             out, self.propagation, refs, known, self.transform
         )

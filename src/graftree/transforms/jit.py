@@ -8,36 +8,21 @@ of the groups, so it is part of JAX's own cache key.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 
-from graftree.transforms import boundary, decorators, packing, propagation
-from graftree.transforms.boundary import Crossing
+from graftree.transforms import arguments, decorators, lifting, packing, propagation
+from graftree.transforms.arguments import Chosen
 from graftree.transforms.decorators import MISSING
-from graftree.transforms.packing import Values
+from graftree.transforms.lifting import Call, Row
+from graftree.transforms.packing import Skeleton
+from graftree.transforms.prefixes import Assignment
 from graftree.transforms.propagation import Propagation
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Roles(NamedTuple):
-    """Which arguments are static and which are donated.
-
-    Attributes:
-        static_argnums: Positions of static arguments.
-        static_argnames: Names of static keyword arguments.
-        donate_argnums: Positions of donated arguments.
-        donate_argnames: Names of donated keyword arguments.
-    """
-
-    static_argnums: tuple[int, ...]
-    static_argnames: tuple[str, ...]
-    donate_argnums: tuple[int, ...]
-    donate_argnames: tuple[str, ...]
 
 
 class JitWrapped(Generic[P, R]):
@@ -47,37 +32,26 @@ class JitWrapped(Generic[P, R]):
         fun: The function that was given.
     """
 
-    def __init__(
-        self, fun: Callable[P, R], roles: Roles, mode: Propagation, options: Any
-    ) -> None:
+    def __init__(self, fun: Callable[P, R], row: Row, options: Any) -> None:
         decorators.wraps(fun)(self)
         self.fun = fun
-        self._roles = roles
-        self._mode = mode
-        self._jitted = jax.jit(_interior(fun, mode), donate_argnums=(1,), **options)
+        self._row = row
+        self._jitted = jax.jit(lifting.interior(fun, row), **options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        packed, groups = self._pack(args, kwargs)
-        returned, changed, structure, out = self._jitted(*groups)
-        return boundary.commit(packed, returned, changed, structure, out)
+        call = Call(self.fun, self._row, args, kwargs)
+        return call.commit(self._jitted(*call.groups))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
-
-    def _pack(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[packing.Packed, list[Values]]:
-        roles = self._roles
-        args, kwargs, statics = _take_static(args, kwargs, roles)
-        packed = packing.pack((args, kwargs), self._mode, "jit", statics)
-        donated = _donated_leaves(packed, args, kwargs, roles, len(statics))
-        return packed, packing.part(packed, donated, 2)
 
 
 @overload
 def jit(
     fun: Callable[P, R],
     *,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Sequence[str] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
@@ -92,6 +66,8 @@ def jit(
 @overload
 def jit(
     *,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Sequence[str] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
@@ -106,6 +82,8 @@ def jit(
 def jit(
     fun: Any = MISSING,
     *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -126,6 +104,11 @@ def jit(
     Args:
         fun: The function. Its arguments and outputs may contain Modules, Variables,
             arrays and containers of them.
+        in_shardings: The sharding of each positional argument that is not static: a
+            pytree prefix of shardings, ``None`` for "as it comes"; for an object it may
+            be a `StateSharding`. With graph updates all Variables take theirs on, also
+            those that don't change.
+        out_shardings: The sharding of the output.
         static_argnums: Positions of arguments that are compile-time constants.
         static_argnames: Names of such arguments.
         donate_argnums: Positions of arguments whose buffers may be reused. Donated
@@ -163,124 +146,90 @@ def jit(
 
     def decorate(function: Callable[..., Any]) -> JitWrapped:
         decorators.check_not_bound(function, "jit")
-        static = _complete(function, static_argnums, static_argnames)
-        donate = _complete(function, donate_argnums, donate_argnames)
-        return JitWrapped(function, Roles(*static, *donate), mode, options)
+        statics = arguments.choose(function, static_argnums, static_argnames)
+        donated = arguments.choose(function, donate_argnums, donate_argnames)
+        roles = _Roles(_prefix("in_shardings", in_shardings, mode), statics, donated)
+        outputs = _prefix("out_shardings", out_shardings, mode)
+        reshards = mode.structure and in_shardings is not None
+        row = Row(
+            "jit",
+            mode,
+            roles,
+            outputs,
+            statics=statics,
+            keeps_keywords=True,
+            # A donated buffer is gone after the call, so its Variable needs a new one.
+            returns_unchanged=lambda role: role.is_donated or reshards,
+        )
+        return JitWrapped(function, row, options | roles.options(outputs))
 
     return decorate if fun is MISSING else decorate(fun)
 
 
-def _interior(fun: Callable[..., Any], mode: Propagation) -> Callable[..., Any]:
-    @decorators.wraps(fun)
-    def traced(kept: Values, donated: Values) -> Any:
-        skeleton, values = packing.join([kept, donated])
-        crossing = Crossing(skeleton, values, mode, "jit")
-        args, kwargs = _put_static(crossing.tree, skeleton.statics)
-        out = fun(*args, **kwargs)
-        # A donated buffer is gone after the call, so its Variable needs a new one.
-        found = crossing.collect(out, frozenset(donated.positions or ()))
-        return (
-            found.returned,
-            found.changed,
-            found.structure.values(),
-            found.out.values(),
+def _prefix(argument: str, shardings: Any, mode: Propagation) -> Assignment:
+    if isinstance(shardings, list):
+        shardings = tuple(shardings)
+    if argument == "in_shardings":
+        shardings = (shardings, None)  # keyword arguments have none
+    return Assignment(shardings, argument, "jit", mode)
+
+
+class _Role(NamedTuple):
+    """What is said of a group of leaves."""
+
+    sharding: Any
+    is_donated: bool
+
+
+class _Roles:
+    """The prefix of the arguments of `jit`: shardings by pytree, donation by position.
+
+    Attributes:
+        values: The distinct roles, one per group; see `Assignment`.
+        prefixes: The distinct shardings.
+    """
+
+    def __init__(self, shardings: Assignment, statics: Chosen, donated: Chosen) -> None:
+        self.prefixes = shardings.values
+        flags = (False, True) if donated else (False,)
+        self.values = tuple(
+            _Role(sharding, flag) for sharding in shardings.values for flag in flags
         )
+        self._shardings = shardings
+        self._statics = statics
+        self._donated = donated
 
-    # `wraps` lets JAX see the signature of `fun`, which is not that of the groups.
-    del traced.__wrapped__
-    return traced
+    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
+        """The group of each leaf; see `Assignment.assign`."""
+        numbers = self._shardings.assign(skeleton, objects)
+        if not self._donated:
+            return numbers
+        flags = packing.spread(self._donated_arguments(skeleton), skeleton)
+        return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
 
+    def occurrences(self, tree: Any, sharing: bool) -> Iterator[tuple[Any, Any, Any]]:
+        """The sharding of each Variable; see `Assignment.occurrences`."""
+        return self._shardings.occurrences(tree, sharing)
 
-def _as_tuple(given: Any) -> tuple[Any, ...]:
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, (int, str)) else tuple(given)
+    def options(self, outputs: Assignment) -> dict[str, Any]:
+        """What ``jax.jit`` is told of the groups and of the result."""
+        numbers = [i for i, role in enumerate(self.values) if role.is_donated]
+        ins = tuple(role.sharding for role in self.values)
+        if not any(s is not None for s in (*ins, *outputs.values)):
+            return {"donate_argnums": numbers}
+        return {
+            "donate_argnums": numbers,
+            "in_shardings": ins,
+            "out_shardings": (None, ins, ins, outputs.values),
+        }
 
-
-def _complete(
-    function: Callable[..., Any], argnums: Any, argnames: Any
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions and names; the ones not given are found by the signature."""
-    numbers, names = _as_tuple(argnums), _as_tuple(argnames)
-    if bool(numbers) == bool(names):
-        return numbers, names
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):
-        return numbers, names
-    positional = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if names:
-        numbers = tuple(i for i, name in enumerate(positional) if name in names)
-    else:
-        inside = [i for i in numbers if -len(positional) <= i < len(positional)]
-        names = tuple(positional[i] for i in inside)
-    return numbers, names
-
-
-def _take_static(
-    args: tuple[Any, ...], kwargs: dict[str, Any], roles: Roles
-) -> tuple[tuple[Any, ...], dict[str, Any], tuple[tuple[Any, Any], ...]]:
-    if not roles.static_argnums and not roles.static_argnames:
-        return args, kwargs, ()
-    numbers = sorted({_positive(i, len(args)) for i in roles.static_argnums})
-    # A static argument with a default, or given by name, has no position.
-    numbers = [i for i in numbers if i < len(args)]
-    statics = [(i, args[i]) for i in numbers]
-    statics += [
-        (name, kwargs[name]) for name in roles.static_argnames if name in kwargs
-    ]
-    for where, value in statics:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise ValueError(
-                f"Non-hashable static arguments are not supported in nnx.jit: argument "
-                f"{where!r} is of type {type(value).__name__}."
-            ) from error
-    rest = tuple(x for i, x in enumerate(args) if i not in numbers)
-    named = {k: v for k, v in kwargs.items() if k not in roles.static_argnames}
-    return rest, named, tuple(statics)
-
-
-def _positive(number: int, count: int) -> int:
-    if number < -count:
-        raise ValueError(
-            f"The argument index {number} is out of range: there are {count} "
-            "positional arguments."
-        )
-    return number + count if number < 0 else number
-
-
-def _put_static(
-    tree: Any, statics: tuple[tuple[Any, Any], ...]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = list(tree[0]), dict(tree[1])
-    for where, value in statics:
-        if isinstance(where, int):
-            args.insert(where, value)
-        else:
-            kwargs[where] = value
-    return tuple(args), kwargs
-
-
-def _donated_leaves(
-    packed: packing.Packed,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    roles: Roles,
-    static_count: int,
-) -> list[int]:
-    """1 for each leaf of a donated argument, 0 for the others."""
-    if not roles.donate_argnums and not roles.donate_argnames:
-        return [0] * len(packed.leaves)
-    total = len(args) + static_count
-    donated = {_positive(i, total) for i in roles.donate_argnums}
-    static = {_positive(i, total) for i in roles.static_argnums}
-    order = [i for i in range(total) if i not in static]
-    flags = tuple(int(i in donated) for i in order[: len(args)])
-    named = {name: int(name in roles.donate_argnames) for name in kwargs}
-    return packing.spread((flags, named), packed.skeleton)
+    def _donated_arguments(self, skeleton: Skeleton) -> Any:
+        """A prefix of ``(args, kwargs)``: is it donated?"""
+        args, kwargs = skeleton.treedef.children()
+        by_position = [i for i, _ in skeleton.statics if isinstance(i, int)]
+        total = len(args.children()) + len(by_position)
+        taken = self._statics.positions(total)
+        donated = self._donated.positions(total)
+        flags = [i in donated for i in range(total) if i not in taken]
+        names = kwargs.node_data()[1]
+        return tuple(flags), {name: name in self._donated.argnames for name in names}

@@ -141,7 +141,7 @@ def _decorator(
         mode,
         Assignment((in_axes, 0), "in_axes", name, mode),
         Assignment(out_axes, "out_axes", name, mode),
-        axis_metadata,
+        axis_metadata=axis_metadata,
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:

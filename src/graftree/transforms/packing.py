@@ -2,7 +2,8 @@
 
     Skeleton    what is static: containers, GraphDefs with one numbering
     Packed      a tree outside: its skeleton, its leaves, its numbered objects
-    Values      a group of leaves on its way through JAX, a pytree node
+    Values      a group of leaves on its way in, a pytree node
+    Changes     a group of changed leaves on its way out, a pytree node
 
 A transform gives different leaves different axes, shardings or roles by putting them in
 different groups.
@@ -11,7 +12,8 @@ different groups.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -241,6 +243,46 @@ def _unflatten_values(aux: Any, values: Any) -> Values:
 
 jax.tree_util.register_pytree_with_keys(
     Values, _flatten_values_with_keys, _unflatten_values, _flatten_values
+)
+
+
+class Changes:
+    """A pytree node that carries new values of Variables out, under their names.
+
+    The names are in quotes, as in ``args[0]['kernel']``, where JAX reports about them.
+
+    Attributes:
+        values: The raw values.
+        names: From `Skeleton.names`.
+    """
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, values: Sequence[Any], names: Sequence[str]) -> None:
+        self.values = values
+        self.names = tuple(names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class _Key(str):
+    """A path entry that JAX prints as it is."""
+
+
+def _flatten_changes_with_keys(group: Changes) -> Any:
+    keys = [_Key(re.sub(r"\.(\w+)", r"['\1']", name)) for name in group.names]
+    return list(zip(keys, group.values, strict=True)), group.names
+
+
+jax.tree_util.register_pytree_with_keys(
+    Changes,
+    _flatten_changes_with_keys,
+    lambda names, values: Changes(values, names),
+    lambda group: (group.values, group.names),
 )
 
 

@@ -141,6 +141,26 @@ class StateAxes(_FilterMapping, Mapping[Any, Any]):
     __hash__ = _FilterMapping.__hash__
 
 
+class StateSharding(_FilterMapping):
+    """Assigns a sharding to each leaf of an object, by filters.
+
+    Args:
+        filter_sharding: A mapping or pairs ``filter -> sharding``, or a State of
+            shardings.
+
+    Example:
+        >>> P = jax.sharding.PartitionSpec
+        >>> shardings = nnx.StateSharding({nnx.OfType(nnx.Param): P("x"), ...: P()})
+        >>> shardings.shardings == (P("x"), P())
+        True
+    """
+
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """The shardings, in the order of the filters."""
+        return self._values
+
+
 class Assignment:
     """A prefix of arguments or outputs, and which group each leaf gets by it.
 
@@ -153,6 +173,7 @@ class Assignment:
 
     Attributes:
         values: The distinct values, one per group.
+        prefixes: What must agree where a Variable occurs twice: the same values.
 
     Raises:
         ValueError: If the prefix contains what it can't.
@@ -173,6 +194,7 @@ class Assignment:
         for leaf in leaves:
             listed += leaf.values_of() if isinstance(leaf, _FilterMapping) else [leaf]
         self.values = tuple(dict.fromkeys(listed)) or (None,)
+        self.prefixes = self.values
         self._numbers = {value: number for number, value in enumerate(self.values)}
         has_mapping = any(isinstance(leaf, PrefixMapping) for leaf in leaves)
         self._is_uniform = len(self.values) == 1 and not has_mapping
