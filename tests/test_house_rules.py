@@ -41,6 +41,7 @@ TESTED_BY = {
     "graftree.core.variable_defaults": "contract/test_variables/test_defaults.py",
     "graftree.core.variable_names": "contract/test_variables/test_pytree_protocol.py",
     "graftree.core.variables": "contract/test_variables/test_values.py",
+    "graftree.transforms.carrying": "transforms/test_loops.py",
 }
 
 # Names with an underscore that are public all the same: two that the API publishes, and

@@ -42,6 +42,14 @@ def test_refs_are_told_from_arrays_also_when_traced():
     assert _jax.is_ref(ref) and not _jax.is_ref(ref[...])
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint])
+def test_tracing_is_told_from_eager_execution(transform):
+    seen = []
+    x = jnp.ones(2) if transform is jax.vmap else 1.0
+    transform(lambda x: (seen.append(_jax.is_tracing()), x)[1])(x)
+    assert seen == [True] and not _jax.is_tracing()
+
+
 def test_types_of_arrays_are_known():
     for value in (jnp.ones(1), np.ones(1), jax.new_ref(jnp.ones(1))):
         assert _jax.is_data_type(type(value))

@@ -84,6 +84,11 @@ from graftree.core.pytrees import (
     Pytree,
     check_pytree,
 )
+from graftree.core.refs import (
+    to_arrays,
+    to_refs,
+    with_vars,
+)
 from graftree.core.rng_keys import (
     reseed,
     restore_rngs,
@@ -238,6 +243,9 @@ from graftree.transforms.autodiff import (
     grad,
     value_and_grad,
 )
+from graftree.transforms.branching import cond, switch
+from graftree.transforms.carrying import Carry
+from graftree.transforms.checking import checkify
 from graftree.transforms.contexts import (
     MergeContext,
     SplitContext,
@@ -247,11 +255,26 @@ from graftree.transforms.contexts import (
     split_context,
     update_context,
 )
+from graftree.transforms.custom_vjp import custom_vjp
+from graftree.transforms.jacobian_products import jvp, vjp
 from graftree.transforms.jit import (
     jit,
 )
-from graftree.transforms.mapping import pmap, vmap
+from graftree.transforms.loops import fori_loop, while_loop
+from graftree.transforms.mapping import pmap, transform_metadata, vmap
+from graftree.transforms.node_states import NodeStates, from_tree, to_tree
+from graftree.transforms.partials import cached_partial, jit_partial
 from graftree.transforms.prefixes import DiffState, StateAxes, StateSharding
+from graftree.transforms.remat import remat
+from graftree.transforms.scan import scan
+from graftree.transforms.shape_eval import (
+    as_abstract,
+    eval_shape,
+    get_abstract_model,
+    make_jaxpr,
+)
+from graftree.transforms.shard_map import shard_map
+from graftree.transforms.tree_prefixes import prefix
 
 __version__ = "0.1.0"
 
@@ -354,7 +377,12 @@ __all__ = [
     "reseed",
     "restore_rngs",
     "var_defaults",
+    "with_vars",
+    "to_arrays",
+    "to_refs",
     "jit",
+    "jit_partial",
+    "cached_partial",
     "MergeContext",
     "SplitContext",
     "UpdateContext",
@@ -362,11 +390,32 @@ __all__ = [
     "merge_context",
     "split_context",
     "update_context",
+    "NodeStates",
+    "from_tree",
+    "to_tree",
     "grad",
     "value_and_grad",
     "DiffState",
+    "vjp",
+    "jvp",
+    "custom_vjp",
+    "scan",
+    "Carry",
+    "while_loop",
+    "fori_loop",
+    "cond",
+    "switch",
+    "remat",
+    "checkify",
+    "eval_shape",
+    "make_jaxpr",
+    "as_abstract",
+    "get_abstract_model",
     "StateAxes",
     "StateSharding",
+    "prefix",
+    "shard_map",
+    "transform_metadata",
     "vmap",
     "pmap",
     "Linear",

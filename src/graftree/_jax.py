@@ -9,13 +9,19 @@ import itertools
 from typing import Any
 
 import jax
+import jax.experimental.checkify as _checkify
+import jax.experimental.hijax as _hijax
 import jax.experimental.layout
 import numpy as np
 from jax._src import core as _core
 from jax._src import mesh as _mesh
+from jax._src.interpreters import ad as _ad
 
 Ref = jax.Ref
+new_ref = jax.new_ref
 Tracer = jax.core.Tracer
+checkify = _checkify.checkify
+user_checks = _checkify.user_checks
 
 
 def current_trace() -> Any:
@@ -25,6 +31,11 @@ def current_trace() -> Any:
     does not keep the trace (and its tracers) alive.
     """
     return _core.trace_ctx.trace._weakref
+
+
+def is_differentiated(x: Any) -> bool:
+    """Whether ``x`` carries a derivative: a tracer of JAX's forward mode."""
+    return isinstance(x, (_ad.JVPTracer, _ad.LinearizeTracer))
 
 
 def is_alive(trace: Any) -> bool:
@@ -39,7 +50,15 @@ def is_data_type(kind: type) -> bool:
 
 def is_ref(x: Any) -> bool:
     """Whether ``x`` is an array ref, concrete or traced."""
-    return isinstance(x, Ref)
+    # `isinstance(x, Ref)` says the same, and takes 15 times as long for an array.
+    return type(x) is Ref or (
+        isinstance(x, Tracer) and isinstance(x.aval, _hijax.AbstractRef)
+    )
+
+
+def is_tracing() -> bool:
+    """Whether a JAX transform is tracing in this thread."""
+    return not isinstance(_core.trace_ctx.trace, _core.EvalTrace)
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:

@@ -270,6 +270,39 @@ def test_values_come_out_of_vmap_with_an_axis():
     assert recorded.tolist() == [0, 1, 2]
 
 
+def test_values_come_out_of_scan_stacked():
+    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
+
+    @nnx.scan(in_axes=(axes, nnx.Carry), out_axes=nnx.Carry, length=3)
+    def forward(model, x):
+        return model(x)
+
+    y, seen = nnx.capture(forward, nnx.Intermediate)(Block(), jnp.array(1.0))
+    (recorded,) = seen["x"].get_value()
+    assert y == 8 and recorded.tolist() == [1, 2, 4]
+
+
+@MODES
+def test_values_come_out_of_scanned_layers_stacked(mode):
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **mode)
+    def forward(model, x):
+        return model(x)
+
+    layers = Block(jnp.array([2.0, 3.0, 5.0]))
+    y, seen = nnx.capture(forward, nnx.Intermediate)(layers, jnp.array(1.0))
+    (recorded,) = seen["x"].get_value()
+    assert y == 30 and recorded.tolist() == [1, 2, 6]
+    assert not modules_with_buffers(layers)
+
+
+@MODES
+def test_values_come_out_of_remat(mode):
+    forward = nnx.remat(lambda model, x: model(x), **mode)
+    gradient = nnx.grad(lambda model, x: forward(model, x), **mode)
+    _, seen = nnx.capture(gradient, nnx.Intermediate)(Block(), 3.0)
+    assert seen["x"].get_value() == (3.0,)
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_value_of_a_closure_raises_instead_of_leaking(transform):
     model = Block()

@@ -1,6 +1,7 @@
 """What owns the metadata of Variables."""
 
 import jax.numpy as jnp
+import pytest
 
 import graftree as nnx
 from graftree.core import labels
@@ -25,3 +26,28 @@ def test_replacing_metadata_moves_the_stamp_and_leaves_other_variables_alone():
 
 def test_hooks_are_looked_up_by_name():
     assert nnx.Param(1).get_hooks("on_get_value") is None
+
+
+def test_metadata_of_read_only_variables_may_change():
+    variable = nnx.with_vars(nnx.Param(1), mutable=False)
+    assert labels.is_read_only(variable)
+    variable.set_metadata(tag="x")
+    assert variable.tag == "x" and labels.is_read_only(variable)
+
+
+def test_entry_mutable_is_false_or_says_nothing():
+    assert not labels.is_read_only(nnx.Param(1))
+    assert not labels.is_read_only(nnx.Param(1, mutable=True))
+    assert labels.is_read_only(nnx.Param(1, mutable=False))
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        (nnx.Param(1, mutable=False), ("read-only", "mutable=True")),
+        (nnx.Param(1, hijax=True), ("would be lost", "ref=True")),
+    ],
+)
+def test_error_names_type_path_and_way_out(variable, words):
+    message = str(labels.immutable_error(variable, "a/b"))
+    assert all(word in message for word in ("Param", "at a/b", *words))

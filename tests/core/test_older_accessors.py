@@ -30,3 +30,15 @@ def test_sharding_names_reads_the_annotation():
         assert variable.sharding_names == ("x",)
     with pytest.warns(DeprecationWarning):
         assert nnx.Param(1).sharding_names is None
+
+
+def test_has_ref_says_what_is_stored_and_is_hijax_that_no_write_is_lost():
+    flags = [(False, False), (False, True), (True, False), (True, True)]
+    made = [nnx.Param(1.0, hijax=hijax, ref=ref) for hijax, ref in flags]
+    assert [v.has_ref for v in made] == [False, True, False, True]
+    assert [v.is_hijax for v in made] == [False, True, True, True]
+
+
+def test_value_of_hijax_variables_says_what_to_use():
+    with pytest.raises(NotImplementedError, match="get_value"):
+        nnx.Param(1.0, hijax=True).value

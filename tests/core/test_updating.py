@@ -66,3 +66,10 @@ def test_new_variables_are_copies():
     model = Model()
     nnx.update(model, {"new": given})
     assert model.new is not given and model.new[...] == 1.0
+
+
+def test_update_that_does_not_fit_a_ref_changes_nothing():
+    node = {"a": nnx.Param(jnp.zeros(2)), "b": nnx.Param(jnp.zeros(2), ref=True)}
+    with pytest.raises(ValueError, match="Invalid shape"):
+        nnx.update(node, {"a": jnp.ones(2), "b": jnp.ones(3)})
+    assert node["a"][...].tolist() == node["b"][...].tolist() == [0.0, 0.0]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import graftree as nnx
 from graftree.core import values
@@ -48,3 +49,94 @@ def test_writing_everything_rebinds_only_if_the_type_stays():
     old, new = jnp.zeros(2), jnp.ones(2)
     assert values.write_at(old, ..., new) is new
     assert values.write_at(old, ..., jnp.ones(2, jnp.int32)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("value", [jnp.ones(2), jax.new_ref(jnp.ones(2)), 1.0])
+def test_stored_in_a_ref_of_its_own_or_without_one(value):
+    ref = values.stored(value, ref=True)
+    assert isinstance(ref, jax.Ref) and ref is not value
+    assert not isinstance(values.stored(value, ref=False), jax.Ref)
+
+
+def test_stored_value_is_the_value_itself_without_a_ref():
+    for value in (jnp.ones(2), {"a": 1}, None):
+        assert values.stored(value, ref=False) is value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        jax.sharding.PartitionSpec("x"),
+        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    ],
+)
+def test_stand_ins_for_arrays_are_never_in_a_ref(value):
+    assert values.is_stand_in(value) and values.stored(value, ref=True) is value
+
+
+def writes(ref, value):
+    """Whether JAX writes the value; the check is to say the same."""
+    try:
+        ref[...] = value
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        jnp.ones(2),
+        jnp.array([1, 2]),
+        jnp.array(True),
+        jnp.float32(1),
+        jnp.uint32(1),
+        jnp.bfloat16(1),
+    ],
+    ids=lambda x: f"{x.dtype}{list(x.shape)}",
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        1, 1.5, True, None, "text", [1.0, 2.0], np.float64(2), np.ones(2), jnp.ones(2),
+        jnp.ones(3), jnp.ones((1, 2)), jnp.float32(1), jnp.int8(1), jnp.array(1.0),
+        jnp.bfloat16(1), jax.ShapeDtypeStruct((2,), jnp.float32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_fits_a_ref_is_what_jax_writes(stored, value):
+    ref = jax.new_ref(stored)
+    if writes(jax.new_ref(stored), value):
+        values.check_fits(ref, value)
+    else:
+        with pytest.raises((TypeError, ValueError)):
+            values.check_fits(ref, value)
+
+
+def test_what_does_not_fit_is_described():
+    ref = jax.new_ref(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="Invalid shape and dtype") as caught:
+        values.check_fits(ref, jnp.ones(2, jnp.int32), "layers/0/kernel")
+    assert "at layers/0/kernel" in str(caught.value)
+    assert "float32[2,3]" in str(caught.value) and "int32[2]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        ..., 0, -1, (0, -1), slice(1, None), (..., 0), np.array([0, 2]), (), None,
+        (None, 0), (slice(None), None), (..., None), np.array([True, False, True]),
+        np.arange(12).reshape(3, 4) > 4, slice(None, None, -1), (0, slice(3, 0, -1)),
+        True,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refs_take_every_index_of_arrays(index):
+    array = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    ref = jax.new_ref(array)
+    assert np.array_equal(values.read_ref(ref, index), array[index])
+    expected = array.copy()
+    expected[index] = -array[index]
+    values.write_ref(ref, index, jnp.asarray(-array[index]))
+    assert np.array_equal(ref[...], expected)

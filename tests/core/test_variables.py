@@ -76,6 +76,29 @@ def test_read_only_variables_refuse_writes():
     assert variable[...].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("second", "value"),
+    [
+        (nnx.Param(jnp.ones(2), ref=True), jnp.ones(3)),
+        (nnx.Param(jnp.ones(2), mutable=False), jnp.ones(2)),
+    ],
+    ids=["wrong shape", "read-only"],
+)
+def test_nothing_is_written_if_one_value_can_not_be(second, value):
+    first = nnx.Param(jnp.zeros(2))
+    with pytest.raises((ValueError, nnx.errors.ImmutableVariableError)):
+        variables.write_raw([first, second], [jnp.ones(2), value])
+    assert first[...].tolist() == [0.0, 0.0]
+
+
+def test_a_ref_is_written_by_what_another_ref_holds():
+    first, second = nnx.Param(1.0, ref=True), nnx.Param(2.0, ref=True)
+    ref = first.get_raw_value()
+    variables.write_raw([first], [second.get_raw_value()])
+    variables.write_raw([second], [second.get_raw_value()])
+    assert first.get_raw_value() is ref and first[...] == second[...] == 2.0
+
+
 def test_half_made_variables_have_no_attributes():
     with pytest.raises(AttributeError):
         object.__new__(nnx.Param)._value

@@ -16,7 +16,8 @@ PATHS = [
     "nn.initializers", "nn.linear", "nn.normalization", "nn.stochastic", "object",
     "optimizer", "pytreelib", "reprlib", "rnglib", "spmd", "statelib", "tracers",
     "training", "training.ema", "training.metrics", "training.optimizer",
-    "transforms", "transforms.autodiff", "transforms.compilation", "traversals",
+    "transforms", "transforms.autodiff", "transforms.compilation",
+    "transforms.transforms", "traversals",
     "variablelib", "visualization",
 ]  # fmt: skip
 
@@ -121,3 +122,22 @@ def test_the_table_loads_nothing_heavy():
 def test_pure_warns_and_does_what_as_pure_does():
     with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
         assert nnx.pure(nnx.Param(3)) == 3
+
+
+OLDER = [
+    (file, name) for file, names in flax_names.OLDER.items() for name in names.split()
+]
+
+
+@pytest.mark.parametrize("file, entry", OLDER)
+def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
+    name, _, current = entry.partition("=")
+    module = importlib.import_module(f"graftree.{file}")
+    assert getattr(nnx, name) is getattr(module, current or name)
+    assert name not in nnx.__all__
+
+
+def test_vars_as_warns_and_takes_older_keywords():
+    with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
+        assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref
+    assert caught[0].filename == __file__

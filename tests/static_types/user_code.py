@@ -61,6 +61,10 @@ def transforms(model: Net, x: jax.Array) -> None:
     assert_type(nnx.jit(predict)(model, x), jax.Array)
     assert_type(decorated(model, x), jax.Array)
     assert_type(with_options(model, 2), jax.Array)
+    assert_type(decorated.eval_shape(model, x), jax.Array)
+    assert_type(decorated.lower(model, x).compile()(model, x), jax.Array)
+    assert_type(nnx.jit_partial(predict, model, graph=False)(x), jax.Array)
+    assert_type(nnx.cached_partial(decorated, model)(x), jax.Array)
 
 
 def training(model: Net, x: jax.Array) -> None:

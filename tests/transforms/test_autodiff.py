@@ -1,4 +1,4 @@
-"""grad and value_and_grad (contract, section 2)."""
+"""grad and value_and_grad."""
 
 import jax
 import jax.numpy as jnp
@@ -111,13 +111,62 @@ def test_argnums_choose_arguments(mode):
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_wrong_argnums_are_refused(mode):
-    with pytest.raises(ValueError):
-        nnx.grad(lambda a: a, argnums=2, **mode)(1.0)
-    with pytest.raises(ValueError, match="repeated"):
-        nnx.grad(lambda a, b: a, argnums=(0, 0), **mode)
-    with pytest.raises(NotImplementedError):
-        nnx.grad(lambda a: a, reduce_axes=("x",), **mode)
+@pytest.mark.parametrize("name", ["grad", "value_and_grad"])
+def test_wrong_argnums_are_refused(mode, name):
+    transform = getattr(nnx, name)
+    with pytest.raises(TypeError, match=f"nnx.{name} requires at least 3 positional"):
+        transform(lambda a: a, argnums=2, **mode)(1.0)
+    with pytest.raises(TypeError, match="at least 2 positional arguments.*only 1"):
+        transform(lambda a: a, argnums=-2, **mode)(1.0)
+    with pytest.raises(ValueError, match="argnum 0 is repeated in argnums"):
+        transform(lambda a, b: a, argnums=(0, 0), **mode)
+    with pytest.raises(ValueError, match="argnum 1 is repeated"):
+        transform(lambda a, b: a, argnums=(1, -1), **mode)(1.0, 2.0)
+    with pytest.raises(ValueError, match=f"argnums of nnx.{name} is empty"):
+        transform(lambda a: a, argnums=(), **mode)
+    with pytest.raises(NotImplementedError, match="reduce_axes"):
+        transform(lambda a: a, reduce_axes=("x",), **mode)
+    with pytest.raises(ValueError, match=f"nnx.{name} does not support bound methods"):
+        transform(Model().__call__, **mode)
+
+
+def test_negative_argnums_keep_the_filter():
+    model = nnx.Dict(a=nnx.BatchStat(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0)))
+    f = lambda x, m: m.a * m.b * x  # noqa: E731
+    assert as_dict(nnx.grad(f, argnums=-1)(5.0, model)) == {"b": 10.0}
+    everything = nnx.DiffState(-1, ...)
+    assert set(nnx.grad(f, argnums=everything)(5.0, model)) == {"a", "b"}
+
+
+def test_defaults_are_arguments_with_graph_updates():
+    f = nnx.grad(lambda x, y=3.0: x * y, argnums=1, **UPDATES)
+    assert f(2.0) == 2.0 and f(y=4.0, x=5.0) == 5.0
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_keywords_are_not_differentiated_without_graph_updates(mode):
+    def f(x, *, model):
+        model.w[...] += 1
+        return loss(model, x)
+
+    model = Model()
+    assert nnx.grad(f, **mode)(3.0, model=model) == 60.0  # w is 3 now: 2 * 10 * 3
+    assert model.w[...] == 3.0
+
+
+def test_the_wrapper_looks_like_the_function():
+    wrapped = nnx.grad(loss)
+    assert wrapped.__name__ == "loss" and wrapped.__wrapped__ is loss
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_decorators_serve_methods(mode):
+    class Squared(Model):
+        @nnx.grad(argnums=1, **mode)
+        def slope(self, x):
+            return loss(self, x)
+
+    assert Squared().slope(3.0) == 28.0
 
 
 def test_diff_state_selects_by_filter():
@@ -180,8 +229,22 @@ def test_shared_variable_in_two_arguments():
     first, second = nnx.grad(f, argnums=(0, 1), **UPDATES)(*args)
     assert first["w"][...] == 6.0 and len(second) == 0
     for mode in (UPDATES, GRAPH):
-        with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
-            nnx.grad(f, argnums=0, **mode)(*args)
+        for name in ("grad", "value_and_grad"):
+            message = f"Inconsistent aliasing detected in nnx.{name}"
+            with pytest.raises(ValueError, match=message):
+                getattr(nnx, name)(f, argnums=0, **mode)(*args)
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_tree_mode_refuses_shared_variables(mode):
+    shared = nnx.Param(jnp.array(3.0))
+    f = nnx.grad(lambda a, b: a * b, argnums=(0, 1), **mode)
+    if mode == TREE:
+        with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.args\[0\]\n"):
+            f(shared, shared)
+    else:
+        first = f(shared, shared)[0]
+        assert first[...] == 6.0
 
 
 # ------------------------------------------------------------------ what else happens
@@ -247,6 +310,114 @@ def test_streams_may_be_drawn_from(mode):
 
 
 @pytest.mark.parametrize("mode", ALL)
+def test_a_failed_call_changes_nothing(mode):
+    def f(model):
+        model.w[...] *= 2
+        if mode == UPDATES:
+            model.new = nnx.Param(model.w * 1)
+        raise RuntimeError("stop")
+
+    model = Model()
+    with pytest.raises(RuntimeError, match="stop"):
+        nnx.grad(f, **mode)(model)
+    assert model.w[...] == 2.0 and not hasattr(model, "new")
+    assert as_dict(nnx.grad(loss, **mode)(model, 3.0)) == GRADS
+
+
+def test_structure_changes_reach_the_caller():
+    def f(model):
+        model.k = 5
+        model.new = nnx.Param(model.w * 1)
+        return model.new * 1
+
+    model = Model()
+    assert as_dict(nnx.grad(f)(model)) == {"w": 1.0, "b": 0.0}
+    assert model.k == 5 and model.new[...] == 2.0
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_errors_of_outputs_have_paths(mode):
+    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.out\[1\]\.[wb]\n"):
+        nnx.grad(lambda m: (loss(m, 1.0), m), has_aux=True, **mode)(Model())
+    captured = nnx.Param(jnp.array(1.0))
+    with pytest.raises(ValueError, match="Cannot return captured Variable"):
+        nnx.grad(lambda m: (loss(m, 1.0), captured), has_aux=True, **mode)(Model())
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_captured_models_are_constants_under_another_trace(mode):
+    model = Model()
+
+    def write(m, x):
+        m.w[...] += x
+        return m(x)
+
+    slopes = jax.vmap(lambda x: nnx.grad(loss, argnums=1, **mode)(model, x))
+    np.testing.assert_array_equal(slopes(jnp.arange(2.0)), [4.0, 12.0])
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
+        jax.vmap(lambda x: nnx.grad(write, argnums=1, **mode)(model, x))(jnp.ones(2))
+    assert model.w[...] == 2.0
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_refs_are_written_but_not_differentiated(mode):
+    count = nnx.BatchStat(jnp.array(0.0), ref=True)
+
+    def f(x, count):
+        count[...] += 1
+        return x**2
+
+    assert nnx.grad(f, **mode)(3.0, count) == 6.0 and count[...] == 1.0
+    with pytest.raises(TypeError, match="Ref-typed"):
+        nnx.grad(f, argnums=1, **mode)(3.0, count)
+
+
+def test_split_models_work_under_plain_jax():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(2, 3, rngs=rngs)
+            self.norm = nnx.BatchNorm(3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.norm(self.linear(x)))
+
+    x = jnp.arange(8.0).reshape(4, 2)
+    net = Net(nnx.Rngs(0))
+    graphdef, params, rest = nnx.split(net, nnx.Param, ...)
+
+    def f(params, rest):
+        net = nnx.merge(graphdef, params, rest, copy=True)
+        return jnp.sum(net(x) ** 2), nnx.state(net, nnx.Not(nnx.Param))
+
+    grads, new = jax.grad(f, has_aux=True)(params, rest)
+    expected = nnx.grad(lambda net: jnp.sum(net(x) ** 2))(net)
+    jax.tree.map(np.testing.assert_allclose, grads, expected)
+    np.testing.assert_array_equal(new["norm"]["mean"][...], net.norm.mean[...])
+    assert new["dropout"]["rngs"]["count"][...] == net.dropout.rngs.count[...] == 1
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_numbers_are_those_of_calculus_in_float64(mode, float64):
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    w = np.random.default_rng(1).normal(size=(4, 2))
+    f = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 3)  # noqa: E731
+    grads = nnx.grad(lambda v, x: f(v[...], x), argnums=(0, 1), **mode)(
+        nnx.Param(jnp.asarray(w)), jnp.asarray(x)
+    )
+    y = np.tanh(x @ w)
+    inner = 3 * y**2 * (1 - y**2)
+    np.testing.assert_allclose(grads[0][...], x.T @ inner, rtol=1e-13)
+    np.testing.assert_allclose(grads[1], inner @ w.T, rtol=1e-13)
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_gradients_are_mapped(mode):
+    f = nnx.vmap(nnx.grad(loss, argnums=1, **mode), in_axes=(None, 0), **mode)
+    np.testing.assert_array_equal(f(Model(), jnp.arange(2.0)), [4.0, 12.0])
+
+
+@pytest.mark.parametrize("mode", ALL)
 def test_derivatives_nest(mode):
     def slope(v):
         return nnx.grad(lambda v: v[...] ** 3, **mode)(v)[...]
@@ -279,3 +450,36 @@ def test_complex_derivatives():
     for mode in ALL:
         grads = nnx.grad(lambda v: v[...] ** 2, holomorphic=True, **mode)(z)
         assert grads[...] == 2.0 + 4.0j
+
+
+# ------------------------------------------------------------------------------- peers
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("mode", [UPDATES, TREE], ids=["graph_updates", "tree"])
+def test_gradients_are_those_of_the_peer(mode):
+    peer = pytest.importorskip("flax.nnx")
+
+    def results(nnx):
+        def f(model, x):
+            model.stat[...] += 1
+            return jnp.sum(model.linear(x) ** 2) * model.scale, {"aux": x}
+
+        model = nnx.Dict(
+            linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+            scale=nnx.Param(jnp.array(3.0)),
+            stat=nnx.BatchStat(jnp.array(0.0)),
+        )
+        out, grads = nnx.value_and_grad(f, argnums=(0, 1), has_aux=True, **mode)(
+            model, jnp.ones((1, 2))
+        )
+        flat = nnx.to_flat_state(nnx.state(grads[0]))
+        return (
+            {path: leaf[...] for path, leaf in flat},
+            (out, grads[1]),
+            model.stat[...],
+        )
+
+    ours, theirs = results(nnx), results(peer)
+    assert ours[0].keys() == theirs[0].keys()
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)

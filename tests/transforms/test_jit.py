@@ -1,5 +1,8 @@
 """jit: its cache, static arguments, donation (contract, section 6)."""
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,9 +95,90 @@ def test_values_that_are_no_arrays_are_refused_by_jax(mode):
         nnx.jit(lambda x: x, **mode)("text")
 
 
-def test_captured_model_is_a_constant():
+@pytest.mark.parametrize("name", ["graph_updates", "graph", "tree"])
+@pytest.mark.parametrize("transform", ["jit", "grad", "eval_shape"])
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=str)
+def test_captured_models_may_be_read_by_an_inner_function(name, transform, options):
     model = Model()
-    assert nnx.jit(lambda x: model.w * x)(2.0).tolist() == [2.0, 2.0]
+    before = dict(vars(model)), jax.tree.leaves(model)
+    inner = nnx.jit(lambda m, x: (m.w * x).sum(), **options, **MODES[name])
+    out = {
+        "jit": lambda f: jax.jit(f)(2.0) == 4.0,
+        "grad": lambda f: jax.grad(f)(2.0) == 2.0,
+        "eval_shape": lambda f: jax.eval_shape(f, 2.0).shape == (),
+    }[transform](lambda x: inner(model, x))
+    assert out and dict(vars(model)) == before[0]
+    assert all(map(operator.is_, jax.tree.leaves(model), before[1]))
+
+
+WRITES = {
+    "value": lambda m: m.w.set_value(m.w * 2),
+    "metadata": lambda m: m.w.set_metadata(tag="y"),
+    "attribute": lambda m: setattr(m, "static", 2),
+    "array": lambda m: setattr(m, "array", m.array * 2),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_captured_models_may_not_be_written_and_stay_whole(name, mode):
+    model = Model()
+    before = dict(vars(model)), jax.tree.leaves(model)
+    inner = nnx.jit(lambda m: WRITES[name](m), **mode)
+    if name in ("value", "metadata") or mode.get("graph_updates"):
+        with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+            jax.jit(lambda: inner(model))()
+    else:
+        jax.jit(lambda: inner(model))()
+    assert dict(vars(model)) == before[0] and model.w.tag == "x"
+    assert all(map(operator.is_, jax.tree.leaves(model), before[1]))
+
+
+def test_captured_model_is_a_constant(mode):
+    model = Model()
+    assert nnx.jit(lambda x: model.w * x, **mode)(2.0).tolist() == [2.0, 2.0]
+    assert nnx.jit(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), **mode)(jnp.ones((1, 2))).shape
+
+
+def test_captured_models_may_not_be_returned(mode):
+    model = Model()
+    phrase = "Cannot (extract graph node|return captured Variable)"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.jit(lambda: model, **mode)()
+
+
+def test_no_tracer_outlives_a_call(mode):
+    def f(model, x):
+        model.w[...] += x
+        model.new, model.array = nnx.Param(model.w * 2), model.array * x
+        return [nnx.Param(x), model.w * x]
+
+    with jax.checking_leaks():
+        nnx.jit(f, **mode)(Model(), 2.0)
+        nnx.jit(f, **mode).eval_shape(Model(), 2.0)
+
+
+def test_arrays_in_new_attributes_are_data(mode):
+    def f(model, x):
+        model.new, model.named = x * 2, nnx.data({"x": x})
+        made = nnx.Dict()
+        made.array = x * 3
+        return made
+
+    model = Model()
+    made = nnx.jit(f, **mode)(model, jnp.ones(2))
+    assert made.array.tolist() == [3.0, 3.0] and nnx.is_data(made.array)
+    if mode.get("graph_updates"):
+        assert model.new.tolist() == [2.0, 2.0] and model.named["x"].tolist() == [1, 1]
+        nnx.jit(f, **mode)(model, jnp.zeros(2))
+        assert model.new.tolist() == [0.0, 0.0]
+
+
+def test_metadata_changes_reach_the_caller_and_retrace(mode):
+    f, traces = counting(lambda m: m.w.set_metadata(tag="y"), **mode)
+    model = Model()
+    for expected in (1, 2, 2):
+        f(model)
+        assert model.w.tag == "y" and len(traces) == expected
 
 
 def test_counts_of_streams_advance(mode):
@@ -156,6 +240,86 @@ def test_swapped_modules_of_one_type_do_not_retrace():
     assert model.a is a and len(traces) == 1
 
 
+def test_modules_of_other_types_are_traced_once_in_each_place():
+    def swap(m):
+        m["a"], m["b"] = m["b"], m["a"]
+
+    f, traces = counting(swap)
+    model = nnx.Dict(a=Model(), b=nnx.Dict(w=nnx.Param(jnp.ones(1))))
+    for _ in range(4):
+        f(model)
+    assert len(traces) == 2
+
+
+# ------------------------------------------------------------------- forms of use
+
+
+class Doubler(nnx.Module):
+    """A module whose methods are compiled, its constructor too."""
+
+    traces: list = []
+
+    @nnx.jit(static_argnums=(1, 2))
+    def __init__(self, din, dout, rngs):
+        self.traces.append(None)
+        self.din, self.dout = din, dout
+        self.kernel = nnx.Param(rngs.params.normal((din, dout)))
+        self.again = self.kernel
+
+    @nnx.jit
+    def __call__(self, x):
+        return 2 * x @ self.kernel
+
+    @nnx.jit(static_argnums=1)
+    def power(self, n):
+        assert isinstance(n, int)
+        self.kernel[...] **= n
+
+
+def test_constructors_can_be_compiled():
+    Doubler.traces.clear()
+    a, b = Doubler(2, 3, nnx.Rngs(0)), Doubler(2, 3, nnx.Rngs(1))
+    assert isinstance(a.din, int) and a.dout == 3 and a.again is a.kernel
+    assert len(Doubler.traces) == 1 and a.kernel is not b.kernel
+    np.testing.assert_allclose(a.kernel, nnx.Rngs(0).params.normal((2, 3)))
+    Doubler(2, 4, nnx.Rngs(0))
+    assert len(Doubler.traces) == 2
+
+
+def test_methods_can_be_compiled():
+    model = Doubler(2, 3, nnx.Rngs(0))
+    before = model.kernel[...]
+    np.testing.assert_allclose(model(jnp.ones((1, 2))), 2 * before.sum(0)[None])
+    model.power(2)
+    np.testing.assert_allclose(model.kernel, before**2)
+    assert Doubler.power is vars(Doubler)["power"]
+    assert model.power.func is Doubler.power and model.power.args == (model,)
+
+
+def test_classes_can_be_compiled(mode):
+    make = nnx.jit(nnx.Linear, static_argnums=(0, 1), **mode)
+    model = make(2, 3, rngs=nnx.Rngs(0))
+    assert type(model) is nnx.Linear and model.in_features == 2
+    np.testing.assert_allclose(model.kernel, nnx.Linear(2, 3, rngs=nnx.Rngs(0)).kernel)
+
+
+def test_name_and_function_are_kept(mode):
+    def f(x):
+        """Doc."""
+        return x
+
+    for jitted in (nnx.jit(f, **mode), nnx.jit(**mode)(f)):
+        assert jitted.fun is jitted.__wrapped__ is f
+        assert (jitted.__name__, jitted.__doc__) == ("f", "Doc.")
+    assert "jit_f" in nnx.jit(f, **mode).lower(1.0).as_text()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, functools.partial])
+def test_bound_methods_of_modules_are_refused(wrap, mode):
+    with pytest.raises(ValueError, match=r"nnx\.jit does not support bound methods"):
+        nnx.jit(wrap(Model().train), **mode)
+
+
 # ------------------------------------------------------------------ static arguments
 
 
@@ -194,8 +358,22 @@ def test_static_values_are_part_of_the_cache(mode):
 def test_wrong_static_arguments_are_refused(mode):
     with pytest.raises(ValueError, match="1 positional"):
         nnx.jit(lambda *args: None, static_argnums=-3, **mode)(1.0)
+    with pytest.raises(ValueError, match="1 positional arguments"):
+        nnx.jit(lambda x: None, static_argnums=1, **mode)
     with pytest.raises(ValueError, match="hashable"):
         nnx.jit(lambda x, n: x, static_argnums=1, **mode)(1.0, [1])
+    with pytest.raises(ValueError, match="cannot intersect"):
+        nnx.jit(lambda x, n: x, static_argnums=1, donate_argnames="n", **mode)
+
+
+def test_structure_may_change_beside_static_and_donated_arguments():
+    def f(n, model, m, x):
+        model.static = n + m
+        model.new = nnx.Param(x)
+
+    model = Model()
+    nnx.jit(f, static_argnums=(0, 2), donate_argnums=1)(1, model, 2, jnp.ones(1))
+    assert model.static == 3 and model.new[...] == 1.0 and model.w[0] == 1.0
 
 
 # -------------------------------------------------------------------------- donation
@@ -232,6 +410,29 @@ def test_donated_arrays_are_deleted(mode):
     assert x.is_deleted() and not kept.is_deleted()
 
 
+def test_donated_models_keep_their_array_attributes():
+    model = Model()
+    nnx.jit(lambda m: m.w * m.array, donate_argnums=0)(model)
+    assert model.array.tolist() == [3.0, 3.0]
+
+
+def test_shared_variables_are_donated_once():
+    model = Model()
+    step = nnx.jit(lambda a, b: a.w.set_value(a.w + b.w), donate_argnums=0)
+    step(model, model)
+    assert model.w[...].tolist() == [2.0, 2.0]
+
+
+def test_one_buffer_in_two_variables_is_not_donated_twice(mode):
+    a, b = Model(), Model()
+    b.w.set_value(a.w.get_value())
+    step = nnx.jit(lambda a, b: a.w * b.w, donate_argnums=(0, 1), **mode)
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="donate the same buffer twice"
+    ):
+        step(a, b)
+
+
 def test_deep_clones_can_be_donated_beside_their_original(mode):
     model = Model()
     cloned = nnx.clone(model, arrays=True)
@@ -266,7 +467,8 @@ def test_exception_in_a_donating_function_leaves_the_buffers():
 def test_ref_backed_variables_are_written_in_place(name):
     variable = nnx.Param(jnp.zeros(2), ref=True)
     ref = variable.get_raw_value()
-    nnx.jit(lambda v: v.__setitem__(..., v + 1), **MODES[name])(variable)
+    options = {"donate_argnums": 0} if name == "graph" else {}
+    nnx.jit(lambda v: v.__setitem__(..., v + 1), **options, **MODES[name])(variable)
     assert variable.get_raw_value() is ref and ref[...].tolist() == [1.0, 1.0]
 
 

@@ -1,5 +1,7 @@
 """Functions mapped over an axis of objects: `vmap` and `pmap`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,30 +120,6 @@ def test_state_axes_assign_axes_by_filter():
     np.testing.assert_array_equal(product(Foo()), expected)
 
 
-def test_state_axes_without_a_match_name_the_path():
-    axes = nnx.StateAxes({nnx.Param: 0})
-    with pytest.raises(ValueError, match="No axis found for.*'b'"):
-        nnx.vmap(lambda foo: foo.a[...], in_axes=(axes,))(Foo())
-
-
-def test_state_axes_are_a_mapping_compared_by_content():
-    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
-    assert axes == nnx.StateAxes([(nnx.Param, 0), (..., None)])
-    assert hash(axes) == hash(nnx.StateAxes({nnx.Param: 0, ...: None}))
-    assert axes != nnx.StateAxes({nnx.Param: 1, ...: None})
-    assert (list(axes), axes[...], len(axes)) == ([nnx.Param, ...], None, 2)
-    assert repr(axes).startswith("StateAxes({")
-
-
-@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
-def test_state_axes_need_graph_updates(mode):
-    axes = nnx.StateAxes({...: 0})
-    with pytest.raises(
-        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
-    ):
-        nnx.vmap(lambda foo: foo, in_axes=(axes,), **mode)
-
-
 def test_aliases_with_different_axes_are_refused():
     foo = Foo()
     phrase = r"(?s)Inconsistent aliasing detected.*Param.*0/a: 0.*1/a: None"
@@ -177,13 +155,6 @@ def test_captured_objects_are_not_returned():
         nnx.vmap(lambda x: foo)(jnp.ones(3))
     with pytest.raises(ValueError, match="Cannot return captured Variable"):
         nnx.vmap(lambda x: foo, graph_updates=False)(jnp.ones(3))
-
-
-def test_variables_and_nodes_are_no_prefixes():
-    with pytest.raises(ValueError, match="Variables prefixes are not supported"):
-        nnx.vmap(lambda x: x, in_axes=(nnx.Param(0),))
-    with pytest.raises(ValueError, match="Graph nodes are not allowed as prefixes"):
-        nnx.vmap(lambda x: x, in_axes=(Foo(),))
 
 
 def test_bound_methods_are_refused():
@@ -228,3 +199,216 @@ def test_nested_maps_of_a_gradient():
     gradient = nnx.grad(lambda model, x: model(x).sum())
     grads = nnx.vmap(gradient, in_axes=(None, 0))(model, x)
     np.testing.assert_array_equal(grads["kernel"][..., 0], x)
+
+
+# --------------------------------------------------------------------- axes and objects
+
+
+@MODES
+@TRANSFORMS
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_any_axis_is_mapped_and_comes_back(mode, transform, axis):
+    variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
+
+    def step(variable):
+        variable[...] += 1
+        return nnx.Param(variable[...] * 2)
+
+    out = transform(step, in_axes=axis, out_axes=axis, **mode)(variable)
+    expected = np.arange(6.0).reshape(2, 3) + 1
+    np.testing.assert_array_equal(variable[...], expected)
+    np.testing.assert_array_equal(out[...], 2 * expected)
+
+
+@MODES
+def test_a_size_is_needed_where_nothing_is_mapped(mode):
+    make = nnx.vmap(lambda: nnx.Param(jnp.ones(2)), axis_size=3, **mode)
+    assert make().shape == (3, 2)
+    counter = nnx.Variable(jnp.array(0))
+    once = nnx.vmap(count, in_axes=None, out_axes=None, axis_size=3, **mode)
+    assert once(counter, 1.0) == 1.0 and counter[...] == 1
+
+
+def test_constructors_are_mapped():
+    axes = nnx.StateAxes({(nnx.Param, nnx.RngState): 0, ...: None})
+
+    class Ensemble(nnx.Module):
+        @nnx.split_rngs(splits=5)
+        @nnx.vmap(in_axes=(axes, axes))
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(2, 3, rngs=rngs)
+            self.calls = nnx.BatchStat(jnp.array(0))
+            self.itself = self
+
+        @nnx.vmap(in_axes=(axes, None))
+        def __call__(self, x):
+            self.calls[...] += 1
+            return self.linear(x)
+
+    rngs = nnx.Rngs(0)
+    ensemble = Ensemble(rngs)
+    x = jnp.ones(2)
+    y = ensemble(x)
+    assert ensemble.itself is ensemble and ensemble.calls[...] == 1
+    assert ensemble.linear.kernel.shape == (5, 2, 3)
+    assert rngs.default.count[...] == 1
+    for i in range(5):
+        kernel, bias = ensemble.linear.kernel[i], ensemble.linear.bias[i]
+        np.testing.assert_allclose(y[i], x @ kernel + bias, rtol=1e-6)
+
+
+# -------------------------------------------------------------------- keyword arguments
+
+
+def test_keywords_become_positions_with_graph_updates():
+    def f(x, y=2.0, z=3.0):
+        return x * y * z
+
+    x = jnp.arange(3.0)
+    mapped = nnx.vmap(f, in_axes=(0, None, None))
+    np.testing.assert_array_equal(mapped(x, z=5.0), 10 * np.arange(3.0))
+    np.testing.assert_array_equal(mapped(x), 6 * np.arange(3.0))
+    with pytest.raises(TypeError, match="could not be resolved to positions"):
+        nnx.vmap(lambda x, *, y: x)(x, y=x)
+
+
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
+@TRANSFORMS
+def test_keywords_are_mapped_over_axis_0_without_graph_updates(mode, transform):
+    foo, x = Foo(), jnp.arange(4.0)
+
+    def write(x, *, foo):
+        foo.a[...] += x
+        return foo.a[...]
+
+    y = transform(write, in_axes=(0,), **mode)(x, foo=foo)
+    np.testing.assert_array_equal(y, 2 * np.arange(4.0))
+    np.testing.assert_array_equal(foo.a[...], y)
+
+
+def test_pmap_takes_no_keywords_with_graph_updates():
+    with pytest.raises(TypeError, match="nnx.pmap takes no keyword arguments.*'y'"):
+        nnx.pmap(lambda x, y: x)(jnp.ones(3), y=jnp.ones(3))
+
+
+# ----------------------------------------------------------- aliases, refs, other forms
+
+
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": True}])
+def test_aliases_are_checked_before_the_function_runs(mode):
+    variable = nnx.Param(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="(?s)Inconsistent aliasing.*0: 0.*1: 1"):
+        nnx.vmap(lambda a, b: a[...] + b[...], in_axes=(0, 1), **mode)(
+            variable, variable
+        )
+
+
+@MODES
+def test_new_objects_with_two_axes_are_refused(mode):
+    def make(x):
+        return (new := nnx.Param(jnp.full(2, x))), new
+
+    phrase = "Inconsistent aliasing detected" if mode["graph"] else "Duplicate Param"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.vmap(make, out_axes=(0, 1), **mode)(jnp.ones(3))
+
+
+def test_keyword_aliases_name_both_paths():
+    foo = Foo()
+    with pytest.raises(ValueError, match=r"(?s)\.args\[0\]\.a.*\.kwargs\['b'\]\.a"):
+        nnx.vmap(lambda a, b: 0.0, graph=False)(foo, b=foo)
+
+
+@MODES
+def test_refs_are_written_in_place(mode):
+    variable = nnx.Variable(jnp.zeros(3), ref=True)
+    raw = variable.get_raw_value()
+
+    def write(variable, x):
+        variable[...] += x
+
+    nnx.vmap(write, **mode)(variable, jnp.arange(3.0))
+    assert variable.get_raw_value() is raw
+    np.testing.assert_array_equal(variable[...], np.arange(3.0))
+
+
+@MODES
+def test_shared_streams_give_one_key_to_all(mode):
+    rngs = nnx.Rngs(0)
+    draws = nnx.vmap(lambda rngs, x: rngs.uniform(()), in_axes=(None, 0), **mode)(
+        rngs, jnp.ones(3)
+    )
+    assert len(np.unique(draws)) == 1 and rngs.default.count[...] == 1
+
+
+@MODES
+def test_the_axis_has_a_name_for_collectives(mode):
+    mean = nnx.vmap(lambda x: x - jax.lax.pmean(x, "i"), axis_name="i", **mode)
+    np.testing.assert_array_equal(mean(jnp.arange(3.0)), [-1, 0, 1])
+
+
+def test_names_and_signatures_are_kept():
+    @nnx.vmap
+    def documented(x):
+        """Gives x."""
+
+    assert (documented.__name__, documented.__doc__) == ("documented", "Gives x.")
+
+
+# ---------------------------------------------------------------------- pmap on its own
+
+
+@MODES
+@pytest.mark.parametrize("in_axes", [0, (0, None, 0), [0, None, 0]])
+def test_static_arguments_of_pmap_are_python_values(mode, in_axes):
+    seen = []
+
+    @nnx.pmap(in_axes=in_axes, static_broadcasted_argnums=1, **mode)
+    def scale(foo, factor, x):
+        seen.append(factor)
+        foo.a[...] *= factor
+        return foo.a * x
+
+    foo = Foo()
+    np.testing.assert_array_equal(scale(foo, 2, jnp.ones(4)), 2 * np.arange(4.0))
+    np.testing.assert_array_equal(foo.a[...], 2 * np.arange(4.0))
+    assert set(seen) == {2}
+
+
+@MODES
+def test_donated_objects_of_pmap_stay_readable(mode):
+    @nnx.pmap(donate_argnums=(0, 1), **mode)
+    def add(foo, x):
+        foo.a[...] += x
+        return x + 1
+
+    foo, x = Foo(), jax.pmap(jnp.array)(jnp.ones(4))  # on its devices
+    foo.a[...] = foo.a + 0  # buffers of their own
+    foo.b[...] = foo.b + 0
+    np.testing.assert_array_equal(add(foo, x), np.full(4, 2.0))
+    assert x.is_deleted()
+    np.testing.assert_array_equal(foo.a[...], np.arange(4.0) + 1)
+    np.testing.assert_array_equal(foo.b[...], np.arange(4.0))
+
+
+def test_static_arguments_of_pmap_are_not_donated():
+    with pytest.raises(ValueError, match="cannot intersect"):
+        nnx.pmap(lambda x: x, static_broadcasted_argnums=0, donate_argnums=0)
+
+
+# ----------------------------------------------------------------------------- the peer
+
+
+@pytest.mark.peers
+@MODES
+def test_ensembles_compute_what_those_of_flax_do(mode):
+    flax = pytest.importorskip("flax.nnx")
+    y = []
+    for library in (nnx, flax):
+        linear = functools.partial(library.Linear, 2, 3)
+        rngs = library.Rngs
+        make = library.vmap(lambda key: linear(rngs=rngs(key)), **mode)  # noqa: B023
+        models = make(jax.random.split(jax.random.key(0), 4))
+        apply = library.vmap(lambda model, x: model(x), in_axes=(0, None), **mode)
+        y.append(apply(models, jnp.ones(2)))
+    np.testing.assert_array_equal(*y)

@@ -38,13 +38,15 @@ def test_leaves_are_named_as_in_python():
 
 def test_groups_join_to_what_was_parted():
     packed = pack(1.0, 2.0, 3.0)
-    groups = packing.part(packed, [1, 0, 1], 2)
+    groups = packing.part(packed.values(), packed.skeleton, [1, 0, 1], 2)
     assert [group.values for group in groups] == [[2.0], [1.0, 3.0]]
     assert packing.join(groups) == (packed.skeleton, [1.0, 2.0, 3.0])
+    assert packing.roles(groups, 3) == [1, 0, 1]
 
 
 def test_groups_pass_through_jax_with_their_static_part():
-    (group,) = packing.part(pack(1.0, [2.0]), [0, 0], 1)
+    packed = pack(1.0, [2.0])
+    (group,) = packing.part(packed.values(), packed.skeleton, [0, 0], 1)
     doubled = jax.tree.map(lambda x: 2 * x, group)
     assert doubled.skeleton is group.skeleton
     assert list(doubled.values) == [2.0, 4.0]

@@ -21,7 +21,16 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
-from graftree.core import aliases, labels, nodes, ownership, paths, pytrees, variables
+from graftree.core import (
+    aliases,
+    labels,
+    nodes,
+    ownership,
+    paths,
+    pytrees,
+    values,
+    variables,
+)
 from graftree.core.metadata import HashableMapping
 from graftree.core.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.skeletons import (
@@ -382,9 +391,8 @@ class Builder:
         for obj, *_ in self.fills:
             if isinstance(obj, pytrees.Pytree) and not pytrees.state_of(obj).is_owned():
                 raise ownership.object_error(obj)
-        for variable, _, _ in self.updates:
-            if not variables.is_owned(variable):
-                raise ownership.variable_error(variable)
+        for variable, leaf, _ in self.updates:
+            variables.check_write(variable, raw_of(leaf))
 
     def commit(self) -> None:
         """Carries out the writes that were put off."""
@@ -416,23 +424,25 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
     """The Variable that a skeleton describes, around a value.
 
     Its ``ref`` metadata says what it holds, also if a ref was recorded and an array
-    came, or the other way round.
+    came, or the other way round. What stands in for an array may become a ref later.
     """
     entries = node.metadata
-    if entries["ref"] is not _jax.is_ref(leaf):
+    if entries["ref"] is not _jax.is_ref(leaf) and not values.is_stand_in(leaf):
         entries = HashableMapping({**entries, "ref": _jax.is_ref(leaf)})
     return variables.rebuild(node.type, leaf, entries)
 
 
 def write_leaf(variable: Variable[Any], leaf: Any) -> None:
     """Writes a leaf of a state, a Variable or a raw value, into a Variable."""
-    if isinstance(leaf, Variable):
-        if leaf is not variable:
-            variable.update_from_state(leaf)
-    elif _jax.is_ref(variable.get_raw_value()) and not _jax.is_ref(leaf):
-        variable.get_raw_value()[...] = leaf
-    else:
-        variable.set_raw_value(leaf)
+    if not isinstance(leaf, Variable):
+        variables.write_raw([variable], [leaf])
+    elif leaf is not variable:
+        variable.update_from_state(leaf)
+
+
+def raw_of(leaf: Any) -> Any:
+    """The raw value of a leaf of a state, which is a Variable or the value itself."""
+    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
 
 
 def unflatten_tree(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from graftree import errors
 from graftree.core import metadata, stamps
 from graftree.core.metadata import HashableMapping
 
@@ -17,13 +18,20 @@ class Labeled:
     required_metadata: ClassVar[frozenset[str]] = metadata.REQUIRED
     stamp: int
 
-    def check_writable(self) -> None:
-        """Raises if the Variable must not be changed now."""
+    def check_owned(self, path: str = "") -> None:
+        """Raises if another trace owns the Variable."""
         raise NotImplementedError
 
     def get_hooks(self, name: str) -> Any:
         """The hooks of a name, or ``None``."""
         return self._metadata.get(name)
+
+    @property
+    def var_type(self) -> Any:
+        """The class of the Variable; also as ``type``."""
+        return type(self)
+
+    type = var_type
 
     @property
     def hijax(self) -> bool:
@@ -94,6 +102,23 @@ class Labeled:
         del entries[name]
         replace_metadata(self, HashableMapping(entries))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            object.__setattr__(self, name, value)
+        except AttributeError as error:
+            if hasattr(type(self), name):
+                raise
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}. Variables keep such "
+                f"entries as metadata: use variable.set_metadata({name}=value)."
+            ) from error
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(
+            f"Cannot delete {name!r} of a {type(self).__name__}: "
+            f"use variable.del_metadata({name!r})."
+        )
+
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Tells the ``on_add_axis`` hooks that a transform added a dimension."""
         if "on_add_axis" in self._metadata:
@@ -107,6 +132,29 @@ class Labeled:
             metadata.run_hooks(hooks, self, axis_index, axis_name)
 
 
+def is_read_only(variable: Labeled) -> bool:
+    """Whether the Variable was made read-only, by ``mutable=False``."""
+    # Asked on each write, and nearly never there.
+    return "mutable" in variable._metadata and not variable._metadata["mutable"]
+
+
+def immutable_error(variable: Labeled, path: str = "") -> errors.ImmutableVariableError:
+    """The error for writing a Variable that is read-only, or is so in a trace."""
+    kind = type(variable).__name__
+    if is_read_only(variable):
+        what = f"Cannot write this {kind}: it was made read-only."
+        way_out = "Use nnx.with_vars(node, mutable=True) to undo that."
+    else:
+        what = (
+            f"Cannot update a non-ref HijaxVariable ({kind}) inside a JAX transform: "
+            "the update would be lost."
+        )
+        way_out = f"Make it with ref=True: nnx.{kind}(value, hijax=True, ref=True)."
+    return errors.ImmutableVariableError(
+        errors.message(what, where=f"at {path}" if path else "", way_out=way_out)
+    )
+
+
 def metadata_of(variable: Labeled) -> HashableMapping:
     """The metadata as it is stored: immutable, not a copy."""
     return variable._metadata
@@ -118,6 +166,6 @@ def replace_metadata(variable: Labeled, entries: HashableMapping) -> None:
     Raises:
         TraceContextError: If another trace owns the Variable.
     """
-    variable.check_writable()
+    variable.check_owned()
     object.__setattr__(variable, "_metadata", entries)
     stamps.touch(variable)

@@ -38,6 +38,13 @@ RemoveAxisHook = Callable[[Any, int, str | None], None]
 # Older metadata keys and the key that took their place.
 _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
 
+# Older flags and those they set. Programs that write ``is_hijax=True`` expect writes
+# inside plain JAX transforms to propagate, which is what a ref does.
+_OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
+
+# What a Variable keeps when it takes over the metadata of another one.
+_OWN = ("hijax", "ref", "mutable")
+
 
 class HashableMapping(Mapping[str, Any]):
     """An immutable mapping that compares by content and can be hashed.
@@ -67,6 +74,10 @@ class HashableMapping(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key``, or ``default``."""
+        return self._entries.get(key, default)
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -124,6 +135,15 @@ def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
             )
             metadata[new] = metadata.pop(old)
     return metadata
+
+
+def take_older_flags(entries: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Moves flags under older names out of ``entries``; a current flag wins."""
+    for older in _OLDER_FLAGS.keys() & entries.keys():
+        value = entries.pop(older)
+        for flag in _OLDER_FLAGS[older]:
+            if flags.get(flag) is None:
+                flags[flag] = value
 
 
 def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
@@ -281,6 +301,24 @@ def complete(
         entries.setdefault(hook, function)
     if any(hook in entries for hook in HOOKS):
         warn_about_hooks(stacklevel=3)
+    return HashableMapping(entries)
+
+
+def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMapping:
+    """The metadata of a copy with other entries; ``mutable=True`` undoes ``False``."""
+    if not updates:
+        return current
+    take_older_flags(updates, updates)
+    entries = {**current, **updates}
+    if updates.get("mutable"):
+        del entries["mutable"]
+    return HashableMapping(entries)
+
+
+def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapping:
+    """The metadata of a Variable after an update by the state of another one."""
+    entries = {key: value for key, value in other.items() if key != "mutable"}
+    entries |= {key: current[key] for key in _OWN if key in current}
     return HashableMapping(entries)
 
 

@@ -1,19 +1,30 @@
-"""Accessors of Variables from older releases; they work, and warn."""
+"""Accessors of Variables from older releases; they work, and most of them warn."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
+from graftree import _jax
+
 
 class OlderAccessors:
-    """``value``, ``raw_value`` and ``sharding_names``."""
+    """Values and metadata under the names that they used to have."""
 
     __slots__ = ()
 
     @property
     def value(self) -> Any:
-        """The value (deprecated: use ``variable[...]`` or `get_value`)."""
+        """The value (deprecated: use ``variable[...]`` or `get_value`).
+
+        Raises:
+            NotImplementedError: If the Variable was made with ``hijax=True``.
+        """
+        if self.hijax:
+            raise NotImplementedError(
+                "`.value` is not implemented for Variables with hijax=True: use "
+                "variable[...] for arrays, or variable.get_value()."
+            )
         _warn("'.value' access", stacklevel=3)
         return self.get_value()
 
@@ -38,6 +49,16 @@ class OlderAccessors:
         """The annotation (deprecated: read the metadata ``out_sharding``)."""
         _warn("'.sharding_names'", stacklevel=3)
         return self.get_metadata("out_sharding", None)
+
+    @property
+    def has_ref(self) -> bool:
+        """Whether the value is in a ``jax.Ref``."""
+        return _jax.is_ref(self.get_raw_value())
+
+    @property
+    def is_hijax(self) -> bool:
+        """Whether writes inside plain JAX transforms propagate or raise."""
+        return self.hijax or self.has_ref
 
 
 def _warn(what: str, *, stacklevel: int) -> None:

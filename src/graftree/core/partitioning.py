@@ -153,6 +153,52 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
+def place_abstract(
+    value: Any, metadata: Mapping[str, Any], *, is_replicated: bool = False
+) -> Any:
+    """Says where the value of an abstract Variable would be.
+
+    Args:
+        value: The value; a ``jax.ShapeDtypeStruct`` in it that has no sharding gets the
+            one of the annotation, if there is a mesh.
+        metadata: Of the Variable.
+        is_replicated: Whether, on the mesh in force, a value without annotation is
+            replicated. Else it gets no sharding.
+
+    Returns:
+        The placed value; ``value`` itself if there is nothing to say.
+
+    Raises:
+        ValueError: If the annotation and the mesh in force don't fit.
+    """
+    if not any(map(_is_unplaced, jax.tree.leaves(value))):
+        return value
+    sharding = _abstract_sharding(metadata, is_replicated)
+    if sharding is None:
+        return value
+    return jax.tree.map(
+        lambda x: x.update(sharding=sharding) if _is_unplaced(x) else x, value
+    )
+
+
+def _is_unplaced(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) and x.sharding is None
+
+
+def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
+    annotation = metadata.get("out_sharding")
+    if _jax.is_format(annotation):
+        return annotation
+    mesh = jax.sharding.get_abstract_mesh()
+    if not annotation:
+        has_sharding = is_replicated and not mesh.empty
+        return NamedSharding(mesh, PartitionSpec()) if has_sharding else None
+    has_own = isinstance(annotation, NamedSharding) or metadata.get("mesh") is not None
+    if mesh.empty and not has_own:
+        return None
+    return variable_sharding.named_sharding(annotation, metadata)
+
+
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
     """Tells all Variables of a tree that their values get a further dimension.
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.annotations import Filter, PRNGKey
-from graftree.core import filters, ownership, pytrees, random_methods, variables
+from graftree.core import filters, pytrees, random_methods
 from graftree.core.variables import Variable
 
 RngValue: TypeAlias = int | np.integer | jax.Array
@@ -116,8 +116,7 @@ class RngStream(random_methods.RandomMethods, pytrees.Pytree):
             ValueError: If the key is an array of keys.
         """
         # Before the draw: the values of a stream of a finished trace are dead tracers.
-        if not variables.is_owned(self.count):
-            raise ownership.variable_error(self.count)
+        self.count.check_writable()
         key, count = self.key.get_value(), self.count.get_value()
         # In a trace, two plain equations instead of a nested function.
         draw = _draw if isinstance(key, _jax.Tracer) else _draw_at_once

@@ -8,6 +8,7 @@ defined above this file and known here by their methods and bookkeeping only.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -223,8 +224,9 @@ def size_of(value: Any) -> Size:
     elements = size = 0
     for leaf in _leaves(value):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            elements += leaf.size
-            size += leaf.size * leaf.dtype.itemsize
+            count = math.prod(leaf.shape)
+            elements += count
+            size += count * leaf.dtype.itemsize
     return Size(elements, size)
 
 

@@ -22,6 +22,7 @@ from graftree.core import (
     pure_dicts,
     pytrees,
     states,
+    values,
     variables,
 )
 from graftree.core.nodes import GraphKind, Leaf
@@ -35,7 +36,7 @@ def update(node: Any, state_list: Sequence[Any]) -> None:
     """Carries out `functional.update`."""
     steps: list[Step] = []
     if isinstance(node, Variable):
-        _plan_variable(node, _single(state_list), steps)
+        _plan_variable(node, _single(state_list), "", steps)
     else:
         if isinstance(nodes.kind_of(node), Leaf):
             raise UnsupportedTypeError(node)
@@ -111,9 +112,11 @@ def _plan_node(
             _plan_set(node, owner, key, value, where, steps)
         elif kind is Leaf.VARIABLE:
             if not _is_empty(value):
-                _plan_variable(child, value, steps)
+                _plan_variable(child, value, paths.to_string(where), steps)
         elif kind is Leaf.REF:
-            steps.append(_writing_ref(child, _raw(value)))
+            new = flattening.raw_of(value)
+            values.check_fits(child, new, paths.to_string(where))
+            steps.append(_writing_ref(child, new))
         elif isinstance(kind, Leaf):
             _plan_set(node, owner, key, value, where, steps)
         elif not isinstance(nodes.kind_of(value), Leaf):
@@ -137,21 +140,15 @@ def _own_key(key: Any, children: Mapping[Any, Any]) -> Any:
     return key
 
 
-def _raw(value: Any) -> Any:
-    return value.get_value() if isinstance(value, Variable) else value
-
-
-def _plan_variable(variable: Variable[Any], value: Any, steps: list[Step]) -> None:
+def _plan_variable(
+    variable: Variable[Any], value: Any, path: str, steps: list[Step]
+) -> None:
     if isinstance(value, states.State) and not len(value):
         return
-    if not variables.is_owned(variable):
-        raise ownership.variable_error(variable)
     if isinstance(value, states.State):
         value = pure_dicts.to_pure_dict(value)
-    if isinstance(value, Variable):
-        steps.append(lambda: variable.update_from_state(value))
-    else:
-        steps.append(lambda: flattening.write_leaf(variable, value))
+    variables.check_write(variable, flattening.raw_of(value), path)
+    steps.append(lambda: flattening.write_leaf(variable, value))
 
 
 def _writing_ref(ref: Any, value: Any) -> Step:

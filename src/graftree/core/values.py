@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.core import operators
 
 _is_array_type: dict[type, bool] = {}
@@ -58,9 +59,103 @@ def unwrap(value: Any) -> Any:
     return value.get_value() if isinstance(value, operators.ValueOperators) else value
 
 
-def can_be_ref(value: Any) -> bool:
-    """Whether a value can be stored in a ref; stand-ins for arrays can't."""
-    return not isinstance(value, (jax.ShapeDtypeStruct, jax.sharding.PartitionSpec))
+# What takes the place of an array in the states of abstract or sharded models.
+_STAND_INS = (
+    jax.ShapeDtypeStruct,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Sharding,
+)
+
+
+def is_stand_in(value: Any) -> bool:
+    """Whether a value stands for an array, and so can't be in a ref."""
+    return isinstance(value, _STAND_INS)
+
+
+def stored(value: Any, *, ref: bool) -> Any:
+    """What a Variable stores of a value: the value itself, or a new ref of it.
+
+    Args:
+        value: Any value; what a ref holds is read.
+        ref: Whether to store it in a ref. Stand-ins for arrays are stored as they are.
+
+    Raises:
+        TypeError: If the value is neither array nor scalar.
+    """
+    if _jax.is_ref(value):
+        value = value[...]
+    if not ref or is_stand_in(value):
+        return value
+    return jax.new_ref(value)
+
+
+def read_ref(ref: Any, index: Any) -> Any:
+    """The part of a ref's value at an index, which may be any that arrays take."""
+    return ref[index] if _is_ref_index(index) else ref[...][index]
+
+
+def write_ref(ref: Any, index: Any, value: Any) -> None:
+    """Writes the part of a ref's value at an index, which may be any of arrays."""
+    if _is_ref_index(index):
+        ref[index] = value
+    else:
+        ref[...] = ref[...].at[index].set(value)
+
+
+def _is_ref_index(index: Any) -> bool:
+    """Whether refs take an index: no new axes, no masks, no negative steps."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return index is Ellipsis or not any(map(_is_for_arrays_only, parts))
+
+
+def _is_for_arrays_only(part: Any) -> bool:
+    if isinstance(part, slice):
+        return part.step is not None and part.step < 0
+    if isinstance(part, (jax.Array, np.ndarray, np.generic)):
+        return part.dtype == np.bool_
+    return part is None or isinstance(part, bool)
+
+
+def check_fits(ref: Any, value: Any, where: str = "") -> None:
+    """Raises if a value can't be written into a ref, which keeps its shape and dtype.
+
+    Args:
+        ref: The ref.
+        value: An array, a scalar or another ref.
+        where: The path to give in the message.
+
+    Raises:
+        ValueError: If its shape or dtype differs.
+        TypeError: If it is no array.
+    """
+    if is_stand_in(value):
+        raise TypeError(f"A {type(value).__name__} can't be written into an array ref.")
+    given = value if is_array(value) or _jax.is_ref(value) else jax.typeof(value)
+    wrong = ["shape"] if given.shape != ref.shape else []
+    if given.dtype != ref.dtype and not _is_cast(given, ref.dtype):
+        wrong.append("dtype")
+    if wrong:
+        raise ValueError(
+            errors.message(
+                f"Invalid {' and '.join(wrong)}: an array ref keeps those it has.",
+                where=f"{f'at {where}: ' if where else ''}the ref holds "
+                f"{_describe(ref)}, the value is {_describe(given)}",
+                way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
+            )
+        )
+
+
+def _is_cast(given: Any, dtype: Any) -> bool:
+    """Whether JAX casts a value that it writes into a ref of another dtype."""
+    kinds = (jax.numpy.integer, jax.numpy.floating)
+    for kind in kinds:
+        if all(jax.numpy.issubdtype(d, kind) for d in (given.dtype, dtype)):
+            return kind is jax.numpy.integer or given.weak_type
+    return False
+
+
+def _describe(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def write_at(raw: Any, index: Any, value: Any) -> Any:

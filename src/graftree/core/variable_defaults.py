@@ -9,15 +9,41 @@ from typing import Any
 from graftree import config
 
 
-class _Hijax(config.ScopedDefault):
+class use_hijax(config.ScopedDefault):
+    """Sets the default of ``Variable(..., hijax=)``; `var_defaults` of older releases.
+
+    Example:
+        >>> with nnx.use_hijax(True):
+        ...     nnx.Variable(jnp.ones(2)).hijax
+        True
+    """
+
     flag = "flax_hijax_variable"
 
 
-class _Ref(config.ScopedDefault):
+class use_refs(config.ScopedDefault):
+    """Sets the default of ``Variable(..., ref=)``; `var_defaults` of older releases.
+
+    Example:
+        >>> with nnx.use_refs(True):
+        ...     nnx.Variable(jnp.ones(2)).ref
+        True
+    """
+
     flag = "flax_array_ref"
 
 
-_SCOPES: dict[str, type[config.ScopedDefault]] = {"hijax": _Hijax, "ref": _Ref}
+_SCOPES: dict[str, type[config.ScopedDefault]] = {"hijax": use_hijax, "ref": use_refs}
+
+
+def using_hijax() -> bool:
+    """Whether new Variables are made with ``hijax=True`` in this thread."""
+    return use_hijax.current_value()
+
+
+def using_refs() -> bool:
+    """Whether new Variables are made with ``ref=True`` in this thread."""
+    return use_refs.current_value()
 
 
 def current(name: str) -> bool:

@@ -5,7 +5,7 @@ static, and the trace that owns it. It is the only thing that can change inside 
 transform without changing structure. What always holds:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
-  that JAX itself tracks);
+  that JAX itself tracks), and nobody writes a read-only one;
 - writing the value is no structural change and moves no stamp; replacing metadata is
   and does;
 - as a JAX pytree it has one child, the raw value, and its class and metadata are
@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.core import (
     labels,
     older_accessors,
@@ -47,9 +47,17 @@ def _register(cls: Any) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls,
         lambda variable: (((key, variable._value),), labels.metadata_of(variable)),
-        lambda entries, children: rebuild(cls, children[0], entries),
+        lambda entries, children: _unflatten(cls, children[0], entries),
         lambda variable: ((variable._value,), labels.metadata_of(variable)),
     )
+
+
+def _unflatten(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
+    variable = rebuild(cls, raw, entries)
+    if entries["hijax"] and _jax.is_tracing():
+        # Nobody's: what is written into this copy would not reach the caller.
+        object.__setattr__(variable, "_owner", None)
+    return variable
 
 
 class VariableMeta(type):
@@ -86,16 +94,18 @@ class Variable(
     Args:
         value: Any value: an array, a NumPy array, a scalar, a pytree, ``None``, or the
             `VariableMetadata` that `with_metadata` makes. It is stored as it is.
-        hijax: Accepted for compatibility; such a Variable is ref-backed.
+        hijax: Whether writes inside a plain JAX transform must not be lost: they are
+            an error if there is no ref. ``None`` takes the default of `var_defaults`.
         ref: Whether to store the value in a ``jax.Ref``, so that plain JAX transforms
             change it in place. ``None`` takes the default of `var_defaults`.
         eager_sharding: Whether an ``out_sharding`` annotation places the value now.
             ``None`` takes the default of `use_eager_sharding`.
-        **metadata: Further static entries, readable as attributes.
+        **metadata: Further static entries, readable as attributes. Older releases said
+            ``use_ref`` for ``ref``, and ``is_hijax`` for ``hijax`` with ``ref``.
 
     Raises:
-        ValueError: If the value contains a ``jax.Ref``, or an annotation can't be
-            placed.
+        ValueError: If the value contains a ref, or its annotation can't be placed.
+        TypeError: If it shall be in a ref, and is neither an array nor a scalar.
 
     Example:
         >>> count = nnx.Variable(jnp.array(1), tag="steps")
@@ -121,6 +131,8 @@ class Variable(
         flags = {"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding}
         if isinstance(value, VariableMetadata):
             value, flags, metadata = variable_metadata.absorb(value, flags, metadata)
+        if metadata:
+            variable_metadata.take_older_flags(metadata, flags)
         variable_metadata.fill_defaults(flags)
         if values.contains_ref(value):
             raise ValueError(
@@ -138,9 +150,7 @@ class Variable(
         value = self.create_value(value)
         if entries["eager_sharding"] and "out_sharding" in entries:
             value = sharding.place(value, entries)
-        if entries["ref"] and not isinstance(value, jax.ShapeDtypeStruct):
-            value = jax.new_ref(jax.numpy.asarray(value))
-        store(self, "_value", value)
+        store(self, "_value", values.stored(value, ref=entries["ref"]))
 
     # Reading and writing the value.
 
@@ -168,7 +178,7 @@ class Variable(
         if values.is_array(raw):
             value = raw if index is MISSING or index is Ellipsis else raw[index]
         elif _jax.is_ref(raw):
-            value = raw[...] if index is MISSING else raw[index]
+            value = values.read_ref(raw, ... if index is MISSING else index)
         else:
             value = values.copy_containers(raw)
             if index is not MISSING and not (
@@ -199,7 +209,8 @@ class Variable(
             value = variable_metadata.run_hooks(hooks, self, value)
         raw = self._value
         if _jax.is_ref(raw):
-            raw[... if index is MISSING else index] = values.unwrap(value)
+            where = ... if index is MISSING else index
+            values.write_ref(raw, where, values.unwrap(value))
         elif index is MISSING:
             object.__setattr__(self, "_value", value)
         elif values.is_array(raw):
@@ -233,24 +244,26 @@ class Variable(
         del value[key]
         self.set_value(value)
 
-    def check_writable(self) -> None:
-        """Raises if another trace owns the Variable, or it was made read-only."""
-        if self._owner is not ownership.current() and not _jax.is_ref(self._value):
-            raise ownership.variable_error(self)
-        if labels.metadata_of(self).get("mutable", True) is False:
-            raise errors.ImmutableVariableError(
-                f"Cannot write this {type(self).__name__}: it was made read-only.\n"
-                "Use nnx.with_vars(node, mutable=True) to undo that."
-            )
+    def check_writable(self, path: str = "") -> None:
+        """Raises if the value must not be written now: `check_owned`, or read-only.
 
-    # Types and metadata.
+        Raises:
+            ImmutableVariableError: If the Variable was made read-only.
+        """
+        if labels.is_read_only(self):
+            raise labels.immutable_error(self, path)
+        self.check_owned(path)
 
-    @property
-    def var_type(self) -> type[Variable[A]]:
-        """The class of the Variable; also as ``type``."""
-        return type(self)
+    def check_owned(self, path: str = "") -> None:
+        """Raises if another trace owns the Variable: nothing in it may change then.
 
-    type = var_type
+        Raises:
+            TraceContextError: Names the type, and the path if given.
+            ImmutableVariableError: In its place, for ``hijax=True``.
+        """
+        if not is_owned(self):
+            make = labels.immutable_error if self.hijax else ownership.variable_error
+            raise make(self, path)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -277,14 +290,10 @@ class Variable(
         """
         if "raw_value" in updates:
             raise TypeError("copy: give the new value as `value`, not as `raw_value`.")
-        entries = labels.metadata_of(self)
-        if updates:
-            entries = HashableMapping({**entries, **updates})
+        entries = variable_metadata.updated(labels.metadata_of(self), updates)
         raw = self._value if value is MISSING else value
-        if _jax.is_ref(raw) and (_copy_ref or not entries["ref"]):
-            raw = raw[...]
-        if entries["ref"] and not _jax.is_ref(raw) and values.can_be_ref(raw):
-            raw = jax.new_ref(jax.numpy.asarray(raw))
+        if _copy_ref or entries["ref"] is not _jax.is_ref(raw):
+            raw = values.stored(raw, ref=entries["ref"])
         return rebuild(type(self), values.copy_containers(raw), entries)
 
     replace = copy
@@ -299,8 +308,8 @@ class Variable(
         """
         entries = {"hijax": attributes["hijax"], "ref": False, "eager_sharding": True}
         entries.update(attributes)
-        if entries["ref"] and not _jax.is_ref(value) and values.can_be_ref(value):
-            value = jax.new_ref(jax.numpy.asarray(value))
+        if entries["ref"] is not _jax.is_ref(value):
+            value = values.stored(value, ref=entries["ref"])
         return rebuild(cls, value, HashableMapping(entries))
 
     def copy_from(self, other: Variable[A]) -> None:
@@ -323,19 +332,14 @@ class Variable(
     def update_from_state(self, other: Variable[A]) -> None:
         """Takes over the value and metadata of another Variable, of any type.
 
-        A ref stays the same ref, and ``hijax`` and ``ref`` stay as they are.
+        A ref stays the same ref; ``hijax``, ``ref`` and ``mutable`` stay as they are.
         """
-        self.check_writable()
-        raw, new = self._value, other._value
-        if _jax.is_ref(raw):
-            if new is not raw:
-                raw[...] = new[...] if _jax.is_ref(new) else new
-        else:
-            object.__setattr__(self, "_value", new[...] if _jax.is_ref(new) else new)
-        entries, own = labels.metadata_of(other), labels.metadata_of(self)
-        if entries is not own and entries != own:
-            kept = {key: own[key] for key in ("hijax", "ref")}
-            labels.replace_metadata(self, HashableMapping({**entries, **kept}))
+        write_raw([self], [other._value])
+        own = labels.metadata_of(self)
+        if labels.metadata_of(other) is not own:
+            entries = variable_metadata.taken_over(own, labels.metadata_of(other))
+            if entries != own:
+                labels.replace_metadata(self, entries)
 
     def __copy__(self) -> Variable[A]:
         return rebuild(type(self), self._value, labels.metadata_of(self))
@@ -352,17 +356,8 @@ class Variable(
         return copied
 
     def __reduce__(self) -> Any:
-        raw = self._value
-        ref_backed = _jax.is_ref(raw)
-        return (
-            _unpickle,
-            (
-                type(self),
-                raw[...] if ref_backed else raw,
-                labels.metadata_of(self),
-                ref_backed,
-            ),
-        )
+        raw = self._value[...] if _jax.is_ref(self._value) else self._value
+        return _unpickle, (type(self), raw, labels.metadata_of(self))
 
     # What remains of the object protocol.
 
@@ -379,23 +374,6 @@ class Variable(
             raw = raw[...]
         return getattr(raw, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        try:
-            object.__setattr__(self, name, value)
-        except AttributeError as error:
-            if hasattr(type(self), name):
-                raise
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}. Variables keep such "
-                f"entries as metadata: use variable.set_metadata({name}=value)."
-            ) from error
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(
-            f"Cannot delete {name!r} of a {type(self).__name__}: "
-            f"use variable.del_metadata({name!r})."
-        )
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function: Any = self.get_value()
         return function(*args, **kwargs)
@@ -404,7 +382,11 @@ class Variable(
         return self.get_value()
 
     def __nnx_repr__(self) -> Iterable[Any]:
-        return text.variable_repr(self, self.get_value(), labels.metadata_of(self))
+        raw = self._value
+        # Reading a traced ref would add an equation to the program.
+        is_traced_ref = isinstance(raw, _jax.Tracer) and _jax.is_ref(raw)
+        value = raw if is_traced_ref else self.get_value()
+        return text.variable_repr(self, value, labels.metadata_of(self))
 
 
 class Param(Variable[A]):
@@ -474,26 +456,55 @@ def read_raw(variables: Sequence[Variable[Any]]) -> list[Any]:
     return [variable._value for variable in variables]
 
 
-def write_raw(variables: Sequence[Variable[Any]], values: Sequence[Any]) -> None:
-    """Stores raw values in many Variables: all of them, or none.
+def may_write(variable: Variable[Any]) -> bool:
+    """Whether the value of a Variable may be written now."""
+    return is_owned(variable) and not labels.is_read_only(variable)
+
+
+def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
+    """Raises if a raw value can't be written into a Variable now.
+
+    Args:
+        variable: The Variable.
+        raw: The value; if the Variable is ref-backed, shape and dtype must be its own.
+        path: Where the Variable is, to be given in the message.
 
     Raises:
-        TraceContextError: If another trace owns one of them; nothing is written then.
+        TraceContextError, ImmutableVariableError: See `Variable.check_writable`.
+        TypeError, ValueError: See `values.check_fits`.
     """
-    owner = ownership.current()
-    for variable in variables:
-        if variable._owner is not owner and not _jax.is_ref(variable._value):
-            raise ownership.variable_error(variable)
+    variable.check_writable(path)
+    if _jax.is_ref(variable._value):
+        values.check_fits(variable._value, raw, path)
+
+
+def write_raw(variables: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
+    """Stores raw values in many Variables, into their refs if there are: all, or none.
+
+    Raises:
+        TraceContextError, ImmutableVariableError, TypeError, ValueError: See
+            `check_write`; nothing is written then.
+    """
+    for variable, value in zip(variables, raw_values, strict=True):
+        check_write(variable, value)
+    store_raw(variables, raw_values)
+
+
+def store_raw(variables: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
+    """`write_raw` without its checks, for a caller that made them."""
     store = object.__setattr__
-    for variable, value in zip(variables, values, strict=True):
+    for variable, value in zip(variables, raw_values, strict=True):
         raw = variable._value
+        if value is raw:
+            continue
+        if _jax.is_ref(value):
+            value = value[...]
         if _jax.is_ref(raw):
             raw[...] = value
         else:
-            store(variable, "_value", value)
+            # An abstract Variable gets its ref together with its first array.
+            store(variable, "_value", values.stored(value, ref=variable.ref))
 
 
-def _unpickle(
-    cls: type[Variable[Any]], raw: Any, entries: HashableMapping, ref_backed: bool
-) -> Any:
-    return rebuild(cls, jax.new_ref(raw) if ref_backed else raw, entries)
+def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
+    return rebuild(cls, values.stored(raw, ref=entries["ref"]), entries)

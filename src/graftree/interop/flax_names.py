@@ -13,6 +13,7 @@ always holds:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -21,8 +22,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graftree.core.pure_dicts import as_pure
+from graftree.core.refs import with_vars
 from graftree.core.variables import Variable
 from graftree.interop import deprecations
+from graftree.transforms.shape_eval import as_abstract
 
 # The public namespace, as a place where names come from.
 _PUBLIC = ""
@@ -38,6 +41,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults",
         "core.variables": "VariableMeta VariableState=Variable",
         "core.variable_defaults": "VarDefaults VarDefaultsContext",
+        "core.refs": "HijaxVariable",
         "core.metadata": "GetValueHook SetValueHook CreateValueHook AddAxisHook"
         " RemoveAxisHook",
         "_jax": "Ref is_array_ref=is_ref",
@@ -81,6 +85,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
         "core.metadata": "HashableMapping",
+        "transforms.contexts": "ArrayRefOutput NoUpdate Repeated",
         "annotations": "Key PathParts=Path",
     },
     "statelib": {
@@ -108,16 +113,37 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     # Transforms.
     "extract": {
         "transforms.prefixes": "PrefixMapping",
-        "transforms.aliasing": "check_consistent_aliasing=check_consistent",
+        "transforms.tree_prefixes": "TreeState",
+        "transforms.node_states": "NodeStates to_tree from_tree"
+        " check_consistent_aliasing clear_non_graph_nodes",
     },
     "transforms.autodiff": {
         "transforms.autodiff": "grad value_and_grad",
-        _PUBLIC: "DiffState",
+        "transforms.jacobian_products": "vjp jvp",
+        "transforms.custom_vjp": "custom_vjp CustomVjp",
+        _PUBLIC: "DiffState remat",
     },
-    "transforms.compilation": {_PUBLIC: "jit", "transforms.jit": "JitWrapped"},
+    "transforms.iteration": {
+        _PUBLIC: "Carry StateAxes fori_loop pmap scan transform_metadata vmap"
+        " while_loop",
+    },
+    "transforms.compilation": {
+        _PUBLIC: "jit jit_partial shard_map StateSharding",
+        "transforms.jit": "JitWrapped SimpleJitWrapped=JitWrapped"
+        " SimpleJitPartialWrapped=JitWrapped",
+        "transforms.stages": "Compiled Lowered Stage Traced SimpleCompiled=Compiled"
+        " SimpleLowered=Lowered SimpleTraced=Traced SimplePartialCompiled=Compiled"
+        " SimplePartialLowered=Lowered SimplePartialTraced=Traced",
+    },
+    "transforms.general": {"transforms.node_states": "merge_inputs split_inputs"},
+    "transforms.transforms": {
+        _PUBLIC: "checkify cond eval_shape switch",
+        "transforms.branching": "_get_simple_cond_fn=branch_of",
+        "transforms.decorators": "resolve_kwargs=to_positions",
+    },
     "spmd": {
         _PUBLIC: "PARTITION_NAME with_partitioning get_partition_spec"
-        " get_named_sharding",
+        " get_named_sharding as_abstract get_abstract_model abstract_with_sharding",
         "core.partitioning": "add_axis remove_axis get_var_pspec",
     },
     # Layers.
@@ -138,6 +164,14 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         _PUBLIC: "Optimizer ModelAndOptimizer OptArray OptState OptVariable",
         "training.optimizers": "to_opt_state",
     },
+}
+
+# Names that the public namespace had in earlier releases.
+OLDER: Mapping[str, str] = {
+    "core.variable_defaults": "use_refs using_refs use_hijax using_hijax",
+    "core.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
+    " as_pytree_vars as_mutable_vars as_immutable_vars",
+    "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
 }
 
 # Second paths of modules of this package.
@@ -231,7 +265,22 @@ def _finder(
     return find
 
 
-_pure = deprecations.deprecated(as_pure)
+# Keywords that `vars_as` took before `with_vars` had its name.
+_OLDER_KEYWORDS = {"is_hijax": "hijax", "has_ref": "ref", "is_mutable": "mutable"}
+
+
+@functools.wraps(with_vars)
+def _vars_as(node: Any, /, **options: Any) -> Any:
+    current = {_OLDER_KEYWORDS.get(key, key): value for key, value in options.items()}
+    return with_vars(node, **current)
+
+
+_older = _origins(OLDER)
+_deprecated = {
+    "abstract_with_sharding": deprecations.deprecated(as_abstract),
+    "pure": deprecations.deprecated(as_pure),
+    "vars_as": deprecations.deprecated(_vars_as),
+}
 
 
 def look_up(name: str) -> Any:
@@ -260,6 +309,9 @@ def look_up(name: str) -> Any:
             stacklevel=2,
         )
         return Variable
-    if name == "pure":
-        return _pure
+    if name in _deprecated:
+        return _deprecated[name]
+    if name in _older:
+        file, current = _older[name]
+        return getattr(importlib.import_module(file), current)
     raise AttributeError(f"Module graftree has no attribute {name!r}.")

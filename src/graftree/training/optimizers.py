@@ -27,7 +27,6 @@ from graftree.core import (
     filters,
     functional,
     labels,
-    ownership,
     paths,
     pure_dicts,
     pytrees,
@@ -282,8 +281,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             [*param_values, *values, step],
         )
         for variable in boxes:
-            if not variables.is_owned(variable):
-                raise ownership.variable_error(variable)
+            variable.check_writable()
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
             functional.update(model, bare)

@@ -45,22 +45,31 @@ def _key_text(key: Any) -> str:
     return f".{key}" if isinstance(key, str) else f"[{key!r}]"
 
 
-def _of_call(tree: Any) -> dict[str, Any]:
-    args, kwargs = tree
-    return {"args": args, "kwargs": kwargs}
-
-
-def check_inputs(tree: Any, transform: str) -> None:
+def check_inputs(tree: Any, transform: str, label: str = "args") -> None:
     """Refuses arguments in which a Variable or ref occurs twice.
 
     Args:
         tree: ``(args, kwargs)``.
         transform: The public name of the transform.
+        label: What the positional arguments are called.
 
     Raises:
         ValueError: If there is one; names both paths and the ways out.
     """
-    _check(labeled(_of_call(tree)), transform)
+    args, kwargs = tree
+    _check(labeled({label: args, "kwargs": kwargs}), transform)
+
+
+def check_arguments(args: Sequence[Any], transform: str) -> None:
+    """Refuses a Variable or ref that is in two positional arguments.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    flat: list[tuple[str, Any]] = []
+    for i, x in enumerate(args):
+        flat += _each_once(labeled({f"args[{i}]": x}))
+    _check(flat, transform)
 
 
 def check_outputs(
@@ -82,10 +91,16 @@ def check_outputs(
     """
     outputs = labeled({"out": out})
     if propagation.sharing:
-        outputs = list(
-            {id(leaf): (path, leaf) for path, leaf in outputs[::-1]}.values()
-        )
+        outputs = _each_once(outputs)
     _check([*inputs, *outputs], transform)
+
+
+def _each_once(flat: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Each object with its first path, in the order of the first paths."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, leaf in flat:
+        found.setdefault(id(leaf), (path, leaf))
+    return [*found.values()]
 
 
 def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
@@ -95,10 +110,24 @@ def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
         raise ValueError(
             aliases.duplicate_report(obj, first, second)
             + f"\nnnx.{transform} with graph_updates=False does not support Variable "
-            "aliasing.\nRemove the duplicates, or pass a copy made by nnx.clone(),\n"
-            f"or use nnx.{transform}(..., graph=True, graph_updates=True),\n"
-            f"or use nnx.compat.{transform}."
+            "aliasing.\nRemove the duplicates, or pass a copy made by nnx.clone()"
+            + _other_ways_out(transform)
         )
+
+
+# These have no graph updates.
+_VALUES_ONLY = frozenset(
+    {"jit_partial", "jvp", "make_jaxpr", "transform_metadata", "vjp"}
+)
+
+
+def _other_ways_out(transform: str) -> str:
+    if transform in _VALUES_ONLY:
+        return "."
+    return (
+        f",\nor use nnx.{transform}(..., graph=True, graph_updates=True),\n"
+        f"or use nnx.compat.{transform}."
+    )
 
 
 def check_consistent(

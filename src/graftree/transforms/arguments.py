@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graftree.transforms import decorators
+
 Statics = tuple[tuple[int | str, Any], ...]
 
 
@@ -47,38 +49,61 @@ class Chosen:
 
 def choose(
     function: Callable[..., Any],
+    role: str,
     argnums: int | Sequence[int] | None,
     argnames: str | Sequence[str] | None = None,
 ) -> Chosen:
     """Arguments by position and name; those not given are found by the signature.
 
+    Args:
+        function: Whose arguments are meant.
+        role: What they are chosen for, as in ``static_argnums``; for error messages.
+        argnums: Positions.
+        argnames: Names.
+
     Raises:
-        ValueError: If a position is out of range.
+        ValueError: If the function has no such argument.
     """
     numbers, names = _as_tuple(argnums), _as_tuple(argnames)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):
         return Chosen(numbers, names)
-    positional = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    kinds = {p.kind for p in parameters}
+    positional = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
     count = len(positional)
-    if not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        for number in numbers:
-            if not -count <= number < count:
-                name = getattr(function, "__name__", repr(function))
-                raise ValueError(
-                    f"The argument index {number} is out of range: {name} takes "
-                    f"{count} positional arguments."
-                )
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        if any(not -count <= number < count for number in numbers):
+            raise ValueError(
+                f"{decorators.name_of(function)} has {role}_argnums={numbers}, but "
+                f"only accepts {count} positional arguments: an index is out of range."
+            )
+    unknown = set(names).difference(p.name for p in parameters)
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ValueError(
+            f"{decorators.name_of(function)} has invalid argnames {sorted(unknown)} in "
+            f"{role}_argnames: it has no such arguments."
+        )
     if names and not numbers:
         numbers = tuple(i for i, name in enumerate(positional) if name in names)
     elif numbers and not names:
         names = tuple(positional[i] for i in numbers if -count <= i < count)
     return Chosen(numbers, names)
+
+
+def check_disjoint(static: Chosen, donated: Chosen) -> None:
+    """Refuses to donate static arguments.
+
+    Raises:
+        ValueError: If an argument is both.
+    """
+    for kind in ("argnums", "argnames"):
+        both = set(getattr(static, kind)) & set(getattr(donated, kind))
+        if both:
+            raise ValueError(
+                f"static_{kind} and donate_{kind} cannot intersect: {sorted(both)} in "
+                "both. Static arguments have no buffers to donate."
+            )
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

@@ -1,68 +1,75 @@
 """Annotations of Variables while a transform takes an axis away from them.
 
 Inside, a mapped Variable lacks the mapped axis, so the name of that axis must not be in
-its sharding. The name is taken out before the function runs and put back afterwards.
+its sharding. The name is taken out before the function runs and put back afterwards,
+and new Variables get it as they leave.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from jax.sharding import PartitionSpec
 
 from graftree.core import partitioning
 from graftree.core.variables import Variable
-from graftree.transforms.boundary import Crossing
-
-Mapped = list[tuple[Variable[Any], int]]
+from graftree.transforms.prefixes import Occurrence
 
 
-def mapped_variables(crossing: Crossing, axes: Sequence[Any]) -> Mapped:
-    """The Variables of a call that are mapped, each with its axis.
+class Hidden:
+    """The names of mapped axes, taken out of Variables.
 
-    Args:
-        crossing: The arguments.
-        axes: The axis of each leaf; those that are no integers are passed over.
-    """
-    mapped: Mapped = []
-    definitions = crossing.skeleton.definitions()
-    for definition, axis in zip(definitions, axes, strict=True):
-        if definition is not None and isinstance(axis, int):
-            variable = crossing.objects[definition.index]
-            if isinstance(variable, Variable):
-                mapped.append((variable, axis))
-    return mapped
-
-
-@contextlib.contextmanager
-def hidden(mapped: Mapped, axis_metadata: Mapping[str, Any]) -> Iterator[None]:
-    """A context without the names of the mapped axes."""
-    for variable, axis in mapped:
-        partitioning.remove_axis(variable, axis, axis_metadata)
-    yield
-    # Not after an exception: the objects of a failed call are dropped.
-    for variable, axis in mapped:
-        partitioning.add_axis(variable, axis, axis_metadata)
-
-
-def add_to_new(
-    outputs: Iterable[tuple[Any, Any, Any]],
-    mapped: Mapped,
-    axis_metadata: Mapping[str, Any],
-) -> None:
-    """Puts the names into new Variables of an output.
+    If the function raises they are not put back: its objects are dropped then.
 
     Args:
-        outputs: The Variables there: path, Variable, axis.
-        mapped: Those that get them back as arguments.
-        axis_metadata: The names.
+        occurrences: The Variables, with their axes; those whose axis is no integer are
+            passed over.
+        names: The ``transform_metadata`` of the public functions.
+
+    Raises:
+        ValueError: If a Variable has another name in this place.
     """
-    done = {id(variable) for variable, _ in mapped}
-    for _, leaf, axis in outputs:
-        if (
-            isinstance(leaf, Variable)
-            and isinstance(axis, int)
-            and id(leaf) not in done
-        ):
-            done.add(id(leaf))
-            partitioning.add_axis(leaf, axis, axis_metadata)
+
+    def __init__(
+        self, occurrences: Iterable[Occurrence], names: Mapping[str, Any]
+    ) -> None:
+        self._names = names
+        self._mapped = _by_identity(occurrences)
+        self._annotations = {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
+        for variable, axis in self._mapped.values():
+            partitioning.remove_axis(variable, _from_start(axis, variable), names)
+
+    def put_back(self, occurrences: Iterable[Occurrence]) -> None:
+        """Puts the names back, and into new Variables.
+
+        Args:
+            occurrences: The Variables after the function ran, with their axes.
+        """
+        for variable, axis in (_by_identity(occurrences) | self._mapped).values():
+            partitioning.add_axis(variable, _from_start(axis, variable), self._names)
+            # The change makes a tuple of it; the caller's stays as it was.
+            before = self._annotations.get(id(variable))
+            if isinstance(before, PartitionSpec) and variable.get_metadata(
+                "out_sharding", None
+            ) == tuple(before):
+                variable.set_metadata(out_sharding=before)
+
+
+def _by_identity(
+    occurrences: Iterable[Occurrence],
+) -> dict[int, tuple[Variable[Any], int]]:
+    return {
+        id(leaf): (leaf, axis)
+        for _, leaf, axis in occurrences
+        if isinstance(leaf, Variable) and isinstance(axis, int)
+    }
+
+
+def _from_start(axis: int, variable: Variable[Any]) -> int:
+    """The axis counted from the start; the value lacks it inside."""
+    rank = len(getattr(variable.get_raw_value(), "shape", ()))
+    return axis + rank + 1 if axis < 0 else axis

@@ -27,16 +27,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from graftree import _jax
-from graftree.core import flattening, labels, ownership, pytrees, variables
+from graftree.core import flattening, labels, pytrees, variables
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
-from graftree.core.skeletons import GraphDef, VariableDef
+from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, packing
 from graftree.transforms.packing import Packed, Skeleton
@@ -54,12 +55,16 @@ class Returned:
         metadata: New metadata of Variables, with the positions of their leaves.
         structure: The skeleton of the arguments, if their structure changed.
         out: The skeleton of the output.
+        kept: Those of ``changed`` that came back without a change.
+        keeps_structure: Whether ``structure`` came back without a change.
     """
 
     changed: tuple[int, ...]
     metadata: tuple[tuple[int, HashableMapping], ...]
     structure: Skeleton | None
     out: Skeleton
+    kept: tuple[int, ...] = ()
+    keeps_structure: bool = False
 
 
 jax.tree_util.register_static(Returned)
@@ -72,16 +77,18 @@ class Leaves:
     Attributes:
         objects: Variables, refs, arrays, in order.
         is_new: Which of them the caller doesn't have; only these travel.
+        opens_refs: Whether the content of a ref travels; JAX doesn't let refs out.
     """
 
     objects: list[Any]
     is_new: list[bool]
+    opens_refs: bool = True
 
     def values(self) -> list[Any]:
         """The raw values of the new leaves."""
-        return [
-            packing.raw_of(x) for x in itertools.compress(self.objects, self.is_new)
-        ]
+        new = itertools.compress(self.objects, self.is_new)
+        raw_values = map(flattening.raw_of, new)
+        return [x[...] if self.opens_refs and _jax.is_ref(x) else x for x in raw_values]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,11 +108,24 @@ class Collected:
     out: Leaves
 
 
+class Linked(NamedTuple):
+    """A part of an output that stands for arguments, as the carry of a loop does.
+
+    Attributes:
+        objects: The Variables in it; outside they are the caller's own.
+        others: The rest of the output, which is checked for aliases.
+    """
+
+    objects: list[Any]
+    others: Any
+
+
 class Crossing:
     """The inside of one call: the fresh arguments, and what they were made of.
 
     Attributes:
         tree: The arguments, rebuilt; owned by the current trace.
+        snapshots: The raw values that came in, flattened.
     """
 
     def __init__(
@@ -129,12 +149,19 @@ class Crossing:
         self.objects = IndexMap()
         self.tree, self.roots = unpack(skeleton, values, self.objects)
 
-    def collect(self, out: Any, forced: frozenset[int] = frozenset()) -> Collected:
+    def collect(
+        self,
+        out: Any,
+        forced: frozenset[int] = frozenset(),
+        linked: Linked | None = None,
+    ) -> Collected:
         """Finds what the function did to its arguments, and takes its output apart.
 
         Args:
             out: The output.
-            forced: Positions of leaves that are returned even if they didn't change.
+            forced: Positions of leaves that are returned even if they didn't change: of
+                Variables, and of arrays in objects, with the structure around them.
+            linked: What of the output stands for arguments, if any.
 
         Raises:
             ValueError: If the output contains an object that can't leave the trace.
@@ -142,29 +169,42 @@ class Crossing:
         outer = RefMap.from_indexmap(self.objects)
         refs, known = RefMap(), RefMap()
         changed, metadata = [], []
-        structure, structure_leaves = None, Leaves([], [])
+        structure, structure_leaves, keeps = None, Leaves([], []), False
         if not self.is_detached:
             changed, metadata = self._find_changes(forced)
             if self.propagation.structure:
-                structure, structure_leaves = self._find_structure(refs, outer)
+                structure, structure_leaves, keeps = self._find_structure(
+                    refs, outer, forced
+                )
                 known = outer
+        if linked is not None:
+            linked_objects = [x for x in linked.objects if x in outer]
+            known = RefMap([*known.items(), *[(x, outer[x]) for x in linked_objects]])
         treedef, entries, leaves = packing.take_apart(
             out, self.propagation, refs, known, self.transform
         )
-        self._check_output(out, refs, outer)
+        self._check_output(out if linked is None else linked.others, refs, outer)
         out_skeleton = Skeleton(treedef, tuple(entries))
+        is_new = [leaf not in known for leaf in leaves]
+        kept = tuple([p for p in changed if p in forced and self._is_kept(p)])
         return Collected(
-            Returned(tuple(changed), tuple(metadata), structure, out_skeleton),
-            [self._current(position) for position in changed],
+            Returned(
+                tuple(changed), tuple(metadata), structure, out_skeleton, kept, keeps
+            ),
+            [self.current(position) for position in changed],
             structure_leaves,
-            Leaves(leaves, [leaf not in known for leaf in leaves]),
+            Leaves(leaves, is_new, self.propagation.structure),
         )
 
-    def _current(self, position: int) -> Any:
+    def _is_kept(self, position: int) -> bool:
+        return _is_same(self.current(position), self.snapshots[position])
+
+    def current(self, position: int) -> Any:
+        """The raw value of a leaf now: that of its Variable, else what came in."""
         definition = self.skeleton.definitions()[position]
         if definition is None:
             return self.values[position]
-        return packing.raw_of(self.objects[definition.index])
+        return flattening.raw_of(self.objects[definition.index])
 
     def _find_changes(
         self, forced: frozenset[int]
@@ -184,9 +224,14 @@ class Crossing:
         return changed, metadata
 
     def _find_structure(
-        self, refs: RefMap, outer: RefMap
-    ) -> tuple[Skeleton | None, Leaves]:
-        """Flattens the arguments again; ``None`` if they are built as they were."""
+        self, refs: RefMap, outer: RefMap, forced: frozenset[int]
+    ) -> tuple[Skeleton | None, Leaves, bool]:
+        """Flattens the arguments again, and tells if they are built as they were.
+
+        Returns:
+            The structure, ``None`` if it need not come back; its leaves; whether it
+            comes back without a change.
+        """
         entries: list[GraphDef[Any] | None] = []
         leaves: list[Any] = []
         is_new: list[bool] = []
@@ -201,10 +246,14 @@ class Crossing:
                 entries.append(graphdef)
                 leaves += found
                 is_new += [leaf not in outer for leaf in found]
-        if self._is_unchanged(entries, leaves):
-            return None, Leaves([], [])
-        skeleton = Skeleton(self.skeleton.treedef, tuple(entries))
-        return skeleton, Leaves(leaves, is_new)
+        is_kept = self._is_unchanged(entries, leaves)
+        definitions = self.skeleton.definitions()
+        if is_kept and all(definitions[p] is not None for p in forced):
+            return None, Leaves([], []), False
+        skeleton = Skeleton(
+            self.skeleton.treedef, tuple(entries), self.skeleton.statics
+        )
+        return skeleton, Leaves(leaves, is_new), is_kept
 
     def _is_unchanged(
         self, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
@@ -225,7 +274,7 @@ class Crossing:
             aliasing.check_outputs(
                 self._named_objects(), out, self.propagation, self.transform
             )
-        if self.returns_captured:
+        if self.returns_captured and self.propagation.structure:
             return
         for obj in refs:
             if obj in outer:
@@ -274,6 +323,7 @@ def _same_node(new: Any, old: Any) -> bool:
 
 
 def _is_same(raw: Any, snapshot: tuple[list[Any], Any]) -> bool:
+    """Whether a raw value consists of the objects of a snapshot; see `Crossing`."""
     leaves, treedef = snapshot
     if len(leaves) == 1 and raw is leaves[0]:
         return True
@@ -343,42 +393,97 @@ def commit(
     Raises:
         TraceContextError: If another trace owns an object that would change.
     """
-    written = [packed.leaves[position] for position in returned.changed]
-    relabeled = [
-        (packed.leaves[position], entries) for position, entries in returned.metadata
-    ]
-    for variable in (*written, *[variable for variable, _ in relabeled]):
-        if not variables.is_owned(variable):
-            position = next(
-                i for i, leaf in enumerate(packed.leaves) if leaf is variable
-            )
-            raise ownership.variable_error(variable, packed.skeleton.names()[position])
-    if returned.structure is None:
+    writes = _Writes(packed, returned, changed)
+    writes.check()
+    if returned.structure is None or returned.keeps_structure:
         builder = Builder(IndexMap(packed.objects), packed.objects)
     else:
         builder = Builder(IndexMap(), packed.objects)
         entries = [entry for entry in returned.structure.entries if entry is not None]
-        _build_entries(builder, entries, _with_kept(entries, structure))
-    roots = _build_entries(
-        builder, returned.out.entries, _with_kept(returned.out.entries, out)
-    )
+        _build_entries(builder, entries, _filled(entries, structure, packed.objects))
+    entries = returned.out.entries
+    roots = _build_entries(builder, entries, _filled(entries, out, packed.objects))
     builder.check()
-    variables.write_raw(written, changed)
-    for variable, metadata in relabeled:
-        labels.replace_metadata(variable, metadata)
+    writes.commit()
     builder.commit()
     return jax.tree.unflatten(returned.out.treedef, roots)
 
 
-def _with_kept(
-    entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+class _Writes:
+    """What a call writes into Variables: values and metadata."""
+
+    def __init__(
+        self, packed: Packed, returned: Returned, changed: Sequence[Any]
+    ) -> None:
+        self.packed = packed
+        self.metadata = returned.metadata
+        # What came back unchanged needs no write where none is allowed.
+        self.values = [
+            (position, value)
+            for position, value in zip(returned.changed, changed, strict=True)
+            if position not in returned.kept
+            or variables.may_write(packed.leaves[position])
+        ]
+
+    def check(self) -> None:
+        """Raises if one of them is not allowed."""
+        leaves = self.packed.leaves
+        for position, value in self.values:
+            self._check(variables.check_write, position, leaves[position], value)
+        for position, _ in self.metadata:
+            self._check(Variable.check_owned, position, leaves[position])
+
+    def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
+        try:
+            check(*args)
+            return
+        except Exception:
+            path = self.packed.skeleton.names()[position]
+        check(*args, path)  # raises again, with the path, which costs more to find
+
+    def commit(self) -> None:
+        """Carries them out."""
+        leaves = self.packed.leaves
+        variables.store_raw(
+            [leaves[position] for position, _ in self.values],
+            [value for _, value in self.values],
+        )
+        for position, entries in self.metadata:
+            labels.replace_metadata(leaves[position], entries)
+
+
+def _filled(
+    entries: Sequence[GraphDef[Any] | None],
+    leaves: Sequence[Any],
+    existing: Mapping[int, Any],
 ) -> list[Any]:
-    """The leaves with KEEP in the places of Variables that exist outside."""
+    """The leaves for a builder: KEEP where a Variable exists outside; refs made anew.
+
+    Args:
+        entries: What is built.
+        leaves: The new leaves, with the content of refs in their place.
+        existing: The objects outside, by number.
+    """
     given = iter(leaves)
+    refs: dict[int, Any] = {}
     filled: list[Any] = []
     for entry in entries:
         definitions = [None] if entry is None else [d for _, d in entry.leaves()]
         for definition in definitions:
             exists = definition is not None and definition.outer_index is not None
-            filled.append(KEEP if exists else next(given))
+            value = KEEP if exists else next(given)
+            ref = getattr(definition, "array_refdef", definition)
+            filled.append(value if ref is None else _opened(ref, value, refs, existing))
     return filled
+
+
+def _opened(
+    definition: Any, value: Any, refs: dict[int, Any], existing: Mapping[int, Any]
+) -> Any:
+    """The ref outside for one that is in the output: its own, or a new one."""
+    if isinstance(definition, ArrayRefDef):
+        if definition.outer_index is not None:
+            refs[definition.index] = existing[definition.outer_index]
+        elif isinstance(value, (jax.Array, np.ndarray)):
+            refs[definition.index] = _jax.new_ref(value)
+    return value if value is KEEP else refs.get(definition.index, value)

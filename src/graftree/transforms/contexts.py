@@ -11,12 +11,20 @@
         with merge_context(tag, inner=False) as ctx:     # 4, outside
             model = ctx.merge(graphdef, state)           #    the model of 1, changed
 
+Array refs are shared by 1 and 2, so that what is written inside reaches the caller.
+JAX returns no refs, so in 3 others stand for them, and 4 finds or makes the ref:
+
+    NoUpdate()               a ref that exists outside
+    ArrayRefOutput(array)    a ref that was made inside
+    Repeated()               a ref that an earlier leaf has
+
 New programs don't need them: the transforms do all four steps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -24,10 +32,41 @@ from typing import Any
 
 import jax
 
-from graftree.core import functional, matching
+from graftree import _jax
+from graftree.core import functional, matching, variables
 from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
-from graftree.core.skeletons import GraphDef
+from graftree.core.skeletons import GraphDef, NodeRef, VariableDef
+from graftree.core.variables import Variable
+from graftree.transforms import packing
+
+
+@dataclasses.dataclass(frozen=True)
+class NoUpdate:
+    """Stands for a ref that exists outside; a pytree without leaves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRefOutput:
+    """Stands for a ref that was made inside, and holds its array."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """Stands for a ref that an earlier leaf has; a pytree without leaves."""
+
+
+_jax.register_leafless(NoUpdate)
+_jax.register_leafless(Repeated)
+jax.tree_util.register_dataclass(ArrayRefOutput, ["value"], [])
+
+
+def _ref_of(definition: Any) -> Any:
+    """What the definition of a leaf says of its ref; ``None`` if it has none."""
+    is_variable = isinstance(definition, VariableDef)
+    return definition.array_refdef if is_variable else definition
 
 
 class UpdateContext:
@@ -146,7 +185,7 @@ class SplitContext:
     """
 
     def __init__(
-        self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap
+        self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap | None
     ) -> None:
         self.ctxtag = ctxtag
         self.ref_index = ref_index
@@ -187,7 +226,31 @@ class SplitContext:
             graph=True,
         )
         assert isinstance(flat, FlatState), "flatten with paths gives a FlatState"
-        return graphdef, flat
+        if self.inner_ref_outer_index is None:
+            return graphdef, flat
+        leaves = [
+            _stand_in(definition, leaf)
+            for (_, definition), leaf in zip(
+                graphdef.leaves(), flat.leaves, strict=True
+            )
+        ]
+        return graphdef, FlatState.from_sorted_keys_values(graphdef.paths(), leaves)
+
+
+def _stand_in(definition: Any, leaf: Any) -> Any:
+    """What leaves the trace in the place of a leaf."""
+    ref = _ref_of(definition)
+    if ref is None:
+        return leaf
+    if isinstance(ref, NodeRef):
+        value = Repeated()
+    elif ref.outer_index is not None:
+        value = NoUpdate()
+    else:
+        value = ArrayRefOutput(packing.raw_of(leaf)[...])
+    if isinstance(leaf, Variable):
+        return variables.rebuild(type(leaf), value, definition.metadata)
+    return value
 
 
 @contextlib.contextmanager
@@ -206,7 +269,7 @@ def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
     """
     context = None if ctxtag is None else current_update_context(ctxtag)
     inner = None if context is None else context.inner_ref_outer_index
-    split = SplitContext(ctxtag, RefMap(), RefMap() if inner is None else inner)
+    split = SplitContext(ctxtag, RefMap(), inner)
     try:
         yield split
         if context is not None and inner is None:
@@ -236,9 +299,16 @@ class MergeContext:
         self.outer_index_outer_ref = outer
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
-        """`nnx.merge` with copies of the Variables; known objects are found again."""
-        merged = matching.match(graphdef, (state, *states))
-        return self._unflatten(graphdef, merged, copy_variables=True)
+        """`nnx.merge` with copies of the Variables; known objects are found again.
+
+        A copy of a Variable with a ref has the same ref.
+        """
+        leaves = self._with_refs(graphdef, matching.match(graphdef, (state, *states)))
+        copies = [
+            leaf.copy(_copy_ref=False) if isinstance(leaf, Variable) else leaf
+            for leaf in leaves
+        ]
+        return self._unflatten(graphdef, copies)
 
     def unflatten(
         self, graphdef: GraphDef[Any], flat_state: Any, /, *flat_states: Any
@@ -248,24 +318,40 @@ class MergeContext:
         Raises:
             ValueError: If a list is given together with other states.
         """
-        if isinstance(flat_state, list):
-            if flat_states:
-                raise ValueError(
-                    "Cannot use multiple flat_states with a list of leaves."
-                )
-            return self._unflatten(graphdef, flat_state, copy_variables=False)
-        merged = matching.match(graphdef, (flat_state, *flat_states))
-        return self._unflatten(graphdef, merged, copy_variables=False)
+        if isinstance(flat_state, list) and flat_states:
+            raise ValueError("Cannot use multiple flat_states with a list of leaves.")
+        leaves = matching.match(graphdef, (flat_state, *flat_states))
+        return self._unflatten(graphdef, self._with_refs(graphdef, leaves))
 
-    def _unflatten(
-        self, graphdef: GraphDef[Any], leaves: list[Any], copy_variables: bool
-    ) -> Any:
+    def _with_refs(self, graphdef: GraphDef[Any], leaves: list[Any]) -> list[Any]:
+        """The leaves, with refs again where others stood for them."""
+        outer = self.outer_index_outer_ref
+        if outer is None:
+            return leaves
+        return [
+            leaf if definition is None else self._with_ref(definition, leaf, outer)
+            for (_, definition), leaf in zip(graphdef.leaves(), leaves, strict=True)
+        ]
+
+    def _with_ref(self, definition: Any, leaf: Any, outer: IndexMap) -> Any:
+        value, ref = packing.raw_of(leaf), _ref_of(definition)
+        if isinstance(value, NoUpdate):
+            found = outer[ref.outer_index]
+        elif isinstance(value, ArrayRefOutput):
+            found = jax.new_ref(value.value)
+        elif isinstance(value, Repeated):
+            found = self.index_ref[ref.index]
+        else:
+            return leaf
+        self.index_ref[ref.index] = found
+        return found
+
+    def _unflatten(self, graphdef: GraphDef[Any], leaves: list[Any]) -> Any:
         return functional.unflatten(
             graphdef,
             leaves,
             index_ref=self.index_ref,
             outer_index_outer_ref=self.outer_index_outer_ref,
-            copy_variables=copy_variables,
         )
 
 

@@ -33,7 +33,10 @@ def check_not_bound(function: Any, transform: str) -> None:
 
 
 def to_positions(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    count: int = 0,
 ) -> tuple[Any, ...]:
     """Turns keyword arguments into positional ones, defaults included.
 
@@ -41,30 +44,37 @@ def to_positions(
         function: Whose signature tells the positions.
         args: The positional arguments.
         kwargs: The keyword arguments.
+        count: How many a prefix is for; defaults fill up to that without keywords, too.
 
     Returns:
-        All arguments by position; ``args`` if there are no keywords.
+        All arguments by position; ``args`` if there is nothing to add.
 
     Raises:
-        TypeError: If an argument can only be passed by keyword.
+        TypeError: If a keyword argument has no position.
     """
-    if not kwargs:
+    if not kwargs and len(args) >= count:
         return args
     if isinstance(function, functools.partial):
-        raise _unresolvable(function, kwargs)
+        if kwargs:
+            raise _unresolvable(function, kwargs)
+        return args
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    if bound.kwargs:
+    if bound.kwargs.keys() & kwargs.keys():
         raise _unresolvable(function, bound.kwargs)
     return bound.args
 
 
 def _unresolvable(function: Any, kwargs: Mapping[str, Any]) -> TypeError:
-    name = getattr(function, "__name__", repr(function))
     return TypeError(
         f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} "
-        f"of {name}. Pass them by position."
+        f"of {name_of(function)}. Pass them by position."
     )
+
+
+def name_of(function: Any) -> str:
+    """The name of a function for messages."""
+    return getattr(function, "__name__", repr(function))
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:

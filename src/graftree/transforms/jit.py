@@ -8,18 +8,18 @@ of the groups, so it is part of JAX's own cache key.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
-from graftree.transforms import arguments, decorators, lifting, packing, propagation
-from graftree.transforms.arguments import Chosen
+from graftree.transforms import arguments, decorators, lifting, propagation
+from graftree.transforms.arguments import Statics
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
-from graftree.transforms.packing import Skeleton
-from graftree.transforms.prefixes import Assignment
+from graftree.transforms.prefixes import Assignment, Roles
 from graftree.transforms.propagation import Propagation
+from graftree.transforms.stages import Lowered, Traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,56 +28,99 @@ R = TypeVar("R")
 class JitWrapped(Generic[P, R]):
     """A function compiled by `jit`; call it like the function.
 
+    Args:
+        fun: The function.
+        row: What is lifted.
+        interior: What JAX traces, from `lifting.interior`.
+        options: What ``jax.jit`` is told.
+
     Attributes:
         fun: The function that was given.
     """
 
-    def __init__(self, fun: Callable[P, R], row: Row, options: Any) -> None:
+    def __init__(
+        self,
+        fun: Callable[P, R],
+        row: Row,
+        interior: Callable[..., Any],
+        options: Mapping[str, Any],
+    ) -> None:
         decorators.wraps(fun)(self)
         self.fun = fun
         self._row = row
-        self._jitted = jax.jit(lifting.interior(fun, row), **options)
+        self._jitted = jax.jit(interior, **options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = Call(self.fun, self._row, args, kwargs)
+        call = self.prepare(args, kwargs)
         return call.commit(self._jitted(*call.groups))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
+    ) -> Call:
+        """The outside of a call.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            statics: Static arguments to put between them.
+        """
+        return Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
+        """Traces the function for arguments, which stay as they are.
+
+        Args:
+            *args: Arguments of the function; ``jax.ShapeDtypeStruct`` may stand for
+                arrays, also in Variables.
+            **kwargs: Keyword arguments of it.
+        """
+        call = self.prepare(args, kwargs)
+        return Traced(self._jitted.trace(*call.groups), self.prepare)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Traces the function and lowers it to the language of the compiler.
+
+        Args:
+            *args: See `trace`.
+            **kwargs: See `trace`.
+        """
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The output with ``jax.ShapeDtypeStruct`` in the place of arrays.
+
+        Args:
+            *args: See `trace`.
+            **kwargs: See `trace`.
+        """
+        return self.trace(*args, **kwargs).out_info
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    graph: bool | None
+    graph_updates: bool | None
+
 
 @overload
-def jit(
-    fun: Callable[P, R],
-    *,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Sequence[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Sequence[str] | None = ...,
-    keep_unused: bool = ...,
-    device: Any = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    graph: bool | None = ...,
-    graph_updates: bool | None = ...,
-) -> JitWrapped[P, R]: ...
+def jit(fun: Callable[P, R], **options: Unpack[Options]) -> JitWrapped[P, R]: ...
 @overload
 def jit(
-    *,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Sequence[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Sequence[str] | None = ...,
-    keep_unused: bool = ...,
-    device: Any = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    graph: bool | None = ...,
-    graph_updates: bool | None = ...,
+    **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], JitWrapped[P, R]]: ...
 def jit(
     fun: Any = MISSING,
@@ -123,7 +166,8 @@ def jit(
         graph_updates: Whether structural changes reach the caller's objects.
 
     Returns:
-        The compiled function, or a decorator if ``fun`` is not given.
+        The compiled function, which has the methods ``eval_shape``, ``trace`` and
+        ``lower`` of ``jax.jit``; or a decorator if ``fun`` is not given.
 
     Raises:
         ValueError: If ``fun`` is a method bound to a Module; at a call, for aliases
@@ -141,95 +185,82 @@ def jit(
         True
     """
     mode = propagation.resolve(graph, graph_updates)
-    options = {"keep_unused": keep_unused, "inline": inline}
-    options |= {k: v for k, v in {"device": device, "backend": backend}.items() if v}
 
-    def decorate(function: Callable[..., Any]) -> JitWrapped:
-        decorators.check_not_bound(function, "jit")
-        statics = arguments.choose(function, static_argnums, static_argnames)
-        donated = arguments.choose(function, donate_argnums, donate_argnames)
-        roles = _Roles(_prefix("in_shardings", in_shardings, mode), statics, donated)
-        outputs = _prefix("out_shardings", out_shardings, mode)
-        reshards = mode.structure and in_shardings is not None
-        row = Row(
+    def decorate(function: Callable[..., Any]) -> JitWrapped[..., Any]:
+        row, options = configure(
             "jit",
+            function,
             mode,
-            roles,
-            outputs,
-            statics=statics,
-            keeps_keywords=True,
-            # A donated buffer is gone after the call, so its Variable needs a new one.
-            returns_unchanged=lambda role: role.is_donated or reshards,
+            shardings=(in_shardings, out_shardings),
+            statics=(static_argnums, static_argnames),
+            donated=(donate_argnums, donate_argnames),
+            keep_unused=keep_unused,
+            device=device,
+            backend=backend,
+            inline=inline,
         )
-        return JitWrapped(function, row, options | roles.options(outputs))
+        return JitWrapped(function, row, lifting.interior(function, row), options)
 
     return decorate if fun is MISSING else decorate(fun)
 
 
-def _prefix(argument: str, shardings: Any, mode: Propagation) -> Assignment:
-    if isinstance(shardings, list):
-        shardings = tuple(shardings)
-    if argument == "in_shardings":
-        shardings = (shardings, None)  # keyword arguments have none
-    return Assignment(shardings, argument, "jit", mode)
+def configure(
+    name: str,
+    function: Callable[..., Any],
+    mode: Propagation,
+    *,
+    shardings: tuple[Any, Any],
+    statics: tuple[Any, Any],
+    donated: tuple[Any, Any],
+    **options: Any,
+) -> tuple[Row, dict[str, Any]]:
+    """The row of a compiled function, and what ``jax.jit`` is told.
 
+    Args:
+        name: The public name of the transform.
+        function: The function.
+        mode: What propagates.
+        shardings: Those of the arguments and of the output.
+        statics: The positions and the names of the static arguments.
+        donated: The positions and the names of the donated arguments.
+        **options: What ``jax.jit`` gets as it is; ``None`` for its default.
 
-class _Role(NamedTuple):
-    """What is said of a group of leaves."""
-
-    sharding: Any
-    is_donated: bool
-
-
-class _Roles:
-    """The prefix of the arguments of `jit`: shardings by pytree, donation by position.
-
-    Attributes:
-        values: The distinct roles, one per group; see `Assignment`.
-        prefixes: The distinct shardings.
+    Raises:
+        ValueError: If the function is a bound method, has no such argument, or a
+            sharding contains what it can't.
     """
+    decorators.check_not_bound(function, name)
+    static = arguments.choose(function, "static", *statics)
+    donate = arguments.choose(function, "donate", *donated)
+    arguments.check_disjoint(static, donate)
+    ins, outs = shardings
+    roles = Roles(
+        ins,
+        "in_shardings",
+        name,
+        mode,
+        keywords=None,
+        donated=donate,
+        statics=static,
+    )
+    outputs = Assignment(outs, "out_shardings", name, mode)
+    row = Row(
+        name,
+        mode,
+        roles,
+        outputs,
+        statics=static,
+        keeps_keywords=True,
+        returns_unchanged=lambda sharding: mode.structure and sharding is not None,
+    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return row, given | _group_options(row)
 
-    def __init__(self, shardings: Assignment, statics: Chosen, donated: Chosen) -> None:
-        self.prefixes = shardings.values
-        flags = (False, True) if donated else (False,)
-        self.values = tuple(
-            _Role(sharding, flag) for sharding in shardings.values for flag in flags
-        )
-        self._shardings = shardings
-        self._statics = statics
-        self._donated = donated
 
-    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
-        """The group of each leaf; see `Assignment.assign`."""
-        numbers = self._shardings.assign(skeleton, objects)
-        if not self._donated:
-            return numbers
-        flags = packing.spread(self._donated_arguments(skeleton), skeleton)
-        return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
-
-    def occurrences(self, tree: Any, sharing: bool) -> Iterator[tuple[Any, Any, Any]]:
-        """The sharding of each Variable; see `Assignment.occurrences`."""
-        return self._shardings.occurrences(tree, sharing)
-
-    def options(self, outputs: Assignment) -> dict[str, Any]:
-        """What ``jax.jit`` is told of the groups and of the result."""
-        numbers = [i for i, role in enumerate(self.values) if role.is_donated]
-        ins = tuple(role.sharding for role in self.values)
-        if not any(s is not None for s in (*ins, *outputs.values)):
-            return {"donate_argnums": numbers}
-        return {
-            "donate_argnums": numbers,
-            "in_shardings": ins,
-            "out_shardings": (None, ins, ins, outputs.values),
-        }
-
-    def _donated_arguments(self, skeleton: Skeleton) -> Any:
-        """A prefix of ``(args, kwargs)``: is it donated?"""
-        args, kwargs = skeleton.treedef.children()
-        by_position = [i for i, _ in skeleton.statics if isinstance(i, int)]
-        total = len(args.children()) + len(by_position)
-        taken = self._statics.positions(total)
-        donated = self._donated.positions(total)
-        flags = [i in donated for i in range(total) if i not in taken]
-        names = kwargs.node_data()[1]
-        return tuple(flags), {name: name in self._donated.argnames for name in names}
+def _group_options(row: Row) -> dict[str, Any]:
+    """What ``jax.jit`` is told of the groups of leaves and of the result."""
+    ins, outs = row.inputs.values, row.outputs.values
+    options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
+    if any(sharding is not None for sharding in (*ins, *outs)):
+        options |= {"in_shardings": ins, "out_shardings": (None, ins, ins, outs)}
+    return options

@@ -16,11 +16,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from graftree.core import partitioning
 from graftree.core.skeletons import VariableDef
 from graftree.transforms import (
     aliasing,
@@ -31,9 +32,9 @@ from graftree.transforms import (
     packing,
 )
 from graftree.transforms.arguments import Chosen
-from graftree.transforms.boundary import Collected, Crossing, Returned
-from graftree.transforms.packing import Changes, Values
-from graftree.transforms.prefixes import Assignment
+from graftree.transforms.boundary import Collected, Crossing, Linked, Returned
+from graftree.transforms.packing import Changes, Packed, Values
+from graftree.transforms.prefixes import Assignment, Occurrence
 from graftree.transforms.propagation import Propagation
 
 
@@ -47,27 +48,32 @@ class Row:
         inputs: The prefix of ``(args, kwargs)``, without the static arguments.
         outputs: The prefix of the output.
         statics: Which arguments are static.
+        takes_keywords: Whether there may be keyword arguments.
         keeps_keywords: Whether keyword arguments stay keywords with graph updates; else
             they are turned into positional ones, which have a prefix.
         axis_metadata: What is told to Variables whose axis the transform takes away
             inside: the ``transform_metadata`` of the public functions.
         returns_unchanged: Tells by the value of its prefix whether a Variable comes
             back also if the function didn't change it.
-        returns_captured: Whether objects of an outer trace may be returned, as copies.
+        returns_captured: Whether, with graph updates, objects of an outer trace may be
+            returned, as copies.
         is_detached: Whether nothing reaches the caller's objects, and the output is
             made of new ones.
+        label: What the positional arguments are called in messages.
     """
 
     name: str
     mode: Propagation
     inputs: Assignment
     outputs: Assignment
-    statics: Chosen = Chosen()  # noqa: RUF009
+    statics: Chosen = Chosen()
+    takes_keywords: bool = True
     keeps_keywords: bool = False
     axis_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     returns_unchanged: Callable[[Any], bool] = lambda _: False
     returns_captured: bool = False
     is_detached: bool = False
+    label: str = "args"
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:
@@ -90,7 +96,7 @@ def lift(
         row: What else there is to say.
 
     Returns:
-        A function with the arguments of ``f``.
+        A function with the arguments of ``f``; its ``inner`` is what JAX gave.
     """
     ins, outs = row.inputs.values, row.outputs.values
     inner = transform(interior(f, row), ins, (None, ins, ins, outs))
@@ -100,6 +106,7 @@ def lift(
         call = Call(f, row, args, kwargs)
         return call.commit(inner(*call.groups))
 
+    vars(lifted)["inner"] = inner
     return lifted
 
 
@@ -111,6 +118,22 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         return inside.leave(inside.run(f))
 
     return decorators.named_after(f, traced)
+
+
+def returning_arrays(transformed: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes arrays of what a transform that JAX doesn't compile gives as scalars.
+
+    JAX then returns the constants of a program as they are in it.
+    """
+
+    def wrapper(*groups: Values) -> Any:
+        return jax.tree.map(_as_array, transformed(*groups))
+
+    return wrapper
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
 # Outside.
@@ -137,12 +160,22 @@ class Call:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
+        if kwargs and not row.takes_keywords:
+            raise TypeError(
+                f"nnx.{row.name} takes no keyword arguments, got {sorted(kwargs)}. "
+                "Pass them by position."
+            )
         if row.mode.structure and not row.keeps_keywords:
-            args, kwargs = decorators.to_positions(f, args, kwargs), {}
+            count = row.inputs.count
+            args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
         args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
-        self.packed = packing.pack((args, kwargs), row.mode, row.name, statics)
-        roles = row.inputs.assign(self.packed.skeleton, self.packed.leaves)
-        self.groups = packing.part(self.packed, roles, len(row.inputs.values))
+        self.packed = packing.pack(
+            (args, kwargs), row.mode, row.name, statics, row.label
+        )
+        skeleton = self.packed.skeleton
+        roles = row.inputs.assign(skeleton, self.packed.leaves)
+        count = len(row.inputs.values)
+        self.groups = packing.part(self.packed.values(), skeleton, roles, count)
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects.
@@ -150,12 +183,27 @@ class Call:
         Returns:
             The output of the function.
         """
-        places, *groups = result
-        lists = [
-            _in_order(lists, numbers)
-            for lists, numbers in zip(groups, places[1:], strict=True)
-        ]
-        return boundary.commit(self.packed, places.returned, *lists)
+        return commit(self.packed, result)
+
+
+def commit(packed: Packed, result: Any) -> Any:
+    """Writes a result of `Inside.leave` to the objects of packed arguments.
+
+    Returns:
+        The output of the function.
+    """
+    return boundary.commit(packed, *parts_of(result))
+
+
+def parts_of(result: Any) -> tuple[Any, ...]:
+    """What `boundary.commit` takes, from a result of `Inside.leave`.
+
+    Returns:
+        The static part, and the changes, the structure and the output as flat lists.
+    """
+    places, *groups = result
+    lists = zip(groups, places[1:], strict=True)
+    return places.returned, *[_in_order(*each) for each in lists]
 
 
 def _in_order(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
@@ -197,10 +245,7 @@ class Inside:
     def __init__(self, row: Row, groups: Sequence[Values]) -> None:
         self.row = row
         self.skeleton, values = packing.join(groups)
-        self.roles = [0] * len(values)
-        for number, group in enumerate(groups):
-            for position in group.positions or ():
-                self.roles[position] = number
+        self.roles = packing.roles(groups, len(values))
         self.crossing = Crossing(
             self.skeleton,
             values,
@@ -209,6 +254,10 @@ class Inside:
             returns_captured=row.returns_captured,
             is_detached=row.is_detached,
         )
+        # Before the function runs: it can't if its values have different axes.
+        self._is_uniform = len({*row.inputs.prefixes, *row.outputs.prefixes}) == 1
+        if row.mode.sharing and not self._is_uniform:
+            aliasing.check_consistent(row.name, self._given)
 
     @functools.cached_property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -218,18 +267,19 @@ class Inside:
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
         args, kwargs = self.arguments
-        if not self.row.axis_metadata:
+        if partitioning.PARTITION_NAME not in self.row.axis_metadata:
             return f(*args, **kwargs)
-        axes = [self.row.inputs.values[role] for role in self.roles]
-        mapped = axis_names.mapped_variables(self.crossing, axes)
-        with axis_names.hidden(mapped, self.row.axis_metadata):
-            out = f(*args, **kwargs)
-            given = self.row.outputs.occurrences(out, self.row.mode.sharing)
-            axis_names.add_to_new(given, mapped, self.row.axis_metadata)
+        names = axis_names.Hidden(self._given, self.row.axis_metadata)
+        out = f(*args, **kwargs)
+        names.put_back(self._occurrences(out))
         return out
 
-    def leave(self, out: Any) -> Any:
+    def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
         """The result: what the function did to its arguments, and its output.
+
+        Args:
+            out: The output.
+            forced: Positions of leaves that are returned even if they didn't change.
 
         Returns:
             A pytree ``(places, changed, structure, out)``. All but `Places` are groups
@@ -240,11 +290,8 @@ class Inside:
             ValueError: If the output contains what can't leave the trace, or an object
                 with different prefixes.
         """
-        row = self.row
-        found = self.crossing.collect(out, self._returned_unchanged())
-        self._check_consistent(out)
-        changed, structure, outputs = self._groups_of(found)
-        ins, outs = len(row.inputs.values), len(row.outputs.values)
+        found, (changed, structure, outputs) = self.collect(out, forced=forced)
+        ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
         names = self.skeleton.names()
         changes = zip(found.returned.changed, found.changed, strict=True)
         return (
@@ -257,8 +304,31 @@ class Inside:
             _in_groups(found.out.values(), outputs, outs),
         )
 
+    def collect(
+        self,
+        out: Any,
+        linked: Linked | None = None,
+        forced: frozenset[int] = frozenset(),
+    ) -> tuple[Collected, tuple[tuple[int, ...], ...]]:
+        """What leaves, and the group of each leaf of it: changes, structure, output.
+
+        Args:
+            out: The output.
+            linked: What of it stands for arguments; see `Crossing.collect`.
+            forced: See `leave`.
+        """
+        forced |= self._returned_unchanged()
+        found = self.crossing.collect(out, forced, linked)
+        if self.row.mode.sharing and not self._is_uniform:
+            aliasing.check_consistent(self.row.name, self._occurrences(out))
+        return found, self._groups_of(found)
+
     def _returned_unchanged(self) -> frozenset[int]:
-        flags = [*map(self.row.returns_unchanged, self.row.inputs.values)]
+        # A donated buffer is gone after the call, so its Variable needs a new one.
+        flags = [
+            group in self.row.inputs.donated or self.row.returns_unchanged(value)
+            for group, value in enumerate(self.row.inputs.values)
+        ]
         if not any(flags):
             return frozenset()
         definitions = self.skeleton.definitions()
@@ -269,7 +339,6 @@ class Inside:
         )
 
     def _groups_of(self, found: Collected) -> tuple[tuple[int, ...], ...]:
-        """The group of each leaf that leaves: changes, structure, output."""
         row, returned = self.row, found.returned
         changed = [self.roles[position] for position in returned.changed]
         structure: Sequence[int] = ()
@@ -282,18 +351,21 @@ class Inside:
             tuple(itertools.compress(outputs, found.out.is_new)),
         )
 
-    def _check_consistent(self, out: Any) -> None:
-        row = self.row
-        prefixes = {*row.inputs.prefixes, *row.outputs.prefixes}
-        if len(prefixes) == 1 or not row.mode.sharing:
-            return
-        occurrences = [
-            (path[1:], leaf, prefix)
-            for path, leaf, prefix in row.inputs.occurrences(self.crossing.tree, True)
-        ]
-        if row.mode.structure:
-            occurrences += row.outputs.occurrences(out, True)
-        aliasing.check_consistent(row.name, occurrences)
+    @functools.cached_property
+    def _given(self) -> list[Occurrence]:
+        """The Variables in the arguments as they came."""
+        return [*self._inputs()]
+
+    def _inputs(self) -> Iterator[Occurrence]:
+        inputs, sharing = self.row.inputs, self.row.mode.sharing
+        for path, leaf, prefix in inputs.occurrences(self.crossing.tree, sharing):
+            yield path[1:], leaf, prefix  # without the index of args or kwargs
+
+    def _occurrences(self, out: Any) -> list[Occurrence]:
+        """The Variables in the arguments as they are now, and in the output."""
+        # A changed structure that doesn't propagate needs no prefix, and may lack one.
+        inputs = self._inputs() if self.row.mode.structure else self._given
+        return [*inputs, *self.row.outputs.occurrences(out, self.row.mode.sharing)]
 
 
 def _in_groups(

@@ -1,17 +1,23 @@
-"""``vmap`` and ``pmap``: functions mapped over an axis of objects and arrays."""
+"""``vmap`` and ``pmap``: functions mapped over an axis of objects and arrays.
+
+``transform_metadata`` does the part of them that concerns the names of axes, for the
+mapping transforms of JAX.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from graftree.transforms import decorators, lifting, propagation
+from graftree.core.partitioning import PARTITION_NAME
+from graftree.transforms import arguments, decorators, lifting, propagation
+from graftree.transforms.arguments import Chosen
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
-from graftree.transforms.prefixes import Assignment
+from graftree.transforms.prefixes import Assignment, Roles
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -62,18 +68,30 @@ def vmap(
         >>> make(jax.random.split(jax.random.key(0), 5)).kernel.shape
         (5, 2, 3)
     """
-    options = {
-        "axis_name": axis_name,
-        "axis_size": axis_size,
-        "spmd_axis_name": spmd_axis_name,
-    }
-    return _decorator(
-        f,
+    mode = propagation.resolve(graph, graph_updates)
+    row = Row(
         "vmap",
-        functools.partial(jax.vmap, **options),
-        (in_axes, out_axes, transform_metadata),
-        (graph, graph_updates),
+        mode,
+        Assignment(in_axes, "in_axes", "vmap", mode, keywords=0),
+        Assignment(out_axes, "out_axes", "vmap", mode),
+        axis_metadata=transform_metadata,
     )
+
+    def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+        return jax.vmap(
+            inner,
+            in_axes=ins,
+            out_axes=outs,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "vmap")
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)
 
 
 def pmap(
@@ -82,23 +100,31 @@ def pmap(
     axis_name: Any = None,
     in_axes: Any = 0,
     out_axes: Any = 0,
+    static_broadcasted_argnums: int | Sequence[int] = (),
     devices: Any = None,
     backend: str | None = None,
     axis_size: int | None = None,
+    donate_argnums: int | Sequence[int] = (),
     transform_metadata: Mapping[str, Any] = _NO_METADATA,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
     """Maps a function over devices with ``jax.pmap``; otherwise like `vmap`.
 
+    With graph updates there are no keyword arguments.
+
     Args:
         f: The function.
         axis_name: A name of the axis, for collectives.
         in_axes: See `vmap`.
         out_axes: See `vmap`.
+        static_broadcasted_argnums: Positions of arguments that are compile-time
+            constants; they have entries in a tuple ``in_axes``, which don't count.
         devices: As in ``jax.pmap``, like the next two.
         backend: See ``devices``.
         axis_size: See ``devices``.
+        donate_argnums: Positions of arguments whose buffers may be reused. Donated
+            Variables stay readable; donated arrays don't.
         transform_metadata: See `vmap`.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
@@ -108,6 +134,7 @@ def pmap(
 
     Raises:
         ValueError: See `vmap`.
+        TypeError: At a call, for keyword arguments with graph updates.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -115,40 +142,143 @@ def pmap(
         >>> apply(model, jnp.ones((1, 4, 2))).shape
         (1, 4, 3)
     """
-    options = {"axis_name": axis_name, "devices": devices, "backend": backend}
-    return _decorator(
-        f,
-        "pmap",
-        functools.partial(jax.pmap, axis_size=axis_size, **options),
-        (in_axes, out_axes, transform_metadata),
-        (graph, graph_updates),
-    )
+    mode = propagation.resolve(graph, graph_updates)
+    outputs = Assignment(out_axes, "out_axes", "pmap", mode)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "pmap")
+        statics = arguments.choose(function, "static", static_broadcasted_argnums)
+        donated = arguments.choose(function, "donate", donate_argnums)
+        arguments.check_disjoint(statics, donated)
+        inputs = Roles(
+            _without(statics, in_axes),
+            "in_axes",
+            "pmap",
+            mode,
+            keywords=0,
+            donated=donated,
+            statics=statics,
+        )
+        row = Row(
+            "pmap",
+            mode,
+            inputs,
+            outputs,
+            statics=statics,
+            takes_keywords=not mode.structure,
+            axis_metadata=transform_metadata,
+        )
+
+        def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+            mapped = jax.pmap(
+                inner,
+                axis_name,
+                in_axes=jax.tree.map(_or_front, ins),
+                out_axes=jax.tree.map(_or_front, outs),
+                devices=devices,
+                backend=backend,
+                axis_size=axis_size,
+                donate_argnums=sorted(inputs.donated),
+            )
+
+            def moved(*groups: Any) -> Any:
+                result = mapped(*_move(groups, ins, lambda axis: (axis, 0)))
+                return _move(result, outs, lambda axis: (0, axis))
+
+            return moved
+
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)
 
 
-def _decorator(
-    f: Any,
-    name: str,
-    jax_transform: Callable[..., Any],
-    axes: tuple[Any, Any, Mapping[str, Any]],
-    modes: tuple[bool | None, bool | None],
+# For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
+# and moved outside of it.
+
+
+def _or_front(axis: Any) -> Any:
+    return 0 if _is_negative(axis) else axis
+
+
+def _move(groups: Any, axes: Any, places: Callable[[int], tuple[int, int]]) -> Any:
+    def move(axis: Any, group: Any) -> Any:
+        if not _is_negative(axis):
+            return group
+        return jax.tree.map(lambda x: jnp.moveaxis(x, *places(axis)), group)
+
+    return jax.tree.map(move, axes, groups, is_leaf=lambda axis: axis is None)
+
+
+def _is_negative(axis: Any) -> bool:
+    return isinstance(axis, int) and axis < 0
+
+
+def _without(statics: Chosen, in_axes: Any) -> Any:
+    """The axes without those of static arguments."""
+    if not statics or not isinstance(in_axes, (tuple, list)):
+        return in_axes
+    numbers = statics.positions(len(in_axes))
+    return tuple(axis for i, axis in enumerate(in_axes) if i not in numbers)
+
+
+def transform_metadata(
+    f: Any = MISSING,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    partition: str | None,
+    graph: bool | None = None,
 ) -> Any:
-    mode = propagation.resolve(*modes)
-    in_axes, out_axes, axis_metadata = axes
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
+    """Keeps the sharding annotations of Variables right inside a mapped function.
+
+    `vmap` does that itself if it is given ``transform_metadata``; this is for any
+    transform that takes an axis away, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap
+    the function inside of it, with the same axes. The function sees Variables without
+    the name of the axis; what it writes to them is kept, and new Variables that it
+    returns get the name.
+
+    Args:
+        f: The function. Its keyword arguments become positional ones.
+        in_axes: See `vmap`. What is no integer has no name to change.
+        out_axes: See ``in_axes``.
+        partition: The name of the axis in ``out_sharding``; ``None`` if it has none.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        The wrapped function, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: If a prefix contains what it can't; at a call, if the annotation of
+            a Variable has another name, or if an argument is returned.
+
+    Example:
+        >>> @jax.vmap
+        ... @nnx.transform_metadata(partition="layers")
+        ... def make(key):
+        ...     return nnx.Param(
+        ...         jax.random.normal(key, 2), out_sharding=("a",), eager_sharding=False
+        ...     )
+        >>> make(jax.random.split(jax.random.key(0), 3)).out_sharding
+        ('layers', 'a')
+    """
+    name, mode = "transform_metadata", propagation.resolve(graph, False)
     row = Row(
         name,
         mode,
-        Assignment((in_axes, 0), "in_axes", name, mode),
+        Assignment(in_axes, "in_axes", name, mode, keywords=None),
         Assignment(out_axes, "out_axes", name, mode),
-        axis_metadata=axis_metadata,
+        axis_metadata={PARTITION_NAME: partition},
     )
 
-    def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
-        return jax_transform(inner, in_axes=ins, out_axes=outs)
-
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, name)
-        return lifting.lift(function, transform, row)
+        # The axis is another transform's: here nothing is mapped.
+        lifted = lifting.lift(function, lambda inner, ins, outs: inner, row)
+
+        @decorators.wraps(function)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            count = row.inputs.count
+            return lifted(*decorators.to_positions(function, args, kwargs, count))
+
+        return named
 
     return decorate if f is MISSING else decorate(f)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,6 +26,13 @@ from graftree.transforms import aliasing
 from graftree.transforms.propagation import Propagation
 
 
+class Span(NamedTuple):
+    """Where an argument is in a skeleton, as (start, stop)."""
+
+    entries: tuple[int, int]
+    leaves: tuple[int, int]
+
+
 class Skeleton:
     """The static part of a tree of arguments or outputs.
 
@@ -34,19 +41,22 @@ class Skeleton:
         entries: For each leaf of the treedef the GraphDef of the object there, or
             ``None`` for a plain leaf. The GraphDefs share one numbering.
         statics: Static arguments, as pairs of a position or name and a value.
+        label: What the positional arguments are called; not compared.
     """
 
-    __slots__ = ("_definitions", "entries", "statics", "treedef")
+    __slots__ = ("_definitions", "entries", "label", "statics", "treedef")
 
     def __init__(
         self,
         treedef: Any,
         entries: tuple[GraphDef[Any] | None, ...],
         statics: tuple[tuple[Any, Any], ...] = (),
+        label: str = "args",
     ) -> None:
         self.treedef = treedef
         self.entries = entries
         self.statics = statics
+        self.label = label
         self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -78,13 +88,27 @@ class Skeleton:
             listed += [()] if entry is None else entry.paths()
         return listed
 
+    def span(self, argument: int | None) -> Span:
+        """Which entries and leaves are those of a positional argument.
+
+        Args:
+            argument: Its number; ``None`` for no argument.
+        """
+        if argument is None:
+            return Span((0, 0), (0, 0))
+        treedefs = self.treedef.children()[0].children()
+        start = sum(treedef.num_leaves for treedef in treedefs[:argument])
+        stop = start + treedefs[argument].num_leaves
+        counts = [1 if e is None else e.num_leaves for e in self.entries]
+        return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
+
     def names(self) -> list[str]:
         """The path of each leaf of ``(args, kwargs)``, as in ``args[0].kernel``."""
         places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
         flat, _ = jax.tree_util.tree_flatten_with_path(places)
         named: list[str] = []
         for (path, _), entry in zip(flat, self.entries, strict=True):
-            root = "kwargs" if path[:1] == (_KWARGS,) else "args"
+            root = "kwargs" if path[:1] == (_KWARGS,) else self.label
             start = root + jax.tree_util.keystr(path[1:])
             paths = [()] if entry is None else entry.paths()
             named += [start + "".join(map(_key_text, path)) for path in paths]
@@ -132,6 +156,7 @@ def pack(
     propagation: Propagation,
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
+    label: str = "args",
 ) -> Packed:
     """Takes a tree of arguments apart.
 
@@ -140,6 +165,7 @@ def pack(
         propagation: Trees refuse aliases here.
         transform: The public name to give in error messages.
         statics: Static arguments to keep with the skeleton.
+        label: What the positional arguments are called in messages.
 
     Raises:
         ValueError: In tree mode, if a Variable or ref occurs twice.
@@ -147,8 +173,8 @@ def pack(
     refs = RefMap()
     treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
     if not propagation.sharing and any(map(is_repeated, entries)):
-        aliasing.check_inputs(tree, transform)
-    skeleton = Skeleton(treedef, tuple(entries), statics)
+        aliasing.check_inputs(tree, transform, label)
+    skeleton = Skeleton(treedef, tuple(entries), statics, label)
     return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
 
 
@@ -222,6 +248,12 @@ class Values:
         self.values = values
         self.skeleton = skeleton
         self.positions = positions
+
+    def by_position(self) -> dict[int, Any]:
+        """The values by the number of the leaf."""
+        if self.positions is None:
+            return dict(enumerate(self.values))
+        return dict(zip(self.positions, self.values, strict=True))
 
 
 def _flatten_values(group: Values) -> Any:
@@ -298,24 +330,35 @@ def join(groups: Sequence[Values]) -> tuple[Skeleton, list[Any]]:
     return skeleton, values
 
 
-def part(packed: Packed, assignment: Sequence[int], count: int) -> list[Values]:
+def part(
+    values: Sequence[Any], skeleton: Skeleton, assignment: Sequence[int], count: int
+) -> list[Values]:
     """The values of a call in ``count`` groups.
 
     Args:
-        packed: The call.
+        values: The raw values of all leaves.
+        skeleton: What they are leaves of.
         assignment: For each leaf the number of its group.
         count: How many groups there are; they may be empty.
     """
     if count == 1:
-        return [Values(packed.values(), packed.skeleton, None)]
+        return [Values(values, skeleton, None)]
     positions: list[list[int]] = [[] for _ in range(count)]
     for position, group in enumerate(assignment):
         positions[group].append(position)
-    values = packed.values()
     return [
-        Values([values[i] for i in listed], packed.skeleton, tuple(listed))
+        Values([values[i] for i in listed], skeleton, tuple(listed))
         for listed in positions
     ]
+
+
+def roles(groups: Sequence[Values], count: int) -> list[int]:
+    """For each of ``count`` leaves the number of its group."""
+    numbers = [0] * count
+    for number, group in enumerate(groups):
+        for position in group.positions or ():
+            numbers[position] = number
+    return numbers
 
 
 def leaves_of(x: Any) -> list[tuple[Any, Any]]:
@@ -328,23 +371,53 @@ def leaves_of(x: Any) -> list[tuple[Any, Any]]:
     ]
 
 
-def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
-    """The value of a prefix tree for each leaf of a skeleton.
+class Matched(NamedTuple):
+    """A value of a prefix tree, and what of a skeleton it is for.
+
+    Attributes:
+        value: The value.
+        entries: The entries; see `Skeleton`.
+        is_whole: Whether it is right at an entry; else at a container of them.
+    """
+
+    value: Any
+    entries: list[GraphDef[Any] | None]
+    is_whole: bool
+
+
+def match(
+    prefix: Any, skeleton: Skeleton, is_leaf: Callable[[Any], bool]
+) -> list[Matched]:
+    """The values of a prefix tree, each with the entries of the skeleton it is for.
 
     Args:
         prefix: A pytree prefix of the packed tree; each object counts as one leaf.
         skeleton: Of the packed tree.
+        is_leaf: What is a value of the prefix tree, besides the leaves of JAX.
 
     Raises:
         ValueError: If the structures don't fit.
     """
     full = jax.tree.unflatten(skeleton.treedef, range(len(skeleton.entries)))
-    spread_out: list[Any] = []
+    found: list[Matched] = []
 
     def add(value: Any, subtree: Any) -> None:
-        for number in jax.tree.leaves(subtree):
-            entry = skeleton.entries[number]
-            spread_out.extend([value] * (1 if entry is None else entry.num_leaves))
+        entries = [skeleton.entries[number] for number in jax.tree.leaves(subtree)]
+        found.append(Matched(value, entries, isinstance(subtree, int)))
 
-    jax.tree.map(add, prefix, full, is_leaf=lambda x: x is None)
-    return spread_out
+    jax.tree.map(add, prefix, full, is_leaf=is_leaf)
+    return found
+
+
+def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
+    """The value of a prefix tree for each leaf of a skeleton.
+
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    return [
+        matched.value
+        for matched in match(prefix, skeleton, lambda x: x is None)
+        for entry in matched.entries
+        for _ in range(1 if entry is None else entry.num_leaves)
+    ]

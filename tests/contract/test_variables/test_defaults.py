@@ -99,7 +99,7 @@ def test_stacks_are_independent(name, other):
 
 
 def test_raw_value_is_a_ref_of_the_array():
-    variable = backed([1, 2])
+    variable = backed(jnp.array([1, 2]))
     assert isinstance(variable.get_raw_value(), jax.Ref) and variable.ref is True
     assert isinstance(variable[...], jax.Array) and variable[...].tolist() == [1, 2]
     assert jax.tree.leaves(variable)[0] is variable.get_raw_value()

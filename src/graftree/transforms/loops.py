@@ -1,0 +1,172 @@
+"""``while_loop`` and ``fori_loop`` over objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree.core.variables import Variable
+from graftree.transforms import boundary, caching, propagation
+from graftree.transforms.carrying import Carry, Loop, Place
+from graftree.transforms.lifting import Call, Row
+from graftree.transforms.packing import Values
+from graftree.transforms.prefixes import Assignment
+from graftree.transforms.propagation import Propagation
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Applies a function while a condition holds, with ``jax.lax.while_loop``.
+
+    Args:
+        cond_fun: Tells of a value whether to go on. What it writes is dropped.
+        body_fun: Returns the next value: the same objects, in the same structure.
+        init_val: The first value; it may contain objects.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether the objects (else just their Variables) keep identity.
+
+    Returns:
+        The last value. Its objects are the caller's own; without graph updates their
+        Variables are.
+
+    Raises:
+        ValueError: If the body returns other objects; for aliases that the mode
+            doesn't allow.
+        TypeError: If the structure of the value changes.
+
+    Example:
+        >>> counter = nnx.Variable(jnp.array(0))
+        >>> def increase(counter):
+        ...     counter[...] += 1
+        ...     return counter
+        >>> last = nnx.while_loop(lambda counter: counter < 3, increase, counter)
+        >>> last is counter, int(counter)
+        (True, 3)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    run = _while.get((cond_fun, body_fun), mode)
+    return _run(_row("while_loop", mode), init_val, run)
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Applies a function for each integer of a range, with ``jax.lax.fori_loop``.
+
+    Args:
+        lower: The first integer.
+        upper: The integer after the last one.
+        body_fun: Called as ``body_fun(i, value)``; see `while_loop`.
+        init_val: The first value; it may contain objects.
+        unroll: As in ``jax.lax.fori_loop``.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: See `while_loop`.
+
+    Returns:
+        The last value; see `while_loop`.
+
+    Raises:
+        ValueError: See `while_loop`.
+        TypeError: See `while_loop`.
+
+    Example:
+        >>> total = nnx.Variable(jnp.array(0))
+        >>> def add(i, total):
+        ...     total[...] += i
+        ...     return total
+        >>> int(nnx.fori_loop(0, 4, add, total))
+        6
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    row = _row("fori_loop", mode)
+    bounds = tuple(map(_static, (lower, upper)))
+    if None in bounds:
+        run = _fori.get((body_fun,), mode, None, unroll)
+        return _run(row, init_val, lambda *groups: run(*groups, (lower, upper)))
+    # JAX can differentiate a loop in reverse only if it knows the number of steps.
+    run = _fori.get((body_fun,), mode, bounds, unroll)
+    return _run(row, init_val, run)
+
+
+def _static(bound: Any) -> tuple[Any, Any] | None:
+    """A bound that is known now, as something hashable: its type and its value."""
+    if isinstance(bound, int):
+        return int, bound
+    is_known = isinstance(bound, (np.ndarray, np.integer, jax.Array))
+    if is_known and not isinstance(bound, jax.core.Tracer) and np.ndim(bound) == 0:
+        return np.dtype(bound.dtype).type, int(bound)
+    return None
+
+
+def _row(name: str, mode: Propagation) -> Row:
+    inputs = Assignment(((Carry,), 0), "init_val", name, mode)
+    outputs = Assignment(Carry, "init_val", name, mode)
+    return Row(name, mode, inputs, outputs, keeps_keywords=True, label="init_val")
+
+
+def _run(row: Row, init_val: Any, run: Callable[..., Any]) -> Any:
+    call = Call(_run, row, (init_val,), {})
+    return boundary.commit(call.packed, *run(*call.groups))
+
+
+def _make_while(
+    get_condition: Callable[[], Any], get_body: Callable[[], Any], mode: Propagation
+) -> Callable[..., Any]:
+    def traced(*groups: Values) -> Any:
+        condition, body = get_condition(), get_body()
+        # The condition would not see what the body writes to a ref.
+        loop = Loop(_row("while_loop", mode), Place(0), groups, moves_refs=True)
+
+        def go_on(carried: Values) -> Any:
+            answer = loop.inside(carried).run(condition)
+            return answer.get_value() if isinstance(answer, Variable) else answer
+
+        def step(carried: Values) -> Values:
+            return loop.step(body, carried)[0]
+
+        return loop.finish(jax.lax.while_loop(go_on, step, loop.initial), ())
+
+    return traced
+
+
+def _make_fori(
+    get_body: Callable[[], Any],
+    mode: Propagation,
+    known: tuple[Any, Any] | None,
+    unroll: int | bool | None,
+) -> Callable[..., Any]:
+    def traced(*arguments: Any) -> Any:
+        if known is None:
+            *groups, (lower, upper) = arguments
+        else:
+            groups, (lower, upper) = arguments, [kind(value) for kind, value in known]
+        body = get_body()
+        loop = Loop(_row("fori_loop", mode), Place(0), groups)
+
+        def step(i: Any, carried: Values) -> Values:
+            return loop.step(lambda value: body(i, value), carried)[0]
+
+        last = jax.lax.fori_loop(lower, upper, step, loop.initial, unroll=unroll)
+        return loop.finish(last, ())
+
+    return traced
+
+
+_while = caching.PerFunction(_make_while)
+_fori = caching.PerFunction(_make_fori)

@@ -1,0 +1,78 @@
+"""``remat``: intermediate values are computed again on the way back, not kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from graftree.transforms import (
+    arguments,
+    decorators,
+    lifting,
+    propagation,
+    ref_contents,
+)
+from graftree.transforms.decorators import MISSING
+from graftree.transforms.lifting import Row
+
+
+def remat(
+    f: Any = MISSING,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+    policy: Callable[..., bool] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Saves memory in gradients by computing a function twice, with ``jax.checkpoint``.
+
+    Values and gradients are those of the function. It runs twice, but what it writes to
+    its arguments reaches the caller's objects once.
+
+    Args:
+        f: The function; also a method, as a decorator.
+        prevent_cse: As in ``jax.checkpoint``.
+        static_argnums: Positions of arguments that are compile-time constants.
+        policy: Which intermediate values are kept all the same, from
+            ``jax.checkpoint_policies``; ``None`` keeps none.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A function with the arguments of ``f``, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module, or a position is out of
+            range; at a call, for aliases that the mode doesn't allow.
+
+    Example:
+        >>> class Block(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.linear = nnx.Linear(2, 2, rngs=rngs)
+        ...     @nnx.remat
+        ...     def __call__(self, x):
+        ...         return jnp.sin(self.linear(x))
+        >>> block = Block(nnx.Rngs(0))
+        >>> grads = nnx.grad(lambda block, x: block(x).sum())(block, jnp.ones((1, 2)))
+        >>> grads["linear"]["kernel"].shape
+        (2, 2)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+
+    def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
+        checkpoint = functools.partial(
+            jax.checkpoint, prevent_cse=prevent_cse, policy=policy
+        )
+        return lifting.returning_arrays(ref_contents.by_content(inner, checkpoint))
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "remat")
+        statics = arguments.choose(function, "static", static_argnums)
+        row = Row.uniform("remat", mode, statics=statics, returns_captured=True)
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)

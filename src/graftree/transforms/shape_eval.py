@@ -1,0 +1,254 @@
+"""What a function does, without doing it: shapes, and the program that JAX records.
+
+Objects whose Variables hold ``jax.ShapeDtypeStruct`` are *abstract*: they have all of a
+model but its numbers. `eval_shape` makes them, and under a mesh says where each array
+would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from graftree import _jax
+from graftree.core import functional, labels, partitioning, traversals
+from graftree.core.skeletons import ArrayRefDef, VariableDef
+from graftree.core.variables import Variable
+from graftree.transforms import aliasing, arguments, decorators, lifting, packing
+from graftree.transforms import propagation as modes
+from graftree.transforms.decorators import MISSING
+from graftree.transforms.lifting import Call, Row
+from graftree.transforms.packing import Skeleton, Values
+
+A = TypeVar("A")
+
+
+def eval_shape(
+    f: Callable[..., A],
+    *args: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: Any,
+) -> A:
+    """The output of a function with shapes in the place of arrays; computes nothing.
+
+    Nothing that the function writes to its arguments reaches the caller's objects.
+
+    Args:
+        f: The function.
+        *args: Its arguments. Arrays in them may be ``jax.ShapeDtypeStruct``, those in
+            Variables too.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether arguments may be returned, as new objects.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        New objects with ``jax.ShapeDtypeStruct`` for each array. Under a mesh, those in
+        Variables have shardings: as annotated, else replicated.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module, or, without graph updates,
+            if two arguments have a Variable in common or one is returned.
+
+    Example:
+        >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> model.kernel[...]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+    mode = modes.resolve(graph, graph_updates)
+    decorators.check_not_bound(f, "eval_shape")
+    row = Row.uniform(
+        "eval_shape", mode, keeps_keywords=True, returns_captured=True, is_detached=True
+    )
+    call = Call(f, row, args, kwargs)
+    if not mode.structure and _is_shared(call.packed.skeleton):
+        aliasing.check_inputs((args, kwargs), "eval_shape")
+    interior = lifting.interior(f, row)
+
+    def traced(group: Values) -> Any:
+        return jax.tree.map(_read, interior(_with_refs(group)))
+
+    (group,) = call.groups
+    named = decorators.named_after(f, traced)
+    result = jax.eval_shape(named, jax.tree.map(_abstract, group))
+    return call.commit(_placed(result))
+
+
+def _is_shared(skeleton: Skeleton) -> bool:
+    """Whether two arguments have an object in common."""
+    seen: set[Any] = set()
+    for entry in skeleton.entries:
+        nodes = [] if entry is None else entry.nodes
+        numbers = {node.index for node in nodes} - {None}
+        if numbers & seen:
+            return True
+        seen |= numbers
+    return False
+
+
+# JAX returns no refs. So they are made inside, and read before they leave.
+
+
+def _abstract(raw: Any) -> Any:
+    return jax.ShapeDtypeStruct(raw.shape, raw.dtype) if _jax.is_ref(raw) else raw
+
+
+def _with_refs(group: Values) -> Values:
+    pairs = zip(group.skeleton.definitions(), group.values, strict=True)
+    values = [jax.new_ref(raw) if _is_of_ref(x) else raw for x, raw in pairs]
+    return Values(values, group.skeleton, group.positions)
+
+
+def _is_of_ref(definition: Any) -> bool:
+    if isinstance(definition, VariableDef):
+        return definition.metadata["ref"]
+    return isinstance(definition, ArrayRefDef)
+
+
+def _read(raw: Any) -> Any:
+    return raw[...] if _jax.is_ref(raw) else raw
+
+
+def _placed(result: Any) -> Any:
+    """The result with shardings for the Variables in the output."""
+    places, changed, structure, (values,) = result
+    definitions = places.returned.out.definitions()
+    placed = [
+        partitioning.place_abstract(value, definition.metadata, is_replicated=True)
+        if isinstance(definition, VariableDef)
+        else value
+        for definition, value in zip(definitions, values, strict=True)
+    ]
+    return places, changed, structure, (placed,)
+
+
+def as_abstract(tree: A, graph: bool | None = None) -> A:
+    """Gives the annotated Variables of an abstract model their shardings.
+
+    Args:
+        tree: An abstract model, a State, or a container of these; it is not changed.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        A new tree. A Variable with an annotation, with a ``jax.ShapeDtypeStruct`` that
+        has no sharding, is replaced by one with it, on the mesh in its metadata or that
+        of ``jax.set_mesh``. All others are the Variables of ``tree``.
+
+    Raises:
+        ValueError: In tree mode, for shared references.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        >>> bias = nnx.Param(shape, out_sharding=("a",), eager_sharding=False)
+        >>> with jax.set_mesh(mesh):
+        ...     tuple(nnx.as_abstract(bias).sharding.spec)
+        ('a',)
+    """
+
+    def place(_: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return leaf
+        raw = leaf.get_raw_value()
+        placed = partitioning.place_abstract(raw, labels.metadata_of(leaf))
+        return leaf if placed is raw else leaf.copy(placed)
+
+    return traversals.map(place, tree, graph=graph)
+
+
+def get_abstract_model(
+    init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None
+) -> tuple[Any, Any]:
+    """The structure and the sharded shapes of the model that a function makes.
+
+    Args:
+        init_fn: Makes the model; it is not run, only traced.
+        mesh: What the annotations refer to.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        The GraphDef, and the State with a ``jax.ShapeDtypeStruct`` on ``mesh`` for each
+        array; what is not annotated is replicated.
+
+    Raises:
+        ValueError: If the mesh has no axis of a name.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("a",))
+        >>> init = lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> graphdef, state = nnx.get_abstract_model(init, mesh)
+        >>> state["kernel"].sharding.is_fully_replicated
+        True
+    """
+
+    def place(leaf: Any) -> Any:
+        is_variable = isinstance(leaf, Variable)
+        spec = partitioning.get_var_pspec(leaf) if is_variable else None
+        sharding = NamedSharding(mesh, spec or PartitionSpec())
+        raw = packing.raw_of(leaf)
+        placed = jax.tree.map(lambda x: x.update(sharding=sharding), raw)
+        return leaf.copy(placed) if is_variable else placed
+
+    with jax.set_mesh(mesh):
+        graphdef, state = functional.split(
+            eval_shape(init_fn, graph=graph), graph=graph
+        )
+        return graphdef, jax.tree.map(
+            place, state, is_leaf=lambda x: isinstance(x, Variable)
+        )
+
+
+def make_jaxpr(
+    f: Any = MISSING,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Shows the program that JAX records of a function, with ``jax.make_jaxpr``.
+
+    Its inputs are the arrays in the arguments, its outputs those in the output. Nothing
+    that the function writes to its arguments reaches the caller's objects.
+
+    Args:
+        f: The function.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Must be ``False`` here or by default, except in tree mode.
+        static_argnums: Positions of arguments that are compile-time constants.
+
+    Returns:
+        A function with the arguments of ``f`` that returns a ``ClosedJaxpr``, or a
+        decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: With graph updates; if ``f`` is a method bound to a Module; at a
+            call, if an argument is returned or aliases are not allowed.
+
+    Example:
+        >>> scale = nnx.Param(jnp.array(2.0))
+        >>> nnx.make_jaxpr(lambda v, x: v * x, graph=False)(scale, 3.0)
+        { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        mode = modes.resolve(graph, graph_updates)
+        if mode.structure:
+            raise ValueError(
+                "nnx.make_jaxpr does not support graph_updates=True.\n"
+                "Pass graph_updates=False, or graph=False."
+            )
+        decorators.check_not_bound(function, "make_jaxpr")
+        statics = arguments.choose(function, "static", static_argnums)
+        row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
+        trace = jax.make_jaxpr(lifting.interior(function, row))
+
+        @decorators.wraps(function)
+        def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
+            return trace(*Call(function, row, args, kwargs).groups)
+
+        return jaxpr_of
+
+    return decorate if f is MISSING else decorate(f)

@@ -1,0 +1,358 @@
+"""Variables whose value is in a ref (section 12.2)."""
+
+import copy
+import pickle
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import graftree as nnx
+
+
+def backed(value=(1.0, 2.0), **metadata):
+    return nnx.Param(jnp.array(value), ref=True, **metadata)
+
+
+class Model(nnx.Module):
+    """Two ref-backed Variables, a plain one, and a bare ref."""
+
+    def __init__(self):
+        self.a = backed()
+        self.b = backed((3.0, 4.0, 5.0))
+        self.plain = nnx.Param(jnp.zeros(2))
+        self.bare = jax.new_ref(jnp.zeros(2))
+
+
+# ------------------------------------------------------------------- construction
+
+
+@pytest.mark.parametrize("value", [1, 2.5, True, np.arange(3.0), np.float32(2)])
+def test_arrays_and_scalars_can_be_in_a_ref(value):
+    variable = nnx.Param(value, ref=True)
+    assert variable.ref and isinstance(variable.get_raw_value(), jax.Ref)
+    assert np.array_equal(variable[...], jnp.asarray(value))
+
+
+@pytest.mark.parametrize("value", [{"a": jnp.ones(2)}, [1.0], (1.0,), "text", None])
+def test_nothing_else_can_be_in_a_ref(value):
+    with pytest.raises(TypeError):
+        nnx.Param(value, ref=True)
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"a": [r]}])
+def test_a_ref_is_no_value(wrap):
+    message = "Cannot pass a Ref directly into Variable constructor"
+    with pytest.raises(ValueError, match=message):
+        nnx.Param(wrap(jax.new_ref(jnp.ones(2))))
+
+
+def test_keys_can_be_in_a_ref():
+    variable = nnx.RngKey(jax.random.key(0), ref=True)
+    variable[...] = jax.random.key(1)
+    assert variable[...] == jax.random.key(1)
+
+
+@pytest.mark.parametrize("name", ["ref", "hijax"])
+def test_flags_are_read_only(name):
+    variable = backed()
+    flipped = not getattr(variable, name)
+    for change in (
+        lambda: variable.set_metadata(**{name: flipped}),
+        lambda: variable.set_metadata(name, flipped),
+        lambda: variable.del_metadata(name),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            change()
+    with pytest.raises(AttributeError):
+        setattr(variable, name, flipped)
+
+
+@pytest.mark.parametrize("name", ["ref", "hijax"])
+def test_the_metadata_of_an_initializer_must_not_contradict(name):
+    boxed = nnx.VariableMetadata(jnp.ones(2), metadata={name: True})
+    assert getattr(nnx.Param(boxed), name)
+    with pytest.raises(ValueError, match=name):
+        nnx.Param(boxed, **{name: False})
+
+
+# --------------------------------------------------------------- reading and writing
+
+
+def test_leaves_are_the_ref_under_the_key_value():
+    variable = backed()
+    [(path, leaf)] = jax.tree.leaves_with_path(variable)
+    assert jax.tree_util.keystr(path) == ".value"
+    assert leaf is variable.get_raw_value()
+
+
+def test_part_of_the_value_is_written():
+    variable = backed()
+    ref = variable.get_raw_value()
+    variable[0] = 7.0
+    assert variable.get_raw_value() is ref and ref[...].tolist() == [7.0, 2.0]
+
+
+def test_repr_shows_values_and_traced_shapes():
+    variable = backed()
+    assert "Array([1., 2.], dtype=float32)" in repr(variable)
+    seen = []
+    jaxpr = jax.make_jaxpr(lambda v: seen.append(repr(v)))(variable)
+    assert "float32[2]" in seen[0] and "ref=True" in seen[0]
+    assert not jaxpr.eqns  # looking at it changed no program
+
+
+def test_tracers_of_the_primal_are_written_with_stop_gradient():
+    seen = backed(0.0)
+
+    def loss(x):
+        seen[...] = jax.lax.stop_gradient(x * 2)
+        return x**2
+
+    assert jax.grad(loss)(3.0) == 6.0 and seen[...] == 6.0
+
+
+# ----------------------------------------------------------------- sharing and copies
+
+
+def test_split_and_merge_share_the_refs():
+    model = Model()
+    merged = nnx.merge(*nnx.split(model))
+    assert merged.a.get_raw_value() is model.a.get_raw_value()
+    assert merged.bare is model.bare
+
+
+def test_a_bare_ref_is_its_own_state():
+    ref = jax.new_ref(jnp.ones(2))
+    graphdef, state = nnx.split(ref)
+    assert state is ref and nnx.merge(graphdef, state) is ref
+
+
+def test_numbering_counts_node_variable_and_ref():
+    refs = nnx.graphlib.RefMap()
+    nnx.graphlib.flatten(nnx.Dict(a=backed()), ref_index=refs)
+    assert len(refs) == 3
+
+
+def test_duplicates_are_found_and_split_removes_them():
+    model = Model()
+    model.c = model.a
+    model.other = model.bare
+    assert nnx.find_duplicates(model) == [[("a",), ("c",)], [("bare",), ("other",)]]
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def double(state):
+        model = nnx.merge(graphdef, state)
+        assert model.a is model.c and model.bare is model.other
+        model.c[...] *= 2
+
+    double(state)
+    assert model.a[...].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [
+        nnx.clone,
+        lambda m: nnx.clone(m, arrays=True),
+        lambda m: nnx.merge(*nnx.split(m), copy=True),
+        copy.deepcopy,
+    ],
+    ids=["clone", "clone arrays", "merge copy", "deepcopy"],
+)
+def test_copies_of_models_have_refs_of_their_own(duplicate):
+    model = nnx.Dict(a=backed(tag="x"), plain=nnx.Param(jnp.zeros(2)))
+    copied = duplicate(model)
+    copied.a[...] += 1
+    assert model.a[...].tolist() == [1.0, 2.0] and copied.a.ref
+    assert copied.a.get_metadata() == model.a.get_metadata()
+
+
+def test_clones_keep_what_is_shared_shared():
+    model = nnx.Dict(a=backed())
+    model.b = model.a
+    model.c = jax.new_ref(jnp.zeros(2))
+    model.d = model.c
+    for copied in (nnx.clone(model), nnx.clone(model, arrays=True)):
+        assert copied.a is copied.b and copied.c is copied.d
+        assert copied.c is not model.c and copied.a is not model.a
+
+
+def test_clone_without_variables_shares_them():
+    model = nnx.Dict(a=backed())
+    assert nnx.clone(model, variables=False).a is model.a
+
+
+@pytest.mark.parametrize("module", [pickle, cloudpickle])
+def test_pickling_gives_a_new_ref(module):
+    model = nnx.Dict(a=backed(tag="x"), b=nnx.Dict(c=backed(0.5)))
+    loaded = module.loads(module.dumps(model))
+    assert loaded.a.ref and loaded.a.tag == "x"
+    assert loaded.b.c[...] == 0.5 and isinstance(loaded.a.get_raw_value(), jax.Ref)
+
+
+# --------------------------------------------------------------------------- update
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        jnp.zeros(2),
+        np.zeros(2, np.float32),
+        nnx.Param(jnp.zeros(2)),
+        jax.new_ref(jnp.zeros(2)),
+        nnx.Param(jnp.zeros(2), ref=True),
+    ],
+    ids=["array", "numpy", "Variable", "ref", "ref Variable"],
+)
+def test_update_writes_into_the_ref(new):
+    model = Model()
+    ref = model.a.get_raw_value()
+    nnx.update(model, {"a": new})
+    assert model.a.get_raw_value() is ref and model.a.ref
+    assert ref[...].tolist() == [0.0, 0.0]
+
+
+def test_update_of_a_bare_ref_writes_into_it():
+    model = Model()
+    ref = model.bare
+    nnx.update(model, {"bare": jnp.ones(2)})
+    assert model.bare is ref and ref[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        (jnp.zeros(4), "shape"),
+        (nnx.Param(jnp.zeros(4)), "shape"),
+        (jnp.zeros(3, jnp.int32), "dtype"),
+        (jax.ShapeDtypeStruct((3,), jnp.float32), "ShapeDtypeStruct"),
+        ("text", "str"),
+    ],
+    ids=["shape", "shape of a Variable", "dtype", "abstract", "text"],
+)
+def test_update_that_does_not_fit_changes_nothing(wrong, word):
+    model = Model()
+    new = {"a": jnp.zeros(2), "b": wrong, "plain": jnp.ones(2)}
+    with pytest.raises((ValueError, TypeError), match=word):
+        nnx.update(model, new)
+    assert model.a[...].tolist() == [1.0, 2.0]
+    assert model.plain[...].tolist() == [0.0, 0.0]
+
+
+def test_update_that_does_not_fit_names_the_path_and_both_types():
+    with pytest.raises(ValueError, match=r"Invalid shape") as caught:
+        nnx.update([Model()], {0: {"b": jnp.zeros(4)}})
+    message = str(caught.value)
+    assert "0/b" in message and "float32[3]" in message and "float32[4]" in message
+
+
+def test_update_that_does_not_fit_a_bare_ref_changes_nothing():
+    model = Model()
+    with pytest.raises(ValueError, match="bare"):
+        nnx.update(model, {"a": jnp.zeros(2), "bare": jnp.ones(3)})
+    assert model.a[...].tolist() == [1.0, 2.0]
+
+
+def test_update_from_state_keeps_ref_and_flag():
+    variable = backed()
+    ref = variable.get_raw_value()
+    variable.update_from_state(nnx.BatchStat(jnp.zeros(2), tag="x"))
+    assert variable.get_raw_value() is ref and variable.ref and variable.tag == "x"
+    with pytest.raises(ValueError, match="Invalid shape"):
+        variable.update_from_state(nnx.Param(jnp.zeros(3)))
+
+
+def test_plain_variables_take_what_a_ref_holds():
+    plain = nnx.Param(jnp.ones(2))
+    nnx.update(plain, jax.new_ref(jnp.zeros(2)))
+    assert isinstance(plain.get_raw_value(), jax.Array) and not plain.ref
+
+
+def test_restored_arrays_make_an_abstract_model_ref_backed():
+    abstract = nnx.Dict(a=nnx.Param(jax.ShapeDtypeStruct((2,), jnp.float32), ref=True))
+    graphdef, state = nnx.split(abstract)
+    merged = nnx.merge(graphdef, nnx.to_pure_dict(state))
+    for model in (abstract, merged):
+        nnx.update(model, {"a": np.ones(2, np.float32)})
+        assert model.a.ref and model.a.has_ref
+        model.a[...] += 1
+        assert model.a[...].tolist() == [2.0, 2.0]
+
+
+def test_updating_by_tree_map_writes_into_the_refs():
+    model = Model()
+    params = nnx.to_arrays(nnx.state(model, nnx.Param))
+    ref = model.a.get_raw_value()
+    nnx.update(model, jax.tree.map(lambda x: x * 2, params))
+    assert model.a.get_raw_value() is ref and ref[...].tolist() == [2.0, 4.0]
+
+
+# ------------------------------------------------------------------ whole programs
+
+
+@pytest.mark.parametrize("form", ["state", "pure dict"])
+def test_checkpoints_are_restored_into_the_refs(form, tmp_path):
+    model = nnx.Dict(a=backed(), b=nnx.Dict(c=backed((0.5, 0.5))))
+    refs = [model.a.get_raw_value(), model.b.c.get_raw_value()]
+    state = nnx.to_arrays(nnx.state(model))
+    saved = state if form == "state" else nnx.to_pure_dict(nnx.state(model))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "model", saved)
+        checkpointer.wait_until_finished()
+        model.a[...], model.b.c[...] = jnp.zeros(2), jnp.zeros(2)
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
+        restored = checkpointer.restore(tmp_path / "model", target)
+    nnx.update(model, restored)
+    assert [model.a.get_raw_value(), model.b.c.get_raw_value()] == refs
+    assert refs[0][...].tolist() == [1.0, 2.0] and refs[1][...].tolist() == [0.5, 0.5]
+
+
+def model_and_optimizer():
+    rngs = nnx.Rngs(0, dropout=1)
+    model = nnx.Sequential(
+        nnx.Linear(2, 4, rngs=rngs),
+        nnx.BatchNorm(4, rngs=rngs),
+        nnx.Dropout(0.5, rngs=rngs),
+        nnx.Linear(4, 1, rngs=rngs),
+    )
+    return model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        nnx.use_refs(True)(model_and_optimizer),
+        lambda: map(nnx.to_refs, model_and_optimizer()),
+    ],
+    ids=["made with refs", "converted"],
+)
+def test_a_model_trains_under_plain_jit_without_returning_anything(make):
+    model, optimizer = make()
+    traces = []
+
+    @jax.jit
+    def train_step(model, optimizer, x, y):
+        traces.append(1)
+        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss_fn(params):
+            return ((nnx.merge(graphdef, params, rest)(x) - y) ** 2).mean()
+
+        frozen = nnx.with_vars(params, ref=False)
+        loss, grads = jax.value_and_grad(loss_fn)(frozen)
+        optimizer.update(model, grads)
+        return loss
+
+    x = jnp.array([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [0.5, 0.5]])
+    y = x.sum(1, keepdims=True)
+    losses = [float(train_step(model, optimizer, x, y)) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert optimizer.step[...] == 20 and model.layers[2].rngs.count[...] == 20
+    assert (model.layers[1].mean[...] != 0).all()
+    assert len(traces) == 1

@@ -1,0 +1,345 @@
+"""The table of all transforms, of the three modes, and of what each pair lets through.
+
+A row calls a function of the user, ``body(*objects, x)``, in one transform. All leaves
+have the shape of `X` and bodies work element by element, so that a mapped function
+computes what a jitted one does, and one expected value serves all rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import comparisons
+
+MODES = {
+    "updates": {"graph": True, "graph_updates": True},
+    "graph": {"graph": True, "graph_updates": False},
+    "tree": {"graph": False},
+}
+X = jnp.array([10.0, 20.0])
+
+
+class Model(nnx.Module):
+    """Variables with and without metadata, an array, a static value, submodules."""
+
+    def __init__(self):
+        self.a = nnx.Param(jnp.array([1.0, 2.0]), tag="x")
+        self.b = nnx.BatchStat(jnp.array([3.0, 4.0]))
+        self.array = jnp.array([5.0, 6.0])
+        self.k = 1
+        self.left = nnx.Dict(w=nnx.Param(jnp.array([7.0, 8.0])))
+        self.right = nnx.Dict(w=nnx.Param(jnp.array([9.0, 10.0])))
+
+
+class Box(nnx.Module):
+    """A Module with the attributes that it is given."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+# ----------------------------------------------------------------------- the transforms
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One way to call a function in a transform.
+
+    Attributes:
+        call: Called as ``call(body, args, mode)``; gives the output of the body.
+        modes: Those that the transform has.
+        transform: Its public name.
+        inputs: A pattern of the path of the first argument in messages.
+        is_fixed: Whether nothing but the values of Variables may change, as the result
+            is the argument of the next iteration.
+        drops: The modes in which changes of the arguments are not kept.
+        has_output: Whether the output of the body comes back.
+        traces: Whether JAX traces the body. If not, it may write what it captures.
+        writes_all: The modes in which Variables that didn't change are written too.
+    """
+
+    call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+    transform: str
+    modes: tuple[str, ...] = tuple(MODES)
+    inputs: str = r"\.args"
+    is_fixed: bool = False
+    drops: tuple[str, ...] = ()
+    has_output: bool = True
+    traces: bool = True
+    writes_all: tuple[str, ...] = ()
+
+
+def _scalar(body):
+    """A differentiable function with the output of the body beside its value."""
+
+    def loss(*args):
+        return jnp.sum(args[-1]), body(*args)
+
+    return loss
+
+
+def _derivative(derive):
+    """A row that differentiates all arguments, as aliases of them must agree."""
+
+    def call(body, args, mode):
+        argnums = tuple(range(len(args)))
+        return derive(_scalar(body), argnums=argnums, has_aux=True, **mode)(*args)
+
+    return call
+
+
+def _custom_vjp(body, args, mode):
+    f = nnx.custom_vjp(body, **mode)
+    f.defvjp(lambda *args: (f(*args), None), lambda residual, g: None)
+    return f(*args)
+
+
+def _scan_carry(body, args, mode):
+    def step(carry, x):
+        return carry, body(*carry, x)
+
+    carry = (nnx.Carry, 0)
+    scanned = nnx.scan(step, in_axes=carry, out_axes=carry, **mode)
+    return scanned(args[:-1], args[-1][None])[1]
+
+
+def _scan_broadcast(body, args, mode):
+    axes = (*[None for _ in args[:-1]], 0)
+    scanned = nnx.scan(body, in_axes=axes, out_axes=0, **mode)
+    return scanned(*args[:-1], args[-1][None])
+
+
+def _while_loop(body, args, mode):
+    def step(value):
+        args, n = value
+        body(*args)
+        return args, n + 1
+
+    nnx.while_loop(lambda value: value[1] < 1, step, (args, 0), **mode)
+
+
+def _fori_loop(body, args, mode):
+    def step(_, args):
+        body(*args)
+        return args
+
+    nnx.fori_loop(0, 1, step, args, **mode)
+
+
+def _shard_map(body, args, mode):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    f = nnx.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, **mode)
+    return f(*args)
+
+
+def _transform_metadata(body, args, mode):
+    axes = {"in_axes": 0, "out_axes": 0, "partition": "p"}
+    return nnx.transform_metadata(body, **axes, graph=mode["graph"])(*args)
+
+
+_NO_UPDATES = ("graph", "tree")
+
+ROWS = {
+    "jit": Row(lambda f, args, mode: nnx.jit(f, **mode)(*args), "jit"),
+    "compiled": Row(
+        lambda f, args, mode: nnx.jit(f, **mode).lower(*args).compile()(*args), "jit"
+    ),
+    "jit_partial": Row(
+        lambda f, args, mode: nnx.jit_partial(f, *args[:-1], **mode)(args[-1]),
+        "jit_partial",
+        _NO_UPDATES,
+    ),
+    "cached_partial": Row(
+        lambda f, args, mode: nnx.cached_partial(
+            nnx.jit(f, **mode), *args[:-1], **mode
+        )(args[-1]),
+        "cached_partial",
+        ("updates",),
+        is_fixed=True,
+    ),
+    "grad": Row(lambda f, args, mode: _derivative(nnx.grad)(f, args, mode)[1], "grad"),
+    "value_and_grad": Row(
+        lambda f, args, mode: _derivative(nnx.value_and_grad)(f, args, mode)[0][1],
+        "value_and_grad",
+    ),
+    "vjp": Row(
+        lambda f, args, mode: nnx.vjp(_scalar(f), *args, has_aux=True, **mode)[2],
+        "vjp",
+        _NO_UPDATES,
+        r"\.primals",
+    ),
+    # The tangents are the primals, which have the types that tangents must have.
+    "jvp": Row(
+        lambda f, args, mode: nnx.jvp(_scalar(f), args, args, has_aux=True, **mode)[2],
+        "jvp",
+        _NO_UPDATES,
+        r"\.primals",
+    ),
+    "custom_vjp": Row(_custom_vjp, "custom_vjp", traces=False),
+    "remat": Row(lambda f, args, mode: nnx.remat(f, **mode)(*args), "remat"),
+    "vmap": Row(lambda f, args, mode: nnx.vmap(f, **mode)(*args), "vmap"),
+    "vmap broadcast": Row(
+        lambda f, args, mode: nnx.vmap(
+            f, in_axes=None, out_axes=None, axis_size=2, **mode
+        )(*args),
+        "vmap",
+    ),
+    "pmap": Row(lambda f, args, mode: nnx.pmap(f, **mode)(*args), "pmap"),
+    "shard_map": Row(_shard_map, "shard_map", writes_all=("updates",)),
+    "scan": Row(
+        lambda f, args, mode: nnx.scan(f, in_axes=0, out_axes=0, **mode)(*args), "scan"
+    ),
+    "scan carry": Row(
+        _scan_carry, "scan", inputs=r"\.(carry|args\[0\])", is_fixed=True
+    ),
+    "scan broadcast": Row(_scan_broadcast, "scan", is_fixed=True, drops=("updates",)),
+    "while_loop": Row(
+        _while_loop, "while_loop", inputs="", is_fixed=True, has_output=False
+    ),
+    "fori_loop": Row(
+        _fori_loop, "fori_loop", inputs="", is_fixed=True, has_output=False
+    ),
+    "cond": Row(
+        lambda f, args, mode: nnx.cond(True, f, f, *args, **mode),
+        "cond",
+        inputs=r"\.operands",
+        writes_all=tuple(MODES),
+    ),
+    "switch": Row(
+        lambda f, args, mode: nnx.switch(1, [f, f], *args, **mode),
+        "switch",
+        inputs=r"\.operands",
+        writes_all=tuple(MODES),
+    ),
+    "checkify": Row(
+        lambda f, args, mode: nnx.checkify(f, **mode)(*args)[1], "checkify"
+    ),
+    "eval_shape": Row(
+        lambda f, args, mode: nnx.eval_shape(f, *args, **mode),
+        "eval_shape",
+        drops=tuple(MODES),
+    ),
+    "make_jaxpr": Row(
+        lambda f, args, mode: nnx.make_jaxpr(f, **mode)(*args),
+        "make_jaxpr",
+        _NO_UPDATES,
+        drops=tuple(MODES),
+        has_output=False,
+    ),
+    "transform_metadata": Row(
+        _transform_metadata, "transform_metadata", _NO_UPDATES, traces=False
+    ),
+}
+
+
+# Compiles each operation on its own, which takes long; tests about the arguments and
+# outputs of any transform leave it out.
+SLOW = ("shard_map",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A row in one of its modes."""
+
+    row: Row
+    mode: str
+
+    def __call__(self, body: Callable[..., Any], *objects: Any) -> Any:
+        """The output of the body for these objects and `X`."""
+        return self.row.call(body, (*objects, X), MODES[self.mode])
+
+    @property
+    def shares(self) -> bool:
+        """Whether aliases are kept."""
+        return self.mode != "tree"
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether new values reach the Variables of the caller."""
+        return self.mode not in self.row.drops
+
+    @property
+    def writes_all(self) -> bool:
+        """Whether Variables that didn't change are written too."""
+        return self.mode in self.row.writes_all
+
+    @property
+    def keeps_structure(self) -> bool:
+        """Whether changes of the structure reach the objects of the caller."""
+        return self.mode == "updates" and self.keeps_values
+
+
+def cases(
+    condition: Callable[[Row], bool] = lambda row: True,
+    *,
+    modes: tuple[str, ...] = tuple(MODES),
+    without: tuple[str, ...] = (),
+) -> pytest.MarkDecorator:
+    """Runs a test in all rows that fulfill a condition, in each mode that they have."""
+    listed = [
+        pytest.param(Case(row, mode), id=f"{name}-{mode}")
+        for name, row in ROWS.items()
+        if condition(row) and name not in without
+        for mode in row.modes
+        if mode in modes
+    ]
+    return pytest.mark.parametrize("case", listed)
+
+
+# --------------------------------------------------------------------- what is compared
+
+
+def tracers_in(x: Any, seen: set[int] | None = None) -> list[Any]:
+    """The tracers in an object: in values, metadata, static attributes, containers."""
+    seen = set() if seen is None else seen
+    if id(x) in seen:
+        return []
+    seen.add(id(x))
+    if isinstance(x, jax.core.Tracer):
+        return [x]
+    if isinstance(x, nnx.Variable):
+        inside = [x.get_raw_value(), x.get_metadata()]
+    elif isinstance(x, nnx.Pytree):
+        inside = list(vars(x).values())
+    elif isinstance(x, (dict, nnx.State)):
+        inside = [*x.keys(), *x.values()]
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        inside = list(x)
+    else:
+        inside = []
+    return [tracer for child in inside for tracer in tracers_in(child, seen)]
+
+
+def facts(case: Case, x: Any) -> Any:
+    """Identities and facts of all that the row must leave as it is."""
+    return [
+        (path, own if case.writes_all and type(own) is list else (identity, own))
+        for path, identity, own in comparisons.snapshot(x)
+    ]
+
+
+def check_usable(case: Case, *objects: Any) -> None:
+    """Asserts that objects hold no tracer, and can be written and passed again."""
+    assert not tracers_in(objects)
+    before = facts(case, objects)
+    case(lambda *args: None, *objects)
+    assert facts(case, objects) == before
+    for _, variable in nnx.iter_graph(objects, graph=True):
+        if isinstance(variable, nnx.Variable):
+            variable.set_value(jax.tree.map(lambda x: x + 1, variable.get_value()))
+            variable.set_metadata(usable=True)
+
+
+def flat(x: Any) -> list[float]:
+    """The numbers in a value, whatever its shape."""
+    return np.ravel(x[...] if isinstance(x, nnx.Variable) else x).tolist()

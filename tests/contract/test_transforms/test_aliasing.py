@@ -1,0 +1,396 @@
+"""Identity, aliases and closures in each transform (contract, sections 1.3 to 1.5)."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from tests import comparisons
+from tests.contract.test_transforms.matrix import (
+    MODES,
+    SLOW,
+    Box,
+    Model,
+    X,
+    cases,
+    check_usable,
+    flat,
+    tracers_in,
+)
+
+PLAIN = ("graph", "tree")
+
+
+def write(variable, value):
+    variable[...] = value
+
+
+def nested():
+    """Two Modules that share a Variable, at the paths ``a`` and ``b.c``."""
+    shared = nnx.Param(jnp.array([1.0, 2.0]))
+    return Box(a=shared), Box(b=Box(c=shared))
+
+
+# --------------------------------------------------------------------------- aliases in
+
+
+def pins_aliases(row):
+    """Whether the contract has the row refuse aliases in graph mode too."""
+    return row.transform in ("eval_shape", "custom_vjp")
+
+
+@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"))
+def test_same_object_in_two_arguments_is_one_object_inside(case):
+    def f(a, b, x):
+        b = b["m"][0]
+        assert a is b and a.a is b.a
+        write(a.a, a.a + x)
+        write(b.a, b.a + x)
+
+    model = Model()
+    case(f, model, {"m": [model]})
+    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
+    check_usable(case, model)
+
+
+@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"), without=SLOW)
+def test_variable_shared_between_arguments_is_updated_once(case):
+    def f(a, b, variable, x):
+        assert a.a is b.b.c and b.b.c is variable
+        write(a.a, a.a + x)
+        write(variable, variable * 2)
+
+    a, b = nested()
+    case(f, a, b, a.a)
+    assert flat(a.a) == ([22.0, 44.0] if case.keeps_values else [1.0, 2.0])
+    assert b.b.c is a.a
+    check_usable(case, a)
+
+
+@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"), without=SLOW)
+def test_sharing_and_cycles_inside_one_object_are_kept(case):
+    def f(m, x):
+        assert m.a is m.b.c and m.me is m
+        write(m.a, m.a + x)
+        write(m.b.c, m.b.c + x)
+
+    model = nested()[1]
+    model.a, model.me = model.b.c, model
+    case(f, model)
+    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
+    assert model.a is model.b.c and model.me is model
+    assert not tracers_in(model)
+
+
+def check_report(error, case, first, second):
+    """Asserts all facts of an alias error (section 1.4)."""
+    message, name = str(error.value), case.row.transform
+    lines = re.findall(r"^  - (\S+)$", message, re.MULTILINE)
+    assert message.startswith("Duplicate Param") and "found at paths" in message
+    assert len(lines) == 2
+    assert re.search(f"{first}$", lines[0]) and re.search(f"{second}$", lines[1])
+    expected = f"nnx.{name} with graph_updates=False does not support Variable aliasing"
+    assert expected in message and "nnx.clone" in message
+    assert (f"nnx.compat.{name}" in message) <= hasattr(nnx.compat, name)
+
+
+@cases(modes=("tree",))
+def test_trees_refuse_aliases_and_name_both_paths(case):
+    a, b = objects = nested()
+    before = comparisons.snapshot(objects)
+    with pytest.raises(ValueError, match="Duplicate") as error:
+        case(lambda a, b, x: None, a, b)
+    inputs = case.row.inputs
+    check_report(error, case, rf"{inputs}(\[\d\])*\.a", rf"{inputs}(\[\d\])*\.b\.c")
+    assert comparisons.snapshot(objects) == before
+    check_usable(case, a)
+
+
+@cases(modes=("tree",))
+def test_trees_refuse_a_variable_twice_in_one_object(case):
+    model = nested()[1]
+    model.a = model.b.c
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        case(lambda m, x: None, model)
+
+
+@cases(modes=("tree",))
+def test_trees_refuse_cycles(case):
+    model = Model()
+    model.me = model
+    with pytest.raises((ValueError, RecursionError)) as error:
+        case(lambda m, x: None, model)
+    assert not isinstance(error.value, RecursionError) or "Box" in str(error.value)
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_eval_shape_refuses_aliases_without_graph_updates(mode):
+    model = Model()
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        nnx.eval_shape(lambda a, b: None, model, model, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_custom_vjp_refuses_aliases_without_graph_updates(mode):
+    f = nnx.custom_vjp(
+        lambda a, b: a[...] * b[...], nondiff_argnums=(1,), **MODES[mode]
+    )
+    f.defvjp(lambda a, b: (f(a, b), None), lambda b, residual, g: (g,))
+    variable = nnx.Param(jnp.array(1.0))
+    with pytest.raises(ValueError, match="Duplicate Param"):
+        f(variable, variable)
+
+
+@cases(without=SLOW)
+def test_arrays_and_objects_without_variables_may_be_shared(case):
+    def f(a, b, x, y, z):
+        assert (a is b) is case.shares
+        return x + y + z
+
+    case(f, empty := Box(k=1), empty, X, X)
+    assert empty.k == 1
+
+
+# -------------------------------------------------------------------------- aliases out
+
+# Where an output is found; rows with two outputs have that of the function second.
+OUT = r"\.out(\[1\])?"
+# Ways to return what came in, and the path of the first Variable in it.
+RETURNS = {
+    "object": (lambda m, x: m, r"\.a"),
+    "part": (lambda m, x: m.left, r"\.w"),
+    "Variable": (lambda m, x: (x, m.a), r"\[1\]"),
+    "holder": (lambda m, x: {"new": Box(b=x * 2, c=m.a)}, r"\['new'\]\.c"),
+}
+# What a row gets back of a carry or a broadcast argument can't have its axes.
+_OTHER_AXES = ("scan carry", "scan broadcast")
+
+
+@cases(
+    lambda row: row.has_output,
+    modes=("updates",),
+    without=("eval_shape", "cached_partial", *_OTHER_AXES),
+)
+def test_returned_inputs_are_the_objects_of_the_caller(case):
+    model = Model()
+    out = case(lambda m, x: {name: f(m, x) for name, (f, _) in RETURNS.items()}, model)
+    assert out["object"] is model and out["part"] is model.left
+    assert out["Variable"][1] is out["holder"]["new"].c is model.a
+    assert flat(out["holder"]["new"].b) == [20.0, 40.0]
+    check_usable(case, model)
+
+
+@cases(lambda row: row.has_output, modes=PLAIN)
+@pytest.mark.parametrize("name", ["object", "holder"])
+def test_returned_inputs_are_refused_without_graph_updates(name, case):
+    f, path = RETURNS[name]
+    model = Model()
+    before = comparisons.snapshot(model)
+    with pytest.raises(ValueError, match="Duplicate") as error:
+        case(f, model)
+    inputs = rf"({case.row.inputs}|\.carry)"
+    check_report(error, case, rf"{inputs}(\[0\])*\.(a|left\.w)", OUT + path)
+    assert comparisons.snapshot(model) == before
+    check_usable(case, model)
+
+
+@cases(lambda row: row.has_output, modes=PLAIN)
+def test_returned_inputs_without_variables_are_copies(case):
+    model = Box(inner=Box(k=3), a=nnx.Param(X))
+    out = case(lambda m, x: m.inner, model)
+    assert out is not model.inner and out.k == 3
+
+
+@cases(lambda row: row.has_output, modes=("updates", "graph"), without=SLOW)
+def test_new_object_at_two_places_is_one_object(case):
+    def f(m, x):
+        new = Box(a=nnx.Param(x * 2))
+        return new, {"again": new, "part": new.a}
+
+    first, rest = case(f, Model())
+    assert rest["again"] is first and rest["part"] is first.a
+
+
+@cases(lambda row: row.has_output, modes=("tree",))
+def test_trees_refuse_a_new_object_at_two_places(case):
+    def f(m, x):
+        new = Box(a=nnx.Param(x * 2))
+        return new, {"again": new}
+
+    with pytest.raises(ValueError, match="Duplicate") as error:
+        case(f, Model())
+    check_report(error, case, rf"{OUT}\[0\]\.a", rf"{OUT}\[1\]\['again'\]\.a")
+
+
+@pytest.mark.parametrize("part", [lambda m: m, lambda m: m.left, lambda m: m.a])
+def test_eval_shape_returns_inputs_as_new_objects(part):
+    model = Model()
+    out = nnx.eval_shape(part, model, **MODES["updates"])
+    assert type(out) is type(part(model)) and out is not part(model)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(out)]
+    assert shapes and set(shapes) == {(2,)}
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(out))
+
+
+# ----------------------------------------------------------------------------- closures
+
+
+@cases(without=SLOW)
+def test_captured_objects_can_be_read(case):
+    model, outer = Model(), Model()
+    before = comparisons.snapshot(outer)
+    case(
+        lambda m, x: write(m.a, m.a + outer.a.sum() + outer.left.w[0] * outer.k), model
+    )
+    assert flat(model.a) == ([11.0, 12.0] if case.keeps_values else [1.0, 2.0])
+    assert comparisons.snapshot(outer) == before
+
+
+WRITES = {
+    "value": (lambda m, x: write(m.a, x), "Cannot mutate Param from a different trace"),
+    "part of a value": (lambda m, x: m.a.__setitem__(0, 1.0), "Cannot mutate Param"),
+    "metadata": (lambda m, x: m.a.set_metadata(tag="y"), "Cannot mutate Param"),
+    "attribute": (
+        lambda m, x: setattr(m, "array", x),
+        "Cannot mutate 'Model' from different trace level",
+    ),
+    "static": (lambda m, x: setattr(m, "k", 5), "Cannot mutate 'Model'"),
+    "deletion": (lambda m, x: delattr(m, "b"), "Cannot mutate 'Model'"),
+    "container": (lambda m, x: m.left.update(n=1), "Cannot mutate 'Dict'"),
+}
+
+
+@cases(lambda row: row.traces)
+def test_captured_objects_can_not_be_written(case):
+    model, outer = objects = Model(), Model()
+    before = comparisons.snapshot(objects)
+
+    def f(m, x):
+        write(m.a, m.a + x)
+        for change, message in WRITES.values():
+            with pytest.raises(nnx.errors.TraceContextError, match=message):
+                change(outer, x)
+        write(outer.a, x)
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
+        case(f, model)
+    assert comparisons.snapshot(objects) == before
+    check_usable(case, outer)
+
+
+@cases(lambda row: row.traces and row.has_output, modes=PLAIN)
+def test_captured_variables_can_not_be_returned(case):
+    outer = Model()
+    with pytest.raises(ValueError, match="Cannot return captured Variable") as error:
+        case(lambda m, x: (x, Box(c=outer.a)), Model())
+    message = str(error.value)
+    assert "Param" in message and f"nnx.{case.row.transform}" in message
+    assert re.search(rf"Found at path: {OUT}\[1\]\.c$", message, re.MULTILINE)
+    check_usable(case, outer)
+
+
+STRICT = ("jit", "vmap", "pmap", "scan", "shard_map")
+
+
+@cases(lambda row: row.transform in STRICT, modes=("updates",))
+@pytest.mark.parametrize("part", [lambda m: m, lambda m: m.a])
+def test_captured_objects_can_not_be_returned(part, case):
+    outer = Model()
+    message = "Cannot extract graph node from different trace level"
+    with pytest.raises(ValueError, match=message):
+        case(lambda m, x: part(outer), Model())
+    check_usable(case, outer)
+
+
+COPYING = ("grad", "remat", "cond", "switch", "checkify", "eval_shape")
+
+
+@cases(lambda row: row.transform in COPYING, modes=("updates",))
+def test_captured_objects_are_returned_as_copies(case):
+    outer = Model()
+    out = case(lambda m, x: outer, Model())
+    assert type(out) is Model and out is not outer and out.a is not outer.a
+    if case.row.transform != "eval_shape":
+        assert flat(out.a) == [1.0, 2.0]
+    check_usable(case, outer)
+
+
+# -------------------------------------------------------- captured objects as arguments
+
+OUTER = {
+    "jax.jit": lambda f: jax.jit(f)(X),
+    "jax.eval_shape": lambda f: jax.eval_shape(f, X),
+    "jax.vmap": lambda f: jax.vmap(f)(jnp.stack([X, X])),
+    "jax.grad": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(X),
+    "nnx.jit": lambda f: nnx.jit(f)(X),
+}
+
+
+# The rows that stand for all others where each outer transform is tried.
+TYPICAL = ("jit", "grad", "vmap", "scan", "cond")
+
+
+def check_read(outer, case):
+    model, seen = Model(), []
+    before = comparisons.snapshot(model)
+
+    def f(x):
+        case(lambda m, x: seen.append((m.a + m.left.w).shape), model)
+        return x
+
+    OUTER[outer](f)
+    assert seen and comparisons.snapshot(model) == before
+    check_usable(case, model)
+
+
+@cases()
+def test_captured_objects_can_be_read_by_an_inner_transform(case):
+    check_read("jax.eval_shape", case)
+
+
+@cases(lambda row: row.transform in TYPICAL)
+@pytest.mark.parametrize("outer", OUTER)
+def test_captured_objects_can_be_read_under_every_transform(outer, case):
+    check_read(outer, case)
+
+
+def check_refused(outer, change, reaches_caller, case):
+    model = Model()
+    before = comparisons.snapshot(model)
+
+    def f(x):
+        case(change, model)
+        return x
+
+    if reaches_caller:
+        with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+            OUTER[outer](f)
+    else:
+        OUTER[outer](f)
+    assert comparisons.snapshot(model) == before
+    check_usable(case, model)
+
+
+@cases(lambda row: row.transform != "cached_partial")
+def test_captured_objects_can_not_be_written_by_an_inner_transform(case):
+    check_refused("jax.jit", lambda m, x: write(m.a, x), case.keeps_values, case)
+
+
+@cases(lambda row: row.transform in TYPICAL)
+@pytest.mark.parametrize("outer", OUTER)
+def test_captured_objects_can_not_be_written_under_any_transform(outer, case):
+    check_refused(outer, lambda m, x: write(m.a, x), case.keeps_values, case)
+
+
+def change_structure(m, x):
+    m.k = 5
+    m.array = x * 1
+    m.new = nnx.Param(x * 2)
+    del m.b
+
+
+@cases(lambda row: not row.is_fixed)
+def test_structure_of_captured_objects_can_not_be_changed(case):
+    check_refused("jax.jit", change_structure, case.keeps_structure, case)

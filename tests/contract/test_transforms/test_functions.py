@@ -1,0 +1,350 @@
+"""What a transform takes as its function (contract, sections 1.6 and 1.7)."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests.contract.test_transforms.matrix import MODES, X, cases, flat
+
+PLAIN = MODES["graph"]
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+SPEC = jax.sharding.PartitionSpec("d")
+
+
+class Scale(nnx.Module):
+    def __init__(self, w=2.0):
+        self.w = nnx.Param(jnp.full(2, w))
+        self.calls = nnx.BatchStat(jnp.zeros(2))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.w * x
+
+
+class Tool(nnx.Pytree):
+    """A Pytree that is no Module."""
+
+    def __init__(self):
+        self.w = nnx.data(jnp.full(2, 2.0))
+
+    def __call__(self, x):
+        return self.w * x
+
+
+# How each transform is made of a function.
+MAKERS = {
+    "jit": nnx.jit,
+    "grad": nnx.grad,
+    "value_and_grad": nnx.value_and_grad,
+    "vjp": lambda f: nnx.vjp(f, X, **PLAIN),
+    "jvp": lambda f: nnx.jvp(f, (X,), (X,), **PLAIN),
+    "custom_vjp": nnx.custom_vjp,
+    "remat": nnx.remat,
+    "shard_map": lambda f: nnx.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
+    "vmap": nnx.vmap,
+    "pmap": nnx.pmap,
+    "scan": nnx.scan,
+    "eval_shape": lambda f: nnx.eval_shape(f, X),
+    "checkify": nnx.checkify,
+    "make_jaxpr": lambda f: nnx.make_jaxpr(f, **PLAIN),
+}
+BOUND = {
+    "method": lambda m: m.__call__,
+    "partial": lambda m: functools.partial(m.__call__),
+    "nested partial": lambda m: functools.partial(
+        functools.partial(m.__call__, x=X), x=X
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("kind", BOUND)
+def test_methods_bound_to_a_module_are_refused(kind, name):
+    with pytest.raises(ValueError, match="bound methods") as error:
+        MAKERS[name](BOUND[kind](Scale()))
+    for fact in (f"nnx.{name}", "Scale.__call__", "instance"):
+        assert fact in str(error.value)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_methods_bound_to_another_pytree_are_functions(name):
+    MAKERS[name](Tool().__call__)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_modules_and_classes_are_functions(name):
+    if name not in ("vjp", "jvp", "eval_shape"):
+        MAKERS[name](Scale())
+        MAKERS[name](Scale)
+
+
+UNCHECKED = ("cond", "switch", "while_loop", "fori_loop", "transform_metadata")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_control_flow_takes_bound_methods(mode):
+    tool, mode = Tool(), MODES[mode]
+    assert flat(nnx.cond(True, tool.__call__, tool.__call__, X, **mode)) == [20, 40]
+    assert flat(nnx.switch(0, [tool.__call__] * 2, X, **mode)) == [20, 40]
+    out = nnx.while_loop(lambda x: x[0] < 30, tool.__call__, X, **mode)
+    assert flat(out) == [40, 80]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_instances_are_closures(mode):
+    model = Scale()
+    model_of = lambda x: model.w * x  # noqa: E731
+    assert flat(nnx.jit(model_of, **MODES[mode])(X)) == [20, 40]
+    with pytest.raises(nnx.errors.TraceContextError):
+        nnx.jit(model, **MODES[mode])(X)
+    assert flat(model.calls) == [0, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_classes_give_instances(mode):
+    model = nnx.jit(Scale, **MODES[mode])(3.0)
+    assert type(model) is Scale and flat(model(X)) == [30, 60]
+    assert flat(model.calls) == [1, 1]
+
+
+# -------------------------------------------------------------------- decorated methods
+
+DECORATORS = {
+    "jit": nnx.jit,
+    "remat": nnx.remat,
+    "vmap": functools.partial(nnx.vmap, in_axes=0),
+    "pmap": functools.partial(nnx.pmap, in_axes=0),
+    "scan": functools.partial(nnx.scan, in_axes=0, out_axes=0),
+    "shard_map": functools.partial(
+        nnx.shard_map, mesh=MESH, in_specs=SPEC, out_specs=SPEC
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DECORATORS)
+def test_decorated_methods_update_their_instance(name, mode):
+    class Decorated(Scale):
+        @DECORATORS[name](**MODES[mode])
+        def __call__(self, x):
+            self.calls[...] += 1
+            return self.w * x
+
+    model = Decorated()
+    for _ in range(2):
+        assert flat(model(X)) == [20, 40]
+    assert flat(model.calls) == [2, 2]
+    assert Decorated.__call__.__name__ == "__call__"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_decorated_methods(mode):
+    class Decorated(Scale):
+        @nnx.grad(argnums=1, **MODES[mode])
+        def slope(self, x):
+            self.calls[...] += 1
+            return (self.w * x**2).sum()
+
+    model = Decorated()
+    assert flat(model.slope(X)) == [40, 80] and flat(model.calls) == [1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scanned_methods_carry(mode):
+    class Decorated(Scale):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **MODES[mode])
+        def __call__(self, x):
+            self.calls[...] += 1
+            return self.w * x
+
+    model = Decorated()
+    assert model(jnp.array(1.0)) == 4.0 and flat(model.calls) == [1, 1]
+
+
+def test_static_arguments_of_methods_count_self():
+    class Decorated(Scale):
+        @nnx.jit(static_argnums=(1,))
+        def power(self, n, x):
+            assert isinstance(n, int)
+            return self.w * x**n
+
+    assert flat(Decorated().power(2, X)) == [200, 800]
+
+
+def test_jitted_methods_are_descriptors():
+    class Decorated(Scale):
+        @nnx.jit
+        def f(self, x):
+            return self.w * x
+
+    model = Decorated()
+    assert Decorated.f is vars(Decorated)["f"]
+    assert isinstance(model.f, functools.partial)
+    assert flat(Decorated.f(model, X)) == flat(model.f(X)) == [20, 40]
+
+
+def test_constructors_can_be_decorated():
+    traces = []
+
+    class Made(nnx.Module):
+        @nnx.jit(static_argnums=(1,))
+        def __init__(self, size, key):
+            traces.append(size)
+            self.size = size
+            self.w = nnx.Param(jax.random.normal(key, (size,)))
+            self.same = self.w
+            self.inner = Scale()
+
+    made = [Made(3, jax.random.key(seed)) for seed in range(2)]
+    for seed, m in enumerate(made):
+        assert isinstance(m.size, int) and m.same is m.w
+        expected = jax.random.normal(jax.random.key(seed), (3,))
+        assert np.allclose(m.w[...], expected)
+        m.w[...] += 1
+        m.inner(X)
+    assert traces == [3]
+
+
+def test_constructors_can_be_mapped():
+    axes = nnx.StateAxes({(nnx.Param, nnx.RngState): 0, ...: None})
+
+    class Stack(nnx.Module):
+        @nnx.split_rngs(splits=5)
+        @nnx.vmap(in_axes=(axes, axes))
+        def __init__(self, rngs):
+            self.w = nnx.Param(rngs.params.normal((2,)))
+
+    stack = Stack(nnx.Rngs(0))
+    assert stack.w.shape == (5, 2)
+    assert len({tuple(row) for row in stack.w[...].tolist()}) == 5
+
+
+# ----------------------------------------------------------------------- decorator form
+
+FORMS = {
+    "jit": {},
+    "grad": {},
+    "value_and_grad": {},
+    "custom_vjp": {},
+    "remat": {},
+    "shard_map": {"mesh": MESH, "in_specs": SPEC, "out_specs": SPEC},
+    "vmap": {},
+    "pmap": {},
+    "scan": {"in_axes": 0, "out_axes": 0},
+    "make_jaxpr": PLAIN,
+    "transform_metadata": {"partition": "p"},
+    "vjp": PLAIN,
+    "jvp": PLAIN,
+}
+# Arguments of a function of one array, where they are not ``(X,)``.
+ARGUMENTS = {"jvp": ((X,), (X,))}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_options_may_come_before_the_function(name):
+    def f(x):
+        """Says what it does."""
+        return x.sum() if name in ("grad", "value_and_grad") else x * 2
+
+    transform, args = getattr(nnx, name), ARGUMENTS.get(name, (X,))
+    direct, late = transform(f, **FORMS[name]), transform(**FORMS[name])(f)
+    if name == "custom_vjp":
+        for made in (direct, late):
+            made.defvjp(lambda x: (f(x), None), lambda residual, g: (g,))
+    first, second = direct(*args), late(*args)
+    leaves = [jax.tree.leaves(out) for out in (first, second)]
+    assert name == "make_jaxpr" or [*map(flat, leaves[0][:1])] == [
+        *map(flat, leaves[1][:1])
+    ]
+    assert late.__name__ == "f" and late.__doc__ == "Says what it does."
+    assert late.__wrapped__ is f
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_first_parameter_is_the_function_and_options_are_keywords(name):
+    transform = getattr(nnx, name)
+    first, *rest = inspect.signature(transform).parameters.values()
+    assert first.name == ("fun" if name in ("jit", "custom_vjp") else "f")
+    assert first.kind is first.POSITIONAL_OR_KEYWORD
+    positional = {"vjp": ("primals",), "jvp": ("primals", "tangents")}.get(name, ())
+    for parameter in rest:
+        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
+        assert is_keyword or parameter.name in positional
+
+
+@cases(without=("transform_metadata",))
+def test_modes_are_options_of_every_transform(case):
+    parameters = inspect.signature(getattr(nnx, case.row.transform)).parameters
+    for name in ("graph", "graph_updates"):
+        assert parameters[name].default is None
+        is_keyword = parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert is_keyword or case.row.transform == "checkify"
+    assert "graph_updates" not in inspect.signature(nnx.transform_metadata).parameters
+
+
+# -------------------------------------------------------------------- keyword arguments
+
+BY_POSITION = {
+    "grad": lambda f, mode: nnx.grad(f, argnums=(0, 1), **mode),
+    "value_and_grad": lambda f, mode: nnx.value_and_grad(f, argnums=(0, 1), **mode),
+    "vmap": lambda f, mode: nnx.vmap(f, in_axes=(0, None), **mode),
+    "remat": lambda f, mode: nnx.remat(f, **mode),
+    "scan": lambda f, mode: nnx.scan(f, in_axes=(0, None), out_axes=0, **mode),
+}
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+def test_keywords_become_positions_with_graph_updates(name):
+    f = BY_POSITION[name](lambda x, y=X: (x * y).sum(), MODES["updates"])
+    by_position = f(X, X)
+    for out in (f(X, y=X), f(y=X, x=X), f(x=X)):
+        same = jax.tree.map(lambda a, b: flat(a) == flat(b), out, by_position)
+        assert all(jax.tree.leaves(same))
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+def test_keywords_that_have_no_position_are_refused(name):
+    f = BY_POSITION[name](lambda x, *, y: (x * y).sum(), MODES["updates"])
+    message = "keyword arguments could not be resolved to positions"
+    with pytest.raises(TypeError, match=message):
+        f(X, y=X)
+    partial = BY_POSITION[name](
+        functools.partial(lambda x, y: (x * y).sum()), MODES["updates"]
+    )
+    with pytest.raises(TypeError, match=message):
+        partial(X, y=X)
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_keywords_are_passed_on_without_graph_updates(mode):
+    mode = MODES[mode]
+    f = lambda x, *, y: (x * y).sum()  # noqa: E731
+    assert flat(nnx.grad(f, **mode)(X, y=X)) == flat(X)
+    assert nnx.remat(f, **mode)(X, y=X) == 500
+    assert flat(nnx.vmap(f, **mode)(X, y=X)) == [100, 400]
+    assert nnx.jit(f, **mode)(X, y=X) == 500
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_scan_and_checkify_take_no_keywords_without_graph_updates(mode):
+    mode = MODES[mode]
+    with pytest.raises(TypeError):
+        nnx.scan(lambda x: x, in_axes=0, out_axes=0, **mode)(x=X)
+    with pytest.raises(TypeError):
+        nnx.checkify(lambda x: x, **mode)(x=X)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rules_and_metadata_bind_keywords_to_positions(mode):
+    f = nnx.custom_vjp(lambda x, y: x * y, **MODES[mode])
+    f.defvjp(lambda x, y: (f(x, y), None), lambda residual, g: (g, g))
+    assert flat(f(X, y=X)) == [100, 400]
+    g = nnx.transform_metadata(
+        lambda x, y: x * y, partition="p", graph=MODES[mode]["graph"]
+    )
+    assert flat(g(X, y=X)) == [100, 400]

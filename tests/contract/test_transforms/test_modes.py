@@ -1,0 +1,359 @@
+"""The modes of transforms: defaults, when they count, ``compat``, module paths.
+
+What `set_graph_mode` and `set_graph_updates` are by themselves, and what functions
+other than transforms do in each mode, is tested in ``test_graph_state/test_modes.py``.
+"""
+
+import importlib
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests.contract.test_transforms.matrix import MODES, Box, Model, X, flat
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+SPEC = jax.sharding.PartitionSpec("d")
+
+# Options with which a function ``f(a, b, x)`` can be transformed and then called.
+OPTIONS = {
+    "jit": {},
+    "grad": {"argnums": (0, 1)},
+    "value_and_grad": {"argnums": (0, 1)},
+    "custom_vjp": {},
+    "remat": {},
+    "vmap": {},
+    "pmap": {},
+    "shard_map": {"mesh": MESH, "in_specs": SPEC, "out_specs": SPEC},
+    "scan": {"in_axes": 0, "out_axes": 0},
+}
+LATE = ("scan",)
+
+
+def observe(f_of, options):
+    """The mode in which a transform runs: by what it refuses, and what it keeps."""
+    model = Model()
+
+    def f(a, b, x):
+        a.k = 5
+        return x.sum() if "argnums" in options else x
+
+    transformed = f_of(f)
+    if hasattr(transformed, "defvjp"):
+        transformed.defvjp(lambda *args: (f(*args), None), lambda *args: None)
+    transformed(model, Model(), X)
+    try:
+        transformed(other := Model(), other, X)
+    except ValueError as error:
+        assert "Duplicate" in str(error)
+        return "tree" if model.k == 1 else "?"
+    return "updates" if model.k == 5 else "graph"
+
+
+SETTINGS = {
+    "updates": (True, True),
+    "graph": (True, False),
+    "tree": (False, True),
+}
+
+
+@pytest.fixture(params=SETTINGS)
+def setting(request):
+    return request.param
+
+
+def default(setting):
+    """A context in which the mode is the default."""
+    graph, updates = SETTINGS[setting]
+    return _Both(nnx.set_graph_mode(graph), nnx.set_graph_updates(updates))
+
+
+class _Both:
+    def __init__(self, *contexts):
+        self.contexts = contexts
+
+    def __enter__(self):
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *exception):
+        for context in self.contexts[::-1]:
+            context.__exit__(*exception)
+
+
+# In G, custom_vjp refuses the same object twice, as in T.
+def expected_of(name, setting):
+    return "tree" if (name, setting) == ("custom_vjp", "graph") else setting
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_default_counts_when_the_function_is_given(name, setting):
+    options = OPTIONS[name]
+
+    def make(f):
+        with default(setting):
+            return getattr(nnx, name)(f, **options)
+
+    assert observe(make, options) == expected_of(name, setting)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_default_counts_when_options_are_given(name, setting):
+    options = OPTIONS[name]
+
+    def make(f):
+        with default(setting):
+            decorator = getattr(nnx, name)(**options)
+        return decorator(f)
+
+    seen = observe(make, options)
+    assert seen == expected_of(name, "updates" if name in LATE else setting)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_keywords_beat_the_default(name, setting):
+    options = OPTIONS[name]
+    with default("tree" if setting == "updates" else "updates"):
+        seen = observe(
+            lambda f: getattr(nnx, name)(f, **options, **MODES[setting]), options
+        )
+    assert seen == expected_of(name, setting)
+
+
+@pytest.mark.parametrize("updates", [True, False, None])
+def test_tree_mode_ignores_graph_updates(updates):
+    seen = observe(lambda f: nnx.jit(f, graph=False, graph_updates=updates), {})
+    assert seen == "tree"
+
+
+IMMEDIATE = {
+    "cond": lambda f, *args: nnx.cond(True, f, f, *args),
+    "switch": lambda f, *args: nnx.switch(0, [f, f], *args),
+    "checkify": lambda f, *args: nnx.checkify(f)(*args),
+    "while_loop": lambda f, *args: nnx.while_loop(
+        lambda v: v[1] < 1, lambda v: (f(*v[0]), (v[0], v[1] + 1))[1], (args, 0)
+    ),
+    "fori_loop": lambda f, *args: nnx.fori_loop(0, 1, lambda i, v: (f(*v), v)[1], args),
+}
+
+
+@pytest.mark.parametrize("name", IMMEDIATE)
+def test_calls_follow_the_default(name, setting):
+    model, calls = Model(), []
+
+    def f(a, b, x):
+        calls.append(a is b)
+        return x
+
+    with default(setting):
+        if setting == "tree":
+            with pytest.raises(ValueError, match="Duplicate"):
+                IMMEDIATE[name](f, model, model, X)
+        else:
+            IMMEDIATE[name](f, model, model, X)
+            assert all(calls)
+
+
+def test_eval_shape_follows_the_default():
+    model = Model()
+    out = nnx.eval_shape(lambda m: m, model)
+    assert type(out) is Model
+    with nnx.set_graph_updates(False), pytest.raises(ValueError, match="Duplicate"):
+        nnx.eval_shape(lambda m: m, model)
+
+
+@pytest.mark.parametrize("flag", ["nnx_graph_mode", "nnx_graph_updates"])
+def test_flags_are_the_default_of_all_threads(flag):
+    seen = []
+
+    def look():
+        seen.append(observe(nnx.jit, {}))
+
+    try:
+        nnx.config.update(flag, False)
+        look()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        with nnx.set_graph_mode(True), nnx.set_graph_updates(True):
+            look()
+    finally:
+        nnx.config.update(flag, True)
+    assert seen == [{"nnx_graph_mode": "tree"}.get(flag, "graph")] * 2 + ["updates"]
+
+
+def test_decorated_functions_make_transforms_of_their_mode():
+    @nnx.set_graph_mode(False)
+    def inside():
+        return observe(nnx.jit, {})
+
+    assert inside() == "tree" and observe(nnx.jit, {}) == "updates"
+
+
+# --------------------------------------------------- transforms without graph updates
+
+REFUSED = {
+    "vjp": (NotImplementedError, lambda **m: nnx.vjp(jnp.sum, X, **m)),
+    "jvp": (NotImplementedError, lambda **m: nnx.jvp(jnp.sum, (X,), (X,), **m)),
+    "make_jaxpr": (ValueError, lambda **m: nnx.make_jaxpr(jnp.sum, **m)(X)),
+    "jit_partial": (ValueError, lambda **m: nnx.jit_partial(jnp.sum, **m)(X)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("mode", [{}, MODES["updates"]])
+def test_graph_updates_are_refused(mode, name):
+    error, call = REFUSED[name]
+    with pytest.raises(error, match="graph_updates") as raised:
+        call(**mode)
+    assert f"nnx.{name}" in str(raised.value) or f"`{name}`" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_they_run_without_graph_updates(mode, name):
+    REFUSED[name][1](**MODES[mode])
+    with default(mode):
+        REFUSED[name][1]()
+
+
+def test_message_of_make_jaxpr():
+    message = "nnx.make_jaxpr does not support graph_updates=True."
+    with pytest.raises(ValueError, match=message):
+        nnx.make_jaxpr(jnp.sum)(X)
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_cached_partial_needs_graph_updates(mode):
+    with pytest.raises(ValueError, match="graph-mode-only API"):
+        nnx.cached_partial(nnx.jit(lambda m: m), Model(), **MODES[mode])
+
+
+# ------------------------------------------------------------------------------- compat
+
+GRAPH_ONLY = (
+    "split state clone graphdef flatten iter_graph recursive_map view view_info"
+    " iter_modules iter_children reseed backup_keys get_abstract_model"
+).split()
+WITH_UPDATES = (
+    "jit shard_map grad value_and_grad custom_vjp vjp jvp remat vmap scan pmap"
+    " while_loop fori_loop eval_shape cond switch checkify cached_partial split_rngs"
+    " fork_rngs"
+).split()
+
+
+@pytest.mark.parametrize("name", GRAPH_ONLY + WITH_UPDATES)
+def test_compat_has_the_function_with_other_defaults(name):
+    partial = getattr(nnx.compat, name)
+    expected = {"graph": True}
+    if name in WITH_UPDATES:
+        expected["graph_updates"] = True
+    assert partial.keywords == expected and not partial.args
+
+
+@pytest.mark.parametrize("name", ["jit_partial", "make_jaxpr", "transform_metadata"])
+def test_compat_has_nothing_that_could_not_work(name):
+    assert not hasattr(nnx.compat, name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_compat_has_graph_updates_whatever_the_default(name):
+    options = OPTIONS[name]
+    with default("tree"):
+        seen = observe(lambda f: getattr(nnx.compat, name)(f, **options), options)
+        assert seen == "updates"
+        assert observe(
+            lambda f: getattr(nnx.compat, name)(f, **options, graph_updates=False),
+            options,
+        ) == expected_of(name, "graph")
+
+
+def test_keywords_beat_compat():
+    model = Model()
+    tied = Box(a=model.a, b=model.a)
+    assert list(nnx.compat.split(tied)[1]) == ["a"]
+    with pytest.raises(ValueError, match="does not support shared references"):
+        nnx.compat.split(tied, graph=False)
+    with pytest.raises(ValueError, match="Duplicate"):
+        nnx.compat.jit(lambda m: None, graph=False)(tied)
+
+
+@pytest.mark.parametrize("name", ["vjp", "jvp"])
+def test_compat_of_transforms_without_graph_updates_raises(name):
+    args = (X,) if name == "vjp" else ((X,), (X,))
+    with pytest.raises(NotImplementedError):
+        getattr(nnx.compat, name)(jnp.sum, *args)
+
+
+# -------------------------------------------------------------------------------- paths
+
+PATHS = {
+    "transforms.autodiff": "DiffState grad value_and_grad vjp jvp custom_vjp remat",
+    "transforms.compilation": "jit jit_partial shard_map StateSharding",
+    "transforms.iteration": "StateAxes Carry vmap pmap scan while_loop fori_loop"
+    " transform_metadata",
+    "transforms.transforms": "eval_shape cond switch checkify",
+    "extract": "to_tree from_tree NodeStates",
+    "graphlib": "GraphDef State flatten unflatten split merge update",
+    "graph": "GraphDef State flatten unflatten split merge update",
+    "variablelib": "Variable Param var_defaults",
+    "spmd": "PARTITION_NAME",
+}
+# Names that are not in the public namespace.
+MORE = {
+    "transforms.compilation": "JitWrapped Compiled Lowered Traced Stage"
+    " SimpleJitWrapped SimpleCompiled SimpleLowered SimpleTraced",
+    "transforms.transforms": "resolve_kwargs",
+    "transforms.general": "split_inputs merge_inputs",
+    "extract": "PrefixMapping check_consistent_aliasing",
+    "graphlib": "RefMap NoUpdate ArrayRefOutput",
+    "variablelib": "VarDefaults is_array_ref",
+    "spmd": "add_axis remove_axis",
+}
+
+
+@pytest.mark.parametrize("path", {**PATHS, **MORE})
+def test_names_are_found_under_their_older_paths(path):
+    module = importlib.import_module(f"graftree.{path}")
+    inner = nnx
+    for part in path.split("."):
+        inner = getattr(inner, part)
+    for name in PATHS.get(path, "").split():
+        assert getattr(inner, name) is getattr(module, name) is getattr(nnx, name)
+    for name in MORE.get(path, "").split():
+        assert getattr(inner, name) is getattr(module, name)
+
+
+def test_top_level_has_all_names_of_transforms():
+    names = (
+        "jit jit_partial cached_partial grad value_and_grad vjp jvp custom_vjp remat"
+        " vmap pmap shard_map scan while_loop fori_loop cond switch checkify eval_shape"
+        " make_jaxpr DiffState StateSharding StateAxes Carry NodeStates to_tree"
+        " from_tree prefix transform_metadata compat set_graph_mode set_graph_updates"
+        " update_context split_context merge_context"
+    )
+    assert not [name for name in names.split() if not hasattr(nnx, name)]
+
+
+def test_stages_are_instances_of_their_classes():
+    compilation = nnx.transforms.compilation
+    for mode, prefix in (("updates", ""), ("tree", "Simple")):
+        jitted = nnx.jit(lambda m, x: m.a * x, **MODES[mode])
+        traced = jitted.trace(Model(), X)
+        lowered = jitted.lower(Model(), X)
+        stages = {
+            "JitWrapped": jitted,
+            "Traced": traced,
+            "Lowered": lowered,
+            "Compiled": lowered.compile(),
+        }
+        for name, stage in stages.items():
+            assert isinstance(stage, getattr(compilation, prefix + name))
+        assert flat(stages["Compiled"](Model(), X)) == [10.0, 40.0]
+
+
+def test_partition_name_is_the_metadata_key():
+    assert nnx.spmd.PARTITION_NAME == nnx.PARTITION_NAME == "partition_name"

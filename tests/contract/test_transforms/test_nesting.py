@@ -1,0 +1,358 @@
+"""Transforms inside transforms, three deep; the numbers are those of plain JAX."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import comparisons
+from tests.contract.test_transforms.matrix import MODES, Box, flat, tracers_in
+
+EACH = pytest.mark.parametrize("mode", MODES)
+PAIRS = pytest.mark.parametrize(
+    ("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b]
+)
+WEIGHTS = jnp.array([[0.5, -0.3], [0.2, 0.8], [-0.6, 0.4]])
+X = jnp.array([0.7, -0.2])
+
+
+class Layer(nnx.Module):
+    """An element-wise layer that counts its calls."""
+
+    def __init__(self, w):
+        self.w = nnx.Param(w)
+        self.calls = nnx.BatchStat(jnp.zeros(w.shape[:-1]))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return jnp.tanh(self.w * x)
+
+
+def stack():
+    return Layer(WEIGHTS)
+
+
+def single():
+    return Layer(WEIGHTS[1])
+
+
+def plain(weights, x):
+    """What the stack computes: a plain loop over the rows."""
+    for w in weights:
+        x = jnp.tanh(w * x)
+    return x.sum()
+
+
+def scanned(mode, layer_call=lambda layer, x: layer(x)):
+    """The loss of a stack of layers, by a scan."""
+    axes = {"in_axes": (nnx.Carry, 0), "out_axes": nnx.Carry}
+
+    @nnx.scan(**axes, **mode)
+    def forward(x, layer):
+        return layer_call(layer, x)
+
+    return lambda model, x: forward(x, model).sum()
+
+
+def weights_of(grads):
+    return np.asarray(grads["w"] if isinstance(grads, nnx.State) else grads.w)
+
+
+def check_weights(grads, expected):
+    assert np.allclose(weights_of(grads), expected, atol=1e-6)
+
+
+@EACH
+@pytest.mark.parametrize("jit", [nnx.jit, jax.jit], ids=["nnx.jit", "jax.jit"])
+def test_jit_of_grad_of_scan_of_remat(jit, mode):
+    mode = MODES[mode]
+    loss = scanned(mode, nnx.remat(lambda layer, x: layer(x), **mode))
+    options = mode if jit is nnx.jit else {}
+
+    @functools.partial(jit, **options)
+    def step(model, x):
+        return nnx.value_and_grad(loss, **mode)(model, x)
+
+    model = stack()
+    value, grads = step(model, X)
+    expected, gradient = jax.value_and_grad(plain)(WEIGHTS, X)
+    assert np.allclose(value, expected, atol=1e-6)
+    check_weights(grads, gradient)
+    assert flat(model.calls) == ([1.0] * 3 if jit is nnx.jit else [0.0] * 3)
+    assert not tracers_in([model, grads])
+
+
+@EACH
+def test_vmap_of_grad(mode):
+    mode = MODES[mode]
+    gradients = nnx.vmap(
+        nnx.grad(lambda m, x: m(x).sum(), **mode), in_axes=(0, None), **mode
+    )
+    model = stack()
+    grads = gradients(model, X)
+    expected = jax.vmap(jax.grad(lambda w, x: jnp.tanh(w * x).sum()), (0, None))
+    check_weights(grads, expected(WEIGHTS, X))
+    assert flat(model.calls) == [1.0] * 3
+
+
+@EACH
+def test_grad_of_vmap_of_scan(mode):
+    mode = MODES[mode]
+    xs = jnp.stack([X, 2 * X])
+    forward = scanned({"graph": mode["graph"], "graph_updates": False})
+    batched = nnx.vmap(lambda m, x: forward(nnx.clone(m), x), in_axes=(None, 0), **mode)
+    grads = nnx.grad(lambda m: batched(m, xs).sum(), **mode)(stack())
+    expected = jax.grad(lambda w: plain(w, X) + plain(w, 2 * X))(WEIGHTS)
+    check_weights(grads, expected)
+
+
+@EACH
+@pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
+def test_scan_inside_a_loop_inside_jit(loop, mode):
+    mode = MODES[mode]
+    axes = {"in_axes": (nnx.Carry, 0), "out_axes": nnx.Carry}
+    forward = nnx.scan(lambda x, layer: layer(x), **axes, **mode)
+
+    @nnx.jit(**mode)
+    def run(model, x):
+        if loop == "while_loop":
+            *_, out = nnx.while_loop(
+                lambda value: value[0] < 4,
+                lambda value: (value[0] + 1, value[1], forward(value[2], value[1])),
+                (0, model, x),
+                **mode,
+            )
+        else:
+            _, out = nnx.fori_loop(
+                0, 4, lambda i, v: (v[0], forward(v[1], v[0])), (model, x), **mode
+            )
+        return out
+
+    model, x = stack(), X
+    out = run(model, X)
+    for _ in range(4):
+        for w in WEIGHTS:
+            x = jnp.tanh(w * x)
+    assert np.allclose(out, x, atol=1e-6)
+    assert flat(model.calls) == [4.0] * 3
+
+
+@EACH
+def test_cond_inside_scan_inside_grad(mode):
+    mode = MODES[mode]
+
+    def choose(layer, x):
+        return nnx.cond(
+            layer.w[0] > 0, lambda m, x: m(x), lambda m, x: 2 * x, layer, x, **mode
+        )
+
+    model = stack()
+    grads = nnx.grad(scanned(mode, choose), **mode)(model, X)
+
+    def chosen(weights, x):
+        for w in weights:
+            x = jnp.where(w[0] > 0, jnp.tanh(w * x), 2 * x)
+        return x.sum()
+
+    check_weights(grads, jax.grad(chosen)(WEIGHTS, X))
+    assert flat(model.calls) == [1.0, 1.0, 0.0]
+
+
+@EACH
+def test_switch_inside_vmap_inside_jit(mode):
+    mode = MODES[mode]
+    branches = [lambda m, x: m(x), lambda m, x: -x]
+
+    @nnx.jit(**mode)
+    @nnx.vmap(in_axes=(0, 0, None), **mode)
+    def run(index, model, x):
+        return nnx.switch(index, branches, model, x, **mode)
+
+    model = stack()
+    out = run(jnp.array([0, 1, 0]), model, X)
+    expected = [jnp.tanh(WEIGHTS[0] * X), -X, jnp.tanh(WEIGHTS[2] * X)]
+    assert np.allclose(out, jnp.stack(expected), atol=1e-6)
+    assert flat(model.calls) == [1.0, 0.0, 1.0]
+
+
+@EACH
+def test_checkify_around_jit_around_grad(mode):
+    mode = MODES[mode]
+    loss = nnx.jit(nnx.grad(lambda m, x: jnp.log(m(x)).sum(), **mode), **mode)
+    checks = jax.experimental.checkify.float_checks
+    model = single()
+    error, _ = nnx.checkify(loss, errors=checks, **mode)(model, X)
+    with pytest.raises(ValueError, match="nan generated by primitive: log"):
+        error.throw()
+    assert flat(model.calls) == [1.0]
+
+
+# -------------------------------------------------------------- rules for the gradient
+
+
+def doubled(mode):
+    """``sin(w * x)`` of a layer, with twice its gradient."""
+    has_updates = mode.get("graph_updates", False)
+    weights_only = (nnx.DiffState(0, nnx.Param),) if has_updates else ()
+
+    @nnx.custom_vjp(nondiff_argnums=weights_only, **mode)
+    def f(layer, x):
+        return jnp.sin(layer.w * x)
+
+    def forward(layer, x):
+        return f(layer, x), (layer.w[...], x)
+
+    def backward(residual, g):
+        tangent, x_tangent = doubled_backward(residual, g[1] if has_updates else g)
+        if has_updates:
+            return nnx.State({"w": nnx.Param(tangent)}), x_tangent
+        return Layer(tangent), x_tangent
+
+    f.defvjp(forward, backward)
+    return f
+
+
+def doubled_backward(residual, g):
+    w, x = residual
+    return 2 * jnp.cos(w * x) * x * g, 2 * jnp.cos(w * x) * w * g
+
+
+@jax.custom_vjp
+def doubled_plain(w, x):
+    return jnp.sin(w * x)
+
+
+doubled_plain.defvjp(lambda w, x: (doubled_plain(w, x), (w, x)), doubled_backward)
+
+
+@EACH
+@pytest.mark.parametrize("is_remat", [False, True])
+def test_custom_vjp_inside_scan_inside_jit(is_remat, mode):
+    mode = MODES[mode]
+    f = nnx.remat(doubled(mode), **mode) if is_remat else doubled(mode)
+    grads = nnx.jit(nnx.grad(scanned(mode, f), **mode), **mode)(stack(), X)
+
+    def loss(weights, x):
+        for w in weights:
+            x = doubled_plain(w, x)
+        return x.sum()
+
+    check_weights(grads, jax.grad(loss)(WEIGHTS, X))
+
+
+@EACH
+def test_vjp_and_jvp_inside_jit_agree_with_each_other(mode):
+    mode = MODES[mode]
+    inner = mode if not mode.get("graph_updates") else MODES["graph"]
+
+    @nnx.jit(**mode)
+    def both(model, x):
+        f = lambda m, x: (m.w * x).sum() ** 2  # noqa: E731
+        out, backward = nnx.vjp(f, model, x, **inner)
+        tangents = jax.tree.map(jnp.ones_like, (model, x))
+        same, tangent = nnx.jvp(f, (model, x), tangents, **inner)
+        _, g = backward(jnp.ones_like(out))
+        return out, same, tangent, g
+
+    out, same, tangent, g = both(single(), X)
+    value, expected = jax.jvp(
+        lambda w, x: (w * x).sum() ** 2,
+        (WEIGHTS[1], X),
+        (jnp.ones_like(X), jnp.ones_like(X)),
+    )
+    assert np.allclose([out, same, tangent], [value, value, expected], atol=1e-5)
+    gradient = jax.grad(lambda x: (WEIGHTS[1] * x).sum() ** 2)(X)
+    assert np.allclose(g, gradient, atol=1e-5)
+
+
+@EACH
+def test_second_derivatives_through_remat(mode):
+    mode = MODES[mode]
+    f = nnx.remat(lambda m, x: (m.w * x**3).sum(), **mode)
+    first = nnx.grad(f, argnums=1, **mode)
+    second = nnx.grad(lambda m, x: first(m, x).sum(), argnums=1, **mode)
+    assert np.allclose(second(single(), X), WEIGHTS[1] * 6 * X, atol=1e-5)
+
+
+# -------------------------------------------------------------- modes inside each other
+
+
+def count(model):
+    model.calls[...] += 1
+    model.calls.set_metadata(tag="y")
+    model.k = 5
+
+
+@PAIRS
+def test_values_cross_modes_nested_in_each_other(outer, inner):
+    inside = nnx.jit(count, **MODES[inner])
+    model = stack()
+    nnx.jit(lambda m: (count(m), inside(m))[0], **MODES[outer])(model)
+    assert flat(model.calls) == [2.0] * 3 and model.calls.tag == "y"
+    assert hasattr(model, "k") is (outer == "updates")
+
+
+@PAIRS
+def test_structure_stops_at_the_first_mode_that_drops_it(outer, inner):
+    model = stack()
+    before = comparisons.snapshot(model)
+
+    def add(m):
+        m.new = nnx.Param(jnp.ones(1))
+
+    nnx.jit(lambda m: nnx.jit(add, **MODES[inner])(m), **MODES[outer])(model)
+    assert comparisons.snapshot(model) == before
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_compat_has_graph_updates_inside_any_mode(mode):
+    @nnx.jit(**MODES[mode])
+    def step(model, x):
+        loss = lambda m, x: m(x).sum()  # noqa: E731
+        value, grads = nnx.compat.value_and_grad(loss)(model, x)
+        assert isinstance(grads, nnx.State) and list(grads) == ["w"]
+        return value, grads
+
+    model = single()
+    value, grads = step(model, X)
+    loss = lambda w: jnp.tanh(w * X).sum()  # noqa: E731
+    expected, gradient = jax.value_and_grad(loss)(WEIGHTS[1])
+    assert np.allclose(value, expected, atol=1e-6)
+    check_weights(grads, gradient)
+    assert flat(model.calls) == [1.0]
+
+
+@EACH
+def test_captured_layers_are_used_at_any_depth(mode):
+    mode = MODES[mode]
+    model, outer = stack(), Box(w=nnx.Param(jnp.array(3.0)))
+    scaled = nnx.remat(lambda layer, x: outer.w * jnp.tanh(layer.w * x), **mode)
+    before = comparisons.snapshot(outer)
+    grads = nnx.jit(nnx.grad(scanned(mode, scaled), **mode), **mode)(model, X)
+
+    def loss(weights, x):
+        for w in weights:
+            x = 3 * jnp.tanh(w * x)
+        return x.sum()
+
+    check_weights(grads, jax.grad(loss)(WEIGHTS, X))
+    assert comparisons.snapshot(outer) == before
+
+
+@EACH
+def test_writes_to_captured_layers_raise_at_any_depth(mode):
+    mode = MODES[mode]
+    model, outer = objects = stack(), stack()
+    before = comparisons.snapshot(objects)
+
+    def broken(layer, x):
+        outer.calls[...] += 1
+        return layer(x)
+
+    loss = nnx.grad(scanned(mode, nnx.remat(broken, **mode)), **mode)
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate BatchStat"):
+        nnx.jit(loss, **mode)(model, X)
+    assert comparisons.snapshot(objects) == before

@@ -1,0 +1,303 @@
+"""Models in JAX's own transforms (contract, section 1.5; design, section 3)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import comparisons
+from tests.contract.test_transforms.matrix import Box, Model, flat, tracers_in
+
+X = jnp.array([[1.0, 2.0], [3.0, 5.0], [-1.0, 4.0]])
+
+
+def linear():
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+def expected(model, x=X):
+    return np.asarray(x) @ np.asarray(model.kernel) + np.asarray(model.bias)
+
+
+# ------------------------------------------------------------------ models as arguments
+
+
+def test_jit_takes_and_returns_models():
+    model = linear()
+    assert np.allclose(jax.jit(lambda m, x: m(x))(model, X), expected(model))
+    doubled = jax.jit(lambda m: jax.tree.map(lambda x: 2 * x, m))(model)
+    assert type(doubled) is nnx.Linear and doubled.in_features == 2
+    assert np.array_equal(doubled.kernel[...], 2 * model.kernel[...])
+
+
+def test_jit_traces_once_for_equal_models():
+    traces = []
+    f = jax.jit(lambda m, x: (traces.append(None), m(x))[1])
+    for seed in range(3):
+        f(nnx.Linear(2, 2, rngs=nnx.Rngs(seed)), X)
+    assert len(traces) == 1
+    f(nnx.Linear(2, 2, rngs=nnx.Rngs(0), use_bias=False), X)
+    assert len(traces) == 2
+
+
+def test_grad_is_a_model():
+    model = linear()
+    grads = jax.grad(lambda m: m(X).sum())(model)
+    assert type(grads) is nnx.Linear
+    assert np.allclose(grads.kernel[...], np.asarray(X).sum(0)[:, None] * np.ones(2))
+    assert flat(grads.bias) == [3.0, 3.0]
+
+
+def test_vmap_makes_and_applies_stacked_models():
+    keys = jax.random.split(jax.random.key(0), 4)
+    models = jax.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(params=key)))(keys)
+    assert models.kernel.shape == (4, 2, 2)
+    y = jax.vmap(lambda m, x: m(x), in_axes=(0, None))(models, X)
+    for i in range(4):
+        one = nnx.Linear(2, 2, rngs=nnx.Rngs(params=keys[i]))
+        assert np.allclose(y[i], expected(one), atol=1e-6)
+
+
+def test_scan_carries_and_scans_models():
+    def step(carry, layer):
+        model, x = carry
+        return (model, jnp.tanh(layer(x)) + model.bias[None]), x
+
+    layers = jax.tree.map(lambda *xs: jnp.stack(xs), *[linear() for _ in range(3)])
+    (model, y), _ = jax.lax.scan(step, (linear(), X), layers)
+    x = np.asarray(X)
+    for _ in range(3):
+        x = np.tanh(expected(linear(), x))
+    assert type(model) is nnx.Linear and np.allclose(y, x, atol=1e-6)
+
+
+@pytest.mark.parametrize("loop", ["while", "fori"])
+def test_loops_carry_models(loop):
+    def step(model):
+        model.bias[...] += 1
+        return model
+
+    model = linear()
+    if loop == "while":
+        out = jax.lax.while_loop(lambda m: m.bias[0] < 3, step, model)
+    else:
+        out = jax.lax.fori_loop(0, 3, lambda i, m: step(m), model)
+    assert flat(out.bias) == [3.0, 3.0] and flat(model.bias) == [0.0, 0.0]
+
+
+def test_cond_takes_models():
+    model = linear()
+    y = jax.lax.cond(True, lambda m: m(X), lambda m: X, model)
+    assert np.allclose(y, expected(model))
+
+
+def test_eval_shape_gives_an_abstract_model():
+    out = jax.eval_shape(lambda m: jax.tree.map(lambda x: x[None], m), linear())
+    assert out.kernel.get_value() == jax.ShapeDtypeStruct((1, 2, 2), jnp.float32)
+
+
+def test_checkpoint_recomputes_and_gives_the_same_gradient():
+    loss = jax.checkpoint(lambda m, x: jnp.tanh(m(x)).sum())
+    plain = jax.grad(lambda m: jnp.tanh(m(X)).sum())(linear())
+    grads = jax.grad(loss)(linear(), X)
+    assert np.allclose(grads.kernel[...], plain.kernel[...], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "transform", [jax.jit, jax.checkpoint, functools.partial(jax.vmap, in_axes=0)]
+)
+def test_writes_to_arguments_stay_inside(transform):
+    def f(m):
+        m.a[...] = m.a * 2
+        m.k = 5
+        m.new = m.a[...]
+        return m.a[...]
+
+    model = Model()
+    before = comparisons.snapshot(model)
+    assert flat(transform(f)(model)) == [2.0, 4.0]
+    assert comparisons.snapshot(model) == before
+
+
+def test_arguments_returned_are_new_objects():
+    model = Model()
+    out = jax.jit(lambda m: m)(model)
+    assert out is not model and out.a is not model.a and out.a.tag == "x"
+    out.a[...] += 1
+    assert flat(model.a) == [1.0, 2.0]
+
+
+# -------------------------------------------------- merge: dropout and normalization
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.linear(x)))
+
+
+def eager(steps=1):
+    """The loss, the running mean and the count after some eager calls."""
+    net = Net(nnx.Rngs(0))
+    losses = [net(X).sum() for _ in range(steps)]
+    return losses, net.norm.mean[...], net.dropout.rngs.count[...]
+
+
+def check_state(state, steps=1):
+    _, mean, count = eager(steps)
+    assert np.allclose(state["norm"]["mean"][...], mean, atol=1e-6)
+    assert state["dropout"]["rngs"]["count"][...] == count == steps
+
+
+def split_net():
+    return nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+
+
+def test_merged_model_is_written_under_grad():
+    graphdef, params, rest = split_net()
+
+    def loss(params):
+        net = nnx.merge(graphdef, params, rest, copy=True)
+        y = net(X).sum()
+        return y, nnx.split(net, nnx.Param, ...)[2]
+
+    (value, new_rest), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    assert np.allclose(value, eager()[0][0], atol=1e-6)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    check_state(new_rest)
+    assert rest["dropout"]["rngs"]["count"][...] == 0
+    assert not tracers_in([params, rest, grads, new_rest])
+
+
+def test_merged_model_is_written_under_scan():
+    graphdef, params, rest = split_net()
+
+    def step(rest, x):
+        net = nnx.merge(graphdef, params, rest, copy=True)
+        y = net(x).sum()
+        return nnx.split(net, nnx.Param, ...)[2], y
+
+    new_rest, values = jax.lax.scan(step, rest, jnp.stack([X] * 3))
+    assert np.allclose(values, jnp.stack(eager(3)[0]), atol=1e-5)
+    check_state(new_rest, 3)
+    assert rest["dropout"]["rngs"]["count"][...] == 0
+
+
+@pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit])
+def test_merged_model_is_written_under_checkpoint_and_jit(transform):
+    graphdef, params, rest = split_net()
+
+    @transform
+    def forward(params, rest):
+        net = nnx.merge(graphdef, params, rest, copy=True)
+        y = net(X).sum()
+        return y, nnx.split(net, nnx.Param, ...)[2]
+
+    (value, new_rest), _ = jax.value_and_grad(forward, has_aux=True)(params, rest)
+    assert np.allclose(value, eager()[0][0], atol=1e-6)
+    check_state(new_rest)
+    assert rest["dropout"]["rngs"]["count"][...] == 0
+
+
+def test_merged_model_trains_as_the_object_does():
+    graphdef, params, rest = split_net()
+
+    @jax.jit
+    def step(params, rest):
+        def loss(params):
+            net = nnx.merge(graphdef, params, rest, copy=True)
+            return (net(X) ** 2).mean(), nnx.split(net, nnx.Param, ...)[2]
+
+        grads, new_rest = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), new_rest
+
+    net = Net(nnx.Rngs(0))
+    for _ in range(3):
+        params, rest = step(params, rest)
+        grads = nnx.grad(lambda net: (net(X) ** 2).mean())(net)
+        nnx.update(
+            net,
+            jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(net, nnx.Param), grads),
+        )
+    merged = nnx.merge(graphdef, params, rest)
+    assert np.allclose(merged.linear.kernel[...], net.linear.kernel[...], atol=1e-5)
+    assert np.allclose(merged.norm.var[...], net.norm.var[...], atol=1e-5)
+
+
+# ----------------------------------------------------------------------------- closures
+
+CLOSURES = {
+    "jit": lambda f: jax.jit(f)(jnp.ones(2)),
+    "grad": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(jnp.ones(2)),
+    "value_and_grad": lambda f: jax.value_and_grad(lambda x: (f(x), x.sum())[1])(
+        jnp.ones(2)
+    ),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones((3, 2))),
+    "scan": lambda f: jax.lax.scan(lambda c, x: (f(x), None), jnp.ones(2), X),
+    "eval_shape": lambda f: jax.eval_shape(f, jnp.ones(2)),
+    "checkpoint": lambda f: jax.checkpoint(f)(jnp.ones(2)),
+    "make_jaxpr": lambda f: jax.make_jaxpr(f)(jnp.ones(2)),
+    "jvp": lambda f: jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),)),
+    "cond": lambda f: jax.lax.cond(True, f, f, jnp.ones(2)),
+    "while_loop": lambda f: jax.lax.while_loop(
+        lambda x: x[0] < 1, lambda x: f(x), jnp.ones(2)
+    ),
+}
+WRITES = {
+    "value": lambda m, x: m.a.__setitem__(..., x),
+    "constant": lambda m, x: m.a.__setitem__(..., 0.0),
+    "metadata": lambda m, x: m.a.set_metadata(tag="y"),
+    "attribute": lambda m, x: setattr(m, "array", x),
+    "new": lambda m, x: setattr(m, "new", nnx.Param(x)),
+    "deletion": lambda m, x: delattr(m, "b"),
+    "container": lambda m, x: m.left.update(n=x),
+    "sow": lambda m, x: m.sow(nnx.Intermediate, "s", x),
+    "draw": lambda m, x: m.rngs(),
+}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_writes_to_captured_objects_raise_and_leak_nothing(write, name):
+    model = Model()
+    model.rngs = nnx.Rngs(0)
+    before = comparisons.snapshot(model)
+
+    def f(x):
+        WRITES[write](model, x)
+        return x
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+        CLOSURES[name](f)
+    assert comparisons.snapshot(model) == before and not tracers_in(model)
+    model.a[...] += 1
+    model.rngs()
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_reads_of_captured_objects_are_constants(name):
+    model = Model()
+    before = comparisons.snapshot(model)
+    CLOSURES[name](lambda x: x * model.a + model.left.w[...] * model.k)
+    assert comparisons.snapshot(model) == before
+
+
+def test_objects_made_inside_are_written_inside():
+    @jax.jit
+    def f(x):
+        model = Box(w=nnx.Param(x))
+        model.w[...] *= 2
+        model.inner = Box(k=3)
+        return model
+
+    out = f(jnp.ones(2))
+    out.w[...] += 1
+    assert flat(out.w) == [3.0, 3.0] and out.inner.k == 3

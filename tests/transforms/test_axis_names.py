@@ -1,0 +1,354 @@
+"""The names of mapped axes in the annotations of Variables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+
+MODES = pytest.mark.parametrize(
+    "mode",
+    [
+        {"graph": True, "graph_updates": True},
+        {"graph": True, "graph_updates": False},
+        {"graph": False},
+    ],
+    ids=["graph_updates", "graph", "tree"],
+)
+GRAPH = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
+LAYERS = {nnx.PARTITION_NAME: "layers"}
+
+
+def annotated(value, *names, **metadata):
+    return nnx.Param(value, out_sharding=names, eager_sharding=False, **metadata)
+
+
+class Model(nnx.Module):
+    """An annotated Variable, stacked along its second axis; one without annotation."""
+
+    def __init__(self):
+        self.kernel = annotated(jnp.ones((2, 3)), "features", "layers")
+        self.bias = nnx.Param(jnp.zeros((2, 3)))
+
+
+class Recorder(nnx.Param):
+    """Keeps what it is told about axes."""
+
+    calls = []
+
+    def add_axis(self, axis_index, axis_name):
+        self.calls.append(("add", axis_index, axis_name))
+
+    def remove_axis(self, axis_index, axis_name):
+        self.calls.append(("remove", axis_index, axis_name))
+
+
+@pytest.fixture
+def calls():
+    Recorder.calls.clear()
+    return Recorder.calls
+
+
+# -------------------------------------------- the argument of vmap and other transforms
+
+
+@MODES
+@pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_new_variables_get_the_name_at_the_axis(mode, transform, axis):
+    @transform(out_axes=axis, transform_metadata=LAYERS, **mode)
+    def make(x):
+        return annotated(jnp.full(2, x), "features")
+
+    stack = make(jnp.arange(3.0))
+    names = ("layers", "features") if axis in (0, -2) else ("features", "layers")
+    assert stack.out_sharding == names
+    assert stack.shape == ((3, 2) if axis in (0, -2) else (2, 3))
+
+
+@MODES
+@pytest.mark.parametrize("axis", [1, -1])
+def test_arguments_lack_the_name_inside_only(mode, axis):
+    model, seen = Model(), []
+
+    @nnx.vmap(in_axes=axis, transform_metadata=LAYERS, **mode)
+    def double(model):
+        seen.append(model.kernel.out_sharding)
+        model.kernel[...] *= 2
+
+    double(model)
+    assert seen == [("features",)]
+    assert model.kernel.out_sharding == ("features", "layers")
+    assert not model.bias.has_metadata("out_sharding")
+    np.testing.assert_array_equal(model.kernel[...], np.full((2, 3), 2.0))
+
+
+@MODES
+def test_annotations_of_arguments_keep_their_form(mode):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("layers",))
+    for annotation in (P("layers", None), NamedSharding(mesh, P("layers", None))):
+        variable = nnx.Param(
+            jnp.ones((3, 2)), out_sharding=annotation, eager_sharding=False
+        )
+        before = variable.get_metadata()
+        nnx.vmap(lambda v: None, transform_metadata=LAYERS, **mode)(variable)
+        assert variable.get_metadata() == before
+        assert type(variable.out_sharding) is type(annotation)
+
+
+@MODES
+def test_shared_variables_have_no_name_to_lose(mode):
+    shared, seen = annotated(jnp.ones(2), "features"), []
+    nnx.vmap(
+        lambda v, x: seen.append(v.out_sharding),
+        in_axes=(None, 0),
+        transform_metadata=LAYERS,
+        **mode,
+    )(shared, jnp.ones(3))
+    assert seen == [("features",)] and shared.out_sharding == ("features",)
+
+
+@MODES
+def test_short_annotations_are_filled_up(mode):
+    @nnx.vmap(out_axes=-1, transform_metadata=LAYERS, **mode)
+    def make(x):
+        return annotated(jnp.full((2, 2), x), "features")
+
+    assert make(jnp.ones(3)).out_sharding == ("features", None, "layers")
+
+
+@MODES
+def test_another_name_is_an_error_and_changes_nothing(mode):
+    model = Model()
+    other = {nnx.PARTITION_NAME: "other"}
+    with pytest.raises(ValueError, match="Expected to remove 'other' at index 1"):
+        nnx.vmap(lambda m: None, in_axes=1, transform_metadata=other, **mode)(model)
+    assert model.kernel.out_sharding == ("features", "layers")
+
+
+@MODES
+def test_other_tuples_of_metadata_get_their_names(mode):
+    names = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
+
+    @nnx.vmap(transform_metadata=names, **mode)
+    def make(x):
+        return annotated(x, "a", nickname=("n",))
+
+    assert make(jnp.ones((3, 2))).nickname == ("nick", "n")
+
+
+@MODES
+def test_metadata_without_a_partition_name_changes_nothing(mode):
+    model = Model()
+    nnx.vmap(lambda m: None, in_axes=1, transform_metadata={"other": 1}, **mode)(model)
+    assert model.kernel.out_sharding == ("features", "layers")
+
+
+@MODES
+def test_variables_are_told_once(mode, calls):
+    stack = nnx.vmap(Recorder, transform_metadata=LAYERS, **mode)(jnp.ones((3, 2)))
+    assert calls == [("add", 0, "layers")]
+    calls.clear()
+    nnx.vmap(lambda v: None, transform_metadata=LAYERS, **mode)(stack)
+    assert calls == [("remove", 0, "layers"), ("add", 0, "layers")]
+
+
+def test_new_attributes_of_arguments_get_the_name():
+    @nnx.vmap(in_axes=1, transform_metadata=LAYERS)
+    def add(model):
+        model.new = annotated(model.kernel[...], "features")
+        del model.bias
+
+    model = Model()
+    add(model)
+    assert model.new.out_sharding == ("features", "layers") and model.new.shape == (
+        2,
+        3,
+    )
+
+
+def test_state_axes_name_what_they_map():
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.a = annotated(jnp.ones((3, 2)), "layers", "features")
+            self.b = nnx.BatchStat(
+                jnp.ones(2), out_sharding=("features",), eager_sharding=False
+            )
+
+    seen, pair = [], Pair()
+    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+    nnx.vmap(
+        lambda p: seen.append((p.a.out_sharding, p.b.out_sharding)),
+        in_axes=(axes,),
+        transform_metadata=LAYERS,
+    )(pair)
+    assert seen == [(("features",), ("features",))]
+    assert pair.a.out_sharding == ("layers", "features")
+
+
+# ------------------------------------------------------ the decorator, inside of others
+
+
+def by_jax(f, **axes):
+    return jax.vmap(f, **axes)
+
+
+def by_nnx(f, **axes):
+    return nnx.vmap(f, graph_updates=False, **axes)
+
+
+OUTER = pytest.mark.parametrize("outer", [by_jax, by_nnx, nnx.vmap])
+
+
+@GRAPH
+@OUTER
+@pytest.mark.parametrize("axis", [0, -1])
+def test_the_decorator_names_new_variables(graph, outer, axis):
+    @nnx.transform_metadata(out_axes=axis, partition="layers", graph=graph)
+    def make(x):
+        return annotated(jnp.full(2, x), "features")
+
+    stack = outer(make, out_axes=axis)(jnp.arange(3.0))
+    expected = ("layers", "features") if axis == 0 else ("features", "layers")
+    assert stack.out_sharding == expected
+
+
+@GRAPH
+@pytest.mark.parametrize("axis", [1, -1])
+def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
+    model, seen = Model(), []
+
+    @nnx.vmap(in_axes=(axis, 0), graph=graph, graph_updates=False)
+    @nnx.transform_metadata(in_axes=(axis, 0), partition="layers", graph=graph)
+    def scale(model, x):
+        seen.append(model.kernel.out_sharding)
+        model.kernel[...] *= x
+
+    scale(model, jnp.arange(3.0))
+    assert seen == [("features",)]
+    assert model.kernel.out_sharding == ("features", "layers")
+    np.testing.assert_array_equal(model.kernel[...], [[0, 1, 2], [0, 1, 2]])
+
+
+@GRAPH
+def test_the_decorator_works_in_a_scan_of_jax(graph):
+    stack = annotated(jnp.arange(6.0).reshape(3, 2), "layers", "features")
+    axes = (nnx.Carry, 0)
+
+    @nnx.transform_metadata(
+        in_axes=axes, out_axes=axes, partition="layers", graph=graph
+    )
+    def step(total, layer):
+        assert layer.out_sharding == ("features",)
+        return total + layer[...], annotated(total, "features")
+
+    total, before = jax.lax.scan(step, jnp.zeros(2), stack)
+    np.testing.assert_array_equal(total, [6, 9])
+    assert before.out_sharding == ("layers", "features")
+    np.testing.assert_array_equal(before[...], [[0, 0], [0, 1], [2, 4]])
+
+
+@GRAPH
+def test_what_has_no_integer_axis_is_passed_over(graph):
+    shared = annotated(jnp.ones(2), "features")
+    see = nnx.transform_metadata(
+        lambda v, x: v.out_sharding,
+        in_axes=(None, 0),
+        out_axes=None,
+        partition="layers",
+        graph=graph,
+    )
+    seen = []
+    jax.vmap(lambda v, x: seen.append(see(v, x)), in_axes=(None, 0))(
+        shared, jnp.ones(3)
+    )
+    assert seen == [("features",)]
+
+
+@GRAPH
+def test_no_name_is_a_name_too(graph):
+    @nnx.transform_metadata(partition=None, graph=graph)
+    def make(x):
+        return annotated(x, "features")
+
+    assert jax.vmap(make)(jnp.ones((3, 2))).out_sharding == (None, "features")
+
+
+@GRAPH
+def test_a_failed_call_leaves_names_and_values(graph):
+    model = Model()
+
+    @nnx.transform_metadata(in_axes=1, partition="layers", graph=graph)
+    def fail(model):
+        model.kernel[...] *= 2
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail(model)
+    assert model.kernel.out_sharding == ("features", "layers")
+    np.testing.assert_array_equal(model.kernel[...], np.ones((2, 3)))
+
+
+@GRAPH
+def test_keywords_become_positions(graph):
+    model = Model()
+
+    @nnx.transform_metadata(in_axes=(None, 1), partition="layers", graph=graph)
+    def see(x, model, *, other=2):
+        return model.kernel.out_sharding, other
+
+    assert see(model=model, x=1) == (("features",), 2)
+    with pytest.raises(TypeError, match="could not be resolved to positions"):
+        see(1, model, other=3)
+
+
+@GRAPH
+def test_returned_arguments_are_refused(graph):
+    give_back = nnx.transform_metadata(
+        lambda m: [m.kernel], in_axes=1, partition="layers", graph=graph
+    )
+    phrase = r"(?s)Duplicate Param.*\.args\[0\]\.kernel.*\.out\[0\]"
+    with pytest.raises(ValueError, match=phrase) as error:
+        jax.vmap(give_back, in_axes=1)(Model())
+    assert "nnx.transform_metadata with graph_updates=False" in str(error.value)
+
+
+def test_trees_refuse_aliases():
+    model = Model()
+    see = nnx.transform_metadata(
+        lambda a, b: None, in_axes=1, partition="layers", graph=False
+    )
+    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*args\[0\].*args\[1\]"):
+        see(model, model)
+
+
+def test_graphs_refuse_aliases_with_different_axes():
+    model = Model()
+    see = nnx.transform_metadata(
+        lambda a, b: None, in_axes=(0, 1), partition="layers", graph=True
+    )
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        see(model, model)
+
+
+def test_the_decorator_takes_no_filters():
+    axes = nnx.StateAxes({...: 0})
+    with pytest.raises(ValueError, match="`in_axes` cannot contain `StateAxes`"):
+        nnx.transform_metadata(in_axes=(axes,), partition="layers")
+
+
+@GRAPH
+def test_the_stack_of_the_tree_mode_guide(graph):
+    with nnx.use_eager_sharding(False):
+
+        @nnx.with_rngs(split=8, graph=graph, graph_updates=False)
+        @nnx.vmap(graph=graph, graph_updates=False)
+        @nnx.transform_metadata(in_axes=0, out_axes=0, partition="din", graph=graph)
+        def create_stack(rngs):
+            return nnx.Variable(rngs.uniform((16,)), out_sharding=("dout",))
+
+        stack = create_stack(nnx.Rngs(0))
+    assert stack.shape == (8, 16) and stack.out_sharding == ("din", "dout")

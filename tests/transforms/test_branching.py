@@ -1,0 +1,499 @@
+"""Branches over objects: `cond` and `switch` (contract, section 9)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+MODES = pytest.mark.parametrize(
+    "mode",
+    [
+        {"graph": True, "graph_updates": True},
+        {"graph": True, "graph_updates": False},
+        {"graph": False},
+    ],
+    ids=["graph_updates", "graph", "tree"],
+)
+VALUES_ONLY = pytest.mark.parametrize(
+    "mode", [{"graph_updates": False}, {"graph": False}], ids=["graph", "tree"]
+)
+
+
+class Pair(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Param(jnp.array(1.0))
+        self.b = nnx.BatchStat(jnp.array(2.0), tag="x")
+
+
+def two(name):
+    """The transform with two branches, as ``choose(number, first, second, ...)``."""
+
+    def choose(number, first, second, *operands, **options):
+        if name == "cond":
+            return nnx.cond(number == 0, first, second, *operands, **options)
+        return nnx.switch(number, [first, second], *operands, **options)
+
+    return choose
+
+
+BOTH = pytest.mark.parametrize(
+    "choose", [two("cond"), two("switch")], ids=["cond", "switch"]
+)
+
+
+# --------------------------------------------------------------------------- results
+
+
+@MODES
+@pytest.mark.parametrize(
+    "pred", [True, 1, 1.5, np.bool_(True), np.array(True), jnp.array(True)]
+)
+def test_pred_is_anything_that_is_true(mode, pred):
+    assert nnx.cond(pred, lambda: 1.0, lambda: 2.0, **mode) == 1.0
+    assert jax.jit(lambda p: nnx.cond(p, lambda: 1.0, lambda: 2.0, **mode))(pred) == 1.0
+
+
+@MODES
+@pytest.mark.parametrize("index, number", [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
+def test_index_is_clamped(mode, index, number):
+    branches = [lambda x, n=n: x + n for n in range(3)]
+    assert nnx.switch(index, branches, 10, **mode) == 10 + number
+    assert nnx.switch(jnp.array(index), branches, 10, **mode) == 10 + number
+
+
+@MODES
+@BOTH
+@pytest.mark.parametrize("number", [0, 1])
+def test_branches_may_write_different_variables(mode, choose, number):
+    def first(pair, x):
+        pair.a[...] += x
+
+    def second(pair, x):
+        pair.b[...] *= x
+
+    pair = Pair()
+    variables = pair.a, pair.b
+    assert choose(number, first, second, pair, 3.0, **mode) is None
+    assert (pair.a[...], pair.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
+    assert (pair.a, pair.b) == variables and pair.b.tag == "x"
+
+
+@MODES
+@BOTH
+def test_all_variables_of_the_operands_come_back(mode, choose):
+    variable = nnx.Variable(np.array(1.0))
+    choose(0, lambda v: None, lambda v: None, variable, **mode)
+    assert isinstance(variable.get_raw_value(), jax.Array) and variable[...] == 1.0
+
+
+@MODES
+@BOTH
+@pytest.mark.parametrize("number", [0, 1])
+def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
+    def first(variable):
+        variable["x"] = variable["x"] + 1
+
+    def second(variable):
+        variable["x"] = variable["x"] * 10
+
+    variable = nnx.Variable({"x": jnp.array(2.0)})
+    choose(number, first, second, variable, **mode)
+    assert variable["x"] == [3.0, 20.0][number]
+
+
+@MODES
+@BOTH
+def test_operands_may_be_containers(mode, choose):
+    def double(tree):
+        tree["v"][...] *= 2
+        return {"x": [tree["v"] + tree["x"]]}
+
+    variable = nnx.Variable(jnp.array(3.0))
+    out = choose(1, double, double, {"v": variable, "x": 1.0}, **mode)
+    assert out["x"][0] == 7.0 and variable[...] == 6.0
+
+
+@MODES
+@BOTH
+def test_new_objects_are_returned(mode, choose):
+    out = choose(0, Pair, lambda: Pair(), **mode)
+    assert isinstance(out, Pair) and out.b[...] == 2.0
+    out.a[...] += 1
+
+
+def test_returned_operands_are_the_objects_themselves():
+    pair = Pair()
+
+    def first(pair):
+        pair.a[...] += 1
+        return pair, pair.b
+
+    out, b = nnx.cond(True, first, lambda pair: (pair, pair.b), pair)
+    assert out is pair and b is pair.b and pair.a[...] == 2.0
+
+
+def test_structure_may_change_in_all_branches_alike():
+    def grow(value):
+        def branch(pair):
+            pair.new = nnx.Param(jnp.array(value))
+            pair.a, pair.b = pair.b, pair.a
+
+        return branch
+
+    pair = Pair()
+    a, b = pair.a, pair.b
+    nnx.switch(1, [grow(1.0), grow(2.0)], pair)
+    assert pair.new[...] == 2.0 and pair.a is b and pair.b is a
+
+
+@BOTH
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_branch_may_replace_an_array_attribute(choose, number):
+    def double(pair):
+        pair.array = pair.array * 2
+
+    pair = Pair()
+    pair.array = jnp.array(3.0)
+    choose(number, lambda pair: None, double, pair)
+    assert pair.array == [3.0, 6.0][number]
+    stamp = pair._pytree__state.stamp
+    read = jax.jit(lambda x: choose(0, *[lambda pair, x: x * pair.array] * 2, pair, x))
+    assert read(2.0) == 2 * pair.array and pair._pytree__state.stamp == stamp
+
+
+@MODES
+def test_metadata_propagates(mode):
+    pair = Pair()
+
+    def relabel(pair):
+        pair.b.set_metadata(tag="y")
+
+    nnx.cond(True, relabel, relabel, pair, **mode)
+    assert pair.b.tag == "y"
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}], ids=str)
+def test_shared_operands_are_updated_once(mode):
+    pair = Pair()
+
+    def add(first, second):
+        assert first is second
+        second.a[...] += 1
+
+    nnx.cond(True, add, lambda first, second: None, pair, pair, **mode)
+    assert pair.a[...] == 2.0
+
+
+@MODES
+def test_works_inside_jit_and_grad(mode):
+    @nnx.jit(**mode)
+    def step(variable, count, flag):
+        def loss(variable, count):
+            count[...] += 1
+            square, triple = lambda v: v**2, lambda v: 3 * v
+            return nnx.cond(flag, square, triple, variable, **mode)
+
+        return nnx.grad(loss, **mode)(variable, count)
+
+    variable, count = nnx.Param(jnp.array(4.0)), nnx.Variable(jnp.array(0))
+    assert step(variable, count, True)[...] == 8.0
+    assert step(variable, count, False)[...] == 3.0
+    assert count[...] == 2
+
+
+@MODES
+def test_works_inside_vmap_with_mixed_axes(mode):
+    axes = (0, None, 0)
+
+    @nnx.vmap(in_axes=axes, out_axes=0, **mode)
+    def choose(flag, shared, own):
+        def add(shared, own):
+            own[...] += shared[...]
+            return own * 10
+
+        return nnx.cond(flag, add, lambda shared, own: own * 1, shared, own, **mode)
+
+    shared, own = nnx.Variable(jnp.array(5.0)), nnx.Variable(jnp.arange(3.0))
+    out = choose(jnp.array([True, False, True]), shared, own)
+    np.testing.assert_array_equal(out, [50, 1, 70])
+    np.testing.assert_array_equal(own[...], [5, 1, 7])
+    assert shared[...] == 5.0
+
+
+@MODES
+@BOTH
+def test_refs_are_written_in_place(mode, choose):
+    variable = nnx.Variable(jnp.array(1.0), ref=True)
+    ref = variable.get_raw_value()
+
+    def add(variable):
+        variable[...] += 1
+
+    choose(0, add, lambda variable: None, variable, **mode)
+    choose(1, add, lambda variable: None, variable, **mode)
+    assert variable.get_raw_value() is ref and variable[...] == 2.0
+
+
+# --------------------------------------------------------------------------- tracing
+
+
+@MODES
+@pytest.mark.parametrize("name", ["cond", "switch"])
+def test_one_function_for_all_branches_is_traced_once(mode, name):
+    traces = []
+
+    def f(variable):
+        traces.append(None)
+        variable[...] += 1
+
+    variable = nnx.Variable(jnp.array(0))
+    for i in range(3):
+        variable = variable.copy()
+        if name == "cond":
+            nnx.cond(i > 0, f, f, variable, **mode)
+        else:
+            nnx.switch(i, (f, f, f), variable, **mode)
+    assert len(traces) == 1 and variable[...] == 3
+
+
+@MODES
+def test_objects_as_branches_are_read_anew(mode):
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.factor = nnx.Param(jnp.array(2.0))
+
+        def __call__(self, x):
+            return self.factor * x
+
+    scale = Scale()
+    branches = [scale, scale.__call__, lambda x: scale(x)]
+    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [2.0] * 3
+    scale.factor[...] = 3.0
+    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [3.0] * 3
+
+
+def test_simple_branches_share_a_wrapper():
+    wrapper_of = nnx.transforms.transforms._get_simple_cond_fn
+
+    def f():
+        return 1.0
+
+    assert wrapper_of(f, True) is wrapper_of(f, True)
+    assert wrapper_of(f, True) is not wrapper_of(f, False)
+    assert wrapper_of(f, True) is not wrapper_of(lambda: 1.0, True)
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+DIFFERENCES = {
+    r"out: an array in {0}, nothing in {1}\n  - out\[0\]: nothing in {0}": (
+        lambda pair: 1.0,
+        lambda pair: (1.0,),
+    ),
+    "out: Param in {0}, BatchStat in {1}": (
+        lambda pair: nnx.Param(1.0),
+        lambda pair: nnx.BatchStat(1.0),
+    ),
+    "the types of containers in the output": (lambda pair: [1], lambda pair: (1,)),
+    "the attributes or metadata of objects in the output": (
+        lambda pair: nnx.Param(1.0, tag="y"),
+        lambda pair: nnx.Param(1.0),
+    ),
+    "the structure of the value of a Variable in the output": (
+        lambda pair: nnx.Param([1.0]),
+        lambda pair: nnx.Param((1.0,)),
+    ),
+    r"the metadata of operands\[0\].b": (
+        lambda pair: pair.b.set_metadata(tag="y"),
+        lambda pair: None,
+    ),
+    r"the structure of the value of operands\[0\].a": (
+        lambda pair: pair.a.set_value([1.0]),
+        lambda pair: None,
+    ),
+}
+STRUCTURES = {
+    "which attributes of the operands they add, remove or replace": (
+        lambda pair: setattr(pair, "static", 1),
+        lambda pair: None,
+    ),
+    "which attributes of the operands they (add|), remove or replace": (
+        lambda pair: None,
+        lambda pair: delattr(pair, "b"),
+    ),
+    "which attributes of the operands they add, (remove|) or replace": (
+        lambda pair: setattr(pair, "static", 1),
+        lambda pair: setattr(pair, "static", 2),
+    ),
+    "out: a known object in {0}, Param in {1}": (
+        lambda pair: pair.a,
+        lambda pair: nnx.Param(1.0),
+    ),
+}
+
+
+def check_difference(phrase, branches, mode):
+    for name, first, second in [
+        ("cond", "true_fun", "false_fun"),
+        ("switch", r"branches\[0\]", r"branches\[1\]"),
+    ]:
+        named = rf"(?s)nnx\.{name} must.*{phrase.format(first, second)}"
+        pair = Pair()
+        with pytest.raises(TypeError, match=named) as error:
+            two(name)(0, *branches, pair, **mode)
+        assert "PyTreeDef" not in str(error.value)
+        assert (pair.a[...], pair.b[...], pair.b.tag) == (1.0, 2.0, "x")
+        assert not hasattr(pair, "static")
+
+
+@MODES
+@pytest.mark.parametrize("phrase", DIFFERENCES)
+def test_branches_that_differ_are_told_apart_in_words(phrase, mode):
+    check_difference(phrase, DIFFERENCES[phrase], mode)
+
+
+@pytest.mark.parametrize("phrase", STRUCTURES)
+def test_differences_of_structure_count_with_graph_updates(phrase):
+    check_difference(phrase, STRUCTURES[phrase], {})
+
+
+@MODES
+@BOTH
+def test_other_shapes_and_dtypes_are_refused_by_jax(mode, choose):
+    pair = Pair()
+    for value in (jnp.ones(3), jnp.array(1)):
+
+        def write(pair, value=value):
+            pair.a.set_value(value)
+
+        with pytest.raises(TypeError, match=r"operands\[0\]\['a'\]"):
+            choose(0, write, lambda pair: None, pair, **mode)
+    assert pair.a[...] == 1.0
+
+
+@MODES
+@pytest.mark.parametrize("pred", [jnp.ones(2), "text", None])
+def test_pred_that_is_no_scalar_is_refused(mode, pred):
+    with pytest.raises(TypeError):
+        nnx.cond(pred, lambda: 1, lambda: 2, **mode)
+    with pytest.raises(TypeError):
+        nnx.switch(pred, [lambda: 1, lambda: 2], **mode)
+
+
+def test_switch_needs_a_branch():
+    with pytest.raises(ValueError, match="Empty branch sequence: nnx.switch"):
+        nnx.switch(0, [], 1.0)
+
+
+@VALUES_ONLY
+@pytest.mark.parametrize("name", ["cond", "switch"])
+def test_returned_operands_are_refused_without_graph_updates(mode, name):
+    with pytest.raises(ValueError, match="Duplicate Param") as error:
+        two(name)(0, lambda v: v, lambda v: v, nnx.Param(1.0), **mode)
+    text = str(error.value)
+    assert "  - .operands[0]\n  - .out" in text
+    assert f"nnx.{name} with graph_updates=False does not support" in text
+
+
+@pytest.mark.parametrize("name", ["cond", "switch"])
+def test_trees_refuse_shared_operands(name):
+    pair = Pair()
+    with pytest.raises(ValueError, match=f"nnx.{name} with graph_updates") as error:
+        two(name)(0, lambda *_: 1, lambda *_: 2, pair, [pair], graph=False)
+    assert "  - .operands[0].a\n  - .operands[1][0].a" in str(error.value)
+
+
+# ------------------------------------------------------------------ captured objects
+
+
+@MODES
+@BOTH
+def test_captured_objects_are_read_not_written(mode, choose):
+    pair = Pair()
+    assert choose(0, lambda: pair.a * 3, lambda: pair.b * 1, **mode) == 3.0
+
+    def write():
+        pair.a[...] += 1
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
+        choose(0, write, lambda: None, **mode)
+    assert pair.a[...] == 1.0
+
+
+def test_captured_objects_are_returned_as_copies():
+    pair = Pair()
+    out = nnx.cond(True, lambda: pair, lambda: pair)
+    assert out is not pair and out.a is not pair.a and out.b[...] == 2.0
+
+
+@VALUES_ONLY
+@pytest.mark.parametrize("name", ["cond", "switch"])
+def test_captured_variables_are_not_returned_without_graph_updates(mode, name):
+    pair = Pair()
+    phrase = rf"Cannot return captured Variable of type Param from nnx\.{name}\."
+    with pytest.raises(ValueError, match=phrase):
+        two(name)(0, lambda: pair, lambda: pair, **mode)
+
+
+@MODES
+@BOTH
+def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
+    pair = Pair()
+
+    def double(pair):
+        return pair.a * 2
+
+    def write(pair):
+        pair.b[...] += 1
+        return 0.0
+
+    read = jax.jit(lambda number: choose(number, double, double, pair, **mode))
+    assert read(0) == 2.0
+    with pytest.raises(nnx.errors.TraceContextError, match=r"operands\[0\]\.b"):
+        jax.jit(lambda number: choose(number, double, write, pair, **mode))(0)
+    assert (pair.a[...], pair.b[...]) == (1.0, 2.0)
+
+
+@MODES
+@BOTH
+def test_failed_call_leaves_caller_untouched(mode, choose):
+    class Stop(Exception):
+        pass
+
+    def fail(pair):
+        pair.a[...] += 1
+        pair.b.set_metadata(tag="y")
+        raise Stop
+
+    pair = Pair()
+    for branches in [(fail, lambda pair: None), (lambda pair: None, fail)]:
+        with pytest.raises(Stop):
+            choose(0, *branches, pair, **mode)
+    assert (pair.a[...], pair.b[...], pair.b.tag) == (1.0, 2.0, "x")
+    pair.a[...] += 1
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("flag", [True, False])
+def test_same_results_as_flax(flag):
+    flax = pytest.importorskip("flax.nnx")
+
+    def run(nnx):
+        model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+        rngs = nnx.Rngs(1)
+
+        def train(model, rngs, x):
+            return model(x) + rngs.normal((2,))[None]
+
+        def evaluate(model, rngs, x):
+            return x * 2
+
+        x = jnp.arange(6.0).reshape(3, 2)
+        out = nnx.cond(flag, train, evaluate, model, rngs, x)
+        return out, model.mean[...], rngs.default.count[...]
+
+    for ours, theirs in zip(run(nnx), run(flax), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

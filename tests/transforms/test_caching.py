@@ -1,0 +1,171 @@
+"""Compiled functions are remembered as long as the user's functions live."""
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.transforms.caching import PerFunction
+
+
+@pytest.fixture
+def calls():
+    """Compiled callers of functions, one after the other, on one argument."""
+
+    def make(*given):
+        *getters, _ = given
+
+        def call_all(x):
+            for getter in getters:
+                x = getter()(x)
+            return x
+
+        return call_all
+
+    return PerFunction(make)
+
+
+def counting():
+    """A function, and a list that grows by one with every trace."""
+    traces = []
+
+    def double(x):
+        traces.append(None)
+        return 2 * x
+
+    return double, traces
+
+
+def test_equal_functions_and_keys_share_what_is_compiled(calls):
+    (f, traces), (g, _) = counting(), counting()
+    first = calls.get((f, g), "key")
+    assert first is calls.get((f, g), "key")
+    assert [first(1.0), calls.get((f, g), "key")(2.0)] == [4.0, 8.0]
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("other", ["order", "key", "count"])
+def test_other_functions_or_keys_do_not(calls, other):
+    (f, _), (g, _) = counting(), counting()
+    given = {"order": ((g, f), "a"), "key": ((f, g), "b"), "count": ((f,), "a")}
+    first, second = calls.get((f, g), "a"), calls.get(*given[other])
+    assert first is not second
+    assert first is calls.get((f, g), "a") and second is calls.get(*given[other])
+    assert second(1.0) == (2.0 if other == "count" else 4.0)
+
+
+def test_functions_are_not_kept_alive(calls):
+    (f, _), (g, _) = counting(), counting()
+    compiled = calls.get((f, g), "key")
+    assert compiled(1.0) == 4.0
+    alive, compiled = [*map(weakref.ref, (f, g, compiled))], None
+    del f
+    gc.collect()
+    assert alive[0]() is None and alive[1]() is g
+    del g
+    gc.collect()
+    assert [ref() for ref in alive[:2]] == [None, None]
+
+
+def test_what_is_compiled_goes_with_any_of_its_functions(calls):
+    class Token:
+        def __call__(self, x):
+            return x
+
+    (stays, _), goes = counting(), Token()
+    for functions in ((stays, goes), (goes, stays), (goes,)):
+        calls.get(functions, "key")(1.0)
+    token = weakref.ref(goes)
+    remembered = weakref.ref(calls.get((stays, goes), "key"))
+    del goes, functions
+    gc.collect()
+    assert token() is None and remembered() is None
+
+
+def test_calls_with_short_lived_functions_leave_nothing_behind(calls):
+    stays, _ = counting()
+
+    def size():
+        gc.collect()
+        return len([x for x in gc.get_objects() if isinstance(x, weakref.finalize)])
+
+    calls.get((stays, lambda x: x), "key")
+    before = size()
+    for _ in range(3):
+        calls.get((stays, lambda x: x), "key")
+    assert size() == before
+
+
+def test_functions_without_weak_references_are_not_remembered(calls):
+    class Slotted:
+        __slots__ = ()
+
+        def __call__(self, x):
+            return x + 1
+
+    f = Slotted()
+    with pytest.raises(TypeError):
+        weakref.ref(f)
+    assert calls.get((f, f), "key")(1.0) == 3.0
+    assert calls.get((f,), "key") is not calls.get((f,), "key")
+
+
+def test_unhashable_functions_are_not_remembered(calls):
+    class Listed(list):
+        def __call__(self, x):
+            return x + 1
+
+    f = Listed()
+    assert calls.get((f,), "key")(1.0) == 2.0
+    assert calls.get((f,), "key") is not calls.get((f,), "key")
+
+
+class Scale(nnx.Module):
+    def __init__(self):
+        self.factor = nnx.Param(jnp.array(2.0))
+
+    def __call__(self, x):
+        return self.factor * x
+
+    def method(self, x):
+        return self.factor * x
+
+
+GLOBAL = Scale()
+
+
+def uses_global(x):
+    return GLOBAL(x)
+
+
+def capturing(scale):
+    """Functions of one argument that read the factor of ``scale``."""
+    factor, layers = scale.factor, [scale]
+    return {
+        "object": scale,
+        "method": scale.method,
+        "partial": functools.partial(Scale.method, scale),
+        "partial of a method": functools.partial(scale.method),
+        "module in a closure": lambda x: scale(x),
+        "list in a closure": lambda x: layers[0](x),
+        "variable in a closure": lambda x: factor * x,
+    }
+
+
+@pytest.mark.parametrize("name", [*capturing(GLOBAL), "global"])
+def test_captured_objects_are_read_anew_in_every_call(calls, name):
+    scale = GLOBAL if name == "global" else Scale()
+    f = uses_global if name == "global" else capturing(scale)[name]
+    for factor in (2.0, 3.0):
+        scale.factor[...] = factor
+        assert calls.get((f,), "key")(1.0) == factor
+
+
+def test_the_call_is_inlined(calls):
+    f, _ = counting()
+    program = jax.jit(lambda x: calls.get((f,), "key")(x) + 1).lower(1.0).as_text()
+    assert "multiply" in program and "call @" not in program

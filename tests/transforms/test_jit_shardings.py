@@ -1,0 +1,326 @@
+"""jit: shardings of arguments and outputs (contract, section 6), on eight devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+
+MODES = {
+    "graph_updates": {"graph": True, "graph_updates": True},
+    "graph": {"graph": True, "graph_updates": False},
+    "tree": {"graph": False},
+}
+UPDATES, GRAPH, TREE = MODES.values()
+MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def sharding(*spec):
+    return NamedSharding(MESH, P(*spec))
+
+
+ROWS, COLUMNS, EVERYWHERE = sharding("x"), sharding(None, "y"), sharding()
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((8, 4)))
+        self.stat = nnx.BatchStat(jnp.zeros((8, 4)))
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+def is_placed(x, expected):
+    x = x.get_value() if isinstance(x, nnx.Variable) else x
+    return x.sharding.is_equivalent_to(expected, x.ndim)
+
+
+# ----------------------------------------------------------------- arguments
+
+
+def test_graph_updates_place_all_variables_of_the_caller():
+    model = Model()
+    variable = model.kernel
+    nnx.jit(lambda model: None, in_shardings=(ROWS,))(model)
+    assert model.kernel is variable
+    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, ROWS)
+    np.testing.assert_array_equal(model.kernel[...], np.ones((8, 4)))
+
+
+@pytest.mark.parametrize("mode", [GRAPH, TREE])
+def test_other_modes_place_only_the_variables_that_change(mode):
+    model = Model()
+    kept = model.stat.get_value()
+
+    @nnx.jit(in_shardings=(ROWS,), **mode)
+    def step(model):
+        model.kernel[...] *= 2
+
+    step(model)
+    assert is_placed(model.kernel, ROWS) and model.kernel[0, 0] == 2.0
+    assert model.stat.get_value() is kept
+
+
+def test_function_sees_the_placed_arguments(mode):
+    @nnx.jit(in_shardings=(ROWS, COLUMNS), **mode)
+    def f(model, x):
+        return model.kernel + x
+
+    y = f(Model(), jnp.ones((8, 4)))
+    np.testing.assert_array_equal(y, np.full((8, 4), 2.0))
+
+
+@pytest.mark.parametrize("container", [tuple, list])
+def test_prefixes_are_per_argument(container, mode):
+    @nnx.jit(in_shardings=container([ROWS, None, COLUMNS]), **mode)
+    def step(a, b, c):
+        for model in (a, *b, c["m"]):
+            model.kernel[...] += 1
+
+    a, b, c = Model(), [Model()], {"m": Model()}
+    step(a, b, c)
+    assert is_placed(a.kernel, ROWS) and is_placed(c["m"].kernel, COLUMNS)
+    assert b[0].kernel[0, 0] == 2.0
+
+
+def test_prefixes_reach_into_containers(mode):
+    @nnx.jit(in_shardings=({"a": ROWS, "b": [COLUMNS, EVERYWHERE]},), **mode)
+    def step(tree):
+        for model in (tree["a"], *tree["b"]):
+            model.kernel[...] += 1
+
+    a, b, c = Model(), Model(), Model()
+    step({"a": a, "b": [b, c]})
+    places = zip((a, b, c), (ROWS, COLUMNS, EVERYWHERE), strict=True)
+    assert all(is_placed(model.kernel, place) for model, place in places)
+
+
+def test_prefix_of_another_length_is_refused(mode):
+    with pytest.raises(ValueError, match="in_shardings"):
+        nnx.jit(lambda a: None, in_shardings=(ROWS, ROWS), **mode)(Model())
+
+
+def test_static_arguments_have_no_sharding(mode):
+    @nnx.jit(static_argnums=(0, 2), in_shardings=(ROWS, COLUMNS), **mode)
+    def step(n, a, m, b):
+        a.kernel[...] += n
+        b.kernel[...] += m
+
+    a, b = Model(), Model()
+    step(1, a, 2, b)
+    assert is_placed(a.kernel, ROWS) and is_placed(b.kernel, COLUMNS)
+    assert (a.kernel[0, 0], b.kernel[0, 0]) == (2.0, 3.0)
+
+
+def test_keyword_arguments_have_no_sharding(mode):
+    @nnx.jit(in_shardings=(ROWS,), **mode)
+    def step(a, *, b):
+        a.kernel[...] += 1
+        b.kernel[...] += 1
+
+    a, b = Model(), Model()
+    step(a, b=b)
+    assert is_placed(a.kernel, ROWS) and b.kernel[0, 0] == 2.0
+
+
+def test_sharding_of_an_argument_wins_over_a_constraint_inside():
+    @nnx.jit(in_shardings=(ROWS,))
+    def step(model):
+        value = jax.lax.with_sharding_constraint(model.kernel * 2, COLUMNS)
+        model.kernel[...] = value
+
+    model = Model()
+    step(model)
+    assert is_placed(model.kernel, ROWS)
+
+
+def test_specs_are_resolved_by_the_mesh_in_force(mode):
+    step = nnx.jit(
+        lambda m: m.kernel.set_value(m.kernel * 2),
+        in_shardings=P("x"),
+        out_shardings=P(),
+        **mode,
+    )
+    model = Model()
+    with jax.set_mesh(MESH):
+        step(model)
+    assert is_placed(model.kernel, ROWS)
+
+
+def test_placed_arguments_can_be_donated(mode):
+    @nnx.jit(in_shardings=(ROWS, None), donate_argnums=0, **mode)
+    def step(model, x):
+        model.kernel[...] += x
+
+    model = Model()
+    for _ in range(2):
+        step(model, jnp.ones(()))
+    assert is_placed(model.kernel, ROWS) and model.kernel[0, 0] == 3.0
+    assert is_placed(model.stat, ROWS)
+
+
+# -------------------------------------------------------------- StateSharding
+
+
+def test_state_sharding_places_by_filter():
+    shardings = nnx.StateSharding({nnx.Param: ROWS, ...: COLUMNS})
+    model = Model()
+    nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
+    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
+
+
+def test_state_of_shardings_is_a_state_sharding():
+    state = nnx.State({"kernel": ROWS, "stat": EVERYWHERE})
+    shardings = nnx.StateSharding(state)
+    model = Model()
+    nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
+    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, EVERYWHERE)
+
+
+def test_state_sharding_places_new_objects():
+    shardings = nnx.StateSharding([("kernel", ROWS), (nnx.Param, ROWS), (..., COLUMNS)])
+    model = nnx.jit(Model, out_shardings=shardings)()
+    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
+
+
+def test_leaf_without_sharding_is_an_error():
+    step = nnx.jit(lambda m: None, in_shardings=(nnx.StateSharding({nnx.Param: ROWS}),))
+    with pytest.raises(ValueError, match="No axis found for.*stat"):
+        step(Model())
+
+
+@pytest.mark.parametrize("mode", [GRAPH, TREE])
+@pytest.mark.parametrize("argument", ["in_shardings", "out_shardings"])
+def test_state_sharding_needs_graph_updates(argument, mode):
+    given = {argument: (nnx.StateSharding({...: ROWS}),)}
+    message = f"`{argument}` cannot contain `StateSharding` objects"
+    with pytest.raises(ValueError, match=message):
+        nnx.jit(lambda m: None, **given, **mode)
+
+
+# -------------------------------------------------------------------- outputs
+
+
+def test_outputs_are_placed(mode):
+    @nnx.jit(out_shardings=(ROWS, {"a": COLUMNS, "b": None}), **mode)
+    def f(x):
+        return Model(), {"a": x, "b": x}
+
+    model, out = f(jnp.ones((8, 4)))
+    assert is_placed(model.kernel, ROWS) and is_placed(out["a"], COLUMNS)
+
+
+def test_output_sharding_is_not_that_of_the_arguments(mode):
+    model = Model()
+
+    @nnx.jit(in_shardings=(COLUMNS,), out_shardings=ROWS, **mode)
+    def step(model):
+        model.kernel[...] += 1
+        return model.kernel * 2
+
+    assert is_placed(step(model), ROWS) and is_placed(model.kernel, COLUMNS)
+
+
+# -------------------------------------------------------------------- sharing
+
+
+@pytest.mark.parametrize("mode", [UPDATES, GRAPH])
+def test_shared_variable_needs_one_sharding(mode):
+    step = nnx.jit(lambda a, b: None, in_shardings=(ROWS, COLUMNS), **mode)
+    shared = nnx.Param(jnp.ones((8, 4)))
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected") as error:
+        step({"a": shared}, {"b": shared})
+    for text in ("Node: Param", "0/a: ", "1/b: ", str(ROWS)):
+        assert text in str(error.value)
+    assert is_placed(shared, jnp.ones(()).sharding)
+
+
+def test_shared_variable_may_have_one_sharding_twice():
+    shared = nnx.Param(jnp.ones((8, 4)))
+    shardings = (ROWS, nnx.StateSharding({nnx.Param: ROWS}))
+    nnx.jit(lambda a, b: None, in_shardings=shardings)(
+        nnx.Dict(a=shared), nnx.Dict(b=shared)
+    )
+    assert is_placed(shared, ROWS)
+
+
+def test_returned_argument_needs_the_same_sharding():
+    model = Model()
+    same = nnx.jit(lambda m: m, in_shardings=(ROWS,), out_shardings=ROWS)
+    assert same(model) is model and is_placed(model.kernel, ROWS)
+    other = nnx.jit(lambda m: m, in_shardings=(ROWS,), out_shardings=COLUMNS)
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        other(model)
+    assert is_placed(model.kernel, ROWS)
+
+
+# ----------------------------------------------------------------- what is refused
+
+
+def test_objects_are_no_shardings():
+    with pytest.raises(ValueError, match="Variables prefixes are not supported"):
+        nnx.jit(lambda m: None, in_shardings=(nnx.Param(jnp.ones(1)),))
+    with pytest.raises(ValueError, match="Graph nodes are not allowed as prefixes"):
+        nnx.jit(lambda m: None, in_shardings=(Model(),))
+
+
+@pytest.mark.parametrize("name", ["trees", "graphs"])
+def test_prefixes_of_objects_place_by_filter(name):
+    mode = {"trees": TREE, "graphs": GRAPH}[name]
+    prefix = nnx.prefix(Model(), {nnx.Param: ROWS, ...: COLUMNS}, graph=mode["graph"])
+
+    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **mode)
+    def step(model):
+        model.kernel[...] += 1
+        model.stat[...] += 1
+        return Model()
+
+    model = Model()
+    out = step(model)
+    for placed in (model, out):
+        assert is_placed(placed.kernel, ROWS) and is_placed(placed.stat, COLUMNS)
+
+
+def test_exceptions_leave_the_placement_alone(mode):
+    @nnx.jit(in_shardings=(ROWS,), **mode)
+    def fails(model):
+        model.kernel[...] *= 2
+        raise RuntimeError
+
+    model = Model()
+    before = model.kernel.get_value()
+    with pytest.raises(RuntimeError):
+        fails(model)
+    assert model.kernel.get_value() is before
+
+
+# ---------------------------------------------------------------------- the peer
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("writes", [True, False])
+def test_placement_is_that_of_the_peer(writes, mode):
+    def run(library):
+        class Pair(library.Module):
+            def __init__(self):
+                self.a = library.Param(jnp.ones((8, 4)))
+                self.b = library.BatchStat(jnp.zeros((8, 4)))
+
+        def step(first, second):
+            if writes:
+                first.a[...] += second.a
+            return library.Param(first.a * 2)
+
+        models = Pair(), Pair()
+        options = {"in_shardings": (ROWS, COLUMNS), "out_shardings": EVERYWHERE}
+        out = library.jit(step, **options, **mode)(*models)
+        variables = [out] + [v for m in models for v in (m.a, m.b)]
+        return [(v.get_value().sharding, v[0, 0].item()) for v in variables]
+
+    assert run(nnx) == run(pytest.importorskip("flax.nnx"))

@@ -1,0 +1,296 @@
+"""`while_loop` and `fori_loop`: the same objects in every step."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+GRAPH_UPDATES = {"graph": True, "graph_updates": True}
+GRAPH = {"graph": True, "graph_updates": False}
+TREE = {"graph": False}
+MODES = pytest.mark.parametrize(
+    "mode", [GRAPH_UPDATES, GRAPH, TREE], ids=["graph_updates", "graph", "tree"]
+)
+LOOPS = pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
+
+
+class Pair(nnx.Module):
+    def __init__(self, a=0.0, b=1.0):
+        self.a = nnx.Variable(jnp.asarray(a))
+        self.b = nnx.Variable(jnp.asarray(b))
+
+
+def run(loop, body, value, count=3, **mode):
+    """The body ``count`` times, in either loop."""
+    if loop == "fori_loop":
+        return nnx.fori_loop(0, count, lambda i, value: body(value), value, **mode)
+
+    def step(pair):
+        number, value = pair
+        return number + 1, body(value)
+
+    return nnx.while_loop(lambda pair: pair[0] < count, step, (0, value), **mode)[1]
+
+
+@MODES
+@LOOPS
+def test_updates_reach_the_callers_objects(loop, mode):
+    model = Pair()
+
+    def body(model):
+        model.a[...] += model.b
+        return model
+
+    out = run(loop, body, model, **mode)
+    assert model.a[...] == 3.0
+    assert (out is model) == (mode is GRAPH_UPDATES)
+    assert out.a is model.a and out.b is model.b
+
+
+@MODES
+@LOOPS
+def test_variables_that_no_step_writes_keep_their_value(loop, mode):
+    model = Pair()
+    model.b.set_value(np.ones(()))
+    before = model.b.get_value()
+
+    def body(model):
+        model.a[...] += model.b
+        return model
+
+    run(loop, body, model, **mode)
+    assert model.b.get_value() is before
+
+
+@MODES
+@LOOPS
+def test_no_step_changes_nothing(loop, mode):
+    model = Pair()
+
+    def body(model):
+        model.a[...] += 1
+        return model
+
+    assert run(loop, body, model, count=0, **mode).a is model.a
+    assert model.a[...] == 0
+
+
+@MODES
+def test_writes_of_the_condition_are_dropped(mode):
+    model = Pair()
+
+    def condition(model):
+        model.b[...] += 100
+        return model.a < 3
+
+    def body(model):
+        model.a[...] += 1
+        return model
+
+    nnx.while_loop(condition, body, model, **mode)
+    assert model.a[...] == 3 and model.b[...] == 1
+
+
+@MODES
+def test_the_number_of_the_step_is_passed(mode):
+    total = nnx.Variable(jnp.array(0))
+
+    def add(i, total):
+        total[...] += i
+        return total
+
+    nnx.fori_loop(2, 5, add, total, **mode)
+    assert total[...] == 9
+    nnx.fori_loop(jnp.array(2), np.int32(5), add, total, **mode)
+    assert total[...] == 18
+    jax.jit(lambda n: nnx.fori_loop(0, n, lambda i, x: x + i, 0, **mode))(4)
+
+
+@MODES
+def test_bounds_may_be_traced(mode):
+    @jax.jit
+    def power(x, n):
+        return nnx.fori_loop(0, n, lambda i, y: x * y, 1.0, **mode)
+
+    assert power(2.0, 5) == 32
+
+
+@MODES
+@LOOPS
+def test_known_bounds_can_be_differentiated_in_reverse(loop, mode):
+    if loop == "while_loop":
+        return
+
+    def power(x):
+        return nnx.fori_loop(0, 3, lambda i, y: x * y, 1.0, **mode)
+
+    assert jax.grad(power)(2.0) == 12
+
+
+@LOOPS
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH], ids=["updates", "graph"])
+def test_repeated_nodes_and_shared_parts_stay_shared(loop, mode):
+    model = Pair()
+
+    def body(value):
+        first, second = value
+        assert first is second
+        first.a[...] += 1
+        return first, second
+
+    out = run(loop, body, (model, model), **mode)
+    assert model.a[...] == 3 and out[0] is out[1]
+
+
+@LOOPS
+def test_trees_refuse_repeated_nodes(loop):
+    model = Pair()
+    with pytest.raises(ValueError, match="Duplicate Variable") as error:
+        run(loop, lambda value: value, (model, model), **TREE)
+    assert f"nnx.{loop}" in str(error.value)
+
+
+@MODES
+@LOOPS
+def test_new_variables_are_refused(loop, mode):
+    phrase = {True: "same reference and pytree structure"}.get(
+        mode is GRAPH_UPDATES,
+        f"{loop} Variable identity must be preserved across iterations",
+    )
+    model = Pair()
+    with pytest.raises(ValueError, match=phrase):
+        run(loop, lambda model: Pair(), model, **mode)
+    variable = nnx.Variable(jnp.array(0.0))
+    with pytest.raises(ValueError, match=phrase):
+        run(loop, lambda v: nnx.Variable(v[...] + 1), variable, **mode)
+    assert variable[...] == 0
+
+
+@MODES
+@LOOPS
+def test_swapped_variables_are_refused(loop, mode):
+    a, b = nnx.Variable(jnp.array(0.0)), nnx.Variable(jnp.array(1.0))
+    with pytest.raises(ValueError, match=r"identity|same reference"):
+        run(loop, lambda pair: pair[::-1], (a, b), **mode)
+
+    def swap(model):
+        model.a, model.b = model.b, model.a
+        return model
+
+    model = Pair()
+    with pytest.raises(ValueError, match=r"identity|same reference"):
+        run(loop, swap, model, **mode)
+    assert model.a[...] == 0 and model.b[...] == 1
+
+
+@MODES
+@LOOPS
+def test_another_structure_is_refused(loop, mode):
+    def extend(model):
+        model.extra = 1
+        return model
+
+    for body in (lambda model: (model, 1), extend):
+        model = Pair()
+        with pytest.raises((ValueError, TypeError), match=loop):
+            run(loop, body, model, **mode)
+        assert not hasattr(model, "extra")
+
+
+@MODES
+@LOOPS
+def test_a_failed_call_leaves_the_caller_untouched(loop, mode):
+    model = Pair()
+
+    def body(model):
+        model.a[...] += 1
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run(loop, body, model, **mode)
+    assert model.a[...] == 0
+
+
+@MODES
+def test_the_same_functions_are_traced_once(mode):
+    traces = []
+
+    def body(*args):
+        traces.append(1)
+        return args[-1]
+
+    def stop(value):
+        traces.append(1)
+        return jnp.array(False)
+
+    for _ in range(3):
+        nnx.fori_loop(0, 2, body, (Pair(), 0), **mode)
+    assert len(traces) == 1
+    for _ in range(3):
+        nnx.while_loop(stop, stop, jnp.array(False), **mode)
+    assert len(traces) == 3  # as condition and as body
+
+
+def test_functions_are_not_kept_alive():
+    def body(i, x):
+        return x + 1
+
+    nnx.fori_loop(0, 2, body, 0)
+    alive = weakref.ref(body)
+    del body
+    gc.collect()
+    assert alive() is None
+
+
+@MODES
+def test_arrays_of_carried_objects_are_carried(mode):
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.array = nnx.data(jnp.array(1.0))
+
+    def double(i, holder):
+        holder.array = holder.array * 2
+        return holder
+
+    holder = Holder()
+    out = nnx.fori_loop(0, 3, double, holder, **mode)
+    assert out.array == 8
+    assert holder.array == (8 if mode is GRAPH_UPDATES else 1)
+
+
+@MODES
+@LOOPS
+def test_nothing_is_around_the_loop_that_jax_compiles(loop, mode):
+    def f(x):
+        return run(loop, lambda x: x * 2, x, **mode)
+
+    text = jax.jit(f).lower(1.0).as_text()
+    plain = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x))
+    expected = plain.lower(1.0).as_text() if loop == "fori_loop" else "func.func"
+    assert text.count("func.func") == expected.count("func.func")
+
+
+@MODES
+@LOOPS
+def test_captured_objects_are_read_and_not_written(loop, mode):
+    outer, model = Pair(), Pair()
+
+    def read(model):
+        model.a[...] += outer.b
+        return model
+
+    run(loop, read, model, **mode)
+    assert model.a[...] == 3
+
+    def write(model):
+        outer.a[...] += 1
+        return model
+
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Variable"):
+        run(loop, write, model, **mode)
+    assert outer.a[...] == 0

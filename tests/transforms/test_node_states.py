@@ -1,0 +1,500 @@
+"""Objects as NodeStates, and JAX transforms lifted by hand (contract, section 11).
+
+Tests that take ``lib`` hold for the peer as well, and run on it, too.
+"""
+
+import dataclasses
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+check_equal = np.testing.assert_array_equal
+
+
+@pytest.fixture(params=["graftree", pytest.param("flax.nnx", marks=pytest.mark.peers)])
+def lib(request):
+    pytest.importorskip(request.param)
+    return importlib.import_module(request.param)
+
+
+def make(lib):
+    count = lib.BatchStat(jnp.zeros(3))
+    return lib.Dict(w=lib.Param(jnp.arange(3.0)), inner=lib.Dict(count=count))
+
+
+def holds_tracers(lib, m):
+    leaves = jax.tree.leaves(lib.state(m))
+    return any(isinstance(x, jax.core.Tracer) for x in leaves)
+
+
+# ----------------------------------------------------------------------- NodeStates
+
+
+def test_node_states_hold_what_split_returns(lib):
+    from_split = lib.NodeStates.from_split
+    graphdef, params, rest = lib.split(make(lib), lib.Param, ...)
+    node = from_split(graphdef, params, rest, metadata="m")
+    assert node.graphdef == graphdef and node.metadata == "m"
+    assert node.states == (params, rest)
+    assert from_split(graphdef, params).state is params
+    assert lib.from_tree(node).inner.count.shape == (3,)
+
+
+def test_states_and_prefixes_have_no_graphdef(lib):
+    node = lib.NodeStates.from_states(1, 2)
+    axes = lib.NodeStates.from_prefixes((i for i in (1, 2)), metadata="m")
+    assert node.metadata is None and node.states == axes.states == (1, 2)
+    assert axes == lib.NodeStates(None, (1, 2), "m")
+    for use in (lambda: node.graphdef, lambda: lib.from_tree(axes)):
+        with pytest.raises(ValueError, match="No graphdef available"):
+            use()
+
+
+@pytest.mark.parametrize("states", [(), (1, 2)])
+def test_the_state_is_there_if_it_is_one(lib, states):
+    with pytest.raises(ValueError, match=f"Expected exactly one.*got {len(states)}"):
+        lib.NodeStates(None, states, None).state
+
+
+def test_node_states_are_frozen_and_replace_copies(lib):
+    node = lib.NodeStates.from_states(1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        node.states = ()
+    assert node.replace(metadata="m") == lib.NodeStates(None, (1,), "m")
+    assert node.metadata is None
+
+
+def test_node_states_are_pytrees_with_static_metadata(lib):
+    node = lib.NodeStates.from_split(*lib.split(make(lib)), metadata="m")
+    flat, treedef = jax.tree_util.tree_flatten_with_path(node)
+    paths = [jax.tree_util.keystr(path) for path, _ in flat]
+    assert paths == [".states[0]['inner']['count'].value", ".states[0]['w'].value"]
+    assert treedef != jax.tree.structure(node.replace(metadata="other"))
+    assert jax.jit(lambda x: x)(node).graphdef == node.graphdef
+
+
+def test_graphdef_and_state_are_arguments_of_jax(lib):
+    traces = []
+
+    @jax.jit
+    def apply(graphdef, state, x):
+        traces.append(None)
+        model = lib.merge(graphdef, state)
+        model.w[...] += x
+        return lib.split(model)
+
+    graphdef, state = apply(*apply(*lib.split(make(lib)), 1.0), 2.0)
+    check_equal(lib.merge(graphdef, state).w, [3, 4, 5])
+    assert len(traces) == 1 and jax.tree.leaves(graphdef) == []
+
+
+# ---------------------------------------------------------------- to_tree, from_tree
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_objects_become_node_states_with_one_numbering(lib, graph):
+    m = make(lib)
+    with lib.set_graph_mode(graph):
+        first, again, inner, plain = lib.to_tree((m, {"a": m}, m.inner, [1, None]))
+    assert plain == [1, None]
+    assert first.state["w"] is m.w
+    for node in (again["a"], inner):
+        assert isinstance(node.graphdef.nodes[0], lib.graphlib.NodeRef)
+        assert isinstance(node.state, lib.State) and len(node.state) == 0
+
+
+def test_the_state_of_a_variable_or_ref_is_itself(lib):
+    v, ref = lib.Param(jnp.array(1)), jax.new_ref(1.0)
+    node, ref_node = lib.to_tree((v, ref))
+    assert node.state is v and ref_node.state is ref
+    copy, same_ref = lib.from_tree((node, ref_node))
+    assert copy is not v and copy[...] == 1 and same_ref is ref
+
+
+def test_from_tree_is_the_inverse(lib):
+    class NoPytree(lib.Module, pytree=False):
+        def __init__(self):
+            self.me = lib.data(self)
+
+    m, cyclic = make(lib), NoPytree()
+    tree = {"m": m, "w": [m.w, m], "x": 2, "s": "text", "c": cyclic}
+    out = lib.from_tree(lib.to_tree(tree))
+    assert out["m"] is out["w"][1] and out["w"][0] is out["m"].w
+    assert out["m"] is not m and out["m"].w is not m.w
+    assert (out["x"], out["s"]) == (2, "text")
+    assert out["c"].me is out["c"] is not cyclic
+    check_equal(out["m"].w, [0, 1, 2])
+
+
+def noting(lib, calls):
+    """A `split_fn` and `merge_fn` that notes what it is called with."""
+
+    def function(ctx, path, prefix, leaf):
+        calls.append((jax.tree_util.keystr(path), prefix, type(leaf)))
+        if isinstance(leaf, lib.NodeStates):
+            return ctx.merge(leaf.graphdef, *leaf.states)
+        if isinstance(leaf, (lib.Module, lib.Variable)):
+            return lib.NodeStates.from_split(*ctx.split(leaf))
+        return leaf
+
+    return function
+
+
+def test_functions_are_called_per_object_without_path_or_prefix(lib):
+    m, calls = make(lib), []
+    tree = lib.to_tree((m, 1, {"b": m.w}), split_fn=noting(lib, calls))
+    a, one, b = lib.from_tree(tree, merge_fn=noting(lib, calls))
+    assert b["b"] is a.w and one == 1
+    missing = calls[0][1]
+    kinds = lib.Dict, lib.Param, lib.NodeStates, lib.NodeStates
+    assert calls == [("", missing, kind) for kind in kinds]
+
+
+def test_functions_get_the_path_and_the_prefix(lib):
+    m, calls = make(lib), []
+    tree = (m, 1, {"b": m.w})
+    tree = lib.to_tree(tree, prefix=(0, None, 0), split_fn=noting(lib, calls))
+    assert calls == [("[0]", 0, lib.Dict), ("[2]['b']", 0, lib.Param)]
+    lib.from_tree(tree, prefix=(1, None, {"b": 2}), merge_fn=noting(lib, calls))
+    assert calls[2:] == [("[0]", 1, lib.NodeStates), ("[2]['b']", 2, lib.NodeStates)]
+
+
+def test_functions_are_called_for_other_leaves_on_demand(lib):
+    calls, options = [], {"prefix": 0, "map_non_graph_nodes": True}
+    tree = lib.to_tree((make(lib), [1, None]), split_fn=noting(lib, calls), **options)
+    assert calls == [("[0]", 0, lib.Dict), ("[1][0]", 0, int)]
+    lib.from_tree(tree, merge_fn=noting(lib, calls), **options)
+    assert calls[2:] == [("[0]", 0, lib.NodeStates), ("[1][0]", 0, int)]
+
+
+def test_the_default_functions_take_other_leaves_as_far_as_they_can():
+    one = nnx.to_tree(1, map_non_graph_nodes=True)
+    assert one.state == 1 and nnx.from_tree(one) == 1
+    with pytest.raises(ValueError, match=r"expected NodeStates, got int at path \[0\]"):
+        nnx.from_tree((1,), prefix=0, map_non_graph_nodes=True)
+
+
+def test_from_tree_is_told_what_to_merge(lib):
+    options = dict.fromkeys(["is_leaf", "is_node_leaf"], lambda x: type(x) is list)
+    out = lib.from_tree((1, [2]), merge_fn=lambda *call: call[2:], **options)
+    assert out[0] == 1 and out[1][1] == [2]
+
+
+def test_node_states_can_be_a_prefix_of_node_states(lib):
+    calls, axes = [], lib.NodeStates.from_prefixes((0, 1))
+    tree = lib.to_tree((make(lib), 1))
+    lib.from_tree(tree, prefix=(axes, None), merge_fn=noting(lib, calls))
+    assert calls == [("[0]", axes, lib.NodeStates)]
+
+
+@pytest.mark.parametrize("check_aliasing", [True, False])
+def test_a_prefix_must_fit_and_is_a_keyword(lib, check_aliasing):
+    with pytest.raises(ValueError, match="different lengths of tuple"):
+        lib.to_tree((make(lib), 1), prefix=(0, 1, 2), check_aliasing=check_aliasing)
+    with pytest.raises(TypeError, match="positional"):
+        lib.to_tree(make(lib), 0)
+
+
+# ------------------------------------------------------------------ consistent aliases
+
+
+def test_a_variable_with_two_prefixes_is_an_error(lib):
+    m, calls = make(lib), []
+    off = {"split_fn": noting(lib, calls), "check_aliasing": False}
+    message = r"Inconsistent aliasing detected[^$]*Node: Param\n.*w: 0\n.*: 1"
+    with pytest.raises(ValueError, match=message):
+        lib.to_tree((m, m.w), prefix=(0, 1))
+    lib.to_tree((m, m.w), prefix=(0, 1), **off)
+    assert [prefix for _, prefix, _ in calls] == [0, 1]
+
+
+def test_what_counts_is_the_prefix_of_each_variable(lib):
+    m = make(lib)
+    axes = lib.StateAxes({lib.Param: 0, ...: 1})
+    lib.to_tree((m, m.w, m.inner), prefix=(axes, 0, 1))
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        lib.to_tree((m, m.w), prefix=(axes, 1))
+    # Arrays, and modules without Variables, are no references.
+    empty, x = lib.Module(), jnp.ones(2)
+    lib.to_tree((empty, empty, x, x), prefix=(0, 1, 0, 1))
+
+
+def test_aliases_are_checked_over_several_calls(lib):
+    m, check, seen = make(lib), lib.extract.check_consistent_aliasing, {}
+    check(m, 0, node_prefixes=seen)
+    check(m.w, 0, node_prefixes=seen)
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        check(m.w, 1, node_prefixes=seen)
+    check(m.w, 1)
+
+
+# ---------------------------------------------------------------- in an update context
+
+
+def cross(lib, tree, change, transform):
+    """The four steps; gives the tree on its way out, and the result."""
+    on_its_way = []
+
+    @transform
+    def inside(pure):
+        inner = lib.from_tree(pure, ctxtag="test", is_inner=True)
+        on_its_way.append(lib.to_tree(change(inner), ctxtag="test"))
+        return on_its_way[0]
+
+    with lib.update_context("test"):
+        pure = inside(lib.to_tree(tree, ctxtag="test"))
+        return on_its_way[0], lib.from_tree(pure, ctxtag="test", is_inner=False)
+
+
+TRANSFORMS = {"plain": lambda f: f, "jit": jax.jit, "remat": jax.checkpoint}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_the_originals_come_back_updated(lib, transform):
+    def change(tree):
+        m, w = tree
+        assert m.w is w
+        w[...] += 1
+        m.new = lib.Param(jnp.ones(()))
+        m.inner, m.me = lib.Dict(a=m.inner), m
+        return {"new": [m.new], "m": m, "sum": w.sum()}
+
+    m = make(lib)
+    w, inner = m.w, m.inner
+    _, out = cross(lib, (m, w), change, transform)
+    assert out["m"] is m and m.w is w and m.me is m
+    assert m.inner.a is inner and out["new"][0] is m.new
+    assert out["sum"] == 6 and not holds_tracers(lib, m)
+    check_equal(w, [1, 2, 3])
+
+
+def make_with_refs(lib):
+    raw = jax.new_ref(jnp.zeros(()))
+    w = lib.Param(jnp.zeros(2), ref=True, tag="old")
+    return lib.Dict(w=w, raw=raw, same=raw)
+
+
+def change_refs(lib, m):
+    m.w[...] += 1
+    m.raw[...] += 2
+    m.w.set_metadata(tag="new")
+    m.v = lib.Param(jnp.ones(3), ref=True)
+    m.other = jax.new_ref(jnp.ones(()))
+    return m, m.v, m.w
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_refs_are_found_again_or_made_anew(transform):
+    def change(m):
+        out = change_refs(nnx, m)
+        m.x = nnx.Param.from_metadata(m.v.get_raw_value(), m.v.get_metadata())
+        return out
+
+    m = make_with_refs(nnx)
+    w, ref, raw = m.w, m.w.get_raw_value(), m.raw
+    _, (out, v, same) = cross(nnx, m, change, transform)
+    assert out is m and m.w is w is same and m.v is v
+    assert w.get_raw_value() is ref and m.raw is raw and m.same is raw
+    assert m.x.get_raw_value() is v.get_raw_value() and w.tag == "new"
+    assert (w[...] == 1).all() and raw[...] == 2
+    assert (v[...] == 1).all() and m.other[...] == 1
+
+
+def test_refs_leave_as_what_stands_for_them(lib):
+    change = functools.partial(change_refs, lib)
+    (node, again, _), _ = cross(lib, make_with_refs(lib), change, jax.jit)
+    state, graphlib = node.state, lib.graphlib
+    assert len(again.state) == 0 and isinstance(state["w"], lib.Param)
+    assert isinstance(state["w"].get_value(), graphlib.NoUpdate)
+    assert isinstance(state["raw"], graphlib.NoUpdate)
+    assert isinstance(state["other"], graphlib.ArrayRefOutput)
+    assert state["v"].get_value().value.shape == (3,)
+    assert jax.tree.leaves(graphlib.NoUpdate()) == []
+    assert jax.tree.leaves(graphlib.ArrayRefOutput(3)) == [3]
+
+
+def test_unknown_tags_are_errors(lib):
+    for function in (lib.to_tree, functools.partial(lib.from_tree, is_inner=True)):
+        with pytest.raises(ValueError, match="No update context found for tag 'unkn"):
+            function(make(lib), ctxtag="unknown")
+    with lib.update_context("known"), pytest.raises(ValueError, match="must be spec"):
+        lib.from_tree(lib.to_tree(make(lib)), ctxtag="known")
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """A prefix of a user, which `split_fn` understands."""
+
+    params: int | None
+    stats: int | None
+
+
+def test_vmap_can_be_written_with_prefixes(lib):
+    def split(ctx, path, prefix, leaf):
+        parts = ctx.split(leaf, lib.Param, lib.BatchStat)
+        return lib.NodeStates.from_split(*parts, metadata=prefix)
+
+    axes = (Axes(0, None), 0)
+    jax_axes = (lib.NodeStates.from_prefixes((0, None), metadata=axes[0]), 0)
+
+    @functools.partial(jax.vmap, in_axes=jax_axes, out_axes=jax_axes)
+    def inside(*pure):
+        m, x = lib.from_tree(pure, ctxtag="vmap", is_inner=True)
+        assert m.w.shape == () and m.inner.count.shape == (3,)
+        m.w[...] *= x
+        m.inner.count[...] += 1
+        return lib.to_tree((m, x), prefix=axes, split_fn=split, ctxtag="vmap")
+
+    m = make(lib)
+    with lib.update_context("vmap"):
+        args = (m, jnp.full(3, 2.0))
+        pure = lib.to_tree(args, prefix=axes, split_fn=split, ctxtag="vmap")
+        out, _ = lib.from_tree(inside(*pure), ctxtag="vmap", is_inner=False)
+    assert out is m
+    check_equal(m.w, [0, 2, 4])
+    check_equal(m.inner.count, [1, 1, 1])
+
+
+# ----------------------------------------------------------- split_inputs, merge_inputs
+
+
+def lift(lib, transform, f):
+    general = lib.transforms.general
+    return general.split_inputs(transform(general.merge_inputs(f)))
+
+
+def vmap(axes, out_axis):
+    return functools.partial(jax.vmap, in_axes=axes, out_axes=(axes, out_axis))
+
+
+def test_pairs_lift_jit_with_sharing_and_structure(lib):
+    traces = []
+
+    def f(a, b, x):
+        traces.append(None)
+        assert a is b
+        a.w[...] += x
+        a.inner = lib.Dict(inner=b.inner)
+        return {"out": [a, None], "w": b.w, "sum": a.w.sum()}
+
+    lifted = lift(lib, jax.jit, f)
+    for m in (make(lib), make(lib)):
+        w, inner = m.w, m.inner
+        out = lifted(m, m, jnp.ones(3))
+        assert out["out"] == [m, None] and out["w"] is m.w is w
+        assert m.inner.inner is inner and out["sum"] == 6
+        check_equal(w, [1, 2, 3])
+    assert len(traces) == 1
+
+
+def test_pairs_lift_vmap(lib):
+    def f(m, x):
+        assert m.w.shape == () and m.inner.count.shape == ()
+        m.inner.count[...] += x.sum()
+        return m.w * x, lib.Param(x)
+
+    m, x = make(lib), jnp.arange(6.0).reshape(2, 3)
+    out, v = lift(lib, vmap((0, 1), 1), f)(m, x)
+    check_equal(out, [[0, 1, 4], [0, 4, 10]])
+    check_equal(v, x)
+    check_equal(m.inner.count, [3, 5, 7])
+
+
+@pytest.mark.parametrize("transform", [*TRANSFORMS.values(), vmap((0,), 0)])
+def test_writes_to_refs_reach_the_caller(transform):
+    m = nnx.Dict(r=nnx.Param(jnp.zeros(3), ref=True))
+    add = lift(nnx, transform, lambda m: m.r.set_value(m.r + 1))
+    add(m), add(m)
+    check_equal(m.r, [2, 2, 2])
+
+
+@pytest.mark.parametrize("pred", [True, False])
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_pairs_lift_cond_and_nest(lib, pred, outer):
+    general = lib.transforms.general
+
+    def add(m, x):
+        m.w[...] += x
+        return x
+
+    def run(m, pred, x):
+        branches = map(general.merge_inputs, (add, lambda m, x: add(m, -x)))
+        return general.split_inputs(jax.lax.cond)(pred, *branches, m, x)
+
+    m = make(lib)
+    sign = 1 if pred else -1
+    assert lift(lib, outer, run)(m, pred, 2.0) == 2 * sign
+    check_equal(m.w, np.arange(3) + 2 * sign)
+
+
+def test_pairs_may_have_a_tag_of_their_own(lib):
+    general = lib.transforms.general
+
+    @general.split_inputs(ctxtag="own")
+    @jax.jit
+    @general.merge_inputs(ctxtag="own")
+    def double(w):
+        w[...] *= 2
+
+    m = make(lib)
+    lift(lib, jax.jit, lambda m: double(m.w))(m)
+    check_equal(m.w, [0, 2, 4])
+    half = general.merge_inputs(double, ctxtag="other")
+    for unpaired in (general.split_inputs(half), half):
+        with pytest.raises(ValueError, match="No update context found for tag 'other'"):
+            unpaired(m.w)
+
+
+def test_pairs_take_positions_and_return_a_pair():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
+        lift(nnx, jax.jit, lambda m: None)(m=make(nnx))
+    with pytest.raises(TypeError, match=r"the pair \(arguments, output\), got int"):
+        nnx.transforms.general.split_inputs(lambda m: 1)(make(nnx))
+
+
+def test_pairs_keep_the_name_and_take_any_callable(lib):
+    def f(k, m):
+        return m.w * k
+
+    inner = lib.transforms.general.merge_inputs(f)
+    outer = lib.transforms.general.split_inputs(jax.jit(inner))
+    assert inner.__name__ == outer.__name__ == "f" and inner.__wrapped__ is f
+    check_equal(lift(lib, jax.jit, functools.partial(f, 2))(make(lib)), [0, 2, 4])
+
+
+@pytest.mark.parametrize("transform", [*TRANSFORMS.values(), vmap((0,), 0)])
+def test_failures_leave_no_context_and_no_tracer(lib, transform):
+    def f(m):
+        m.w[...] += 1
+        m.inner.new = lib.Param(m.w * 2)
+        m.w = m.inner
+        raise KeyError("stop")
+
+    m = make(lib)
+    w = m.w
+    with pytest.raises(KeyError):
+        lift(lib, transform, f)(m)
+    assert m.w is w and not hasattr(m.inner, "new") and not holds_tracers(lib, m)
+    check_equal(w, [0, 1, 2])
+    with pytest.raises(ValueError, match="No update context"):
+        lib.current_update_context("split_merge_inputs")
+
+
+def test_a_captured_object_is_not_written():
+    m = make(nnx)
+    scale = lift(nnx, jax.jit, lambda m, x: m.w.set_value(m.w * x))
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+        jax.jit(lambda x: scale(m, x))(2.0)
+    check_equal(m.w, [0, 1, 2])
+
+
+def test_clearing_keeps_objects_only(lib):
+    m = make(lib)
+    tree = (m, 1, {"w": m.w, "x": jnp.ones(2)})
+    assert lib.extract.clear_non_graph_nodes(tree) == (m, None, {"w": m.w, "x": None})

@@ -1,0 +1,401 @@
+"""Functions with bound arguments: jit_partial and cached_partial (contract, 6)."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+
+GRAPH, TREE = {"graph": True, "graph_updates": False}, {"graph": False}
+MODES = {"graph": GRAPH, "tree": TREE}
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2), tag="x")
+        self.sub = nnx.Dict(a=nnx.Param(jnp.zeros(1)))
+        self.array = jnp.full(2, 3.0)
+        self.static = 1
+
+
+def step(model, x):
+    model.w[...] += x
+    return model.w * 2
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return MODES[request.param]
+
+
+def counting(f):
+    """The function, and a list that grows by one with every trace."""
+    traces = []
+
+    def traced(*args, **kwargs):
+        traces.append(None)
+        return f(*args, **kwargs)
+
+    return traced, traces
+
+
+# ----------------------------------------------------------------------- jit_partial
+
+
+def test_bound_objects_are_updated(mode):
+    model = Model()
+    f, traces = counting(step)
+    bound = nnx.jit_partial(f, model, **mode)
+    assert bound(1.0).tolist() == [4.0, 4.0]
+    model.w[...] = jnp.zeros(2)
+    assert bound(1.0).tolist() == [2.0, 2.0]
+    assert model.w[...].tolist() == [1.0, 1.0] and len(traces) == 1
+
+
+def test_replaced_variables_and_static_changes_are_seen(mode):
+    model = Model()
+    bound = nnx.jit_partial(lambda m: m.w * m.static + m.array, model, **mode)
+    assert bound().tolist() == [4.0, 4.0]
+    model.w = nnx.Param(jnp.full(2, 5.0))
+    model.static, model.array = 2, jnp.zeros(2)
+    assert bound().tolist() == [10.0, 10.0]
+
+
+def test_any_number_of_arguments_can_be_bound(mode):
+    assert nnx.jit_partial(lambda x: x + 1, **mode)(1.0) == 2.0
+    a, b = Model(), {"m": [Model()]}
+
+    def f(a, b, c, x, *, y):
+        a.w[...] += c
+        b["m"][0].w[...] += x * y
+
+    nnx.jit_partial(f, a, b, 2.0, **mode)(3.0, y=4.0)
+    assert (a.w[0], b["m"][0].w[0]) == (3.0, 13.0)
+
+
+def test_structural_changes_are_dropped(mode):
+    def f(model):
+        model.static, model.array, model.new = 2, model.array * 2, nnx.Param(1.0)
+
+    model = Model()
+    array = model.array
+    nnx.jit_partial(f, model, **mode)()
+    assert model.static == 1 and model.array is array and not hasattr(model, "new")
+
+
+def test_shared_bound_variables_follow_the_mode():
+    model = Model()
+
+    def f(a, b):
+        assert a is b and a.w is b.w
+        a.w[...] += 1
+
+    nnx.jit_partial(f, model, model, **GRAPH)()
+    assert model.w[...].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="Duplicate Param") as error:
+        nnx.jit_partial(f, model, model, **TREE)
+    assert ".args[0].sub" in str(error.value) and ".args[1].sub" in str(error.value)
+
+
+def test_returned_bound_variables_are_refused(mode):
+    model = Model()
+    bound = nnx.jit_partial(lambda m: [m.w], model, **mode)
+    with pytest.raises(ValueError, match="Duplicate Param") as error:
+        bound()
+    for text in (".args[0].w", ".out[0]", "nnx.jit_partial"):
+        assert text in str(error.value)
+
+
+def test_variables_in_calls_are_refused(mode):
+    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **mode)
+    message = "Found Variable in non-partial arguments"
+    for args, kwargs, path in (
+        ((nnx.Param(1.0),), {}, r"\.args\[0\]"),
+        (([Model()],), {}, r"\.args\[0\]\[0\]\."),
+        ((1.0,), {"y": Model()}, r"\.kwargs\['y'\]\."),
+    ):
+        with pytest.raises(ValueError, match=message + f".*{path}"):
+            bound(*args, **kwargs)
+
+
+def test_metadata_changes_are_refused_and_nothing_is_written(mode):
+    def f(model):
+        model.w[...] += 1
+        model.w.set_metadata(tag="y")
+
+    model = Model()
+    with pytest.raises(
+        ValueError, match="Variable metadata changed inside jit.*args.0..w"
+    ):
+        nnx.jit_partial(f, model, donate_argnums=0, **mode)()
+    assert model.w.tag == "x" and model.w[...].tolist() == [1.0, 1.0]
+
+
+def test_exceptions_leave_bound_objects_alone(mode):
+    def fails(model):
+        model.w[...] += 1
+        raise RuntimeError
+
+    model = Model()
+    value = model.w.get_value()
+    with pytest.raises(RuntimeError):
+        nnx.jit_partial(fails, model, **mode)()
+    assert model.w.get_value() is value
+
+
+def test_graph_updates_are_not_supported():
+    message = "`graph_updates` not supported by `jit_partial`"
+    for mode in ({}, {"graph": True, "graph_updates": True}):
+        with pytest.raises(ValueError, match=message):
+            nnx.jit_partial(step, Model(), **mode)
+    with nnx.set_graph_updates(False):
+        assert nnx.jit_partial(step, Model())(1.0).shape == (2,)
+
+
+def test_bound_methods_and_filters_are_refused(mode):
+    with pytest.raises(ValueError, match="bound methods"):
+        nnx.jit_partial(Model().eval, **mode)
+    shardings = (nnx.StateSharding({...: None}),)
+    with pytest.raises(
+        ValueError, match="`in_shardings` cannot contain `StateSharding`"
+    ):
+        nnx.jit_partial(step, Model(), in_shardings=shardings, **mode)
+
+
+@pytest.mark.parametrize(
+    "static", [{"static_argnums": (1, 3)}, {"static_argnames": ("n", "m")}], ids=str
+)
+def test_positions_are_those_of_the_function(static, mode):
+    def f(model, n, x, m):
+        assert isinstance(n, int) and isinstance(m, int)
+        model.w[...] += n * x + m
+
+    model = Model()
+    bound = nnx.jit_partial(f, model, 2, **static, **mode)
+    bound(3.0, 4)
+    assert model.w[...].tolist() == [11.0, 11.0]
+    bound.lower(3.0, 4).compile()(3.0)
+    assert model.w[...].tolist() == [21.0, 21.0]
+
+
+def test_bound_arguments_can_be_donated(mode):
+    model, x, kept = Model(), jnp.ones(2), jnp.ones(2)
+    before = model.w.get_value()
+
+    def f(model, x, y):
+        model.w[...] += x + y
+        return x * 2
+
+    bound = nnx.jit_partial(f, model, donate_argnums=(0, 1), **mode)
+    bound(x, kept)
+    assert before.is_deleted() and x.is_deleted() and not kept.is_deleted()
+    assert model.w[...].tolist() == [3.0, 3.0] and model.sub.a[...] == 0.0
+
+
+def test_shardings_are_those_of_all_arguments(mode):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, everywhere = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+
+    def f(a, b, x):
+        a.w[...] += x
+        b.w[...] += x
+        return x
+
+    for shardings, expected in (
+        ([rows, None, everywhere], rows),
+        ((everywhere, rows, None), everywhere),
+        (everywhere, everywhere),
+    ):
+        a, b = nnx.Dict(w=nnx.Param(jnp.ones(4))), nnx.Dict(w=nnx.Param(jnp.ones(4)))
+        nnx.jit_partial(f, a, b, in_shardings=shardings, **mode)(1.0)
+        assert a.w.get_value().sharding.is_equivalent_to(expected, 1)
+
+
+def test_stages_take_the_arguments_of_a_call(mode):
+    model = Model()
+    bound = nnx.jit_partial(step, model, **mode)
+    x = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert bound.eval_shape(x).shape == bound.trace(x).out_info.shape == (2,)
+    compiled = bound.lower(x).compile()
+    assert model.w[...].tolist() == [1.0, 1.0]
+    assert compiled(jnp.ones(2)).tolist() == [4.0, 4.0]
+    assert model.w[...].tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="Found Variable in non-partial arguments"):
+        compiled(Model())
+
+
+# -------------------------------------------------------------------- cached_partial
+
+
+def test_copies_share_their_variables():
+    model, seen = Model(), []
+
+    def look(bound):
+        seen.append((bound is not model, bound.w is model.w, bound.sub is model.sub))
+
+    nnx.cached_partial(look, model)()
+    assert seen == [(True, True, False)]
+
+
+def test_originals_are_updated():
+    model = Model()
+    f, traces = counting(step)
+    cached = nnx.cached_partial(nnx.jit(f), model)
+    assert cached(1.0).tolist() == [4.0, 4.0] and cached(1.0).tolist() == [6.0, 6.0]
+    assert model.w[...].tolist() == [3.0, 3.0] and len(traces) == 1
+
+
+def test_returned_copy_is_the_same_at_each_call():
+    model = Model()
+    cached = nnx.cached_partial(nnx.jit(lambda m, x: (m, m.w)), model)
+    (first, w), (second, _) = cached(1), cached(2)
+    assert first is second and first is not model and w is model.w
+
+
+def test_any_arguments_can_be_bound():
+    model, other = Model(), Model()
+
+    @nnx.jit
+    def f(pair, x, variable, y):
+        pair[0].w[...] += x
+        variable[...] += y
+
+    nnx.cached_partial(f, [model], 2.0, other.w)(3.0)
+    assert (model.w[0], other.w[0]) == (3.0, 4.0)
+
+
+def test_shared_bound_objects_stay_shared():
+    model = Model()
+
+    @nnx.jit
+    def f(a, b):
+        assert a is b["m"]
+        a.w[...] += 1
+
+    nnx.cached_partial(f, model, {"m": model})()
+    assert model.w[...].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, lambda f: f], ids=["jit", "none"])
+def test_structure_may_change_for_a_while(transform):
+    def f(model):
+        model.new = nnx.Param(model.w * 2)
+        model.w[...] += model.new
+        del model.new
+
+    model = Model()
+    cached = nnx.cached_partial(transform(f), model)
+    cached()
+    cached()
+    assert model.w[...].tolist() == [9.0, 9.0]
+
+
+CHANGES = {
+    "static": lambda m: setattr(m, "static", 2),
+    "new attribute": lambda m: setattr(m, "new", nnx.Param(jnp.ones(1))),
+    "deleted attribute": lambda m: delattr(m, "sub"),
+    "replaced Variable": lambda m: setattr(m, "w", nnx.Param(jnp.ones(2), tag="x")),
+    "swapped": lambda m: (setattr(m, "w", m.sub.a), None)[1],
+    "metadata": lambda m: m.w.set_metadata(tag="y"),
+}
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, lambda f: f], ids=["jit", "none"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_structure_that_stays_changed_is_an_error_and_undone(name, transform):
+    def f(model, is_bad):
+        model.w[...] += 1
+        model.array = model.array + 1
+        if is_bad:
+            CHANGES[name](model)
+        return model
+
+    model = Model()
+    values = model.w.get_value(), model.array
+    f = nnx.jit(f, static_argnums=1) if transform is nnx.jit else f
+    cached = nnx.cached_partial(f, model)
+    with pytest.raises(ValueError, match="cached_partial was mutated inside"):
+        cached(True)
+    assert model.w.get_value() is values[0] and model.w.tag == "x"
+    bound = cached(False)
+    assert bound.w is model.w and bound.sub.a is model.sub.a and bound.static == 1
+    assert model.w[...].tolist() == [2.0, 2.0] and bound.array.tolist() == [4.0, 4.0]
+    assert model.array is values[1]
+
+
+def test_donated_buffers_are_not_brought_back():
+    def f(model):
+        model.w[...] += 1
+        model.static = 2
+
+    model = Model()
+    cached = nnx.cached_partial(nnx.jit(f, donate_argnums=0), model)
+    with pytest.raises(ValueError, match="was mutated inside"):
+        cached()
+    assert model.w[...].tolist() == [2.0, 2.0] and model.sub.a[...] == 0.0
+
+
+def test_exceptions_pass_through():
+    def fails(model):
+        model.w[...] += 1
+        raise RuntimeError("stop")
+
+    model = Model()
+    with pytest.raises(RuntimeError, match="stop"):
+        nnx.cached_partial(nnx.jit(fails), model)()
+    assert model.w[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", MODES.values())
+def test_graph_updates_are_needed(mode):
+    with pytest.raises(ValueError, match="graph-mode-only API"):
+        nnx.cached_partial(nnx.jit(step), Model(), **mode)
+
+
+def test_compat_switches_graph_updates_on():
+    with nnx.set_graph_mode(False):
+        jitted = nnx.compat.jit(step)
+        assert nnx.compat.cached_partial(jitted, Model())(1.0).tolist() == [4.0, 4.0]
+
+
+def test_name_of_the_function_is_kept(mode):
+    assert nnx.jit_partial(step, Model(), **mode).__name__ == "step"
+    assert nnx.cached_partial(nnx.jit(step), Model()).__name__ == "step"
+
+
+def test_dropped_functions_free_what_is_bound():
+    cached = nnx.cached_partial(nnx.jit(lambda m: m), Model())
+    bound = weakref.ref(cached())
+    del cached
+    gc.collect()
+    assert bound() is None
+
+
+@pytest.mark.peers
+def test_training_with_bound_objects_is_that_of_the_peer():
+    def run(library):
+        model = library.Linear(2, 1, rngs=library.Rngs(0))
+        optimizer = library.Optimizer(model, optax.adam(0.1), wrt=library.Param)
+
+        def step(model, optimizer, x):
+            def loss(model):
+                return (model(x) ** 2).mean()
+
+            value, grads = library.value_and_grad(loss)(model)
+            optimizer.update(model, grads)
+            return value
+
+        updates = {"graph": True, "graph_updates": False}
+        steps = (
+            library.cached_partial(library.jit(step), model, optimizer),
+            library.jit_partial(step, model, optimizer, **updates),
+        )
+        return [float(f(jnp.ones((1, 2)))) for f in steps for _ in range(3)]
+
+    assert run(nnx) == pytest.approx(run(pytest.importorskip("flax.nnx")))

@@ -1,0 +1,81 @@
+"""Refs through transforms that may run a function twice: one write in the end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.transforms import ref_contents
+
+MODES = pytest.mark.parametrize(
+    "mode",
+    [
+        {"graph": True, "graph_updates": True},
+        {"graph": True, "graph_updates": False},
+        {"graph": False},
+    ],
+    ids=["graph_updates", "graph", "tree"],
+)
+
+
+def count_up(ref, x):
+    ref[...] += 1
+    return jnp.sin(x)
+
+
+def test_the_function_gets_refs_and_the_transform_does_not():
+    kinds = []
+
+    def transform(run):
+        def transformed(contents, taken):
+            kinds.append([type(x) for x in jax.tree.leaves((contents, taken))])
+            return run(contents, taken)
+
+        return transformed
+
+    ref = jax.new_ref(jnp.array(0))
+    out = ref_contents.by_content(count_up, transform)(ref, 0.0)
+    assert out == 0 and ref[...] == 1
+    assert not any(issubclass(kind, jax.Ref) for kind in kinds[0])
+
+
+def test_a_ref_at_two_places_is_one_inside():
+    def write(pair):
+        pair[0][...] += 1
+        pair[1][...] *= 10
+
+    ref = jax.new_ref(jnp.array(1))
+    ref_contents.by_content(write, lambda run: run)([ref, ref])
+    assert ref[...] == 20
+
+
+@MODES
+def test_rematerialized_writes_are_done_once(mode):
+    variable = nnx.Variable(jnp.array(0.0), ref=True)
+
+    @nnx.remat(**mode)
+    def f(x, variable):
+        variable[...] += jax.lax.stop_gradient(x)
+        return jnp.sin(x) * jax.lax.stop_gradient(variable[...])
+
+    gradient = nnx.grad(f, **mode)(2.0, variable)
+    np.testing.assert_allclose(gradient, 2 * np.cos(2.0), rtol=1e-6)
+    assert variable[...] == 2
+    jax.jit(jax.grad(f))(2.0, variable)
+    assert variable[...] == 4
+
+
+@MODES
+def test_gradients_pass_through_refs_that_are_differentiated(mode):
+    def square(x):
+        variable = nnx.Variable(x, ref=True)
+
+        @nnx.remat(**mode)
+        def double(variable):
+            variable[...] = 2 * variable[...]
+
+        double(variable)
+        return variable[...] ** 2
+
+    np.testing.assert_allclose(jax.grad(square)(3.0), 8 * 3.0)
