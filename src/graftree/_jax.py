@@ -16,6 +16,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _partial_eval
 
 Ref = jax.Ref
 new_ref = jax.new_ref
@@ -59,6 +60,11 @@ def is_ref(x: Any) -> bool:
 def is_tracing() -> bool:
     """Whether a JAX transform is tracing in this thread."""
     return not isinstance(_core.trace_ctx.trace, _core.EvalTrace)
+
+
+def is_staging() -> bool:
+    """Whether the innermost trace of this thread records a program, as jit does."""
+    return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:

@@ -27,28 +27,6 @@ def test_rebuilding_shares_the_parts():
     assert labels.metadata_of(second) is labels.metadata_of(first)
 
 
-def test_many_are_read_and_written_at_once():
-    group = [nnx.Param(1), nnx.Param(jnp.array(2.0), ref=True)]
-    ref = group[1].get_raw_value()
-    assert variables.read_raw(group) == [1, ref]
-    variables.write_raw(group, [3, jnp.array(4.0)])
-    assert group[0].get_raw_value() == 3
-    assert group[1].get_raw_value() is ref and ref[...] == 4.0
-
-
-def test_many_are_written_all_or_none():
-    outer = nnx.Param(1)
-
-    @jax.jit
-    def f(x):
-        inner = nnx.Param(2)
-        with pytest.raises(TraceContextError):
-            variables.write_raw([inner, outer], [x, x])
-        return inner.get_raw_value()
-
-    assert f(5.0) == 2 and outer.get_raw_value() == 1
-
-
 def test_ownership_is_that_of_the_making_trace():
     plain, backed = nnx.Param(1), nnx.Param(jnp.array(1), ref=True)
     seen = []
@@ -74,29 +52,6 @@ def test_read_only_variables_refuse_writes():
         with pytest.raises(nnx.errors.ImmutableVariableError, match="Param"):
             write()
     assert variable[...].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("second", "value"),
-    [
-        (nnx.Param(jnp.ones(2), ref=True), jnp.ones(3)),
-        (nnx.Param(jnp.ones(2), mutable=False), jnp.ones(2)),
-    ],
-    ids=["wrong shape", "read-only"],
-)
-def test_nothing_is_written_if_one_value_can_not_be(second, value):
-    first = nnx.Param(jnp.zeros(2))
-    with pytest.raises((ValueError, nnx.errors.ImmutableVariableError)):
-        variables.write_raw([first, second], [jnp.ones(2), value])
-    assert first[...].tolist() == [0.0, 0.0]
-
-
-def test_a_ref_is_written_by_what_another_ref_holds():
-    first, second = nnx.Param(1.0, ref=True), nnx.Param(2.0, ref=True)
-    ref = first.get_raw_value()
-    variables.write_raw([first], [second.get_raw_value()])
-    variables.write_raw([second], [second.get_raw_value()])
-    assert first.get_raw_value() is ref and first[...] == second[...] == 2.0
 
 
 def test_half_made_variables_have_no_attributes():

@@ -28,6 +28,7 @@ from graftree.core import (
     ownership,
     paths,
     pytrees,
+    raw_values,
     values,
     variables,
 )
@@ -435,7 +436,7 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
 def write_leaf(variable: Variable[Any], leaf: Any) -> None:
     """Writes a leaf of a state, a Variable or a raw value, into a Variable."""
     if not isinstance(leaf, Variable):
-        variables.write_raw([variable], [leaf])
+        raw_values.write([variable], [leaf])
     elif leaf is not variable:
         variable.update_from_state(leaf)
 

@@ -17,7 +17,7 @@ The operators that let a Variable stand for its value are in `operators.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
@@ -334,7 +334,8 @@ class Variable(
 
         A ref stays the same ref; ``hijax``, ``ref`` and ``mutable`` stay as they are.
         """
-        write_raw([self], [other._value])
+        check_write(self, other._value)
+        store(self, other._value)
         own = labels.metadata_of(self)
         if labels.metadata_of(other) is not own:
             entries = variable_metadata.taken_over(own, labels.metadata_of(other))
@@ -446,19 +447,13 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     return variable
 
 
+# Where the raw value is; for reading and writing many at once.
+raw_slot: Any = Variable.__dict__["_value"]
+
+
 def is_owned(variable: Variable[Any]) -> bool:
     """Whether the current trace may write the Variable."""
     return variable._owner is ownership.current() or _jax.is_ref(variable._value)
-
-
-def read_raw(variables: Sequence[Variable[Any]]) -> list[Any]:
-    """The raw values of many Variables."""
-    return [variable._value for variable in variables]
-
-
-def may_write(variable: Variable[Any]) -> bool:
-    """Whether the value of a Variable may be written now."""
-    return is_owned(variable) and not labels.is_read_only(variable)
 
 
 def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
@@ -478,32 +473,18 @@ def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
         values.check_fits(variable._value, raw, path)
 
 
-def write_raw(variables: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
-    """Stores raw values in many Variables, into their refs if there are: all, or none.
-
-    Raises:
-        TraceContextError, ImmutableVariableError, TypeError, ValueError: See
-            `check_write`; nothing is written then.
-    """
-    for variable, value in zip(variables, raw_values, strict=True):
-        check_write(variable, value)
-    store_raw(variables, raw_values)
-
-
-def store_raw(variables: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
-    """`write_raw` without its checks, for a caller that made them."""
-    store = object.__setattr__
-    for variable, value in zip(variables, raw_values, strict=True):
-        raw = variable._value
-        if value is raw:
-            continue
-        if _jax.is_ref(value):
-            value = value[...]
-        if _jax.is_ref(raw):
-            raw[...] = value
-        else:
-            # An abstract Variable gets its ref together with its first array.
-            store(variable, "_value", values.stored(value, ref=variable.ref))
+def store(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value that `check_write` allows; into the ref, if there is one."""
+    current = variable._value
+    if raw is current:
+        return
+    if _jax.is_ref(raw):
+        raw = raw[...]
+    if _jax.is_ref(current):
+        current[...] = raw
+    else:
+        # An abstract Variable gets its ref together with its first array.
+        variable._value = values.stored(raw, ref=variable.ref)
 
 
 def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:

@@ -30,6 +30,7 @@ from graftree.core import (
     paths,
     pure_dicts,
     pytrees,
+    raw_values,
     sharding,
     states,
     variables,
@@ -287,7 +288,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             functional.update(model, bare)
         if bare_state is not None:
             self.opt_state = bare_state
-        variables.write_raw(boxes, values)
+        raw_values.write(boxes, values)
 
 
 def _init(tx: optax.GradientTransformation, params: Any) -> Any:

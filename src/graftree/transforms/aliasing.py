@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,19 +46,40 @@ def _key_text(key: Any) -> str:
     return f".{key}" if isinstance(key, str) else f"[{key!r}]"
 
 
-def check_inputs(tree: Any, transform: str, label: str = "args") -> None:
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What positional arguments are called in messages.
+
+    Attributes:
+        args: All of them; the second one is ``args[1]``.
+        named: Those that have names of their own, by position.
+    """
+
+    args: str = "args"
+    named: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, number: int) -> str:
+        """The name of one argument."""
+        return self.named.get(number, f"{self.args}[{number}]")
+
+
+ARGS = Labels()
+
+
+def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:
     """Refuses arguments in which a Variable or ref occurs twice.
 
     Args:
         tree: ``(args, kwargs)``.
         transform: The public name of the transform.
-        label: What the positional arguments are called.
+        labels: What the positional arguments are called.
 
     Raises:
         ValueError: If there is one; names both paths and the ways out.
     """
     args, kwargs = tree
-    _check(labeled({label: args, "kwargs": kwargs}), transform)
+    named = {labels.of(number): x for number, x in enumerate(args)}
+    _check(labeled({**named, "kwargs": kwargs}), transform)
 
 
 def check_arguments(args: Sequence[Any], transform: str) -> None:
@@ -68,7 +90,7 @@ def check_arguments(args: Sequence[Any], transform: str) -> None:
     """
     flat: list[tuple[str, Any]] = []
     for i, x in enumerate(args):
-        flat += _each_once(labeled({f"args[{i}]": x}))
+        flat += _each_once(labeled({ARGS.of(i): x}))
     _check(flat, transform)
 
 
@@ -164,6 +186,17 @@ def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueEr
         f"Cannot return captured Variable of type {type(variable).__name__} from "
         f"nnx.{transform}. Found at path: {path}\n"
         "Pass it as an argument, or return its value."
+    )
+
+
+def returned_ref_error(obj: Any, out: Any, transform: str) -> ValueError:
+    """The error for returning a new ref, or a Variable with one, from a program."""
+    path = next(path for path, leaf in labeled({"out": out}) if leaf is obj)
+    return ValueError(
+        f"nnx.{transform} with graph_updates=False returned a new array ref at {path}, "
+        "but mutable array references cannot be returned.\nReturn a copy with arrays, "
+        "made by nnx.to_arrays, and use nnx.to_refs outside"
+        + _other_ways_out(transform)
     )
 
 

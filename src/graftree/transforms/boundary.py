@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import flattening, labels, pytrees, variables
+from graftree.core import flattening, labels, pytrees, raw_values, variables
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
@@ -274,6 +274,7 @@ class Crossing:
             aliasing.check_outputs(
                 self._named_objects(), out, self.propagation, self.transform
             )
+            self._check_new_refs(out, refs, outer)
         if self.returns_captured and self.propagation.structure:
             return
         for obj in refs:
@@ -285,6 +286,14 @@ class Crossing:
             elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
                 if not pytrees.state_of(obj).is_owned():
                     raise self._captured_error(obj, out)
+
+    def _check_new_refs(self, out: Any, refs: RefMap, outer: RefMap) -> None:
+        # Where JAX doesn't record a program, refs are values like others.
+        if self.is_detached or not _jax.is_staging():
+            return
+        for obj in refs:
+            if obj not in outer and _jax.is_ref(packing.raw_of(obj)):
+                raise aliasing.returned_ref_error(obj, out, self.transform)
 
     def _named_objects(self) -> list[tuple[str, Any]]:
         """The Variables and refs that came in, with their paths."""
@@ -422,7 +431,7 @@ class _Writes:
             (position, value)
             for position, value in zip(returned.changed, changed, strict=True)
             if position not in returned.kept
-            or variables.may_write(packed.leaves[position])
+            or raw_values.may_write(packed.leaves[position])
         ]
 
     def check(self) -> None:
@@ -444,7 +453,7 @@ class _Writes:
     def commit(self) -> None:
         """Carries them out."""
         leaves = self.packed.leaves
-        variables.store_raw(
+        raw_values.store(
             [leaves[position] for position, _ in self.values],
             [value for _, value in self.values],
         )

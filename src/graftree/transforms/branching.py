@@ -16,6 +16,7 @@ import jax
 
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeDef, VariableDef
 from graftree.transforms import caching, decorators, propagation
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.lifting import Call, Inside, Row
 from graftree.transforms.packing import Skeleton, Values
 from graftree.transforms.propagation import Propagation
@@ -120,7 +121,7 @@ def _row(name: str, mode: Propagation) -> Row:
     return Row.uniform(
         name,
         mode,
-        label="operands",
+        labels=Labels("operands"),
         keeps_keywords=True,
         returns_captured=True,
     )

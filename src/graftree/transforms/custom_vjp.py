@@ -32,6 +32,7 @@ from graftree.transforms import (
     packing,
     propagation,
 )
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.cotangents import FormError
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
@@ -43,6 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
+_RESIDUAL = Labels(named={0: "residual"})
 
 
 def custom_vjp(
@@ -312,7 +314,7 @@ class _Lifted:
         out, residual = pair
         kept = _by_position(others) if self.nondiff else {}
         kept = {k: v for k, v in kept.items() if k not in self.refs}
-        packed = packing.pack(((residual,), {}), GRAPH, _NAME, label="residual")
+        packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
         stored = Values(packed.values(), packed.skeleton, None)
         places, *leaves = inside.leave(out, self.changed or frozenset())
         returned = dataclasses.replace(places.returned, kept=())
@@ -325,9 +327,9 @@ class _Lifted:
             listed = ", ".join(self.skeleton.names()[p] for p in sorted(extra))
             raise TypeError(
                 f"Custom VJP fwd rule {decorators.name_of(self.rules.fwd)} wrote what "
-                f"{decorators.name_of(self.fun)} does not write: {listed}. It was traced "
-                "without a gradient first, so its output is fixed. Write to the same "
-                "Variables in both."
+                f"{decorators.name_of(self.fun)} does not write: {listed}.\n"
+                "Where both are traced, as in a gradient of nnx.jit, they must write "
+                "the same Variables."
             )
 
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from graftree.transforms import aliasing, cotangents, decorators, propagation
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
 from graftree.transforms.packing import Skeleton, Values
@@ -153,7 +154,7 @@ def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
     inputs = Assignment(None, "primals", name, mode)
     # The groups of the output: what is differentiated, and the rest.
     outputs = Unchecked((True, False) if has_aux else True, name, mode)
-    return Row(name, mode, inputs, outputs, label="primals")
+    return Row(name, mode, inputs, outputs, labels=Labels("primals"))
 
 
 def _interior_of_product(
@@ -227,7 +228,7 @@ def _jvp(
     call = Call(f, row, tuple(primals), {})
     (group,) = call.groups
     if not mode.sharing:
-        aliasing.check_inputs((tangents, {}), "jvp", "tangents")
+        aliasing.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
     positions = range(len(group.values))
     directions = Values(

@@ -31,6 +31,7 @@ from graftree.transforms import (
     decorators,
     packing,
 )
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.arguments import Chosen
 from graftree.transforms.boundary import Collected, Crossing, Linked, Returned
 from graftree.transforms.packing import Changes, Packed, Values
@@ -59,7 +60,7 @@ class Row:
             returned, as copies.
         is_detached: Whether nothing reaches the caller's objects, and the output is
             made of new ones.
-        label: What the positional arguments are called in messages.
+        labels: What the positional arguments are called in messages.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Row:
     returns_unchanged: Callable[[Any], bool] = lambda _: False
     returns_captured: bool = False
     is_detached: bool = False
-    label: str = "args"
+    labels: Labels = aliasing.ARGS
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:
@@ -170,7 +171,7 @@ class Call:
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
         args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
         self.packed = packing.pack(
-            (args, kwargs), row.mode, row.name, statics, row.label
+            (args, kwargs), row.mode, row.name, statics, row.labels
         )
         skeleton = self.packed.skeleton
         roles = row.inputs.assign(skeleton, self.packed.leaves)

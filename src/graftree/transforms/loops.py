@@ -10,6 +10,7 @@ import numpy as np
 
 from graftree.core.variables import Variable
 from graftree.transforms import boundary, caching, propagation
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.lifting import Call, Row
 from graftree.transforms.packing import Values
@@ -114,10 +115,13 @@ def _static(bound: Any) -> tuple[Any, Any] | None:
     return None
 
 
+_LABELS = Labels(named={0: "init_val"})
+
+
 def _row(name: str, mode: Propagation) -> Row:
     inputs = Assignment(((Carry,), 0), "init_val", name, mode)
     outputs = Assignment(Carry, "init_val", name, mode)
-    return Row(name, mode, inputs, outputs, keeps_keywords=True, label="init_val")
+    return Row(name, mode, inputs, outputs, keeps_keywords=True, labels=_LABELS)
 
 
 def _run(row: Row, init_val: Any, run: Callable[..., Any]) -> Any:

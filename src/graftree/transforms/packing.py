@@ -23,6 +23,7 @@ from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.propagation import Propagation
 
 
@@ -41,22 +42,22 @@ class Skeleton:
         entries: For each leaf of the treedef the GraphDef of the object there, or
             ``None`` for a plain leaf. The GraphDefs share one numbering.
         statics: Static arguments, as pairs of a position or name and a value.
-        label: What the positional arguments are called; not compared.
+        labels: What the positional arguments are called; not compared.
     """
 
-    __slots__ = ("_definitions", "entries", "label", "statics", "treedef")
+    __slots__ = ("_definitions", "entries", "labels", "statics", "treedef")
 
     def __init__(
         self,
         treedef: Any,
         entries: tuple[GraphDef[Any] | None, ...],
         statics: tuple[tuple[Any, Any], ...] = (),
-        label: str = "args",
+        labels: Labels = aliasing.ARGS,
     ) -> None:
         self.treedef = treedef
         self.entries = entries
         self.statics = statics
-        self.label = label
+        self.labels = labels
         self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -108,11 +109,15 @@ class Skeleton:
         flat, _ = jax.tree_util.tree_flatten_with_path(places)
         named: list[str] = []
         for (path, _), entry in zip(flat, self.entries, strict=True):
-            root = "kwargs" if path[:1] == (_KWARGS,) else self.label
-            start = root + jax.tree_util.keystr(path[1:])
+            start = self._start(path)
             paths = [()] if entry is None else entry.paths()
             named += [start + "".join(map(_key_text, path)) for path in paths]
         return named
+
+    def _start(self, path: Any) -> str:
+        if path[:1] == (_KWARGS,) or len(path) < 2:
+            return "kwargs" + jax.tree_util.keystr(path[1:])
+        return self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
 
 
 _KWARGS = jax.tree_util.SequenceKey(1)
@@ -156,7 +161,7 @@ def pack(
     propagation: Propagation,
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
-    label: str = "args",
+    labels: Labels = aliasing.ARGS,
 ) -> Packed:
     """Takes a tree of arguments apart.
 
@@ -165,7 +170,7 @@ def pack(
         propagation: Trees refuse aliases here.
         transform: The public name to give in error messages.
         statics: Static arguments to keep with the skeleton.
-        label: What the positional arguments are called in messages.
+        labels: What the positional arguments are called in messages.
 
     Raises:
         ValueError: In tree mode, if a Variable or ref occurs twice.
@@ -173,8 +178,8 @@ def pack(
     refs = RefMap()
     treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
     if not propagation.sharing and any(map(is_repeated, entries)):
-        aliasing.check_inputs(tree, transform, label)
-    skeleton = Skeleton(treedef, tuple(entries), statics, label)
+        aliasing.check_inputs(tree, transform, labels)
+    skeleton = Skeleton(treedef, tuple(entries), statics, labels)
     return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
 
 

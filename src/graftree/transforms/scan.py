@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from graftree.transforms import boundary, decorators, propagation
+from graftree.transforms.aliasing import Labels
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
@@ -92,6 +93,7 @@ def scan(
             Assignment((axes.inputs, 0), "in_axes", "scan", mode),
             Assignment(axes.outputs, "out_axes", "scan", mode),
             takes_keywords=mode.structure,
+            labels=axes.labels,
             axis_metadata=transform_metadata,
         )
         return _scanned(function, row, axes, options)
@@ -127,6 +129,7 @@ class _Axes:
         inputs: Of the positional arguments.
         outputs: Of the output.
         place: Where the carry is.
+        labels: What the arguments are called.
     """
 
     def __init__(self, in_axes: Any, out_axes: Any, mode: Propagation) -> None:
@@ -142,6 +145,7 @@ class _Axes:
         _check_outputs(self.outputs)
         whole = self.outputs is Carry
         self.place = Place(argument, None if whole else output)
+        self.labels = Labels(named={} if argument is None else {argument: "carry"})
 
     def check_call(self, args: tuple[Any, ...]) -> None:
         """Refuses arguments that can't have these axes; names stand for keywords."""

@@ -133,7 +133,10 @@ class Compiled(Stage[R]):
 
     def __init__(self, stage: Any, prepare: Prepare) -> None:
         super().__init__(stage, prepare)
-        self._skeleton = _join(stage.in_avals).skeleton
+        # Not of `in_avals`: those of JAX have the array refs in closures, too.
+        tree = stage.in_tree
+        inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
+        self._skeleton = _join(inputs).skeleton
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         call = self._prepare(args, kwargs, self._skeleton.statics)
