@@ -6,6 +6,7 @@ arguments. All train-step operations compute the same: mean squared error, its g
 one step of Adam.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,26 +36,11 @@ def arrays(depth: int) -> list[dict[str, jax.Array]]:
 # ------------------------------------------------------------------------- train step
 
 
-def raw_step(depth: int) -> Operation:
-    """Train step in plain JAX: ``jax.jit`` on a flat list of arrays."""
-    adam = optax.adam(1e-3)
-    params = arrays(depth)
-    leaves, treedef = jax.tree.flatten((params, adam.init(params)))
+def raw_step(depth: int, *, donate: bool = False) -> Operation:
+    """Train step in plain JAX: ``jax.jit`` on a flat list of arrays, donated or not."""
+    leaves, update = _raw_update(depth)
     x, y = data()
-
-    def loss_of(params):
-        out = x
-        for layer in params:
-            out = jax.nn.relu(out @ layer["kernel"] + layer["bias"][None])
-        return jnp.mean((out - y) ** 2)
-
-    @jax.jit
-    def step(leaves, x, y):
-        params, opt_state = jax.tree.unflatten(treedef, leaves)
-        loss, grads = jax.value_and_grad(loss_of)(params)
-        updates, opt_state = adam.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        return jax.tree.leaves((params, opt_state)), loss
+    step = jax.jit(update, donate_argnums=0 if donate else ())
 
     def operation():
         nonlocal leaves
@@ -62,6 +48,43 @@ def raw_step(depth: int) -> Operation:
         return loss
 
     return operation
+
+
+def raw_refs_step(depth: int) -> Operation:
+    """Train step in plain JAX: ``jax.jit`` on a flat list of array refs."""
+    leaves, update = _raw_update(depth)
+    refs = [*map(jax.new_ref, leaves)]
+    x, y = data()
+
+    @jax.jit
+    def step(refs, x, y):
+        leaves, loss = update([ref[...] for ref in refs], x, y)
+        for ref, leaf in zip(refs, leaves, strict=True):
+            ref[...] = leaf
+        return loss
+
+    return lambda: step(refs, x, y)
+
+
+def _raw_update(depth: int) -> tuple[list[jax.Array], Callable[..., Any]]:
+    """Parameters and optimizer state, flat; and the step from these to the next."""
+    adam = optax.adam(1e-3)
+    params = arrays(depth)
+    leaves, treedef = jax.tree.flatten((params, adam.init(params)))
+
+    def loss_of(params, x, y):
+        for layer in params:
+            x = jax.nn.relu(x @ layer["kernel"] + layer["bias"][None])
+        return jnp.mean((x - y) ** 2)
+
+    def update(leaves, x, y):
+        params, opt_state = jax.tree.unflatten(treedef, leaves)
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        updates, opt_state = adam.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        return jax.tree.leaves((params, opt_state)), loss
+
+    return leaves, update
 
 
 def nnx_model(nnx: Any, depth: int) -> Any:
@@ -93,6 +116,28 @@ def nnx_step(nnx: Any, depth: int, **mode: bool) -> Operation:
     @nnx.jit(**mode)
     def step(model, optimizer, x, y):
         loss, grads = nnx.value_and_grad(loss_of, **mode)(model, x, y)
+        optimizer.update(model, grads)
+        return loss
+
+    return lambda: step(model, optimizer, x, y)
+
+
+def refs_step(nnx: Any, depth: int) -> Operation:
+    """Train step of a model in array refs, under plain ``jax.jit``."""
+    with nnx.var_defaults(ref=True):
+        model = nnx_model(nnx, depth)
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    x, y = data()
+
+    @jax.jit
+    def step(model, optimizer, x, y):
+        graphdef, params = nnx.split(model)
+
+        def loss_of(params):
+            return jnp.mean((nnx.merge(graphdef, params)(x) - y) ** 2)
+
+        frozen = nnx.with_vars(params, ref=False)
+        loss, grads = jax.value_and_grad(loss_of)(frozen)
         optimizer.update(model, grads)
         return loss
 

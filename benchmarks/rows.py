@@ -49,6 +49,7 @@ def groups() -> list[Group]:
     steps = [
         Group(f"train step, {depth} layers, Adam", _steps(depth)) for depth in DEPTHS
     ]
+    steps.append(Group("train step in place, 50 layers, Adam", _in_place(50)))
     return steps + [Group(f"{form}, 50 layers", _forms(form)) for form in FORMS]
 
 
@@ -62,6 +63,18 @@ def _steps(depth: int) -> tuple[Row, ...]:
     for library, equinox in _installed({"Equinox": "equinox"}):
         step = partial(models.equinox_step, equinox, depth)
         rows.append(Row(library, "filter_jit", step))
+    return tuple(rows)
+
+
+def _in_place(depth: int) -> tuple[Row, ...]:
+    donated = partial(models.raw_step, depth, donate=True)
+    rows = [
+        Row(RAW, "jax.jit, donated arrays", donated),
+        Row(RAW, "jax.jit, array refs", partial(models.raw_refs_step, depth)),
+    ]
+    for library, nnx in _installed({"Graftree": "graftree", FLAX: "flax.nnx"}):
+        step = partial(models.refs_step, nnx, depth)
+        rows.append(Row(library, "jax.jit, array refs", step))
     return tuple(rows)
 
 

@@ -8,7 +8,7 @@ from benchmarks import rows, timing
 
 
 def step_rows():
-    return [row for row in rows.groups()[0].rows]
+    return [*rows.groups()[0].rows, *rows._in_place(4)]
 
 
 @pytest.mark.parametrize("row", step_rows(), ids=lambda r: f"{r.library} {r.variant}")

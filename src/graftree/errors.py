@@ -1,9 +1,11 @@
 """The exceptions of the package, and the one place where messages get their form.
 
     Exception
-    └── GraftreeError
-        ├── TraceContextError        an object of another trace would be changed
-        └── ImmutableVariableError   a Variable made read-only would be changed
+    ├── GraftreeError
+    │   ├── TraceContextError        an object of another trace would be changed
+    │   └── ImmutableVariableError   a Variable made read-only would be changed
+    └── UserWarning
+        └── LostUpdateWarning        a change that doesn't reach the caller
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
 ``TypeError``, ``AttributeError``); the classes here are for what only this library
@@ -51,6 +53,23 @@ class ImmutableVariableError(GraftreeError):
     Example:
         >>> issubclass(nnx.errors.ImmutableVariableError, nnx.errors.GraftreeError)
         True
+    """
+
+
+class LostUpdateWarning(UserWarning):
+    """A change was made inside a transform that does not reach the caller.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", nnx.errors.LostUpdateWarning)
+        >>> @nnx.jit(graph=False)
+        ... def rename(model):
+        ...     model.name = "new"
+        >>> try:
+        ...     rename(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        ... except nnx.errors.LostUpdateWarning as warning:
+        ...     print(str(warning).split(": ")[1].split(". ")[0])
+        static attributes changed (name)
     """
 
 

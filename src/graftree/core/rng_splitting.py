@@ -311,13 +311,16 @@ def _decorate(
 
 def _derive_in_place(node: Any, choose: Choice) -> rng_keys.SplitBackups:
     chosen = _chosen(node, choose, graph=True)
+    for stream, derive in chosen:
+        if stream.key.ref:
+            # On a copy: a draw that is refused must not count.
+            _check_shape(stream.key, derive(cloning.clone(stream)).key)
     derived = [derive(stream) for stream, derive in chosen]
     backups, writes = [], []
     for (stream, _), new in zip(chosen, derived, strict=True):
         # After the draw: the count restored later is past the key given away now.
         backups.append((stream, stream.key.get_value(), stream.count.get_value()))
         writes.append((stream, new.key.get_value(), new.count.get_value()))
-        _check_shape(stream.key, new.key)
     rng_keys.restore_rngs(writes)
     return rng_keys.SplitBackups(backups)
 
@@ -339,7 +342,7 @@ def _chosen(
 
 
 def _check_shape(old: Variable, new: Variable) -> None:
-    if old.ref and old.shape != new.shape:
+    if old.shape != new.shape:
         raise ValueError(
             "Cannot split a stream in place whose state is held by refs: a ref of "
             f"shape {old.shape} can't hold a key of shape {new.shape}.\n"

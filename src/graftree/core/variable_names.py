@@ -18,7 +18,7 @@ from graftree.core.variables import (
 V = TypeVar("V", bound=type[Variable[Any]])
 
 # A type may have several names; its own is the first.
-_types: dict[str, type[Variable[Any]]] = {
+TYPES: dict[str, type[Variable[Any]]] = {
     "params": Param,
     "batch_stats": BatchStat,
     "cache": Cache,
@@ -48,15 +48,15 @@ def variable_type_from_name(
         >>> nnx.variable_type_from_name("params").__name__
         'Param'
     """
-    if name not in _types:
+    if name not in TYPES:
         if not allow_register:
             raise ValueError(
                 f"There is no Variable type named {name!r}; the names are "
-                f"{sorted(_types)}.\nRegister one with nnx.register_variable_name("
+                f"{sorted(TYPES)}.\nRegister one with nnx.register_variable_name("
                 f"{name!r}, type), or pass allow_register=True."
             )
-        _types[name] = cast(Any, type(base))(name, (base,), {})
-    return _types[name]
+        TYPES[name] = cast(Any, type(base))(name, (base,), {})
+    return TYPES[name]
 
 
 def variable_name_from_type(
@@ -75,7 +75,7 @@ def variable_name_from_type(
         >>> nnx.variable_name_from_type(nnx.BatchStat)
         'batch_stats'
     """
-    for name, registered in _types.items():
+    for name, registered in TYPES.items():
         if registered is typ:
             return name
     if not allow_register:
@@ -84,11 +84,11 @@ def variable_name_from_type(
             "nnx.register_variable_name(name, type), or pass allow_register=True."
         )
     name = typ.__name__
-    if name in _types:
+    if name in TYPES:
         raise ValueError(
-            f"The name {name!r} can't be given to {typ}: it means {_types[name]}."
+            f"The name {name!r} can't be given to {typ}: it means {TYPES[name]}."
         )
-    _types[name] = typ
+    TYPES[name] = typ
     return name
 
 
@@ -121,10 +121,10 @@ def register_variable_name(
     """
     if typ is MISSING:
         return lambda cls: register_variable_name(name, cls, overwrite=overwrite)
-    if name in _types and not overwrite:
+    if name in TYPES and not overwrite:
         raise ValueError(
-            f"The name {name!r} is taken by {_types[name].__name__}; pass "
+            f"The name {name!r} is taken by {TYPES[name].__name__}; pass "
             "overwrite=True to give it to another type."
         )
-    _types[name] = typ
+    TYPES[name] = typ
     return typ

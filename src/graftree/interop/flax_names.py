@@ -41,7 +41,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults",
         "core.variables": "VariableMeta VariableState=Variable",
         "core.variable_defaults": "VarDefaults VarDefaultsContext",
-        "core.refs": "HijaxVariable",
+        "core.variable_names": "VariableTypeCache=TYPES",
+        "core.refs": "HijaxVariable AbstractVariable=HijaxVariable",
         "core.metadata": "GetValueHook SetValueHook CreateValueHook AddAxisHook"
         " RemoveAxisHook",
         "_jax": "Ref is_array_ref=is_ref",

@@ -190,10 +190,10 @@ def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueEr
 
 
 def returned_ref_error(obj: Any, out: Any, transform: str) -> ValueError:
-    """The error for returning a new ref, or a Variable with one, from a program."""
+    """The error for an array ref in the output, also that of a Variable."""
     path = next(path for path, leaf in labeled({"out": out}) if leaf is obj)
     return ValueError(
-        f"nnx.{transform} with graph_updates=False returned a new array ref at {path}, "
+        f"nnx.{transform} with graph_updates=False returned an array ref at {path}, "
         "but mutable array references cannot be returned.\nReturn a copy with arrays, "
         "made by nnx.to_arrays, and use nnx.to_refs outside"
         + _other_ways_out(transform)

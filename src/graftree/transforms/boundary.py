@@ -39,7 +39,7 @@ from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.variables import Variable
-from graftree.transforms import aliasing, packing
+from graftree.transforms import aliasing, lost_updates, packing
 from graftree.transforms.packing import Packed, Skeleton
 from graftree.transforms.propagation import Propagation
 
@@ -148,6 +148,8 @@ class Crossing:
         self.snapshots = [jax.tree.flatten(value) for value in values]
         self.objects = IndexMap()
         self.tree, self.roots = unpack(skeleton, values, self.objects)
+        loses_structure = not (propagation.structure or is_detached)
+        self.watch = lost_updates.Watch(self.tree) if loses_structure else None
 
     def collect(
         self,
@@ -166,6 +168,8 @@ class Crossing:
         Raises:
             ValueError: If the output contains an object that can't leave the trace.
         """
+        if self.watch is not None and linked is None:
+            self.watch.warn(self.transform)
         outer = RefMap.from_indexmap(self.objects)
         refs, known = RefMap(), RefMap()
         changed, metadata = [], []
@@ -274,7 +278,6 @@ class Crossing:
             aliasing.check_outputs(
                 self._named_objects(), out, self.propagation, self.transform
             )
-            self._check_new_refs(out, refs, outer)
         if self.returns_captured and self.propagation.structure:
             return
         for obj in refs:
@@ -286,9 +289,11 @@ class Crossing:
             elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
                 if not pytrees.state_of(obj).is_owned():
                     raise self._captured_error(obj, out)
+        if not self.propagation.structure:
+            self._check_no_refs(out, refs, outer)
 
-    def _check_new_refs(self, out: Any, refs: RefMap, outer: RefMap) -> None:
-        # Where JAX doesn't record a program, refs are values like others.
+    def _check_no_refs(self, out: Any, refs: RefMap, outer: RefMap) -> None:
+        # Where JAX doesn't record a program, it returns refs like other values.
         if self.is_detached or not _jax.is_staging():
             return
         for obj in refs:

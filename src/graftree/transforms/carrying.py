@@ -25,7 +25,7 @@ from graftree import _jax
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import GraphDef, VariableDef
 from graftree.core.variables import Variable
-from graftree.transforms import packing
+from graftree.transforms import lost_updates, packing
 from graftree.transforms.boundary import Linked
 from graftree.transforms.lifting import Inside, Row
 from graftree.transforms.packing import Values
@@ -250,14 +250,15 @@ class Loop:
                 )
             return _Carried(position)
 
-        # With graph updates, what is written to broadcast Variables is dropped.
-        kept = [
+        listed = [
             (position, value, ins[group])
             for position, value, group in zip(
                 returned.changed, found.changed, groups[0], strict=True
             )
-            if ins[group] is not None or not self.row.mode.structure
         ]
+        kept = [x for x in listed if x[2] is not None or not self.row.mode.structure]
+        if len(kept) < len(listed):
+            self._warn({position for position, _, axis in listed if axis is None})
         changed = [find(axis, value, position) for position, value, axis in kept]
         structure = [
             find(ins[group], value, position)
@@ -280,6 +281,15 @@ class Loop:
         positions = tuple(position for position, _, _ in kept)
         self._returned = dataclasses.replace(returned, changed=positions)
         self._sources: list[list[_Source]] = [changed, structure, out]
+
+    def _warn(self, dropped: set[int]) -> None:
+        axes = self.row.inputs.prefix[0]
+        if isinstance(axes, tuple):
+            for number, axis in enumerate(axes):
+                if axis is not None:  # by filters, it is meant
+                    dropped -= set(range(*self.skeleton.span(number).leaves))
+        names = self.skeleton.names()
+        lost_updates.warn_about_broadcasts(names[i] for i in sorted(dropped))
 
     def _out_start(self, out: packing.Skeleton) -> int:
         """By how many entries the carry is earlier in the arguments than in ``out``."""

@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from graftree.core.partitioning import PARTITION_NAME
-from graftree.transforms import arguments, decorators, lifting, propagation
+from graftree.transforms import (
+    arguments,
+    decorators,
+    lifting,
+    propagation,
+    ref_contents,
+)
 from graftree.transforms.arguments import Chosen
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
@@ -78,7 +84,7 @@ def vmap(
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
-        return jax.vmap(
+        mapped = jax.vmap(
             inner,
             in_axes=ins,
             out_axes=outs,
@@ -86,6 +92,7 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
+        return ref_contents.with_hint(mapped)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "vmap")
@@ -182,6 +189,7 @@ def pmap(
             )
 
             def moved(*groups: Any) -> Any:
+                ref_contents.refuse(groups, "pmap", "takes no array refs")
                 result = mapped(*_move(groups, ins, lambda axis: (axis, 0)))
                 return _move(result, outs, lambda axis: (0, axis))
 

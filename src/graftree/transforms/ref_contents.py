@@ -1,18 +1,19 @@
-"""Array refs through JAX transforms that may run a function more than once.
+"""Array refs where JAX can't use them: by their content, or not at all.
 
 JAX rematerializes writes to a ref together with the rest. So the function gets the
 content of the refs, makes refs of its own, and returns the last content, which is
-written to the caller's refs once.
+written to the caller's refs once. Where that doesn't help, an error tells the way out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from graftree import _jax
+from graftree.transforms.packing import Values
 
 
 class _Slot:
@@ -77,3 +78,46 @@ def by_content(
         return out
 
     return outer
+
+
+def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
+    """Refuses arguments with refs.
+
+    Args:
+        groups: The arguments.
+        transform: The public name of the transform.
+        reason: What to say of it: the middle of a sentence.
+
+    Raises:
+        TypeError: If there is one; names its path and the way out.
+    """
+    for group in groups:
+        for position, value in group.by_position().items():
+            if _jax.is_ref(value):
+                raise TypeError(
+                    f"nnx.{transform} {reason}: {group.skeleton.names()[position]}.\n"
+                    "Pass a copy that has arrays, made by nnx.to_arrays."
+                )
+
+
+# What JAX says: of writes, of `cond` and `switch`, of `scan` in two versions.
+_COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
+
+
+def with_hint(mapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the way out to what JAX says of refs in a mapped function."""
+
+    def wrapper(*groups: Values) -> Any:
+        try:
+            return mapped(*groups)
+        except Exception as error:
+            if any(words in str(error) for words in _COMPLAINTS):
+                error.add_note(
+                    "A mapped function can write to an array ref only if the ref is "
+                    "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
+                    "those that are mapped.\nPass a copy that has arrays, made by "
+                    "nnx.to_arrays."
+                )
+            raise
+
+    return wrapper

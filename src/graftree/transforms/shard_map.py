@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from graftree.transforms import decorators, lifting, propagation
+from graftree import _jax
+from graftree.transforms import decorators, lifting, propagation, ref_contents
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
 from graftree.transforms.prefixes import Assignment
@@ -73,7 +74,7 @@ def shard_map(
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
-        return jax.shard_map(
+        mapped = jax.shard_map(
             inner,
             mesh=mesh,
             in_specs=ins,
@@ -81,6 +82,14 @@ def shard_map(
             axis_names=axis_names,
             check_vma=check_vma,
         )
+
+        def sharded(*groups: Any) -> Any:
+            if not _jax.is_staging():
+                reason = "takes array refs under jax.jit only"
+                ref_contents.refuse(groups, "shard_map", reason)
+            return mapped(*groups)
+
+        return sharded
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "shard_map")

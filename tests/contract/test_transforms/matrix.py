@@ -199,15 +199,13 @@ ROWS = {
     "scan": Row(
         lambda f, args, mode: nnx.scan(f, in_axes=0, out_axes=0, **mode)(*args), "scan"
     ),
-    "scan carry": Row(
-        _scan_carry, "scan", inputs=r"\.(carry|args\[0\])", is_fixed=True
-    ),
+    "scan carry": Row(_scan_carry, "scan", inputs=r"\.carry", is_fixed=True),
     "scan broadcast": Row(_scan_broadcast, "scan", is_fixed=True, drops=("updates",)),
     "while_loop": Row(
-        _while_loop, "while_loop", inputs="", is_fixed=True, has_output=False
+        _while_loop, "while_loop", inputs=r"\.init_val", is_fixed=True, has_output=False
     ),
     "fori_loop": Row(
-        _fori_loop, "fori_loop", inputs="", is_fixed=True, has_output=False
+        _fori_loop, "fori_loop", inputs=r"\.init_val", is_fixed=True, has_output=False
     ),
     "cond": Row(
         lambda f, args, mode: nnx.cond(True, f, f, *args, **mode),

@@ -1,0 +1,458 @@
+"""Models in array refs, through every transform in every mode it has.
+
+The rows are those of the other matrix. Where a row there differentiates its objects or
+gives them no axis, which refs can't have, there is another one here.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftree as nnx
+from tests.contract.test_transforms import matrix
+from tests.contract.test_transforms.matrix import MODES, Case, Row, X
+
+RETURNED = "mutable array references cannot be returned"
+
+
+def beside(derive, find):
+    """A row that differentiates a number beside the objects."""
+
+    def call(body, args, mode):
+        def loss(number, *args):
+            return number**2, body(*args)
+
+        return find(derive(loss, 1.0, args, mode))
+
+    return call
+
+
+BESIDE = {
+    "grad": beside(
+        lambda f, n, args, mode: nnx.grad(f, has_aux=True, **mode)(n, *args),
+        lambda result: result[1],
+    ),
+    "value_and_grad": beside(
+        lambda f, n, args, mode: nnx.value_and_grad(f, has_aux=True, **mode)(n, *args),
+        lambda result: result[0][1],
+    ),
+}
+ROWS = {
+    name: dataclasses.replace(row, call=BESIDE.get(name, row.call))
+    for name, row in matrix.ROWS.items()
+    if name not in ("jvp", "pmap", "shard_map", "vmap broadcast")
+}
+# What changes nothing, and what runs the function without making a program of it.
+DETACHED = ("eval_shape", "make_jaxpr")
+EAGER = ("grad", "value_and_grad", "vjp", "custom_vjp", "vmap", "transform_metadata")
+# The body gets elements, not the arrays of the caller.
+MAPPED = ("vmap", "scan")
+
+
+def cases(rows=ROWS, without=(), modes=tuple(MODES)):
+    listed = [
+        pytest.param(Case(row, mode), id=f"{name}-{mode}")
+        for name, row in rows.items()
+        if name not in without
+        for mode in row.modes
+        if mode in modes
+    ]
+    return pytest.mark.parametrize("case", listed)
+
+
+def ref_param():
+    return nnx.Param(jnp.array([1.0, 2.0]), ref=True)
+
+
+def model():
+    return matrix.Box(w=ref_param(), inner=nnx.Dict(b=ref_param()), array=jnp.ones(2))
+
+
+def add_one(model, x):
+    model.w[...] += 1
+    return model.w * x
+
+
+def is_detached(case):
+    return case.row.transform in DETACHED
+
+
+def is_eager(case):
+    return case.row.transform in EAGER
+
+
+# ------------------------------------------------------------------- writes and reads
+
+
+@cases()
+def test_a_write_reaches_the_caller_once(case):
+    m = model()
+    ref, metadata = m.w.get_raw_value(), m.w.get_metadata()
+    out = case(add_one, m)
+    expected = [1.0, 2.0] if is_detached(case) else [2.0, 3.0]
+    assert m.w[...].tolist() == ref[...].tolist() == expected
+    assert m.w.get_raw_value() is ref and m.w.get_metadata() == metadata
+    assert m.inner.b[...].tolist() == [1.0, 2.0]
+    assert not matrix.tracers_in(m)
+    if case.row.has_output and not is_detached(case):
+        assert matrix.flat(out) == [20.0, 60.0]
+
+
+@cases()
+def test_what_is_only_read_stays(case):
+    m = model()
+    before = matrix.facts(case, m)
+    out = case(lambda model, x: model.w * x, m)
+    assert matrix.facts(case, m) == before
+    if case.row.has_output and not is_detached(case):
+        assert matrix.flat(out) == [10.0, 40.0]
+
+
+@cases()
+def test_a_bare_ref_is_written_too(case):
+    ref = jax.new_ref(jnp.array([1.0, 2.0]))
+
+    def body(ref, x):
+        ref[...] += x
+        return x
+
+    case(body, ref)
+    assert ref[...].tolist() == ([1.0, 2.0] if is_detached(case) else [11.0, 22.0])
+
+
+@cases(without=("compiled", "vmap", "scan"))
+def test_what_is_captured_may_be_written(case):
+    m = model()
+    case(lambda x: add_one(m, x))
+    assert m.w[...].tolist() == ([1.0, 2.0] if is_detached(case) else [2.0, 3.0])
+
+
+def test_a_compiled_function_writes_what_it_captured():
+    m = model()
+    compiled = nnx.jit(lambda x: add_one(m, x)).lower(X).compile()
+    assert m.w[...].tolist() == [1.0, 2.0]
+    assert compiled(X).tolist() == [20.0, 60.0]
+    assert m.w[...].tolist() == [2.0, 3.0]
+
+
+# --------------------------------------------------------------------- layers and steps
+
+
+class Layers(nnx.Module):
+    def __init__(self):
+        with nnx.var_defaults(ref=True):
+            self.rngs = nnx.Rngs(0)
+            self.bn = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+            self.kernel = nnx.Param(jnp.ones((2, 2)))
+
+
+@cases(without=MAPPED)
+def test_layers_and_optimizers_keep_their_state(case):
+    layers = Layers()
+    with nnx.var_defaults(ref=True):
+        optimizer = nnx.Optimizer(layers, optax.sgd(0.5), wrt=nnx.Param)
+    gradient = nnx.to_arrays(nnx.state(layers, nnx.Param))
+    batch = jnp.array([[0.0, 2.0], [4.0, 6.0]])
+
+    def body(layers, optimizer, x):
+        layers.dropout(layers.bn(batch) + layers.rngs.normal((2, 2)))
+        optimizer.update(layers, gradient)
+        return x
+
+    case(body, layers, optimizer)
+    done = 0 if is_detached(case) else 1
+    assert layers.rngs.default.count[...] == done
+    assert layers.dropout.rngs.count[...] == done
+    assert optimizer.step[...] == done
+    # Half of the mean of the batch, and a step of half the gradient: the value itself.
+    assert layers.bn.mean[...].tolist() == [done * 1.0, done * 2.0]
+    assert (layers.kernel[...] == 1 - done * 0.5).all()
+    assert not matrix.tracers_in((layers, optimizer))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MAPPED)
+def test_stacked_streams_draw_as_each_alone(name, mode):
+    with nnx.var_defaults(ref=True):
+        rngs = nnx.Rngs(0).split(2)
+    keys = rngs.default.key[...]
+    for count in range(2):
+        draws = Case(ROWS[name], mode)(lambda rngs, x: rngs.normal(()) + 0 * x, rngs)
+        expected = [jax.random.normal(jax.random.fold_in(k, count)) for k in keys]
+        np.testing.assert_allclose(draws, expected, rtol=1e-6)
+    assert rngs.default.count[...].tolist() == [2, 2]
+
+
+# ------------------------------------------------------------------------------ aliases
+
+
+@cases(modes=("updates", "graph"), without=("eval_shape", "custom_vjp"))
+def test_one_ref_in_two_arguments_is_one_inside(case):
+    m = model()
+
+    def body(first, second, x):
+        assert first.w is second.w
+        first.w[...] += 1
+        second.w[...] *= 10
+        return first.w * x
+
+    out = case(body, m, matrix.Box(w=m.w))
+    expected = [1.0, 2.0] if is_detached(case) else [20.0, 30.0]
+    assert m.w[...].tolist() == expected
+    if case.row.has_output:
+        assert matrix.flat(out) == [200.0, 600.0]
+
+
+# Loops name the two places by the names of their own arguments.
+@cases(modes=("tree",))
+def test_a_tree_may_not_have_one_ref_twice(case):
+    m = model()
+    before = matrix.facts(case, m)
+    with pytest.raises(ValueError, match="Duplicate Param") as caught:
+        case(lambda first, second, x: x, m, matrix.Box(w=m.w))
+    paths = [line for line in str(caught.value).splitlines() if line[:4] == "  - "]
+    assert len(paths) == 2 and all(path.endswith(".w") for path in paths)
+    assert matrix.facts(case, m) == before
+
+
+# ------------------------------------------------------------------------------ outputs
+
+
+FIXED = tuple(name for name, row in ROWS.items() if row.is_fixed)
+
+
+@cases(modes=("updates",), without=(*FIXED, "eval_shape"))
+def test_an_input_comes_back_as_itself(case):
+    m = model()
+    ref = m.w.get_raw_value()
+    out = case(lambda model, x: (model.w, {"all": model}), m)
+    assert out[0] is m.w and out[1]["all"] is m and m.w.get_raw_value() is ref
+
+
+@cases(modes=("graph", "tree"), without=(*FIXED, "make_jaxpr"))
+def test_an_input_may_not_be_returned_without_graph_updates(case):
+    m = model()
+    before = matrix.facts(case, m)
+    with pytest.raises(ValueError, match="Duplicate Param") as caught:
+        case(lambda model, x: model.w, m)
+    assert "  - .out" in str(caught.value)
+    assert matrix.facts(case, m) == before
+
+
+OUTPUT = tuple(name for name, row in ROWS.items() if not row.has_output)
+
+
+@cases(modes=("updates",), without=(*OUTPUT, *DETACHED, "scan broadcast", "scan carry"))
+def test_a_new_ref_leaves_with_graph_updates(case):
+    out = case(lambda x: matrix.Box(w=nnx.Param(x, ref=True), bare=jax.new_ref(x)))
+    assert isinstance(out.w.get_raw_value(), jax.Ref) and isinstance(out.bare, jax.Ref)
+    assert matrix.flat(out.w) == matrix.flat(out.bare[...]) == [10.0, 20.0]
+    out.w[...] += 1
+    assert matrix.flat(out.w) == [11.0, 21.0]
+
+
+@cases(modes=("graph", "tree"), without=(*OUTPUT, *DETACHED, "custom_vjp"))
+def test_a_new_ref_leaves_no_program_without_graph_updates(case):
+    def body(x):
+        return {"made": matrix.Box(w=nnx.Param(x, ref=True))}
+
+    if is_eager(case):
+        out = case(body)["made"]
+        assert isinstance(out.w.get_raw_value(), jax.Ref)
+        assert matrix.flat(out.w) == [10.0, 20.0]
+        return
+    with pytest.raises(ValueError, match=RETURNED) as caught:
+        case(body)
+    assert ".out" in str(caught.value) and "['made'].w" in str(caught.value)
+    assert "nnx.to_arrays" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+def test_the_error_for_a_new_ref_has_its_path(mode):
+    def make():
+        with nnx.var_defaults(ref=True):
+            return nnx.Dict(bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+
+    with pytest.raises(ValueError, match=RETURNED) as caught:
+        nnx.jit(make, **MODES[mode])()
+    assert "nnx.jit" in str(caught.value) and ".out.bn.bias" in str(caught.value)
+
+
+# --------------------------------------------------------------------------- exceptions
+
+
+@cases()
+def test_an_exception_leaves_no_tracer(case):
+    m = model()
+    ref = m.w.get_raw_value()
+
+    def fails(model, x):
+        model.w[...] += 1
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        case(fails, m)
+    # Without a program to drop, the write was done before the exception.
+    expected = [[1.0, 2.0], [2.0, 3.0]][: 1 + is_eager(case)]
+    assert m.w.get_raw_value() is ref and ref[...].tolist() in expected
+    assert not matrix.tracers_in(m)
+    m.w[...] = jnp.array([1.0, 2.0])
+    case(add_one, m)
+    assert m.w[...].tolist() == ([1.0, 2.0] if is_detached(case) else [2.0, 3.0])
+
+
+# ------------------------------------------------------------------- what JAX can't do
+
+
+def mesh():
+    return jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+
+
+def message(error):
+    """All that is printed of an error."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def stacked(model):
+    """The same refs, with one more axis in front."""
+    return jax.tree.map(lambda x: jax.new_ref(x[...][:, None]), model)
+
+
+def in_scan(model, x):
+    return nnx.scan(add_one, in_axes=0, out_axes=0)(model, x[None])
+
+
+def in_cond(model, x):
+    return nnx.cond(x[0] > 0, add_one, add_one, model, x)
+
+
+REFUSED = {
+    "grad": (matrix.ROWS["grad"], add_one),
+    "pmap": (matrix.ROWS["pmap"], add_one),
+    "shard_map": (matrix.ROWS["shard_map"], add_one),
+    "vmap broadcast": (
+        Row(
+            lambda f, args, mode: nnx.vmap(f, in_axes=(None, 0), **mode)(*args), "vmap"
+        ),
+        add_one,
+    ),
+    "vmap of cond": (
+        Row(
+            lambda f, args, mode: nnx.vmap(f, in_axes=(None, 0), **mode)(
+                args[0], args[1][:, None]
+            ),
+            "vmap",
+        ),
+        in_cond,
+    ),
+    "vmap of scan": (
+        Row(lambda f, args, mode: nnx.vmap(f, **mode)(stacked(args[0]), X), "vmap"),
+        in_scan,
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_done_is_an_error_that_tells_the_way_out(name, mode):
+    row, body = REFUSED[name]
+    m = model()
+    with pytest.raises(Exception) as caught:
+        Case(row, mode)(body, m)
+    assert "nnx.to_arrays" in message(caught.value)
+    assert m.w[...].tolist() == [1.0, 2.0] and not matrix.tracers_in(m)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shard_map_under_jit_takes_refs(mode):
+    spec = jax.sharding.PartitionSpec("d")
+    sharding = jax.sharding.NamedSharding(mesh(), spec)
+    w = nnx.Param(jax.device_put(jnp.array([1.0, 2.0]), sharding), ref=True)
+    m = matrix.Box(w=w)
+    f = nnx.shard_map(
+        add_one, mesh=mesh(), in_specs=spec, out_specs=spec, **MODES[mode]
+    )
+    assert jax.jit(f)(m, jax.device_put(X, sharding)).tolist() == [20.0, 60.0]
+    assert m.w[...].tolist() == [2.0, 3.0]
+
+
+def test_a_broadcast_ref_is_read_in_vmap():
+    m = model()
+    out = nnx.vmap(lambda m, x: m.w * x, in_axes=(None, 0))(m, jnp.arange(3.0)[:, None])
+    assert out[2].tolist() == [2.0, 4.0]
+
+
+# ------------------------------------------------------------------------------ nesting
+
+
+# Called as outer(call, mode), where call(model, x) gives the output.
+OUTER = {
+    "jax.jit": lambda call, mode: jax.jit(call),
+    "jax.grad": lambda call, mode: beside_of(jax.grad, call, {}),
+    "jax.vmap": lambda call, mode: widened(jax.vmap(call)),
+    "jit": lambda call, mode: nnx.jit(call, **mode),
+    "grad": lambda call, mode: beside_of(nnx.grad, call, mode),
+    "remat": lambda call, mode: nnx.remat(call, **mode),
+    "vmap": lambda call, mode: widened(nnx.vmap(call, **mode)),
+    "scan": lambda call, mode: widened(nnx.scan(call, in_axes=0, out_axes=0, **mode)),
+    "cond": lambda call, mode: lambda *args: nnx.cond(True, call, call, *args, **mode),
+}
+INNER = ("jit", "grad", "remat", "vmap", "scan", "scan broadcast", "fori_loop", "cond")
+
+
+def beside_of(grad, call, mode):
+    def loss(number, model, x):
+        return number, call(model, x)
+
+    derive = grad(loss, has_aux=True, **mode)
+    return lambda model, x: derive(1.0, model, x)[1]
+
+
+def widened(call):
+    """A mapped call with one more axis, of length one, in front of all."""
+
+    def with_axis(model, x):
+        def wider(x):
+            return jax.new_ref(x[...][None]) if isinstance(x, jax.Ref) else x[None]
+
+        refs = jax.tree.map(wider, model)
+        out = call(refs, x[None])
+        model.w[...] = refs.w[...][0]
+        return out
+
+    return with_axis
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("outer", OUTER)
+def test_transforms_nest(outer, inner, mode):
+    if "vmap" in outer and inner in ("cond", "scan"):
+        pytest.skip("what JAX can't do is tested above")
+    m = matrix.Box(w=ref_param())
+    row = ROWS[inner]
+
+    def call(model, x):
+        return row.call(add_one, (model, x), MODES[mode])
+
+    out = OUTER[outer](call, MODES[mode])(m, X)
+    assert m.w[...].tolist() == [2.0, 3.0] and not matrix.tracers_in(m)
+    if row.has_output:
+        assert matrix.flat(out) == [20.0, 60.0]
+
+
+@pytest.mark.parametrize("inner", ["jit", "grad", "remat", "cond"])
+@pytest.mark.parametrize("graph_updates", [True, False])
+def test_modes_mix(inner, graph_updates):
+    m = model()
+
+    @nnx.jit(graph=False)
+    def f(m, x):
+        return Case(ROWS[inner], "updates" if graph_updates else "graph")(add_one, m)
+
+    assert f(m, X).tolist() == [20.0, 60.0] and m.w[...].tolist() == [2.0, 3.0]

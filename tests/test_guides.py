@@ -1,0 +1,34 @@
+"""The examples in the pages of docs/ run as they stand, in order."""
+
+import doctest
+import re
+
+import pytest
+
+from tests import sources
+
+GUIDES = [
+    path
+    for path in sorted((sources.ROOT / "docs").glob("*.md"))
+    if ">>>" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_examples_print_what_the_page_says(path):
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    page = doctest.DocTestParser().get_doctest(
+        "\n".join(blocks), {}, path.name, str(path), 0
+    )
+    report = []
+    result = doctest.DocTestRunner().run(page, out=report.append)
+    assert result.attempted and not result.failed, "".join(report)
+
+
+def test_there_are_pages_with_examples():
+    assert "refs.md" in [path.name for path in GUIDES]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_pages_are_short(path):
+    assert path.read_text().count("\n") < 250

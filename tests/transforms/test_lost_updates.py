@@ -1,0 +1,100 @@
+"""Changes that don't reach the caller are told by a warning."""
+
+import warnings
+
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.errors import LostUpdateWarning
+
+MODES = pytest.mark.parametrize(
+    "mode",
+    [{"graph": True, "graph_updates": False}, {"graph": False}],
+    ids=["graph", "tree"],
+)
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones(2))
+        self.array = nnx.data(jnp.zeros(2))
+        self.rate = 0.5
+
+
+def set_array(model):
+    model.array = model.array + 1
+
+
+def set_static(model):
+    model.rate = 0.1
+
+
+def add_variable(model):
+    model.extra = nnx.Param(jnp.ones(1))
+
+
+def replace_variable(model):
+    model.weight = nnx.Param(jnp.zeros(2))
+
+
+def delete(model):
+    del model.array
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (set_array, "'array' was set"),
+        (set_static, r"static attributes changed \(rate\)"),
+        (add_variable, "'extra' was set"),
+        (replace_variable, "'weight' was set"),
+        (delete, "'array' was set or deleted"),
+    ],
+)
+def test_changes_of_structure_are_named(mode, change, name):
+    with pytest.warns(LostUpdateWarning, match=rf"nnx\.jit.* Model: {name}"):
+        nnx.jit(change, **mode)(Model())
+
+
+@MODES
+def test_what_reaches_the_caller_gives_no_warning(mode):
+    @nnx.jit(**mode)
+    def step(model, batch):
+        model.weight[...] += 1
+        model.weight.set_metadata(tag="seen")
+        model.rate = 0.5
+        batch["new"] = model.array
+        return nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(Model(), {"x": 1.0})
+
+
+def test_graph_updates_lose_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nnx.jit(add_variable)(Model())
+
+
+def test_writes_to_broadcast_variables_of_a_scan_are_named():
+    def step(x, model):
+        model.weight[...] += x
+        return x
+
+    scan = nnx.scan(step, in_axes=(0, None), out_axes=0)
+    with pytest.warns(LostUpdateWarning, match=r"args\[1\]\.weight"):
+        scan(jnp.arange(3.0), Model())
+
+
+def test_broadcasts_by_filters_are_meant():
+    def step(x, model):
+        model.weight[...] += x
+        return x
+
+    axes = (0, nnx.StateAxes({...: None}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nnx.scan(step, in_axes=axes, out_axes=0)(jnp.arange(3.0), Model())
