@@ -96,10 +96,3 @@ def test_positions_count_from_the_start():
         cotangents.numbers([2, 1, 2], "argnums", "grad")
     with pytest.raises(TypeError, match="argnums=2 of nnx.grad requires at least 3"):
         cotangents.positions((2,), 1, "argnums", "grad")
-
-
-def test_refs_have_no_gradient():
-    packed = packing.pack(((nnx.Param(jnp.zeros(2), ref=True),), {}), GRAPH, "example")
-    (group,) = packing.part(packed.values(), packed.skeleton, [0], 1)
-    with pytest.raises(TypeError, match=r"Ref-typed argument: args\[0\]"):
-        cotangents.refuse_refs(group, "grad")

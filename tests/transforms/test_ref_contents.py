@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms import ref_contents
+from graftree.transforms import packing, propagation, ref_contents
 
 MODES = pytest.mark.parametrize(
     "mode",
@@ -79,3 +79,47 @@ def test_gradients_pass_through_refs_that_are_differentiated(mode):
         return variable[...] ** 2
 
     np.testing.assert_allclose(jax.grad(square)(3.0), 8 * 3.0)
+
+
+def test_refused_refs_are_named():
+    args = (nnx.Dict(a=jnp.ones(2)), nnx.Dict(w=nnx.Param(jnp.zeros(2), ref=True)))
+    packed = packing.pack((args, {}), propagation.GRAPH, "example")
+    groups = packing.part(packed.values(), packed.skeleton, [0, 1], 2)
+    ref_contents.refuse(groups[:1], "example", "has no refs")
+    with pytest.raises(TypeError, match=r"nnx.example has no refs: args\[1\].w") as e:
+        ref_contents.refuse(groups, "example", "has no refs")
+    assert "nnx.to_arrays" in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "vjp"])
+def test_refs_have_no_gradient(name):
+    v = nnx.Param(jnp.zeros(2), ref=True)
+    with pytest.raises(TypeError, match=r"Ref-typed argument: (args|primals)\[0\]"):
+        if name == "vjp":
+            nnx.vjp(lambda v: v.sum(), v, graph=False)
+        else:
+            getattr(nnx, name)(lambda v: v.sum())(v)
+
+
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}])
+def test_tangents_of_refs_are_in_other_refs(mode):
+    v, tangent = [nnx.Param(jnp.array(x), ref=True) for x in (3.0, 1.0)]
+
+    def f(v):
+        v[...] = v[...] ** 2
+        return v[...]
+
+    with pytest.raises(ValueError, match="as the tangent of primals"):
+        nnx.jvp(f, (v,), (v,), **mode)
+    assert v[...] == 3
+    y, dy = nnx.jvp(f, (v,), (tangent,), **mode)
+    assert (y, dy) == (9, 6) and v[...] == 9
+
+
+def test_other_errors_of_mapped_functions_have_no_hint():
+    def fails():
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError) as caught:
+        ref_contents.with_hint(fails)()
+    assert not getattr(caught.value, "__notes__", [])

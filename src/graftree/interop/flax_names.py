@@ -86,7 +86,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
         "core.metadata": "HashableMapping",
-        "transforms.contexts": "ArrayRefOutput NoUpdate Repeated",
+        "transforms.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
         "annotations": "Key PathParts=Path",
     },
     "statelib": {

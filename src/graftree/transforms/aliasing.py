@@ -172,8 +172,8 @@ def check_consistent(
         if listed[0][1] != prefix:
             lines = "\n".join(f"  {where}: {given}" for where, given in listed)
             raise ValueError(
-                f"Inconsistent aliasing detected in nnx.{transform}. The following "
-                f"nodes have different prefixes:\nNode: {type(leaf).__name__}\n"
+                "Inconsistent aliasing detected. The following nodes have different "
+                f"prefixes in nnx.{transform}:\nNode: {type(leaf).__name__}\n"
                 f"{lines}\nGive both paths the same prefix, or pass nnx.clone() of "
                 "one of them."
             )

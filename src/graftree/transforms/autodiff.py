@@ -18,6 +18,7 @@ from graftree.transforms import (
     decorators,
     packing,
     propagation,
+    ref_contents,
 )
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
@@ -191,7 +192,7 @@ def _decorator(f: Any, targets: _Targets, has_aux: bool, options: Any) -> Any:
                 kwargs = {}
             row = targets.row(len(args))
             call = Call(function, row, args, kwargs)
-            cotangents.refuse_refs(call.groups[1], name)
+            ref_contents.refuse(call.groups[1:], name, ref_contents.NO_GRADIENT)
             inner = _interior_of_gradient(function, row, has_aux)
             # The group of False comes first, then that of True.
             gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)

@@ -46,6 +46,9 @@ class NoUpdate:
     """Stands for a ref that exists outside; a pytree without leaves."""
 
 
+NO_UPDATE = NoUpdate()
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayRefOutput:
     """Stands for a ref that was made inside, and holds its array."""

@@ -17,14 +17,13 @@ from typing import Any
 
 import jax
 
-from graftree import _jax
 from graftree.core import flattening, nodes, paths, states
 from graftree.core.flattening import Builder, IndexMap
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.states import State
 from graftree.core.variables import Variable
 from graftree.transforms import packing
-from graftree.transforms.packing import Skeleton, Values
+from graftree.transforms.packing import Skeleton
 from graftree.transforms.prefixes import DiffState
 from graftree.transforms.propagation import Propagation
 
@@ -208,17 +207,6 @@ def refuse_axes(reduce_axes: Sequence[Any]) -> None:
     """Refuses an option that JAX doesn't have any more."""
     if reduce_axes:
         raise NotImplementedError("reduce_axes is not supported; leave it empty.")
-
-
-def refuse_refs(group: Values, transform: str) -> None:
-    """Refuses leaves that have no gradient, as the newer versions of JAX do."""
-    for position, value in group.by_position().items():
-        if _jax.is_ref(value):
-            raise TypeError(
-                f"nnx.{transform} cannot differentiate with respect to a Ref-typed "
-                f"argument: {group.skeleton.names()[position]}.\n"
-                "Differentiate a copy that has arrays, made by nnx.to_arrays."
-            )
 
 
 def pair(out: Any) -> tuple[Any, Any]:

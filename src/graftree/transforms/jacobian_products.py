@@ -12,7 +12,14 @@ from typing import Any
 
 import jax
 
-from graftree.transforms import aliasing, cotangents, decorators, propagation
+from graftree import _jax
+from graftree.transforms import (
+    aliasing,
+    cotangents,
+    decorators,
+    propagation,
+    ref_contents,
+)
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
@@ -187,6 +194,7 @@ def _vjp(
 ) -> Any:
     row = _product_row("vjp", mode, has_aux)
     call = Call(f, row, primals, {})
+    ref_contents.refuse(call.groups, "vjp", ref_contents.NO_GRADIENT)
     inner = _interior_of_product(f, row, has_aux)
     values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
@@ -236,8 +244,20 @@ def _jvp(
         group.skeleton,
         None,
     )
+    _check_refs(group, directions)
     inner = _interior_of_product(f, row, has_aux)
     values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
     tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
     return out, tangent, *aux
+
+
+def _check_refs(primals: Values, tangents: Values) -> None:
+    """Refuses a ref as its own tangent: the function would write both into it."""
+    refs = [x for x in primals.values if _jax.is_ref(x)]
+    for name, x in zip(primals.skeleton.names(), tangents.values, strict=True):
+        if any(x is ref for ref in refs):
+            raise ValueError(
+                f"nnx.jvp got one array ref as a primal and as the tangent of {name}.\n"
+                "Pass the tangent in a ref of its own, made by nnx.clone."
+            )

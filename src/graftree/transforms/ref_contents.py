@@ -80,6 +80,9 @@ def by_content(
     return outer
 
 
+NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
+
+
 def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
     """Refuses arguments with refs.
 

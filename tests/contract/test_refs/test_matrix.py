@@ -44,11 +44,11 @@ BESIDE = {
 ROWS = {
     name: dataclasses.replace(row, call=BESIDE.get(name, row.call))
     for name, row in matrix.ROWS.items()
-    if name not in ("jvp", "pmap", "shard_map", "vmap broadcast")
+    if name not in ("vjp", "jvp", "pmap", "shard_map", "vmap broadcast")
 }
 # What changes nothing, and what runs the function without making a program of it.
 DETACHED = ("eval_shape", "make_jaxpr")
-EAGER = ("grad", "value_and_grad", "vjp", "custom_vjp", "vmap", "transform_metadata")
+EAGER = ("grad", "value_and_grad", "custom_vjp", "vmap", "transform_metadata")
 # The body gets elements, not the arrays of the caller.
 MAPPED = ("vmap", "scan")
 
@@ -397,10 +397,8 @@ OUTER = {
     "jax.vmap": lambda call, mode: widened(jax.vmap(call)),
     "jit": lambda call, mode: nnx.jit(call, **mode),
     "grad": lambda call, mode: beside_of(nnx.grad, call, mode),
-    "remat": lambda call, mode: nnx.remat(call, **mode),
     "vmap": lambda call, mode: widened(nnx.vmap(call, **mode)),
     "scan": lambda call, mode: widened(nnx.scan(call, in_axes=0, out_axes=0, **mode)),
-    "cond": lambda call, mode: lambda *args: nnx.cond(True, call, call, *args, **mode),
 }
 INNER = ("jit", "grad", "remat", "vmap", "scan", "scan broadcast", "fori_loop", "cond")
 
