@@ -50,6 +50,17 @@ def test_tracing_is_told_from_eager_execution(transform):
     assert seen == [True] and not _jax.is_tracing()
 
 
+@pytest.mark.parametrize(
+    ("transform", "records"),
+    [(jax.jit, True), (jax.checkpoint, True), (jax.grad, False), (jax.vmap, False)],
+)
+def test_what_records_a_program_is_told_from_what_does_not(transform, records):
+    seen = []
+    x = jnp.ones(2) if transform is jax.vmap else 1.0
+    transform(lambda x: (seen.append(_jax.is_staging()), x)[1])(x)
+    assert seen == [records] and not _jax.is_staging()
+
+
 def test_types_of_arrays_are_known():
     for value in (jnp.ones(1), np.ones(1), jax.new_ref(jnp.ones(1))):
         assert _jax.is_data_type(type(value))

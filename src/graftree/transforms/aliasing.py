@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from graftree.core import aliases, nodes, paths
+from graftree import _jax
+from graftree.core import aliases, flattening, nodes, paths
 from graftree.core.variables import Variable
 from graftree.transforms.propagation import Propagation
 
@@ -117,6 +118,32 @@ def check_outputs(
     _check([*inputs, *outputs], transform)
 
 
+def check_no_refs(objects: Iterable[Any], out: Any, transform: str) -> None:
+    """Refuses new refs in the output of a program that JAX records.
+
+    Where it doesn't, as in ``jax.vmap``, it returns refs like other values.
+
+    Args:
+        objects: The new objects in the output.
+        out: The output.
+        transform: The public name of the transform.
+
+    Raises:
+        ValueError: If there is one; names its path and the ways out.
+    """
+    if not _jax.is_staging():
+        return
+    for obj in objects:
+        if _jax.is_ref(flattening.raw_of(obj)):
+            path = next(path for path, x in labeled({"out": out}) if x is obj)
+            raise ValueError(
+                f"nnx.{transform} with graph_updates=False returned an array ref at "
+                f"{path}, but mutable array references cannot be returned.\nReturn a "
+                "copy with arrays, made by nnx.to_arrays, and use nnx.to_refs outside"
+                + _other_ways_out(transform)
+            )
+
+
 def _each_once(flat: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Each object with its first path, in the order of the first paths."""
     found: dict[int, tuple[str, Any]] = {}
@@ -186,17 +213,6 @@ def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueEr
         f"Cannot return captured Variable of type {type(variable).__name__} from "
         f"nnx.{transform}. Found at path: {path}\n"
         "Pass it as an argument, or return its value."
-    )
-
-
-def returned_ref_error(obj: Any, out: Any, transform: str) -> ValueError:
-    """The error for an array ref in the output, also that of a Variable."""
-    path = next(path for path, leaf in labeled({"out": out}) if leaf is obj)
-    return ValueError(
-        f"nnx.{transform} with graph_updates=False returned an array ref at {path}, "
-        "but mutable array references cannot be returned.\nReturn a copy with arrays, "
-        "made by nnx.to_arrays, and use nnx.to_refs outside"
-        + _other_ways_out(transform)
     )
 
 

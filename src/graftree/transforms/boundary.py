@@ -289,16 +289,9 @@ class Crossing:
             elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
                 if not pytrees.state_of(obj).is_owned():
                     raise self._captured_error(obj, out)
-        if not self.propagation.structure:
-            self._check_no_refs(out, refs, outer)
-
-    def _check_no_refs(self, out: Any, refs: RefMap, outer: RefMap) -> None:
-        # Where JAX doesn't record a program, it returns refs like other values.
-        if self.is_detached or not _jax.is_staging():
-            return
-        for obj in refs:
-            if obj not in outer and _jax.is_ref(packing.raw_of(obj)):
-                raise aliasing.returned_ref_error(obj, out, self.transform)
+        if not (self.propagation.structure or self.is_detached):
+            new = [obj for obj in refs if obj not in outer]
+            aliasing.check_no_refs(new, out, self.transform)
 
     def _named_objects(self) -> list[tuple[str, Any]]:
         """The Variables and refs that came in, with their paths."""

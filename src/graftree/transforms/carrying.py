@@ -26,7 +26,7 @@ from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import GraphDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import lost_updates, packing
-from graftree.transforms.boundary import Linked
+from graftree.transforms.boundary import Collected, Linked
 from graftree.transforms.lifting import Inside, Row
 from graftree.transforms.packing import Values
 
@@ -211,19 +211,14 @@ class Loop:
         number = self.place.argument
         return None if number is None else inside.crossing.tree[0][number]
 
-    def _next_values(self, inside: Inside, found: Any, carry: _Form) -> list[Any]:
+    def _next_values(self, inside: Inside, found: Collected, carry: _Form) -> list[Any]:
         """The raw values of all leaves after the step."""
         values = [inside.crossing.current(i) for i in range(len(self.values))]
-        structure = found.returned.structure
-        if structure is not None:
-            # Arrays that are attributes may have been replaced.
-            for position, leaf in zip(
-                self._new(structure, found.structure, 0),
-                found.structure.values(),
-                strict=True,
-            ):
-                if position is not None:
-                    values[position] = leaf
+        # Arrays that are attributes may have been replaced.
+        new = zip(self._new(found, False), found.structure.values(), strict=True)
+        for position, leaf in new:
+            if position is not None:
+                values[position] = leaf
         position = self._span.leaves[0]
         entries = self.skeleton.entries[slice(*self._span.entries)]
         for entry, leaves in zip(entries, carry.parts(), strict=True):
@@ -233,12 +228,12 @@ class Loop:
             position += _count(entry)
         return values
 
-    def _note(self, found: Any, groups: Any, stacked: list[Any]) -> None:
+    def _note(self, found: Collected, groups: Any, stacked: list[Any]) -> None:
         """Notes what leaves the loop, and where each leaf of it is found then."""
         returned = found.returned
         ins, outs = self.row.inputs.values, self.row.outputs.values
 
-        def find(axis: Any, value: Any, position: int | None) -> _Source:
+        def place(axis: Any, value: Any, position: int | None) -> _Source:
             if isinstance(axis, int):
                 stacked.append(value)
                 return _Stacked(len(stacked) - 1, axis)
@@ -250,37 +245,21 @@ class Loop:
                 )
             return _Carried(position)
 
-        listed = [
-            (position, value, ins[group])
-            for position, value, group in zip(
-                returned.changed, found.changed, groups[0], strict=True
-            )
-        ]
-        kept = [x for x in listed if x[2] is not None or not self.row.mode.structure]
+        changed, structure, out = (
+            [axes[number] for number in numbers]
+            for axes, numbers in zip((ins, ins, outs), groups, strict=True)
+        )
+        listed = [*zip(changed, found.changed, returned.changed, strict=True)]
+        kept = [x for x in listed if x[0] is not None or not self.row.mode.structure]
         if len(kept) < len(listed):
-            self._warn({position for position, _, axis in listed if axis is None})
-        changed = [find(axis, value, position) for position, value, axis in kept]
-        structure = [
-            find(ins[group], value, position)
-            for value, group, position in zip(
-                found.structure.values(),
-                groups[1],
-                self._new(returned.structure, found.structure, 0),
-                strict=True,
-            )
-        ]
-        out = [
-            find(outs[group], value, position)
-            for value, group, position in zip(
-                found.out.values(),
-                groups[2],
-                self._new(returned.out, found.out, self._out_start(returned.out)),
-                strict=True,
-            )
-        ]
-        positions = tuple(position for position, _, _ in kept)
+            self._warn({position for axis, _, position in listed if axis is None})
+        positions = tuple(position for _, _, position in kept)
         self._returned = dataclasses.replace(returned, changed=positions)
-        self._sources: list[list[_Source]] = [changed, structure, out]
+        self._sources = [
+            [place(*x) for x in kept],
+            [*map(place, structure, found.structure.values(), self._new(found, False))],
+            [*map(place, out, found.out.values(), self._new(found, True))],
+        ]
 
     def _warn(self, dropped: set[int]) -> None:
         axes = self.row.inputs.prefix[0]
@@ -299,10 +278,14 @@ class Loop:
             start = sum(child.num_leaves for child in children)
         return self._span.entries[0] - start
 
-    def _new(self, skeleton: Any, leaves: Any, shift: int) -> list[int | None]:
-        if skeleton is None:
-            return []
-        aligned = self._aligned(skeleton, shift)
+    def _new(self, found: Collected, is_out: bool) -> list[int | None]:
+        """For each new leaf of the structure or output the argument in its place."""
+        returned = found.returned
+        skeleton, leaves, shift = returned.structure, found.structure, 0
+        if is_out:
+            skeleton, leaves = returned.out, found.out
+            shift = self._out_start(skeleton)
+        aligned = [] if skeleton is None else self._aligned(skeleton, shift)
         return [i for i, new in zip(aligned, leaves.is_new, strict=True) if new]
 
     def _aligned(self, skeleton: packing.Skeleton, shift: int) -> list[int | None]:
