@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
+from graftree.core import flattening
 from graftree.core.variables import Param
 from graftree.transforms import (
     cotangents,
     decorators,
-    packing,
     propagation,
     ref_contents,
 )
@@ -215,6 +215,6 @@ def _interior_of_gradient(
         inside = Inside(row, groups)
         out = inside.run(f)
         value, aux = cotangents.pair(out) if has_aux else (out, None)
-        return packing.raw_of(value), inside.leave((None, aux))
+        return flattening.raw_of(value), inside.leave((None, aux))
 
     return decorators.named_after(f, traced)

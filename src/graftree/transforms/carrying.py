@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
+from graftree.core import flattening
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import GraphDef, VariableDef
 from graftree.core.variables import Variable
@@ -224,7 +225,9 @@ class Loop:
         for entry, leaves in zip(entries, carry.parts(), strict=True):
             # There are fewer here if an earlier argument has the same Variable.
             if _count(entry) == len(leaves):
-                values[position : position + len(leaves)] = map(packing.raw_of, leaves)
+                values[position : position + len(leaves)] = map(
+                    flattening.raw_of, leaves
+                )
             position += _count(entry)
         return values
 

@@ -33,12 +33,11 @@ from typing import Any
 import jax
 
 from graftree import _jax
-from graftree.core import functional, matching, variables
+from graftree.core import flattening, functional, matching, variables
 from graftree.core.flat_states import FlatState
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import GraphDef, NodeRef, VariableDef
 from graftree.core.variables import Variable
-from graftree.transforms import packing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +249,7 @@ def _stand_in(definition: Any, leaf: Any) -> Any:
     elif ref.outer_index is not None:
         value = NoUpdate()
     else:
-        value = ArrayRefOutput(packing.raw_of(leaf)[...])
+        value = ArrayRefOutput(flattening.raw_of(leaf)[...])
     if isinstance(leaf, Variable):
         return variables.rebuild(type(leaf), value, definition.metadata)
     return value
@@ -337,7 +336,7 @@ class MergeContext:
         ]
 
     def _with_ref(self, definition: Any, leaf: Any, outer: IndexMap) -> Any:
-        value, ref = packing.raw_of(leaf), _ref_of(definition)
+        value, ref = flattening.raw_of(leaf), _ref_of(definition)
         if isinstance(value, NoUpdate):
             found = outer[ref.outer_index]
         elif isinstance(value, ArrayRefOutput):

@@ -154,7 +154,7 @@ def leaves(
     start = 0
     for entry, root in zip(skeleton.entries, roots, strict=True):
         if entry is None:
-            found[start] = packing.raw_of(root)
+            found[start] = flattening.raw_of(root)
             start += 1
             continue
         numbered = enumerate(entry.paths(), start)
@@ -167,7 +167,7 @@ def leaves(
                 p: x for p, x in listed.items() if p in numbers or id(x) not in seen
             }
             _check_paths(listed.keys(), numbers.keys(), what)
-            found |= {numbers[path]: packing.raw_of(x) for path, x in listed.items()}
+            found |= {numbers[path]: flattening.raw_of(x) for path, x in listed.items()}
             seen.update(map(id, listed.values()))
     return [found.get(number) for number in wanted]
 

@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 
 from graftree import _jax
+from graftree.core import flattening
 from graftree.core.flattening import IndexMap
 from graftree.transforms import (
     aliasing,
@@ -253,7 +254,7 @@ def _is_operand(leaf: Any) -> bool:
     """Whether JAX has to take a leaf: then it may be a tracer."""
     return any(
         isinstance(x, jax.Array) or _jax.is_ref(x)
-        for x in jax.tree.leaves(packing.raw_of(leaf))
+        for x in jax.tree.leaves(flattening.raw_of(leaf))
     )
 
 

@@ -21,7 +21,6 @@ import jax
 from graftree.core import aliases, flattening, nodes, pytrees
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
-from graftree.core.variables import Variable
 from graftree.transforms import aliasing
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.propagation import Propagation
@@ -143,12 +142,7 @@ class Packed:
 
     def values(self) -> list[Any]:
         """What JAX gets: raw values in the place of Variables."""
-        return [raw_of(leaf) for leaf in self.leaves]
-
-
-def raw_of(leaf: Any) -> Any:
-    """The raw value of a Variable; any other leaf as it is."""
-    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+        return [flattening.raw_of(leaf) for leaf in self.leaves]
 
 
 def is_entry(sharing: bool) -> Callable[[Any], bool]:

@@ -208,7 +208,7 @@ class _Snapshot:
         # With one map for both, each object gets its number as its outer number, too.
         self._graphdef, leaves = flattening.flatten_graph(node, numbers, numbers)
         self._numbers = numbers
-        self._leaves = [(leaf, packing.raw_of(leaf)) for leaf in leaves]
+        self._leaves = [(leaf, flattening.raw_of(leaf)) for leaf in leaves]
 
     def has_changed(self) -> bool:
         """Whether the object is built otherwise now, or of other objects."""
@@ -218,7 +218,7 @@ class _Snapshot:
     def restore(self) -> None:
         """Makes the object what it was, but for values whose buffers were donated."""
         values = [
-            packing.raw_of(leaf) if _is_deleted(value) else value
+            flattening.raw_of(leaf) if _is_deleted(value) else value
             for leaf, value in self._leaves
         ]
         builder = Builder(IndexMap(), IndexMap.from_refmap(self._numbers))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import jax
 
 from graftree import _jax
-from graftree.core import filters, flat_states, paths, variables
+from graftree.core import filters, flat_states, flattening, paths, variables
 from graftree.core.pytrees import Pytree
 from graftree.core.states import State
 from graftree.core.variables import Variable
@@ -402,7 +402,7 @@ class Roles(Assignment):
     def _can_donate(self, leaf: Any, path: Any) -> bool:
         # A Variable gets a new buffer afterwards, if it may be written. An array
         # attribute doesn't: with graph updates it is kept. A ref keeps its own.
-        if _jax.is_ref(packing.raw_of(leaf)):
+        if _jax.is_ref(flattening.raw_of(leaf)):
             return False
         if isinstance(leaf, Variable):
             return variables.is_owned(leaf)

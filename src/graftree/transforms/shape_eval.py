@@ -14,10 +14,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax
-from graftree.core import functional, labels, partitioning, traversals
+from graftree.core import flattening, functional, labels, partitioning, traversals
 from graftree.core.skeletons import ArrayRefDef, VariableDef
 from graftree.core.variables import Variable
-from graftree.transforms import aliasing, arguments, decorators, lifting, packing
+from graftree.transforms import aliasing, arguments, decorators, lifting
 from graftree.transforms import propagation as modes
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
@@ -188,7 +188,7 @@ def get_abstract_model(
         is_variable = isinstance(leaf, Variable)
         spec = partitioning.get_var_pspec(leaf) if is_variable else None
         sharding = NamedSharding(mesh, spec or PartitionSpec())
-        raw = packing.raw_of(leaf)
+        raw = flattening.raw_of(leaf)
         placed = jax.tree.map(lambda x: x.update(sharding=sharding), raw)
         return leaf.copy(placed) if is_variable else placed
 
