@@ -169,3 +169,15 @@ def test_the_call_is_inlined(calls):
     f, _ = counting()
     program = jax.jit(lambda x: calls.get((f,), "key")(x) + 1).lower(1.0).as_text()
     assert "multiply" in program and "call @" not in program
+
+
+def test_scan_reads_captured_objects_as_they_are_now():
+    factor = nnx.Variable(jnp.array(1.0))
+
+    @nnx.scan(out_axes=nnx.Carry)
+    def step(total, x):
+        return total + factor * x
+
+    assert step(0.0, jnp.arange(3.0)) == 3.0
+    factor[...] = 10.0
+    assert step(0.0, jnp.arange(3.0)) == 30.0

@@ -56,7 +56,7 @@ class PerFunction:
             return self._compile([lambda f=f: f for f in functions], key)
         if compiled is None:
             compiled = self._compile([*map(weakref.ref, functions)], key)
-            if not any(map(_captures_objects, functions)):
+            if not any(map(captures_objects, functions)):
                 known[last] = compiled
         return compiled
 
@@ -64,11 +64,11 @@ class PerFunction:
         return jax.jit(self._make(*getters, *key), inline=True)
 
 
-def _captures_objects(function: Any) -> bool:
+def captures_objects(function: Any) -> bool:
     """Whether a function is an object, is bound to one, or names one outside of it."""
     if isinstance(function, functools.partial):
         given = (function.args, function.keywords)
-        return _contains_object(given) or _captures_objects(function.func)
+        return _contains_object(given) or captures_objects(function.func)
     if _is_object(getattr(function, "__self__", function)):
         return True
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from graftree.transforms import boundary, decorators, propagation
+from graftree.transforms import boundary, caching, decorators, propagation
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.decorators import MISSING
@@ -104,7 +103,6 @@ def scan(
 def _scanned(
     f: Callable[..., Any], row: Row, axes: _Axes, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    @functools.partial(jax.jit, inline=True)
     def traced(*groups: Values) -> Any:
         loop = Loop(row, axes.place, groups)
 
@@ -113,11 +111,17 @@ def _scanned(
 
         return loop.finish(*jax.lax.scan(body, loop.initial, loop.scanned, **options))
 
+    compiled = jax.jit(traced, inline=True)
+    if caching.captures_objects(f):
+        # They would be constants of what is compiled, but may change between calls.
+        def compiled(*groups: Values) -> Any:
+            return jax.jit(lambda *groups: traced(*groups), inline=True)(*groups)
+
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         axes.check_call((*args, *kwargs))
         call = Call(f, row, args, kwargs)
-        return boundary.commit(call.packed, *traced(*call.groups))
+        return boundary.commit(call.packed, *compiled(*call.groups))
 
     return scanned
 
