@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False, "graph_updates": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
+from tests.modes import MODES
 
 
 class Block(nnx.Module):

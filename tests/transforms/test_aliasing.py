@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 
-UPDATES = {"graph": True, "graph_updates": True}
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-SHARING, PLAIN = [UPDATES, GRAPH], [GRAPH, TREE]
+SHARING, PLAIN = [GRAPH_UPDATES, GRAPH], [GRAPH, TREE]
 
 
 def param(value=1.0):
@@ -67,7 +65,7 @@ def test_tree_mode_refuses_a_variable_at_two_places():
             transform(lambda a, b: a[...] + b[...], **TREE)(v, v)
 
 
-@pytest.mark.parametrize("mode", [UPDATES, GRAPH, TREE])
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 def test_arrays_and_empty_modules_may_be_shared(mode):
     array, empty = jnp.ones(2), nnx.Dict(k=1)
     out = nnx.jit(lambda a, b, c, d: a + b + c.k + d.k, **mode)(
@@ -109,7 +107,7 @@ def test_classes_that_are_no_pytrees_are_arguments_in_graph_mode(mode):
 
 def test_returned_inputs_are_the_callers_objects_with_graph_updates():
     model = nnx.Dict(w=param(), sub=nnx.Dict(v=param()))
-    out, sub, w, again = nnx.jit(lambda m: (m, m.sub, m.w, [m]), **UPDATES)(model)
+    out, sub, w, again = nnx.jit(lambda m: (m, m.sub, m.w, [m]), **GRAPH_UPDATES)(model)
     assert out is model and sub is model.sub and w is model.w and again[0] is model
 
 
@@ -119,7 +117,7 @@ def test_new_objects_keep_their_sharing_with_graph_updates():
         return new, new
 
     model = nnx.Dict(w=param())
-    a, b = nnx.jit(f, **UPDATES)(model)
+    a, b = nnx.jit(f, **GRAPH_UPDATES)(model)
     assert a is b and a.old is model.w and a.w[...] == 2.0
 
 
@@ -156,14 +154,14 @@ def test_node_without_variables_comes_back_as_a_new_object(mode):
 # -------------------------------------------------------------- captured objects
 
 
-@pytest.mark.parametrize("mode", [UPDATES, GRAPH, TREE])
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 def test_captured_objects_can_be_read(mode):
     v = param(3.0)
     assert nnx.jit(lambda x: v * x, **mode)(2.0) == 6.0
     assert nnx.grad(lambda x: v * x, **mode)(2.0) == 3.0
 
 
-@pytest.mark.parametrize("mode", [UPDATES, GRAPH, TREE])
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.grad])
 def test_captured_objects_can_not_be_written(mode, transform):
     model = nnx.Dict(w=param())
@@ -200,11 +198,11 @@ def test_captured_objects_can_not_be_returned_with_graph_updates():
     message = "Cannot extract graph node from different trace level"
     for captured in (model, model.w):
         with pytest.raises(ValueError, match=message):
-            nnx.jit(lambda captured=captured: captured, **UPDATES)()
+            nnx.jit(lambda captured=captured: captured, **GRAPH_UPDATES)()
     assert model.w[...] == 1.0
 
 
-@pytest.mark.parametrize("mode", [UPDATES, GRAPH, TREE])
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 def test_captured_objects_can_be_arguments_of_an_inner_transform(mode):
     model = nnx.Dict(w=param(3.0))
     inner = nnx.jit(lambda m, x: m.w * x, **mode)

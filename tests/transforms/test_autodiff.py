@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 
-UPDATES = {"graph": True, "graph_updates": True}
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-ALL, PLAIN = [UPDATES, GRAPH, TREE], [GRAPH, TREE]
+ALL, PLAIN = [GRAPH_UPDATES, GRAPH, TREE], [GRAPH, TREE]
 
 
 class Model(nnx.Module):
@@ -62,7 +60,7 @@ def test_second_output_comes_along(mode):
 
 def test_form_of_the_gradient_depends_on_the_mode():
     model = Model()
-    state = nnx.grad(loss, **UPDATES)(model, 3.0)
+    state = nnx.grad(loss, **GRAPH_UPDATES)(model, 3.0)
     assert type(state) is nnx.State and state["w"].tag == "x"
     for mode in PLAIN:
         grads = nnx.grad(loss, **mode)(model, 3.0)
@@ -139,7 +137,7 @@ def test_negative_argnums_keep_the_filter():
 
 
 def test_defaults_are_arguments_with_graph_updates():
-    f = nnx.grad(lambda x, y=3.0: x * y, argnums=1, **UPDATES)
+    f = nnx.grad(lambda x, y=3.0: x * y, argnums=1, **GRAPH_UPDATES)
     assert f(2.0) == 2.0 and f(y=4.0, x=5.0) == 5.0
 
 
@@ -216,7 +214,7 @@ def test_shared_variable_has_one_summed_gradient():
     shared = nnx.Param(jnp.array(3.0))
     model = nnx.Dict(a=shared, b=nnx.Dict(c=shared))
     f = lambda m: m.a * m.b.c  # noqa: E731
-    grads = nnx.grad(f, **UPDATES)(model)
+    grads = nnx.grad(f, **GRAPH_UPDATES)(model)
     assert [float(x) for x in jax.tree.leaves(grads)] == [6.0]
     grads = nnx.grad(f, **GRAPH)(model)
     assert grads.a is grads.b.c and grads.a[...] == 6.0
@@ -226,9 +224,9 @@ def test_shared_variable_in_two_arguments():
     shared = nnx.Param(jnp.array(3.0))
     f = lambda a, b: a.w * b.w  # noqa: E731
     args = nnx.Dict(w=shared), nnx.Dict(w=shared)
-    first, second = nnx.grad(f, argnums=(0, 1), **UPDATES)(*args)
+    first, second = nnx.grad(f, argnums=(0, 1), **GRAPH_UPDATES)(*args)
     assert first["w"][...] == 6.0 and len(second) == 0
-    for mode in (UPDATES, GRAPH):
+    for mode in (GRAPH_UPDATES, GRAPH):
         for name in ("grad", "value_and_grad"):
             message = rf"Inconsistent aliasing detected\. .* prefixes in nnx\.{name}:"
             with pytest.raises(ValueError, match=message):
@@ -313,7 +311,7 @@ def test_streams_may_be_drawn_from(mode):
 def test_a_failed_call_changes_nothing(mode):
     def f(model):
         model.w[...] *= 2
-        if mode == UPDATES:
+        if mode == GRAPH_UPDATES:
             model.new = nnx.Param(model.w * 1)
         raise RuntimeError("stop")
 
@@ -456,7 +454,7 @@ def test_complex_derivatives():
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("mode", [UPDATES, TREE], ids=["graph_updates", "tree"])
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, TREE], ids=["graph_updates", "tree"])
 def test_gradients_are_those_of_the_peer(mode):
     peer = pytest.importorskip("flax.nnx")
 

@@ -8,16 +8,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests.modes import MODES
 
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
 GRAPH = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
 LAYERS = {nnx.PARTITION_NAME: "layers"}
 

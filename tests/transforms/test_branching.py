@@ -6,19 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
-VALUES_ONLY = pytest.mark.parametrize(
-    "mode", [{"graph_updates": False}, {"graph": False}], ids=["graph", "tree"]
-)
+from tests.modes import MODES, VALUE_MODES
 
 
 class Pair(nnx.Module):
@@ -388,7 +376,7 @@ def test_switch_needs_a_branch():
         nnx.switch(0, [], 1.0)
 
 
-@VALUES_ONLY
+@VALUE_MODES
 @pytest.mark.parametrize("name", ["cond", "switch"])
 def test_returned_operands_are_refused_without_graph_updates(mode, name):
     with pytest.raises(ValueError, match="Duplicate Param") as error:
@@ -429,7 +417,7 @@ def test_captured_objects_are_returned_as_copies():
     assert out is not pair and out.a is not pair.a and out.b[...] == 2.0
 
 
-@VALUES_ONLY
+@VALUE_MODES
 @pytest.mark.parametrize("name", ["cond", "switch"])
 def test_captured_variables_are_not_returned_without_graph_updates(mode, name):
     pair = Pair()

@@ -7,19 +7,7 @@ import pytest
 from jax.experimental import checkify
 
 import graftree as nnx
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
-VALUES_ONLY = pytest.mark.parametrize(
-    "mode", [{"graph_updates": False}, {"graph": False}], ids=["graph", "tree"]
-)
+from tests.modes import MODES, VALUE_MODES
 
 
 class Model(nnx.Module):
@@ -86,7 +74,7 @@ def test_keywords_are_taken_with_graph_updates():
     assert nnx.checkify(lambda *, x: x)(x=1.0)[1] == 1.0
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_keywords_are_refused_without_graph_updates(mode):
     model = Model()
     with pytest.raises(TypeError, match="nnx.checkify takes no keyword arguments"):
@@ -132,7 +120,7 @@ def test_bound_methods_are_refused():
         nnx.checkify(model.__call__)
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_returned_arguments_are_refused_without_graph_updates(mode):
     phrase = r"(?s)\.args\[0\]\.w\n  - \.out\.w\n.*nnx\.checkify with graph_updates"
     with pytest.raises(ValueError, match=phrase):

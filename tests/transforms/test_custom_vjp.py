@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-UPDATES = {"graph": True, "graph_updates": True}
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-MODES = pytest.mark.parametrize(
-    "mode", [UPDATES, GRAPH, TREE], ids=["graph_updates", "graph", "tree"]
-)
-PLAIN = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
+from tests.modes import GRAPH_UPDATES, MODES, VALUE_MODES
 
 
 class Foo(nnx.Module):
@@ -38,12 +31,12 @@ def define(fun, bwd, mode, fwd=None, nondiff_argnums=(), **options):
 
 def answer(model, g, mode, **gradients):
     """A cotangent for a model, in the form of the mode, and that of the output."""
-    if mode == UPDATES:
+    if mode == GRAPH_UPDATES:
         (found, *_), g = g
     else:
         found = nnx.clone(model)
     for name, scale in gradients.items():
-        leaf = found[name] if mode == UPDATES else getattr(found, name)
+        leaf = found[name] if mode == GRAPH_UPDATES else getattr(found, name)
         leaf[...] = scale * g
     return found
 
@@ -65,7 +58,7 @@ def sine(mode):
 
 def gradient(f, mode):
     """The gradient of f by the ``x`` of a model."""
-    options = {"argnums": nnx.DiffState(0, nnx.Param)} if mode == UPDATES else {}
+    options = {"argnums": nnx.DiffState(0, nnx.Param)} if mode == GRAPH_UPDATES else {}
     grad = nnx.grad(f, allow_int=True, **options, **mode)
     return lambda model: nnx.state(grad(model))["x"][...]
 
@@ -136,7 +129,7 @@ def test_seed_with_diff_state():
     np.testing.assert_allclose(grad["x"][...], 2 * np.cos(1.0), rtol=1e-6)
 
 
-@PLAIN
+@VALUE_MODES
 def test_seed_with_objects(mode):
     @nnx.custom_vjp(**mode)
     def f(m: Foo):
@@ -180,7 +173,7 @@ def test_updates_propagate_exactly_once(mode, wrap):
     slope = wrap(sine(mode), mode)(model)
     np.testing.assert_allclose(slope, 10 * np.cos(2.0), rtol=1e-6)
     assert model.count[...] == 1
-    assert model.calls == (mode == UPDATES)
+    assert model.calls == (mode == GRAPH_UPDATES)
 
 
 @MODES
@@ -188,7 +181,7 @@ def test_without_a_gradient_it_is_the_function(mode):
     for wrap in (lambda f: f, lambda f: nnx.jit(f, **mode)):
         model = Counted()
         np.testing.assert_allclose(wrap(sine(mode))(model), np.sin(2.0), rtol=1e-6)
-        assert model.count[...] == 1 and model.calls == (mode == UPDATES)
+        assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
 
 
 @MODES
@@ -208,7 +201,7 @@ def test_derivatives_nest(mode):
 def test_rules_are_mapped(mode):
     def bwd(residual, g):
         model, x = residual
-        out_g = g[1] if mode == UPDATES else g
+        out_g = g[1] if mode == GRAPH_UPDATES else g
         return answer(model, g, mode, x=10 * x), out_g * model.x
 
     f = define(lambda model, x: model.x * x, bwd, mode)
@@ -222,7 +215,7 @@ def test_captured_models_are_constants_under_another_trace(mode):
     model = Counted()
     f = define(
         lambda model, x: model.x * x,
-        lambda residual, g: (None, 5.0 * (g[1] if mode == UPDATES else g)),
+        lambda residual, g: (None, 5.0 * (g[1] if mode == GRAPH_UPDATES else g)),
         mode,
     )
     out = jax.vmap(lambda x: f(model, x))(jnp.arange(2.0))
@@ -310,7 +303,7 @@ def test_states_hold_the_cotangents_of_updates():
         updates, _ = g
         return updates[0], 0.0, updates[2]
 
-    f = define(fun, bwd, UPDATES)
+    f = define(fun, bwd, GRAPH_UPDATES)
 
     def loss(model, x, v):
         out = f(model, x, v)["out"]
@@ -327,10 +320,10 @@ def test_states_hold_the_cotangents_of_updates():
 def test_gradients_of_two_calls_add_up():
     def bwd(residual, g):
         model, x = residual
-        return answer(model, g, UPDATES, x=10 * x), None
+        return answer(model, g, GRAPH_UPDATES, x=10 * x), None
 
-    f = define(lambda model, x: model.x * x, bwd, UPDATES)
-    slope = gradient(lambda model: f(model, 1.0) + f(model, 2.0), UPDATES)
+    f = define(lambda model, x: model.x * x, bwd, GRAPH_UPDATES)
+    slope = gradient(lambda model: f(model, 1.0) + f(model, 2.0), GRAPH_UPDATES)
     assert slope(Counted()) == 30.0
 
 
@@ -343,8 +336,8 @@ def test_states_have_substate_that_is_not_differentiable_too():
         return (nnx.State({"x": 9.0 * out_g}),)
 
     params = nnx.DiffState(0, nnx.Param)
-    f = define(lambda m: m.x * 1.0, bwd, UPDATES, nondiff_argnums=(params,))
-    assert gradient(f, UPDATES)(Counted()) == 9.0
+    f = define(lambda m: m.x * 1.0, bwd, GRAPH_UPDATES, nondiff_argnums=(params,))
+    assert gradient(f, GRAPH_UPDATES)(Counted()) == 9.0
     assert set(seen[0]) == {"x", "count"}
     assert seen[0]["count"].get_raw_value().dtype == jax.dtypes.float0
 
@@ -360,7 +353,7 @@ def test_states_stand_for_new_objects_in_the_output_and_for_the_new_structure():
         seen.append(g)
         return (None,)
 
-    f = define(fun, bwd, UPDATES)
+    f = define(fun, bwd, GRAPH_UPDATES)
 
     def loss(model):
         same, made = f(model)
@@ -384,13 +377,13 @@ def test_shared_variables_are_in_the_first_state():
 
     foo = Foo()
     other = nnx.Dict(inner=foo)
-    f = define(lambda a, b: a.x * b.inner.y, bwd, UPDATES)
+    f = define(lambda a, b: a.x * b.inner.y, bwd, GRAPH_UPDATES)
     grads = nnx.grad(f, argnums=(0, 1))(foo, other)
     assert seen == [({"x", "y"}, set())]
     assert grads[0]["x"][...] == 4.0 and len(grads[1]) == 0
 
 
-@PLAIN
+@VALUE_MODES
 @pytest.mark.parametrize("form", ["named", "keywords", "absent"])
 def test_updates_are_given_to_rules_that_ask(mode, form):
     seen = []
@@ -427,7 +420,7 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
         assert w_g is None and n_g[...] == 7.0
 
 
-@PLAIN
+@VALUE_MODES
 def test_cotangents_of_outputs_are_objects(mode):
     seen = []
 
@@ -449,9 +442,9 @@ def test_symbolic_zeros_are_those_of_jax(mode):
         return foo.x.get_raw_value().value * x.value, None
 
     def bwd(_, g):
-        seen.append(g[1] if mode == UPDATES else g)
+        seen.append(g[1] if mode == GRAPH_UPDATES else g)
         foo = Foo(7.0, 0.0)
-        return (nnx.state(foo) if mode == UPDATES else foo), None
+        return (nnx.state(foo) if mode == GRAPH_UPDATES else foo), None
 
     f = define(lambda foo, x: foo.x * x, bwd, mode, fwd=fwd, symbolic_zeros=True)
     assert gradient(lambda foo: f(foo, 3.0), mode)(Foo()) == 7.0

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-UPDATES = {"graph": True, "graph_updates": True}
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-MODES = pytest.mark.parametrize(
-    "mode", [UPDATES, GRAPH, TREE], ids=["graph_updates", "graph", "tree"]
-)
-PLAIN = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
+from tests.modes import GRAPH, GRAPH_UPDATES, MODES, VALUE_MODES
 
 
 class Foo(nnx.Module):
@@ -51,7 +44,7 @@ def test_static_and_traced_values_may_be_without_gradient(mode):
 
     def bwd(function, power, array, x, g):
         assert function is jnp.sin and power == 3 and array.shape == (2,)
-        return (g[1] if mode == UPDATES else g) * array[0], None
+        return (g[1] if mode == GRAPH_UPDATES else g) * array[0], None
 
     f = define(fun, bwd, mode, fwd=fwd, nondiff_argnums=(2, 3, -1))
 
@@ -63,7 +56,7 @@ def test_static_and_traced_values_may_be_without_gradient(mode):
     np.testing.assert_array_equal(jax.vmap(slope)(jnp.eye(2)), [1.0, 0.0])
 
 
-@PLAIN
+@VALUE_MODES
 def test_objects_without_gradient_are_updated(mode):
     def fun(x, model):
         model.count[...] += 1
@@ -86,9 +79,9 @@ def test_refs_are_written(mode):
         return x * 2
 
     def bwd(*given):
-        return (None, 3.0) if mode == UPDATES else (3.0,)
+        return (None, 3.0) if mode == GRAPH_UPDATES else (3.0,)
 
-    nondiff = (nnx.DiffState(0, nnx.Param),) if mode == UPDATES else (0,)
+    nondiff = (nnx.DiffState(0, nnx.Param),) if mode == GRAPH_UPDATES else (0,)
     f = nnx.custom_vjp(fun, nondiff_argnums=nondiff, **mode)
     f.defvjp(lambda model, x: (f(model, x), None), bwd)
     model = nnx.Dict(n=nnx.BatchStat(jnp.array(0.0), ref=True))
@@ -100,7 +93,9 @@ def test_refs_are_written(mode):
 
 
 def test_integers_are_not_for_objects_with_graph_updates():
-    f = define(lambda a, b: b * 1, lambda *_: (1.0,), UPDATES, nondiff_argnums=(0,))
+    f = define(
+        lambda a, b: b * 1, lambda *_: (1.0,), GRAPH_UPDATES, nondiff_argnums=(0,)
+    )
     for obj in (Foo(), nnx.Param(jnp.array(1.0)), [Foo()]):
         with pytest.raises(TypeError, match="integers to nondiff_argnums for graph"):
             f(obj, 1.0)
@@ -115,7 +110,7 @@ def test_wrong_nondiff_argnums_are_refused(mode):
         make(0, 0)
     with pytest.raises(TypeError, match="nondiff_argnums=3 of nnx.custom_vjp"):
         make(3)(1.0)
-    if mode != UPDATES:
+    if mode != GRAPH_UPDATES:
         message = "`nondiff_argnums` cannot contain `DiffState` objects"
         with pytest.raises(ValueError, match=message):
             make(nnx.DiffState(0, nnx.Param))
@@ -140,7 +135,7 @@ def test_keywords_are_positions_and_defaults_are_arguments(mode):
 def test_variables_in_two_arguments(mode):
     v = nnx.Param(jnp.array(3.0))
     f = define(lambda a, b: a * b, lambda residual, g: residual, mode)
-    if mode == UPDATES:
+    if mode == GRAPH_UPDATES:
         assert f(v, v) == 9.0
     else:
         message = r"(?s)Duplicate Param.*\.args\[0\]\n.*\.args\[1\]\n.*nnx.custom_vjp"
@@ -164,7 +159,7 @@ def test_shared_variables_in_one_argument():
 def test_filters_must_agree_on_shared_variables():
     foo = Foo()
     nondiff = (nnx.DiffState(0, nnx.PathContains("x")),)
-    f = define(lambda a, b: a.x * b.y, lambda *_: None, UPDATES, None, nondiff)
+    f = define(lambda a, b: a.x * b.y, lambda *_: None, GRAPH_UPDATES, None, nondiff)
     with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
         f(foo, foo)
 
@@ -194,7 +189,7 @@ def test_it_serves_methods(mode):
 @MODES
 def test_it_needs_rules(mode):
     f = nnx.custom_vjp(lambda x: x, **mode)
-    kind = ValueError if mode == UPDATES else AttributeError
+    kind = ValueError if mode == GRAPH_UPDATES else AttributeError
     with pytest.raises(kind, match="No VJP defined for custom_vjp function <lambda>"):
         f(1.0)
     with pytest.raises(
@@ -217,13 +212,15 @@ def test_rules_must_return_what_is_expected(mode):
             use(found)
     wrong = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="argument 0"):
-        use((nnx.state(wrong) if mode == UPDATES else wrong, 5.0))
+        use((nnx.state(wrong) if mode == GRAPH_UPDATES else wrong, 5.0))
 
 
 def test_states_must_have_the_differentiable_leaves():
     def use(found):
         nondiff = (nnx.DiffState(0, nnx.PathContains("x")),)
-        f = define(lambda foo: foo.x * 1, lambda *_: (found,), UPDATES, None, nondiff)
+        f = define(
+            lambda foo: foo.x * 1, lambda *_: (found,), GRAPH_UPDATES, None, nondiff
+        )
         return nnx.grad(f)(Foo())
 
     assert use(nnx.State({"x": jnp.array(5.0)}))["x"][...] == 5.0
@@ -258,7 +255,7 @@ def test_rules_get_what_they_get_from_the_peer(mode):
         def bwd(residual, g, **keywords):
             seen.append(jax.tree.leaves((g, keywords)))
             model, x = residual
-            if mode == UPDATES:
+            if mode == GRAPH_UPDATES:
                 return jax.tree.map(lambda g: 3 * g, g[0][0]), x * 7
             return jax.tree.map(lambda x: 3 * x, nnx.clone(model)), x * 7
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.modes import GRAPH, TREE, VALUE_MODES
 
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
 PLAIN = [GRAPH, TREE]
 
 
@@ -34,11 +33,10 @@ def as_dict(grads):
     }
 
 
-PLAIN_MODES = pytest.mark.parametrize("mode", PLAIN, ids=["graph", "tree"])
 WHICH = pytest.mark.parametrize("name", ["vjp", "jvp"])
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_cotangents_are_pulled_back(mode):
     out, vjp_fn = nnx.vjp(loss, Model(), 3.0, **mode)
     grads, slope = vjp_fn(2.0)
@@ -47,14 +45,14 @@ def test_cotangents_are_pulled_back(mode):
     assert as_dict(vjp_fn(0.0)[0]) == {"w": 0.0, "b": 0.0}
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_tangents_are_pushed_forward(mode):
     ones = jax.tree.map(jnp.ones_like, Model())
     out, tangent = nnx.jvp(loss, (Model(), 3.0), (ones, 1.0), **mode)
     assert out == 49.0 and tangent == 42.0 + 14.0 + 28.0
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_second_outputs_come_along(mode):
     f = lambda m, x: (m(x), {"new": nnx.Param(x * 2)})  # noqa: E731
     out, vjp_fn, aux = nnx.vjp(f, Model(), 3.0, has_aux=True, **mode)
@@ -67,7 +65,7 @@ def test_second_outputs_come_along(mode):
             call()
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_outputs_may_be_objects(mode):
     def f(x):
         model = Model()
@@ -83,7 +81,7 @@ def test_outputs_may_be_objects(mode):
     assert as_dict(tangent["model"]) == {"w": 6.0, "b": 5.0}
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_products_come_in_all_forms(mode):
     f = lambda a, b: a * b  # noqa: E731
     for form in (nnx.vjp(f, **mode), nnx.vjp(**mode)(f)):
@@ -92,7 +90,7 @@ def test_products_come_in_all_forms(mode):
         assert form((2.0, 3.0), [1.0, 0.0]) == (6.0, 3.0)
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_updates_happen_once_on_the_way_forward(mode):
     def f(model, x):
         out = model(x)
@@ -108,7 +106,7 @@ def test_updates_happen_once_on_the_way_forward(mode):
     assert model.b[...] == 3.0 and isinstance(model.b.get_raw_value(), jax.Array)
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_pullbacks_leave_jit(mode):
     vjp_fn = jax.jit(lambda x: nnx.vjp(lambda m, x: m(x), Model(), x, **mode)[1])(3.0)
     assert as_dict(vjp_fn(jnp.array(2.0))[0]) == {"w": 6.0, "b": 2.0}
@@ -155,7 +153,7 @@ def test_products_refuse_graph_updates_and_bound_methods(name):
         nnx.vjp(loss, reduce_axes=("x",), **TREE)
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_wrong_forms_are_refused(mode):
     _, vjp_fn = nnx.vjp(lambda x: nnx.Dict(a=nnx.Param(x)), 3.0, **mode)
     with pytest.raises(ValueError, match="the cotangent"):
@@ -171,7 +169,7 @@ def test_wrong_forms_are_refused(mode):
         nnx.jvp(f, (count,), (nnx.clone(count),), **mode)
 
 
-@PLAIN_MODES
+@VALUE_MODES
 def test_products_have_the_numbers_of_jax(mode, float64):
     x, ct, dx = (np.random.default_rng(i).normal(size=3) for i in range(3))
     f = lambda v: jnp.sin(v[...]) * jnp.cumsum(v[...])  # noqa: E731

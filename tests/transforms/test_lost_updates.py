@@ -7,12 +7,7 @@ import pytest
 
 import graftree as nnx
 from graftree.errors import LostUpdateWarning
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [{"graph": True, "graph_updates": False}, {"graph": False}],
-    ids=["graph", "tree"],
-)
+from tests.modes import VALUE_MODES
 
 
 class Model(nnx.Module):
@@ -42,7 +37,7 @@ def delete(model):
     del model.array
 
 
-@MODES
+@VALUE_MODES
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -58,7 +53,7 @@ def test_changes_of_structure_are_named(mode, change, name):
         nnx.jit(change, **mode)(Model())
 
 
-@MODES
+@VALUE_MODES
 def test_what_reaches_the_caller_gives_no_warning(mode):
     @nnx.jit(**mode)
     def step(model, batch):

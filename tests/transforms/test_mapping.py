@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.modes import MODES
 
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
 TRANSFORMS = pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
 
 

@@ -7,16 +7,7 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms import packing, propagation, ref_contents
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
+from tests.modes import MODES
 
 
 def count_up(ref, x):

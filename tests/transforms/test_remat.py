@@ -8,19 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
-VALUES_ONLY = pytest.mark.parametrize(
-    "mode", [{"graph_updates": False}, {"graph": False}], ids=["graph", "tree"]
-)
+from tests.modes import MODES, VALUE_MODES
 
 
 class Block(nnx.Module):
@@ -197,7 +185,7 @@ def test_static_positions_are_checked():
         nnx.remat(lambda x, y: x, static_argnums=1)(1.0, [])
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_returned_arguments_are_refused_without_graph_updates(mode):
     phrase = r"(?s)\.args\[0\]\n  - \.out\n.*nnx\.remat with graph_updates=False"
     with pytest.raises(ValueError, match=phrase):
@@ -241,7 +229,7 @@ def test_captured_objects_are_returned_as_copies():
     assert out is not block and out.scale is not block.scale and out.scale[...] == 2.0
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_captured_variables_are_not_returned_without_graph_updates(mode):
     block = Block()
     with pytest.raises(ValueError, match="Cannot return captured Variable"):

@@ -7,14 +7,7 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms.propagation import resolve
-
-GRAPH_UPDATES = {"graph": True, "graph_updates": True}
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-MODES = pytest.mark.parametrize(
-    "mode", [GRAPH_UPDATES, GRAPH, TREE], ids=["graph_updates", "graph", "tree"]
-)
-VALUE_MODES = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
+from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE, VALUE_MODES
 
 
 class Scale(nnx.Module):
@@ -73,12 +66,14 @@ def test_updates_and_outputs_are_stacked_on_their_axis(mode, axis):
 
 @MODES
 def test_outputs_may_have_different_axes(mode):
-    scan = nnx.scan(
-        lambda c, x: (c + 1, x, x), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0, 1)
-    )
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0, 1), **mode)
+    def scan(c, x):
+        return c + 1, x, x
+
     count, rows, columns = scan(0, jnp.arange(6.0).reshape(2, 3))
-    assert count == 2 and rows.shape == (2, 3) and columns.shape == (3, 2)
-    del mode
+    assert count == 2
+    np.testing.assert_array_equal(rows, np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(columns, rows.T)
 
 
 @MODES
@@ -89,13 +84,13 @@ def test_new_objects_are_stacked(mode):
 
 @MODES
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
-    scan = nnx.scan(
-        lambda x, c: (x * c, c + x), in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry)
-    )
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry), **mode)
+    def scan(x, c):
+        return x * c, c + x
+
     products, last = scan(jnp.arange(1.0, 4.0), 0.0)
     np.testing.assert_array_equal(products, [0, 2, 9])
     assert last == 6
-    del mode
 
 
 @MODES

@@ -10,19 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests.modes import MODES, VALUE_MODES
 
-MODES = pytest.mark.parametrize(
-    "mode",
-    [
-        {"graph": True, "graph_updates": True},
-        {"graph": True, "graph_updates": False},
-        {"graph": False},
-    ],
-    ids=["graph_updates", "graph", "tree"],
-)
-VALUES_ONLY = pytest.mark.parametrize(
-    "mode", [{"graph_updates": False}, {"graph": False}], ids=["graph", "tree"]
-)
 AXIS_TYPES = pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
 Shape = jax.ShapeDtypeStruct
 
@@ -193,7 +182,7 @@ def test_failed_call_leaves_caller_untouched(mode):
 # ----------------------------------------------------------------- errors of aliases
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_a_variable_in_two_arguments_is_refused_without_graph_updates(mode):
     model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
     pairs = {
@@ -231,7 +220,7 @@ def test_aliases_inside_one_argument_are_kept_in_graph_mode():
         nnx.eval_shape(same, tied, graph=False)
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_returned_arguments_are_refused_without_graph_updates(mode):
     phrase = r"(?s)Duplicate.*\.args\[0\]\.\w\n  - \.out\.\w\n.*nnx\.eval_shape with"
     with pytest.raises(ValueError, match=phrase):
@@ -372,7 +361,7 @@ def test_abstract_models_have_shared_variables_once():
 # ------------------------------------------------------------------------ make_jaxpr
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_jaxprs_are_those_of_jax(mode):
     def f(model, x, *, y):
         model.w[...] += 1
@@ -386,14 +375,14 @@ def test_jaxprs_are_those_of_jax(mode):
     assert nnx.make_jaxpr(f, **mode).__name__ == "f"
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_jaxprs_of_abstract_arguments(mode):
     model = nnx.eval_shape(Model, **mode)
     jaxpr = nnx.make_jaxpr(Model.__call__, **mode)(model, Shape((7,), jnp.float32))
     assert [x.shape for x in jaxpr.out_avals] == [(7,)]
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_static_arguments_are_not_traced(mode):
     @nnx.make_jaxpr(static_argnums=(1,), **mode)
     def f(x, n, y):
@@ -423,7 +412,7 @@ def test_jaxprs_with_aliases_in_graph_mode():
     assert "graph_updates=True" not in str(error.value)
 
 
-@VALUES_ONLY
+@VALUE_MODES
 def test_jaxprs_do_not_return_arguments(mode):
     with pytest.raises(ValueError, match="Duplicate Param"):
         nnx.make_jaxpr(lambda v: v, **mode)(nnx.Param(1.0))

@@ -8,12 +8,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests.modes import GRAPH_UPDATES, MODES
 
-GRAPH_UPDATES = {"graph": True, "graph_updates": True}
 WITHOUT_UPDATES = [{"graph": True, "graph_updates": False}, {"graph": False}]
-MODES = pytest.mark.parametrize(
-    "mode", [GRAPH_UPDATES, *WITHOUT_UPDATES], ids=["graph_updates", "graph", "tree"]
-)
 MESH = Mesh(np.array(jax.devices()), ("data",))
 MODEL_MESH = Mesh(np.array(jax.devices()), ("model",))
 

@@ -1,0 +1,13 @@
+"""The three modes of transforms, as keyword arguments and as parameters of tests."""
+
+import pytest
+
+GRAPH_UPDATES = {"graph": True, "graph_updates": True}
+GRAPH = {"graph": True, "graph_updates": False}
+TREE = {"graph": False}
+
+MODES = pytest.mark.parametrize(
+    "mode", [GRAPH_UPDATES, GRAPH, TREE], ids=["graph_updates", "graph", "tree"]
+)
+# The two in which only the values of Variables reach the caller.
+VALUE_MODES = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
