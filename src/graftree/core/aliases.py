@@ -75,13 +75,17 @@ class _Walk:
         return self.cycle is not None
 
 
-def not_a_pytree_error(obj: Any, path: str, function: str) -> ValueError:
+class NotAPytreeError(TypeError, ValueError):
+    """An object that is no pytree, in a tree; in JAX it is a ``TypeError``."""
+
+
+def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
     """The error for an object of a class declared with ``pytree=False``."""
     place = f" Found at path: {path}." if path else ""
-    return ValueError(
+    return NotAPytreeError(
         f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{place}\n"
-        f"Trees hold pytrees only: pass graph=True to nnx.{function}, or declare the "
-        "class without pytree=False."
+        f"So it is not a valid JAX type: pass graph=True to nnx.{function}, or declare "
+        "the class without pytree=False."
     )
 
 

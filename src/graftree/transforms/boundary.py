@@ -19,8 +19,8 @@ What always holds:
 - Nothing outside is written before `commit` has checked everything; then nothing fails.
 - A Variable whose value is the object that came in was not changed, is not returned and
   not written.
-- The functions that JAX traces don't close over a skeleton, so their identity is that
-  of the user's function and JAX's caches work.
+- JAX knows what it traced again: a skeleton is static data of its arguments, and not
+  closed over, but in `custom_vjp` and inside control flow (see `caching`).
 """
 
 from __future__ import annotations
@@ -219,9 +219,10 @@ class Crossing:
                 continue
             variable = self.objects[definition.index]
             raw = variable.get_raw_value()
-            if position in forced or not _is_same(raw, self.snapshots[position]):
-                if not (_jax.is_ref(raw) and _is_same(raw, self.snapshots[position])):
-                    changed.append(position)
+            # A ref that is the same one was written in place, if at all.
+            is_forced = position in forced and not _jax.is_ref(raw)
+            if is_forced or not _is_same(raw, self.snapshots[position]):
+                changed.append(position)
             entries = labels.metadata_of(variable)
             if entries is not definition.metadata and entries != definition.metadata:
                 metadata.append((position, entries))

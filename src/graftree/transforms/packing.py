@@ -20,7 +20,7 @@ import jax
 
 from graftree.core import aliases, flattening, nodes, pytrees
 from graftree.core.flattening import IndexMap, RefMap
-from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
+from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.transforms import aliasing
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.propagation import Propagation
@@ -180,16 +180,6 @@ def pack(
 def is_repeated(entry: GraphDef[Any] | None) -> bool:
     """Whether an entry refers to an object of an earlier entry."""
     return entry is not None and entry.num_leaves == 0 and len(entry.nodes) == 1
-
-
-def has_sharing(skeleton: Skeleton) -> bool:
-    """Whether some object occurs twice."""
-    return any(
-        type(node) is NodeRef
-        for entry in skeleton.entries
-        if entry is not None
-        for node in entry.nodes
-    )
 
 
 def take_apart(
