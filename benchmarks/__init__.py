@@ -1,5 +1,15 @@
-"""What a call costs, beside raw JAX, Flax NNX and Equinox: ``python -m benchmarks``.
+"""What Graftree costs, beside raw JAX, Flax NNX and Equinox: ``python -m benchmarks``.
 
-``models.py`` has the operations that are timed, ``rows.py`` the table of them,
-``timing.py`` the clock. A new measurement is a new line in ``rows.py``.
+What is measured
+    ``rows.py`` is the table of all measurements; a new one is a new line there.
+    ``libraries.py`` finds the peers that are installed.
+How
+    ``gauges.py`` has the clock and the other gauges, ``tables.py`` prints.
+The operations, written for each library on the same numbers
+    ``perceptrons.py`` and ``blocks.py`` hold models, ``steps.py`` trains them,
+    ``calls.py`` calls them, ``decoding.py`` decodes with a cache,
+    ``forms.py`` takes models apart and ``construction.py`` makes them,
+    ``gpts.py`` is a model worth tracing.
+What is not the time of an operation
+    ``imports.py``, ``memory.py``, ``fresh_models.py``.
 """

@@ -1,24 +1,63 @@
 """The table of measurements. A row is one library doing what its group is named for."""
 
 import dataclasses
-import importlib
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import models
-from benchmarks.timing import Operation
+from benchmarks import (
+    blocks,
+    calls,
+    construction,
+    decoding,
+    forms,
+    fresh_models,
+    gauges,
+    gpts,
+    imports,
+    libraries,
+    memory,
+    perceptrons,
+    steps,
+)
+from benchmarks.gauges import Operation
+from benchmarks.libraries import EQUINOX, FLAX, GRAFTREE, RAW
 
-DEPTHS = (4, 50)
-FORMS = ("split", "merge", "state", "update", "clone")
 MODES = {
     "default": {},
     "graph=True, graph_updates=False": {"graph": True, "graph_updates": False},
     "graph=False": {"graph": False},
 }
-RAW = "raw JAX"
-FLAX = "Flax NNX"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """What is measured.
+
+    Attributes:
+        unit: In which unit it is printed.
+        scale: Units per what ``measure`` gives.
+        measure: Measures operations that are compared.
+        digits: How many are printed after the point.
+        has_ratios: Whether ratios mean something: not if it should be zero.
+    """
+
+    unit: str
+    scale: float
+    measure: Callable[[Sequence[Operation], gauges.Effort], list[float]]
+    digits: int = 1
+    has_ratios: bool = True
+
+
+MICROSECONDS = Quantity("µs", 1e6, gauges.seconds_per_call)
+HOST_MICROSECONDS = Quantity("µs", 1e6, partial(gauges.seconds_per_call, wait=False))
+MILLISECONDS = Quantity("ms", 1e3, gauges.seconds_per_call)
+OWN_MILLISECONDS = Quantity("ms", 1e3, gauges.readings)
+COURSE_MICROSECONDS = Quantity("µs", 1e6, gauges.reading)
+LINES = Quantity("lines", 1, gauges.reading, digits=0)
+STATES = Quantity("x state", 1, gauges.reading, digits=2)
+OBJECTS = Quantity("objects", 1, gauges.reading, digits=2, has_ratios=False)
+BYTES = Quantity("bytes", 1, gauges.reading, digits=0, has_ratios=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +67,7 @@ class Row:
     Attributes:
         library: Who does it; the row of ``RAW`` is what the others are compared with.
         variant: The mode, or nothing.
-        set_up: Makes the operation that is timed.
+        set_up: Makes the operation that is measured.
     """
 
     library: str
@@ -38,57 +77,317 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Rows that do the same, so that their times can be compared."""
+    """Rows that do the same, so that their figures can be compared.
+
+    Attributes:
+        name: What they do.
+        quantity: What is measured of it.
+        rows: Who does it.
+        target: What we want to reach, as ratios.
+    """
 
     name: str
+    quantity: Quantity
     rows: tuple[Row, ...]
+    target: str = ""
 
 
-def groups() -> list[Group]:
-    """All measurements, in the order in which they are printed."""
-    steps = [
-        Group(f"train step, {depth} layers, Adam", _steps(depth)) for depth in DEPTHS
+def groups(quick: bool = False) -> list[Group]:
+    """All measurements, in the order in which they are printed.
+
+    Args:
+        quick: Leave out rows, since compiling is what takes long: most other modes, and
+            the peers of large models. And make fewer models.
+    """
+    dispatch = [
+        *(train_step(depth, donate=d) for depth in (4, 50) for d in (False, True)),
+        *(forward_call(depth) for depth in (4, 50)),
     ]
-    steps.append(Group("train step in place, 50 layers, Adam", _in_place(50)))
-    return steps + [Group(f"{form}, 50 layers", _forms(form)) for form in FORMS]
-
-
-def _steps(depth: int) -> tuple[Row, ...]:
-    rows = [Row(RAW, "jax.jit on a flat list", partial(models.raw_step, depth))]
-    for library, nnx in _installed({"Graftree": "graftree", FLAX: "flax.nnx"}):
-        for name, mode in MODES.items():
-            rows.append(
-                Row(library, name, partial(models.nnx_step, nnx, depth, **mode))
-            )
-    for library, equinox in _installed({"Equinox": "equinox"}):
-        step = partial(models.equinox_step, equinox, depth)
-        rows.append(Row(library, "filter_jit", step))
-    return tuple(rows)
-
-
-def _in_place(depth: int) -> tuple[Row, ...]:
-    donated = partial(models.raw_step, depth, donate=True)
-    rows = [
-        Row(RAW, "jax.jit, donated arrays", donated),
-        Row(RAW, "jax.jit, array refs", partial(models.raw_refs_step, depth)),
+    large = [train_step(200), train_step(200, donate=True), forward_call(200)]
+    others = [
+        train_step(50, passing="nested in a dict"),
+        train_step(50, passing="keywords"),
+        train_step_in_place(50),
+        step_of_blocks(20),
+        decode_step(12),
+        *(functional_form(name, 50) for name in (*forms.FORMS, *forms.TREES)),
+        construct(50),
+        trace(12),
+        program_lines(12),
+        importing(),
+        peak_memory(),
+        *courses(2_000 if quick else 10_000),
     ]
-    for library, nnx in _installed({"Graftree": "graftree", FLAX: "flax.nnx"}):
-        step = partial(models.refs_step, nnx, depth)
-        rows.append(Row(library, "jax.jit, array refs", step))
-    return tuple(rows)
+    if quick:
+        large = map(in_default_mode, map(without_peers, large))
+        others = map(in_default_mode, others)
+    return [*dispatch, *large, *others]
 
 
-def _forms(form: str) -> tuple[Row, ...]:
-    rows = [Row(RAW, "jax.tree", partial(models.raw_form, form, 50))]
-    for library, nnx in _installed({"Graftree": "graftree", FLAX: "flax.nnx"}):
-        rows.append(Row(library, "", partial(models.nnx_form, nnx, form, 50)))
-    return tuple(rows)
+def in_default_mode(group: Group) -> Group:
+    """The group without the rows of the other modes."""
+    return _where(group, lambda row: row.variant not in [*MODES][1:])
 
 
-def _installed(modules: dict[str, str]) -> list[tuple[str, Any]]:
-    """Imports those libraries of {name: module} that are installed."""
+def without_peers(group: Group) -> Group:
+    """The group with raw JAX and Graftree alone."""
+    return _where(group, lambda row: row.library in (RAW, GRAFTREE))
+
+
+def _where(group: Group, is_kept: Callable[[Row], bool]) -> Group:
+    return dataclasses.replace(group, rows=tuple(filter(is_kept, group.rows)))
+
+
+def _of(
+    name: str, make: Callable[..., Operation], *args: Any, variant: str = ""
+) -> list[Row]:
+    """The row of a library, if it is installed."""
     return [
-        (name, importlib.import_module(module))
-        for name, module in modules.items()
-        if importlib.util.find_spec(module.split(".")[0])
+        Row(name, variant, partial(make, library, *args))
+        for library in libraries.installed(name).values()
+    ]
+
+
+def _in_modes(make: Callable[..., Operation], *args: Any) -> list[Row]:
+    """The rows of Graftree and Flax NNX in all modes."""
+    return [
+        Row(name, mode, partial(make, library, *args, **options))
+        for name, library in libraries.installed(GRAFTREE, FLAX).items()
+        for mode, options in MODES.items()
+    ]
+
+
+# ------------------------------------------------------------------------------ calls
+
+PASSING = {
+    "by position": steps.POSITIONAL,
+    "nested in a dict": steps.NESTED,
+    "keywords": steps.KEYWORDS,
+}
+
+
+def train_step(
+    depth: int,
+    *,
+    donate: bool = False,
+    passing: str = "by position",
+) -> Group:
+    """One step of Adam on the MLP."""
+    options = {"donate": donate, "passing": PASSING[passing]}
+    batch = perceptrons.batch()
+    loss = perceptrons.nnx_loss
+
+    def raw():
+        params = perceptrons.parameters(depth)
+        return steps.raw(perceptrons.loss, params, batch, **options)
+
+    def nnx(library, **mode):
+        model = perceptrons.nnx_model(library, depth)
+        return steps.nnx(library, loss, model, batch, **options, **mode)
+
+    def equinox(library):
+        model = perceptrons.equinox_model(library, depth)
+        return steps.equinox(library, loss, model, batch, **options)
+
+    how = "donated" if donate else "plain" if passing == "by position" else passing
+    return Group(
+        f"train step, {depth} layers, {how}",
+        MICROSECONDS,
+        (
+            Row(RAW, "flat list", raw),
+            *_in_modes(nnx),
+            *_of(EQUINOX, equinox),
+        ),
+        "1.30 raw" if depth == 4 or passing != "by position" else "1.10 raw",
+    )
+
+
+def train_step_in_place(depth: int) -> Group:
+    """The same with parameters in array refs, under plain ``jax.jit``."""
+    batch = perceptrons.batch()
+
+    def raw():
+        return steps.raw_refs(perceptrons.loss, perceptrons.parameters(depth), batch)
+
+    def nnx(library):
+        make = partial(perceptrons.nnx_model, library, depth)
+        return steps.nnx_refs(library, perceptrons.nnx_loss, make, batch)
+
+    return Group(
+        f"train step, {depth} layers, array refs under jax.jit",
+        MICROSECONDS,
+        (Row(RAW, "flat list of refs", raw), *_of(GRAFTREE, nnx), *_of(FLAX, nnx)),
+    )
+
+
+def forward_call(depth: int) -> Group:
+    """The MLP called."""
+    return Group(
+        f"forward call, {depth} layers",
+        MICROSECONDS,
+        (
+            Row(RAW, "flat list", partial(calls.raw, depth)),
+            *_in_modes(calls.nnx, depth),
+            *_of(EQUINOX, calls.equinox, depth),
+        ),
+        {4: "1.30 raw", 50: "1.15 raw"}.get(depth, ""),
+    )
+
+
+def step_of_blocks(depth: int) -> Group:
+    """One step of Adam on blocks with batch statistics and dropout."""
+    batch = perceptrons.batch()
+
+    def raw():
+        params, states = blocks.parameters(depth), blocks.states(depth)
+        return steps.raw(blocks.loss, params, batch, state=states)
+
+    def nnx(library, **mode):
+        model = blocks.nnx_model(library, depth)
+        loss = perceptrons.nnx_loss
+        return steps.nnx(library, loss, model, batch, has_state=True, **mode)
+
+    return Group(
+        f"train step, {depth} blocks of Linear, BatchNorm, Dropout",
+        MICROSECONDS,
+        (Row(RAW, "flat list", raw), *_in_modes(nnx)),
+        "1.30 raw",
+    )
+
+
+def decode_step(depth: int) -> Group:
+    """One token, with a cache."""
+    return Group(
+        f"decode step, {depth} attention layers with a cache",
+        MICROSECONDS,
+        (
+            Row(RAW, "flat lists", partial(decoding.raw, depth)),
+            *_in_modes(decoding.nnx, depth),
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------- objects
+
+FORM_TARGETS = {
+    **dict.fromkeys(("split", "state", "update", "clone"), "0.17 Flax"),
+    "merge": "0.33 Flax",
+    "jax.tree.flatten": "0.40 Flax",
+}
+
+
+def functional_form(name: str, depth: int) -> Group:
+    """One function of the functional form, in the default mode."""
+    rows = [
+        Row(RAW, "jax.tree", partial(forms.raw, name, depth)),
+        *_of(GRAFTREE, forms.nnx, name, depth),
+        *_of(FLAX, forms.nnx, name, depth),
+    ]
+    if name in forms.EQUINOX_NAMES:
+        variant = forms.EQUINOX_NAMES[name]
+        rows += _of(EQUINOX, forms.equinox, name, depth, variant=variant)
+    return Group(
+        f"{name}, {depth} layers",
+        HOST_MICROSECONDS,
+        tuple(rows),
+        FORM_TARGETS.get(name, ""),
+    )
+
+
+def construct(depth: int) -> Group:
+    """Making the MLP."""
+    return Group(
+        f"construction, {depth} layers",
+        MICROSECONDS,
+        (
+            Row(RAW, "its arrays", partial(construction.raw, depth)),
+            *_of(GRAFTREE, construction.nnx, depth),
+            *_of(FLAX, construction.nnx, depth),
+            *_of(EQUINOX, construction.equinox, depth),
+        ),
+        "0.50 Flax, 1.30 raw",
+    )
+
+
+# ------------------------------------------------------------------ before and after
+
+
+def trace(depth: int) -> Group:
+    """Tracing and lowering of the train step of a GPT, as in a first call."""
+
+    def lowering(make):
+        return lambda: make().lower()
+
+    return Group(
+        f"trace and lower, train step of a GPT, {depth} layers",
+        MILLISECONDS,
+        _gpt_rows(depth, lowering),
+        "1.15 raw",
+    )
+
+
+def program_lines(depth: int) -> Group:
+    """The length of what XLA gets from that."""
+
+    def lines(make):
+        return lambda: make().lower().as_text().count("\n")
+
+    return Group(
+        f"lines of StableHLO, train step of a GPT, {depth} layers",
+        LINES,
+        _gpt_rows(depth, lines),
+        "1.03 raw",
+    )
+
+
+def _gpt_rows(depth: int, operation_of: Callable[..., Operation]) -> tuple[Row, ...]:
+    def raw():
+        return operation_of(gpts.raw(depth))
+
+    def nnx(library, **mode):
+        return operation_of(gpts.nnx(library, depth, **mode))
+
+    return (Row(RAW, "functions of dicts", raw), *_in_modes(nnx))
+
+
+def importing() -> Group:
+    """What an import takes when JAX is there."""
+    return Group(
+        "import, after import jax",
+        OWN_MILLISECONDS,
+        tuple(
+            Row(name, "", partial(imports.seconds, libraries.MODULES[name]))
+            for name in libraries.installed(GRAFTREE, FLAX, EQUINOX)
+        ),
+        "0.33 Flax",
+    )
+
+
+def peak_memory() -> Group:
+    """How many copies of its state a donated train step needs."""
+    return Group(
+        "peak memory of a donated train step",
+        STATES,
+        (Row(RAW, "flat list", memory.raw), *_in_modes(memory.nnx)),
+    )
+
+
+def courses(count: int) -> list[Group]:
+    """What calls cost when each has a fresh model."""
+
+    def course(title, quantity, figure):
+        def raw():
+            return lambda: getattr(fresh_models.raw(count), figure)
+
+        def nnx(library, **mode):
+            return lambda: getattr(fresh_models.nnx(library, count, **mode), figure)
+
+        rows = (Row(RAW, "flat list", raw), *_in_modes(nnx))
+        return Group(f"{count:,} fresh models: {title}", quantity, rows)
+
+    return [
+        course("a call in the first tenth", COURSE_MICROSECONDS, "first"),
+        course("a call in the last tenth", COURSE_MICROSECONDS, "last"),
+        course("objects that stay, per model", OBJECTS, "objects"),
+        course("memory that stays, per model", BYTES, "resident"),
     ]

@@ -1,44 +1,183 @@
-"""The benchmarks run, and what they time is what they say; no test looks at a time."""
+"""The benchmarks run, and all libraries compute the same; no test looks at a time."""
+
+import statistics
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import rows, timing
+from benchmarks import (
+    fresh_models,
+    gauges,
+    gpts,
+    libraries,
+    memory,
+    perceptrons,
+    rows,
+    steps,
+    tables,
+)
+
+COMPUTING = [
+    rows.train_step(1),
+    rows.train_step(1, donate=True),
+    rows.in_default_mode(rows.train_step(1, passing="nested in a dict")),
+    rows.in_default_mode(rows.train_step(1, passing="keywords")),
+    rows.train_step_in_place(1),
+    rows.forward_call(1),
+    rows.step_of_blocks(1),
+    rows.decode_step(1),
+]
 
 
-def step_rows():
-    return [*rows.groups()[0].rows, *rows._in_place(4)]
+def operations(group):
+    return {(row.library, row.variant): row.set_up() for row in group.rows}
 
 
-@pytest.mark.parametrize("row", step_rows(), ids=lambda r: f"{r.library} {r.variant}")
-def test_every_timed_train_step_lowers_the_loss(row):
-    step = row.set_up()
+# ------------------------------------------------------------- the same work for all
+
+
+@pytest.mark.parametrize("group", COMPUTING, ids=lambda group: group.name)
+def test_all_libraries_compute_what_raw_jax_computes(group):
+    results = [
+        [np.asarray(operation()) for _ in range(3)]
+        for operation in operations(group).values()
+    ]
+    for result in results:
+        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("group", COMPUTING[:5], ids=lambda group: group.name)
+def test_train_steps_lower_the_loss(group):
+    step = group.rows[0].set_up()
     losses = [float(step()) for _ in range(5)]
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
 
 
+def test_gpts_compute_what_the_pure_function_computes():
+    # The pure function broadcasts biases, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        peers = libraries.installed("Graftree", "Flax NNX").values()
+        made = [gpts.raw(1)(), *(gpts.nnx(library, 1)() for library in peers)]
+        losses = [[float(step()) for _ in range(2)] for step in made]
+    for loss in losses:
+        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+
+
+def test_constructed_models_hold_arrays_of_the_same_shapes():
+    made = [operation() for operation in operations(rows.construct(2)).values()]
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(model)) for model in made]
+    assert set(sizes) == {2 * (perceptrons.WIDTH**2 + perceptrons.WIDTH)}
+
+
+@pytest.mark.parametrize("name", ["jax.tree.flatten", "pop"])
+def test_forms_give_as_many_arrays(name):
+    taken = [op() for op in operations(rows.functional_form(name, 2)).values()]
+    assert len({len(jax.tree.leaves(result)) for result in taken}) == 1
+
+
+# ------------------------------------------------------- what is not the time of a call
+
+
+@pytest.mark.parametrize(
+    "row", rows.in_default_mode(rows.trace(1)).rows, ids=tables.label
+)
+def test_each_lowering_traces_the_model_again(row, monkeypatch):
+    traced = []
+    attention = gpts.attention
+    monkeypatch.setattr(
+        gpts, "attention", lambda *args: traced.append(1) or attention(*args)
+    )
+    with jax.numpy_rank_promotion("allow"):
+        lower = row.set_up()
+        lower()
+        once = len(traced)
+        lower()
+    assert once > 0 and len(traced) == 2 * once
+
+
+def test_peak_memory_tells_one_copy_of_the_state_from_two():
+    def peak(donate):
+        params = perceptrons.parameters(memory.DEPTH, memory.WIDTH)
+        batch = perceptrons.batch(memory.WIDTH)
+        return memory.peak(
+            lambda: steps.raw(perceptrons.loss, params, batch, donate=donate)
+        )()
+
+    assert peak(donate=False) == pytest.approx(2, abs=0.05)
+    assert peak(donate=True) < 1.5
+
+
+def test_fresh_models_are_counted_after_the_first_tenth():
+    course = fresh_models.raw(20)
+    assert course.first > 0 and course.last > 0
+    assert abs(course.objects) < 5
+
+
+def test_imports_are_timed_in_a_process_of_their_own():
+    (row, *_) = rows.importing().rows
+    assert 0 < row.set_up()() < 60
+
+
+# ------------------------------------------------------------------- gauges and tables
+
+
 def test_operations_take_turns():
     order = []
-    timing.medians(
-        [lambda: order.append("a"), lambda: order.append("b")], rounds=3, seconds=0
+    gauges.seconds_per_call(
+        [lambda: order.append("a"), lambda: order.append("b")],
+        gauges.Effort(turns=3, seconds=0, budget=60),
     )
-    warm_up = 16
-    assert order[warm_up:] == ["a", "b"] * 3
+    assert order[-6:] == ["a", "b"] * 3
 
 
-def test_table_compares_with_raw_jax_and_with_flax_in_the_same_mode():
-    group = rows.Group(
-        "call",
-        (
-            rows.Row(rows.RAW, "", jax.devices),
-            rows.Row("Graftree", "", jax.devices),
-            rows.Row(rows.FLAX, "", jax.devices),
-        ),
-    )
-    lines = program._table(group, [1e-6, 2e-6, 8e-6]).splitlines()
-    assert lines[-2].split() == ["Graftree", "2.0", "2.00", "0.25"]
-    assert lines[-1].split() == ["Flax", "NNX", "8.0", "8.00"]
+def test_slow_operations_take_fewer_turns():
+    effort = gauges.Effort(turns=25, seconds=0, budget=10, fewest=3)
+    assert [effort.turns_of(seconds) for seconds in (0.001, 1, 60)] == [25, 10, 3]
+
+
+@pytest.mark.parametrize("pick, picked", [(statistics.median, 2.0), (min, 1.0)])
+def test_first_readings_warm_up_and_of_the_others_one_is_picked(pick, picked):
+    values = iter([0.0, 1.0, 5.0, 2.0])
+    effort = gauges.Effort(turns=3, seconds=0, budget=60, pick=pick)
+    assert gauges.readings([lambda: next(values)], effort) == [picked]
+
+
+GROUP = rows.Group(
+    "call",
+    rows.MICROSECONDS,
+    tuple(
+        rows.Row(library, "", jax.devices)
+        for library in ("raw JAX", "Graftree", "Flax NNX", "Equinox")
+    ),
+    target="1.10 raw",
+)
+FIGURES = [1e-6, 2e-6, 8e-6, 4e-6]
+
+
+def test_table_compares_with_raw_jax_and_graftree_with_its_peers():
+    title, raw, ours, *peers = tables.text(GROUP, FIGURES).strip().splitlines()
+    assert title.split()[:2] == ["call", "µs"]
+    assert raw.split() == ["raw", "JAX", "1.0", "1.00"]
+    assert ours.split() == ["Graftree", "2.0", "2.00", "0.25", "0.50", "1.10", "raw"]
+    assert peers[0].split() == ["Flax", "NNX", "8.0", "8.00"]
+
+
+def test_markdown_leaves_out_columns_without_figures():
+    group = rows.Group("call", rows.MICROSECONDS, GROUP.rows[:2])
+    assert tables.markdown(group, FIGURES[:2]).strip().splitlines() == [
+        "| call | µs | / raw |",
+        "| :-- | --: | --: |",
+        "| raw JAX | 1.0 | 1.00 |",
+        "| Graftree | 2.0 | 2.00 |",
+    ]
+
+
+def test_ratios_are_left_out_where_the_figure_should_be_zero():
+    group = rows.Group("stays", rows.OBJECTS, GROUP.rows[:2])
+    lines = tables.text(group, [0.0, -0.001]).splitlines()
+    assert lines[-1].split() == ["Graftree", "0.00"]
 
 
 def test_program_prints_the_groups_asked_for(capsys, monkeypatch):
@@ -46,3 +185,18 @@ def test_program_prints_the_groups_asked_for(capsys, monkeypatch):
     program.main()
     titles = [row for row in capsys.readouterr().out.splitlines() if "/ raw" in row]
     assert [title.split(",")[0] for title in titles] == ["merge"]
+
+
+def test_names_of_groups_are_unique():
+    names = [group.name for group in rows.groups()]
+    assert len(set(names)) == len(names)
+
+
+def test_quick_programs_leave_out_rows_but_no_group():
+    full, quick = rows.groups(), rows.groups(quick=True)
+    assert len(full) == len(quick)
+    slow = [group for group in quick if "200 layers" in group.name]
+    assert {row.library for group in slow for row in group.rows} == {
+        "raw JAX",
+        "Graftree",
+    }

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import flattening
+from graftree.core import flattening, stamps
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 
 
@@ -108,6 +108,44 @@ def test_nothing_is_written_before_commit():
     assert not hasattr(box, "c") and box.a[...] == 1.0
     builder.commit()
     assert box.c == 1 and box.a[...] == 2.0
+
+
+def test_building_new_objects_is_no_structural_change():
+    graphdef, leaves = flattening.flatten_graph(Box(a=Box(x=nnx.Param(1)), b=[2]))
+    before = stamps.clock.now
+    flattening.unflatten_graph(graphdef, leaves)
+    assert stamps.clock.now == before
+
+
+def test_objects_refer_back_to_those_above_and_aside():
+    box = Box(a=nnx.data([nnx.Param(1)]), b=Box())
+    box.b.up, box.b.aside, box.c = box, box.a[0], box.b
+    graphdef, leaves = flattening.flatten_graph(box)
+    out = flattening.unflatten_graph(graphdef, leaves)
+    assert out is not box and out.b.up is out and out.c is out.b
+    assert out.b.aside is out.a[0] is box.a[0]
+
+
+def test_containers_are_rebuilt_around_objects_that_are_whole():
+    seen = []
+
+    @jax.tree_util.register_pytree_node_class
+    class Watcher:
+        def __init__(self, *items):
+            self.items = items
+            seen.append([vars(item).get("x") for item in items])
+
+        def tree_flatten(self):
+            return self.items, None
+
+        @classmethod
+        def tree_unflatten(cls, _, items):
+            return cls(*items)
+
+    graphdef, leaves = flattening.flatten_graph(Watcher(Box(x=1), Box(x=2)))
+    seen.clear()
+    flattening.unflatten_graph(graphdef, leaves)
+    assert seen == [[1, 2]]
 
 
 def test_ref_metadata_follows_what_is_stored():

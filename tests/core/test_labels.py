@@ -24,10 +24,6 @@ def test_replacing_metadata_moves_the_stamp_and_leaves_other_variables_alone():
     assert not second.has_metadata("tag")
 
 
-def test_hooks_are_looked_up_by_name():
-    assert nnx.Param(1).get_hooks("on_get_value") is None
-
-
 def test_metadata_of_read_only_variables_may_change():
     variable = nnx.with_vars(nnx.Param(1), mutable=False)
     assert labels.is_read_only(variable)

@@ -1,5 +1,6 @@
 """What the rest of core does with Pytrees without going through ``setattr``."""
 
+import copy
 import inspect
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import pytrees
+from graftree.core import pytrees, stamps
 from graftree.core.attributes import AttributeTable
 
 
@@ -103,6 +104,93 @@ def test_descriptors_that_want_an_instance_are_assigned_to():
     assert (holder.x, holder._doubled) == (3, 6) and "x" not in vars(holder)
     with pytest.raises(AttributeError):
         del holder.x
+
+
+class Meter(nnx.Pytree):
+    def __init__(self):
+        self.unit = "m"
+
+    @property
+    def reading(self):
+        return vars(self)["_reading"]
+
+    @reading.setter
+    def reading(self, value):
+        vars(self)["_reading"] = value
+        if value is None:
+            raise ValueError("no reading")
+
+    @reading.deleter
+    def reading(self):
+        del vars(self)["_reading"]
+
+
+class Gauge(Meter):
+    pass
+
+
+def set_reading(meter, value):
+    meter.reading = value
+
+
+def set_class(meter):
+    meter.__class__ = Gauge
+
+
+def fail_to_set(meter):
+    with pytest.raises(ValueError, match="no reading"):
+        meter.reading = None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meter: set_reading(meter, 2),
+        lambda meter: set_reading(meter, jnp.ones(1)),
+        lambda meter: delattr(meter, "reading"),
+        fail_to_set,
+        set_class,
+    ],
+)
+def test_what_descriptors_do_is_stamped(change):
+    """They are code of the user, which may write into ``vars`` itself."""
+    meter = Meter()
+    meter.reading = 1
+    stamp = pytrees.state_of(meter).stamp
+    change(meter)
+    assert stamp < pytrees.state_of(meter).stamp <= stamps.clock.now
+
+
+def test_the_base_class_has_descriptors_too():
+    obj = nnx.Pytree()
+    obj.__class__ = Meter
+    assert type(obj) is Meter and pytrees.attribute_items(obj) == []
+
+
+def test_descriptors_may_be_added_to_a_class_later():
+    class Base(nnx.Pytree):
+        pass
+
+    class Child(Base):
+        pass
+
+    before = Child()
+    before.x = 1
+    Base.x = Meter.reading
+    for obj in (before, Child()):
+        obj.x = 3
+        assert obj.x == 3 and vars(obj)["_reading"] == 3
+
+
+@pytest.mark.parametrize("attributes", [{}, {"a": 1}, {"b": 2.0, "a": 1, "c": 3.0}])
+def test_flattening_is_undone_whatever_there_is(attributes):
+    box = Box(**{k: nnx.data(v) if v > 1 else v for k, v in attributes.items()})
+    leaves, treedef = jax.tree.flatten(box)
+    assert leaves == [value for value in attributes.values() if value > 1]
+    copied = jax.tree.unflatten(treedef, leaves)
+    assert pytrees.attribute_items(copied) == sorted(attributes.items())
+    assert pytrees.table_of(copied) is pytrees.table_of(box)
+    assert jax.tree.structure(copied) == treedef == jax.tree.structure(copy.copy(box))
 
 
 def test_replacing_arrays_only_keeps_the_stamp():

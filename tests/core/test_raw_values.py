@@ -53,3 +53,28 @@ def test_a_ref_is_written_by_what_another_ref_holds():
     raw_values.write([first], [second.get_raw_value()])
     raw_values.write([second], [second.get_raw_value()])
     assert first.get_raw_value() is ref and first[...] == second[...] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "expected"),
+    [
+        ({}, 2.0, True),
+        ({"tag": "a"}, 2.0, True),
+        ({"ref": True}, 2.0, False),
+        ({"mutable": False}, 2.0, False),
+        ({}, jax.new_ref(jnp.ones(2)), False),
+    ],
+    ids=["plain", "metadata", "in a ref", "read-only", "by a ref"],
+)
+def test_values_are_replaced_where_neither_refs_nor_checks_play_a_part(
+    options, value, expected
+):
+    group = [nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2), **options)]
+    assert raw_values.may_replace(group, [1.0, value]) is expected
+    assert raw_values.may_replace([], [])
+
+
+def test_values_of_another_trace_are_not_replaced():
+    outer, seen = nnx.Param(1.0), []
+    jax.jit(lambda: seen.append(raw_values.may_replace([outer], [2.0])))()
+    assert seen == [False]

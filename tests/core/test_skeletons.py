@@ -46,6 +46,27 @@ def test_leaves_are_listed_with_their_paths():
     assert [d is None for _, d in graphdef.leaves()] == [False, True]
 
 
+def test_a_blueprint_gives_each_value_a_place_below_that_of_its_node():
+    graphdef = nnx.graphdef(Model())
+    blueprint = graphdef.blueprint()
+    # The model; its attributes a, b, c, k; the items of b.
+    assert blueprint.values == [None, None, None, None, 2, None, 3]
+    assert [node.type for node in blueprint.objects] == [Model]
+    (_, variable), _ = graphdef.leaves()
+    assert blueprint.leaves == [(variable, 1), (None, 5)]
+    assert blueprint.references == [(variable.index, 3)]
+    items, root = blueprint.nodes
+    assert (items.place, items.keys, items.start, items.stop) == (2, (0, 1), 5, 7)
+    assert (root.place, root.keys, root.start, root.stop) == (0, tuple("abck"), 1, 5)
+
+
+@pytest.mark.parametrize("root", [3, jnp.ones(2), nnx.Param(1)], ids=str)
+def test_the_blueprint_of_a_leaf_has_one_place(root):
+    blueprint = nnx.graphdef(root).blueprint()
+    assert blueprint.values == [None] and blueprint.nodes == []
+    assert [place for _, place in blueprint.leaves] == [0]
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_both_modes_have_the_same_paths(graph):
     model = nnx.Dict(b=nnx.List([nnx.Param(1), jnp.ones(1)]), a=nnx.Param(2))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import labels, variables
+from graftree.core import labels, stamps, variables
 
 TraceContextError = nnx.errors.TraceContextError
 
@@ -57,3 +57,58 @@ def test_read_only_variables_refuse_writes():
 def test_half_made_variables_have_no_attributes():
     with pytest.raises(AttributeError):
         object.__new__(nnx.Param)._value
+
+
+def array_variable():
+    return nnx.Variable(jnp.zeros(2))
+
+
+def ref_variable():
+    return nnx.Variable(jnp.zeros(2), ref=True)
+
+
+def abstract_variable():
+    return nnx.Variable(jax.ShapeDtypeStruct((2,), jnp.float32), ref=True)
+
+
+def new_ref():
+    return jax.new_ref(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "write"),
+    [
+        (array_variable, lambda v: v.set_raw_value(new_ref())),
+        (array_variable, lambda v: v.set_value(new_ref())),
+        (ref_variable, lambda v: v.set_raw_value(new_ref())),
+        (ref_variable, lambda v: v.set_raw_value(jnp.ones(2))),
+        (ref_variable, lambda v: v.copy_from(ref_variable())),
+        (abstract_variable, lambda v: variables.store(v, jnp.ones(2))),
+        (abstract_variable, lambda v: v.update_from_state(array_variable())),
+    ],
+)
+def test_which_ref_is_held_is_structure(make, write):
+    variable = make()
+    before = variable.stamp
+    write(variable)
+    assert variable.stamp > before
+
+
+@pytest.mark.parametrize("make", [array_variable, ref_variable])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda v: v.set_raw_value(v.get_raw_value()),
+        lambda v: v.set_value(jnp.ones(2)),
+        lambda v: v.set_value(1.0, index=0),
+        lambda v: variables.store(v, jnp.ones(2)),
+        lambda v: v.update_from_state(array_variable()),
+        lambda v: v.update_from_state(ref_variable()),
+    ],
+)
+def test_another_value_is_no_structure(make, write):
+    variable = make()
+    before = variable.stamp, stamps.clock.now
+    write(variable)
+    assert variable.stamp == before[0]
+    assert stamps.clock.now == before[1]

@@ -15,6 +15,7 @@ class Model(nnx.Module):
         self.weight = nnx.Param(jnp.ones(2))
         self.array = nnx.data(jnp.zeros(2))
         self.rate = 0.5
+        self.parts = nnx.data([])
 
 
 def set_array(model):
@@ -37,6 +38,14 @@ def delete(model):
     del model.array
 
 
+def extend_list(model):
+    model.parts.append(nnx.Param(jnp.ones(1)))
+
+
+def contain_itself(model):
+    model.myself = model
+
+
 @VALUE_MODES
 @pytest.mark.parametrize(
     ("change", "name"),
@@ -46,6 +55,8 @@ def delete(model):
         (add_variable, "'extra' was set"),
         (replace_variable, "'weight' was set"),
         (delete, "'array' was set or deleted"),
+        (extend_list, "'parts/0' was set"),
+        (contain_itself, r".*changed \(myself\)"),
     ],
 )
 def test_changes_of_structure_are_named(mode, change, name):
@@ -59,6 +70,7 @@ def test_what_reaches_the_caller_gives_no_warning(mode):
     def step(model, batch):
         model.weight[...] += 1
         model.weight.set_metadata(tag="seen")
+        model.parts = list(model.parts)
         model.rate = 0.5
         batch["new"] = model.array
         return nnx.Linear(1, 1, rngs=nnx.Rngs(0))

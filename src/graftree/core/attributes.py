@@ -9,9 +9,11 @@ arrays out of static attributes; `pytrees.py` calls them when attributes are set
 from __future__ import annotations
 
 import dataclasses
+import operator
 import typing
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Annotated, Any, TypeVar
 
 import jax
@@ -27,6 +29,9 @@ MISSING: Any = dataclasses.MISSING
 DATA_REGISTRY: set[type] = set()
 
 _known_types: dict[type, bool] = {}
+
+# Exact types of most static values: they are no data, nor can there be data in them.
+ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
 
 
 def register_data_type(type_: type[T], /) -> type[T]:
@@ -46,6 +51,7 @@ def register_data_type(type_: type[T], /) -> type[T]:
         True
     """
     DATA_REGISTRY.add(type_)
+    ATOMS.discard(type_)
     _known_types.clear()
     return type_
 
@@ -93,12 +99,18 @@ def has_data(x: Any, /) -> list[Any]:
         >>> nnx.has_data([1, jnp.ones(2), "a"])
         [Array([1., 1.], dtype=float32)]
     """
-    if type(x) in _ATOMS:
+    return [leaf for leaf in _leaves(x, is_data) if is_data(leaf)]
+
+
+def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
+    kind = type(x)
+    if kind in ATOMS:
         return []
-    return [leaf for leaf in jax.tree.leaves(x, is_leaf=is_data) if is_data(leaf)]
-
-
-_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(is_data)})
+    # Tuples with names are pytrees though nobody registers them.
+    if not _jax.is_pytree_type(kind) and not issubclass(kind, tuple):
+        return [x]
+    return jax.tree.leaves(x, is_leaf=is_leaf)
 
 
 class AttributeField(dataclasses.Field):  # type: ignore[type-arg]
@@ -260,24 +272,46 @@ Data = Annotated[T, "data"]
 Static = Annotated[T, "static"]
 
 
+# A class rarely has more attributes. A `List` may, but need not share its table.
+_LONGEST_CHAIN = 64
+
+_Names = tuple[str, ...]
+_Getter = Callable[[Any], tuple[Any, ...]]
+
+
 class AttributeTable(HashableMapping):
     """The statuses of an object's attributes: name -> is it data?
 
     Immutable: setting an attribute with a new name replaces the table of the object.
-    The sorted orders are computed once per table.
+    What follows from a table is found once per table. And a table remembers the one it
+    was last extended to, so that the objects which the same code makes share theirs.
     """
 
-    __slots__ = ("_layout", "_names")
+    __slots__ = ("_extension", "_getters", "_layout", "_names")
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
         super().__init__(entries)
+        self._extension: tuple[str, bool, AttributeTable] | None = None
+        self._getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
         self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
-        self._names: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] | None
-        self._names = None
+        self._names: tuple[_Names, _Names, _Names] | None = None
+
+    def with_entry(self, key: str, value: bool) -> AttributeTable:
+        """The table in which ``key`` has this status: itself, or another one."""
+        last = self._extension
+        if last is not None and last[0] == key and last[1] is value:
+            return last[2]
+        if self.get(key) is value:
+            return self
+        extended = super().with_entry(key, value)
+        # Only one, and a longer one: what a table keeps alive is a short chain.
+        if len(self) < len(extended) <= _LONGEST_CHAIN:
+            self._extension = key, value, extended
+        return extended
 
     def names(
         self, sort_key: Callable[[str], Any] | None
-    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    ) -> tuple[_Names, _Names, _Names]:
         """The names of all, of the data, and of the static attributes, sorted."""
         if self._names is None:
             ordered = sorted(self, key=sort_key)
@@ -287,6 +321,23 @@ class AttributeTable(HashableMapping):
                 tuple(name for name in ordered if not self[name]),
             )
         return self._names
+
+    def getters(
+        self, sort_key: Callable[[str], Any] | None
+    ) -> tuple[_Names, _Getter, _Getter, _Getter]:
+        """What it needs to take ``vars`` apart and to put them together, all in C.
+
+        Returns:
+            The sorted names of all attributes; two functions of ``vars`` that give the
+            values of the data, and of the static attributes; and one that puts the
+            tuple ``(*data, *static)`` in the order of the names.
+        """
+        if self._getters is None:
+            names, data, static = self.names(sort_key)
+            place = {name: i for i, name in enumerate((*data, *static))}
+            in_order = _getter([place[name] for name in names])
+            self._getters = names, _getter(data), _getter(static), in_order
+        return self._getters
 
     def layout(
         self,
@@ -301,6 +352,13 @@ class AttributeTable(HashableMapping):
 
 
 EMPTY_TABLE = AttributeTable({})
+
+
+def _getter(keys: Sequence[Any]) -> _Getter:
+    """Like ``operator.itemgetter``, but it gives a tuple for any number of keys."""
+    if len(keys) > 1:
+        return operator.itemgetter(*keys)
+    return lambda values: tuple([values[key] for key in keys])
 
 
 def data_descriptors(cls: type) -> frozenset[str]:
@@ -385,10 +443,7 @@ def check_no_tags(owner: type, name: str, value: Any) -> None:
     Raises:
         ValueError: If there is one.
     """
-    if type(value) in _ATOMS or is_data(value):
-        return
-    leaves = jax.tree.leaves(value, is_leaf=lambda x: is_data(x) or _is_tag(x))
-    if any(_is_tag(leaf) for leaf in leaves):
+    if not is_data(value) and any(map(_is_tag, _leaves(value, _is_data_or_tag))):
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
             f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
@@ -398,6 +453,10 @@ def check_no_tags(owner: type, name: str, value: Any) -> None:
 
 def _is_tag(x: Any) -> bool:
     return type(x) is AttributeField
+
+
+def _is_data_or_tag(x: Any) -> bool:
+    return is_data(x) or _is_tag(x)
 
 
 _WAYS_OUT = (

@@ -241,10 +241,11 @@ def _attach(
         recorded.buffers.append((path, buffers))
         outer_buffers = vars(module).get(recorders.BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
-        pytrees.store_attribute(module, recorders.BUFFERS, (*buffers, *further), True)
         if request.method_outputs is not None:
             cls = output_recorders.recording_class(type(module), request.method_outputs)
             object.__setattr__(module, "__class__", cls)
+        # Last, since it stamps the Module.
+        pytrees.store_attribute(module, recorders.BUFFERS, (*buffers, *further), True)
 
 
 def _init_by_path(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax
-from graftree.core import flattening, labels
+from graftree.core import flattening, labels, memos, values
 from graftree.core import variables as variables_module
 from graftree.core.flattening import RefMap
 from graftree.core.variables import Variable
@@ -50,7 +50,7 @@ def clone(
             "If arrays is True, variables should be also True: a copied array needs a "
             "Variable of its own."
         )
-    graphdef, leaves = flattening.flatten_node(node, graph, "clone")
+    graphdef, leaves = memos.flatten_node(node, graph, "clone")
     if variables:
         leaves = list(map(_copier(arrays), leaves))
     return flattening.unflatten_node(graphdef, leaves)
@@ -71,9 +71,10 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
         if not isinstance(leaf, Variable):
             return copy_value(leaf)
         raw = leaf.get_raw_value()
-        if not arrays and not _jax.is_ref(raw):
-            return leaf.copy()
-        copied = jax.tree.map(copy_value, raw)
+        if arrays or _jax.is_ref(raw):
+            copied = jax.tree.map(copy_value, raw)
+        else:
+            copied = values.copy_containers(raw)
         return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
 
     return copy_leaf

@@ -93,8 +93,9 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
         if not _is_index(name) or int(name) < self._length:
             super().__setattr__(name, value)
             return
-        super().__setattr__(str(self._length), value)
-        self._length += 1
+        length = self._length
+        super().__setattr__(str(length), value)
+        pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
 
     def __delattr__(self, name: str) -> None:
         if _is_index(name):

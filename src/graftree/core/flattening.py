@@ -28,7 +28,6 @@ from graftree.core import (
     ownership,
     paths,
     pytrees,
-    raw_values,
     values,
     variables,
 )
@@ -277,109 +276,82 @@ class Builder:
     def __init__(
         self,
         found: MutableMapping[int, Any],
-        existing: Mapping[int, Any],
+        existing: Mapping[Any, Any],
         *,
         copy_variables: bool = False,
         recreate_variables: bool = True,
     ) -> None:
-        self.nodes: Iterator[Any] = iter(())
-        self.attributes: Iterator[Any] = iter(())
-        self.leaves: Iterator[Any] = iter(())
         self.found = found
         self.existing = existing
         self.copy_variables = copy_variables
         self.recreate_variables = recreate_variables
-        self.fills: list[tuple[Any, GraphKind, Any, list[tuple[Any, Any]]]] = []
+        self.fills: list[tuple[Any, GraphKind, Any, Sequence[Any], Sequence[Any]]] = []
         self.updates: list[tuple[Variable[Any], Any, Any]] = []
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
         """The object of a skeleton; what is reused in it is complete after `commit`."""
-        if not graphdef.nodes:
-            return leaves[0]
-        self.nodes = iter(graphdef.nodes)
-        self.attributes = iter(graphdef.attributes)
-        self.leaves = iter(leaves)
-        return self._build()
+        blueprint = graphdef.blueprint()
+        values = blueprint.values.copy()
+        # Objects first: what is below them may refer back to them.
+        for node in blueprint.objects:
+            self._make_object(node)
+        for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
+            values[place] = leaf if definition is None else self._leaf(definition, leaf)
+        for index, place in blueprint.references:
+            values[place] = self.found[index]
+        for node, place, keys, start, stop in blueprint.nodes:
+            values[place] = self._fill(node, keys, values[start:stop])
+        return values[0]
 
-    def _build(self) -> Any:
-        node = next(self.nodes)
-        if isinstance(node, NodeRef):
-            return self.found[node.index]
-        if isinstance(node, VariableDef):
-            return self._build_variable(node)
-        if isinstance(node, ArrayRefDef):
-            return self._remember(node.index, self._ref(node, next(self.leaves)))
+    def _make_object(self, node: NodeDef) -> None:
+        obj = self._existing(node)
+        if obj is MISSING:
+            kind: Any = nodes.kind_of_type(node.type)
+            obj = kind.create_empty(node.metadata)
+        self.found[node.index] = obj
+
+    def _fill(self, node: NodeDef, keys: Sequence[Any], values: Sequence[Any]) -> Any:
         kind = nodes.kind_of_type(node.type)
         if isinstance(kind, TreeKind):
-            return kind.unflatten(self._build_children(node), node.metadata)
-        return self._build_graph_node(node, kind)
-
-    def _build_graph_node(self, node: NodeDef, kind: Any) -> Any:
-        obj = self._existing(node.outer_index, node.type)
-        is_new = obj is MISSING
-        if is_new:
-            obj = kind.create_empty(node.metadata)
-        # Known before its children are built: they may refer back to it.
-        self._remember(node.index, obj)
-        items = self._build_children(node)
-        if is_new:
-            # Filled at once: a container around it may look into it.
-            kind.fill(obj, node.metadata, items)
+            return kind.unflatten([*zip(keys, values, strict=True)], node.metadata)
+        obj = self.found[node.index]
+        if obj is self.existing.get(node.outer_index, MISSING):
+            self.fills.append((obj, kind, node.metadata, keys, values))
         else:
-            self.fills.append((obj, kind, node.metadata, items))
+            # At once: a container around it may look into it.
+            kind.fill(obj, node.metadata, keys, values)
         return obj
 
-    def _build_children(self, node: NodeDef) -> list[tuple[Any, Any]]:
-        items = []
-        for _ in range(node.num_attributes):
-            key, attribute = next(self.attributes)
-            if attribute is NODE:
-                items.append((key, self._build()))
-            elif attribute is LEAF:
-                items.append((key, next(self.leaves)))
-            else:
-                items.append((key, attribute.value))
-        return items
-
-    def _build_variable(self, node: VariableDef) -> Any:
-        leaf = next(self.leaves)
-        existing = self._existing(node.outer_index, node.type)
-        if existing is not MISSING:
-            if leaf is not KEEP:
-                self.updates.append((existing, leaf, node.metadata))
-            variable = existing
-        else:
-            variable = self._make_variable(node, leaf)
-        self._remember(node.index, variable)
-        if isinstance(node.array_refdef, ArrayRefDef):
-            self._remember(node.array_refdef.index, variable.get_raw_value())
+    def _leaf(self, definition: Any, leaf: Any) -> Any:
+        if isinstance(definition, ArrayRefDef):
+            # A frozen array in the place of a ref is allowed and stays an array.
+            kept = leaf is KEEP
+            ref = self.existing[definition.outer_index] if kept else leaf
+            self.found[definition.index] = ref
+            return ref
+        variable = self._existing(definition)
+        if variable is MISSING:
+            variable = self._make_variable(definition, leaf)
+        elif leaf is not KEEP:
+            self.updates.append((variable, leaf, definition.metadata))
+        self.found[definition.index] = variable
+        if isinstance(definition.array_refdef, ArrayRefDef):
+            self.found[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
     def _make_variable(self, node: VariableDef, leaf: Any) -> Any:
         if isinstance(leaf, Variable):
             return leaf.copy() if self.copy_variables else leaf
-        if not self.recreate_variables:
-            return leaf
-        return make_variable(node, leaf)
+        return make_variable(node, leaf) if self.recreate_variables else leaf
 
-    def _ref(self, node: ArrayRefDef, leaf: Any) -> Any:
-        # A frozen array in the place of a ref is allowed and stays an array.
-        return self.existing[node.outer_index] if leaf is KEEP else leaf
-
-    def _existing(self, outer_index: int | None, kind: type) -> Any:
-        if outer_index is None or outer_index not in self.existing:
-            return MISSING
-        obj = self.existing[outer_index]
-        if type(obj) is not kind:
+    def _existing(self, node: NodeDef | VariableDef) -> Any:
+        """The object that is reused for an entry of a skeleton, or `MISSING`."""
+        obj = self.existing.get(node.outer_index, MISSING)
+        if obj is not MISSING and type(obj) is not node.type:
             raise ValueError(
-                f"Expected an object of type {kind.__name__} to reuse for index "
-                f"{outer_index}, got {type(obj).__name__}."
+                f"Expected an object of type {node.type.__name__} to reuse for index "
+                f"{node.outer_index}, got {type(obj).__name__}."
             )
-        return obj
-
-    def _remember(self, index: int | None, obj: Any) -> Any:
-        if index is not None:
-            self.found[index] = obj
         return obj
 
     def check(self) -> None:
@@ -397,8 +369,8 @@ class Builder:
 
     def commit(self) -> None:
         """Carries out the writes that were put off."""
-        for obj, kind, metadata, items in self.fills:
-            kind.fill(obj, metadata, items)
+        for obj, kind, *content in self.fills:
+            kind.refill(obj, *content)
         for variable, leaf, entries in self.updates:
             write_leaf(variable, leaf)
             if isinstance(leaf, Variable):
@@ -408,15 +380,19 @@ class Builder:
 
 
 def _differs(
-    obj: Any, kind: GraphKind, metadata: Any, items: list[tuple[Any, Any]]
+    obj: Any,
+    kind: GraphKind,
+    metadata: Any,
+    keys: Sequence[Any],
+    values: Sequence[Any],
 ) -> bool:
     children, current = kind.flatten(obj)
     return (
         current != metadata
-        or len(children) != len(items)
+        or len(children) != len(keys)
         or any(
             child.key != key or child.value is not value
-            for child, (key, value) in zip(children, items, strict=True)
+            for child, key, value in zip(children, keys, values, strict=True)
         )
     )
 
@@ -434,11 +410,13 @@ def make_variable(node: VariableDef, leaf: Any) -> Any:
 
 
 def write_leaf(variable: Variable[Any], leaf: Any) -> None:
-    """Writes a leaf of a state, a Variable or a raw value, into a Variable."""
-    if not isinstance(leaf, Variable):
-        raw_values.write([variable], [leaf])
-    elif leaf is not variable:
-        variable.update_from_state(leaf)
+    """Writes a leaf of a state into a Variable, where `check_write` allows it.
+
+    A Variable gives its value and its metadata, any other leaf is the value.
+    """
+    variables.store(variable, raw_of(leaf))
+    if isinstance(leaf, Variable):
+        labels.take_metadata(variable, leaf)
 
 
 def raw_of(leaf: Any) -> Any:

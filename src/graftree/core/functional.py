@@ -17,6 +17,7 @@ from graftree.core import (
     graph_states,
     labels,
     matching,
+    memos,
     states,
     updating,
 )
@@ -178,7 +179,7 @@ def split(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
         >>> params["kernel"] is model.kernel, len(rest)
         (True, 0)
     """
-    graphdef, leaves = flattening.flatten_node(node, graph, "split")
+    graphdef, leaves = memos.flatten_node(node, graph, "split")
     return graphdef, *group_all(graphdef, leaves, filter_list)
 
 
@@ -253,7 +254,7 @@ def state(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
         >>> nnx.state(model, nnx.PathContains("kernel"))["kernel"] is model.kernel
         True
     """
-    graphdef, leaves = flattening.flatten_node(node, graph, "state")
+    graphdef, leaves = memos.flatten_node(node, graph, "state")
     groups = _group(graphdef, leaves, filter_list)[:-1]
     found = tuple(map(_as_state, groups))
     return found if len(found) > 1 else found[0]
@@ -278,7 +279,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         >>> nnx.graphdef(a) == nnx.graphdef(b)
         True
     """
-    return flattening.flatten_node(node, graph, "graphdef")[0]
+    return memos.flatten_node(node, graph, "graphdef")[0]
 
 
 @overload
@@ -466,7 +467,7 @@ def set_metadata(node: Any, /, *, only: Any = Variable, **metadata: Any) -> None
         (True, False)
     """
     predicate = filters.to_predicate(only)
-    skeleton, leaves = flattening.flatten_node(node, None, "set_metadata")
+    skeleton, leaves = memos.flatten_node(node, None, "set_metadata")
     chosen = [
         (leaf, variable_metadata.changed(labels.metadata_of(leaf), (), metadata))
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)

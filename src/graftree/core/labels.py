@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graftree import errors
@@ -21,10 +22,6 @@ class Labeled:
     def check_owned(self, path: str = "") -> None:
         """Raises if another trace owns the Variable."""
         raise NotImplementedError
-
-    def get_hooks(self, name: str) -> Any:
-        """The hooks of a name, or ``None``."""
-        return self._metadata.get(name)
 
     @property
     def var_type(self) -> Any:
@@ -134,8 +131,7 @@ class Labeled:
 
 def is_read_only(variable: Labeled) -> bool:
     """Whether the Variable was made read-only, by ``mutable=False``."""
-    # Asked on each write, and nearly never there.
-    return "mutable" in variable._metadata and not variable._metadata["mutable"]
+    return not variable._metadata.get("mutable", True)
 
 
 def immutable_error(variable: Labeled, path: str = "") -> errors.ImmutableVariableError:
@@ -155,9 +151,12 @@ def immutable_error(variable: Labeled, path: str = "") -> errors.ImmutableVariab
     )
 
 
-def metadata_of(variable: Labeled) -> HashableMapping:
-    """The metadata as it is stored: immutable, not a copy."""
-    return variable._metadata
+# Where these are: `Labeled.__setattr__`, which explains wrong assignments, is slow.
+metadata_slot: Any = Labeled.__dict__["_metadata"]
+stamp_slot: Any = Labeled.__dict__["stamp"]
+
+# The metadata as it is stored: immutable, not a copy.
+metadata_of: Callable[[Labeled], HashableMapping] = metadata_slot.__get__
 
 
 def replace_metadata(variable: Labeled, entries: HashableMapping) -> None:
@@ -167,5 +166,18 @@ def replace_metadata(variable: Labeled, entries: HashableMapping) -> None:
         TraceContextError: If another trace owns the Variable.
     """
     variable.check_owned()
-    object.__setattr__(variable, "_metadata", entries)
+    metadata_slot.__set__(variable, entries)
     stamps.touch(variable)
+
+
+def take_metadata(variable: Labeled, other: Labeled) -> None:
+    """Takes over the metadata of another Variable, but for what says how it is kept.
+
+    Raises:
+        TraceContextError: If another trace owns the Variable.
+    """
+    given, own = metadata_of(other), metadata_of(variable)
+    if given is not own:
+        entries = metadata.taken_over(own, given)
+        if entries != own:
+            replace_metadata(variable, entries)

@@ -16,7 +16,7 @@ from graftree.core.flat_states import FlatState
 from graftree.core.graph_states import GraphState
 from graftree.core.skeletons import GraphDef
 from graftree.core.states import State
-from graftree.core.variables import MISSING
+from graftree.core.variables import MISSING, Variable
 
 
 def match(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
@@ -48,15 +48,16 @@ def _fill(
     """Puts the leaves of a mapping in their places; whether all had a free one."""
     for key, child in mapping.items():
         place = tree.get(key)
+        kind = type(child)
         if type(place) is int:
-            if found[place] is not MISSING or isinstance(child, Mapping):
+            # Asking for the abstract class takes longer than all the rest.
+            is_leaf = issubclass(kind, Variable) or not issubclass(kind, Mapping)
+            if not is_leaf or found[place] is not MISSING:
                 return False
             found[place] = child
-        elif place is None or not isinstance(child, Mapping):
+        elif place is None or not (kind is dict or issubclass(kind, Mapping)):
             return False
-        elif not _fill(
-            place, child if type(child) is dict else _as_mapping(child), found
-        ):
+        elif not _fill(place, child if kind is dict else _as_mapping(child), found):
             return False
     return True
 

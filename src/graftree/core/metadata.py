@@ -57,11 +57,13 @@ class HashableMapping(Mapping[str, Any]):
         True
     """
 
-    __slots__ = ("__weakref__", "_entries", "_hash")
+    __slots__ = ("__weakref__", "_entries", "_hash", "get")
 
     def __init__(self, entries: Mapping[str, Any], /) -> None:
         self._entries = dict(entries)
         self._hash: int | None = None
+        # That of the dict, in C: each read and write of a Variable asks.
+        self.get = self._entries.get
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
@@ -74,10 +76,6 @@ class HashableMapping(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of ``key``, or ``default``."""
-        return self._entries.get(key, default)
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -274,13 +272,18 @@ def absorb(
     return boxed.raw_value, flags, {**metadata, **own, **hooks}
 
 
+_DEFAULTS: dict[str, Callable[[], bool]] = {
+    "hijax": variable_defaults.use_hijax.current_value,
+    "ref": variable_defaults.use_refs.current_value,
+    "eager_sharding": sharding.use_eager_sharding.current_value,
+}
+
+
 def fill_defaults(flags: dict[str, Any]) -> None:
     """Puts the defaults now in force in the place of missing flags."""
-    for older in ("hijax", "ref"):
-        if flags[older] is None:
-            flags[older] = variable_defaults.current(older)
-    if flags["eager_sharding"] is None:
-        flags["eager_sharding"] = sharding.using_eager_sharding()
+    for flag, default in _DEFAULTS.items():
+        if flags[flag] is None:
+            flags[flag] = default()
 
 
 # The metadata of Variables without entries of their own, shared by all of them.

@@ -49,14 +49,16 @@ class GraphKind:
     Attributes:
         flatten: ``node -> (children, metadata)``; the metadata is hashable.
         create_empty: ``metadata -> node``, not yet filled.
-        fill: ``(node, metadata, [(key, value)]) -> None`` replaces all children.
+        fill: ``(node, metadata, keys, values) -> None`` fills an empty node.
+        refill: The same for a node that has children: they are replaced.
         set_key: ``(node, key, value) -> None``.
         pop_key: ``(node, key) -> value``, removed.
     """
 
     flatten: Callable[[Any], tuple[list[Child], Any]]
     create_empty: Callable[[Any], Any]
-    fill: Callable[[Any, Any, list[tuple[Any, Any]]], None]
+    fill: Callable[[Any, Any, Sequence[Any], Sequence[Any]], None]
+    refill: Callable[[Any, Any, Sequence[Any], Sequence[Any]], None]
     set_key: Callable[[Any, Any, Any], None]
     pop_key: Callable[[Any, Any], Any]
 
@@ -232,12 +234,17 @@ def register_graph_node_type(
         ValueError: If the type is registered already.
     """
 
-    def fill(node: Any, metadata: Any, items: list[tuple[Any, Any]]) -> None:
+    def fill(node: Any, _: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        init(node, [*zip(keys, values, strict=True)])
+
+    def refill(
+        node: Any, metadata: Any, keys: Sequence[Any], values: Sequence[Any]
+    ) -> None:
         clear(node)
-        init(node, items)
+        fill(node, metadata, keys, values)
 
     listed = _listing(flatten)
-    _register(type, GraphKind(listed, create_empty, fill, set_key, pop_key))
+    _register(type, GraphKind(listed, create_empty, fill, refill, set_key, pop_key))
 
 
 def register_pytree_node_type(
@@ -313,19 +320,26 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     return listed, PytreeMetadata(cls, table, state.initializing, state.is_setup)
 
 
+_TABLE = pytrees.BOOKKEEPING[0]
+
+
 def _create_pytree(metadata: PytreeMetadata) -> Any:
-    like = pytrees.PytreeState(metadata.initializing, metadata.is_setup)
-    return pytrees.rebuild(
-        metadata.type, dict.fromkeys(pytrees.BOOKKEEPING[:1], metadata.table), like
-    )
+    return pytrees.rebuild(metadata.type, {_TABLE: metadata.table}, metadata)
 
 
 def _fill_pytree(
-    obj: Any, metadata: PytreeMetadata, items: list[tuple[Any, Any]]
+    obj: Any, metadata: PytreeMetadata, _: Sequence[Any], values: Sequence[Any]
 ) -> None:
-    name_of = type(obj).attribute_name
-    values = [(name_of(key), value) for key, value in items]
-    pytrees.replace_attributes(obj, metadata.table, values)
+    # New, so there is nothing to stamp. The layout has the order of the keys.
+    names, _, _ = metadata.table.names(metadata.type.attribute_sort_key)
+    vars(obj).update(zip(names, values, strict=True))
+
+
+def _refill_pytree(
+    obj: Any, metadata: PytreeMetadata, keys: Sequence[Any], values: Sequence[Any]
+) -> None:
+    names = map(type(obj).attribute_name, keys)
+    pytrees.replace_attributes(obj, metadata.table, zip(names, values, strict=True))
 
 
 def _set_pytree_key(obj: Any, key: Any, value: Any) -> None:
@@ -340,7 +354,12 @@ def _pop_pytree_key(obj: Any, key: Any) -> Any:
 
 
 PYTREE = GraphKind(
-    _flatten_pytree, _create_pytree, _fill_pytree, _set_pytree_key, _pop_pytree_key
+    _flatten_pytree,
+    _create_pytree,
+    _fill_pytree,
+    _refill_pytree,
+    _set_pytree_key,
+    _pop_pytree_key,
 )
 
 

@@ -7,6 +7,7 @@ rebind the name to that plain value.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -31,7 +32,6 @@ _BINARY = {
     "or": operator.or_,
 }
 _COMPARISONS = {
-    "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
     "le": operator.le,
@@ -96,6 +96,28 @@ class ValueOperators:
         return iter(self.get_value())  # type: ignore[attr-defined]
 
 
+class _Comparisons:
+    """Tells that a Variable was compared: then ``latest`` is a new number.
+
+    Python compares the members of two dicts by identity first, and calls ``==`` for
+    those that differ. So whoever compares dicts of Variables can tell which it was.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+
+comparisons = _Comparisons()
+_numbers = itertools.count(1)
+
+
+def _is_equal(self: Any, other: Any) -> Any:
+    comparisons.latest = next(_numbers)
+    return operator.eq(self.get_value(), _unwrap(other))
+
+
 def _unwrap(value: Any) -> Any:
     return value.get_value() if isinstance(value, ValueOperators) else value  # type: ignore[attr-defined]
 
@@ -129,6 +151,7 @@ def _install() -> None:
         methods[f"__r{name}__"] = _reflected(function)
     for name, function in _COMPARISONS.items():
         methods[f"__{name}__"] = _binary(function)
+    methods["__eq__"] = _is_equal
     for name, function in _UNARY.items():
         methods[f"__{name}__"] = _unary(function)
     for name, symbol in _SYMBOLS.items():

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from graftree import config
-from graftree.core import attributes, ownership, stamps, text
+from graftree.core import attributes, ownership, stamps, text, values
 from graftree.core.attributes import AttributeField, AttributeTable
 
 T = TypeVar("T")
@@ -41,9 +41,18 @@ class PytreeState:
         is_setup: Whether a lazy ``setup`` has run.
         built: Whether construction has ended; until then checks may be put off.
         stamp: The number of the last structural change (see `stamps.py`).
+        memos: What is known of the object's structure, by mode (see `memos.py`).
     """
 
-    __slots__ = ("_owner", "built", "initializing", "is_setup", "stamp")
+    __slots__ = (
+        "__weakref__",
+        "_owner",
+        "built",
+        "initializing",
+        "is_setup",
+        "memos",
+        "stamp",
+    )
 
     def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
         self._owner = ownership.current()
@@ -51,6 +60,7 @@ class PytreeState:
         self.is_setup = is_setup
         self.built = True
         self.stamp = 0
+        self.memos: dict[bool, Any] | None = None
 
     @property
     def trace_state(self) -> ownership.TraceState:
@@ -91,9 +101,20 @@ class PytreeMeta(abc.ABCMeta):
             _check_static_attributes(obj)
         return obj
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if hasattr(type(value), "__set__"):
+            cls.find_data_descriptors()
+
+    def find_data_descriptors(cls) -> None:
+        """Notes for the class, and those below, which attributes are descriptors."""
+        cls.data_descriptors = attributes.data_descriptors(cls)
+        for subclass in cls.__subclasses__():
+            subclass.find_data_descriptors()
+
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Without this, inspect shows the (*args, **kwargs) of __call__ above.
+        # Else inspect shows the (*args, **kwargs) of __call__ above.
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -134,6 +155,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
     is_module_class: ClassVar[bool] = False
     declared_statuses: ClassVar[dict[str, bool]] = {}
     data_descriptors: ClassVar[frozenset[str]] = frozenset()
+    empty_table: ClassVar[AttributeTable] = attributes.EMPTY_TABLE
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -146,14 +168,17 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         if pytree is not None:
             cls.is_pytree_class = pytree
         cls.declared_statuses = attributes.declared_statuses(cls)
-        cls.data_descriptors = attributes.data_descriptors(cls)
+        cls.find_data_descriptors()
+        # One per class: a table remembers one extension, which is that of the class.
+        cls.empty_table = AttributeTable({})
         if cls.is_pytree_class:
             _register(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         obj = object.__new__(cls)
-        obj.__dict__[_NODES] = attributes.EMPTY_TABLE
-        obj.__dict__[_STATE] = state = PytreeState()
+        entries = obj.__dict__
+        entries[_NODES] = cls.empty_table
+        entries[_STATE] = state = PytreeState()
         state.built = False
         return obj
 
@@ -172,25 +197,26 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         return key
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _is_data_descriptor(type(self), name):
+        cls = type(self)
+        if name in cls.data_descriptors:
             if type(value) is AttributeField:
                 value = value.default
-            object.__setattr__(self, name, value)
+            _use_descriptor(self, object.__setattr__, name, value)
             return
-        if not self.__dict__[_STATE].is_owned():
+        if self.__dict__[_STATE]._owner is not ownership.current():
             raise ownership.object_error(self, name)
         status = None
         if type(value) is AttributeField:
-            status, value = _take_apart(type(self), name, value)
-        if type(self).is_pytree_class:
+            status, value = _take_apart(cls, name, value)
+        if cls.is_pytree_class:
             status = _checked_status(self, name, value, status)
         elif status is None:
             status = self.__dict__[_NODES].get(name, attributes.is_data(value))
         store_attribute(self, name, value, status)
 
     def __delattr__(self, name: str) -> None:
-        if _is_data_descriptor(type(self), name):
-            object.__delattr__(self, name)
+        if name in type(self).data_descriptors:
+            _use_descriptor(self, object.__delattr__, name)
             return
         if not self.__dict__[_STATE].is_owned():
             raise ownership.object_error(self, name)
@@ -232,6 +258,9 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
 
     def __nnx_repr__(self) -> Iterable[Any]:
         return text.pytree_repr(self, attribute_items(self), table_of(self))
+
+
+Pytree.find_data_descriptors()
 
 
 class Object(Pytree, pytree=False):
@@ -294,12 +323,19 @@ def state_of(obj: Pytree) -> PytreeState:
     return obj.__dict__[_STATE]
 
 
+def memos_of(obj: Pytree) -> dict[bool, Any]:
+    """The memos of an object, by mode."""
+    state = obj.__dict__[_STATE]
+    if state.memos is None:
+        state.memos = {}
+    return state.memos
+
+
 def rebuild(cls: type, entries: dict[str, Any], like: PytreeState) -> Any:
     """An object of the current trace from its ``vars``; no ``__init__`` is run."""
     obj = object.__new__(cls)
-    state = PytreeState(like.initializing, like.is_setup)
     obj.__dict__.update(entries)
-    obj.__dict__[_STATE] = state
+    obj.__dict__[_STATE] = PytreeState(like.initializing, like.is_setup)
     return obj
 
 
@@ -309,8 +345,9 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
     old = entries.get(name, attributes.MISSING)
     entries[name] = value
     table = entries[_NODES]
-    if table.get(name) is not status:
-        entries[_NODES] = table.with_entry(name, status)
+    extended = table.with_entry(name, status)
+    if extended is not table:
+        entries[_NODES] = extended
     elif _is_array(old) and _is_array(value):
         # Another array in the place of an array is state, not structure.
         return
@@ -319,7 +356,7 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
 
 def check_assignment(obj: Pytree, name: str, value: Any) -> None:
     """Raises what ``setattr`` would raise for the status of the attribute."""
-    if type(obj).is_pytree_class and not _is_data_descriptor(type(obj), name):
+    if type(obj).is_pytree_class and name not in type(obj).data_descriptors:
         _checked_status(obj, name, value, None)
 
 
@@ -345,15 +382,15 @@ def replace_attributes(
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray))
+    return values.is_array(x) or isinstance(x, np.ndarray)
 
 
-def _is_data_descriptor(cls: type, name: str) -> bool:
-    if name in cls.data_descriptors:
-        return True
-    # Or one that was added to the class later.
-    attribute = getattr(cls, name, None)
-    return attribute is not None and hasattr(type(attribute), "__set__")
+def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
+    """Sets or deletes by code of the user, which may write into ``vars`` itself."""
+    try:
+        act(obj, *args)
+    finally:
+        stamps.touch(obj.__dict__[_STATE])
 
 
 def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]:
@@ -370,13 +407,15 @@ def _checked_status(obj: Pytree, name: str, value: Any, status: bool | None) -> 
     """The status the attribute will have; raises if the value doesn't fit it."""
     cls = type(obj)
     if status is not None:
-        if not status and (attributes.is_data(value) or attributes.has_data(value)):
+        if not status and attributes.has_data(value):
             raise attributes.data_error("Found data in value of type", cls, name, value)
         attributes.check_no_tags(cls, name, value)
         return status
-    table = obj.__dict__[_NODES]
-    known = table.get(name)
+    entries = obj.__dict__
+    known = entries[_NODES].get(name) if name in entries else None
     declared = cls.declared_statuses.get(name) if known is None else known
+    if type(value) in attributes.ATOMS:
+        return bool(declared)
     if attributes.is_data(value):
         if declared is False:
             _refuse_data(obj, name, value, known)
@@ -417,57 +456,45 @@ def _adopt_untracked(obj: Pytree) -> None:
 
 
 def _check_static_attributes(obj: Pytree) -> None:
-    for name, is_data in obj.__dict__[_NODES].items():
-        value = obj.__dict__[name]
-        if not is_data and (attributes.is_data(value) or attributes.has_data(value)):
+    entries = obj.__dict__
+    _, _, static_names = entries[_NODES].names(type(obj).attribute_sort_key)
+    for name in static_names:
+        value = entries[name]
+        if type(value) not in attributes.ATOMS and attributes.has_data(value):
             phrase = "Found unexpected data on value of type"
             raise attributes.data_error(phrase, type(obj), name, value)
 
 
-def _register(cls: type) -> None:
-    key_entry = _key_entries(cls)
+def _register(cls: type[Pytree]) -> None:
+    sort_key = cls.attribute_sort_key
 
     def flatten(obj: Any) -> Any:
         entries = obj.__dict__
-        table = entries[_NODES]
-        _, data_names, static_names = table.names(cls.attribute_sort_key)
-        state = entries[_STATE]
-        aux = (
-            table,
-            tuple([entries[name] for name in static_names]),
-            state.initializing,
-            state.is_setup,
-        )
-        return [entries[name] for name in data_names], aux
+        table, state = entries[_NODES], entries[_STATE]
+        _, data_of, statics_of, _ = table.getters(sort_key)
+        aux = table, statics_of(entries), state.initializing, state.is_setup
+        return data_of(entries), aux
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
-        _, data_names, _ = aux[0].names(cls.attribute_sort_key)
-        keys = map(key_entry, data_names)
+        _, data_names, _ = aux[0].names(sort_key)
+        keys = [_key_entry(cls.attribute_key(name)) for name in data_names]
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
         table, statics, initializing, is_setup = aux
-        names, data_names, static_names = table.names(cls.attribute_sort_key)
-        values = dict(zip(data_names, children, strict=True))
-        if static_names:
-            values.update(zip(static_names, statics, strict=True))
+        names, _, _, in_order = table.getters(sort_key)
         obj = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
         entries[_STATE] = PytreeState(initializing, is_setup)
-        for name in names:
-            entries[name] = values[name]
+        entries.update(zip(names, in_order((*children, *statics)), strict=True))
         return obj
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
-def _key_entries(cls: Any) -> Callable[[str], Any]:
-    def key_entry(name: str) -> Any:
-        key = cls.attribute_key(name)
-        if isinstance(key, int):
-            return jax.tree_util.SequenceKey(key)
-        return jax.tree_util.GetAttrKey(key)
-
-    return key_entry
+def _key_entry(key: Any) -> Any:
+    if isinstance(key, int):
+        return jax.tree_util.SequenceKey(key)
+    return jax.tree_util.GetAttrKey(key)

@@ -116,12 +116,13 @@ class RngStream(random_methods.RandomMethods, pytrees.Pytree):
             ValueError: If the key is an array of keys.
         """
         # Before the draw: the values of a stream of a finished trace are dead tracers.
-        self.count.check_writable()
-        key, count = self.key.get_value(), self.count.get_value()
+        counter = self.count
+        counter.check_writable()
+        key, count = self.key.get_value(), counter.get_value()
         # In a trace, two plain equations instead of a nested function.
         draw = _draw if isinstance(key, _jax.Tracer) else _draw_at_once
         key, count = draw(key, count)
-        self.count.set_value(count)
+        counter.set_value(count)
         return key
 
     def split(self, k: Size) -> RngStream:

@@ -111,6 +111,38 @@ class TreeNodeDef(NamedTuple):
     path_index: tuple[tuple[Any, int], ...]
 
 
+class Parts(NamedTuple):
+    """A node and its children, whose values stand at ``start:stop`` of the list."""
+
+    definition: NodeDef
+    place: int
+    keys: tuple[Any, ...]
+    start: int
+    stop: int
+
+
+class Blueprint(NamedTuple):
+    """The attributes of a graph-mode skeleton as one flat list of values.
+
+    The root has place 0; the children of one node stand side by side. So an object is
+    built by a few plain loops: copy the list, put in the leaves and what refers to
+    objects, then make of each slice of it a node.
+
+    Attributes:
+        values: The list, with the static values in their places.
+        objects: The nodes that are tracked by identity, in order.
+        leaves: For each leaf its definition, unless it is plain, and its place.
+        references: Numbers of objects that are met again, and where.
+        nodes: All nodes, those below a node before it.
+    """
+
+    values: list[Any]
+    objects: list[NodeDef]
+    leaves: list[tuple[VariableDef | ArrayRefDef | None, int]]
+    references: list[tuple[int, int]]
+    nodes: list[Parts]
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GraphDef(Generic[Node]):
     """The static half of `split`: types, static attributes, sharing.
@@ -223,6 +255,13 @@ class GraphDef(Generic[Node]):
             found = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
         return found
 
+    def blueprint(self) -> Blueprint:
+        """Where each value of the object stands in one flat list; cached."""
+        found = self._cache.get("blueprint")
+        if found is None:
+            found = self._cache["blueprint"] = _draw(self)
+        return found
+
     def tree(self) -> dict[Any, Any]:
         """The paths as nested dicts, with the number of each leaf; cached."""
         found = self._cache.get("tree")
@@ -275,3 +314,40 @@ def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
 
     walk(())
     return found
+
+
+def _draw(graphdef: GraphDef[Any]) -> Blueprint:
+    root = graphdef.nodes[0] if graphdef.nodes else None
+    if not isinstance(root, (NodeDef, NodeRef)):
+        # Tree mode has one for each Variable.
+        return Blueprint([None], [], [(root, 0)], [], [])
+    blueprint = Blueprint([None], [], [], [], [])
+    values, leaves = blueprint.values, blueprint.leaves
+    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+
+    def visit(place: int) -> None:
+        node = next(nodes)
+        if isinstance(node, NodeRef):
+            blueprint.references.append((node.index, place))
+            return
+        if not isinstance(node, NodeDef):
+            leaves.append((node, place))
+            return
+        if node.index is not None:
+            blueprint.objects.append(node)
+        start, stop = len(values), len(values) + node.num_attributes
+        keys = []
+        values.extend([None] * node.num_attributes)
+        for child in range(start, stop):
+            key, attribute = next(attributes)
+            keys.append(key)
+            if attribute is NODE:
+                visit(child)
+            elif attribute is LEAF:
+                leaves.append((None, child))
+            else:
+                values[child] = attribute.value
+        blueprint.nodes.append(Parts(node, place, tuple(keys), start, stop))
+
+    visit(0)
+    return blueprint

@@ -335,10 +335,9 @@ def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
     copied = kind.create_empty(metadata)
     if isinstance(x, Pytree):
         items = [item for item in items if item[0] not in pytrees.BOOKKEEPING]
-        table = _reclassified(x, children, items)
-        kind.fill(copied, metadata._replace(table=table), items)
-    else:
-        kind.fill(copied, metadata, items)
+        metadata = metadata._replace(table=_reclassified(x, children, items))
+    keys, values = [key for key, _ in items], [value for _, value in items]
+    kind.fill(copied, metadata, keys, values)
     return copied
 
 

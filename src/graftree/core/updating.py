@@ -6,6 +6,8 @@ wrong with it is found; then it is carried out. So a failed call changes nothing
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,34 +18,38 @@ from graftree.core import (
     flat_states,
     flattening,
     graph_states,
+    labels,
+    mappings,
     nodes,
     ownership,
     paths,
     pure_dicts,
     pytrees,
+    raw_values,
     states,
     values,
     variables,
 )
 from graftree.core.nodes import GraphKind, Leaf
 from graftree.core.pytrees import Pytree
-from graftree.core.variables import Variable
+from graftree.core.variables import MISSING, Variable
 
+Path = tuple[Any, ...]
 Step = Callable[[], None]
 
 
 def update(node: Any, state_list: Sequence[Any]) -> None:
     """Carries out `functional.update`."""
-    steps: list[Step] = []
+    plan = _Plan()
     if isinstance(node, Variable):
-        _plan_variable(node, _single(state_list), "", steps)
+        plan.write(node, _single(state_list), ())
     else:
-        if isinstance(nodes.kind_of(node), Leaf):
+        kind = nodes.kind_of(node)
+        if isinstance(kind, Leaf):
             raise UnsupportedTypeError(node)
         merged = states.merge_state(*[_as_mapping(given) for given in state_list])
-        _plan_node(node, None, merged.raw_mapping, (), steps)
-    for step in steps:
-        step()
+        plan.visit(node, kind, None, merged.raw_mapping, ())
+    plan.carry_out()
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
@@ -91,64 +97,151 @@ def _as_mapping(given: Any) -> Any:
     return states.from_flat_state(zip(skeleton.paths(), leaves, strict=True))
 
 
-def _plan_node(
-    node: Any,
-    owner: Pytree | None,
-    state: Mapping[Any, Any],
-    path: tuple[Any, ...],
-    steps: list[Step],
-) -> None:
-    owner = node if isinstance(node, Pytree) else owner
-    children = {child.key: child for child in nodes.children(node)}
-    for given_key, value in state.items():
-        key = _own_key(given_key, children)
-        where = (*path, key)
-        if key not in children:
-            _plan_new(node, owner, key, value, where, steps)
-            continue
-        child = children[key].value
+class _Plan:
+    """What an update will do; nothing is changed before `carry_out`."""
+
+    def __init__(self) -> None:
+        # Variables that are written; for each a Variable or a raw value, and its path.
+        self._boxes: list[Variable[Any]] = []
+        self._leaves: list[Any] = []
+        self._paths: list[Path] = []
+        # The other changes. They are checked already.
+        self._steps: list[Step] = []
+
+    def carry_out(self) -> None:
+        """Does it all, or raises and does nothing."""
+        boxes = self._boxes
+        raw = [
+            x.get_raw_value() if isinstance(x, Variable) else x for x in self._leaves
+        ]
+        if raw_values.may_replace(boxes, raw):
+            raw_values.replace(boxes, raw)
+        else:
+            for variable, value, path in zip(boxes, raw, self._paths, strict=True):
+                variables.check_write(variable, value, paths.to_string(path))
+            raw_values.store(boxes, raw)
+        for variable, leaf in zip(boxes, self._leaves, strict=True):
+            if isinstance(leaf, Variable):
+                labels.take_metadata(variable, leaf)
+        for step in self._steps:
+            step()
+
+    def visit(
+        self,
+        node: Any,
+        kind: Any,
+        owner: Pytree | None,
+        state: Mapping[Any, Any],
+        path: Path,
+    ) -> None:
+        """Plans what a state does to a node and all below it."""
+        owner = node if kind is nodes.PYTREE else owner
+        entries, statuses, name_of = _content(node, kind)
+        for key, value in state.items():
+            name = key if name_of is None else name_of(key)
+            child = entries.get(name, MISSING)
+            if child is MISSING and name_of is None:
+                key = name = _own_key(key, entries)
+                child = entries.get(name, MISSING)
+            where = (*path, key)
+            if isinstance(child, Variable):
+                self.write(child, value, where)
+            elif child is MISSING:
+                self._add(node, owner, value, where)
+            elif statuses.get(name) is False:
+                self._set(node, owner, value, where)
+            else:
+                self._change(node, owner, child, value, where)
+
+    def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
+        """Plans that a Variable gets a value."""
+        if not isinstance(value, Variable) and _is_mapping(value):
+            if _is_empty(value):
+                return
+            if isinstance(value, states.State):
+                value = pure_dicts.to_pure_dict(value)
+        self._boxes.append(variable)
+        self._leaves.append(value)
+        self._paths.append(path)
+
+    def _change(
+        self, node: Any, owner: Pytree | None, child: Any, value: Any, path: Path
+    ) -> None:
+        """Plans what a value does to a child that is data, and no Variable."""
         kind = nodes.kind_of(child)
-        if children[key].is_data is False:
-            _plan_set(node, owner, key, value, where, steps)
-        elif kind is Leaf.VARIABLE:
-            if not _is_empty(value):
-                _plan_variable(child, value, paths.to_string(where), steps)
+        is_node = not isinstance(kind, Leaf)
+        if is_node and type(value) is dict:
+            self.visit(child, kind, owner, value, path)
+        elif is_node and not isinstance(nodes.kind_of(value), Leaf):
+            self.visit(child, kind, owner, _as_mapping(value), path)
+        elif isinstance(kind, GraphKind) or (is_node and nodes.is_node_leaf(value)):
+            raise ValueError(
+                f"Expected a subgraph for {path[-1]!r}, got a {type(value).__name__} "
+                f"at path {paths.to_string(path)!r}."
+            )
         elif kind is Leaf.REF:
             new = flattening.raw_of(value)
-            values.check_fits(child, new, paths.to_string(where))
-            steps.append(_writing_ref(child, new))
-        elif isinstance(kind, Leaf):
-            _plan_set(node, owner, key, value, where, steps)
-        elif not isinstance(nodes.kind_of(value), Leaf):
-            _plan_node(child, owner, _as_mapping(value), where, steps)
-        elif isinstance(kind, GraphKind) or nodes.is_node_leaf(value):
-            raise ValueError(
-                f"Expected a subgraph for {key!r}, got a {type(value).__name__} at "
-                f"path {paths.to_string(where)!r}."
-            )
+            values.check_fits(child, new, paths.to_string(path))
+            self._steps.append(_writing_ref(child, new))
         else:
-            _plan_set(node, owner, key, value, where, steps)
+            self._set(node, owner, value, path)
+
+    def _add(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
+        if isinstance(node, list):
+            raise IndexError(
+                f"list index {path[-1]!r} is out of range at "
+                f"{paths.to_string(path)!r}: the list has {len(node)} items."
+            )
+        if isinstance(value, Variable):
+            value = value.copy()
+        elif isinstance(value, (states.State, graph_states.GraphState)):
+            value = jax.tree.map(
+                lambda x: x.copy() if isinstance(x, Variable) else x,
+                value,
+                is_leaf=lambda x: isinstance(x, Variable),
+            )
+        self._set(node, owner, value, path)
+
+    def _set(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
+        kind: Any = nodes.kind_of(node)
+        key = path[-1]
+        if kind.set_key is None:
+            raise ValueError(
+                f"Cannot set key {key!r} of a {type(node).__name__} (path "
+                f"{paths.to_string(path)!r}): its items can't be replaced."
+            )
+        _check_owned(owner, key)
+        if isinstance(node, Pytree):
+            pytrees.check_assignment(node, type(node).attribute_name(key), value)
+        self._steps.append(functools.partial(kind.set_key, node, key, value))
 
 
-def _own_key(key: Any, children: Mapping[Any, Any]) -> Any:
+def _content(
+    node: Any, kind: Any
+) -> tuple[Mapping[Any, Any], Mapping[Any, Any], Callable[[Any], Any] | None]:
+    """The children of a node by name, are they data?, and the name for a key.
+
+    ``None`` says that the names are the keys.
+    """
+    # The usual nodes are not listed: most of what they have is not meant.
+    if kind is nodes.PYTREE:
+        cls = type(node)
+        # Classes that are no pytrees are not checked, so there the values decide.
+        statuses = pytrees.table_of(node) if cls.is_pytree_class else {}
+        return vars(node), statuses, cls.attribute_name
+    if type(node) is dict or isinstance(node, states.State):
+        return mappings.raw_mapping(node), {}, None
+    listed = nodes.children(node)
+    entries = {child.key: child.value for child in listed}
+    return entries, {child.key: child.is_data for child in listed}, None
+
+
+def _own_key(key: Any, entries: Mapping[Any, Any]) -> Any:
     """The key of the node; integers may be given as strings."""
-    if key not in children and isinstance(key, str):
-        try:
-            return int(key) if int(key) in children else key
-        except ValueError:
-            return key
+    if isinstance(key, str):
+        with contextlib.suppress(ValueError):
+            return int(key) if int(key) in entries else key
     return key
-
-
-def _plan_variable(
-    variable: Variable[Any], value: Any, path: str, steps: list[Step]
-) -> None:
-    if isinstance(value, states.State) and not len(value):
-        return
-    if isinstance(value, states.State):
-        value = pure_dicts.to_pure_dict(value)
-    variables.check_write(variable, flattening.raw_of(value), path)
-    steps.append(lambda: flattening.write_leaf(variable, value))
 
 
 def _writing_ref(ref: Any, value: Any) -> Step:
@@ -156,50 +249,6 @@ def _writing_ref(ref: Any, value: Any) -> Step:
         ref[...] = value[...] if _jax.is_ref(value) else value
 
     return write
-
-
-def _plan_new(
-    node: Any,
-    owner: Pytree | None,
-    key: Any,
-    value: Any,
-    path: tuple[Any, ...],
-    steps: list[Step],
-) -> None:
-    if isinstance(node, list):
-        raise IndexError(
-            f"list index {key!r} is out of range at {paths.to_string(path)!r}: the "
-            f"list has {len(node)} items."
-        )
-    if isinstance(value, Variable):
-        value = value.copy()
-    elif isinstance(value, (states.State, graph_states.GraphState)):
-        value = jax.tree.map(
-            lambda x: x.copy() if isinstance(x, Variable) else x,
-            value,
-            is_leaf=lambda x: isinstance(x, Variable),
-        )
-    _plan_set(node, owner, key, value, path, steps)
-
-
-def _plan_set(
-    node: Any,
-    owner: Pytree | None,
-    key: Any,
-    value: Any,
-    path: tuple[Any, ...],
-    steps: list[Step],
-) -> None:
-    kind: Any = nodes.kind_of(node)
-    if kind.set_key is None:
-        raise ValueError(
-            f"Cannot set key {key!r} of a {type(node).__name__} (path "
-            f"{paths.to_string(path)!r}): its items can't be replaced."
-        )
-    _check_owned(owner, key)
-    if isinstance(node, Pytree):
-        pytrees.check_assignment(node, type(node).attribute_name(key), value)
-    steps.append(lambda: kind.set_key(node, key, value))
 
 
 def _check_owned(owner: Pytree | None, key: Any) -> None:
@@ -213,59 +262,76 @@ def _check_owned(owner: Pytree | None, key: Any) -> None:
 
 def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
     """Removes the matching leaves; the (path, leaf) pairs of each predicate."""
-    if isinstance(nodes.kind_of(node), Leaf):
+    kind = nodes.kind_of(node)
+    if isinstance(kind, Leaf):
         raise UnsupportedTypeError(node)
-    popped: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
-    steps: list[Step] = []
-    _plan_pop(node, None, (), set(), predicates, popped, steps)
-    for step in steps:
+    search = _Search(predicates)
+    search.visit(node, kind, None, ())
+    for step in search.steps:
         step()
-    return popped
+    return search.found
 
 
-def _plan_pop(
-    node: Any,
-    owner: Pytree | None,
-    path: tuple[Any, ...],
-    seen: set[int],
-    predicates: Sequence[Any],
-    popped: list[list[tuple[Any, Any]]],
-    steps: list[Step],
-) -> None:
-    kind: Any = nodes.kind_of(node)
-    if isinstance(kind, GraphKind):
-        if id(node) in seen:
+class _Search:
+    """Finds the leaves that match, and plans their removal.
+
+    Attributes:
+        found: For each predicate the (path, leaf) pairs that it is the first to match.
+        steps: The removals, which are checked already.
+    """
+
+    def __init__(self, predicates: Sequence[Any]) -> None:
+        self.found: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
+        self.steps: list[Step] = []
+        self._groups = [*zip(self.found, predicates, strict=True)]
+        self._seen: set[int] = set()
+
+    def visit(self, node: Any, kind: Any, owner: Pytree | None, path: Path) -> None:
+        """Looks through a node and all below it."""
+        if isinstance(kind, GraphKind) and not self._is_new(node):
             return
-        seen.add(id(node))
-    owner = node if isinstance(node, Pytree) else owner
-    for key, child, is_data in nodes.children(node):
-        where = (*path, key)
-        if is_data is False:
-            continue
-        if not isinstance(nodes.kind_of(child), Leaf):
-            _plan_pop(child, owner, where, seen, predicates, popped, steps)
-            continue
-        if not nodes.is_node_leaf(child):
-            continue
-        if nodes.is_graph_node(child):
-            if id(child) in seen:
-                continue
-            seen.add(id(child))
-        for group, predicate in zip(popped, predicates, strict=True):
-            if predicate(where, child):
-                _check_can_pop(node, kind, key, where)
+        owner = node if kind is nodes.PYTREE else owner
+        for key, child in _data_in(node, kind):
+            child_kind = nodes.kind_of(child)
+            if not isinstance(child_kind, Leaf):
+                self.visit(child, child_kind, owner, (*path, key))
+            elif child_kind is Leaf.ARRAY or (
+                child_kind is not Leaf.STATIC and self._is_new(child)
+            ):
+                self._try(node, owner, child, (*path, key))
+
+    def _is_new(self, obj: Any) -> bool:
+        """Whether an object that is tracked by identity is met for the first time."""
+        if id(obj) in self._seen:
+            return False
+        self._seen.add(id(obj))
+        return True
+
+    def _try(self, node: Any, owner: Pytree | None, leaf: Any, path: Path) -> None:
+        key = path[-1]
+        for group, predicate in self._groups:
+            if predicate(path, leaf):
+                _check_can_pop(node, key, path)
                 _check_owned(owner, key)
-                group.append((where, child))
-                steps.append(_popping(kind, node, key))
+                group.append((path, leaf))
+                kind: Any = nodes.kind_of(node)
+                self.steps.append(functools.partial(kind.pop_key, node, key))
                 break
 
 
-def _popping(kind: Any, node: Any, key: Any) -> Step:
-    return lambda: kind.pop_key(node, key)
+def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
+    """The children of a node that may be data, with their keys, in order."""
+    cls = type(node)
+    if kind is nodes.PYTREE and cls.is_pytree_class:
+        entries, table = vars(node), pytrees.table_of(node)
+        layout = table.layout(cls.attribute_sort_key, cls.attribute_key)
+        return [(key, entries[name]) for name, key, is_data in layout if is_data]
+    return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]
 
 
-def _check_can_pop(node: Any, kind: Any, key: Any, path: tuple[Any, ...]) -> None:
-    if kind.pop_key is None or (isinstance(node, Pytree) and not isinstance(key, str)):
+def _check_can_pop(node: Any, key: Any, path: Path) -> None:
+    kind: Any = nodes.kind_of(node)
+    if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):
         raise ValueError(
             f"Cannot pop key {key!r} of a {type(node).__name__} (path "
             f"{paths.to_string(path)!r}): removing an item would move the others."

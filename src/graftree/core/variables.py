@@ -17,6 +17,7 @@ The operators that let a Variable stand for its value are in `operators.py`.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
@@ -29,10 +30,12 @@ from graftree.core import (
     operators,
     ownership,
     sharding,
+    stamps,
     text,
     values,
 )
 from graftree.core import metadata as variable_metadata
+from graftree.core.labels import metadata_of
 from graftree.core.metadata import HashableMapping, VariableMetadata
 
 A = TypeVar("A")
@@ -46,17 +49,17 @@ def _register(cls: Any) -> None:
     key = jax.tree_util.GetAttrKey("value")
     jax.tree_util.register_pytree_with_keys(
         cls,
-        lambda variable: (((key, variable._value),), labels.metadata_of(variable)),
-        lambda entries, children: _unflatten(cls, children[0], entries),
-        lambda variable: ((variable._value,), labels.metadata_of(variable)),
+        lambda variable: (((key, variable._value),), metadata_of(variable)),
+        functools.partial(_unflatten, cls),
+        lambda variable: ((variable._value,), metadata_of(variable)),
     )
 
 
-def _unflatten(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
-    variable = rebuild(cls, raw, entries)
-    if entries["hijax"] and _jax.is_tracing():
+def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
+    variable = rebuild(cls, children[0], entries)
+    if entries.get("hijax") and _jax.is_tracing():
         # Nobody's: what is written into this copy would not reach the caller.
-        object.__setattr__(variable, "_owner", None)
+        _set_owner(variable, None)
     return variable
 
 
@@ -140,17 +143,16 @@ class Variable(
                 "Pass the array and ref=True: Variable(array, ref=True)."
             )
         entries = variable_metadata.complete(type(self), flags, metadata)
-        store = object.__setattr__
-        store(self, "_owner", ownership.current())
-        store(self, "_metadata", entries)
-        store(self, "_value", value)
-        store(self, "stamp", 0)
+        _set_raw(self, value)
+        _set_metadata(self, entries)
+        _set_owner(self, ownership.current())
+        _set_stamp(self, 0)
         if "on_create_value" in entries:
             value = variable_metadata.run_hooks(entries["on_create_value"], self, value)
         value = self.create_value(value)
         if entries["eager_sharding"] and "out_sharding" in entries:
             value = sharding.place(value, entries)
-        store(self, "_value", values.stored(value, ref=entries["ref"]))
+        _set_raw(self, values.stored(value, ref=entries["ref"]))
 
     # Reading and writing the value.
 
@@ -185,10 +187,10 @@ class Variable(
                 index is Ellipsis and isinstance(value, jax.ShapeDtypeStruct)
             ):
                 value = value[index]
-        hooks = self.get_hooks("on_get_value")
-        return (
-            value if hooks is None else variable_metadata.run_hooks(hooks, self, value)
-        )
+        hooks = metadata_of(self).get("on_get_value")
+        if hooks is not None:
+            return variable_metadata.run_hooks(hooks, self, value)
+        return value
 
     def set_value(self, value: Any, *, index: Any = MISSING) -> None:
         """Replaces the value, or the part of it at ``index``.
@@ -204,7 +206,7 @@ class Variable(
         """
         self.check_writable()
         value = values.copy_containers(value)
-        hooks = self.get_hooks("on_set_value")
+        hooks = metadata_of(self).get("on_set_value")
         if hooks is not None:
             value = variable_metadata.run_hooks(hooks, self, value)
         raw = self._value
@@ -212,11 +214,9 @@ class Variable(
             where = ... if index is MISSING else index
             values.write_ref(raw, where, values.unwrap(value))
         elif index is MISSING:
-            object.__setattr__(self, "_value", value)
+            _replace_raw(self, value)
         elif values.is_array(raw):
-            object.__setattr__(
-                self, "_value", values.write_at(raw, index, values.unwrap(value))
-            )
+            _set_raw(self, values.write_at(raw, index, values.unwrap(value)))
         else:
             raw[index] = value
 
@@ -231,7 +231,7 @@ class Variable(
             TraceContextError: If another trace owns the Variable.
         """
         self.check_writable()
-        object.__setattr__(self, "_value", value)
+        _replace_raw(self, value)
 
     def __getitem__(self, key: Any) -> Any:
         return self.get_value(index=key)
@@ -252,7 +252,8 @@ class Variable(
         """
         if labels.is_read_only(self):
             raise labels.immutable_error(self, path)
-        self.check_owned(path)
+        if self._owner is not ownership.current():
+            self.check_owned(path)
 
     def check_owned(self, path: str = "") -> None:
         """Raises if another trace owns the Variable: nothing in it may change then.
@@ -290,7 +291,7 @@ class Variable(
         """
         if "raw_value" in updates:
             raise TypeError("copy: give the new value as `value`, not as `raw_value`.")
-        entries = variable_metadata.updated(labels.metadata_of(self), updates)
+        entries = variable_metadata.updated(metadata_of(self), updates)
         raw = self._value if value is MISSING else value
         if _copy_ref or entries["ref"] is not _jax.is_ref(raw):
             raw = values.stored(raw, ref=entries["ref"])
@@ -326,8 +327,8 @@ class Variable(
                 f"{type(self).__name__}, got {type(other).__name__}."
             )
         self.check_writable()
-        object.__setattr__(self, "_value", other._value)
-        labels.replace_metadata(self, labels.metadata_of(other))
+        _replace_raw(self, other._value)
+        labels.replace_metadata(self, metadata_of(other))
 
     def update_from_state(self, other: Variable[A]) -> None:
         """Takes over the value and metadata of another Variable, of any type.
@@ -336,29 +337,23 @@ class Variable(
         """
         check_write(self, other._value)
         store(self, other._value)
-        own = labels.metadata_of(self)
-        if labels.metadata_of(other) is not own:
-            entries = variable_metadata.taken_over(own, labels.metadata_of(other))
-            if entries != own:
-                labels.replace_metadata(self, entries)
+        labels.take_metadata(self, other)
 
     def __copy__(self) -> Variable[A]:
-        return rebuild(type(self), self._value, labels.metadata_of(self))
+        return rebuild(type(self), self._value, metadata_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable[A]:
         # Known before its value is copied: that may refer back to the Variable.
-        memo[id(self)] = copied = rebuild(type(self), None, labels.metadata_of(self))
+        memo[id(self)] = copied = rebuild(type(self), None, metadata_of(self))
         raw = self._value
         is_ref = _jax.is_ref(raw)
         copied._value = jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo)
-        copied._metadata = HashableMapping(
-            copy.deepcopy(dict(labels.metadata_of(self)), memo)
-        )
+        copied._metadata = HashableMapping(copy.deepcopy(dict(metadata_of(self)), memo))
         return copied
 
     def __reduce__(self) -> Any:
         raw = self._value[...] if _jax.is_ref(self._value) else self._value
-        return _unpickle, (type(self), raw, labels.metadata_of(self))
+        return _unpickle, (type(self), raw, metadata_of(self))
 
     # What remains of the object protocol.
 
@@ -366,7 +361,7 @@ class Variable(
         # Slots are unset while copy and pickle probe a half-made object.
         if name in _UNSET:
             raise AttributeError(name)
-        entries = labels.metadata_of(self)
+        entries = metadata_of(self)
         if name in entries:
             return entries[name]
         raw = self._value
@@ -387,7 +382,7 @@ class Variable(
         # Reading a traced ref would add an equation to the program.
         is_traced_ref = isinstance(raw, _jax.Tracer) and _jax.is_ref(raw)
         value = raw if is_traced_ref else self.get_value()
-        return text.variable_repr(self, value, labels.metadata_of(self))
+        return text.variable_repr(self, value, metadata_of(self))
 
 
 class Param(Variable[A]):
@@ -439,16 +434,21 @@ class Perturbation(Intermediate[A]):
 def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
     """A Variable owned by the current trace, made of its parts; nothing is run."""
     variable = object.__new__(cls)
-    store = object.__setattr__
-    store(variable, "_value", raw)
-    store(variable, "_metadata", entries)
-    store(variable, "_owner", ownership.current())
-    store(variable, "stamp", 0)
+    _set_raw(variable, raw)
+    _set_metadata(variable, entries)
+    _set_owner(variable, ownership.current())
+    _set_stamp(variable, 0)
     return variable
 
 
 # Where the raw value is; for reading and writing many at once.
 raw_slot: Any = Variable.__dict__["_value"]
+
+# An assignment would go through `Labeled.__setattr__`, and cost five times as much.
+_set_raw = raw_slot.__set__
+_set_owner = Variable.__dict__["_owner"].__set__
+_set_metadata = labels.metadata_slot.__set__
+_set_stamp = labels.stamp_slot.__set__
 
 
 def is_owned(variable: Variable[Any]) -> bool:
@@ -484,7 +484,15 @@ def store(variable: Variable[Any], raw: Any) -> None:
         current[...] = raw
     else:
         # An abstract Variable gets its ref together with its first array.
-        variable._value = values.stored(raw, ref=variable.ref)
+        _replace_raw(variable, values.stored(raw, ref=variable.ref))
+
+
+def _replace_raw(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
+    old = variable._value
+    _set_raw(variable, raw)
+    if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
+        stamps.touch(variable)
 
 
 def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:

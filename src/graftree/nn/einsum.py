@@ -17,7 +17,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import linear, parameters, promotion
+from graftree.nn import linear, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -145,7 +145,7 @@ class Einsum(Module):
         if bias is None:
             return outputs
         shape = _bias_shape(einsum_str, inputs.ndim, kernel.shape)
-        return outputs + jnp.reshape(bias, shape)
+        return operations.add(outputs, bias, shape)
 
 
 def _checked(einsum_str: str) -> str:

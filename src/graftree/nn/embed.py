@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import initializers, parameters, promotion
+from graftree.nn import initializers, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
@@ -110,9 +109,7 @@ class Embed(Module):
                 (*inputs.shape, self.features),
                 **_sharding_option(out_sharding),
             )
-        if out_sharding is None:
-            return jnp.take(embedding, inputs, axis=0)
-        return embedding.at[inputs].get(mode="fill", out_sharding=out_sharding)
+        return operations.look_up(embedding, inputs, out_sharding)
 
     def attend(
         self, query: Num[Array, "*batch features"], out_sharding: Any = None
@@ -137,7 +134,7 @@ class Embed(Module):
         query, embedding = self.promote_dtype(
             (query, parameters.read(self.embedding)), dtype=self.dtype
         )
-        return jax.lax.dot_general(
+        return operations.dot_general(
             query,
             embedding,
             (((query.ndim - 1,), (1,)), ((), ())),

@@ -27,7 +27,7 @@ from graftree.annotations import (
 from graftree.core.metadata import HashableMapping, VariableMetadata
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, initializers, parameters, promotion
+from graftree.nn import arguments, initializers, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -129,7 +129,7 @@ class Linear(Module):
             (inputs, parameters.read(self.kernel), parameters.read(self.bias)),
             dtype=self.dtype,
         )
-        outputs = self.dot_general(
+        outputs = operations.contraction(self.dot_general)(
             inputs,
             kernel,
             (((inputs.ndim - 1,), (0,)), ((), ())),
@@ -298,13 +298,14 @@ class LinearGeneral(Module):
             return outputs
         kept = [n for n in range(inputs.ndim) if n not in axis]
         sizes = [inputs.shape[n] if n in batch else 1 for n in kept]
-        return outputs + jnp.reshape(bias, (*sizes, *self.out_features))
+        return operations.add(outputs, bias, (*sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""
         if self.dot_general_cls is not None:
             return self.dot_general_cls()
-        return jax.lax.dot_general if self.dot_general is None else self.dot_general
+        given = jax.lax.dot_general if self.dot_general is None else self.dot_general
+        return operations.contraction(given)
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from graftree.core.modules import Module
-from graftree.nn import parameters, promotion
+from graftree.nn import operations, parameters, promotion
 
 
 def promote(layer: Module, x: Any, *statistics: jax.Array) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ def _abs_square(x: jax.Array) -> jax.Array:
     """Computes ``|x|^2``, real also for complex ``x``."""
     if jnp.iscomplexobj(x):
         return lax.square(lax.real(x)) + lax.square(lax.imag(x))
-    return lax.square(x)
+    return jnp.square(x)
 
 
 def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Array:
@@ -122,13 +122,14 @@ def normalize(
         ValueError: If the dtype of the layer is neither floating nor complex.
     """
     dtype = promotion.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
+    shape = parameters.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
-    multiplier = lax.rsqrt(variance + layer.epsilon)
+    multiplier = operations.rsqrt(variance + layer.epsilon)
     if scale is not None:
-        multiplier *= parameters.along_axes(scale, x.shape, feature_axes)
+        multiplier = operations.multiply(multiplier, scale, shape)
     y *= multiplier
     if bias is not None:
-        y += parameters.along_axes(bias, x.shape, feature_axes)
+        y = operations.add(y, bias, shape)
     return jnp.asarray(y, dtype)
 
 

@@ -157,7 +157,8 @@ class BatchNorm(Module):
         feature_axes = arguments.canonical_axes(self.axis, x.ndim)
 
         def at_features(statistic: jax.Array) -> jax.Array:
-            return parameters.along_axes(statistic, x.shape, feature_axes)
+            shape = parameters.shape_along(feature_axes, x.shape)
+            return jnp.reshape(statistic, shape)
 
         if use_running_average:
             mean, variance = at_features(mean), at_features(variance)

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Dtype, Initializer, Shape
 from graftree.core import attributes
 from graftree.core.rngs import Rngs
 from graftree.core.variables import Param
+from graftree.nn import operations
 
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 """The default of the ``..._metadata`` arguments of layers."""
@@ -92,26 +92,21 @@ def read(param: Param | None) -> jax.Array | None:
     return None if param is None else param[...]
 
 
-def along_axes(value: jax.Array, shape: Shape, axes: Sequence[int]) -> jax.Array:
-    """Gives a flat parameter the rank of the array that it is combined with.
-
-    Layers may not lean on implicit rank promotion, which users can forbid.
+def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
+    """The shape that a flat parameter needs to broadcast against an array.
 
     Args:
-        value: As many elements as ``shape`` has along ``axes``.
-        shape: The shape of the other array.
-        axes: The non-negative axes along which ``value`` varies.
+        axes: The non-negative axes along which the parameter varies.
+        shape: The shape of the array.
 
     Returns:
-        ``value`` with the sizes of ``shape`` along ``axes``, and size one elsewhere.
+        The sizes of ``shape`` along ``axes``, and one elsewhere.
     """
-    return jnp.reshape(
-        value, [n if axis in axes else 1 for axis, n in enumerate(shape)]
-    )
+    return tuple([n if axis in axes else 1 for axis, n in enumerate(shape)])
 
 
 def add_bias(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds a bias along the last axis, if there is one."""
     if bias is None:
         return outputs
-    return outputs + jnp.reshape(bias, (1,) * (outputs.ndim - 1) + (-1,))
+    return operations.add(outputs, bias, (1,) * (outputs.ndim - 1) + (-1,))

@@ -26,7 +26,9 @@ What always holds:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core import flattening, labels, pytrees, raw_values, variables
+from graftree.core import values as variable_values
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
@@ -125,7 +128,6 @@ class Crossing:
 
     Attributes:
         tree: The arguments, rebuilt; owned by the current trace.
-        snapshots: The raw values that came in, flattened.
     """
 
     def __init__(
@@ -145,11 +147,21 @@ class Crossing:
         self.returns_captured = returns_captured
         self.is_detached = is_detached
         # In-place writes to a list or dict would change what they are compared with.
-        self.snapshots = [jax.tree.flatten(value) for value in values]
+        self._contents = {
+            position: jax.tree.flatten(value)
+            for position, value in enumerate(values)
+            if not variable_values.is_array(value)
+        }
         self.objects = IndexMap()
-        self.tree, self.roots = unpack(skeleton, values, self.objects)
-        loses_structure = not (propagation.structure or is_detached)
-        self.watch = lost_updates.Watch(self.tree) if loses_structure else None
+        self.tree, self._roots = packing.unpack(skeleton, values, self.objects)
+        self._loses_structure = not (propagation.structure or is_detached)
+        if self._loses_structure:
+            self._pytrees = lost_updates.pytrees_in(self.tree)
+
+    @functools.cached_property
+    def _outer(self) -> RefMap:
+        """The numbers of the objects."""
+        return RefMap.from_indexmap(self.objects)
 
     def collect(
         self,
@@ -168,26 +180,24 @@ class Crossing:
         Raises:
             ValueError: If the output contains an object that can't leave the trace.
         """
-        if self.watch is not None and linked is None:
-            self.watch.warn(self.transform)
-        outer = RefMap.from_indexmap(self.objects)
+        if self._loses_structure and linked is None:
+            self._warn_of_lost_structure()
         refs, known = RefMap(), RefMap()
         changed, metadata = [], []
         structure, structure_leaves, keeps = None, Leaves([], []), False
         if not self.is_detached:
             changed, metadata = self._find_changes(forced)
             if self.propagation.structure:
-                structure, structure_leaves, keeps = self._find_structure(
-                    refs, outer, forced
-                )
-                known = outer
+                structure, structure_leaves, keeps = self._find_structure(refs, forced)
+                known = self._outer
         if linked is not None:
+            outer = self._outer
             linked_objects = [x for x in linked.objects if x in outer]
             known = RefMap([*known.items(), *[(x, outer[x]) for x in linked_objects]])
         treedef, entries, leaves = packing.take_apart(
             out, self.propagation, refs, known, self.transform
         )
-        self._check_output(out if linked is None else linked.others, refs, outer)
+        self._check_output(out if linked is None else linked.others, refs)
         out_skeleton = Skeleton(treedef, tuple(entries))
         is_new = [leaf not in known for leaf in leaves]
         kept = tuple([p for p in changed if p in forced and self._is_kept(p)])
@@ -201,7 +211,15 @@ class Crossing:
         )
 
     def _is_kept(self, position: int) -> bool:
-        return _is_same(self.current(position), self.snapshots[position])
+        return self._is_same(self.current(position), position)
+
+    def _is_same(self, raw: Any, position: int) -> bool:
+        """Whether a raw value consists of the objects that came in."""
+        if position not in self._contents:
+            return raw is self.values[position]
+        leaves, treedef = self._contents[position]
+        current, current_def = jax.tree.flatten(raw)
+        return current_def == treedef and all(map(operator.is_, current, leaves))
 
     def current(self, position: int) -> Any:
         """The raw value of a leaf now: that of its Variable, else what came in."""
@@ -221,15 +239,30 @@ class Crossing:
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
-            if is_forced or not _is_same(raw, self.snapshots[position]):
+            if is_forced or not self._is_same(raw, position):
                 changed.append(position)
             entries = labels.metadata_of(variable)
             if entries is not definition.metadata and entries != definition.metadata:
                 metadata.append((position, entries))
         return changed, metadata
 
+    def _warn_of_lost_structure(self) -> None:
+        if self.propagation.sharing:
+            entries, found, _ = self._flatten_again(RefMap())
+            is_kept = self._is_unchanged(entries, found)
+        else:
+            is_kept = packing.is_same_tree(self.tree, self.skeleton, self._roots)
+        if not is_kept:
+            leaves = [
+                value if definition is None else self.objects[definition.index]
+                for definition, value in zip(
+                    self.skeleton.definitions(), self.values, strict=True
+                )
+            ]
+            lost_updates.warn(self.transform, self.skeleton, leaves, self._pytrees)
+
     def _find_structure(
-        self, refs: RefMap, outer: RefMap, forced: frozenset[int]
+        self, refs: RefMap, forced: frozenset[int]
     ) -> tuple[Skeleton | None, Leaves, bool]:
         """Flattens the arguments again, and tells if they are built as they were.
 
@@ -237,10 +270,25 @@ class Crossing:
             The structure, ``None`` if it need not come back; its leaves; whether it
             comes back without a change.
         """
+        entries, leaves, is_new = self._flatten_again(refs)
+        is_kept = self._is_unchanged(entries, leaves)
+        definitions = self.skeleton.definitions()
+        if is_kept and all(definitions[p] is not None for p in forced):
+            return None, Leaves([], []), False
+        skeleton = Skeleton(
+            self.skeleton.treedef, tuple(entries), self.skeleton.statics
+        )
+        return skeleton, Leaves(leaves, is_new), is_kept
+
+    def _flatten_again(
+        self, refs: RefMap
+    ) -> tuple[list[GraphDef[Any] | None], list[Any], list[bool]]:
+        """The arguments as they are now: entries, leaves, which of these are new."""
+        outer = self._outer
         entries: list[GraphDef[Any] | None] = []
         leaves: list[Any] = []
         is_new: list[bool] = []
-        for root, entry in zip(self.roots, self.skeleton.entries, strict=True):
+        for root, entry in zip(self._roots, self.skeleton.entries, strict=True):
             if entry is None:
                 # Nothing can change a plain argument.
                 entries.append(None)
@@ -251,14 +299,7 @@ class Crossing:
                 entries.append(graphdef)
                 leaves += found
                 is_new += [leaf not in outer for leaf in found]
-        is_kept = self._is_unchanged(entries, leaves)
-        definitions = self.skeleton.definitions()
-        if is_kept and all(definitions[p] is not None for p in forced):
-            return None, Leaves([], []), False
-        skeleton = Skeleton(
-            self.skeleton.treedef, tuple(entries), self.skeleton.statics
-        )
-        return skeleton, Leaves(leaves, is_new), is_kept
+        return entries, leaves, is_new
 
     def _is_unchanged(
         self, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
@@ -274,7 +315,10 @@ class Crossing:
             for leaf, value in zip(leaves, self.values, strict=True)
         )
 
-    def _check_output(self, out: Any, refs: RefMap, outer: RefMap) -> None:
+    def _check_output(self, out: Any, refs: RefMap) -> None:
+        if not refs:
+            return  # no objects in it, as in most cases
+        outer = self._outer
         if not self.propagation.structure:
             aliasing.check_outputs(
                 self._named_objects(), out, self.propagation, self.transform
@@ -330,52 +374,6 @@ def _same_node(new: Any, old: Any) -> bool:
     )
 
 
-def _is_same(raw: Any, snapshot: tuple[list[Any], Any]) -> bool:
-    """Whether a raw value consists of the objects of a snapshot; see `Crossing`."""
-    leaves, treedef = snapshot
-    if len(leaves) == 1 and raw is leaves[0]:
-        return True
-    current, current_def = jax.tree.flatten(raw)
-    return current_def == treedef and all(
-        a is b for a, b in zip(current, leaves, strict=True)
-    )
-
-
-def unpack(
-    skeleton: Skeleton, values: Sequence[Any], objects: IndexMap
-) -> tuple[Any, list[Any]]:
-    """Rebuilds a tree of arguments as fresh objects of the current trace.
-
-    Args:
-        skeleton: The static part.
-        values: The raw values of all leaves.
-        objects: Filled with the objects by number.
-
-    Returns:
-        The tree, and the leaves of its treedef.
-    """
-    builder = Builder(objects, {})
-    roots = _build_entries(builder, skeleton.entries, values)
-    builder.commit()
-    return jax.tree.unflatten(skeleton.treedef, roots), roots
-
-
-def _build_entries(
-    builder: Builder, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
-) -> list[Any]:
-    roots: list[Any] = []
-    position = 0
-    for entry in entries:
-        if entry is None:
-            roots.append(leaves[position])
-            position += 1
-        else:
-            end = position + entry.num_leaves
-            roots.append(builder.build(entry, leaves[position:end]))
-            position = end
-    return roots
-
-
 # Outside again.
 
 
@@ -408,9 +406,13 @@ def commit(
     else:
         builder = Builder(IndexMap(), packed.objects)
         entries = [entry for entry in returned.structure.entries if entry is not None]
-        _build_entries(builder, entries, _filled(entries, structure, packed.objects))
+        packing.build_entries(
+            builder, entries, _filled(entries, structure, packed.objects)
+        )
     entries = returned.out.entries
-    roots = _build_entries(builder, entries, _filled(entries, out, packed.objects))
+    roots = packing.build_entries(
+        builder, entries, _filled(entries, out, packed.objects)
+    )
     builder.check()
     writes.commit()
     builder.commit()

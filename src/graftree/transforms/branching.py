@@ -227,7 +227,7 @@ def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
     returned = dataclasses.replace(
         places.returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
     )
-    return places._replace(returned=returned), *groups
+    return dataclasses.replace(places, returned=returned), *groups
 
 
 _MAX_LINES = 8

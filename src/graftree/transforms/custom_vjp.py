@@ -26,7 +26,6 @@ from graftree.core import flattening
 from graftree.core.flattening import IndexMap
 from graftree.transforms import (
     aliasing,
-    boundary,
     cotangents,
     decorators,
     lifting,
@@ -320,7 +319,7 @@ class _Lifted:
         places, *leaves = inside.leave(out, self.changed or frozenset())
         returned = dataclasses.replace(places.returned, kept=())
         self._check_changed(returned.changed)
-        return (places._replace(returned=returned), *leaves), (kept, stored)
+        return (dataclasses.replace(places, returned=returned), *leaves), (kept, stored)
 
     def _check_changed(self, changed: tuple[int, ...]) -> None:
         extra = () if self.changed is None else {*changed} - self.changed
@@ -335,7 +334,7 @@ class _Lifted:
 
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
         kept, stored = residuals
-        (residual,), _ = boundary.unpack(stored.skeleton, stored.values, IndexMap())[0]
+        (residual,), _ = packing.unpack(stored.skeleton, stored.values, IndexMap())[0]
         nondiff = self._arguments(
             self.fixed.by_position() | kept | self.refs, self.nondiff
         )

@@ -17,6 +17,7 @@ from graftree.transforms import arguments, decorators, lifting, propagation
 from graftree.transforms.arguments import Statics
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
+from graftree.transforms.plans import Plans
 from graftree.transforms.prefixes import Assignment, Roles
 from graftree.transforms.propagation import Propagation
 from graftree.transforms.stages import Lowered, Traced
@@ -33,6 +34,7 @@ class JitWrapped(Generic[P, R]):
         row: What is lifted.
         interior: What JAX traces, from `lifting.interior`.
         options: What ``jax.jit`` is told.
+        bound: The first arguments, if they are the same at each call.
 
     Attributes:
         fun: The function that was given.
@@ -44,14 +46,16 @@ class JitWrapped(Generic[P, R]):
         row: Row,
         interior: Callable[..., Any],
         options: Mapping[str, Any],
+        bound: tuple[Any, ...] = (),
     ) -> None:
         decorators.wraps(fun)(self)
         self.fun = fun
         self._row = row
         self._jitted = jax.jit(interior, **options)
+        self._plans = Plans(row, bound)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = self.prepare(args, kwargs)
+        call = self._plans.call(self.prepare, args, kwargs)
         return call.commit(self._jitted(*call.groups))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -67,7 +71,9 @@ class JitWrapped(Generic[P, R]):
             kwargs: The keyword arguments.
             statics: Static arguments to put between them.
         """
-        return Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
+        call = Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
+        call.packed.skeleton.seal()
+        return call
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Traces the function for arguments, which stay as they are.

@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -34,7 +35,7 @@ from graftree.transforms import (
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.arguments import Chosen
 from graftree.transforms.boundary import Collected, Crossing, Linked, Returned
-from graftree.transforms.packing import Changes, Packed, Values
+from graftree.transforms.packing import Changes, Packed, Skeleton, Values
 from graftree.transforms.prefixes import Assignment, Occurrence
 from graftree.transforms.propagation import Propagation
 
@@ -173,10 +174,7 @@ class Call:
         self.packed = packing.pack(
             (args, kwargs), row.mode, row.name, statics, row.labels
         )
-        skeleton = self.packed.skeleton
-        roles = row.inputs.assign(skeleton, self.packed.leaves)
-        count = len(row.inputs.values)
-        self.groups = packing.part(self.packed.values(), skeleton, roles, count)
+        self.groups = groups(row, self.packed, self.packed.values())
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects.
@@ -185,6 +183,18 @@ class Call:
             The output of the function.
         """
         return commit(self.packed, result)
+
+
+def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
+    """What JAX gets: one group of leaves per value of the prefix.
+
+    Args:
+        row: The transform.
+        packed: The arguments, taken apart.
+        values: The raw values of all leaves.
+    """
+    roles = row.inputs.assign(packed.skeleton, packed.leaves)
+    return packing.part(values, packed.skeleton, roles, len(row.inputs.values))
 
 
 def commit(packed: Packed, result: Any) -> Any:
@@ -202,15 +212,22 @@ def parts_of(result: Any) -> tuple[Any, ...]:
     Returns:
         The static part, and the changes, the structure and the output as flat lists.
     """
-    places, *groups = result
-    lists = zip(groups, places[1:], strict=True)
-    return places.returned, *[_in_order(*each) for each in lists]
+    places, changed, structure, out = result
+    return (
+        places.returned,
+        in_order(changed, places.changed),
+        in_order(structure, places.structure),
+        in_order(out, places.out),
+    )
 
 
-def _in_order(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
+def in_order(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
     """The leaves of some groups in one list, by the number of the group of each."""
     if len(groups) == 1:
         return groups[0]
+    filled = [group for group in groups if len(group)]
+    if len(filled) == 1:
+        return filled[0]
     iterators = [iter(group) for group in groups]
     return [next(iterators[number]) for number in numbers]
 
@@ -218,13 +235,38 @@ def _in_order(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
 # Inside.
 
 
-class Places(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Places:
     """The static part of a result, and the group of each leaf in it."""
 
     returned: Returned
     changed: tuple[int, ...]
     structure: tuple[int, ...]
     out: tuple[int, ...]
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether all that happened is: Variables got values, arrays were returned."""
+        returned = self.returned
+        has_objects = any(entry is not None for entry in returned.out.entries)
+        return not (returned.metadata or returned.structure or has_objects)
+
+    @functools.cached_property
+    def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Picks the leaves that changed, from all."""
+        return picker(self.returned.changed)
+
+    @functools.cached_property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the output of its leaves, if it is plain."""
+        return self.returned.out.treedef.unflatten
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that picks the items at these positions from a sequence."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]
 
 
 jax.tree_util.register_static(Places)
@@ -257,7 +299,7 @@ class Inside:
         )
         # Before the function runs: it can't if its values have different axes.
         self._is_uniform = len({*row.inputs.prefixes, *row.outputs.prefixes}) == 1
-        if row.mode.sharing and not self._is_uniform:
+        if self._may_differ(self.skeleton):
             aliasing.check_consistent(row.name, self._given)
 
     @functools.cached_property
@@ -293,7 +335,7 @@ class Inside:
         """
         found, (changed, structure, outputs) = self.collect(out, forced=forced)
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
-        names = self.skeleton.names()
+        names = self.skeleton.names() if changed else []
         changes = zip(found.returned.changed, found.changed, strict=True)
         return (
             Places(found.returned, changed, structure, outputs),
@@ -320,9 +362,18 @@ class Inside:
         """
         forced |= self._returned_unchanged()
         found = self.crossing.collect(out, forced, linked)
-        if self.row.mode.sharing and not self._is_uniform:
+        returned = found.returned
+        if self._may_differ(self.skeleton, returned.structure, returned.out):
             aliasing.check_consistent(self.row.name, self._occurrences(out))
         return found, self._groups_of(found)
+
+    def _may_differ(self, *skeletons: Skeleton | None) -> bool:
+        """Whether a Variable could occur twice in these, with different prefixes."""
+        return (
+            self.row.mode.sharing
+            and not self._is_uniform
+            and any(x is not None and x.has_references() for x in skeletons)
+        )
 
     def _returned_unchanged(self) -> frozenset[int]:
         # A donated buffer is gone after the call, so its Variable needs a new one.

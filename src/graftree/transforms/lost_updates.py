@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
 from graftree import errors
 from graftree.core import flattening, nodes, paths
+from graftree.core.flattening import IndexMap
 from graftree.core.skeletons import GraphDef
-from graftree.core.variables import Variable
+from graftree.transforms import packing
+from graftree.transforms.packing import Skeleton
 
 _Form = tuple[GraphDef[Any], list[Any]]
 
 
-class Watch:
-    """The structure of the objects in a tree of arguments, to be compared later.
+def pytrees_in(tree: Any) -> list[Any]:
+    """The objects with a structure of their own in a tree of arguments, each once.
+
+    Containers around them don't count: what is put into these is never seen outside.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=nodes.is_graph_node)
+    found = {id(x): x for x in leaves if nodes.is_node_module(x)}
+    return [*found.values()]
+
+
+def warn(
+    transform: str, skeleton: Skeleton, leaves: Sequence[Any], objects: Iterable[Any]
+) -> None:
+    """Warns about objects whose structure is not what it was.
 
     Args:
-        tree: The arguments. Containers around objects are not watched: what is put
-            into them is never seen outside.
+        transform: The public name of the transform.
+        skeleton: The arguments as they were.
+        leaves: The leaves that they had.
+        objects: The objects in the arguments, found by `pytrees_in` at first.
     """
-
-    def __init__(self, tree: Any) -> None:
-        leaves = jax.tree.leaves(tree, is_leaf=nodes.is_graph_node)
-        found = {id(x): x for x in leaves if nodes.is_graph_node(x)}
-        self._before: list[tuple[Any, _Form]] = [
-            (x, flattening.flatten_graph(x))
-            for x in found.values()
-            if not isinstance(x, Variable)
-        ]
-
-    def warn(self, transform: str) -> None:
-        """Warns if the structure of an object is not what it was."""
-        for obj, before in self._before:
-            change = _first_change(before, flattening.flatten_graph(obj))
-            if change is not None:
-                warnings.warn(
-                    f"nnx.{transform} without graph updates drops a change of a "
-                    f"{type(obj).__name__}: {change}. Only the values of Variables "
-                    "reach the caller.\nPass graph=True, graph_updates=True, or keep "
-                    "what changes in a Variable.",
-                    errors.LostUpdateWarning,
-                    stacklevel=2,
-                )
+    before, _ = packing.unpack(skeleton, leaves, IndexMap())
+    for old, new in zip(pytrees_in(before), objects, strict=True):
+        change = _first_change(
+            flattening.flatten_graph(old), flattening.flatten_graph(new)
+        )
+        if change is not None:
+            warnings.warn(
+                f"nnx.{transform} without graph updates drops a change of a "
+                f"{type(new).__name__}: {change}. Only the values of Variables "
+                "reach the caller.\nPass graph=True, graph_updates=True, or keep "
+                "what changes in a Variable.",
+                errors.LostUpdateWarning,
+                stacklevel=2,
+            )
 
 
 def _first_change(before: _Form, after: _Form) -> str | None:

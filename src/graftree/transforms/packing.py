@@ -12,6 +12,7 @@ different groups.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core import aliases, flattening, nodes, pytrees
-from graftree.core.flattening import IndexMap, RefMap
-from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
+from graftree.core.flattening import Builder, IndexMap, RefMap
+from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.transforms import aliasing
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.propagation import Propagation
@@ -44,7 +45,16 @@ class Skeleton:
         labels: What the positional arguments are called; not compared.
     """
 
-    __slots__ = ("_definitions", "entries", "labels", "statics", "treedef")
+    __slots__ = (
+        "__weakref__",
+        "_definitions",
+        "_hash",
+        "_names",
+        "entries",
+        "labels",
+        "statics",
+        "treedef",
+    )
 
     def __init__(
         self,
@@ -57,20 +67,36 @@ class Skeleton:
         self.entries = entries
         self.statics = statics
         self.labels = labels
+        self._hash: int | None = None
         self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
+        self._names: list[str] | None = None
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         return (
             isinstance(other, Skeleton)
+            and (self._hash == other._hash or None in (self._hash, other._hash))
             and self.treedef == other.treedef
             and self.entries == other.entries
             and self.statics == other.statics
         )
 
     def __hash__(self) -> int:
-        return hash((self.treedef, self.entries, self.statics))
+        if self._hash is None:
+            self._hash = hash((self.treedef, self.entries, self.statics))
+        return self._hash
+
+    def seal(self) -> int | None:
+        """Remembers the hash, and returns it; ``None`` if there is none.
+
+        JAX compares skeletons, and hashes none. A static value may be changed in place
+        later; by its hash the skeleton then equals none that is made of it anew.
+        """
+        try:
+            return hash(self)
+        except TypeError:
+            return None
 
     def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
         """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
@@ -80,6 +106,15 @@ class Skeleton:
                 listed += [None] if entry is None else [d for _, d in entry.leaves()]
             self._definitions = listed
         return self._definitions
+
+    def has_references(self) -> bool:
+        """Whether an object in it is met again, or is one that exists outside."""
+        return any(
+            isinstance(node, NodeRef) or node.outer_index is not None
+            for entry in self.entries
+            if entry is not None
+            for node in entry.nodes
+        )
 
     def inner_paths(self) -> list[Any]:
         """The path of each leaf inside its object; ``()`` for plain leaves."""
@@ -103,7 +138,12 @@ class Skeleton:
         return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
 
     def names(self) -> list[str]:
-        """The path of each leaf of ``(args, kwargs)``, as in ``args[0].kernel``."""
+        """The paths of the leaves of ``(args, kwargs)``: ``args[0].kernel``; cached."""
+        if self._names is None:
+            self._names = self._list_names()
+        return self._names
+
+    def _list_names(self) -> list[str]:
         places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
         flat, _ = jax.tree_util.tree_flatten_with_path(places)
         named: list[str] = []
@@ -212,6 +252,51 @@ def take_apart(
             entries.append(None)
             leaves.append(x)
     return treedef, entries, leaves
+
+
+def unpack(
+    skeleton: Skeleton, values: Sequence[Any], objects: IndexMap
+) -> tuple[Any, list[Any]]:
+    """Rebuilds a tree of arguments as fresh objects of the current trace.
+
+    Args:
+        skeleton: The static part.
+        values: The raw values of all leaves, or Variables to be used as they are.
+        objects: Filled with the objects by number.
+
+    Returns:
+        The tree, and the leaves of its treedef.
+    """
+    builder = Builder(objects, {})
+    roots = build_entries(builder, skeleton.entries, values)
+    builder.commit()
+    return jax.tree.unflatten(skeleton.treedef, roots), roots
+
+
+def build_entries(
+    builder: Builder, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+) -> list[Any]:
+    """The objects and plain leaves that these entries describe."""
+    roots: list[Any] = []
+    position = 0
+    for entry in entries:
+        if entry is None:
+            roots.append(leaves[position])
+            position += 1
+        else:
+            end = position + entry.num_leaves
+            roots.append(builder.build(entry, leaves[position:end]))
+            position = end
+    return roots
+
+
+def is_same_tree(tree: Any, skeleton: Skeleton, roots: Sequence[Any]) -> bool:
+    """Whether a tree, unpacked without sharing, still has its structure and leaves."""
+    try:
+        leaves, treedef = aliases.flatten(tree)
+    except ValueError:  # a cycle; there was none
+        return False
+    return treedef == skeleton.treedef and all(map(operator.is_, leaves, roots))
 
 
 # How leaves travel through JAX.

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax
-from graftree.core import cloning, flattening
+from graftree.core import cloning, flattening, stamps
 from graftree.core.flattening import Builder, IndexMap, RefMap
+from graftree.core.surveys import Survey
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, decorators, lifting, packing, propagation
 from graftree.transforms import jit as jit_module
@@ -103,7 +104,7 @@ class _JitPartial(JitWrapped):
     def __init__(
         self, fun: Any, row: Any, interior: Any, options: Any, bound: tuple[Any, ...]
     ) -> None:
-        super().__init__(fun, row, interior, options)
+        super().__init__(fun, row, interior, options, bound)
         self._bound = bound
 
     def prepare(
@@ -181,13 +182,14 @@ def cached_partial(
             "Other modes need nothing of the kind: use functools.partial."
         )
     bound = cloning.clone(cached_args, variables=False, graph=True)
+    snapshot = _Snapshot(bound)
 
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
-        before = _Snapshot(bound)
+        values = snapshot.values()
         out = f(*bound, *args, **kwargs)
-        if before.has_changed():
-            before.restore()
+        if snapshot.has_changed():
+            snapshot.restore(values)
             raise ValueError(
                 "The graph structure of a node added to cached_partial was mutated "
                 "inside the transformation, this is not allowed: attributes, types and "
@@ -200,31 +202,47 @@ def cached_partial(
 
 
 class _Snapshot:
-    """An object as it is now: structure, metadata, values."""
+    """How an object is built, and what is needed to make it so again."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
-        numbers = RefMap()
+        self._take()
+
+    def _take(self) -> None:
+        node = self._node
+        made = stamps.clock.now
+        self._numbers = numbers = RefMap()
         # With one map for both, each object gets its number as its outer number, too.
-        self._graphdef, leaves = flattening.flatten_graph(node, numbers, numbers)
-        self._numbers = numbers
-        self._leaves = [(leaf, flattening.raw_of(leaf)) for leaf in leaves]
+        self._graphdef, self._leaves = flattening.flatten_graph(node, numbers, numbers)
+        self._survey = Survey(numbers, made)
+        self._is_watched = self._survey.is_complete and all(
+            isinstance(leaf, Variable) for leaf in self._leaves
+        )
+
+    def values(self) -> list[Any]:
+        """The raw values of all leaves, as they are now."""
+        if not self._holds():
+            self._take()
+        return [*map(flattening.raw_of, self._leaves)]
 
     def has_changed(self) -> bool:
         """Whether the object is built otherwise now, or of other objects."""
+        if self._holds():
+            return False
         now, _ = flattening.flatten_graph(self._node, RefMap(), self._numbers)
         return now != self._graphdef
 
-    def restore(self) -> None:
+    def restore(self, values: list[Any]) -> None:
         """Makes the object what it was, but for values whose buffers were donated."""
-        values = [
-            flattening.raw_of(leaf) if _is_deleted(value) else value
-            for leaf, value in self._leaves
-        ]
+        leaves = zip(self._leaves, values, strict=True)
+        kept = [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves]
         builder = Builder(IndexMap(), IndexMap.from_refmap(self._numbers))
-        builder.build(self._graphdef, values)
+        builder.build(self._graphdef, kept)
         builder.check()
         builder.commit()
+
+    def _holds(self) -> bool:
+        return self._is_watched and self._survey.holds()
 
 
 def _is_deleted(value: Any) -> bool:

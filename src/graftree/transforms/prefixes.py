@@ -210,6 +210,7 @@ class Assignment:
         prefixes: What must agree where a Variable occurs twice: the distinct values.
         donated: The numbers of the groups whose buffers are donated.
         count: How many positional arguments it is for at least.
+        reads_leaves: Whether a filter in it looks at the leaves.
 
     Raises:
         ValueError: If the prefix contains what it can't.
@@ -251,6 +252,7 @@ class Assignment:
             not (path or isinstance(leaf, PrefixMapping)) for path, leaf in flat
         ]
         self._is_uniform = is_plain == [True] and len(self.values) == 1
+        self.reads_leaves = any(isinstance(leaf, PrefixMapping) for _, leaf in flat)
 
     def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
         try:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from graftree.core.flattening import IndexMap
-from graftree.transforms import boundary, lifting, packing
+from graftree.transforms import lifting, packing
 from graftree.transforms.arguments import Statics
 from graftree.transforms.lifting import Call
 from graftree.transforms.packing import Packed, Skeleton
@@ -205,7 +205,7 @@ def _join(inputs: Any) -> Packed:
     """A call of fresh objects that hold what JAX says of its groups."""
     skeleton, values = packing.join(inputs[0])
     objects = IndexMap()
-    boundary.unpack(skeleton, values, objects)
+    packing.unpack(skeleton, values, objects)
     leaves = [
         value if definition is None else objects[definition.index]
         for definition, value in zip(skeleton.definitions(), values, strict=True)
@@ -216,7 +216,7 @@ def _join(inputs: Any) -> Packed:
 def _arguments(inputs: Any) -> Any:
     """``(args, kwargs)`` with what JAX says of the groups of a call."""
     skeleton, values = packing.join(inputs[0])
-    return boundary.unpack(skeleton, values, IndexMap())[0]
+    return packing.unpack(skeleton, values, IndexMap())[0]
 
 
 def _output(result: Any, inputs: Any) -> Any:

@@ -1,0 +1,285 @@
+"""Has an object changed since it was taken apart?
+
+A `Survey` of some objects lists all that their skeleton depends on, and tells later at
+the least cost whether that is still as it was:
+
+    what                                     how a change is seen
+    attributes; metadata of Variables        one comparison with the structure counter;
+                                             if that moved, one stamp per object
+    lists, dicts, ... in data attributes     they are compared with copies
+    static values that may be changed        their hashes are compared
+    the value of a Variable, an array        not at all: it is no structure
+
+A survey holds Variables and containers, but no Pytree of its own, so that it keeps no
+model alive (see `Survey.reaches`).
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax
+from graftree.core import mappings, nodes, operators, pytrees, stamps
+from graftree.core.nodes import Leaf
+from graftree.core.states import State
+
+_stamp_of = operator.attrgetter("stamp")
+
+
+class Survey:
+    """What a skeleton of some objects depends on, as it was when it was made.
+
+    Args:
+        objects: All Pytrees, Variables and refs in it.
+        made: The structure counter, read before the skeleton was made.
+
+    Attributes:
+        is_complete: Whether all of it can be watched. Objects of types that were
+            registered as graph nodes carry no stamp.
+        nodes: The Pytrees that are members of containers.
+    """
+
+    __slots__ = (
+        "_checked",
+        "_contents",
+        "_dicts",
+        "_hashes",
+        "_lengths",
+        "_lists",
+        "_made",
+        "_members",
+        "_mirrored",
+        "_mirrors",
+        "_others",
+        "_stamped",
+        "_statics",
+        "is_complete",
+        "nodes",
+    )
+
+    def __init__(self, objects: Iterable[Any], made: int) -> None:
+        self._made = self._checked = made
+        self._stamped: list[Any] = []
+        self._statics: dict[int, Any] = {}
+        self._dicts: list[dict[Any, Any]] = []
+        self._lists: list[list[Any]] = []
+        self._mirrored: list[dict[Any, Any]] = []
+        self._others: list[Any] = []
+        self.nodes: list[Any] = []
+        self.is_complete = True
+        for obj in objects:
+            self._add_object(obj)
+        self._lengths = self._list_lengths()
+        self._members = [*self._list_members()]
+        self._hashes = [*map(_hash_of, self._statics.values())]
+        self._mirrors = [*map(_mirror, self._mirrored)]
+        self._contents = bool(self._lengths or self._statics or self._others)
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        now = stamps.clock.now
+        if now != self._checked:
+            if max(map(_stamp_of, self._stamped), default=0) > self._made:
+                return False
+            self._checked = now
+        return self._mirrors_hold() and (not self._contents or self._contents_hold())
+
+    def reaches(self, objects: Sequence[Any]) -> bool:
+        """Whether what the survey holds refers to one of these objects in turn."""
+        met: set[int] = set()
+        pending = [*self.nodes]
+        while pending:
+            node = pending.pop()
+            if any(node is obj for obj in objects):
+                return True
+            if id(node) not in met:
+                met.add(id(node))
+                pending += [child.value for child in nodes.children(node)]
+        return False
+
+    def _contents_hold(self) -> bool:
+        return (
+            self._members_hold()
+            and [*map(_hash_of, self._statics.values())] == self._hashes
+            and all(same() for same in self._others)
+        )
+
+    def _members_hold(self) -> bool:
+        return not self._lengths or (
+            self._list_lengths() == self._lengths
+            and all(map(operator.is_, self._list_members(), self._members))
+        )
+
+    def _mirrors_hold(self) -> bool:
+        # Python compares by identity first. So if a Variable is asked whether it equals
+        # something else, it was replaced; in one of the two orders it is asked.
+        now, then = self._mirrored, self._mirrors
+        if not now:
+            return True
+        before = operators.comparisons.latest
+        try:
+            is_equal = now == then and then == now
+        except Exception:
+            return False
+        return is_equal and operators.comparisons.latest == before
+
+    def _list_lengths(self) -> list[int]:
+        return [*map(len, self._lists), *map(len, self._dicts)]
+
+    def _list_members(self) -> Iterator[Any]:
+        """The members and keys of all lists and dicts, one after the other."""
+        return itertools.chain(
+            itertools.chain.from_iterable(self._lists),
+            itertools.chain.from_iterable(self._dicts),
+            itertools.chain.from_iterable(map(dict.values, self._dicts)),
+        )
+
+    # Making it.
+
+    def _add_object(self, obj: Any) -> None:
+        kind = nodes.kind_of(obj)
+        if kind is nodes.PYTREE:
+            self._stamped.append(pytrees.state_of(obj))
+            for _, value, is_data in nodes.children(obj):
+                if is_data is False:
+                    self._add_static(value)
+                else:
+                    self._add_content(value)
+        elif kind is Leaf.VARIABLE:
+            self._stamped.append(obj)
+        elif kind is not Leaf.REF:
+            self.is_complete = False
+
+    def _add_content(self, x: Any) -> None:
+        """Adds what is data, but perhaps no object: containers are looked into."""
+        kind = nodes.kind_of(x)
+        if kind is Leaf.STATIC:
+            self._add_static(x)
+        elif kind is nodes.PYTREE or isinstance(kind, Leaf) or x is None:
+            return
+        elif isinstance(kind, nodes.GraphKind):
+            self.is_complete = False
+        else:
+            self._add_container(x)
+
+    def _add_container(self, x: Any) -> None:
+        if isinstance(x, State):
+            x = mappings.raw_mapping(x)
+        if type(x) is dict and _mirror(x) is not None:
+            self._mirrored.append(x)
+            members: Iterable[Any] = ()
+        elif type(x) is dict:
+            self._dicts.append(x)
+            members = x.values()
+        elif type(x) is list:
+            self._lists.append(x)
+            members = x
+        elif isinstance(x, tuple):
+            members = x
+        else:
+            listed, _ = _jax.flatten_one_level(x)
+            members = [member for _, member in listed]
+            self._others.append(_comparison(x))
+        for member in members:
+            if nodes.kind_of(member) is nodes.PYTREE:
+                self.nodes.append(member)
+            self._add_content(member)
+
+    def _add_static(self, x: Any) -> None:
+        if _may_change(x):
+            self._statics[id(x)] = x
+
+
+def _mirror(x: Any) -> Any:
+    """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
+
+    Such is the state of an optimizer: many dicts, which Python compares the fastest.
+    """
+    if type(x) is not dict:
+        return x if nodes.kind_of(x) is Leaf.VARIABLE else None
+    copied = {key: _mirror(value) for key, value in x.items()}
+    return None if any(value is None for value in copied.values()) else copied
+
+
+def _comparison(x: Any) -> Callable[[], bool]:
+    """Tells later whether a pytree node of any other type has the same children."""
+    listed, treedef = _jax.flatten_one_level(x)
+
+    def same() -> bool:
+        now, now_treedef = _jax.flatten_one_level(x)
+        return now_treedef == treedef and all(
+            a is b for (_, a), (_, b) in zip(now, listed, strict=True)
+        )
+
+    return same
+
+
+def _may_change(x: Any) -> bool:
+    """Whether the hash of a static value may be another one later."""
+    kind = type(x)
+    if kind.__hash__ is tuple.__hash__:
+        return any(map(_may_change, x))
+    return not (
+        kind.__hash__ is object.__hash__ or kind in _ATOMS or isinstance(x, _IMMUTABLE)
+    )
+
+
+def _hash_of(x: Any) -> int | None:
+    """The hash; ``None`` for what has none, and is compared by nobody."""
+    try:
+        return hash(x)
+    except TypeError:
+        return None
+
+
+_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
+_IMMUTABLE = (
+    type,
+    enum.Enum,
+    np.dtype,
+    jax.sharding.Sharding,
+    jax.sharding.Mesh,
+    jax.sharding.PartitionSpec,
+)
+
+
+class Attribute:
+    """Where an object has an array; the array may be replaced by another one.
+
+    Args:
+        owner: The object, which is not kept alive.
+        name: The name of the attribute.
+    """
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._name = name
+
+    def read(self) -> Any:
+        """The array that is there now."""
+        return vars(self._owner())[self._name]
+
+
+def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
+    """The attribute that a path leads to; ``None`` if its end is in a container.
+
+    Args:
+        root: An object or a container.
+        path: The keys of nodes below it.
+    """
+    owner = root
+    for key in path[:-1]:
+        owner = next(child.value for child in nodes.children(owner) if child.key == key)
+    if nodes.kind_of(owner) is not nodes.PYTREE:
+        return None
+    return Attribute(owner, type(owner).attribute_name(path[-1]))
