@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import raw_values
+from graftree.core import raw_values, variables
 
 TraceContextError = nnx.errors.TraceContextError
 
@@ -13,7 +13,7 @@ TraceContextError = nnx.errors.TraceContextError
 def test_many_are_read_and_written_at_once():
     group = [nnx.Param(1), nnx.Param(jnp.array(2.0), ref=True)]
     ref = group[1].get_raw_value()
-    assert raw_values.read(group) == [1, ref]
+    assert variables.read(group) == [1, ref]
     raw_values.write(group, [3, jnp.array(4.0)])
     assert group[0].get_raw_value() == 3
     assert group[1].get_raw_value() is ref and ref[...] == 4.0

@@ -1,4 +1,4 @@
-"""Reading and writing the raw values of many Variables: all at once, or none."""
+"""Writing the raw values of many Variables: all at once, or none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ from graftree.core import labels, ownership, variables
 from graftree.core.metadata import HashableMapping
 from graftree.core.variables import Variable
 
-_get = operator.attrgetter("_value")
 _owner_of = operator.attrgetter("_owner")
 _set = variables.raw_slot.__set__
-
-
-def read(boxes: Sequence[Variable[Any]]) -> list[Any]:
-    """The raw values of many Variables."""
-    return [*map(_get, boxes)]
 
 
 def may_write(variable: Variable[Any]) -> bool:
@@ -35,7 +29,7 @@ def may_replace(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> bo
         return False
     # The Variables of a model mostly share a few entries, and a few types of values.
     entries = {id(x): x for x in map(labels.metadata_of, boxes)}.values()
-    kinds = {*map(type, read(boxes)), *map(type, raw_values)}
+    kinds = {*map(type, variables.read(boxes)), *map(type, raw_values)}
     return not any(map(_is_special, entries)) and not any(map(_may_be_ref, kinds))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
@@ -451,18 +451,18 @@ _set_metadata = labels.metadata_slot.__set__
 _set_stamp = labels.stamp_slot.__set__
 
 
+def read(boxes: Sequence[Variable[Any]]) -> list[Any]:
+    """The raw values of many Variables."""
+    return [x._value for x in boxes]
+
+
 def is_owned(variable: Variable[Any]) -> bool:
     """Whether the current trace may write the Variable."""
     return variable._owner is ownership.current() or _jax.is_ref(variable._value)
 
 
 def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
-    """Raises if a raw value can't be written into a Variable now.
-
-    Args:
-        variable: The Variable.
-        raw: The value; if the Variable is ref-backed, shape and dtype must be its own.
-        path: Where the Variable is, to be given in the message.
+    """Raises if a raw value can't be written now; a ref keeps its shape and dtype.
 
     Raises:
         TraceContextError, ImmutableVariableError: See `Variable.check_writable`.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -252,21 +251,9 @@ class Places:
         return not (returned.metadata or returned.structure or has_objects)
 
     @functools.cached_property
-    def pick(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """Picks the leaves that changed, from all."""
-        return picker(self.returned.changed)
-
-    @functools.cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
         """Makes the output of its leaves, if it is plain."""
         return self.returned.out.treedef.unflatten
-
-
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that picks the items at these positions from a sequence."""
-    if len(positions) > 1:
-        return operator.itemgetter(*positions)
-    return lambda items: [items[position] for position in positions]
 
 
 jax.tree_util.register_static(Places)

@@ -32,6 +32,7 @@ from graftree.core import (
     raw_values,
     stamps,
     surveys,
+    variables,
 )
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.nodes import Leaf
@@ -39,7 +40,7 @@ from graftree.core.pytrees import state_of
 from graftree.core.surveys import Attribute, Survey
 from graftree.core.variables import Variable
 from graftree.transforms import arguments, lifting, packing
-from graftree.transforms.lifting import Call, Row
+from graftree.transforms.lifting import Call, Places, Row
 from graftree.transforms.packing import Packed, Skeleton, Values
 
 # How many combinations of objects a function remembers. Those that are gone are
@@ -172,7 +173,7 @@ class Plans:
 
 
 class Plan:
-    """What is known about a call with certain objects; it is never changed.
+    """What is known about a call with certain objects.
 
     Args:
         row: What is lifted.
@@ -198,10 +199,13 @@ class Plan:
         self._sources = _sources(row, tree, packed)
         self._reads_attributes = any(s is not _GIVEN for s in self._sources.values())
         # Variables, and None in the place of all other leaves.
-        self.leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
-        self._variables = [x for x in self.leaves if x is not None]
-        self.is_plain = raw_values.may_replace(self._variables, ())
-        self._groups = None if row.inputs.reads_leaves else _groups(row, packed)
+        self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
+        boxes = [x for x in self._leaves if x is not None]
+        self.is_plain = raw_values.may_replace(boxes, ())
+        self._groups = None
+        if not row.inputs.reads_leaves:
+            self._groups = _groups(row, packed, self._leaves, [*self._sources])
+        self._targets: tuple[Places | None, Sequence[Variable[Any]]] = (None, ())
         self._layout = _layout(tree, roots) if not row.statics else None
 
     def match(self, args: tuple[Any, ...]) -> list[Any] | None:
@@ -237,16 +241,26 @@ class Plan:
         Args:
             given: The leaves of the arguments that are in no object.
         """
-        values = raw_values.read(self._variables)
-        others = self._others(given) if self._reads_attributes else given
-        for position, value in zip(self._sources, others, strict=True):
-            values.insert(position, value)
         if self._groups is None:
-            return lifting.groups(self._row, self.packed(given), values)
-        return [
-            Values(values if pick is None else pick(values), self.skeleton, positions)
-            for pick, positions in self._groups
-        ]
+            packed = self.packed(given)
+            return lifting.groups(self._row, packed, packed.values())
+        others = self._others(given) if self._reads_attributes else given
+        groups = []
+        for boxes, inserts, positions in self._groups:
+            values = variables.read(boxes)
+            for place, number in inserts:
+                values.insert(place, others[number])
+            groups.append(Values(values, self.skeleton, positions))
+        return groups
+
+    def targets(self, places: Places) -> Sequence[Variable[Any]]:
+        """The Variables that a result with these static parts changes."""
+        # The same ones in each step, mostly.
+        latest = self._targets
+        if latest[0] is not places:
+            picked = [self._leaves[position] for position in places.returned.changed]
+            self._targets = latest = (places, picked)
+        return latest[1]
 
     def packed(self, given: Sequence[Any]) -> Packed:
         """What `packing.pack` gives for these arguments.
@@ -254,7 +268,7 @@ class Plan:
         Args:
             given: See `groups`.
         """
-        leaves = self.leaves.copy()
+        leaves = self._leaves.copy()
         for position, value in zip(self._sources, self._others(given), strict=True):
             leaves[position] = value
         objects = [x() if isinstance(x, weakref.ref) else x for x in self._objects]
@@ -301,7 +315,7 @@ class PlannedCall:
         _, changed, _, out = result
         if places.changed:
             values = lifting.in_order(changed, places.changed)
-            raw_values.replace(places.pick(plan.leaves), values)
+            raw_values.replace(plan.targets(places), values)
         return places.unflatten(lifting.in_order(out, places.out))
 
 
@@ -355,16 +369,32 @@ def _is_leaf(x: Any) -> bool:
     return nodes.kind_of(x) in (nodes.PYTREE, Leaf.ARRAY, Leaf.STATIC)
 
 
-def _groups(row: Row, packed: Packed) -> list[tuple[Any, Any]]:
-    """For each group how to pick its values from those of all leaves, and which."""
-    numbers = [*range(len(packed.leaves))]
-    groups = lifting.groups(row, packed, numbers)
-    return [
-        (None, None)
-        if group.positions is None
-        else (lifting.picker(group.positions), group.positions)
-        for group in groups
-    ]
+def _groups(
+    row: Row, packed: Packed, leaves: Sequence[Any], others: Sequence[int]
+) -> list[tuple[list[Variable[Any]], list[tuple[int, int]], tuple[int, ...] | None]]:
+    """How the groups of leaves are made.
+
+    Args:
+        row: What is lifted.
+        packed: The arguments.
+        leaves: Variables, and ``None`` in the place of other leaves.
+        others: The positions of those, in order.
+
+    Returns:
+        For each group its Variables; where between them other leaves are put in, with
+        their number among all of these; and the positions of its leaves.
+    """
+    found = []
+    for group in lifting.groups(row, packed, [*range(len(leaves))]):
+        members = group.values
+        inserts = [
+            (place, others.index(position))
+            for place, position in enumerate(members)
+            if leaves[position] is None
+        ]
+        boxes = [leaves[i] for i in members if leaves[i] is not None]
+        found.append((boxes, inserts, group.positions))
+    return found
 
 
 def _weakly(obj: Any) -> Any:
