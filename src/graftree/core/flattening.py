@@ -173,15 +173,18 @@ class _Flattener:
 
     def _ref_of(self, variable: Variable[Any]) -> ArrayRefDef | NodeRef | None:
         raw = variable.get_raw_value()
-        if nodes.kind_of(raw) is not Leaf.REF:
+        if not _jax.is_ref(raw):
             return None
         known = self.refs.get(id(raw))
         return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
 
     def _visit_children(self, children: Sequence[nodes.Child]) -> None:
         for key, value, is_data in children:
+            if is_data is False:
+                self.attributes.append((key, Static(value)))
+                continue
             kind = nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+            if is_data is None and kind is Leaf.STATIC:
                 self.attributes.append((key, Static(value)))
             elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                 self.attributes.append((key, LEAF))

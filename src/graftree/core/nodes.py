@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -314,13 +315,19 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     # Classes that are no pytrees are not checked, so there the values decide.
     checked = cls.is_pytree_class
     listed = [
-        Child(key, entries[name], status if checked else None)
+        _make_child((key, entries[name], status if checked else None))
         for name, key, status in layout
     ]
     return listed, PytreeMetadata(cls, table, state.initializing, state.is_setup)
 
 
 _TABLE = pytrees.BOOKKEEPING[0]
+
+
+# The constructor of a named tuple is a function in Python, which would cost as much as
+# all the rest.
+_make_child: Callable[[tuple[Any, Any, bool | None]], Child]
+_make_child = functools.partial(tuple.__new__, Child)
 
 
 def _create_pytree(metadata: PytreeMetadata) -> Any:

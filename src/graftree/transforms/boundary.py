@@ -43,7 +43,8 @@ from graftree.core.metadata import HashableMapping
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, lost_updates, packing
-from graftree.transforms.packing import Packed, Skeleton
+from graftree.transforms.call_skeletons import Skeleton
+from graftree.transforms.packing import Packed
 from graftree.transforms.propagation import Propagation
 
 # Inside the trace.

@@ -17,8 +17,9 @@ import jax
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeDef, VariableDef
 from graftree.transforms import caching, decorators, propagation
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.lifting import Call, Inside, Row
-from graftree.transforms.packing import Skeleton, Values
+from graftree.transforms.packing import Values
 from graftree.transforms.propagation import Propagation
 
 

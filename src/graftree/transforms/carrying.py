@@ -28,6 +28,7 @@ from graftree.core.skeletons import GraphDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import lost_updates, packing
 from graftree.transforms.boundary import Collected, Linked
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.lifting import Inside, Row
 from graftree.transforms.packing import Values
 
@@ -273,7 +274,7 @@ class Loop:
         names = self.skeleton.names()
         lost_updates.warn_about_broadcasts(names[i] for i in sorted(dropped))
 
-    def _out_start(self, out: packing.Skeleton) -> int:
+    def _out_start(self, out: Skeleton) -> int:
         """By how many entries the carry is earlier in the arguments than in ``out``."""
         start = 0
         if self.place.output is not None:
@@ -291,7 +292,7 @@ class Loop:
         aligned = [] if skeleton is None else self._aligned(skeleton, shift)
         return [i for i, new in zip(aligned, leaves.is_new, strict=True) if new]
 
-    def _aligned(self, skeleton: packing.Skeleton, shift: int) -> list[int | None]:
+    def _aligned(self, skeleton: Skeleton, shift: int) -> list[int | None]:
         """For each leaf of a skeleton the position of the argument in its place.
 
         Args:

@@ -23,7 +23,7 @@ from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.states import State
 from graftree.core.variables import Variable
 from graftree.transforms import packing
-from graftree.transforms.packing import Skeleton
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.prefixes import DiffState
 from graftree.transforms.propagation import Propagation
 

@@ -33,10 +33,11 @@ from graftree.transforms import (
     propagation,
 )
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.cotangents import FormError
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
-from graftree.transforms.packing import Skeleton, Values
+from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment, DiffState, Unchecked
 from graftree.transforms.propagation import GRAPH, Propagation
 

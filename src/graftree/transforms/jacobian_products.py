@@ -21,9 +21,10 @@ from graftree.transforms import (
     ref_contents,
 )
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
-from graftree.transforms.packing import Skeleton, Values
+from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment, Unchecked
 from graftree.transforms.propagation import Propagation
 

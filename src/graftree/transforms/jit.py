@@ -15,6 +15,7 @@ import jax
 
 from graftree.transforms import arguments, decorators, lifting, propagation
 from graftree.transforms.arguments import Statics
+from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
 from graftree.transforms.plans import Plans
@@ -71,9 +72,7 @@ class JitWrapped(Generic[P, R]):
             kwargs: The keyword arguments.
             statics: Static arguments to put between them.
         """
-        call = Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
-        call.packed.skeleton.seal()
-        return call
+        return Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Traces the function for arguments, which stay as they are.
@@ -257,6 +256,7 @@ def configure(
         outputs,
         statics=static,
         keeps_keywords=True,
+        skeletons=Skeletons(),
         returns_unchanged=lambda sharding: mode.structure and sharding is not None,
     )
     given = {name: value for name, value in options.items() if value is not None}

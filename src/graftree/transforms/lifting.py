@@ -34,7 +34,8 @@ from graftree.transforms import (
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.arguments import Chosen
 from graftree.transforms.boundary import Collected, Crossing, Linked, Returned
-from graftree.transforms.packing import Changes, Packed, Skeleton, Values
+from graftree.transforms.call_skeletons import Skeleton, Skeletons
+from graftree.transforms.packing import Changes, Packed, Values
 from graftree.transforms.prefixes import Assignment, Occurrence
 from graftree.transforms.propagation import Propagation
 
@@ -61,6 +62,7 @@ class Row:
         is_detached: Whether nothing reaches the caller's objects, and the output is
             made of new ones.
         labels: What the positional arguments are called in messages.
+        skeletons: Those of earlier calls, if JAX keeps what it compiled for them.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Row:
     returns_captured: bool = False
     is_detached: bool = False
     labels: Labels = aliasing.ARGS
+    skeletons: Skeletons | None = None
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:
@@ -173,6 +176,9 @@ class Call:
         self.packed = packing.pack(
             (args, kwargs), row.mode, row.name, statics, row.labels
         )
+        if row.skeletons is not None:
+            known = row.skeletons.intern(self.packed.skeleton)
+            self.packed = dataclasses.replace(self.packed, skeleton=known)
         self.groups = groups(row, self.packed, self.packed.values())
 
     def commit(self, result: Any) -> Any:

@@ -13,7 +13,7 @@ from graftree.core import flattening, nodes, paths
 from graftree.core.flattening import IndexMap
 from graftree.core.skeletons import GraphDef
 from graftree.transforms import packing
-from graftree.transforms.packing import Skeleton
+from graftree.transforms.call_skeletons import Skeleton
 
 _Form = tuple[GraphDef[Any], list[Any]]
 

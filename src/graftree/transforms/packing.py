@@ -1,12 +1,11 @@
 """Arguments and outputs as JAX gets them: a skeleton and flat groups of leaves.
 
-    Skeleton    what is static: containers, GraphDefs with one numbering
     Packed      a tree outside: its skeleton, its leaves, its numbered objects
     Values      a group of leaves on its way in, a pytree node
     Changes     a group of changed leaves on its way out, a pytree node
 
-A transform gives different leaves different axes, shardings or roles by putting them in
-different groups.
+What is static is a `call_skeletons.Skeleton`. A transform gives different leaves
+different axes, shardings or roles by putting them in different groups.
 """
 
 from __future__ import annotations
@@ -21,149 +20,11 @@ import jax
 
 from graftree.core import aliases, flattening, nodes, pytrees
 from graftree.core.flattening import Builder, IndexMap, RefMap
-from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
+from graftree.core.skeletons import GraphDef
 from graftree.transforms import aliasing
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.propagation import Propagation
-
-
-class Span(NamedTuple):
-    """Where an argument is in a skeleton, as (start, stop)."""
-
-    entries: tuple[int, int]
-    leaves: tuple[int, int]
-
-
-class Skeleton:
-    """The static part of a tree of arguments or outputs.
-
-    Attributes:
-        treedef: JAX's, with objects and other leaves as leaves.
-        entries: For each leaf of the treedef the GraphDef of the object there, or
-            ``None`` for a plain leaf. The GraphDefs share one numbering.
-        statics: Static arguments, as pairs of a position or name and a value.
-        labels: What the positional arguments are called; not compared.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_definitions",
-        "_hash",
-        "_names",
-        "entries",
-        "labels",
-        "statics",
-        "treedef",
-    )
-
-    def __init__(
-        self,
-        treedef: Any,
-        entries: tuple[GraphDef[Any] | None, ...],
-        statics: tuple[tuple[Any, Any], ...] = (),
-        labels: Labels = aliasing.ARGS,
-    ) -> None:
-        self.treedef = treedef
-        self.entries = entries
-        self.statics = statics
-        self.labels = labels
-        self._hash: int | None = None
-        self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
-        self._names: list[str] | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, Skeleton)
-            and (self._hash == other._hash or None in (self._hash, other._hash))
-            and self.treedef == other.treedef
-            and self.entries == other.entries
-            and self.statics == other.statics
-        )
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash((self.treedef, self.entries, self.statics))
-        return self._hash
-
-    def seal(self) -> int | None:
-        """Remembers the hash, and returns it; ``None`` if there is none.
-
-        JAX compares skeletons, and hashes none. A static value may be changed in place
-        later; by its hash the skeleton then equals none that is made of it anew.
-        """
-        try:
-            return hash(self)
-        except TypeError:
-            return None
-
-    def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
-        """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
-        if self._definitions is None:
-            listed: list[VariableDef | ArrayRefDef | None] = []
-            for entry in self.entries:
-                listed += [None] if entry is None else [d for _, d in entry.leaves()]
-            self._definitions = listed
-        return self._definitions
-
-    def has_references(self) -> bool:
-        """Whether an object in it is met again, or is one that exists outside."""
-        return any(
-            isinstance(node, NodeRef) or node.outer_index is not None
-            for entry in self.entries
-            if entry is not None
-            for node in entry.nodes
-        )
-
-    def inner_paths(self) -> list[Any]:
-        """The path of each leaf inside its object; ``()`` for plain leaves."""
-        listed: list[Any] = []
-        for entry in self.entries:
-            listed += [()] if entry is None else entry.paths()
-        return listed
-
-    def span(self, argument: int | None) -> Span:
-        """Which entries and leaves are those of a positional argument.
-
-        Args:
-            argument: Its number; ``None`` for no argument.
-        """
-        if argument is None:
-            return Span((0, 0), (0, 0))
-        treedefs = self.treedef.children()[0].children()
-        start = sum(treedef.num_leaves for treedef in treedefs[:argument])
-        stop = start + treedefs[argument].num_leaves
-        counts = [1 if e is None else e.num_leaves for e in self.entries]
-        return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
-
-    def names(self) -> list[str]:
-        """The paths of the leaves of ``(args, kwargs)``: ``args[0].kernel``; cached."""
-        if self._names is None:
-            self._names = self._list_names()
-        return self._names
-
-    def _list_names(self) -> list[str]:
-        places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
-        flat, _ = jax.tree_util.tree_flatten_with_path(places)
-        named: list[str] = []
-        for (path, _), entry in zip(flat, self.entries, strict=True):
-            start = self._start(path)
-            paths = [()] if entry is None else entry.paths()
-            named += [start + "".join(map(_key_text, path)) for path in paths]
-        return named
-
-    def _start(self, path: Any) -> str:
-        if path[:1] == (_KWARGS,) or len(path) < 2:
-            return "kwargs" + jax.tree_util.keystr(path[1:])
-        return self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
-
-
-_KWARGS = jax.tree_util.SequenceKey(1)
-
-
-def _key_text(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -331,7 +192,8 @@ class Values:
 
 
 def _flatten_values(group: Values) -> Any:
-    return group.values, (group.skeleton, group.positions)
+    skeleton = group.skeleton
+    return group.values, (skeleton.number, skeleton, group.positions)
 
 
 def _flatten_values_with_keys(group: Values) -> Any:
@@ -340,11 +202,11 @@ def _flatten_values_with_keys(group: Values) -> Any:
     if group.positions is not None:
         names = [names[position] for position in group.positions]
     keys = map(jax.tree_util.GetAttrKey, names)
-    return list(zip(keys, group.values, strict=True)), (group.skeleton, group.positions)
+    return list(zip(keys, group.values, strict=True)), _flatten_values(group)[1]
 
 
 def _unflatten_values(aux: Any, values: Any) -> Values:
-    return Values(values, *aux)
+    return Values(values, *aux[1:])
 
 
 jax.tree_util.register_pytree_with_keys(

@@ -17,7 +17,6 @@ Plans refer to the objects of the caller weakly, and go with them.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ from graftree.core.surveys import Attribute, Survey
 from graftree.core.variables import Variable
 from graftree.transforms import arguments, lifting, packing
 from graftree.transforms.lifting import Call, Places, Row
-from graftree.transforms.packing import Packed, Skeleton, Values
+from graftree.transforms.packing import Packed, Values
 
 # How many combinations of objects a function remembers. Those that are gone are
 # forgotten at once; so this is about how many models take turns.
@@ -65,10 +64,6 @@ class Plans:
         # What stands for the objects of earlier calls. A plan costs more than a call
         # without one, and is made when objects come a second time.
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        # What JAX compiled for, by its hash: equal skeletons are compared at each call,
-        # unless they are the same one.
-        self._skeletons: weakref.WeakValueDictionary[int, Skeleton]
-        self._skeletons = weakref.WeakValueDictionary()
 
     def call(
         self,
@@ -124,21 +119,11 @@ class Plans:
             return PlannedCall(plan, given)
         made = stamps.clock.now
         call = prepare(args, kwargs)
-        packed = self._with_known_skeleton(call.packed)
         states = [*map(state_of, roots)]
         if all(state in self._seen for state in states):
-            self._remember(key, tree, roots, packed, made)
+            self._remember(key, tree, roots, call.packed, made)
         self._seen.update(states)
         return call
-
-    def _with_known_skeleton(self, packed: Packed) -> Packed:
-        number = packed.skeleton.seal()
-        if number is None:
-            return packed
-        known = self._skeletons.setdefault(number, packed.skeleton)
-        if known != packed.skeleton:
-            return packed
-        return dataclasses.replace(packed, skeleton=known)
 
     def _remember(
         self, key: Any, tree: Any, roots: list[Any], packed: Packed, made: int

@@ -23,7 +23,7 @@ from graftree.core.states import State
 from graftree.core.variables import Variable
 from graftree.transforms import packing, propagation
 from graftree.transforms.arguments import Chosen
-from graftree.transforms.packing import Skeleton
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.propagation import Propagation
 
 

@@ -19,9 +19,10 @@ from graftree.core.skeletons import ArrayRefDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, arguments, decorators, lifting
 from graftree.transforms import propagation as modes
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
-from graftree.transforms.packing import Skeleton, Values
+from graftree.transforms.packing import Values
 
 A = TypeVar("A")
 

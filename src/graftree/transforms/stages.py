@@ -15,8 +15,9 @@ import jax
 from graftree.core.flattening import IndexMap
 from graftree.transforms import lifting, packing
 from graftree.transforms.arguments import Statics
+from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.lifting import Call
-from graftree.transforms.packing import Packed, Skeleton
+from graftree.transforms.packing import Packed
 
 R = TypeVar("R")
 
