@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from graftree import _jax
+from graftree.core.attributes import DataObject
 from graftree.core.pytrees import Pytree
 from graftree.core.variables import Variable
 
@@ -50,6 +51,10 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
     return flat, treedef
 
 
+# Not Pytree itself: its metaclass would be asked, at ten times the cost.
+_CONTAINERS = (DataObject, list, dict)
+
+
 class _Walk:
     """Tells JAX's flatten where to stop: at Variables and refs, and at cycles.
 
@@ -67,7 +72,7 @@ class _Walk:
     def stops_at(self, x: Any) -> bool:
         if is_variable_or_ref(x):
             return True
-        if isinstance(x, (Pytree, list, dict)):
+        if isinstance(x, _CONTAINERS):
             if id(x) in self.met and not self.is_searched:
                 self.is_searched = True
                 self.cycle = find_cycle(self.root)

@@ -117,13 +117,14 @@ def flatten_graph(
     ref_outer_index: RefMap | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
     """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays."""
+    kind = nodes.kind_of(node)
+    if kind is Leaf.ARRAY or kind is Leaf.STATIC:
+        return GraphDef([], [(None, LEAF)], 1), [node]
     flattener = _Flattener(
         RefMap() if ref_index is None else ref_index,
         RefMap() if ref_outer_index is None else ref_outer_index,
     )
-    if nodes.kind_of(node) in (Leaf.ARRAY, Leaf.STATIC):
-        return GraphDef([], [(None, LEAF)], 1), [node]
-    flattener.visit(node, nodes.kind_of(node))
+    flattener.visit(node, kind)
     graphdef = GraphDef(flattener.nodes, flattener.attributes, len(flattener.leaves))
     return graphdef, flattener.leaves
 

@@ -10,8 +10,8 @@ the least cost whether that is still as it was:
     static values that may be changed        their hashes are compared
     the value of a Variable, an array        not at all: it is no structure
 
-A survey holds Variables and containers, but no Pytree of its own, so that it keeps no
-model alive (see `Survey.reaches`).
+A survey holds Variables and containers, but no Pytree besides their members. So mostly
+it keeps no model alive; `Survey.reaches` tells.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Survey:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether what the survey holds refers to one of these objects in turn."""
-        met: set[int] = set()
+        met: dict[int, Any] = {}  # keeps what it has met, so that no id comes twice
         pending = [*self.nodes]
         while pending:
             node = pending.pop()
             if any(node is obj for obj in objects):
                 return True
             if id(node) not in met:
-                met.add(id(node))
+                met[id(node)] = node
                 pending += [child.value for child in nodes.children(node)]
         return False
 

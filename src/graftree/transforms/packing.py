@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core import aliases, flattening, nodes, pytrees
+from graftree.core import aliases, flattening, nodes
 from graftree.core.flattening import Builder, IndexMap, RefMap
 from graftree.core.skeletons import GraphDef
 from graftree.transforms import aliasing
@@ -108,7 +108,7 @@ def take_apart(
             entries.append(graphdef)
             leaves += found
         else:
-            if isinstance(x, pytrees.Pytree):
+            if nodes.kind_of(x) is nodes.PYTREE:
                 raise aliases.not_a_pytree_error(x, "", transform)
             entries.append(None)
             leaves.append(x)
