@@ -16,14 +16,17 @@ print(time.perf_counter() - start)
 """
 
 
+# Where the bytecode goes: that of an installation, which this machine may not write.
+BYTECODE = os.path.join(tempfile.gettempdir(), "graftree-benchmarks")
+
+
 def seconds(module: str) -> Operation:
     """Imports a module after JAX, in a new process, and gives the seconds it took.
 
     The first run compiles to bytecode, as an installation does; the later ones load it.
     """
     command = [sys.executable, "-c", PROGRAM.format(module=module)]
-    bytecode = tempfile.TemporaryDirectory()
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode.name}
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": BYTECODE}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def operation():
@@ -32,6 +35,4 @@ def seconds(module: str) -> Operation:
         )
         return float(run.stdout)
 
-    # Kept as long as the operation is.
-    vars(operation)["bytecode"] = bytecode
     return operation
