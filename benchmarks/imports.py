@@ -1,9 +1,9 @@
 """What importing a library adds to a program that has imported JAX."""
 
 import os
+import pathlib
 import subprocess
 import sys
-import tempfile
 
 from benchmarks.gauges import Operation
 
@@ -16,8 +16,8 @@ print(time.perf_counter() - start)
 """
 
 
-# Where the bytecode goes: that of an installation, which this machine may not write.
-BYTECODE = os.path.join(tempfile.gettempdir(), "graftree-benchmarks")
+# Of its own, since a machine may be told to write no bytecode where the sources are.
+BYTECODE = pathlib.Path(__file__).parents[1] / "out" / "bytecode"
 
 
 def seconds(module: str) -> Operation:
@@ -26,7 +26,7 @@ def seconds(module: str) -> Operation:
     The first run compiles to bytecode, as an installation does; the later ones load it.
     """
     command = [sys.executable, "-c", PROGRAM.format(module=module)]
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": BYTECODE}
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(BYTECODE)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def operation():

@@ -1,7 +1,6 @@
 """capture: what it returns, and that it leaves nothing behind."""
 
 import functools
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import pytest
 
 import graftree as nnx
 from tests.modes import MODES
+from tests.threads import run_in_threads
 
 
 class Block(nnx.Module):
@@ -435,23 +435,6 @@ def test_module_may_capture_itself_again():
 
 
 # --------------------------------------------------------------------------- threads
-
-
-def run_in_threads(*functions):
-    errors = []
-
-    def guarded(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=[f]) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
 
 
 def test_threads_that_capture_one_module_do_not_mix():

@@ -12,19 +12,7 @@ import graftree as nnx
 from graftree.core import flattening, stamps, surveys
 from graftree.core.flattening import RefMap
 from graftree.core.surveys import Survey
-
-
-class Tag:
-    """A static value whose hash is its content."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def __eq__(self, other):
-        return isinstance(other, Tag) and self.name == other.name
+from tests.static_values import Tag
 
 
 @jax.tree_util.register_pytree_node_class

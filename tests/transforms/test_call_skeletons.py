@@ -11,19 +11,7 @@ import graftree as nnx
 from graftree.transforms import packing, propagation
 from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.packing import Values
-
-
-class Tag:
-    """A static value whose hash is its content."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def __eq__(self, other):
-        return isinstance(other, Tag) and self.name == other.name
+from tests.static_values import Tag
 
 
 def skeleton_of(*args, mode=propagation.GRAPH):

@@ -1,7 +1,6 @@
 """Calls that follow a plan do what calls without one do."""
 
 import gc
-import threading
 import weakref
 import zlib
 from typing import Any
@@ -18,19 +17,8 @@ import graftree as nnx
 from graftree.transforms import jit, packing, plans
 from graftree.transforms.call_skeletons import Skeleton
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
-
-
-class Tag:
-    """A static value whose hash is its content."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __hash__(self):
-        return hash(self.name)
-
-    def __eq__(self, other):
-        return isinstance(other, Tag) and self.name == other.name
+from tests.static_values import Tag
+from tests.threads import run_in_threads
 
 
 class Model(nnx.Module):
@@ -385,23 +373,6 @@ def test_the_number_of_plans_is_bounded():
 # Threads.
 
 
-def run_all(*functions):
-    errors = []
-
-    def guarded(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(f,)) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-
-
 @MODES
 def test_threads_may_share_a_function(mode):
     step = nnx.jit(double, **mode)
@@ -413,7 +384,7 @@ def test_threads_may_share_a_function(mode):
             step(model)
             step(model)
 
-    run_all(*[lambda m=m: work(m) for m in models])
+    run_in_threads(*[lambda m=m: work(m) for m in models])
     for model in models:
         np.testing.assert_array_equal(model.kernel[...], 2.0**40 * np.ones(2))
 
@@ -427,7 +398,7 @@ def test_threads_may_share_a_model(mode):
         for x in range(30):
             assert float(total(model, x + offset)) == 2 + x + offset
 
-    run_all(*[lambda i=i: work(100 * i) for i in range(4)])
+    run_in_threads(*[lambda i=i: work(100 * i) for i in range(4)])
 
 
 # The train step, as in the benchmarks.

@@ -17,17 +17,16 @@ it keeps no model alive; `Survey.reaches` tells.
 from __future__ import annotations
 
 import enum
-import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import mappings, nodes, operators, pytrees, stamps
+from graftree.core import attributes, mappings, nodes, operators, pytrees, stamps
 from graftree.core.nodes import Leaf
 from graftree.core.states import State
 
@@ -49,16 +48,11 @@ class Survey:
 
     __slots__ = (
         "_checked",
-        "_contents",
-        "_dicts",
+        "_comparisons",
         "_hashes",
-        "_lengths",
-        "_lists",
         "_made",
-        "_members",
         "_mirrored",
         "_mirrors",
-        "_others",
         "_stamped",
         "_statics",
         "is_complete",
@@ -69,19 +63,14 @@ class Survey:
         self._made = self._checked = made
         self._stamped: list[Any] = []
         self._statics: dict[int, Any] = {}
-        self._dicts: list[dict[Any, Any]] = []
-        self._lists: list[list[Any]] = []
         self._mirrored: list[dict[Any, Any]] = []
-        self._others: list[Any] = []
+        self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
         for obj in objects:
             self._add_object(obj)
-        self._lengths = self._list_lengths()
-        self._members = [*self._list_members()]
         self._hashes = [*map(_hash_of, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
-        self._contents = bool(self._lengths or self._statics or self._others)
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -90,7 +79,11 @@ class Survey:
             if max(map(_stamp_of, self._stamped), default=0) > self._made:
                 return False
             self._checked = now
-        return self._mirrors_hold() and (not self._contents or self._contents_hold())
+        if self._mirrored and not self._mirrors_hold():
+            return False
+        if self._statics and [*map(_hash_of, self._statics.values())] != self._hashes:
+            return False
+        return not self._comparisons or all(same() for same in self._comparisons)
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether what the survey holds refers to one of these objects in turn."""
@@ -105,42 +98,16 @@ class Survey:
                 pending += [child.value for child in nodes.children(node)]
         return False
 
-    def _contents_hold(self) -> bool:
-        return (
-            self._members_hold()
-            and [*map(_hash_of, self._statics.values())] == self._hashes
-            and all(same() for same in self._others)
-        )
-
-    def _members_hold(self) -> bool:
-        return not self._lengths or (
-            self._list_lengths() == self._lengths
-            and all(map(operator.is_, self._list_members(), self._members))
-        )
-
     def _mirrors_hold(self) -> bool:
         # Python compares by identity first. So if a Variable is asked whether it equals
         # something else, it was replaced; in one of the two orders it is asked.
         now, then = self._mirrored, self._mirrors
-        if not now:
-            return True
         before = operators.comparisons.latest
         try:
             is_equal = now == then and then == now
         except Exception:
             return False
         return is_equal and operators.comparisons.latest == before
-
-    def _list_lengths(self) -> list[int]:
-        return [*map(len, self._lists), *map(len, self._dicts)]
-
-    def _list_members(self) -> Iterator[Any]:
-        """The members and keys of all lists and dicts, one after the other."""
-        return itertools.chain(
-            itertools.chain.from_iterable(self._lists),
-            itertools.chain.from_iterable(self._dicts),
-            itertools.chain.from_iterable(map(dict.values, self._dicts)),
-        )
 
     # Making it.
 
@@ -175,19 +142,12 @@ class Survey:
             x = mappings.raw_mapping(x)
         if type(x) is dict and _mirror(x) is not None:
             self._mirrored.append(x)
-            members: Iterable[Any] = ()
-        elif type(x) is dict:
-            self._dicts.append(x)
-            members = x.values()
-        elif type(x) is list:
-            self._lists.append(x)
-            members = x
-        elif isinstance(x, tuple):
-            members = x
+            return
+        if isinstance(x, tuple):
+            members: Iterable[Any] = x
         else:
-            listed, _ = _jax.flatten_one_level(x)
-            members = [member for _, member in listed]
-            self._others.append(_comparison(x))
+            members = _members_of(x)
+            self._comparisons.append(_comparison(x))
         for member in members:
             if nodes.kind_of(member) is nodes.PYTREE:
                 self.nodes.append(member)
@@ -210,16 +170,34 @@ def _mirror(x: Any) -> Any:
 
 
 def _comparison(x: Any) -> Callable[[], bool]:
-    """Tells later whether a pytree node of any other type has the same children."""
-    listed, treedef = _jax.flatten_one_level(x)
+    """Tells later whether a container has the same members, under the same keys."""
+    then = _members_of(x)
+    keys = _keys_of(x)
 
     def same() -> bool:
-        now, now_treedef = _jax.flatten_one_level(x)
-        return now_treedef == treedef and all(
-            a is b for (_, a), (_, b) in zip(now, listed, strict=True)
+        now = _members_of(x)
+        return (
+            len(now) == len(then)
+            and all(map(operator.is_, now, then))
+            and _keys_of(x) == keys
         )
 
     return same
+
+
+def _members_of(x: Any) -> list[Any]:
+    if type(x) is list:
+        return x.copy()
+    if type(x) is dict:
+        return [*x.values()]
+    return [member for _, member in _jax.flatten_one_level(x)[0]]
+
+
+def _keys_of(x: Any) -> Any:
+    """What a container has besides its members."""
+    if type(x) is list:
+        return None
+    return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
 
 
 def _may_change(x: Any) -> bool:
@@ -228,7 +206,9 @@ def _may_change(x: Any) -> bool:
     if kind.__hash__ is tuple.__hash__:
         return any(map(_may_change, x))
     return not (
-        kind.__hash__ is object.__hash__ or kind in _ATOMS or isinstance(x, _IMMUTABLE)
+        kind.__hash__ is object.__hash__
+        or kind in attributes.ATOMS
+        or isinstance(x, _IMMUTABLE)
     )
 
 
@@ -240,7 +220,6 @@ def _hash_of(x: Any) -> int | None:
         return None
 
 
-_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _IMMUTABLE = (
     type,
     enum.Enum,

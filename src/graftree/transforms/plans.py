@@ -145,8 +145,8 @@ class Plans:
             if method is not None:
                 method(key)
 
-        if len(self._known) >= LIMIT:
-            self._forget([*self._known][0])
+        for oldest in [*self._known][: 1 - LIMIT]:
+            self._forget(oldest)
         weak_roots = [weakref.ref(root, forget) for root in roots]
         plan = Plan(self._row, tree, packed, weak_roots, survey)
         self._known[key] = self._latest = plan
