@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
+
 from benchmarks import (
     blocks,
     calls,
@@ -19,6 +21,7 @@ from benchmarks import (
     memory,
     perceptrons,
     steps,
+    transformer_blocks,
 )
 from benchmarks.gauges import Operation
 from benchmarks.libraries import EQUINOX, FLAX, GRAFTREE, RAW
@@ -54,6 +57,7 @@ HOST_MICROSECONDS = Quantity("µs", 1e6, partial(gauges.seconds_per_call, wait=F
 MILLISECONDS = Quantity("ms", 1e3, gauges.seconds_per_call)
 OWN_MILLISECONDS = Quantity("ms", 1e3, gauges.readings)
 COURSE_MICROSECONDS = Quantity("µs", 1e6, gauges.reading)
+EQUATIONS = Quantity("equations", 1, gauges.reading, digits=0)
 LINES = Quantity("lines", 1, gauges.reading, digits=0)
 STATES = Quantity("x state", 1, gauges.reading, digits=2)
 OBJECTS = Quantity("objects", 1, gauges.reading, digits=2, has_ratios=False)
@@ -114,6 +118,7 @@ def groups(quick: bool = False) -> list[Group]:
         construct(50),
         trace(12),
         program_lines(12),
+        *(equations(of) for of in ("forward", "gradient")),
         importing(),
         peak_memory(),
         *courses(2_000 if quick else 10_000),
@@ -337,6 +342,35 @@ def program_lines(depth: int) -> Group:
         LINES,
         _gpt_rows(depth, lines),
         "1.03 raw",
+    )
+
+
+def equations(of: str) -> Group:
+    """The size of what tracing a transformer block gives."""
+
+    def count(block, model):
+        function = (
+            block if of == "forward" else jax.grad(transformer_blocks.loss(block))
+        )
+        return partial(
+            transformer_blocks.equations, function, model, transformer_blocks.inputs()
+        )
+
+    def raw():
+        return count(transformer_blocks.raw, transformer_blocks.parameters())
+
+    def nnx(library):
+        return count(lambda m, h: m(h), transformer_blocks.nnx_block(library))
+
+    return Group(
+        f"equations of a transformer block, {of}",
+        EQUATIONS,
+        (
+            Row(RAW, "functions of dicts", raw),
+            *_of(GRAFTREE, nnx),
+            *_of(FLAX, nnx),
+        ),
+        "1.00 raw",
     )
 
 

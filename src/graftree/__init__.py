@@ -7,10 +7,7 @@ namespace, and the only re-export in the package.
 from __future__ import annotations
 
 from graftree import config, errors
-from graftree.config import (
-    set_graph_mode,
-    set_graph_updates,
-)
+from graftree.config import set_graph_mode, set_graph_updates
 from graftree.core.attributes import (
     Data,
     Static,
@@ -22,14 +19,9 @@ from graftree.core.attributes import (
     static,
 )
 from graftree.core.calling import call
-from graftree.core.capturing import (
-    capture,
-)
+from graftree.core.capturing import capture
 from graftree.core.cloning import clone
-from graftree.core.containers import (
-    Dict,
-    List,
-)
+from graftree.core.containers import Dict, List
 from graftree.core.filters import (
     All,
     Any,
@@ -40,9 +32,7 @@ from graftree.core.filters import (
     PathContains,
     WithTag,
 )
-from graftree.core.flat_states import (
-    FlatState,
-)
+from graftree.core.flat_states import FlatState
 from graftree.core.functional import (
     PureState,
     flatten,
@@ -56,17 +46,9 @@ from graftree.core.functional import (
     unpack,
     update,
 )
-from graftree.core.graph_states import (
-    GraphState,
-)
-from graftree.core.metadata import (
-    VariableMetadata,
-    with_metadata,
-)
-from graftree.core.modules import (
-    M,
-    Module,
-)
+from graftree.core.graph_states import GraphState
+from graftree.core.metadata import VariableMetadata, with_metadata
+from graftree.core.modules import M, Module
 from graftree.core.partitioning import (
     PARTITION_NAME,
     get_named_sharding,
@@ -79,40 +61,17 @@ from graftree.core.pure_dicts import (
     restore_int_paths,
     to_pure_dict,
 )
-from graftree.core.pytrees import (
-    Object,
-    Pytree,
-    check_pytree,
-)
-from graftree.core.refs import (
-    to_arrays,
-    to_refs,
-    with_vars,
-)
-from graftree.core.rng_keys import (
-    reseed,
-    restore_rngs,
-)
-from graftree.core.rng_splitting import (
-    fork_rngs,
-    split_rngs,
-    with_rngs,
-)
-from graftree.core.rngs import (
-    RngCount,
-    RngKey,
-    Rngs,
-    RngState,
-    RngStream,
-)
+from graftree.core.pytrees import Object, Pytree, check_pytree
+from graftree.core.refs import to_arrays, to_refs, with_vars
+from graftree.core.rng_keys import reseed, restore_rngs
+from graftree.core.rng_splitting import fork_rngs, split_rngs, with_rngs
+from graftree.core.rngs import RngCount, RngKey, Rngs, RngState, RngStream
 from graftree.core.sharding import (
     logical_axis_rules,
     use_eager_sharding,
     using_eager_sharding,
 )
-from graftree.core.skeletons import (
-    GraphDef,
-)
+from graftree.core.skeletons import GraphDef
 from graftree.core.states import (
     State,
     filter_state,
@@ -146,11 +105,7 @@ from graftree.core.variables import (
     Perturbation,
     Variable,
 )
-from graftree.core.views import (
-    view,
-    view_info,
-    with_attributes,
-)
+from graftree.core.views import view, view_info, with_attributes
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import look_up as _look_up
 from graftree.nn import initializers
@@ -182,53 +137,40 @@ from graftree.nn.activations import (
     swish,
     tanh,
 )
-from graftree.nn.conv import (
-    Conv,
-)
+from graftree.nn.attention import dot_product_attention
+from graftree.nn.bidirectional import Bidirectional
+from graftree.nn.conv import Conv
 from graftree.nn.conv_transpose import ConvTranspose
-from graftree.nn.dropout import (
-    Dropout,
-)
+from graftree.nn.dropout import Dropout
 from graftree.nn.einsum import Einsum
-from graftree.nn.embed import (
-    Embed,
+from graftree.nn.embed import Embed
+from graftree.nn.group_normalization import GroupNorm, InstanceNorm
+from graftree.nn.initializers import Initializer
+from graftree.nn.linear import Linear, LinearGeneral
+from graftree.nn.lora import LoRA, LoRALinear, LoRAParam
+from graftree.nn.lstm_cells import LSTMCell, OptimizedLSTMCell
+from graftree.nn.masks import combine_masks, make_attention_mask, make_causal_mask
+from graftree.nn.multi_head_attention import MultiHeadAttention
+from graftree.nn.normalization import BatchNorm, LayerNorm, RMSNorm
+from graftree.nn.pooling import avg_pool, max_pool, min_pool, pool
+from graftree.nn.pooling_layers import (
+    AvgPool,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    GlobalMinPool,
+    MaxPool,
+    MinPool,
 )
-from graftree.nn.group_normalization import (
-    GroupNorm,
-    InstanceNorm,
-)
-from graftree.nn.initializers import (
-    Initializer,
-)
-from graftree.nn.linear import (
-    Linear,
-    LinearGeneral,
-)
-from graftree.nn.normalization import (
-    BatchNorm,
-    LayerNorm,
-    RMSNorm,
-)
-from graftree.nn.pooling import (
-    avg_pool,
-    max_pool,
-    min_pool,
-    pool,
-)
-from graftree.nn.sequential import (
-    Sequential,
-)
-from graftree.tools.display import (
-    display,
-)
+from graftree.nn.recurrent import RNN
+from graftree.nn.recurrent_cells import RNNCellBase
+from graftree.nn.reparametrization import SpectralNorm, WeightNorm
+from graftree.nn.rope import RoPE, dot_product_attention_with_rope
+from graftree.nn.sequential import Sequential
+from graftree.nn.single_state_cells import GRUCell, SimpleCell
+from graftree.tools.display import display
 from graftree.training import metrics
-from graftree.training.ema import (
-    EMA,
-)
-from graftree.training.metrics import (
-    Metric,
-    MultiMetric,
-)
+from graftree.training.ema import EMA
+from graftree.training.metrics import Metric, MultiMetric
 from graftree.training.optimizers import (
     ModelAndOptimizer,
     OptArray,
@@ -236,13 +178,8 @@ from graftree.training.optimizers import (
     OptState,
     OptVariable,
 )
-from graftree.training.train_states import (
-    TrainState,
-)
-from graftree.transforms.autodiff import (
-    grad,
-    value_and_grad,
-)
+from graftree.training.train_states import TrainState
+from graftree.transforms.autodiff import grad, value_and_grad
 from graftree.transforms.branching import cond, switch
 from graftree.transforms.carrying import Carry
 from graftree.transforms.checking import checkify
@@ -257,9 +194,7 @@ from graftree.transforms.contexts import (
 )
 from graftree.transforms.custom_vjp import custom_vjp
 from graftree.transforms.jacobian_products import jvp, vjp
-from graftree.transforms.jit import (
-    jit,
-)
+from graftree.transforms.jit import jit
 from graftree.transforms.loops import fori_loop, while_loop
 from graftree.transforms.mapping import pmap, transform_metadata, vmap
 from graftree.transforms.node_states import NodeStates, from_tree, to_tree
@@ -424,16 +359,41 @@ __all__ = [
     "Conv",
     "ConvTranspose",
     "Embed",
+    "LoRA",
+    "LoRALinear",
+    "LoRAParam",
     "BatchNorm",
     "LayerNorm",
     "RMSNorm",
     "GroupNorm",
     "InstanceNorm",
+    "SpectralNorm",
+    "WeightNorm",
     "Dropout",
+    "MultiHeadAttention",
+    "RoPE",
+    "dot_product_attention",
+    "dot_product_attention_with_rope",
+    "make_attention_mask",
+    "make_causal_mask",
+    "combine_masks",
+    "RNNCellBase",
+    "LSTMCell",
+    "OptimizedLSTMCell",
+    "SimpleCell",
+    "GRUCell",
+    "RNN",
+    "Bidirectional",
     "avg_pool",
     "max_pool",
     "min_pool",
     "pool",
+    "AvgPool",
+    "MaxPool",
+    "MinPool",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "GlobalMinPool",
     "Sequential",
     "Initializer",
     "PReLU",

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 
@@ -55,6 +56,28 @@ def test_prelu_dtype_and_its_hook_decide_if_given():
     assert layer(jnp.ones(2, jnp.float16)).dtype == jnp.float32
     assert seen == [(2, jnp.float16)]
     assert nnx.PReLU(dtype=jnp.float16)(jnp.ones(2)).dtype == jnp.float16
+
+
+def test_prelu_takes_lists_and_refuses_what_is_no_number():
+    np.testing.assert_array_equal(nnx.PReLU(0.5)([-4.0, 2.0]), [-2.0, 2.0])
+    with pytest.raises(TypeError, match="PReLU needs an array of numbers"):
+        nnx.PReLU()("x")
+
+
+def test_prelu_refuses_an_integer_dtype_at_the_call():
+    with pytest.raises(ValueError, match="Dtype must be inexact"):
+        nnx.PReLU(dtype=jnp.int32)(jnp.ones(2))
+
+
+@pytest.mark.usefixtures("float64")
+def test_prelu_gradients_equal_finite_differences():
+    graphdef, state = nnx.split(nnx.PReLU(0.25, param_dtype=jnp.float64))
+
+    def loss(state, x):
+        return jnp.sin(nnx.merge(graphdef, state)(x)).sum()
+
+    args = (state, jnp.array([-3.0, 2.0, -1.0]))
+    jax.test_util.check_grads(loss, args, order=1, modes=["rev"])
 
 
 def test_prelu_is_a_pytree_for_jax_grad():

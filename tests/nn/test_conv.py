@@ -169,8 +169,8 @@ def test_inputs_with_too_few_axes_are_named():
         layer(jnp.ones((5, 2)))
 
 
-def test_wrong_number_of_channels_is_an_error_of_jax():
-    with pytest.raises(ValueError, match="feature"):
+def test_wrong_number_of_channels_is_named():
+    with pytest.raises(ValueError, match="Conv needs inputs with 2 features.*got 4"):
         nnx.Conv(2, 3, 3, rngs=nnx.Rngs(0))(jnp.ones((1, 5, 4)))
 
 

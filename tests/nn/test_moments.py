@@ -84,7 +84,7 @@ def test_mean_square_is_that_of_numpy():
 @pytest.mark.parametrize("fast", [True, False])
 def test_mask_selects_what_counts(fast):
     x, mask = random(4, 6), jnp.arange(6) < 4
-    mask = moments.prepare_mask(mask, 2)
+    mask = moments.prepare_mask(layer(), mask, x)
     mean, variance = moments.moments(layer(use_fast_variance=fast), x, (1,), mask)
     x = np.float64(x)[:, :4]
     np.testing.assert_allclose(mean, x.mean(1, keepdims=True), rtol=1e-6)
@@ -92,14 +92,19 @@ def test_mask_selects_what_counts(fast):
 
 
 def test_a_mask_gets_the_rank_of_its_array():
-    assert moments.prepare_mask(None, 3) is None
-    assert moments.prepare_mask([True, False], 3).shape == (1, 1, 2)
+    x = random(4, 3, 2)
+    assert moments.prepare_mask(layer(), None, x) is None
+    assert moments.prepare_mask(layer(), [True, False], x).shape == (1, 1, 2)
 
 
-@pytest.mark.parametrize("mask", [[1, 0], [1.0], np.ones((1, 1, 1), bool)])
+@pytest.mark.parametrize(
+    "mask", [[1, 0], [1.0], np.ones((1, 1, 1), bool), np.ones(3, bool)]
+)
 def test_other_masks_are_refused(mask):
-    with pytest.raises(ValueError, match="mask.*boolean array of at most 2 axes"):
-        moments.prepare_mask(mask, 2)
+    norm = nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+    message = r"(?s)mask of LayerNorm.*boolean array.*inputs: float32\[5, 2\]"
+    with pytest.raises(ValueError, match=message):
+        moments.prepare_mask(norm, mask, random(5, 2))
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -147,6 +152,17 @@ def test_result_has_the_promoted_dtype_unless_the_layer_says():
 
 def test_promote_passes_statistics_between_inputs_and_params():
     norm = nnx.LayerNorm(3, promote_dtype=lambda args, **_: args, rngs=nnx.Rngs(0))
-    args = moments.promote(norm, "x", "mean", "var")
-    assert args[:3] == ("x", "mean", "var")
+    x, mean, variance = random(2, 3), jnp.zeros(3), jnp.ones(3)
+    args = moments.promote(norm, x, (1,), mean, variance)
+    assert args[0] is x and args[1] is mean and args[2] is variance
     assert len(args) == 5
+
+
+def test_flat_parameters_must_have_one_entry_per_feature():
+    norm = nnx.LayerNorm(6, rngs=nnx.Rngs(0))
+    moments.check_features(norm, random(2, 3, 4), (0, 1), jnp.ones(6), None)
+    message = (
+        r"(?s)LayerNorm needs inputs with 6 features along the axes \(1,\), got 3.*"
+    )
+    with pytest.raises(TypeError, match=message + r"float32\[2, 3\].*float32\[6\]"):
+        moments.check_features(norm, random(2, 3), (1,), None, jnp.ones(6))

@@ -148,16 +148,31 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.partitioning": "add_axis remove_axis get_var_pspec",
     },
     # Layers.
+    "nn.attention": {
+        _PUBLIC: "MultiHeadAttention RoPE dot_product_attention_with_rope"
+        " make_attention_mask make_causal_mask combine_masks",
+        "nn.attention": "dot_product_attention dot_product_attention_weights",
+    },
     "nn.dtypes": {"nn.promotion": "canonicalize_dtype promote_dtype"},
     "nn.linear": {
-        "nn.linear": "Linear default_bias_init default_kernel_init",
-        _PUBLIC: "Conv Embed",
+        "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
+        _PUBLIC: "Conv ConvTranspose Einsum Embed",
         "nn.arguments": "canonicalize_padding",
         "nn.embed": "default_embed_init",
     },
+    "nn.lora": {
+        "nn.lora": "LoRA LoRALinear LoRAParam default_a_initializer"
+        " default_b_initializer",
+    },
     "nn.normalization": {
         "nn.normalization": "BatchNorm LayerNorm RMSNorm",
-        _PUBLIC: "GroupNorm InstanceNorm",
+        _PUBLIC: "GroupNorm InstanceNorm SpectralNorm WeightNorm",
+    },
+    "nn.recurrent": {
+        "nn.recurrent": "RNN RNNBase RNNCellBase flip_sequences",
+        _PUBLIC: "Bidirectional GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
+        "nn.recurrent_cells": "modified_orthogonal",
+        "nn.linear": "default_bias_init default_kernel_init",
     },
     "nn.stochastic": {_PUBLIC: "Dropout"},
     # Training.

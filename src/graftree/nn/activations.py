@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.variables import Param
-from graftree.nn import parameters, promotion
+from graftree.nn import checks, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -124,11 +124,16 @@ class PReLU(Module):
         """Scales the negative entries of ``inputs``.
 
         Args:
-            inputs: An array of any shape.
+            inputs: An array, or list, of any shape.
 
         Returns:
             An array of the shape of ``inputs``, in ``dtype`` or that of ``inputs``.
+
+        Raises:
+            TypeError: If ``inputs`` are no numbers.
+            ValueError: If ``dtype`` is neither floating nor complex.
         """
+        inputs = checks.as_array(self, inputs)
         slope = self.negative_slope[...]
         if self.dtype is None:
             slope = jnp.asarray(slope, inputs.dtype)

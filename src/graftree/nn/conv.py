@@ -29,7 +29,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, linear, parameters, promotion
+from graftree.nn import arguments, checks, linear, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -167,27 +167,34 @@ class Conv(Module):
         Raises:
             ValueError: If ``inputs`` have too few axes or another number of channels;
                 if ``padding`` has none of the known forms, or is ``"CAUSAL"`` with
-                several spatial axes; or if the mask has not the kernel's shape.
+                several spatial axes; if strides or dilations are not one per spatial
+                axis; if the mask has not the kernel's shape; or if ``dtype`` is neither
+                floating nor complex.
+            TypeError: If ``inputs`` are no numbers.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
         check_groups(self)
-        inputs = jnp.asarray(inputs)
-        batch_shape, inputs = flatten_batch(self, inputs)
+        given = checks.as_array(self, inputs)
+        batch_shape, inputs = flatten_batch(self, given)
         kernel = masked_kernel(self)
         rank = len(self.kernel_size)
-        kernel_dilation = arguments.per_axis(self.kernel_dilation, rank)
-        strides = arguments.per_axis(self.strides, rank)
+        kernel_dilation = per_axis(self, "kernel_dilation")
+        strides = per_axis(self, "strides")
         inputs, padding, input_dilation = _apply_padding(
             inputs,
             arguments.canonicalize_padding(self.padding, rank),
             strides,
             self.kernel_size,
             kernel_dilation,
-            arguments.per_axis(self.input_dilation, rank),
+            per_axis(self, "input_dilation"),
         )
         inputs, kernel, bias = self.promote_dtype(
             (inputs, kernel, parameters.read(self.bias)), dtype=self.dtype
         )
+        # Other contractions may take other operands.
+        if self.conv_general_dilated is jax.lax.conv_general_dilated:
+            channels = kernel.shape[-2] * self.feature_group_count
+            check_channels(self, given, inputs, kernel, channels)
         outputs = self.conv_general_dilated(
             inputs,
             kernel,
@@ -207,9 +214,45 @@ def check_groups(layer: Conv) -> None:
     if layer.in_features % layer.feature_group_count:
         # An AssertionError, at call time: existing programs catch it here.
         raise AssertionError(
-            f"Conv: feature_group_count={layer.feature_group_count} does not divide "
-            f"in_features={layer.in_features}."
+            f"{checks.name(layer)}: feature_group_count={layer.feature_group_count} "
+            f"does not divide in_features={layer.in_features}."
         )
+
+
+def check_channels(
+    layer: Module, given: Any, inputs: jax.Array, kernel: jax.Array, channels: int
+) -> None:
+    """Raises unless the inputs have the channels that the kernel is made for.
+
+    Args:
+        layer: Is named in the message.
+        given: The inputs of the call, shown in the message.
+        inputs: The same, promoted.
+        kernel: The promoted kernel.
+        channels: How many it is made for.
+    """
+    if inputs.shape[-1] != channels:
+        raise ValueError(
+            errors.message(
+                f"{checks.name(layer)} needs inputs with {channels} features (channels)"
+                f" along the last axis, got {inputs.shape[-1]}.",
+                where=f"inputs: {checks.describe(given)}\n"
+                f"kernel: {checks.describe(kernel)}",
+            )
+        )
+
+
+def per_axis(layer: Module, attribute: str) -> tuple[int, ...]:
+    """Reads an attribute that is one int for all spatial axes, or one each."""
+    rank = len(layer.kernel_size)
+    value = getattr(layer, attribute)
+    entries = arguments.per_axis(value, rank)
+    if len(entries) != rank:
+        raise ValueError(
+            f"{checks.name(layer)} with kernel_size={layer.kernel_size} needs {rank} "
+            f"{attribute}, one per spatial axis, or an int for all, got {value}."
+        )
+    return entries
 
 
 def flatten_batch(
@@ -224,9 +267,9 @@ def flatten_batch(
     if inputs.ndim < rank + 1:
         raise ValueError(
             errors.message(
-                f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs "
+                f"{checks.name(layer)} with kernel_size={layer.kernel_size} needs "
                 f"inputs with at least {rank + 1} axes, [*batch, *spatial, features].",
-                where=f"inputs: {inputs.dtype}{list(inputs.shape)}",
+                where=f"inputs: {checks.describe(inputs)}",
                 way_out="Add the missing axes, or give a shorter kernel_size.",
             )
         )
@@ -252,7 +295,8 @@ def masked_kernel(layer: Module) -> jax.Array:
     if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
         raise ValueError(
             "Mask needs to have the same shape as weights. Shapes are: "
-            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}"
+            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}, in "
+            f"{checks.name(layer)}."
         )
     return kernel * jnp.asarray(layer.mask)
 

@@ -17,7 +17,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, conv, linear, parameters, promotion
+from graftree.nn import arguments, checks, conv, linear, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -143,16 +143,21 @@ class ConvTranspose(Module):
 
         Raises:
             ValueError: If ``inputs`` have too few axes or another number of channels;
-                if ``padding`` has none of the known forms; or if the mask has not the
-                kernel's shape.
+                if ``padding`` has none of the known forms; if strides or dilations are
+                not one per spatial axis; if the mask has not the kernel's shape; or if
+                ``dtype`` is neither floating nor complex.
+            TypeError: If ``inputs`` are no numbers.
         """
-        batch_shape, inputs = conv.flatten_batch(self, jnp.asarray(inputs))
+        given = checks.as_array(self, inputs)
+        batch_shape, inputs = conv.flatten_batch(self, given)
         inputs, kernel, bias = self.promote_dtype(
             (inputs, conv.masked_kernel(self), parameters.read(self.bias)),
             dtype=self.dtype,
         )
+        channels = kernel.shape[-1 if self.transpose_kernel else -2]
+        conv.check_channels(self, given, inputs, kernel, channels)
         rank = len(self.kernel_size)
-        strides = arguments.per_axis(self.strides, rank)
+        strides = conv.per_axis(self, "strides")
         padding = arguments.canonicalize_padding(self.padding, rank)
         is_circular = padding == "CIRCULAR"
         outputs = jax.lax.conv_transpose(
@@ -160,7 +165,7 @@ class ConvTranspose(Module):
             kernel,
             strides,
             "VALID" if is_circular else padding,
-            rhs_dilation=arguments.per_axis(self.kernel_dilation, rank),
+            rhs_dilation=conv.per_axis(self, "kernel_dilation"),
             dimension_numbers=conv.channels_last(rank),
             transpose_kernel=self.transpose_kernel,
             precision=self.precision,

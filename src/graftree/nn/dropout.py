@@ -12,7 +12,7 @@ from graftree import _jax, errors
 from graftree.core import attributes
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs, RngStream
-from graftree.nn import arguments
+from graftree.nn import checks
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -103,7 +103,8 @@ class Dropout(Module):
         Raises:
             ValueError: If neither the call nor the attribute says whether to be
                 deterministic; or if a key is needed and there are no ``rngs``.
-            TypeError: If ``rngs`` is something else.
+            TypeError: If ``rngs`` is something else, or if ``inputs`` are no numbers.
+            IndexError: If ``inputs`` lack one of the ``broadcast_dims``.
             KeyError: If ``rngs`` lacks the stream.
         """
         if deterministic is None:
@@ -112,12 +113,13 @@ class Dropout(Module):
             raise ValueError(_missing_deterministic())
         if self.rate == 0 or deterministic:
             return inputs
+        inputs = checks.as_array(self, inputs)
         if self.rate == 1:
             return jnp.zeros_like(inputs)
-        inputs = jnp.asarray(inputs)
+        shared = checks.axes(self, "broadcast_dims", inputs)
         keep_rate = float(1 - self.rate)
         key = self._draw_key(rngs)
-        is_kept = _keep_mask(key, keep_rate, inputs, self.broadcast_dims)
+        is_kept = _keep_mask(key, keep_rate, inputs, shared)
         return jnp.where(is_kept, inputs / keep_rate, 0)
 
     def _draw_key(self, rngs: Any) -> jax.Array:
@@ -162,10 +164,9 @@ def _missing_deterministic() -> str:
 
 
 def _keep_mask(
-    key: jax.Array, keep_rate: float, inputs: jax.Array, broadcast_dims: Sequence[int]
+    key: jax.Array, keep_rate: float, inputs: jax.Array, shared: Sequence[int]
 ) -> jax.Array:
-    """Draws which entries are kept: booleans that broadcast to ``inputs``."""
-    shared = arguments.canonical_axes(broadcast_dims, inputs.ndim)
+    """Draws which entries are kept: booleans of size one along the shared axes."""
     shape = [1 if axis in shared else n for axis, n in enumerate(inputs.shape)]
     sharding = _explicit_sharding(inputs)
     if sharding is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from graftree import errors
 from graftree.annotations import (
     Dtype,
     EinsumT,
@@ -17,7 +19,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import linear, operations, parameters, promotion
+from graftree.nn import checks, linear, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -112,7 +114,7 @@ class Einsum(Module):
         """Contracts ``inputs`` with the kernel.
 
         Args:
-            inputs: The first operand of the equation.
+            inputs: The first operand of the equation, an array or a list of numbers.
             einsum_str: An equation to use instead of the attribute.
             out_sharding: The sharding of the result on a mesh with explicit axes;
                 ``None``: the one that follows from the operands.
@@ -122,7 +124,10 @@ class Einsum(Module):
 
         Raises:
             ValueError: If there is no equation, if it lacks ``->`` or has not two
-                operands.
+                operands; if ``inputs`` or kernel have not the axes that it says; or if
+                ``dtype`` is neither floating nor complex.
+            TypeError: If the bias does not fit the result, or if ``inputs`` are no
+                numbers.
         """
         if einsum_str is None:
             einsum_str = self.einsum_str
@@ -132,10 +137,13 @@ class Einsum(Module):
                 "call or as attribute."
             )
         einsum_str = _checked(einsum_str)
+        given = checks.as_array(self, inputs)
         inputs, kernel, bias = self.promote_dtype(
-            (inputs, parameters.read(self.kernel), parameters.read(self.bias)),
+            (given, parameters.read(self.kernel), parameters.read(self.bias)),
             dtype=self.dtype,
         )
+        if self.einsum_op is jnp.einsum:
+            _check_operands(self, einsum_str, given, inputs, kernel)
         outputs = self.einsum_op(
             einsum_str,
             inputs,
@@ -145,6 +153,14 @@ class Einsum(Module):
         if bias is None:
             return outputs
         shape = _bias_shape(einsum_str, inputs.ndim, kernel.shape)
+        if math.prod(shape) != bias.size:
+            raise TypeError(
+                errors.message(
+                    f"{checks.name(self)} with the equation {einsum_str!r} needs a "
+                    f"bias of {math.prod(shape)} numbers, to be reshaped to {shape}.",
+                    where=f"bias: {checks.describe(bias)}",
+                )
+            )
         return operations.add(outputs, bias, shape)
 
 
@@ -163,6 +179,35 @@ def _checked(einsum_str: str) -> str:
             f"{einsum_str!r}."
         )
     return einsum_str
+
+
+def _check_operands(
+    layer: Einsum, einsum_str: str, given: Any, inputs: Any, kernel: Any
+) -> None:
+    """Raises where ``jnp.einsum`` would, in terms of the layer.
+
+    Other contractions may take other operands, so they are not checked.
+    """
+    sizes: dict[str | int, int] = {}
+    operands = einsum_str.split("->")[0].split(",")
+    for subscripts, operand in zip(operands, (inputs, kernel), strict=True):
+        width = _ellipsis(subscripts, operand.ndim)
+        labels = _labels(subscripts, width)
+        does_fit = width >= 0 and len(labels) == operand.ndim
+        for label, size in zip(labels, operand.shape, strict=False):
+            # An axis of size one goes with any other.
+            if sizes.get(label, 1) == 1:
+                sizes[label] = size
+            does_fit &= size in (1, sizes[label])
+        if not does_fit:
+            raise ValueError(
+                errors.message(
+                    f"{checks.name(layer)} with the equation {einsum_str!r}: an "
+                    "operand has other axes, or the sizes of a letter differ.",
+                    where=f"inputs: {checks.describe(given)}\n"
+                    f"kernel: {checks.describe(kernel)}",
+                )
+            )
 
 
 def _bias_shape(

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import initializers, operations, parameters, promotion
+from graftree.nn import (
+    checks,
+    initializers,
+    linear,
+    operations,
+    parameters,
+    promotion,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
@@ -92,13 +99,14 @@ class Embed(Module):
             An array ``[*inputs.shape, features]`` in ``dtype``.
 
         Raises:
-            ValueError: If ``inputs`` are no integers.
+            ValueError: If ``inputs`` are numbers, but no integers.
+            TypeError: If ``inputs`` are no numbers.
         """
-        inputs = jnp.asarray(inputs)
+        inputs = checks.as_array(self, inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             raise ValueError(
                 "Input type must be an integer or unsigned integer, but the inputs of "
-                f"Embed are {inputs.dtype}{list(inputs.shape)}."
+                f"{checks.name(self)} are {checks.describe(inputs)}."
             )
         (embedding,) = self.promote_dtype(
             (parameters.read(self.embedding),), dtype=self.dtype, inexact=False
@@ -125,20 +133,21 @@ class Embed(Module):
             The dot products, ``[*batch, num_embeddings]``.
 
         Raises:
-            TypeError: If the last axis of ``query`` is not ``features`` long.
+            TypeError: If the last axis of ``query`` is not ``features`` long, or if it
+                holds no numbers.
 
         References:
             Press and Wolf, 2017, "Using the Output Embedding to Improve Language
             Models".
         """
+        given = checks.as_array(self, query)
         query, embedding = self.promote_dtype(
-            (query, parameters.read(self.embedding)), dtype=self.dtype
+            (given, parameters.read(self.embedding)), dtype=self.dtype
         )
+        numbers = (((query.ndim - 1,), (1,)), ((), ()))
+        linear.check_contraction(self, given, query, embedding, numbers)
         return operations.dot_general(
-            query,
-            embedding,
-            (((query.ndim - 1,), (1,)), ((), ())),
-            **_sharding_option(out_sharding),
+            query, embedding, numbers, **_sharding_option(out_sharding)
         )
 
 

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from graftree import errors
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, initializers, moments, parameters, promotion
+from graftree.nn import (
+    arguments,
+    checks,
+    initializers,
+    moments,
+    parameters,
+    promotion,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -116,22 +124,24 @@ class InstanceNorm(Module):
             A new array of the shape of ``x``.
 
         Raises:
-            TypeError: If ``x`` has another number of features.
+            TypeError: If ``x`` has another number of features, or if it holds no
+                numbers.
             ValueError: If ``feature_axes`` include the first axis, if an axis does not
-                exist, or if ``mask`` is not boolean.
+                exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or if
+                ``dtype`` is neither floating nor complex.
         """
-        x, scale, bias = moments.promote(self, x)
-        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
+        x = checks.as_array(self, x)
+        feature_axes = checks.axes(self, "feature_axes", x)
         if 0 in feature_axes:
             raise ValueError(
                 "The channel axes cannot include the leading dimension as this is "
-                "assumed to be the batch axis, but InstanceNorm has "
-                f"feature_axes={self.feature_axes} and inputs of shape {x.shape}."
+                f"assumed to be the batch axis, but {checks.name(self)} has "
+                f"feature_axes={self.feature_axes} and inputs {checks.describe(x)}."
             )
+        mask = moments.prepare_mask(self, mask, x)
+        x, scale, bias = moments.promote(self, x, feature_axes)
         axes = tuple(axis for axis in range(1, x.ndim) if axis not in feature_axes)
-        mean, variance = moments.moments(
-            self, x, axes, moments.prepare_mask(mask, x.ndim)
-        )
+        mean, variance = moments.moments(self, x, axes, mask)
         return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
 
 
@@ -246,31 +256,47 @@ class GroupNorm(Module):
             A new array of the shape of ``x``.
 
         Raises:
-            TypeError: If ``x`` has another number of features.
+            TypeError: If ``x`` has another number of features, or if it holds no
+                numbers.
             ValueError: If ``reduction_axes`` lack the last axis or name one that does
-                not exist, or if ``mask`` is not boolean.
+                not exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or
+                if ``dtype`` is neither floating nor complex.
         """
-        x, scale, bias = moments.promote(self, x)
+        x = checks.as_array(self, x)
+        self._check_features(x)
         last = x.ndim - 1
         # The statistics live where the last axis is two: group, and place in the group.
         axes = tuple(range(1, last)) + (last,)
         if self.reduction_axes is not None:
-            axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
+            axes = checks.axes(self, "reduction_axes", x)
         if last not in axes:
             raise ValueError(
-                f"The reduction axes of GroupNorm must include the last axis, {last}, "
-                f"but reduction_axes={self.reduction_axes}."
+                f"The reduction axes of {checks.name(self)} must include the last "
+                f"axis, {last}, but reduction_axes={self.reduction_axes}."
             )
         axes = axes[:-1] + (last + 1,)
-        grouped = self._group(x)
-        mask = moments.prepare_mask(mask, x.ndim)
+        mask = moments.prepare_mask(self, mask, x)
         if mask is not None:
             mask = self._group(jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1])))
+        x, scale, bias = moments.promote(self, x, (last,))
+        grouped = self._group(x)
         mean, variance = moments.moments(self, grouped, axes, mask)
         y = moments.normalize(
             self, grouped, mean, variance, scale, bias, (last, last + 1)
         )
         return y.reshape(x.shape)
+
+    def _check_features(self, x: jax.Array) -> None:
+        """Raises unless the groups make up the last axis, also without Params."""
+        if x.shape[-1:] != (self.num_features,):
+            raise TypeError(
+                errors.message(
+                    f"{checks.name(self)} needs inputs with {self.num_features} "
+                    f"features along the last axis, {self.num_groups} groups of "
+                    f"{self.group_size}.",
+                    where=f"inputs: {checks.describe(x)}",
+                )
+            )
 
     def _group(self, x: jax.Array) -> jax.Array:
         """Splits the last axis in two."""

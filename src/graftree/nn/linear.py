@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from graftree import errors
 from graftree.annotations import (
     DotGeneralT,
     Dtype,
@@ -27,7 +28,14 @@ from graftree.annotations import (
 from graftree.core.metadata import HashableMapping, VariableMetadata
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, initializers, operations, parameters, promotion
+from graftree.nn import (
+    arguments,
+    checks,
+    initializers,
+    operations,
+    parameters,
+    promotion,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -115,7 +123,8 @@ class Linear(Module):
         """Maps the last axis of ``inputs``.
 
         Args:
-            inputs: ``[*batch, in_features]``; any number of leading axes, also none.
+            inputs: ``[*batch, in_features]``, an array or a list of numbers; any number
+                of leading axes, also none.
             out_sharding: The sharding of the result on a mesh with explicit axes;
                 ``None``: the one that follows from the operands.
 
@@ -123,19 +132,59 @@ class Linear(Module):
             An array ``[*batch, out_features]``.
 
         Raises:
-            TypeError: If the last axis of ``inputs`` has another size.
+            TypeError: If the last axis of ``inputs`` has another size, or if they are
+                no numbers.
+            ValueError: If ``dtype`` is neither floating nor complex.
         """
+        given = checks.as_array(self, inputs)
         inputs, kernel, bias = self.promote_dtype(
-            (inputs, parameters.read(self.kernel), parameters.read(self.bias)),
+            (given, parameters.read(self.kernel), parameters.read(self.bias)),
             dtype=self.dtype,
         )
-        outputs = operations.contraction(self.dot_general)(
-            inputs,
-            kernel,
-            (((inputs.ndim - 1,), (0,)), ((), ())),
-            **contraction_options(self, out_sharding),
+        numbers = (((inputs.ndim - 1,), (0,)), ((), ()))
+        contraction = operations.contraction(self.dot_general)
+        if contraction is operations.dot_general:
+            check_contraction(self, given, inputs, kernel, numbers)
+        outputs = contraction(
+            inputs, kernel, numbers, **contraction_options(self, out_sharding)
         )
         return parameters.add_bias(outputs, bias)
+
+
+def check_contraction(
+    layer: Any,
+    given: Any,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    dimension_numbers: jax.lax.DotDimensionNumbers,
+) -> None:
+    """Raises where ``jax.lax.dot_general`` would, in terms of the layer.
+
+    Other contractions may take other operands, so they are not checked.
+
+    Args:
+        layer: Is named in the message.
+        given: The inputs of the call, shown in the message.
+        inputs: The first operand: ``given``, promoted.
+        kernel: The second operand.
+        dimension_numbers: The contracted axes of both, and the batch axes of both.
+
+    Raises:
+        TypeError: If ``inputs`` lack one of the axes, or if sizes differ.
+    """
+    kinds = zip(("contracting", "batch"), dimension_numbers, strict=True)
+    for kind, (axes, kernel_axes) in kinds:
+        expected = tuple([kernel.shape[axis] for axis in kernel_axes])
+        got = tuple([inputs.shape[axis] for axis in axes if -1 < axis < inputs.ndim])
+        if got != expected:
+            raise TypeError(
+                errors.message(
+                    f"{checks.name(layer)} requires {kind} dimensions to have the same "
+                    f"shape: its inputs must have {expected} where they have {got}.",
+                    where=f"inputs: {checks.describe(given)}\n"
+                    f"kernel: {checks.describe(kernel)}",
+                )
+            )
 
 
 def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
@@ -269,7 +318,7 @@ class LinearGeneral(Module):
         """Maps the axes ``axis`` of ``inputs``.
 
         Args:
-            inputs: An array with ``in_features`` entries along ``axis``.
+            inputs: An array, or list, with ``in_features`` entries along ``axis``.
             out_sharding: The sharding of the result on a mesh with explicit axes;
                 ``None``: the one that follows from the operands.
 
@@ -278,21 +327,24 @@ class LinearGeneral(Module):
             contracted, and then the axes ``out_features``.
 
         Raises:
-            TypeError: If the sizes of ``inputs`` don't fit.
-            ValueError: If an axis does not exist.
+            TypeError: If ``inputs`` lack an axis, if their sizes don't fit, or if they
+                are no numbers.
+            ValueError: If ``dtype`` is neither floating nor complex.
         """
+        given = checks.as_array(self, inputs)
         inputs, kernel, bias = self.promote_dtype(
-            (inputs, parameters.read(self.kernel), parameters.read(self.bias)),
+            (given, parameters.read(self.kernel), parameters.read(self.bias)),
             dtype=self.dtype,
         )
-        axis = arguments.canonical_axes(self.axis, inputs.ndim)
+        axis = tuple(sorted([a + inputs.ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
-        kernel_axis = tuple(range(len(batch), len(batch) + len(self.axis)))
-        outputs = self._contraction()(
-            inputs,
-            kernel,
-            ((axis, kernel_axis), (batch, batch)),
-            **contraction_options(self, out_sharding),
+        kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
+        numbers = ((axis, kernel_axis), (batch, batch))
+        contraction = self._contraction()
+        if contraction is operations.dot_general:
+            check_contraction(self, given, inputs, kernel, numbers)
+        outputs = contraction(
+            inputs, kernel, numbers, **contraction_options(self, out_sharding)
         )
         if bias is None:
             return outputs
@@ -302,9 +354,9 @@ class LinearGeneral(Module):
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""
-        if self.dot_general_cls is not None:
-            return self.dot_general_cls()
         given = jax.lax.dot_general if self.dot_general is None else self.dot_general
+        if self.dot_general_cls is not None:
+            given = self.dot_general_cls()
         return operations.contraction(given)
 
 

@@ -15,6 +15,7 @@ arrays that keep their rank: reduced axes have size one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +23,52 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from graftree import errors
 from graftree.core.modules import Module
-from graftree.nn import operations, parameters, promotion
+from graftree.nn import checks, operations, parameters, promotion
 
 
-def promote(layer: Module, x: Any, *statistics: jax.Array) -> tuple[Any, ...]:
-    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype."""
+def promote(
+    layer: Module, x: jax.Array, feature_axes: Sequence[int], *statistics: jax.Array
+) -> tuple[Any, ...]:
+    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype.
+
+    Raises:
+        TypeError: If one of them has another size than ``x`` along its feature axes.
+    """
     scale, bias = parameters.read(layer.scale), parameters.read(layer.bias)
+    check_features(layer, x, feature_axes, *statistics, scale, bias)
     return layer.promote_dtype((x, *statistics, scale, bias), dtype=layer.dtype)
+
+
+def check_features(
+    layer: Module,
+    x: jax.Array,
+    feature_axes: Sequence[int],
+    *flat: jax.Array | None,
+) -> None:
+    """Raises unless flat parameters have one entry per feature of ``x``.
+
+    Args:
+        layer: Is named in the message.
+        x: The inputs.
+        feature_axes: Their non-negative axes along which the parameters vary.
+        *flat: The parameters; ``None`` entries don't count.
+
+    Raises:
+        TypeError: If one has another size.
+    """
+    features = math.prod([x.shape[axis] for axis in feature_axes])
+    for parameter in flat:
+        if parameter is not None and parameter.size != features:
+            raise TypeError(
+                errors.message(
+                    f"{checks.name(layer)} needs inputs with {parameter.size} features "
+                    f"along the axes {tuple(feature_axes)}, got {features}.",
+                    where=f"inputs: {checks.describe(x)}\n"
+                    f"parameters: {checks.describe(parameter)}",
+                )
+            )
 
 
 def moments(
@@ -133,24 +172,32 @@ def normalize(
     return jnp.asarray(y, dtype)
 
 
-def prepare_mask(mask: Any, ndim: int) -> jax.Array | None:
+def prepare_mask(layer: Module, mask: Any, x: jax.Array) -> jax.Array | None:
     """Checks a mask and gives it the rank of the array that it masks.
 
     Args:
-        mask: Booleans of at most ``ndim`` axes, broadcastable to the array; ``True``
-            where a position counts. ``None`` stays ``None``.
-        ndim: The rank of the array.
+        layer: Is named in the message.
+        mask: Booleans, broadcastable to ``x``; ``True`` where a position counts.
+            ``None`` stays ``None``.
+        x: The array.
 
     Raises:
-        ValueError: If the mask is not boolean or has too many axes.
+        ValueError: If the mask is not boolean, or can't be broadcast to ``x``.
     """
     if mask is None:
         return None
     mask = jnp.asarray(mask)
-    if mask.dtype != bool or mask.ndim > ndim:
+    shape = (1,) * (x.ndim - mask.ndim) + mask.shape
+    does_fit = len(shape) == x.ndim and all(
+        [n in (1, wanted) for n, wanted in zip(shape, x.shape, strict=True)]
+    )
+    if mask.dtype != bool or not does_fit:
         raise ValueError(
-            "The mask of a normalization layer must be a boolean array of at most "
-            f"{ndim} axes, got {mask.dtype}{list(mask.shape)}.\n"
-            "Numbers become booleans by a comparison: `mask=mask != 0`."
+            errors.message(
+                f"The mask of {checks.name(layer)} must be a boolean array that "
+                "broadcasts to its inputs.",
+                where=f"mask: {checks.describe(mask)}\ninputs: {checks.describe(x)}",
+                way_out="Numbers become booleans by a comparison: `mask=mask != 0`.",
+            )
         )
-    return mask.reshape((1,) * (ndim - mask.ndim) + mask.shape)
+    return mask.reshape(shape)

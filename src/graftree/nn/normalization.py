@@ -18,7 +18,7 @@ from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
 from graftree.core.variables import BatchStat
-from graftree.nn import arguments, initializers, moments, parameters, promotion
+from graftree.nn import checks, initializers, moments, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -133,7 +133,8 @@ class BatchNorm(Module):
         """Normalizes ``x``; while training, updates the running statistics.
 
         Args:
-            x: Inputs, with ``num_features`` entries along ``axis``.
+            x: Inputs, with ``num_features`` entries along ``axis``. The running mean of
+                complex ones keeps its real part only.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
                 statistics. A feature none of whose positions count is normalized with
@@ -144,17 +145,23 @@ class BatchNorm(Module):
 
         Raises:
             ValueError: If neither the call nor the attribute says whether to use the
-                running statistics, or if ``mask`` is not boolean.
-            TypeError: If ``x`` has another number of features.
+                running statistics, if ``axis`` does not exist, if ``mask`` is not
+                boolean or can't be broadcast to ``x``, or if ``dtype`` is neither
+                floating nor complex. The statistics are then as before the call.
+            TypeError: If ``x`` has another number of features, or if it holds no
+                numbers. Here, too, the statistics stay.
         """
         if use_running_average is None:
             use_running_average = self.use_running_average
         if use_running_average is None:
             raise ValueError(_missing_use_running_average())
+        x = checks.as_array(self, x)
+        feature_axes = checks.axes(self, "axis", x)
+        if not use_running_average:
+            mask = moments.prepare_mask(self, mask, x)
         x, mean, variance, scale, bias = moments.promote(
-            self, x, self.mean[...], self.var[...]
+            self, x, feature_axes, self.mean[...], self.var[...]
         )
-        feature_axes = arguments.canonical_axes(self.axis, x.ndim)
 
         def at_features(statistic: jax.Array) -> jax.Array:
             shape = parameters.shape_along(feature_axes, x.shape)
@@ -168,7 +175,6 @@ class BatchNorm(Module):
         if mask is None:
             mean, variance = moments.moments(self, x, axes)
         else:
-            mask = moments.prepare_mask(mask, x.ndim)
             mask, is_known = self._split_mask(mask, axes)
             running = at_features(mean), at_features(variance)
             mean, variance = (
@@ -202,15 +208,25 @@ class BatchNorm(Module):
         self, mean: jax.Array, variance: jax.Array, is_known: jax.Array | None
     ) -> None:
         """Moves the running statistics of the known features towards the given ones."""
-        for statistic, current in ((self.mean, mean), (self.var, variance)):
-            old = statistic[...]
-            new = self.momentum * old
-            new += (1 - self.momentum) * current.reshape(old.shape)
-            if is_known is not None:
-                moved = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
-                new = jnp.where(moved, new, old)
-            # Stored gradients would leak out of transforms through array refs.
-            statistic[...] = jax.lax.stop_gradient(new).astype(old.dtype)
+        moved = [
+            self._moved(statistic[...], current, is_known)
+            for statistic, current in ((self.mean, mean), (self.var, variance))
+        ]
+        self.mean[...], self.var[...] = moved
+
+    def _moved(
+        self, old: jax.Array, current: jax.Array, is_known: jax.Array | None
+    ) -> jax.Array:
+        """A running statistic, moved towards the present one where that is known."""
+        new = self.momentum * old
+        new += (1 - self.momentum) * current.reshape(old.shape)
+        if is_known is not None:
+            is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
+            new = jnp.where(is_known, new, old)
+        if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
+            new = jnp.real(new)
+        # Stored gradients would leak out of transforms through array refs.
+        return jax.lax.stop_gradient(new).astype(old.dtype)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Sets how the layer of a view works.
@@ -333,15 +349,17 @@ class LayerNorm(Module):
             A new array of the shape of ``x``.
 
         Raises:
-            TypeError: If ``x`` has another number of features.
-            ValueError: If ``mask`` is not boolean, or an axis does not exist.
+            TypeError: If ``x`` has another number of features, or if it holds no
+                numbers.
+            ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
+                be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        x, scale, bias = moments.promote(self, x)
-        axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
-        mean, variance = moments.moments(
-            self, x, axes, moments.prepare_mask(mask, x.ndim)
-        )
+        x = checks.as_array(self, x)
+        axes = checks.axes(self, "reduction_axes", x)
+        feature_axes = checks.axes(self, "feature_axes", x)
+        mask = moments.prepare_mask(self, mask, x)
+        x, scale, bias = moments.promote(self, x, feature_axes)
+        mean, variance = moments.moments(self, x, axes, mask)
         return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
 
 
@@ -433,14 +451,17 @@ class RMSNorm(Module):
             A new array of the shape of ``x``.
 
         Raises:
-            TypeError: If ``x`` has another number of features.
-            ValueError: If ``mask`` is not boolean, or an axis does not exist.
+            TypeError: If ``x`` has another number of features, or if it holds no
+                numbers.
+            ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
+                be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        x, scale = self.promote_dtype(
-            (x, parameters.read(self.scale)), dtype=self.dtype
-        )
-        axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
-        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
-        mask = moments.prepare_mask(mask, x.ndim)
+        x = checks.as_array(self, x)
+        axes = checks.axes(self, "reduction_axes", x)
+        feature_axes = checks.axes(self, "feature_axes", x)
+        mask = moments.prepare_mask(self, mask, x)
+        scale = parameters.read(self.scale)
+        moments.check_features(self, x, feature_axes, scale)
+        x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
         mean_square = moments.mean_square(self, x, axes, mask)
         return moments.normalize(self, x, None, mean_square, scale, None, feature_axes)

@@ -1,0 +1,369 @@
+"""Dot-product attention as functions: averages of values, weighted by similarity.
+
+Two paths lead to the same result. The *fused* one is ``jax.nn.dot_product_attention``,
+which is JAX's to compute as it likes (so far with plain operations that XLA fuses). The
+*explicit* one computes the weights as an array, which is needed to drop some at random,
+to record them, or to compute what JAX's function does not: `dot_product_attention` says
+when. All input is checked before anything is recorded.
+
+Shapes are those of a batch of sequences: ``[*batch, length, heads, depth]``. Fewer key
+and value heads than query heads are shared by neighbouring query heads (grouped-query
+attention): query head ``h`` of ``H`` uses key head ``h // (H // key heads)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import Dtype, PrecisionLike, PromoteDtypeFn, Shape
+from graftree.core.modules import Module
+from graftree.core.variables import Intermediate
+from graftree.nn import promotion
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Inexact, Num, Shaped
+
+
+def dot_product_attention(
+    query: Num[Array, "*batch queries heads depth"],
+    key: Num[Array, "*batch keys kv_heads depth"],
+    value: Num[Array, "*batch keys v_heads v_depth"],
+    bias: Num[Array, "*bias_shape"] | None = None,
+    mask: Shaped[Array, "*mask_shape"] | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: PrecisionLike = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+    is_causal: bool = False,
+    *,
+    implementation: str | None = None,
+) -> Inexact[Array, "*batch queries heads v_depth"]:
+    """Averages the values, weighted by how well their keys fit the query.
+
+    Computes ``softmax(query @ key^T / sqrt(depth) + bias) @ value`` per head. A query
+    whose keys are all masked gets the plain average of all values.
+
+    `jax.nn.dot_product_attention` does it, except where it can't: when dropout is
+    active, when the weights are recorded (``module``), when key and value differ in
+    depth or number of heads, in float32 with a ``precision``, and in other dtypes than
+    float32 and bfloat16: its softmax is float32, and float16 does not work on all
+    platforms. Then the weights are computed as an array, in ``dtype``.
+
+    Left to itself, that function takes XLA's kernels on all platforms, up to JAX 0.12.
+    ``implementation="cudnn"`` asks for the fused one of NVIDIA GPUs, as in
+    ``MultiHeadAttention(..., attention_fn=functools.partial(dot_product_attention,
+    implementation="cudnn"))``; it takes bfloat16 and float16.
+
+    Args:
+        query: ``[*batch, queries, heads, depth]``; any number of batch axes, also none.
+        key: ``[*batch, keys, kv_heads, depth]``; ``kv_heads`` divides ``heads``.
+        value: ``[*batch, keys, v_heads, v_depth]``; ``v_heads`` divides ``heads``.
+        bias: Added to the scaled dot products; broadcastable to
+            ``[*batch, heads, queries, keys]``.
+        mask: Where false or zero, a query does not see a key; broadcastable likewise.
+        broadcast_dropout: Whether all batch entries and heads drop the same weights.
+        dropout_rng: The key for dropout.
+        dropout_rate: The probability that a weight is dropped, in ``[0, 1)``.
+        deterministic: Whether nothing is dropped, whatever the rate.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            query, key and value.
+        precision: Passed to the contractions.
+        module: Records the weights as the Intermediate ``attention_weights``, for
+            ``nnx.capture``.
+        promote_dtype: Called as ``promote_dtype((query, key, value), dtype=dtype)``.
+        is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
+        implementation: Passed to JAX's function where that is used; ``None``: JAX's
+            choice.
+
+    Returns:
+        An array ``[*batch, queries, heads, v_depth]``.
+
+    Raises:
+        ValueError: If shapes or numbers of heads don't fit, if the rate is not in
+            ``[0, 1)``, or if dropout is active without a key.
+
+    Example:
+        >>> key = jnp.array([[[9.0, 0.0]], [[0.0, 9.0]]])  # two keys, one head
+        >>> value = jnp.array([[[1.0, 2.0]], [[3.0, 4.0]]])
+        >>> nnx.dot_product_attention(9 * key, key, value)[:, 0]
+        Array([[1., 2.],
+               [3., 4.]], dtype=float32)
+        >>> nnx.dot_product_attention(jnp.zeros((1, 1, 2)), key, value)[:, 0]
+        Array([[2., 3.]], dtype=float32)
+
+    References:
+        Vaswani et al., 2017, "Attention Is All You Need", eq. 1. Ainslie et al., 2023,
+        "GQA", section 2.2.
+    """
+    query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    _check_shapes(query, key, value)
+    is_dropping = _is_dropping(dropout_rate, dropout_rng, deterministic)
+    can_fuse = _can_fuse(query, key, value, precision, implementation)
+    if can_fuse and module is None and not is_dropping:
+        shape = _weights_shape(query, key)
+        bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+        return _attend(query, key, value, bias, mask, is_causal, implementation)
+    weights = dot_product_attention_weights(
+        query,
+        key,
+        bias,
+        mask,
+        broadcast_dropout,
+        dropout_rng,
+        dropout_rate,
+        deterministic,
+        dtype,
+        precision,
+        module,
+        promote_dtype,
+        is_causal,
+    )
+    return _average(weights, value, precision)
+
+
+def dot_product_attention_weights(
+    query: Num[Array, "*batch queries heads depth"],
+    key: Num[Array, "*batch keys kv_heads depth"],
+    bias: Num[Array, "*bias_shape"] | None = None,
+    mask: Shaped[Array, "*mask_shape"] | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: PrecisionLike = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+    is_causal: bool = False,
+) -> Inexact[Array, "*batch heads queries keys"]:
+    """Computes how much each query looks at each key.
+
+    ``softmax(query @ key^T / sqrt(depth) + bias)`` per head, over the keys. What is
+    masked counts as the lowest finite number: weight zero, or equal weights where all
+    keys are masked. Active dropout sets weights to zero and scales up the rest.
+
+    Args:
+        query: ``[*batch, queries, heads, depth]``.
+        key: ``[*batch, keys, kv_heads, depth]``; ``kv_heads`` divides ``heads``.
+        bias: As in `dot_product_attention`, like all arguments that follow.
+        mask: Where false or zero, a query does not see a key.
+        broadcast_dropout: Whether all batch entries and heads drop the same weights.
+        dropout_rng: The key for dropout.
+        dropout_rate: The probability that a weight is dropped, in ``[0, 1)``.
+        deterministic: Whether nothing is dropped.
+        dtype: The dtype of the computation and the output.
+        precision: Passed to the contraction.
+        module: Records the weights, before dropout.
+        promote_dtype: Called as ``promote_dtype((query, key), dtype=dtype)``.
+        is_causal: Whether query ``i`` sees only the keys ``0 .. i``.
+
+    Returns:
+        An array ``[*batch, heads, queries, keys]``.
+
+    Raises:
+        ValueError: As `dot_product_attention`.
+
+    Example:
+        >>> from graftree.nn import attention
+        >>> x = jnp.zeros((3, 1, 2))  # three tokens, one head
+        >>> attention.dot_product_attention_weights(x, x, is_causal=True).round(2)
+        Array([[[1.  , 0.  , 0.  ],
+                [0.5 , 0.5 , 0.  ],
+                [0.33, 0.33, 0.33]]], dtype=float32)
+    """
+    query, key = promote_dtype((query, key), dtype=dtype)
+    _check_shapes(query, key)
+    is_dropping = _is_dropping(dropout_rate, dropout_rng, deterministic)
+    shape = _weights_shape(query, key)
+    bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
+    weights = _weigh(query, key, bias, mask, is_causal, precision)
+    if module is not None:
+        module.sow(Intermediate, "attention_weights", weights)
+    if not is_dropping:
+        return weights
+    if broadcast_dropout:
+        shape = (1,) * (len(shape) - 2) + shape[-2:]
+    return _drop(weights, dropout_rng, float(dropout_rate), shape)
+
+
+def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
+    """Refuses arrays that don't fit together; the value counts if it is given."""
+    arrays = (query, key, *value)
+    names = "q, k, v" if value else "q, k"
+    shapes = ", ".join(str(x.shape) for x in arrays)
+    if len({x.ndim for x in arrays}) > 1:
+        ranks = ", ".join(str(x.ndim) for x in arrays)
+        raise _misfit(f"{names} must have same rank, but got {ranks}.", shapes)
+    if query.ndim < 3:
+        raise _misfit(f"{names} must have rank 3 or more, got {query.ndim}.", shapes)
+    if len({x.shape[:-3] for x in arrays}) > 1:
+        raise _misfit(f"{names} batch dims must match, but got shapes {shapes}.")
+    if value and key.shape[-3] != value[0].shape[-3]:
+        lengths = f"{key.shape[-3]} and {value[0].shape[-3]}"
+        raise _misfit(f"k, v lengths must match, but got {lengths}.", shapes)
+    if query.shape[-1] != key.shape[-1]:
+        depths = f"{query.shape[-1]} and {key.shape[-1]}"
+        raise _misfit(f"q, k depths must match, but got {depths}.", shapes)
+    for name, x in zip(("Key", "Value"), arrays[1:], strict=False):
+        if x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]:
+            raise _misfit(
+                f"Query heads ({query.shape[-2]}) must be multiple of {name} heads "
+                f"({x.shape[-2]}).",
+                shapes,
+                "In grouped-query attention, the number of query heads must be a "
+                "multiple of that of key and value heads.",
+            )
+
+
+def _misfit(what: str, shapes: str = "", way_out: str = "") -> ValueError:
+    where = f"shapes {shapes}" if shapes else ""
+    way_out = way_out or "Pass arrays [*batch, length, heads, depth]."
+    return ValueError(errors.message(what, where=where, way_out=way_out))
+
+
+def _is_dropping(rate: float, key: Any, deterministic: bool) -> bool:
+    """Whether dropout is active; refuses a bad rate, and an active one without key."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
+    if deterministic or rate == 0.0:
+        return False
+    if key is None:
+        raise ValueError(
+            "dropout_rng is required when dropout_rate > 0 and deterministic=False."
+        )
+    return True
+
+
+def _can_fuse(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    precision: PrecisionLike,
+    implementation: str | None,
+) -> bool:
+    """Whether JAX's function computes this, with full precision and where it is to."""
+    if key.shape != value.shape or not query.dtype == key.dtype == value.dtype:
+        return False
+    if implementation is not None and query.dtype == jnp.float16:
+        return True
+    # It takes no precision, which bfloat16 does not need: products are exact anyway.
+    is_exact = query.dtype == jnp.float32 and precision is None
+    return is_exact or query.dtype == jnp.bfloat16
+
+
+def _weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, ...]:
+    """The shape ``[*batch, heads, queries, keys]``."""
+    return (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+
+
+def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
+    """Gives a mask or bias the rank of the weights, with axes of size one in front."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    surplus = x.ndim - len(shape)
+    full = (1,) * -surplus + x.shape
+    excess, sizes = full[: max(surplus, 0)], full[max(surplus, 0) :]
+    fits = all(n in (1, m) for n, m in zip(sizes, shape, strict=True))
+    if not fits or any(n != 1 for n in excess):
+        raise ValueError(
+            f"The {name} of attention must be broadcastable to [*batch, heads, "
+            f"queries, keys] = {list(shape)}, but got the shape {list(x.shape)}."
+        )
+    return jnp.reshape(x, sizes)
+
+
+# What follows is compiled: eager, each is one dispatch (0.5 ms) instead of twenty
+# (10 ms), and a model with many equal layers traces it once. Inlined, the program is
+# the same, line for line.
+_inlined = functools.partial(jax.jit, inline=True)
+
+
+@functools.partial(_inlined, static_argnames=("is_causal", "implementation"))
+def _attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool,
+    implementation: str | None,
+) -> jax.Array:
+    """JAX's attention, for any number of batch axes."""
+    batch = query.shape[:-3]
+
+    def with_one_batch_axis(x: jax.Array) -> jax.Array:
+        if all(n == 1 for n in x.shape[:-3]):
+            return jnp.reshape(x, (1, *x.shape[-3:]))
+        x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+        return jnp.reshape(x, (math.prod(batch), *x.shape[-3:]))
+
+    outputs = jax.nn.dot_product_attention(
+        with_one_batch_axis(query),
+        with_one_batch_axis(key),
+        with_one_batch_axis(value),
+        None if bias is None else with_one_batch_axis(bias),
+        None if mask is None else with_one_batch_axis(mask.astype(bool)),
+        is_causal=is_causal,
+        implementation=implementation,
+    )
+    return jnp.reshape(outputs, query.shape)
+
+
+@functools.partial(_inlined, static_argnames=("is_causal", "precision"))
+def _weigh(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool,
+    precision: PrecisionLike,
+) -> jax.Array:
+    """The weights without dropout."""
+    shape, depth = _weights_shape(query, key), query.shape[-1]
+    query = _grouped(query / math.sqrt(depth), key.shape[-2], axis=-2)
+    logits = jnp.einsum("...qhgd,...khd->...hgqk", query, key, precision=precision)
+    logits = jnp.reshape(logits, shape)
+    if bias is not None:
+        logits = logits + bias
+    if is_causal:
+        causal = jnp.tril(jnp.ones(shape[-2:], bool))
+        causal = jnp.reshape(causal, (1,) * (len(shape) - 2) + shape[-2:])
+        mask = causal if mask is None else mask.astype(bool) & causal
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(query.dtype).min)
+    return jax.nn.softmax(logits).astype(query.dtype)
+
+
+@functools.partial(_inlined, static_argnames=("rate", "shape"))
+def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.Array:
+    """Drops weights, those that differ only along axes of size one together."""
+    is_kept = jax.random.bernoulli(key, 1.0 - rate, shape).astype(weights.dtype)
+    return weights * (is_kept / jnp.asarray(1.0 - rate, weights.dtype))
+
+
+@functools.partial(_inlined, static_argnames="precision")
+def _average(
+    weights: jax.Array, value: jax.Array, precision: PrecisionLike
+) -> jax.Array:
+    """The values, averaged with the weights."""
+    weights = _grouped(weights, value.shape[-2], axis=-3)
+    outputs = jnp.einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
+    *batch, heads, groups, depth = outputs.shape
+    return jnp.reshape(outputs, (*batch, heads * groups, depth))
+
+
+def _grouped(x: jax.Array, heads: int, axis: int) -> jax.Array:
+    """Parts an axis of query heads in ``[heads, query heads per head]``."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    return jnp.reshape(x, (*before, heads, x.shape[axis] // heads, *after))

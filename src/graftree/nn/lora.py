@@ -1,0 +1,275 @@
+"""Low-rank adaptation: a small trainable change to a large frozen map.
+
+``LoRA`` is the change by itself, or wrapped around any module; ``LoRALinear`` is a
+`Linear` that has one. Since ``lora_b`` starts with zeros, neither changes anything
+until it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
+from graftree.core import attributes
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs
+from graftree.core.variables import A, Param, Variable
+from graftree.nn import (
+    checks,
+    initializers,
+    linear,
+    operations,
+    parameters,
+    promotion,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Inexact, Num
+
+default_a_initializer = initializers.he_uniform()
+"""The initializer of ``lora_a``: uniform, variance ``2 / fan_in``."""
+default_b_initializer = initializers.zeros
+"""The initializer of ``lora_b``."""
+
+
+class LoRAParam(Param[A]):
+    """A parameter of a low-rank adaptation, which a filter can tell from the others.
+
+    It is a Param, too; so put it before ``nnx.Param`` where groups are told apart.
+
+    Example:
+        >>> model = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+        >>> graphdef, adapted, frozen = nnx.split(model, nnx.LoRAParam, nnx.Param)
+        >>> list(adapted.lora), list(frozen)
+        (['lora_a', 'lora_b'], ['bias', 'kernel'])
+    """
+
+
+class LoRA(Module):
+    """A map of low rank, added to what a module computes.
+
+    Computes ``x @ lora_a @ lora_b``, plus ``base_module(x)`` if there is one.
+
+    Args:
+        in_features: Size of the last axis of the inputs.
+        lora_rank: The rank: size of the axis between the two matrices.
+        out_features: Size of the last axis of the outputs.
+        base_module: The module to adapt, a function of the inputs; kept as it is, not
+            copied. ``None``: there is none.
+        dtype: The dtype of the computation, and of the inputs that the base module
+            gets; ``None``: inferred from inputs and parameters.
+        param_dtype: The dtype in which the parameters are stored.
+        a_initializer: Initializer of ``lora_a``.
+        b_initializer: Initializer of ``lora_b``.
+        lora_param_type: The class of the two Variables.
+        promote_dtype: Called as ``promote_dtype((x, lora_a, lora_b), dtype=dtype)``.
+        rngs: Gives one key to ``lora_a``, then one to ``lora_b``.
+        a_metadata: Metadata of ``lora_a``.
+        b_metadata: Metadata of ``lora_b``.
+
+    Attributes:
+        lora_a: LoRAParam, ``[in_features, lora_rank]``.
+        lora_b: LoRAParam, ``[lora_rank, out_features]``, at first zeros.
+        base_module: The module to adapt, or ``None``.
+
+    Raises:
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> model = nnx.LoRA(3, 2, 4, base_module=base, rngs=nnx.Rngs(1))
+        >>> x = jnp.ones((1, 3))
+        >>> bool((model(x) == base(x)).all())
+        True
+        >>> model.lora_a[...] = jnp.ones((3, 2))
+        >>> model.lora_b[...] = jnp.full((2, 4), 0.5)
+        >>> model(x) - base(x)
+        Array([[3., 3., 3., 3.]], dtype=float32)
+
+    References:
+        Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        lora_rank: int,
+        out_features: int,
+        *,
+        base_module: Callable[..., Any] | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        a_initializer: Initializer = default_a_initializer,
+        b_initializer: Initializer = default_b_initializer,
+        lora_param_type: type[Variable[Any]] = LoRAParam,
+        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        rngs: Rngs,
+        a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.out_features = out_features
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.lora_param_type = lora_param_type
+        self.base_module = attributes.data(None) if base_module is None else base_module
+        self.promote_dtype = promote_dtype
+
+        def matrix(
+            initializer: Initializer, rows: int, columns: int, metadata: Any
+        ) -> Variable[Any]:
+            key = parameters.draw_key(rngs)
+            value = initializer(key, (rows, columns), param_dtype)
+            return lora_param_type(value, **metadata)
+
+        self.lora_a = matrix(a_initializer, in_features, lora_rank, a_metadata)
+        self.lora_b = matrix(b_initializer, lora_rank, out_features, b_metadata)
+
+    def __call__(
+        self, x: Num[Array, "*batch in_features"], **kwargs: Any
+    ) -> Inexact[Array, "*batch out_features"]:
+        """Maps the last axis of ``x``.
+
+        Args:
+            x: ``[*batch, in_features]``; any number of leading axes, also none.
+            **kwargs: Passed on to the base module, if there is one. An ``out_sharding``
+                among them is that of the low-rank map, too.
+
+        Returns:
+            An array ``[*batch, out_features]``.
+
+        Raises:
+            ValueError: If the base module is not callable, or if ``dtype`` is neither
+                floating nor complex.
+            TypeError: If the last axis of ``x`` has another size, or if it holds no
+                numbers.
+        """
+        base = self.base_module
+        if base is not None and not callable(base):
+            raise ValueError(
+                f"The `base_module` of LoRA must be callable, got {type(base)}."
+            )
+        given = checks.as_array(self, x)
+        x, a, b = self.promote_dtype(
+            (given, self.lora_a[...], self.lora_b[...]), dtype=self.dtype
+        )
+        numbers = (((x.ndim - 1,), (0,)), ((), ()))
+        linear.check_contraction(self, given, x, a, numbers)
+        sharding = kwargs.get("out_sharding")
+        hidden = operations.dot_general(
+            x, a, numbers, out_sharding=_along_batch(sharding, x.ndim)
+        )
+        outputs = operations.dot_general(hidden, b, numbers, out_sharding=sharding)
+        return outputs if base is None else outputs + base(x, **kwargs)
+
+
+def _along_batch(sharding: Any, ndim: int) -> Any:
+    """The sharding of an array like the outputs, but whole along its last axis."""
+    if sharding is None:
+        return None
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        spec = _along_batch(sharding.spec, ndim)
+        return jax.sharding.NamedSharding(sharding.mesh, spec)
+    return jax.sharding.PartitionSpec(*sharding[: ndim - 1])
+
+
+class LoRALinear(linear.Linear):
+    """A `Linear` with a low-rank adaptation.
+
+    Computes ``inputs @ kernel + bias + inputs @ lora.lora_a @ lora.lora_b``. Kernel and
+    bias are those that a Linear with the same arguments has, so its state fits: train
+    a Linear, ``nnx.update`` the LoRALinear with it, and go on with `LoRAParam`.
+
+    Args:
+        in_features: Size of the last axis of the inputs.
+        out_features: Size of the last axis of the outputs.
+        lora_rank: The rank of the adaptation.
+        lora_dtype: The dtype in which the adaptation computes; ``None``: ``dtype``, the
+            one of the Linear.
+        lora_param_dtype: The dtype in which its parameters are stored.
+        a_initializer: Initializer of ``lora_a``.
+        b_initializer: Initializer of ``lora_b``.
+        lora_param_type: The class of the two Variables.
+        lora_promote_dtype: The argument ``promote_dtype`` of the `LoRA`.
+        rngs: Gives keys to kernel and bias as for `Linear`, then two to the `LoRA`.
+        a_metadata: Metadata of ``lora_a``.
+        b_metadata: Metadata of ``lora_b``.
+        **kwargs: The other arguments of `Linear`.
+
+    Attributes:
+        kernel: Param, ``[in_features, out_features]``.
+        bias: Param, ``[out_features]``, or ``None``.
+        lora: The `LoRA`, without a base module.
+
+    Raises:
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> linear = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> model = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(1))
+        >>> nnx.update(model, nnx.state(linear))
+        >>> x = jnp.ones((1, 3))
+        >>> bool((model(x) == linear(x)).all())
+        True
+
+    References:
+        Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        lora_rank: int,
+        lora_dtype: Dtype | None = None,
+        lora_param_dtype: Dtype = jnp.float32,
+        a_initializer: Initializer = default_a_initializer,
+        b_initializer: Initializer = default_b_initializer,
+        lora_param_type: type[Variable[Any]] = LoRAParam,
+        lora_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        rngs: Rngs,
+        a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        **kwargs: Any,
+    ):
+        super().__init__(in_features, out_features, rngs=rngs, **kwargs)
+        self.lora = LoRA(
+            in_features,
+            lora_rank,
+            out_features,
+            dtype=self.dtype if lora_dtype is None else lora_dtype,
+            param_dtype=lora_param_dtype,
+            a_initializer=a_initializer,
+            b_initializer=b_initializer,
+            lora_param_type=lora_param_type,
+            promote_dtype=lora_promote_dtype,
+            rngs=rngs,
+            a_metadata=a_metadata,
+            b_metadata=b_metadata,
+        )
+
+    def __call__(
+        self, x: Num[Array, "*batch in_features"], out_sharding: Any = None
+    ) -> Inexact[Array, "*batch out_features"]:
+        """Maps the last axis of ``x``.
+
+        Args:
+            x: ``[*batch, in_features]``; any number of leading axes, also none.
+            out_sharding: The sharding of the result on a mesh with explicit axes;
+                ``None``: the one that follows from the operands.
+
+        Returns:
+            An array ``[*batch, out_features]``.
+
+        Raises:
+            TypeError: If the last axis of ``x`` has another size, or if it holds no
+                numbers.
+            ValueError: If ``dtype`` is neither floating nor complex.
+        """
+        options = {} if out_sharding is None else {"out_sharding": out_sharding}
+        return super().__call__(x, **options) + self.lora(x, **options)

@@ -1,0 +1,496 @@
+"""Attention with learned projections, and with a cache for decoding token by token.
+
+A call checks its input, then projects, attends, and writes last: a call that fails
+leaves caches and random streams as they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import (
+    DotGeneralT,
+    Dtype,
+    Initializer,
+    PrecisionLike,
+    PromoteDtypeFn,
+    Shape,
+)
+from graftree.core import attributes
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs, RngStream
+from graftree.nn import (
+    arguments,
+    attention,
+    checks,
+    key_value_caches,
+    linear,
+    masks,
+    normalization,
+    parameters,
+    promotion,
+    rollbacks,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Inexact, Num, Shaped
+
+# The arguments that say how Params are made; with ``out_`` in front, those of ``out``.
+_OF_PARAMS = ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata")
+
+
+class MultiHeadAttention(Module):
+    """Lets each token gather information from others, in several heads at once.
+
+    Inputs are projected to queries, keys and values per head; `dot_product_attention`
+    averages the values; ``out`` mixes the heads. Each call says whether it decodes
+    (see `__call__`), unless ``decode`` is given here.
+
+    Args:
+        num_heads: Number of query heads.
+        in_features: Size of the last axis of the queries' inputs.
+        qkv_features: Size of all query heads together; ``None``: ``in_features``.
+        out_features: Size of the last axis of the outputs; ``None``: ``in_features``.
+        num_kv_heads: Number of key and value heads, a divisor of ``num_heads``; fewer
+            heads make a smaller cache. ``None``: ``num_heads``.
+        in_kv_features: Size of the last axis of the inputs of keys and values;
+            ``None``: ``in_features``.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            inputs and Params.
+        param_dtype: The dtype in which the Params are stored.
+        broadcast_dropout: Whether all batch entries and heads drop the same weights.
+        dropout_rate: The probability that an attention weight is dropped, in
+            ``[0, 1)``.
+        deterministic: Whether nothing is dropped; ``None``: each call says so.
+        precision: Passed to the contractions.
+        kernel_init: Initializer of the kernels.
+        out_kernel_init: That of the kernel of ``out``; ``None``: ``kernel_init``.
+        bias_init: Initializer of the biases.
+        out_bias_init: That of the bias of ``out``; ``None``: ``bias_init``.
+        use_bias: Whether the projections have biases.
+        attention_fn: Called like `dot_product_attention`, with keywords.
+        decode: Whether calls decode; ``None``: each call says so.
+        normalize_qk: Whether queries and keys are normalized per head, by LayerNorms.
+        qkv_promote_dtype: The ``promote_dtype`` of ``query``, ``key`` and ``value``.
+        out_promote_dtype: That of ``out``.
+        ln_promote_dtype: That of the LayerNorms.
+        qkv_dot_general, out_dot_general: The contractions of these layers.
+        qkv_dot_general_cls, out_dot_general_cls: Make them, anew on each call.
+        rngs: Gives keys for ``query``, ``key``, ``value``, the LayerNorms and ``out``,
+            for the kernel first, then for the bias. With dropout, its stream
+            ``dropout`` is forked last.
+        keep_rngs: Whether the layer has its own stream for dropout; else calls give
+            one.
+        kernel_metadata: Metadata of the kernels.
+        out_kernel_metadata: That of the kernel of ``out``; empty: ``kernel_metadata``.
+        bias_metadata: Metadata of the biases.
+        out_bias_metadata: That of the bias of ``out``; empty: ``bias_metadata``.
+        query_ln_scale_metadata, key_ln_scale_metadata: Those of the LayerNorms.
+
+    Attributes:
+        query: LinearGeneral, kernel ``[in_features, num_heads, head_dim]``.
+        key, value: LinearGeneral, kernel ``[in_kv_features, num_kv_heads, head_dim]``.
+        query_ln, key_ln: LayerNorm of ``head_dim`` features, or ``None``.
+        out: LinearGeneral, kernel ``[num_heads, head_dim, out_features]``.
+        head_dim: ``qkv_features / num_heads``.
+        rngs: The layer's own RngStream for dropout, or ``None``.
+        cached_key, cached_value: Cache, ``[*batch, max_length, num_kv_heads,
+            head_dim]``, or ``None``; made by `init_cache`.
+        cache_index: Cache, an int32: how many tokens were decoded.
+
+    Raises:
+        ValueError: If ``num_heads`` does not divide ``qkv_features``, or
+            ``num_kv_heads`` does not divide ``num_heads``.
+        AttributeError: If ``rngs`` has no stream ``params``; or none for dropout.
+
+    Example:
+        >>> layer = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+        >>> x = jax.random.normal(jax.random.key(1), (4, 3, 8))
+        >>> y = layer(x, is_causal=True)
+        >>> layer.init_cache((4, 3, 8))
+        >>> tokens = [layer(x[:, t : t + 1], decode=True) for t in range(3)]
+        >>> jnp.allclose(jnp.concatenate(tokens, axis=1), y, atol=1e-5)
+        Array(True, dtype=bool)
+
+    References:
+        Vaswani et al., 2017, "Attention Is All You Need", section 3.2.2. Henry et al.,
+        2020, "Query-Key Normalization for Transformers".
+    """
+
+    # The arguments that become attributes, in their order.
+    num_heads: int
+    in_features: int
+    qkv_features: int
+    out_features: int
+    in_kv_features: int
+    num_kv_heads: int
+    dtype: Dtype | None
+    param_dtype: Dtype
+    broadcast_dropout: bool
+    dropout_rate: float
+    deterministic: bool | None
+    precision: PrecisionLike
+    use_bias: bool
+    attention_fn: Callable[..., Any]
+    decode: bool | None
+    normalize_qk: bool
+    qkv_promote_dtype: PromoteDtypeFn
+    out_promote_dtype: PromoteDtypeFn
+    ln_promote_dtype: PromoteDtypeFn
+    qkv_dot_general: DotGeneralT | None
+    out_dot_general: DotGeneralT | None
+    qkv_dot_general_cls: Callable[[], DotGeneralT] | None
+    out_dot_general_cls: Callable[[], DotGeneralT] | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = linear.default_kernel_init,
+        out_kernel_init: Initializer | None = None,
+        bias_init: Initializer = linear.default_bias_init,
+        out_bias_init: Initializer | None = None,
+        use_bias: bool = True,
+        attention_fn: Callable[..., Any] = attention.dot_product_attention,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        qkv_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        qkv_dot_general: DotGeneralT | None = None,
+        out_dot_general: DotGeneralT | None = None,
+        qkv_dot_general_cls: Callable[[], DotGeneralT] | None = None,
+        out_dot_general_cls: Callable[[], DotGeneralT] | None = None,
+        rngs: Rngs,
+        keep_rngs: bool = True,
+        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        out_kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        out_bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        query_ln_scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        key_ln_scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        qkv_features = in_features if qkv_features is None else qkv_features
+        out_features = in_features if out_features is None else out_features
+        in_kv_features = in_features if in_kv_features is None else in_kv_features
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_heads(num_heads, num_kv_heads, qkv_features)
+        # With a line for each, this function is more than a page long.
+        given = locals()
+        for name in MultiHeadAttention.__annotations__:
+            setattr(self, name, given[name])
+        self.head_dim = qkv_features // num_heads
+        self._add_layers(given, rngs)
+        has_stream = keep_rngs and dropout_rate > 0
+        self.rngs = rngs.dropout.fork() if has_stream else attributes.data(None)
+        self.cached_key = attributes.data(None)
+        self.cached_value = attributes.data(None)
+        self.cache_index = attributes.data(None)
+
+    def _add_layers(self, given: Mapping[str, Any], rngs: Rngs) -> None:
+        """Makes the nested layers, in the order in which they draw keys."""
+        common = {name: given[name] for name in ("dtype", "param_dtype")}
+
+        def projection(role: str, in_features: Any, features: Any, axis: Any) -> Any:
+            own = "out_" if role == "out" else ""
+            return linear.LinearGeneral(
+                in_features,
+                features,
+                axis=axis,
+                use_bias=given["use_bias"],
+                precision=given["precision"],
+                promote_dtype=given[f"{role}_promote_dtype"],
+                dot_general=given[f"{role}_dot_general"],
+                dot_general_cls=given[f"{role}_dot_general_cls"],
+                rngs=rngs,
+                **{name: given[own + name] or given[name] for name in _OF_PARAMS},
+                **common,
+            )
+
+        def norm(role: str) -> Any:
+            if not given["normalize_qk"]:
+                return attributes.data(None)
+            return normalization.LayerNorm(
+                self.head_dim,
+                use_bias=False,
+                promote_dtype=given["ln_promote_dtype"],
+                scale_metadata=given[f"{role}_ln_scale_metadata"],
+                rngs=rngs,
+                **common,
+            )
+
+        heads = (self.num_heads, self.head_dim)
+        kv_heads = (self.num_kv_heads, self.head_dim)
+        self.query = projection("qkv", self.in_features, heads, -1)
+        self.key = projection("qkv", self.in_kv_features, kv_heads, -1)
+        self.value = projection("qkv", self.in_kv_features, kv_heads, -1)
+        self.query_ln = norm("query")
+        self.key_ln = norm("key")
+        self.out = projection("out", heads, self.out_features, (-2, -1))
+
+    def __call__(
+        self,
+        inputs_q: Num[Array, "*batch queries in_features"],
+        inputs_k: Num[Array, "*batch keys in_kv_features"] | None = None,
+        inputs_v: Num[Array, "*batch keys in_kv_features"] | None = None,
+        *,
+        mask: Shaped[Array, "*mask_shape"] | None = None,
+        deterministic: bool | None = None,
+        rngs: Rngs | RngStream | None = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        out_sharding: Any = None,
+        qkv_sharding: Any = None,
+        input_positions: Num[Array, "*positions queries"] | None = None,
+    ) -> Inexact[Array, "*batch queries out_features"]:
+        """Attends from ``inputs_q`` to ``inputs_k`` and ``inputs_v``.
+
+        When decoding, a call takes one token per sequence, adds its key and value to
+        the cache at ``cache_index``, and attends to all tokens so far; token by token
+        that gives what one causal call gives for the whole sequence. A full cache is an
+        error; but inside a transform, where the index is not known, further tokens
+        replace the last one, and ``cache_index > max_length`` shows it afterwards.
+
+        Args:
+            inputs_q: ``[*batch, queries, in_features]``; batch axes are optional.
+            inputs_k: ``[*batch, keys, in_kv_features]``; ``None``: ``inputs_q``.
+            inputs_v: Likewise; ``None``: ``inputs_k``.
+            mask: Where false or zero, a query does not see a key; broadcastable to
+                ``[*batch, heads, queries, keys]``. When decoding, of that rank, with
+                ``keys = max_length``.
+            deterministic: Overrides the attribute, if not ``None``.
+            rngs: Where the key for dropout comes from: the stream ``dropout`` of an
+                Rngs, or an RngStream. ``None``: the layer's own stream.
+            sow_weights: Whether the weights are recorded, for ``nnx.capture``, as the
+                Intermediate ``attention_weights``, ``[*batch, heads, queries, keys]``.
+            decode: Overrides the attribute, if not ``None``.
+            is_causal: Whether query ``i`` sees only the keys ``0 .. i``. Decoding is
+                causal anyway.
+            out_sharding: The sharding of the result on a mesh with explicit axes.
+            qkv_sharding: That of queries, keys and values.
+            input_positions: Passed on to ``attention_fn`` if given. When decoding, and
+                if ``attention_fn`` has a parameter of this name, ``None`` means
+                ``cache_index``.
+
+        Returns:
+            An array ``[*batch, queries, out_features]``.
+
+        Raises:
+            ValueError: If neither the call nor the attribute says whether to decode,
+                or, with dropout, whether to be deterministic; if a key is needed and
+                there are no ``rngs``; if the inputs have the wrong size or don't fit
+                together; if the cache is absent, full, or of another shape. Then
+                nothing has changed.
+            TypeError: If ``rngs`` is something else, or inputs of keys and values have
+                the wrong size.
+        """
+        inputs = self._fill_in(inputs_q, inputs_k, inputs_v)
+        decode = self.decode if decode is None else decode
+        if decode is None:
+            raise ValueError(_missing("decode"))
+        cache = key_value_caches.of(self) if decode else None
+        stream = self._key_stream(deterministic, rngs)
+        query, key, value = self._project(inputs, qkv_sharding)
+        if cache is not None:
+            filled = cache.extended(key, value)
+            key, value = filled[0].astype(key.dtype), filled[1].astype(value.dtype)
+            mask = masks.combine_masks(cache.mask(), mask, dtype=bool)
+            is_causal = False  # the mask says so
+            if input_positions is None and _takes_positions(self.attention_fn):
+                input_positions = jnp.reshape(cache.index[...], (1,))
+        # A call that fails uses up no key.
+        with rollbacks.undone_on_failure(*rollbacks.counts_of(stream)):
+            outputs = self._attend(
+                query,
+                key,
+                value,
+                stream,
+                input_positions,
+                mask=mask,
+                module=self if sow_weights else None,
+                is_causal=is_causal,
+            )
+            outputs = self.out(outputs, **_if_set(out_sharding))
+        if cache is not None:
+            cache.write(*filled)
+        return outputs
+
+    def _fill_in(self, inputs_q: Any, inputs_k: Any, inputs_v: Any) -> list[Any]:
+        """The inputs of queries, keys and values, those left out filled in."""
+        if inputs_k is None and inputs_v is not None:
+            raise ValueError(
+                "`inputs_k` cannot be None if `inputs_v` is not None.\n"
+                "Pass what shall be both as `inputs_k`, and leave `inputs_v` out."
+            )
+        inputs_k = inputs_q if inputs_k is None else inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        inputs = [checks.as_array(self, x) for x in (inputs_q, inputs_k, inputs_v)]
+        features = inputs[0].shape[-1:]
+        if features != (self.in_features,):
+            raise ValueError(
+                f"Incompatible input dimension, got {sum(features)} but module "
+                f"expects {self.in_features}: `inputs_q` of MultiHeadAttention are "
+                f"{checks.describe(inputs[0])}."
+            )
+        return inputs
+
+    def _key_stream(self, deterministic: bool | None, rngs: Any) -> RngStream | None:
+        """The stream of the key for dropout, or ``None`` if nothing is dropped."""
+        if not self.dropout_rate > 0:
+            return None
+        deterministic = self.deterministic if deterministic is None else deterministic
+        if deterministic is None:
+            raise ValueError(_missing("deterministic"))
+        if deterministic:
+            return None
+        rngs = self.rngs if rngs is None else rngs
+        if isinstance(rngs, Rngs):
+            return rngs.dropout
+        if isinstance(rngs, RngStream):
+            return rngs
+        if rngs is None:
+            raise ValueError(
+                "'rngs' must be provided to the call of a MultiHeadAttention with "
+                "dropout that has none of its own.\n"
+                "Pass `rngs=nnx.Rngs(dropout=0)` or `deterministic=True`."
+            )
+        raise TypeError(f"rngs must be a Rngs, RngStream or None, got {type(rngs)}.")
+
+    def _project(self, inputs: list[Any], sharding: Any) -> list[jax.Array]:
+        """Queries, keys and values, ``[*batch, length, heads, head_dim]``."""
+        layers = (self.query, self.key, self.value)
+        projected = zip(layers, inputs, strict=True)
+        query, key, value = [layer(x, **_if_set(sharding)) for layer, x in projected]
+        if self.query_ln is not None:
+            query = self.query_ln(query)
+        if self.key_ln is not None:
+            key = self.key_ln(key)
+        return [query, key, value]
+
+    def _attend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        stream: RngStream | None,
+        input_positions: Any,
+        **options: Any,
+    ) -> jax.Array:
+        """Calls ``attention_fn``, with a key of the stream if there is one."""
+        if input_positions is not None:
+            options["input_positions"] = input_positions
+        return self.attention_fn(
+            query,
+            key,
+            value,
+            dropout_rng=None if stream is None else stream(),
+            dropout_rate=self.dropout_rate,
+            broadcast_dropout=self.broadcast_dropout,
+            deterministic=stream is None,
+            dtype=self.dtype,
+            precision=self.precision,
+            **options,
+        )
+
+    def init_cache(self, input_shape: Shape, dtype: Dtype = jnp.float32) -> None:
+        """Makes an empty cache, with new Variables in place of old ones.
+
+        Args:
+            input_shape: ``(*batch, max_length, features)``, the shape of the inputs of
+                keys for the longest sequence; the features don't count.
+            dtype: The dtype in which keys and values are stored.
+
+        Raises:
+            ValueError: If ``input_shape`` has no room for length and features.
+            TraceContextError: If another trace owns the layer.
+        """
+        if len(input_shape) < 2:
+            raise ValueError(
+                "init_cache of MultiHeadAttention needs input_shape=(*batch, "
+                f"max_length, features), got {tuple(input_shape)}."
+            )
+        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        cache = key_value_caches.empty(shape, dtype)
+        self.cached_key, self.cached_value = cache.keys, cache.values
+        self.cache_index = cache.index
+
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | Shape | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """Sets how the layer of a view works.
+
+        Args:
+            deterministic: Whether attention weights are never dropped.
+            decode: Whether calls decode, with the cache.
+            batch_size: The batch axes of a new cache, a size or a shape. It is made if
+                ``max_length`` is given too and there is none yet; see ``init_cache``.
+            max_length: How many tokens a new cache has room for.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if decode is not None:
+            self.decode = decode
+        if batch_size is None or max_length is None or self.cached_key is not None:
+            return
+        batch = arguments.sizes(batch_size)
+        self.init_cache((*batch, max_length, self.in_kv_features))
+
+
+def _check_heads(num_heads: int, num_kv_heads: int, qkv_features: int) -> None:
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads ({num_heads}) must be divisible by num_kv_heads "
+            f"({num_kv_heads}): each key head serves equally many query heads."
+        )
+    if num_heads < 1 or qkv_features % num_heads:
+        raise ValueError(
+            f"Memory dimension qkv_features ({qkv_features}) must be divisible by "
+            f"'num_heads' heads ({num_heads})."
+        )
+
+
+def _missing(argument: str) -> str:
+    return errors.message(
+        f"No `{argument}` argument was provided to MultiHeadAttention, as argument of "
+        "the call or as attribute.",
+        way_out=(
+            f"Pass it to the constructor: MultiHeadAttention(..., {argument}=False)\n"
+            f"or to the call: attention(x, {argument}=False)\n"
+            f"or to a view: nnx.view(model, {argument}=False)"
+        ),
+    )
+
+
+def _if_set(out_sharding: Any) -> dict[str, Any]:
+    """The keyword ``out_sharding`` if it is set: not every layer has it."""
+    return {} if out_sharding is None else {"out_sharding": out_sharding}
+
+
+def _takes_positions(attention_fn: Callable[..., Any]) -> bool:
+    """Whether a function declares the parameter ``input_positions``."""
+    try:
+        return "input_positions" in inspect.signature(attention_fn).parameters
+    except (TypeError, ValueError):  # functions in C may have no signature
+        return False

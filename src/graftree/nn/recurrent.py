@@ -1,0 +1,388 @@
+"""Recurrent networks: a cell applied along a sequence.
+
+`RNN` is a scan over time. Its cell may be any Module with the members of `RNNCellBase`;
+what the cell keeps in Variables, such as the count of random keys, goes from step to
+step and comes back to the caller's cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import Filter
+from graftree.core import attributes, filters, rng_keys, rng_splitting
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs, RngState, RngStream
+from graftree.core.variable_defaults import var_defaults
+from graftree.core.variables import Variable
+from graftree.nn import rollbacks
+from graftree.nn.recurrent_cells import RNNCellBase
+from graftree.transforms import scan
+from graftree.transforms.carrying import Carry
+from graftree.transforms.prefixes import StateAxes
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int, Num
+
+
+class RNNBase(Protocol):
+    """What `Bidirectional` asks of the networks that it is made of."""
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        initial_carry: Any = None,
+        rngs: Rngs | RngStream | None = None,
+        seq_lengths: Any = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Processes a batch of sequences; the arguments are those of `RNN`."""
+        ...
+
+
+class RNN(Module):
+    """Applies a recurrent cell along the sequences of a batch.
+
+    Args:
+        cell: The cell.
+        time_major: Whether inputs and outputs are ``[time, *batch, *features]``, not
+            ``[*batch, time, *features]``.
+        return_carry: Whether the last carry is returned, too.
+        reverse: Whether to begin with the last step of each sequence.
+        keep_order: Whether the outputs of a reversed sequence are put in the order of
+            the inputs; else they are in the order in which they were made.
+        unroll: How many steps are unrolled in the compiled loop.
+        state_axes: What the steps do with the state of the cell, by filters: `Carry`
+            goes from step to step, ``None`` is the same for each of them, and an
+            integer is an axis of which each step gets its slice. ``None``: all is
+            carried.
+        broadcast_rngs: A filter for random streams of the cell. Those that match give
+            the same keys in every step, and others in the next call.
+        rngs: Where the keys of the first carry come from: ``True`` for a stream with a
+            constant seed; an Rngs, whose stream ``carry`` is forked, or an RngStream,
+            which is forked; ``False`` for none.
+
+    Attributes:
+        cell: The cell.
+        rngs: The network's own RngStream, or ``None``.
+        state_axes: A `StateAxes`.
+
+    Raises:
+        ValueError: If ``rngs`` is something else.
+        AttributeError: If it lacks the stream ``carry``.
+
+    Example:
+        >>> rnn = nnx.RNN(nnx.LSTMCell(2, 3, rngs=nnx.Rngs(0)))
+        >>> x = jnp.ones((4, 5, 2))
+        >>> rnn(x).shape
+        (4, 5, 3)
+        >>> (c, h), outputs = rnn(x, return_carry=True)
+        >>> bool((h == outputs[:, -1]).all())
+        True
+    """
+
+    def __init__(
+        self,
+        cell: RNNCellBase,
+        *,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        unroll: int = 1,
+        state_axes: Mapping[Any, int | type[Carry] | None] | None = None,
+        broadcast_rngs: Filter = None,
+        rngs: Rngs | RngStream | bool = True,
+    ):
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
+        if not isinstance(rngs, Rngs | RngStream | bool):
+            raise ValueError(
+                "Expected rngs to be a Rngs, a RngStream or a bool in nnx.RNN, got "
+                f"{type(rngs)}."
+            )
+        is_stream = isinstance(rngs, RngStream)
+        self.rngs = attributes.data(rngs.fork() if is_stream else new_stream(rngs))
+        self.state_axes = StateAxes({...: Carry} if state_axes is None else state_axes)
+        self.broadcast_rngs = broadcast_rngs
+
+    def __call__(
+        self,
+        inputs: Num[Array, "*shape"],
+        *,
+        initial_carry: Any = None,
+        seq_lengths: Int[Array, "*batch"] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: Rngs | RngStream | None = None,
+    ) -> Any:
+        """Processes a batch of sequences.
+
+        Args:
+            inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``; any
+                number of batch axes, also none.
+            initial_carry: The carry of the first step; ``None``: the cell makes one.
+            seq_lengths: How many steps each sequence has, ``[*batch]``; what follows is
+                padding. The outputs there are not masked. ``None``: all of them.
+            return_carry: Overrides the attribute, if not ``None``; so do the next
+                three.
+            time_major: See `RNN`.
+            reverse: See `RNN`. The padding stays at the end.
+            keep_order: See `RNN`.
+            rngs: Gives the keys of the first carry: an Rngs, whose stream ``carry`` is
+                forked, or an RngStream. ``None``: the network's own stream.
+
+        Returns:
+            The outputs, in the layout of the inputs; or a tuple of the carry and the
+            outputs. The carry is that after the last step of each sequence; for one
+            without steps the first carry.
+
+        Raises:
+            ValueError: If the inputs have too few axes, or ``seq_lengths`` doesn't fit;
+                or if the first carry needs ``rngs`` and there are none.
+            TypeError: If the cell can't take inputs or carry of these shapes.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        reverse = self.reverse if reverse is None else reverse
+        keep_order = self.keep_order if keep_order is None else keep_order
+        inputs = jnp.asarray(inputs)
+        num_batch = _num_batch_axes(self.cell, inputs.shape, time_major)
+        axis = 0 if time_major else num_batch
+        step_shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
+        lengths = _checked_lengths(seq_lengths, step_shape[:num_batch])
+        if reverse:
+            inputs = flip_sequences(inputs, lengths, num_batch, time_major)
+        is_valid = None
+        if return_carry and lengths is not None:
+            is_valid = _validity(lengths, inputs.shape[axis])
+        with rollbacks.undone_on_failure(*self._counts(rngs)):
+            stream = self._stream(rngs)
+            if initial_carry is None:
+                initial_carry = self.cell.initialize_carry(step_shape, stream)
+            carry, outputs = self._scan(initial_carry, inputs, is_valid, axis)
+        if reverse and keep_order:
+            outputs = jax.tree.map(
+                lambda y: flip_sequences(y, lengths, num_batch, time_major), outputs
+            )
+        return (carry, outputs) if return_carry else outputs
+
+    def _stream(self, rngs: Rngs | RngStream | None) -> RngStream | None:
+        """Where this call's keys come from."""
+        if rngs is None:
+            return self.rngs
+        if isinstance(rngs, Rngs):
+            return rngs.carry.fork()
+        if isinstance(rngs, RngStream):
+            return rngs
+        raise TypeError(
+            f"rngs must be a Rngs or RngStream, but nnx.RNN got {type(rngs)}."
+        )
+
+    def _scan(
+        self, carry: Any, inputs: jax.Array, is_valid: jax.Array | None, axis: int
+    ) -> tuple[Any, Any]:
+        """Runs the cell; gives the carry after the last valid step, and the outputs."""
+        cell, state_axes = self.cell, self.state_axes
+        if self.broadcast_rngs is not None:
+            # No refs: their counts would go on from step to step.
+            with var_defaults(ref=False):
+                cell = rng_splitting.split_rngs(
+                    cell,
+                    splits=1,
+                    squeeze=True,
+                    only=self.broadcast_rngs,
+                    graph=True,
+                    graph_updates=False,
+                )
+            constant = filters.All(RngState, self.broadcast_rngs)
+            state_axes = StateAxes({constant: None, **state_axes})
+        apply = _scanned_step(state_axes, axis, self.unroll)
+        return _run(functools.partial(apply, cell), carry, inputs, is_valid)
+
+    def _counts(self, rngs: Any) -> list[Variable[Any]]:
+        """The counts that a call advances, besides what the cell does by itself."""
+        streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
+        if self.broadcast_rngs is not None:
+            streams += [s for _, s in rng_keys.streams(self.cell, graph=True)]
+        return rollbacks.counts_of(*streams)
+
+
+def new_stream(rngs: Rngs | bool) -> RngStream | None:
+    """Makes the stream of a network, for the keys of its first carry.
+
+    Args:
+        rngs: An Rngs, whose stream ``carry`` is forked; ``True`` for a stream with a
+            constant seed; ``False`` for none.
+
+    Raises:
+        AttributeError: If ``rngs`` lacks the stream.
+    """
+    if isinstance(rngs, Rngs):
+        return rngs.carry.fork()
+    return RngStream(0, tag="carry") if rngs else None
+
+
+def _num_batch_axes(cell: Any, shape: tuple[int, ...], time_major: bool) -> int:
+    number = len(shape) - cell.num_feature_axes - 1
+    if number < 0:
+        axes = "time, *batch" if time_major else "*batch, time"
+        raise ValueError(
+            f"nnx.RNN expects inputs [{axes}, *features], for a {type(cell).__name__} "
+            f"with {cell.num_feature_axes} axes of features, got shape {shape}."
+        )
+    return number
+
+
+def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | None:
+    if seq_lengths is None:
+        return None
+    lengths = jnp.asarray(seq_lengths)
+    with contextlib.suppress(ValueError):
+        if jnp.issubdtype(lengths.dtype, jnp.integer):
+            return jnp.broadcast_to(lengths.astype(int), batch)
+    raise ValueError(
+        f"seq_lengths of nnx.RNN must be integers of the shape [*batch] = {batch}, got "
+        f"{lengths.dtype} of shape {lengths.shape}."
+    )
+
+
+def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
+    """For each step and sequence whether it is no padding, ``[time, *batch]``."""
+    steps = jnp.arange(num_steps).reshape((-1,) + (1,) * lengths.ndim)
+    return steps < lengths[None]
+
+
+# By type, too: an `unroll` of True is not one of 1.
+@functools.lru_cache(maxsize=128, typed=True)
+def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
+    """The loop over time; one function for equal options, which JAX compiles once."""
+    return scan.scan(
+        _step,
+        in_axes=(state_axes, Carry, (axis, 0)),
+        out_axes=(Carry, axis),
+        unroll=unroll,
+        graph=True,
+        graph_updates=True,
+    )
+
+
+def _run(
+    apply: Callable[..., Any], carry: Any, inputs: Any, is_valid: Any
+) -> tuple[Any, Any]:
+    valid = None if is_valid is None else carry
+    try:
+        (last, valid), outputs = apply((carry, valid), (inputs, is_valid))
+    except _WiderCarry as error:
+        leaves, treedef = jax.tree.flatten(carry)
+        wide = treedef.unflatten(map(jnp.asarray, leaves, error.dtypes))
+        return _run(apply, wide, inputs, is_valid)
+    return (last if is_valid is None else valid), outputs
+
+
+def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
+    """One step: of the cell, and of the carry after the last step that is valid."""
+    (state, valid), (x, is_valid) = carry, inputs
+    new_state, outputs = cell(state, x)
+    new_state = _in_form_of(state, new_state, cell)
+    if is_valid is not None:
+        valid = jax.tree.map(functools.partial(_select, is_valid), new_state, valid)
+    return (new_state, valid), outputs
+
+
+class _WiderCarry(Exception):
+    """Ends a loop whose steps return a wider carry than they get.
+
+    Attributes:
+        dtypes: What the arrays of the carry should have.
+    """
+
+    def __init__(self, dtypes: list[Any]) -> None:
+        super().__init__()
+        self.dtypes = dtypes
+
+
+def _in_form_of(state: Any, new_state: Any, cell: Any) -> Any:
+    """The new carry in the dtypes of the old one, if that loses nothing."""
+    leaves, treedef = jax.tree.flatten(state)
+    new_leaves, new_treedef = jax.tree.flatten(new_state)
+    shapes, new_shapes = ([jnp.shape(x) for x in xs] for xs in (leaves, new_leaves))
+    if treedef != new_treedef or shapes != new_shapes:
+        raise TypeError(
+            errors.message(
+                f"The carry of a {type(cell).__name__} must keep its structure and "
+                "shapes from step to step of nnx.RNN.",
+                where=f"got: {treedef}, shapes {shapes}\n"
+                f"returned: {new_treedef}, shapes {new_shapes}",
+                way_out="Mostly `initial_carry` has not the batch axes of the inputs.",
+            )
+        )
+    dtypes, new_dtypes = ([_dtype(x) for x in xs] for xs in (leaves, new_leaves))
+    if dtypes == new_dtypes:
+        return new_state
+    wide = [*map(jnp.promote_types, dtypes, new_dtypes)]
+    if wide != dtypes:
+        raise _WiderCarry(wide)
+    return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
+def _select(is_valid: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    shape = is_valid.shape + (1,) * (new.ndim - is_valid.ndim)
+    return jnp.where(is_valid.reshape(shape), new, old)
+
+
+def flip_sequences(
+    inputs: Num[Array, "*shape"],
+    seq_lengths: Int[Array, "*batch"] | None,
+    num_batch_dims: int,
+    time_major: bool,
+) -> Num[Array, "*shape"]:
+    """Turns sequences round in time; padding stays at the end.
+
+    Args:
+        inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``.
+        seq_lengths: How many steps of each sequence are no padding, ``[*batch]``;
+            ``None``: all of them.
+        num_batch_dims: The number of batch axes.
+        time_major: Whether time is the first axis.
+
+    Returns:
+        A new array of the same shape; the padding is turned round, too.
+
+    Example:
+        >>> from graftree.nn.recurrent import flip_sequences
+        >>> x = jnp.array([[1, 2, 3, 0, 0]])
+        >>> flip_sequences(x, jnp.array([3]), num_batch_dims=1, time_major=False)
+        Array([[3, 2, 1, 0, 0]], dtype=int32)
+    """
+    axis = 0 if time_major else num_batch_dims
+    if seq_lengths is None:
+        return jnp.flip(inputs, axis)
+    num_steps = inputs.shape[axis]
+    backwards = jnp.arange(num_steps - 1, -1, -1)
+    lengths = jnp.expand_dims(seq_lengths, axis)
+    sources = backwards.reshape([-1 if n == axis else 1 for n in range(lengths.ndim)])
+    sources = (sources + lengths) % num_steps
+    features = (1,) * (inputs.ndim - sources.ndim)
+    return jnp.take_along_axis(inputs, sources.reshape(sources.shape + features), axis)

@@ -1,0 +1,372 @@
+"""Wrappers that normalize the weights of a layer before each call of it.
+
+``SpectralNorm`` divides matrices by their largest singular value, ``WeightNorm`` gives
+vectors of weights a length that is learned by itself.
+
+**Both overwrite the weights**: the layer holds the normalized ones from the first call
+on, while training and in evaluation alike, and the original magnitude is gone. Keep a
+copy (``nnx.clone``) where that matters.
+
+All is checked and computed before anything is written, and a call of the layer that
+fails leaves weights and statistics as they were.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
+from graftree.core import attributes, cloning, filters, functional, states
+from graftree.core.modules import Module
+from graftree.core.rngs import Rngs
+from graftree.core.variables import BatchStat, Param, Variable
+from graftree.nn import (
+    arguments,
+    initializers,
+    operations,
+    parameters,
+    promotion,
+    rollbacks,
+)
+
+_U_INIT = initializers.normal(stddev=0.01)
+_KERNELS = filters.PathContains("kernel")
+
+
+class SpectralNorm(Module):
+    """Divides the matrices of a layer by their largest singular value, at each call.
+
+    The singular value ``sigma`` of ``W`` is estimated by power iteration, which goes on
+    from where the last call left off: ``n_steps`` times
+
+        v = l2(u W^T),  u = l2(v W)    with l2(a) = a / sqrt(sum(a^2) + epsilon)
+
+    and then ``sigma = v W u^T``. Derivatives see the last formula only, where ``u`` and
+    ``v`` are constants.
+
+    Every Param of at least two axes is such a matrix; if it has more, all but the last
+    are taken as one.
+
+    **Each call overwrites the weights of the layer**, in evaluation, too. So from the
+    second call on ``sigma`` is about one, unless training has moved the weights.
+
+    Args:
+        layer_instance: The layer; it is kept and changed, not copied.
+        n_steps: Steps of power iteration per call; less than one switches it off.
+        epsilon: Added to squared lengths.
+        dtype: The dtype to which new weights are rounded; they are stored in that of
+            the Param. ``None``: that of the Param.
+        param_dtype: The dtype in which the statistics are stored.
+        error_on_non_matrix: Whether Params with more than two axes are an error.
+        update_stats: Whether calls store ``u`` and ``sigma``.
+        rngs: Gives one key to each ``u``, in the order of the paths of the Params.
+
+    Attributes:
+        layer_instance: The layer.
+        use_running_average: Whether calls leave the statistics as they are; ``train()``
+            and ``eval()`` set it.
+        batch_stats: The statistics, BatchStats by path: for each Param
+            ``(*path, "u")``, ``[1, last axis]``, random at first, and
+            ``(*path, "sigma")``, ``[]``.
+
+    Raises:
+        ValueError: If a Param has more than two axes, and that is an error.
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+        >>> layer.kernel[...] = jnp.diag(jnp.array([4.0, 2.0]))
+        >>> model = nnx.SpectralNorm(layer, n_steps=20, rngs=nnx.Rngs(1))
+        >>> model(jnp.ones((1, 2))).round(3)
+        Array([[1. , 0.5]], dtype=float32)
+        >>> model.batch_stats["kernel", "sigma"][...].round(3)
+        Array(4., dtype=float32)
+
+    References:
+        Miyato et al., 2018, "Spectral Normalization for Generative Adversarial
+        Networks", eq. 8 and algorithm 1.
+    """
+
+    def __init__(
+        self,
+        layer_instance: Module,
+        *,
+        n_steps: int = 1,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        error_on_non_matrix: bool = False,
+        update_stats: bool = True,
+        rngs: Rngs,
+    ):
+        self.layer_instance = layer_instance
+        self.n_steps = n_steps
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.error_on_non_matrix = error_on_non_matrix
+        self.use_running_average = not update_stats
+        stats = {}
+        for path, param in self._matrices():
+            shape = (1, param.shape[-1])
+            u = _U_INIT(parameters.draw_key(rngs), shape, param_dtype)
+            stats[(*path, "u")] = BatchStat(u)
+            stats[(*path, "sigma")] = BatchStat(jnp.ones((), param_dtype))
+        self.batch_stats = attributes.data(stats)
+
+    def __call__(self, x: Any, update_stats: bool | None = None, **kwargs: Any) -> Any:
+        """Normalizes the weights of the layer, then calls it.
+
+        Args:
+            x: The inputs of the layer.
+            update_stats: Whether to store ``u`` and ``sigma``, if not ``None``.
+            **kwargs: Keyword arguments of the layer.
+
+        Returns:
+            What the layer returns.
+
+        Raises:
+            RuntimeError: If the layer has got a matrix that it did not have at first.
+            ValueError: If a Param has more than two axes, and that is an error.
+            TraceContextError: If another trace owns the weights or the statistics.
+        """
+        if update_stats is None:
+            update_stats = not self.use_running_average
+        matrices = self._matrices()
+        _check_known([(*path, "u") for path, _ in matrices], self.batch_stats)
+        news: list[tuple[Variable[Any], jax.Array]] = []
+        for path, param in matrices:
+            stats = [self.batch_stats[(*path, name)] for name in ("u", "sigma")]
+            weights, *statistics = self._normalized(param[...], stats[0][...])
+            if update_stats:
+                news.extend(zip(stats, statistics, strict=True))
+            news.append((param, weights))
+        news = [(variable, new.astype(variable.dtype)) for variable, new in news]
+        return _call_with(news, self.layer_instance, x, **kwargs)
+
+    def _matrices(self) -> list[tuple[Path, Variable[Any]]]:
+        """The Params to normalize and their paths, in order."""
+        if self.n_steps < 1:
+            return []
+        found = []
+        for path, param in _variables(self.layer_instance, Param):
+            ndim = getattr(param.get_value(), "ndim", 0)
+            if ndim > 2 and self.error_on_non_matrix:
+                raise ValueError(_not_a_matrix(path, param))
+            if ndim >= 2:
+                found.append((path, param))
+        return found
+
+    def _normalized(
+        self, weights: jax.Array, u: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """One call's new weights, ``u`` and ``sigma`` of one Param."""
+        matrix = _widened(weights).reshape(-1, weights.shape[-1])
+        # All but the last line of the iteration takes them for constants.
+        constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
+        v = u
+        for _ in range(self.n_steps):
+            v = self._unit(u @ constant.T)
+            u = self._unit(v @ constant)
+        sigma = (v @ matrix @ u.T)[0, 0]
+        weights = weights / jnp.where(sigma != 0, sigma, 1.0)
+        (weights,) = promotion.promote_dtype((weights,), dtype=self.dtype)
+        return weights, u, jax.lax.stop_gradient(sigma)
+
+    def _unit(self, a: jax.Array) -> jax.Array:
+        """``a``, brought to a length of one."""
+        return a * operations.rsqrt((a * a).sum() + self.epsilon)
+
+
+class WeightNorm(Module):
+    """Gives the weight vectors of a layer a learned length, at each call.
+
+    Computes ``scale * w / sqrt(sum(w^2) + epsilon)`` for each vector ``w`` of a kernel,
+    which extends over all axes but ``feature_axes``: direction and length are learned
+    apart.
+
+    **Each call overwrites the weights of the layer**, in evaluation, too. The length
+    that a vector had at first is lost; ``scales`` start with ones.
+
+    Args:
+        layer_instance: The layer; it is kept and changed, not copied.
+        feature_axes: The axes along which vectors are told apart; ``None``: each kernel
+            is one vector.
+        use_scale: Whether the lengths are learned; otherwise they are one.
+        scale_init: Initializer of the scales.
+        epsilon: Added to squared lengths.
+        dtype: The dtype in which the new weights are stored. ``None``: that of the old
+            ones.
+        param_dtype: The dtype in which the scales are stored.
+        variable_filter: Which Variables of the layer to normalize.
+        promote_dtype: Called as ``promote_dtype((weights,), dtype=dtype)`` with the new
+            weights, in float32 or wider.
+        rngs: Source of the keys for ``scale_init``. Nothing is drawn, its counts stay:
+            keys are derived from the next one and the path of the kernel, so two equal
+            layers wrapped right one after the other get the same scales.
+
+    Attributes:
+        layer_instance: The layer.
+        scales: Params by the path of the kernel in the layer, each of the sizes of
+            ``feature_axes``; or ``None``.
+
+    Raises:
+        ValueError: If a feature axis does not exist. It is an IndexError, too.
+        AttributeError: If scales are wanted and ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+        >>> layer.kernel[...] = jnp.array([[3.0, 0.0], [4.0, 7.0]])
+        >>> model = nnx.WeightNorm(layer, rngs=nnx.Rngs(1))
+        >>> model(jnp.eye(2)).round(3)
+        Array([[0.6, 0. ],
+               [0.8, 1. ]], dtype=float32)
+        >>> model.scales["kernel",][...] *= 2
+        >>> model(jnp.eye(2)).round(3)
+        Array([[1.2, 0. ],
+               [1.6, 2. ]], dtype=float32)
+
+    References:
+        Salimans and Kingma, 2016, "Weight Normalization: A Simple Reparameterization
+        to Accelerate Training of Deep Neural Networks", eq. 2.
+    """
+
+    def __init__(
+        self,
+        layer_instance: Module,
+        *,
+        feature_axes: Axes | None = -1,
+        use_scale: bool = True,
+        scale_init: Initializer = initializers.ones,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        variable_filter: Filter = _KERNELS,
+        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        rngs: Rngs,
+    ):
+        self.layer_instance = layer_instance
+        self.feature_axes = () if feature_axes is None else feature_axes
+        self.use_scale = use_scale
+        self.scale_init = scale_init
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.variable_filter = filters.to_predicate(variable_filter)
+        self.promote_dtype = promote_dtype
+        self.scales = attributes.data(self._new_scales(rngs) if use_scale else None)
+
+    def _new_scales(self, rngs: Rngs) -> dict[Path, Param[Any]]:
+        """Makes one scale per kernel, without drawing from ``rngs``."""
+        key = parameters.draw_key(cloning.clone(rngs))
+        scales = {}
+        for path, kernel in self._kernels():
+            axes = arguments.canonical_axes(self.feature_axes, len(kernel.shape))
+            shape = tuple(kernel.shape[axis] for axis in axes)
+            # A number that no stream counts up to: its keys are for others.
+            key_of_path = jax.random.fold_in(key, zlib.crc32(repr(path).encode()))
+            scales[path] = Param(self.scale_init(key_of_path, shape, self.param_dtype))
+        return scales
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Normalizes the weights of the layer, then calls it.
+
+        Args:
+            x: The inputs of the layer.
+            *args: Further arguments of the layer.
+            **kwargs: Keyword arguments of the layer.
+
+        Returns:
+            What the layer returns.
+
+        Raises:
+            RuntimeError: If the layer has got a kernel that it did not have at first.
+            TraceContextError: If another trace owns the weights.
+        """
+        kernels = self._kernels()
+        scales = self.scales if self.use_scale else None
+        if scales is not None:
+            _check_known([path for path, _ in kernels], scales)
+        news = [
+            (kernel, self._normalized(kernel[...], scales and scales[path][...]))
+            for path, kernel in kernels
+        ]
+        return _call_with(news, self.layer_instance, x, *args, **kwargs)
+
+    def _kernels(self) -> list[tuple[Path, Variable[Any]]]:
+        """The Variables to normalize and their paths, in order."""
+        return _variables(self.layer_instance, self.variable_filter)
+
+    def _normalized(self, old: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """The new weights of one kernel."""
+        axes = arguments.canonical_axes(self.feature_axes, old.ndim)
+        others = tuple(axis for axis in range(old.ndim) if axis not in axes)
+        new = _widened(old)
+        square = (new * new).sum(others, keepdims=True)
+        new = new * operations.rsqrt(square + self.epsilon)
+        if scale is not None:
+            shape = parameters.shape_along(axes, old.shape)
+            new = operations.multiply(new, scale, shape)
+        (new,) = self.promote_dtype((new,), dtype=self.dtype)
+        # Whatever the dtype of the scale is: weights should stay as small as they are.
+        return new.astype(promotion.canonicalize_dtype(old, dtype=self.dtype))
+
+
+def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
+    """The Variables of a layer that a filter matches, sorted by their paths."""
+    flat = states.to_flat_state(functional.state(layer, filter_))
+    return [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
+
+
+def _widened(x: jax.Array) -> jax.Array:
+    """``x`` in float32 or wider: half precision can't hold sums and a small epsilon."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:
+    """Raises unless the wrapper has prepared something for all these paths."""
+    for path in paths:
+        if path not in known:
+            raise RuntimeError(
+                errors.message(
+                    "Parameters of the layer_instance should not change, but one is "
+                    "new since the layer was wrapped.",
+                    where=f"nothing is known for {path}",
+                    way_out="Wrap the layer again when it is complete.",
+                )
+            )
+
+
+def _not_a_matrix(path: Path, param: Variable[Any]) -> str:
+    return errors.message(
+        f"A parameter of the layer_instance of SpectralNorm is {len(param.shape)}D but "
+        "error_on_non_matrix is True.",
+        where=f"{path} {list(param.shape)}",
+        way_out="Pass error_on_non_matrix=False to take all axes but the last as one.",
+    )
+
+
+def _call_with(
+    news: Sequence[tuple[Variable[Any], jax.Array]],
+    layer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Writes new values, all or none, and calls the layer.
+
+    If the call fails, the Variables get their values back.
+    """
+    variables = [variable for variable, _ in news]
+    for variable in variables:
+        variable.check_writable()
+    with rollbacks.undone_on_failure(*variables):
+        for variable, new in news:
+            # An array ref keeps its dtype, and takes no other.
+            variable.set_value(new.astype(variable.dtype) if variable.ref else new)
+        return layer(*args, **kwargs)

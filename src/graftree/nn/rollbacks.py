@@ -1,0 +1,49 @@
+"""Calls that fail leave state as it was, where a layer has to write before it knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from graftree import errors
+from graftree.core.rngs import RngStream
+from graftree.core.variables import Variable
+
+
+@contextlib.contextmanager
+def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
+    """Gives Variables their values back if what is done in the block fails.
+
+    A layer checks first and writes last where it can. It cannot if it hands its state
+    to a function of the user, or to another layer.
+
+    Args:
+        *variables: What the block may write.
+
+    Example:
+        >>> from graftree.nn import rollbacks
+        >>> count = nnx.Variable(jnp.array(1))
+        >>> try:
+        ...     with rollbacks.undone_on_failure(count):
+        ...         count[...] += 1
+        ...         raise ValueError
+        ... except ValueError:
+        ...     print(count[...])
+        1
+    """
+    before = [variable.get_value() for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, before, strict=True):
+            # What may not be written now was not written in the block.
+            with contextlib.suppress(errors.GraftreeError):
+                if variable.get_value() is not value:
+                    variable.set_value(value)
+        raise
+
+
+def counts_of(*streams: Any) -> list[Variable[Any]]:
+    """The counts of those of the arguments that are random streams."""
+    return [stream.count for stream in streams if isinstance(stream, RngStream)]

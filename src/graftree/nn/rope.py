@@ -1,0 +1,247 @@
+"""Rotary position embedding: positions as rotations of queries and keys.
+
+Each pair of features is a point of the plane, turned by an angle that grows with the
+position, for each pair at a speed of its own. Dot products of two vectors then depend
+on how far apart they are, not on where they are. The two features of a pair are half of
+the embedding apart: ``x[i]`` and ``x[i + size / 2]``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import errors
+from graftree.annotations import Dtype
+from graftree.core.modules import Module
+from graftree.core.variables import Variable
+from graftree.nn import attention, promotion
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Inexact, Num
+
+
+class RoPE(Module):
+    """Rotates features by angles that grow with the position.
+
+    With ``angle = position / theta**(2 * i / size)``, the pair ``x1 = x[i]``,
+    ``x2 = x[i + size / 2]`` becomes ``x1 * cos(angle) - x2 * sin(angle)``,
+    ``x2 * cos(angle) + x1 * sin(angle)``. The angles are computed in float32 or wider,
+    also for half-precision inputs.
+
+    Args:
+        theta: How slow the slowest pairs turn.
+        embedding_size: Size of the embeddings that tables are made for; ``None``: no
+            tables, everything is computed at each call.
+        max_seq_len: Number of positions that tables are made for; given if
+            ``embedding_size`` is.
+
+    Attributes:
+        cached_sin: Variable, ``[max_seq_len, embedding_size / 2]``, or ``None``.
+        cached_cos: Likewise.
+
+    Raises:
+        ValueError: If one of the two sizes is missing, or ``embedding_size`` is not
+            positive and even.
+
+    Example:
+        >>> rope = nnx.RoPE()
+        >>> x = jnp.array([[1.0, 0.0]] * 3)  # three times the same pair
+        >>> quarters = jnp.arange(3) * jnp.pi / 2
+        >>> rope(x, quarters).round().astype(int)
+        Array([[ 1,  0],
+               [ 0,  1],
+               [-1,  0]], dtype=int32)
+
+    References:
+        Su et al., 2021, "RoFormer: Enhanced Transformer with Rotary Position
+        Embedding", eq. 34; there, pairs are neighbours.
+    """
+
+    def __init__(
+        self,
+        theta: float = 10000.0,
+        embedding_size: int | None = None,
+        max_seq_len: int | None = None,
+    ):
+        if (embedding_size is None) != (max_seq_len is None):
+            raise ValueError(
+                "Either both `embedding_size` and `max_seq_len` of RoPE or none of "
+                f"them must be provided, got {embedding_size} and {max_seq_len}."
+            )
+        sin = cos = None
+        if embedding_size is not None:
+            _check_size(embedding_size)
+            dtype = jax.dtypes.canonicalize_dtype(float)
+            tables = _tables(jnp.arange(max_seq_len), embedding_size, theta, dtype)
+            sin, cos = map(Variable, tables)
+        self.theta = theta
+        self.cached_sin = sin
+        self.cached_cos = cos
+
+    def __call__(
+        self,
+        x: Num[Array, "*batch length size"],
+        input_positions: Num[Array, "*positions length"] | None = None,
+    ) -> Inexact[Array, "*batch length size"]:
+        """Rotates each vector of ``x`` according to its position.
+
+        Args:
+            x: Vectors of even size, ``[*batch, length, size]``.
+            input_positions: The positions, ``[length]``, or broadcastable to
+                ``[*batch, length]``; fractions and negative ones are fine. They are
+                not looked up in the tables. ``None``: ``0 .. length - 1``.
+
+        Returns:
+            A new array of the shape of ``x``, in its dtype; for integers in float32.
+
+        Raises:
+            ValueError: If the size is odd, if the number of positions is not the
+                length, or if ``x`` does not fit the tables.
+        """
+        x = jnp.asarray(x)
+        dtype = promotion.canonicalize_dtype(x)
+        wide = jnp.promote_types(dtype, jnp.float32)
+        length, size = x.shape[-2:]
+        _check_size(size)
+        if input_positions is not None:
+            positions = jnp.asarray(input_positions)
+            _check_positions(positions, x)
+            sin, cos = _tables(positions, size, self.theta, wide)
+        elif self.cached_sin is not None and self.cached_cos is not None:
+            _check_fit(self.cached_sin.shape, x)
+            sin, cos = self.cached_sin[:length], self.cached_cos[:length]
+        else:
+            sin, cos = _tables(jnp.arange(length), size, self.theta, wide)
+        return _rotate(x, sin.astype(wide), cos.astype(wide), dtype)
+
+
+def _check_size(size: int) -> None:
+    if size <= 0 or size % 2:
+        raise ValueError(
+            f"`embedding_size` must be positive and even, but RoPE got {size}."
+        )
+
+
+def _check_positions(positions: jax.Array, x: jax.Array) -> None:
+    shape = f"`input_positions` {list(positions.shape)}, `x` {list(x.shape)}"
+    if positions.ndim == 0 or positions.shape[-1] != x.shape[-2]:
+        raise ValueError(
+            errors.message(
+                "RoPE: `input_positions` must have the same seq_len as `x`.",
+                where=shape,
+                way_out="Pass one position per vector: [length] or [*batch, length].",
+            )
+        )
+    if positions.ndim >= x.ndim:
+        raise ValueError(
+            errors.message(
+                "RoPE: `input_positions` have more batch axes than `x`.", where=shape
+            )
+        )
+
+
+def _check_fit(shape: tuple[int, ...], x: jax.Array) -> None:
+    """Refuses inputs that the tables are too short or too narrow for."""
+    length, size = x.shape[-2:]
+    max_length, max_size = shape[-2], 2 * shape[-1]
+    if length > max_length:
+        raise ValueError(
+            f"RoPE got a sequence of length {length}, but its tables end at "
+            f"max_seq_len={max_length}.\n"
+            "Make it with a larger max_seq_len, or without embedding_size and "
+            "max_seq_len."
+        )
+    if size != max_size:
+        raise ValueError(
+            f"RoPE was made for embedding_size={max_size}, but got vectors of size "
+            f"{size}."
+        )
+
+
+def _tables(
+    positions: jax.Array, size: int, theta: float, dtype: Dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine of the angles, ``[*positions.shape, size / 2]``."""
+    pairs = size // 2
+    frequencies = 1.0 / theta ** (jnp.arange(pairs, dtype=dtype) / pairs)
+    frequencies = jnp.expand_dims(frequencies, tuple(range(positions.ndim)))
+    angles = positions[..., None].astype(dtype) * frequencies
+    return jnp.sin(angles), jnp.cos(angles)
+
+
+# Compiled: eager it is one dispatch, and equal layers are traced once.
+@functools.partial(jax.jit, inline=True, static_argnames="dtype")
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, dtype: Dtype) -> jax.Array:
+    """Turns pairs by the angles with this sine and cosine; gives ``dtype``."""
+    new_axes = tuple(range(x.ndim - sin.ndim))
+    sin, cos = jnp.expand_dims(sin, new_axes), jnp.expand_dims(cos, new_axes)
+    first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(rotated, axis=-1).astype(dtype)
+
+
+def dot_product_attention_with_rope(
+    query: Num[Array, "*batch queries heads depth"],
+    key: Num[Array, "*batch keys kv_heads depth"],
+    value: Num[Array, "*batch keys v_heads v_depth"],
+    *,
+    rope: Callable[..., Any],
+    input_positions: Num[Array, "*positions queries"] | None = None,
+    **kwargs: Any,
+) -> Inexact[Array, "*batch queries heads v_depth"]:
+    """Computes `dot_product_attention` of rotated queries and keys.
+
+    Made to be the ``attention_fn`` of a `MultiHeadAttention`, with ``rope`` filled in
+    by ``functools.partial``. While decoding, that passes the positions of the queries.
+
+    Args:
+        query: ``[*batch, queries, heads, depth]``, ``depth`` even.
+        key: ``[*batch, keys, kv_heads, depth]``.
+        value: ``[*batch, keys, v_heads, v_depth]``.
+        rope: A `RoPE`; called with ``[*batch, heads, length, depth]`` and positions
+            that broadcast to ``[*batch, heads, length]``, or ``None``.
+        input_positions: Positions, ``[queries]`` or ``[*batch, queries]``: of queries
+            and keys if there are as many keys; else of the queries, and the keys have
+            ``0, 1, ...``. ``None``: both have ``0, 1, ...``.
+        **kwargs: Passed on to `dot_product_attention`.
+
+    Returns:
+        An array ``[*batch, queries, heads, v_depth]``.
+
+    Raises:
+        ValueError: As `RoPE` and `dot_product_attention`.
+
+    Example:
+        >>> import functools
+        >>> attention_fn = functools.partial(
+        ...     nnx.dot_product_attention_with_rope, rope=nnx.RoPE()
+        ... )
+        >>> layer = nnx.MultiHeadAttention(
+        ...     2, 8, attention_fn=attention_fn, decode=False, rngs=nnx.Rngs(0)
+        ... )
+        >>> x = jax.random.normal(jax.random.key(1), (3, 8))
+        >>> y = layer(x, is_causal=True)
+        >>> shifted = layer(x, is_causal=True, input_positions=jnp.array([7, 8, 9]))
+        >>> jnp.allclose(y, shifted, atol=1e-5)  # only distances count
+        Array(True, dtype=bool)
+    """
+    same_length = query.shape[-3] == key.shape[-3]
+    key_positions = input_positions if same_length else None
+    return attention.dot_product_attention(
+        _rotate_heads(rope, query, input_positions),
+        _rotate_heads(rope, key, key_positions),
+        value,
+        **kwargs,
+    )
+
+
+def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax.Array:
+    """Rotates ``[*batch, length, heads, depth]`` over the length, each head alike."""
+    if positions is not None:
+        positions = jnp.asarray(positions)[..., None, :]
+    return jnp.swapaxes(rope(jnp.swapaxes(x, -2, -3), positions), -2, -3)

@@ -1,0 +1,400 @@
+"""What holds for all layers (contract, section 2); see also tests/nn/test_layers.py.
+
+The hooks of that section are in `test_hooks.py`, wrong inputs in `test_errors.py`.
+"""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+from tests import catalog
+
+ones = jnp.ones
+# Layers whose constructor takes ``rngs`` and has no default for it.
+NEEDS_RNGS = [
+    row
+    for row in catalog.LAYERS
+    if row.has_rngs
+    and row.parameters()["rngs"].default is inspect.Parameter.empty
+    and not row.wraps
+]
+needs_rngs = pytest.mark.parametrize("row", NEEDS_RNGS, ids=lambda row: row.name)
+
+
+def params_of(layer):
+    return {".".join(map(str, path)): v for path, v in flat(layer, nnx.Param)}
+
+
+def flat(layer, *filters):
+    return nnx.to_flat_state(nnx.state(layer, *filters))
+
+
+# ----------------------------------------------------------------------- construction
+
+
+@needs_rngs
+def test_rngs_are_required_and_named(row):
+    assert row.parameters()["rngs"].kind is inspect.Parameter.KEYWORD_ONLY
+    with pytest.raises(TypeError, match="rngs"):
+        row.cls()(*row.arguments, **row.keywords)
+
+
+@needs_rngs
+@pytest.mark.parametrize("rngs", [0, jax.random.key(0), nnx.RngStream(0, tag="params")])
+def test_something_other_than_rngs_is_an_attribute_error_about_params(row, rngs):
+    with pytest.raises(AttributeError, match=r"(?s)'params'.*nnx\.Rngs"):
+        row.make(rngs=rngs)
+
+
+@needs_rngs
+def test_rngs_without_params_and_default_are_an_attribute_error(row):
+    with pytest.raises(AttributeError, match="No RngStream named 'params'"):
+        row.make(rngs=nnx.Rngs(dropout=0))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "BatchNorm", "InstanceNorm"])
+def test_rngs_of_a_layer_that_draws_nothing_may_be_anything(name):
+    layer = getattr(nnx, name)
+    assert layer(3, use_scale=False, use_bias=False, rngs=None).scale is None
+    with pytest.raises(TypeError, match="rngs"):
+        layer(3, use_scale=False, use_bias=False)
+
+
+# Constructor, and the names of its initializers with the paths of their Params.
+INITIALIZED = {
+    "Linear": ((2, 3), {"kernel": "kernel", "bias": "bias"}),
+    "LinearGeneral": ((2, 3), {"kernel": "kernel", "bias": "bias"}),
+    "Einsum": (("ab,bc->ac", (2, 3), 3), {"kernel": "kernel", "bias": "bias"}),
+    "Conv": ((2, 3, 1), {"kernel": "kernel", "bias": "bias"}),
+    "ConvTranspose": ((2, 3, 1), {"kernel": "kernel", "bias": "bias"}),
+    "Embed": ((2, 3), {"embedding": "embedding"}),
+    "BatchNorm": ((2,), {"scale": "scale", "bias": "bias"}),
+    "LayerNorm": ((2,), {"scale": "scale", "bias": "bias"}),
+    "RMSNorm": ((2,), {"scale": "scale"}),
+    "GroupNorm": ((2, 1), {"scale": "scale", "bias": "bias"}),
+    "InstanceNorm": ((2,), {"scale": "scale", "bias": "bias"}),
+    "MultiHeadAttention": (
+        (1, 2),
+        {"kernel": "query.kernel", "out_kernel": "out.kernel", "bias": "value.bias"},
+    ),
+    "GRUCell": ((2, 3), {"kernel": "dense_i.kernel", "bias": "dense_i.bias"}),
+}
+INITIALIZERS = [
+    (name, argument, path)
+    for name, (_, paths) in INITIALIZED.items()
+    for argument, path in paths.items()
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "path"), INITIALIZERS)
+def test_initializers_are_called_with_three_positional_arguments(name, argument, path):
+    calls = []
+
+    def init(*args, **keywords):
+        calls.append((args, keywords))
+        return jnp.full(args[1], 7, args[2])
+
+    options = {f"{argument}_init": init, "param_dtype": jnp.float16}
+    make = getattr(nnx, name)
+    layer = make(*INITIALIZED[name][0], **options, rngs=nnx.Rngs(0))
+    (key, shape, dtype), keywords = calls[0]
+    assert (key.shape, dtype, keywords) == ((), jnp.float16, {})
+    param = params_of(layer)[path]
+    assert (param[...] == 7).all() and param.dtype == jnp.float16
+    assert np.prod(shape) == param[...].size
+
+
+@pytest.mark.parametrize(("name", "argument", "path"), INITIALIZERS)
+def test_metadata_reaches_the_param_and_that_of_the_initializer_wins(
+    name, argument, path
+):
+    ones = nnx.with_metadata(nnx.initializers.ones, tag="initializer", a=1)
+    options = {
+        f"{argument}_init": ones,
+        f"{argument}_metadata": {"tag": "layer", "b": 2},
+    }
+    make = getattr(nnx, name)
+    layer = make(*INITIALIZED[name][0], **options, rngs=nnx.Rngs(0))
+    param = params_of(layer)[path]
+    assert (param.tag, param.a, param.b) == ("initializer", 1, 2)
+    assert (param[...] == 1).all()
+
+
+def test_partitioning_of_an_initializer_becomes_metadata():
+    init = nnx.with_partitioning(
+        nnx.initializers.lecun_normal(), ("a", "b"), eager_sharding=False
+    )
+    layer = nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(0))
+    assert layer.kernel.out_sharding == ("a", "b")
+    plain = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(layer.kernel[...], plain.kernel[...])
+
+
+@pytest.mark.parametrize("name", ["Linear", "Conv", "LayerNorm"])
+def test_sharding_in_metadata_needs_a_mesh_unless_it_is_not_eager(name):
+    arguments, paths = INITIALIZED[name]
+    argument, path = next(iter(paths.items()))
+    make = getattr(nnx, name)
+
+    def layer(**metadata):
+        options = {f"{argument}_metadata": metadata, "rngs": nnx.Rngs(0)}
+        return make(*arguments, **options)
+
+    names = {"Linear": (None, "x"), "Conv": (None, None, "x"), "LayerNorm": ("x",)}[
+        name
+    ]
+    with pytest.raises(ValueError, match="mesh context or metadata is required"):
+        layer(out_sharding=names)
+    lazy = layer(out_sharding=names, eager_sharding=False)
+    assert params_of(lazy)[path].out_sharding == names
+
+
+def test_sharding_in_metadata_places_the_param_on_a_mesh():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    metadata = {"kernel_metadata": {"out_sharding": (None, "x")}}
+    with jax.set_mesh(mesh):
+        kernel = nnx.Linear(2, 8, **metadata, rngs=nnx.Rngs(0)).kernel
+    assert kernel.out_sharding == (None, "x")
+    assert kernel.sharding == jax.sharding.NamedSharding(mesh, P(None, "x"))
+    assert kernel[...].sharding == kernel.sharding
+
+
+OPTIONAL = [
+    ("Linear", (2, 3), "bias"),
+    ("LinearGeneral", (2, 3), "bias"),
+    ("Conv", (2, 3, 1), "bias"),
+    ("ConvTranspose", (2, 3, 1), "bias"),
+    ("BatchNorm", (2,), "scale"),
+    ("BatchNorm", (2,), "bias"),
+    ("LayerNorm", (2,), "scale"),
+    ("LayerNorm", (2,), "bias"),
+    ("InstanceNorm", (2,), "scale"),
+    ("InstanceNorm", (2,), "bias"),
+    ("RMSNorm", (2,), "scale"),
+    ("GroupNorm", (2, 1), "scale"),
+    ("GroupNorm", (2, 1), "bias"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "member"), OPTIONAL)
+def test_an_absent_param_is_none_and_may_be_assigned_later(name, arguments, member):
+    options = {f"use_{member}": False, "rngs": nnx.Rngs(0)}
+    layer = getattr(nnx, name)(*arguments, **options)
+    assert getattr(layer, member) is None
+    assert member not in params_of(layer)
+    x = jax.random.normal(jax.random.key(0), (4, 5, 2))
+    plain = layer(x)
+    size = plain.shape[-1]
+    setattr(layer, member, nnx.Param(jnp.full(size, 3.0)))
+    expected = plain + 3.0 if member == "bias" else plain * 3.0
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    setattr(layer, member, None)
+    np.testing.assert_array_equal(layer(x), plain)
+
+
+def test_other_absent_members_are_none():
+    rngs = nnx.Rngs(0)
+    attention = nnx.MultiHeadAttention(1, 2, rngs=rngs)
+    members = "query_ln key_ln cached_key cached_value cache_index rngs".split()
+    assert [getattr(attention, member) for member in members] == [None] * 6
+    assert nnx.Dropout(0.5).rngs is None
+    assert nnx.GRUCell(2, 3, rngs=rngs).rngs is None
+    assert nnx.RNN(nnx.GRUCell(2, 3, rngs=rngs), rngs=False).rngs is None
+    assert nnx.LoRA(2, 1, 3, rngs=rngs).base_module is None
+    assert nnx.Conv(2, 3, 1, rngs=rngs).mask is None
+    assert nnx.RoPE().cached_sin is nnx.RoPE().cached_cos is None
+    layer = nnx.Linear(2, 3, rngs=rngs)
+    assert nnx.WeightNorm(layer, use_scale=False, rngs=rngs).scales is None
+    assert nnx.Einsum("ab,bc->ac", (2, 3), rngs=rngs).bias is None
+
+
+def test_einsum_takes_a_bias_later():
+    layer = nnx.Einsum("ab,bc->ac", (2, 3), rngs=nnx.Rngs(0))
+    plain = layer(ones((1, 2)))
+    layer.bias = nnx.Param(ones(3))
+    np.testing.assert_allclose(layer(ones((1, 2))), plain + 1, rtol=1e-6)
+
+
+def write_all(variable, value):
+    variable[...] = value
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        nnx.Variable.set_value,
+        pytest.param(
+            write_all,
+            marks=pytest.mark.xfail(
+                reason="core/variables.py writes into the ShapeDtypeStruct",
+                raises=TypeError,
+                strict=True,
+            ),
+        ),
+    ],
+)
+def test_abstract_layers_take_arrays(write):
+    layer = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    assert layer.kernel.shape == (2, 3)
+    write(layer.kernel, ones((2, 3)))
+    write(layer.bias, ones(3))
+    np.testing.assert_array_equal(layer(ones((1, 2))), [[3.0, 3.0, 3.0]])
+
+
+# ------------------------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize(
+    ("layer", "flag", "phrase"),
+    [
+        (
+            lambda flag: nnx.BatchNorm(2, use_running_average=flag, rngs=nnx.Rngs(0)),
+            "use_running_average",
+            "No `use_running_average` argument was provided to BatchNorm",
+        ),
+        (
+            lambda flag: nnx.Dropout(0.5, deterministic=flag, rngs=nnx.Rngs(0)),
+            "deterministic",
+            "No `deterministic` argument was provided to Dropout",
+        ),
+    ],
+)
+def test_arguments_of_the_call_override_those_of_the_constructor(layer, flag, phrase):
+    x = jax.random.normal(jax.random.key(0), (8, 2))
+    results = {value: layer(value)(x) for value in (True, False)}
+    assert (results[True] != results[False]).any()
+    for given in (True, False):
+        for stored in (True, False, None):
+            y = layer(stored)(x, **{flag: given})
+            np.testing.assert_array_equal(y, results[given])
+    with pytest.raises(ValueError, match=phrase):
+        layer(None)(x)
+
+
+# A layer, its inputs, how it is called, and the axis of the output to split.
+SHARDED = {
+    "Linear": ((2, 8), ones((3, 2)), "__call__", 1),
+    "LinearGeneral": ((2, (8, 3)), ones((3, 2)), "__call__", 1),
+    "Einsum": (("ab,bc->ac", (2, 8), 8), ones((3, 2)), "__call__", 1),
+    "Conv": ((2, 8, 1), ones((1, 4, 2)), "__call__", 2),
+    "Embed": ((5, 8), jnp.array([0, 1]), "__call__", 1),
+    "Embed.attend": ((8, 2), ones((3, 2)), "attend", 1),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_out_sharding_is_that_of_the_result(name):
+    arguments, inputs, method, axis = SHARDED[name]
+    layer = getattr(nnx, name.split(".")[0])(*arguments, rngs=nnx.Rngs(0))
+    expected = getattr(layer, method)(inputs)
+    kinds = (jax.sharding.AxisType.Explicit,)
+    spec = P(*(None,) * axis, "x", *(None,) * (expected.ndim - axis - 1))
+    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=kinds)):
+        call = jax.jit(
+            lambda m, x, s: getattr(m, method)(x, out_sharding=s), static_argnums=2
+        )
+        sharded, free = call(layer, inputs, spec), call(layer, inputs, None)
+    assert jax.typeof(sharded).sharding.spec == spec
+    assert jax.typeof(free).sharding.is_fully_replicated
+    np.testing.assert_allclose(sharded, expected, rtol=1e-5)
+
+
+def test_flags_are_static_and_values_are_not():
+    traces = []
+
+    @nnx.jit
+    def call(layer, x):
+        traces.append(layer.deterministic)
+        return layer(x)
+
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    for deterministic in (False, False, True, True, False):
+        layer.deterministic = deterministic
+        call(layer, ones(3))
+    assert traces == [False, True]
+
+
+class Block(nnx.Module):
+    """A layer with statistics and random numbers."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.linear(x)))
+
+
+def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
+    block, x = Block(nnx.Rngs(0)), ones((4, 2))
+    before = catalog.state_of(block)
+    message = "Cannot mutate BatchStat from a different trace level"
+    with pytest.raises(nnx.errors.TraceContextError, match=message):
+        jax.jit(lambda x: block(x))(x)
+    after = catalog.state_of(block)
+    assert all((before[path] == after[path]).all() for path in before)
+
+
+def test_stacked_layers_in_refs_are_scanned_over():
+    @nnx.vmap
+    def make(rngs):
+        return Block(rngs)
+
+    x = jax.random.normal(jax.random.key(1), (4, 2))
+    expected = make(nnx.Rngs(0).split(3))
+    blocks = nnx.to_refs(nnx.clone(expected))
+    y, _ = jax.lax.scan(lambda x, block: (block(x), None), x, blocks)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def forward(x, block):
+        return block(x)
+
+    np.testing.assert_allclose(y, forward(x, expected), rtol=1e-5)
+    for path, value in catalog.state_of(expected).items():
+        np.testing.assert_allclose(
+            catalog.state_of(blocks)[path], value, rtol=1e-5, atol=1e-7
+        )
+    assert (blocks.dropout.rngs.count[...] == 1).all()
+    assert (blocks.norm.mean[...] != 0).all()
+
+
+def test_params_are_differentiated_beside_refs():
+    block = nnx.to_refs(Block(nnx.Rngs(0)))
+    graphdef, params, rest = nnx.split(block, nnx.Param, ...)
+    x = jax.random.normal(jax.random.key(1), (4, 2))
+
+    def loss(params):
+        return (nnx.merge(graphdef, params, rest)(x) ** 2).sum()
+
+    grads = jax.grad(loss)(nnx.to_arrays(params))
+    assert (grads["linear"]["kernel"][...] != 0).any()
+    assert block.dropout.rngs.count[...] == 1
+    assert (block.norm.mean[...] != 0).all()
+
+
+@pytest.mark.xfail(
+    reason="transforms/shape_eval.py closes over a module that is the function",
+    raises=nnx.errors.TraceContextError,
+    strict=True,
+)
+def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
+    layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    assert nnx.eval_shape(layer, ones((2, 3))).shape == (2, 3)
+    assert (layer.mean[...] == 0).all()
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_hijax_statistics_move_inside_programs(graph):
+    x = jax.random.normal(jax.random.key(0), (6, 3))
+    plain = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with nnx.var_defaults(hijax=True):
+        layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    y = nnx.jit(lambda m, x: m(x), graph=graph)(layer, x)
+    np.testing.assert_allclose(y, plain(x), rtol=1e-5)
+    np.testing.assert_allclose(layer.mean[...], plain.mean[...], rtol=1e-5)

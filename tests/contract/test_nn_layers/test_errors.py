@@ -1,0 +1,239 @@
+"""Wrong inputs are named before anything changes (contract, sections 2 and 15).
+
+A row is a layer, what it must not be called with, the exception that the contract or
+the peer has, and what its message says.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import catalog
+
+ones = jnp.ones
+
+
+def make(name, *args, **options):
+    return getattr(nnx, name)(*args, **options, rngs=nnx.Rngs(0))
+
+
+def stateful(name, *args, **options):
+    return lambda: make(name, *args, **options)
+
+
+LINEAR = stateful("Linear", 2, 3)
+GENERAL = stateful("LinearGeneral", (2, 4), 3, axis=(-2, -1), batch_axis={0: 5})
+EINSUM = stateful("Einsum", "ab,bc->ac", (2, 3))
+CONV = stateful("Conv", 4, 6, (3, 3), feature_group_count=2)
+TRANSPOSE = stateful("ConvTranspose", 2, 3, (3, 3))
+FLIPPED = stateful("ConvTranspose", 2, 3, 3, transpose_kernel=True)
+EMBED = stateful("Embed", 5, 3)
+BATCH = stateful("BatchNorm", 3)
+BARE = stateful("BatchNorm", 3, use_scale=False, use_bias=False)
+AREA = stateful("BatchNorm", 6, axis=(1, 2))
+LAYER = stateful("LayerNorm", 3)
+RMS = stateful("RMSNorm", 3)
+INSTANCE = stateful("InstanceNorm", 3)
+GROUP = stateful("GroupNorm", 4, 2)
+GROUP_BARE = stateful("GroupNorm", 4, 2, use_scale=False, use_bias=False)
+DROPOUT = stateful("Dropout", 0.5, broadcast_dims=(2,))
+
+SAME_SHAPE = "requires contracting dimensions to have the same shape"
+FEATURES = "needs inputs with 3 features along the axes"
+
+SHAPES = [
+    (LINEAR, ones((1, 4)), TypeError, f"Linear {SAME_SHAPE}: .*(2,) .*(4,)"),
+    (LINEAR, ones(()), TypeError, f"Linear {SAME_SHAPE}: .*(2,) .*()"),
+    (LINEAR, [[1, 2, 3]], TypeError, f"Linear {SAME_SHAPE}.*int32[1, 3]"),
+    (GENERAL, ones((5, 4, 2)), TypeError, f"LinearGeneral {SAME_SHAPE}"),
+    (GENERAL, ones((3, 2, 4)), TypeError, "LinearGeneral requires batch dimensions"),
+    (GENERAL, ones(4), TypeError, f"LinearGeneral {SAME_SHAPE}.*float32[4]"),
+    (EINSUM, ones((1, 4)), ValueError, "Einsum with the equation 'ab,bc->ac'"),
+    (EINSUM, ones((1, 1, 2)), ValueError, "Einsum.*inputs: float32[1, 1, 2]"),
+    (CONV, ones((1, 5, 5, 2)), ValueError, "Conv needs inputs with 4 features.*got 2"),
+    (CONV, ones((5, 4)), ValueError, "Conv.*at least 3 axes.*float32[5, 4]"),
+    (TRANSPOSE, ones((5, 5, 3)), ValueError, "ConvTranspose.*2 features.*got 3"),
+    (TRANSPOSE, ones((5, 2)), ValueError, "ConvTranspose.*at least 3 axes"),
+    (FLIPPED, ones((1, 5, 3)), ValueError, "ConvTranspose.*2 features.*got 3"),
+    (BATCH, ones((2, 4)), TypeError, f"BatchNorm {FEATURES} (1,), got 4"),
+    (BATCH, ones((2, 1)), TypeError, f"BatchNorm {FEATURES} (1,), got 1"),
+    (BATCH, ones(()), IndexError, "BatchNorm with axis=-1.*float32[]"),
+    (BARE, ones((2, 1)), TypeError, f"BatchNorm {FEATURES} (1,), got 1"),
+    (AREA, ones((4, 2, 2)), TypeError, "BatchNorm.*6 features.*(1, 2), got 4"),
+    (LAYER, ones((2, 4)), TypeError, f"LayerNorm {FEATURES} (1,), got 4"),
+    (LAYER, ones(()), IndexError, "LayerNorm with reduction_axes=-1.*float32[]"),
+    (RMS, ones((2, 4)), TypeError, f"RMSNorm {FEATURES} (1,), got 4"),
+    (INSTANCE, ones((2, 5, 4)), TypeError, f"InstanceNorm {FEATURES} (2,), got 4"),
+    (GROUP, ones((2, 5, 8)), TypeError, "GroupNorm.*4 features.*2 groups of 2"),
+    (GROUP_BARE, ones((2, 5, 8)), TypeError, "GroupNorm.*4 features.*[2, 5, 8]"),
+    (GROUP, ones(()), TypeError, "GroupNorm.*4 features.*float32[]"),
+    (DROPOUT, ones((2, 2)), IndexError, "Dropout with broadcast_dims=(2,)"),
+    (EMBED, ones(2), ValueError, "must be an integer.*Embed are float32[2]"),
+    (EMBED, ones(2, bool), ValueError, "must be an integer.*Embed are bool[2]"),
+]
+NO_NUMBERS = [
+    (make, inputs, TypeError, f"{name} needs an array of numbers")
+    for name, make in {
+        "Linear": LINEAR,
+        "LinearGeneral": GENERAL,
+        "Einsum": EINSUM,
+        "Conv": CONV,
+        "ConvTranspose": TRANSPOSE,
+        "Embed": EMBED,
+        "BatchNorm": BATCH,
+        "LayerNorm": LAYER,
+        "RMSNorm": RMS,
+        "InstanceNorm": INSTANCE,
+        "GroupNorm": GROUP,
+        "Dropout": DROPOUT,
+    }.items()
+    for inputs in (None, "text", jax.random.split(jax.random.key(0), (2, 2)))
+]
+
+
+def pattern(message):
+    """The message as a regular expression in which only ``.*`` is special."""
+    special = {"[": r"\[", "]": r"\]", "(": r"\(", ")": r"\)"}
+    return "(?s)" + "".join(special.get(c, c) for c in message)
+
+
+def fails(layer, call, error, message):
+    before = catalog.state_of(layer)
+    with pytest.raises(error, match=pattern(message)):
+        call(layer)
+    after = catalog.state_of(layer)
+    assert list(before) == list(after)
+    for path, value in before.items():
+        np.testing.assert_array_equal(value, after[path])
+
+
+@pytest.mark.parametrize(("make", "inputs", "error", "message"), SHAPES + NO_NUMBERS)
+def test_wrong_inputs_are_named_and_change_nothing(make, inputs, error, message):
+    fails(make(), lambda layer: layer(inputs), error, message)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in SHAPES if not isinstance(row[1], list)][::4]
+)
+def test_wrong_inputs_are_named_inside_programs(row):
+    make, inputs, error, message = row
+    for jit in (jax.jit, nnx.jit):
+        call = jit(lambda layer, x: layer(x))
+        fails(make(), lambda layer: call(layer, inputs), error, message)  # noqa: B023
+
+
+MASKS = [
+    ones((2, 4, 3), bool),
+    ones(4, bool),
+    ones((1, 2, 5, 3), bool),
+    ones((2, 5, 3)),
+]
+
+
+@pytest.mark.parametrize("make", [BATCH, LAYER, RMS, INSTANCE])
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: f"{mask.dtype}{mask.shape}")
+def test_wrong_masks_are_named_and_change_nothing(make, mask):
+    x = ones((2, 5, 3))
+    message = f"mask of {type(make()).__name__} must be a boolean array.*[2, 5, 3]"
+    fails(make(), lambda layer: layer(x, mask=mask), ValueError, message)
+
+
+def test_statistics_of_another_size_are_found_before_one_is_written():
+    layer = BARE()
+    layer.var = nnx.BatchStat(ones(4))
+    fails(layer, lambda layer: layer(ones((2, 3))), TypeError, "BatchNorm.*4 features")
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, bool])
+@pytest.mark.parametrize("name", ["Linear", "Conv", "BatchNorm", "GroupNorm"])
+def test_dtypes_of_integers_are_refused_by_the_call(name, dtype):
+    row = catalog.BY_NAME[name]
+    layer = row.make(dtype=dtype)
+    fails(layer, lambda m: m(*row.inputs()), ValueError, "Dtype must be inexact")
+
+
+@pytest.mark.parametrize("name", ["strides", "kernel_dilation", "input_dilation"])
+def test_conv_needs_one_entry_per_spatial_axis(name):
+    layer = make("Conv", 2, 3, (3, 3), **{name: (1,)})
+    message = f"Conv with kernel_size=(3, 3) needs 2 {name}.*got (1,)"
+    fails(layer, lambda layer: layer(ones((1, 5, 5, 2))), ValueError, message)
+
+
+def test_wrong_queries_of_embed_are_named():
+    call = lambda layer: layer.attend(ones((2, 4)))  # noqa: E731
+    fails(EMBED(), call, TypeError, f"Embed {SAME_SHAPE}: .*(3,) .*(4,)")
+
+
+def test_bias_that_does_not_fit_the_equation_is_named():
+    layer = make("Einsum", "ab,bc->ac", (2, 3), 4)
+    message = "Einsum with the equation 'ab,bc->ac' needs a bias of 3 numbers"
+    fails(layer, lambda layer: layer(ones((1, 2))), TypeError, message)
+
+
+def test_subclasses_have_their_own_name():
+    class Head(nnx.Linear):
+        pass
+
+    with pytest.raises(TypeError, match=f"Head {SAME_SHAPE}"):
+        Head(2, 3, rngs=nnx.Rngs(0))(ones((1, 4)))
+
+
+# ------------------------------------------------------------- what must go on working
+
+
+def test_kernels_of_another_shape_decide_what_fits():
+    layer = make("Linear", 2, 3, use_bias=False)
+    layer.kernel = nnx.Param(ones((5, 7)))
+    assert layer(ones((1, 5))).shape == (1, 7)
+    conv = make("Conv", 2, 3, 3, use_bias=False)
+    conv.kernel = nnx.Param(ones((3, 4, 6)))
+    assert conv(ones((1, 5, 4))).shape == (1, 5, 6)
+    norm = make("LayerNorm", 3)
+    norm.scale, norm.bias = nnx.Param(ones(4)), nnx.Param(ones(4))
+    assert norm(ones((2, 4))).shape == (2, 4)
+
+
+def test_norms_without_params_take_any_number_of_features():
+    for name in ("LayerNorm", "RMSNorm", "InstanceNorm"):
+        options = {} if name == "RMSNorm" else {"use_bias": False}
+        layer = make(name, 3, use_scale=False, **options)
+        assert layer(ones((2, 5, 4))).shape == (2, 5, 4)
+
+
+class Quantized:
+    """An operand that is no array: integers and their scale, without a shape."""
+
+    def __init__(self, x):
+        self.scale = jnp.abs(x).max() / 127
+        self.integers = jnp.round(x / self.scale).astype(jnp.int8)
+        self.ndim = x.ndim
+
+    def dequantize(self):
+        return self.integers * self.scale
+
+
+def quantize(args, *, dtype):
+    inputs, kernel, bias = args
+    return Quantized(inputs), Quantized(kernel), bias
+
+
+def quantized_dot(lhs, rhs, *args, **options):
+    return jax.lax.dot_general(lhs.dequantize(), rhs.dequantize(), *args, **options)
+
+
+def test_hooks_may_hand_over_operands_without_a_shape():
+    exact = make("Linear", 4, 3)
+    layer = make("Linear", 4, 3, promote_dtype=quantize, dot_general=quantized_dot)
+    x = jax.random.normal(jax.random.key(1), (5, 4))
+    np.testing.assert_allclose(layer(x), exact(x), atol=0.05)
+
+
+def test_hooks_may_store_a_kernel_in_another_shape():
+    def unpack(lhs, rhs, *args, **options):
+        return jax.lax.dot_general(lhs, jnp.repeat(rhs, 2, axis=0), *args, **options)
+
+    layer = make("Linear", 4, 3, dot_general=unpack)
+    layer.kernel = nnx.Param(ones((2, 3)))
+    np.testing.assert_array_equal(layer(ones((1, 4))), [[4.0, 4.0, 4.0]])

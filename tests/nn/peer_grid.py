@@ -1,0 +1,355 @@
+"""Compares layers with those of Flax NNX, case by case.
+
+    PYTHONPATH=src:. python -m tests.nn.peer_grid
+
+prints, per layer: how many cases there are; in how many of them results differ by
+design, because the peer is wrong; how many Variables are equal bit for bit after
+construction; in how many cases all outputs are; how many cases fail; and the largest
+difference. `tests/nn/test_peer_grid.py` holds the same comparisons to their limits.
+
+Differences are counted in *ulps*: the largest absolute difference within an output,
+over its largest absolute entry and over the machine epsilon of its dtype.
+"""
+
+import dataclasses
+import importlib.metadata
+import inspect
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import graftree as nnx
+from tests.nn import (
+    peer_function_cases,
+    peer_layer_cases,
+    peer_sequence_cases,
+    peer_wrapper_cases,
+)
+from tests.nn.peer_cases import Case, resolve
+
+SEED = 3
+TABLES = {
+    **peer_layer_cases.TABLES,
+    **peer_sequence_cases.TABLES,
+    **peer_wrapper_cases.TABLES,
+    **peer_function_cases.TABLES,
+}
+# Ulps. Elsewhere every bit is equal; our attention is compiled as a whole, and compiled
+# together operations round otherwise than one after the other.
+LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
+PLAIN = int | float | str | tuple | type | None
+NO_RNGS = {"PReLU", "RoPE", "RNN", "Bidirectional"}
+
+
+def cases(table: str, peer: Any) -> list[Case]:
+    """The cases of a table that this version of the peer can be asked about."""
+    version = importlib.metadata.version("flax")
+    return [
+        case
+        for case in TABLES[table]()
+        if _numbers(case.since) <= _numbers(version)
+        if look_up(peer, case.name) is not None
+    ]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def look_up(library: Any, name: str) -> Any:
+    """What a case is about; ``None``: this library has no such thing."""
+    try:
+        return operator.attrgetter(name)(library)
+    except AttributeError:
+        return None
+
+
+# ------------------------------------------------------------------ one layer of a case
+
+
+class Subject:
+    """The layer or function of a case, as one library makes it."""
+
+    def __init__(self, case: Case, library: Any, seed: int = SEED):
+        self.case, self.library = case, library
+        self.rngs = library.Rngs(seed)
+        if case.streams:
+            seeds = {name: seed + n for n, name in enumerate(case.streams)}
+            self.rngs = library.Rngs(**seeds)
+        self.layer = look_up(library, case.name)
+        if inspect.isclass(self.layer):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # older arguments of cells
+                self.layer = self._construct()
+        self.attributes = [
+            name for name in vars(self.layer) if not name.startswith("_pytree__")
+        ]
+        self.created, self.counts = self.state(), self.state(self.rngs)
+        if case.prepare is not None:
+            case.prepare(self.layer)
+
+    def _construct(self) -> Any:
+        args, options = self._resolve(self.case.args, self.case.options, self.rngs, 0)
+        if self.case.name not in NO_RNGS:
+            options.setdefault("rngs", self.rngs)
+        return self.layer(*args, **options)
+
+    def _resolve(self, args: Any, options: Any, rngs: Any, seed: int) -> Any:
+        return resolve(args, self.library, rngs, seed), {
+            key: resolve(value, self.library, rngs, seed + 10)
+            for key, value in options.items()
+        }
+
+    def state(self, node: Any = None) -> dict[tuple, tuple[str, np.ndarray]]:
+        """Type, with its metadata ``note``, and value of the Variables, by path."""
+        node = self.layer if node is None else node
+        is_node = isinstance(node, self.library.Module | self.library.Rngs)
+        return self._listed(self.library.state(node)) if is_node else {}
+
+    def _listed(self, state: Any) -> dict[tuple, tuple[str, np.ndarray]]:
+        return {
+            path: (_kind(variable), numbers(variable[...]))
+            for path, variable in self.library.to_flat_state(state)
+        }
+
+    def __call__(self, seed: int, mode: dict[str, bool] | None = None) -> Any:
+        """Calls the layer; ``mode``: inside `jit`, with these options."""
+        apply, inputs = self._call(seed)
+        if mode is not None:
+            apply = self.library.jit(apply, **mode)
+        return apply(self.layer, *inputs)
+
+    def _call(self, seed: int) -> tuple[Callable, tuple]:
+        """A function of the layer and the inputs; and the inputs."""
+        rngs = self.library.Rngs(seed, dropout=seed + 1, carry=seed + 2)
+        inputs, call = self._resolve(self.case.inputs, self.case.call, rngs, seed)
+
+        def apply(layer: Any, *inputs: Any) -> Any:
+            if isinstance(self.case.method, str):
+                return getattr(layer, self.case.method)(*inputs, **call)
+            return self.case.method(self.library, layer, *inputs, **call)
+
+        return apply, inputs
+
+    def gradients(self, seed: int) -> dict[tuple, tuple[str, np.ndarray]]:
+        """Of the sum of squares of all outputs, with respect to the Params."""
+        apply, inputs = self._call(seed)
+
+        def loss(layer: Any) -> jax.Array:
+            return sum((x**2).sum() for x in jax.tree.leaves(apply(layer, *inputs)))
+
+        # Compiled as a whole: the many small operations cost more, one by one.
+        return self._listed(self.library.jit(self.library.grad(loss))(self.layer))
+
+    def load(self, other: "Subject") -> None:
+        """Takes over the state of a layer, as a checkpoint would."""
+        pure = other.library.to_pure_dict(other.library.state(other.layer))
+        state = self.library.state(self.layer)
+        self.library.replace_by_pure_dict(state, pure)
+        self.library.update(self.layer, state)
+
+
+def _kind(variable: Any) -> str:
+    metadata = getattr(variable, "get_metadata", dict)()
+    return f"{type(variable).__name__} {metadata.get('note', '')}"
+
+
+def numbers(x: Any) -> np.ndarray:
+    """An array as NumPy has it, also of random keys."""
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+# --------------------------------------------------------------------------- comparison
+
+
+class Difference(NamedTuple):
+    """How far apart two arrays are."""
+
+    dtype: str
+    ulps: float
+    absolute: float
+
+
+@dataclasses.dataclass
+class Report:
+    """What a comparison found.
+
+    Attributes:
+        case: What was compared.
+        params: How many Variables were compared after construction.
+        equal_params: How many of them are equal bit for bit.
+        construction: What differs after construction.
+        outputs: One entry per array that the calls returned.
+        calls: What differs after the calls, or is no matter of rounding.
+        limit: How many ulps outputs and state may be apart.
+    """
+
+    case: Case
+    limit: float = 0
+    params: int = 0
+    equal_params: int = 0
+    construction: list[str] = dataclasses.field(default_factory=list)
+    outputs: list[Difference] = dataclasses.field(default_factory=list)
+    calls: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """All that should not be."""
+        large = [
+            f"outputs are {d.ulps:.3g} ulps ({d.absolute:.3g}) apart in {d.dtype}"
+            for d in self.outputs
+            if not d.ulps <= self.limit
+        ]
+        return [*self.construction, *self.calls, *large]
+
+
+def compare(
+    case: Case, peer: Any, limit: float = 0, mode: dict[str, bool] | None = None
+) -> Report:
+    """Makes and calls the layer of a case in both libraries; inside `jit` once."""
+    report = Report(case, limit)
+    seeds = range(case.calls if mode is None else 1)
+    ours = Subject(case, nnx)
+    outputs = [ours(seed, mode) for seed in seeds]
+    try:
+        theirs = Subject(case, peer)
+        expected = [theirs(seed, mode) for seed in seeds]
+    except Exception as error:
+        if not case.why_different:
+            raise
+        report.calls.append(f"the peer raises {error!r}")
+        return report
+    _compare_construction(report, ours, theirs)
+    _compare_calls(report, outputs, expected)
+    report.calls += unequal(ours.state(), theirs.state(), limit)
+    return report
+
+
+def _compare_construction(report: Report, ours: Subject, theirs: Subject) -> None:
+    if ours.attributes != theirs.attributes:
+        report.construction.append(
+            f"attributes are {ours.attributes}, those of the peer {theirs.attributes}"
+        )
+    for name in set(ours.attributes) & set(theirs.attributes):
+        a, b = (getattr(subject.layer, name) for subject in (ours, theirs))
+        if isinstance(a, PLAIN) and a != b:
+            report.construction.append(f"{name} is {a!r}, in the peer {b!r}")
+    report.params = len(theirs.created)
+    differences = unequal(ours.created, theirs.created)
+    report.equal_params = report.params - len(differences)
+    report.construction += differences
+    report.construction += unequal(ours.counts, theirs.counts)
+
+
+def _compare_calls(report: Report, outputs: Any, expected: Any) -> None:
+    structure, other = jax.tree.structure(outputs), jax.tree.structure(expected)
+    if structure != other:
+        report.calls.append(f"outputs are {structure}, those of the peer {other}")
+        return
+    for a, b in zip(jax.tree.leaves(outputs), jax.tree.leaves(expected), strict=True):
+        report.outputs.append(difference(numbers(a), numbers(b)))
+
+
+def unequal(ours: dict, theirs: dict, limit: float = 0) -> list[str]:
+    """What differs between two states: paths and their order, types, numbers."""
+    if list(ours) != list(theirs):
+        return [f"paths are {list(ours)}, those of the peer {list(theirs)}"]
+    found = []
+    for path, (kind, value) in ours.items():
+        expected_kind, expected = theirs[path]
+        if kind != expected_kind:
+            found.append(f"{path} is a {kind}, in the peer a {expected_kind}")
+        if not difference(value, expected).ulps <= limit:
+            found.append(f"{path} is {value}, in the peer {expected}")
+    return found
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> Difference:
+    """Measures; infinite if shape, dtype or the places of NaNs differ."""
+    dtype = str(a.dtype)
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return Difference(f"{dtype}{a.shape}, {b.dtype}{b.shape}", np.inf, np.inf)
+    if a.tobytes() == b.tobytes():
+        return Difference(dtype, 0, 0)
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return Difference(dtype, np.inf, np.abs(a.astype(int) - b.astype(int)).max())
+    wide = np.result_type(np.float64, a.dtype) if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        absolute = np.where(is_same, 0, np.abs(a - b)).max(initial=0)
+    scale = np.max(np.abs(b), initial=0, where=np.isfinite(b))
+    epsilon = float(jnp.finfo(dtype).eps)
+    return Difference(
+        dtype, absolute / (scale * epsilon) if scale else np.inf, absolute
+    )
+
+
+# -------------------------------------------------------------------------- the command
+
+
+@dataclasses.dataclass
+class Row:
+    """The results of a table, as the command prints them."""
+
+    name: str
+    cases: int = 0
+    differing: int = 0
+    params: int = 0
+    equal_params: int = 0
+    exact: int = 0
+    ulps: dict[str, float] = dataclasses.field(default_factory=dict)
+    problems: int = 0
+
+    def add(self, report: Report) -> None:
+        self.cases += 1
+        if report.case.why_different:
+            self.differing += 1
+            return
+        self.params += report.params
+        self.equal_params += report.equal_params
+        self.problems += bool(report.problems)
+        self.exact += not any(d.ulps for d in report.outputs)
+        for d in report.outputs:
+            self.ulps[d.dtype] = max(self.ulps.get(d.dtype, 0), d.ulps)
+
+    def __str__(self) -> str:
+        ulps = ", ".join(
+            f"{key} {value:.2g}" for key, value in self.ulps.items() if value
+        )
+        return (
+            f"{self.name:22}{self.cases:6}{self.differing:9}"
+            f"{f'{self.equal_params}/{self.params}':>12}"
+            f"{f'{self.exact}/{self.cases - self.differing}':>11}"
+            f"{self.problems:7}  {ulps or '0'}"
+        )
+
+
+def main() -> None:
+    """Runs the grid and prints a table."""
+    import flax.nnx as peer
+
+    print(f"Flax {importlib.metadata.version('flax')}, JAX {jax.__version__}")
+    print(
+        f"{'':22}{'cases':>6}{'by design':>9}{'params equal':>12}"
+        f"{'exact':>11}{'fail':>7}  largest difference in ulps"
+    )
+    total = Row("total")
+    for name in TABLES:
+        row = Row(name)
+        for case in cases(name, peer):
+            report = compare(case, peer, LIMITS.get(name, 0))
+            row.add(report)
+            total.add(report)
+        print(row, flush=True)
+    print(total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""Dot-product attention against NumPy in float64, on both paths."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import test_util
+
+import graftree as nnx
+from graftree.nn import attention
+from tests.nn import attention_formulas
+from tests.nn.attention_formulas import random, random_mask
+
+weights_of = attention.dot_product_attention_weights
+
+
+def qkv(batch=(2,), heads=4, kv_heads=4, v_heads=None, depth=8, v_depth=None):
+    """Queries, keys and values: 3 queries, 5 keys."""
+    v_heads, v_depth = v_heads or kv_heads, v_depth or depth
+    return (
+        random(*batch, 3, heads, depth, seed=1),
+        random(*batch, 5, kv_heads, depth, seed=2),
+        random(*batch, 5, v_heads, v_depth, seed=3),
+    )
+
+
+class Silent(nnx.Module):
+    """Has the weights computed, and forgets them."""
+
+    def sow(self, *args):
+        return False
+
+
+PATHS = pytest.mark.parametrize(
+    "path", [{}, {"module": Silent()}], ids=["fused", "explicit"]
+)
+LAYOUTS = pytest.mark.parametrize(
+    ("batch", "kv_heads"), [((), 4), ((2,), 2), ((2, 1, 3), 1)]
+)
+
+
+@PATHS
+@LAYOUTS
+def test_attention_is_a_softmax_average_per_head(path, batch, kv_heads):
+    arrays = qkv(batch, kv_heads=kv_heads)
+    y = nnx.dot_product_attention(*arrays, **path)
+    assert y.shape == (*batch, 3, 4, 8)
+    np.testing.assert_allclose(
+        y, attention_formulas.attention(*arrays), rtol=1e-5, atol=1e-6
+    )
+
+
+@LAYOUTS
+def test_weights_are_a_softmax_per_head(batch, kv_heads):
+    query, key, _ = qkv(batch, kv_heads=kv_heads)
+    weights = weights_of(query, key)
+    assert weights.shape == (*batch, 4, 3, 5)
+    np.testing.assert_allclose(
+        weights, attention_formulas.weights(query, key), rtol=1e-5, atol=1e-6
+    )
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("shape", "is_causal"),
+    [
+        ((2, 1, 1, 3, 5), False),
+        ((1, 3, 4, 1, 5), True),
+        ((4, 1, 1), False),
+        ((5,), True),
+    ],
+)
+def test_mask_and_bias_broadcast_over_any_axes(path, shape, is_causal):
+    arrays = qkv((2, 3), kv_heads=2)
+    options = {
+        "mask": random_mask(*shape),
+        "bias": random(*shape, seed=8),
+        "is_causal": is_causal,
+    }
+    y = nnx.dot_product_attention(*arrays, **options, **path)
+    np.testing.assert_allclose(
+        y, attention_formulas.attention(*arrays, **options), rtol=1e-5, atol=1e-6
+    )
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("dtype", "surplus"), [(jnp.float32, ()), (jnp.int32, (1,)), (bool, (1, 1))]
+)
+def test_mask_of_any_dtype_and_with_surplus_axes_of_size_one(path, dtype, surplus):
+    arrays = qkv(())
+    mask = np.tril(np.ones((1, 3, 5)))
+    y = nnx.dot_product_attention(
+        *arrays, mask=jnp.asarray(mask, dtype).reshape(*surplus, 1, 3, 5), **path
+    )
+    np.testing.assert_allclose(
+        y, attention_formulas.attention(*arrays, mask=mask), rtol=1e-5, atol=1e-6
+    )
+
+
+@PATHS
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_query_that_sees_nothing_gets_the_average_and_a_finite_gradient(path, dtype):
+    arrays = [x.astype(dtype) for x in qkv()]
+    mask = jnp.ones((2, 1, 3, 5), bool).at[:, :, 1].set(False)
+
+    def loss(query, key, value):
+        y = nnx.dot_product_attention(query, key, value, mask=mask, **path)
+        return (y**2).sum(), y
+
+    grad = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+    grads, y = jax.tree.map(lambda x: np.asarray(x, float), grad(*arrays))
+    average = np.asarray(arrays[2], float).mean(axis=1)
+    np.testing.assert_allclose(y[:, 1], average, rtol=0.02, atol=0.02)
+    assert all(np.isfinite(grad).all() for grad in grads)
+    assert (grads[0][:, 1] == 0).all()
+
+
+@PATHS
+def test_float64_is_computed_in_float64(path, float64):
+    arrays = [np.float64(x) for x in qkv(kv_heads=2)]
+    y = nnx.dot_product_attention(*arrays, is_causal=True, **path)
+    assert y.dtype == jnp.float64
+    expected = attention_formulas.attention(*arrays, is_causal=True)
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
+
+
+@PATHS
+def test_gradients_are_those_of_finite_differences(path, float64):
+    arrays = [np.float64(x) for x in qkv((), heads=2, kv_heads=1, depth=2)]
+    bias = random(2, 3, 5, seed=5, dtype=jnp.float64)
+
+    def loss(query, key, value, bias):
+        y = nnx.dot_product_attention(query, key, value, bias, is_causal=True, **path)
+        return jnp.sum(jnp.sin(y))
+
+    test_util.check_grads(loss, (*arrays, bias), order=1, modes=["fwd", "rev"])
+
+
+@pytest.mark.parametrize(("v_depth", "v_heads"), [(4, 2), (16, 1), (8, 4)])
+def test_values_have_their_own_depth_and_number_of_heads(v_depth, v_heads):
+    arrays = qkv((2, 3), kv_heads=2, v_heads=v_heads, v_depth=v_depth)
+    y = nnx.dot_product_attention(*arrays, is_causal=True)
+    assert y.shape == (2, 3, 3, 4, v_depth)
+    expected = attention_formulas.attention(*arrays, is_causal=True)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "dtype", "expected"),
+    [
+        ((jnp.bfloat16,) * 3, None, jnp.bfloat16),
+        ((jnp.float16,) * 3, None, jnp.float16),
+        ((jnp.bfloat16, jnp.float32, jnp.bfloat16), None, jnp.float32),
+        ((jnp.int32,) * 3, None, jnp.float32),
+        ((jnp.float32,) * 3, jnp.float16, jnp.float16),
+    ],
+)
+@PATHS
+def test_output_dtype_is_the_common_or_the_given_one(path, dtypes, dtype, expected):
+    arrays = [x.astype(d) for x, d in zip(qkv(), dtypes, strict=True)]
+    y = nnx.dot_product_attention(*arrays, dtype=dtype, **path)
+    assert y.dtype == expected
+    reference = attention_formulas.attention(*(np.asarray(x, float) for x in arrays))
+    np.testing.assert_allclose(y.astype(jnp.float32), reference, rtol=0.05, atol=0.05)
+
+
+def test_integer_dtype_is_refused():
+    with pytest.raises(ValueError, match="Dtype must be inexact"):
+        nnx.dot_product_attention(*qkv(), dtype=jnp.int32)
+
+
+# ------------------------------------------------------------------ which path is taken
+
+
+def lowered(*arrays, **options):
+    call = functools.partial(nnx.dot_product_attention, **options)
+    return jax.jit(call).lower(*arrays).as_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout_rate": 0.5, "deterministic": True},
+        {"dropout_rng": jax.random.key(0)},
+    ],
+)
+def test_fused_path_is_the_program_of_jax(options):
+    arrays = qkv(kv_heads=2)
+    jax_attention = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+    expected = jax.jit(jax_attention).lower(*arrays).as_text()
+    assert lowered(*arrays, is_causal=True, **options) == expected
+
+
+@pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGHEST])
+def test_precision_reaches_both_contractions(precision):
+    program = lowered(*qkv(), precision=precision)
+    assert program.count("precision = [HIGHEST, HIGHEST]") == 2
+    assert lowered(*qkv()).count("precision = [DEFAULT, DEFAULT]") == 2
+
+
+def test_weights_are_recorded_before_dropout():
+    class Attention(nnx.Module):
+        def __call__(self, query, key, value, **options):
+            return nnx.dot_product_attention(query, key, value, module=self, **options)
+
+    arrays = qkv()
+    options = {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}
+    forward = nnx.capture(Attention(), nnx.Intermediate)
+    _, recorded = forward(*arrays, is_causal=True, **options)
+    (weights,) = recorded["attention_weights"].get_value()
+    expected = attention_formulas.weights(*arrays[:2], is_causal=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_promotion_hook_gets_query_key_and_value():
+    seen = []
+
+    def promote(args, **kwargs):
+        seen.append((len(args), kwargs))
+        return args
+
+    nnx.dot_product_attention(*qkv(), promote_dtype=promote)
+    assert seen == [(3, {"dtype": None})]
+    weights_of(*qkv()[:2], promote_dtype=promote, dtype=jnp.float32)
+    assert seen[1:] == [(2, {"dtype": jnp.float32})]
+
+
+# ------------------------------------------------------------------------------ dropout
+
+
+@pytest.mark.parametrize(("batch", "broadcast"), [((2, 1), True), ((2,), False)])
+def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
+    query, key, value = qkv(batch, kv_heads=2)
+    rng, rate = jax.random.key(5), 0.25
+    options = {"dropout_rng": rng, "dropout_rate": rate, "broadcast_dropout": broadcast}
+    weights = weights_of(query, key, **options)
+    shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
+    kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
+    expected = attention_formulas.weights(query, key) * kept / 0.75
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+    y = nnx.dot_product_attention(query, key, value, **options)
+    value = np.repeat(np.asarray(value, float), 2, axis=-2)
+    expected = np.einsum("...hqk,...khd->...qhd", expected, value)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_rate_must_be_in_its_range_even_if_unused(rate, deterministic):
+    options = {"dropout_rate": rate, "deterministic": deterministic}
+    message = r"dropout_rate must be in the range \[0, 1\), got " + str(rate)
+    with pytest.raises(ValueError, match=message):
+        nnx.dot_product_attention(*qkv(), **options)
+    with pytest.raises(ValueError, match=message):
+        weights_of(*qkv()[:2], **options)
+
+
+def test_active_dropout_needs_a_key():
+    with pytest.raises(ValueError, match="dropout_rng is required"):
+        nnx.dot_product_attention(*qkv(), dropout_rate=0.5)
+
+
+# ------------------------------------------------------------------------------- errors
+
+q, k, v = qkv()
+MISFITS = [
+    ((q, k, v[0]), "q, k, v must have same rank, but got 4, 4, 3"),
+    ((q, k[:1], v[:1]), "q, k, v batch dims must match"),
+    ((q, k, v[:, :4]), "k, v lengths must match, but got 5 and 4"),
+    ((q, k[..., :6], v[..., :6]), "q, k depths must match, but got 8 and 6"),
+    ((q, k[..., :3, :], v[..., :3, :]), "must be a multiple"),
+    ((q, k[..., :3, :], v[..., :3, :]), "must be multiple of"),
+    ((q, k, v[..., :3, :]), r"\(4\) must be multiple of Value heads \(3\)"),
+    ((q[..., :0, :], k[..., :0, :], v[..., :0, :]), "must be multiple of"),
+    ((q[0, 0], k[0, 0], v[0, 0]), "rank 3 or more"),
+]
+
+
+@PATHS
+@pytest.mark.parametrize(("arrays", "message"), MISFITS)
+def test_arrays_that_do_not_fit_are_refused(path, arrays, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.dot_product_attention(*arrays, **path)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "message"),
+    [
+        (q, k[0], "q, k must have same rank, but got 4, 3"),
+        (q, k[:1], "q, k batch dims must match"),
+        (q, k[..., :6], "depths must match"),
+        (q, k[..., :3, :], r"Query heads \(4\) must be multiple of Key heads \(3\)"),
+    ],
+)
+def test_queries_and_keys_that_do_not_fit_are_refused(query, key, message):
+    with pytest.raises(ValueError, match=message):
+        weights_of(query, key)
+
+
+@PATHS
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("shape", [(2, 2, 3, 5), (3, 4), (2, 1, 1, 1, 1), (3, 1, 1, 5)])
+def test_masks_that_do_not_broadcast_are_named(path, name, shape):
+    message = rf"The {name} of attention must be broadcastable .* \[2, 4, 3, 5\]"
+    with pytest.raises(ValueError, match=message):
+        nnx.dot_product_attention(q, k, v, **{name: jnp.ones(shape)}, **path)
+
+
+def test_refused_calls_record_nothing():
+    class Attention(nnx.Module):
+        def __call__(self, value):
+            with pytest.raises(ValueError):
+                nnx.dot_product_attention(q, k, value, module=self)
+
+    _, recorded = nnx.capture(Attention(), nnx.Intermediate)(v[..., :3, :])
+    assert not recorded
+
+
+# --------------------------------------------------------------------------- transforms
+
+
+@PATHS
+def test_vmap_over_the_batch_gives_the_same(path):
+    arrays = qkv((2, 3), kv_heads=2)
+    attend = functools.partial(nnx.dot_product_attention, is_causal=True, **path)
+    mapped = jax.jit(jax.vmap(attend))(*arrays)
+    np.testing.assert_allclose(mapped, attend(*arrays), rtol=1e-5, atol=1e-6)
+
+
+@PATHS
+def test_batch_may_be_empty(path):
+    arrays = qkv((2, 0))
+    assert nnx.dot_product_attention(*arrays, **path).shape == (2, 0, 3, 4, 8)
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_sharded_batch_or_heads_stay_sharded(axis):
+    explicit = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=explicit)
+    spec = jax.sharding.PartitionSpec(*("x" if n == axis else None for n in range(4)))
+    arrays = qkv()
+    expected = nnx.dot_product_attention(*arrays, is_causal=True)
+    with jax.set_mesh(mesh):
+        sharded = [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in arrays]
+        y = jax.jit(functools.partial(nnx.dot_product_attention, is_causal=True))(
+            *sharded
+        )
+    assert jax.typeof(y).sharding.spec == spec
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------- peer
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("kv_heads", "dtype", "is_causal", "broadcast"),
+    [
+        (2, jnp.float32, False, False),
+        (4, jnp.bfloat16, True, True),
+    ],
+)
+def test_explicit_path_equals_the_peer(peer, kv_heads, dtype, is_causal, broadcast):
+    arrays = [x.astype(dtype) for x in qkv(kv_heads=kv_heads)]
+    options = {
+        "bias": random(2, 4, 3, 5, seed=9).astype(dtype),
+        "mask": random_mask(2, 4, 3, 5),
+        "dropout_rate": 0.3,
+        "dropout_rng": jax.random.key(4),
+        "broadcast_dropout": broadcast,
+        "is_causal": is_causal,
+    }
+    ours, theirs = (
+        jax.jit(functools.partial(library.dot_product_attention, **options))(*arrays)
+        for library in (nnx, peer)
+    )
+    assert ours.dtype == theirs.dtype
+    tolerance = {jnp.float32: 1e-6, jnp.bfloat16: 0.03}[dtype]
+    np.testing.assert_allclose(
+        ours.astype(float), theirs.astype(float), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_implementation_reaches_jax_where_its_function_is_used():
+    query, key, value = (x.astype(jnp.bfloat16) for x in qkv())
+    attend = functools.partial(nnx.dot_product_attention, implementation="xla")
+    expected = jax.nn.dot_product_attention(query, key, value, implementation="xla")
+    np.testing.assert_array_equal(attend(query, key, value), expected)
+    with pytest.raises(ValueError, match="Unsupported implementation option: other"):
+        nnx.dot_product_attention(query, key, value, implementation="other")
+    nnx.dot_product_attention(
+        query, key, value, module=Silent(), implementation="other"
+    )

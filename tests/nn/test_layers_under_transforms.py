@@ -1,0 +1,180 @@
+"""Every layer does in every transform what it does when it is called: one table."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import catalog, modes
+
+COUNT = 3  # layers, each with keys and inputs of its own
+every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
+
+
+# ----------------------------------------------------------------------- the transforms
+#
+# Each function calls the layers in its transform, and gives the outputs.
+
+
+def one_by_one(transform):
+    """Calls the transformed function once per layer."""
+
+    def run(call, layers, inputs, mode):
+        transformed = transform(call, **mode)
+        return [transformed(m, *x) for m, x in zip(layers, inputs, strict=True)]
+
+    return run
+
+
+def stacked(transform):
+    """Calls the transformed function once, on a stack of the layers."""
+
+    def run(call, layers, inputs, mode):
+        stack = stack_layers(layers)
+        outputs = transform(call, len(inputs[0]), **mode)(stack, *stack_arrays(inputs))
+        for i, layer in enumerate(layers):
+            nnx.update(layer, entry(nnx.state(stack), i))
+        return [entry(outputs, i) for i in range(COUNT)]
+
+    return run
+
+
+def stack_layers(layers):
+    graphdef = nnx.graphdef(layers[0])
+    return nnx.merge(graphdef, stack_arrays([nnx.state(m) for m in layers]))
+
+
+def stack_arrays(trees):
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
+
+
+def entry(tree, i):
+    return jax.tree.map(lambda array: array[i], tree)
+
+
+def jitted_gradient(call, **mode):
+    """The outputs of a program that differentiates the layer, too."""
+
+    def loss(layer, *x):
+        outputs = nnx.remat(call, **mode)(layer, *x)
+        return total(outputs), outputs
+
+    gradient = nnx.grad(loss, has_aux=True, allow_int=True, **mode)
+    return nnx.jit(lambda *args: gradient(*args)[1], **mode)
+
+
+def total(outputs):
+    leaves = jax.tree.leaves(outputs)
+    return sum(jnp.sum(jnp.sin(y.astype(jnp.float32))) for y in leaves)
+
+
+def vmapped(call, count, **mode):
+    return nnx.vmap(call, **mode)
+
+
+def scanned(call, count, **mode):
+    def step(steps, layer, *x):
+        return steps + 1, call(layer, *x)
+
+    axes = (nnx.Carry, 0)
+    scan = nnx.scan(step, in_axes=axes + (0,) * count, out_axes=axes, **mode)
+    return lambda *args: scan(0, *args)[1]
+
+
+def plain_jit(call):
+    """Plain ``jax.jit``, where the layer is returned to be seen."""
+
+    @jax.jit
+    def function(layer, *x):
+        return call(layer, *x), layer
+
+    def run(layer, *x):
+        outputs, after = function(layer, *x)
+        nnx.update(layer, nnx.state(after))
+        return outputs
+
+    return run
+
+
+def jit_with_refs(call):
+    """Plain ``jax.jit`` of a layer of refs, which it updates in place."""
+
+    def run(layer, *x):
+        refs = nnx.to_refs(layer)
+        outputs = jax.jit(call)(refs, *x)
+        nnx.update(layer, nnx.state(nnx.to_arrays(refs)))
+        return outputs
+
+    return run
+
+
+def scan_with_refs(call, count):
+    """Plain ``jax.lax.scan`` over a stack of refs."""
+
+    def run(layers, *x):
+        refs = nnx.to_refs(layers)
+        _, outputs = jax.lax.scan(lambda _, xs: (None, call(*xs)), None, (refs, *x))
+        nnx.update(layers, nnx.state(nnx.to_arrays(refs)))
+        return outputs
+
+    return run
+
+
+LIFTED = {
+    "jit": one_by_one(nnx.jit),
+    "remat": one_by_one(nnx.remat),
+    "jit(grad(remat))": one_by_one(jitted_gradient),
+    "vmap": stacked(vmapped),
+    "scan": stacked(scanned),
+}
+PLAIN = {
+    "jax.jit": one_by_one(plain_jit),
+    "jax.jit, refs": one_by_one(jit_with_refs),
+    "jax.lax.scan, refs": stacked(scan_with_refs),
+}
+MODES = {"updates": modes.GRAPH_UPDATES, "graph": modes.GRAPH, "tree": modes.TREE}
+CASES = {
+    f"{name}-{mode}": (run, MODES[mode])
+    for name, run in LIFTED.items()
+    for mode in MODES
+} | {name: (run, {}) for name, run in PLAIN.items()}
+
+
+# --------------------------------------------------------------------------- the tests
+
+
+def layers_and_inputs(row):
+    layers = [row.make(seed=seed) for seed in range(COUNT)]
+    return layers, [row.inputs(seed) for seed in range(COUNT)]
+
+
+def check_close(actual, expected):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+@every_layer
+def test_layers_do_in_a_transform_what_they_do_without(row, case):
+    run, mode = CASES[case]
+    layers, inputs = layers_and_inputs(row)
+    expected = [row(m, *x) for m, x in zip(layers, inputs, strict=True)]
+    copies, _ = layers_and_inputs(row)
+    check_close(run(row, copies, inputs, mode), expected)
+    for layer, copy in zip(layers, copies, strict=True):
+        check_close(catalog.state_of(copy), catalog.state_of(layer))
+
+
+@every_layer
+def test_layers_take_and_give_half_precision(row):
+    options = {"dtype": jnp.bfloat16} if row.has_dtype else {}
+    layer, inputs = row.make(**options), row.inputs(dtype=jnp.bfloat16)
+    outputs = nnx.jit(row)(layer, *inputs)
+    expected = row(row.make(), *row.inputs())
+    for half, full in zip(
+        jax.tree.leaves(outputs), jax.tree.leaves(expected), strict=True
+    ):
+        assert half.dtype == jnp.bfloat16 or not row.has_dtype
+        np.testing.assert_allclose(half.astype(float), full, rtol=0.05, atol=0.05)

@@ -1,0 +1,106 @@
+"""Layers against those of Flax NNX, over a grid of options: see `peer_grid`."""
+
+import inspect
+
+import jax
+import pytest
+
+import graftree as nnx
+from tests import modes
+from tests.nn import peer_grid
+from tests.nn.peer_grid import Subject, compare, difference, numbers, unequal
+
+pytestmark = pytest.mark.peers
+
+TABLES = pytest.mark.parametrize("table", peer_grid.TABLES)
+DIFFERING = [
+    name
+    for name, table in peer_grid.TABLES.items()
+    if any(case.why_different for case in table())
+]
+LAYERS = pytest.mark.parametrize(
+    "table",
+    [name for name in peer_grid.TABLES if inspect.isclass(getattr(nnx, name, 0))],
+)
+
+
+def every(step, table, peer):
+    """Each so many of the cases that must agree, the first among them."""
+    cases = [c for c in peer_grid.cases(table, peer) if not c.why_different]
+    if not cases:
+        pytest.skip(f"this version of the peer has no {table}")
+    return cases[::step]
+
+
+def fails(reports):
+    """Fails with all problems in one message, so that one run shows them all."""
+    found = [f"{r.case}\n    {p}" for r in reports for p in r.problems]
+    assert not found, "\n".join([f"{len(found)} differences:", *found])
+
+
+@TABLES
+def test_layers_equal_those_of_the_peer(peer, table):
+    limit = peer_grid.LIMITS.get(table, 0)
+    fails(compare(case, peer, limit) for case in every(1, table, peer))
+
+
+@pytest.mark.parametrize("table", DIFFERING)
+def test_where_the_peer_is_wrong_we_differ(peer, table):
+    cases = [c for c in peer_grid.cases(table, peer) if c.why_different]
+    agreeing = [str(case) for case in cases if not compare(case, peer).problems]
+    assert not agreeing, agreeing
+
+
+@LAYERS
+@modes.VALUE_MODES
+def test_layers_equal_those_of_the_peer_inside_jit(peer, table, mode):
+    case = every(1, table, peer)[0]
+    fails([compare(case, peer, limit=8, mode=mode)])
+
+
+@LAYERS
+def test_states_are_interchangeable(peer, table):
+    limit = peer_grid.LIMITS.get(table, 0)
+    for case in every(15, table, peer):
+        for giver, taker in ((nnx, peer), (peer, nnx)):
+            source, target = Subject(case, giver), Subject(case, taker, seed=8)
+            target.load(source)
+            for a, b in zip(
+                *(jax.tree.leaves(s(0)) for s in (source, target)), strict=True
+            ):
+                assert difference(numbers(a), numbers(b)).ulps <= limit, case
+            assert not unequal(source.state(), target.state(), limit), case
+
+
+@LAYERS
+def test_gradients_equal_those_of_the_peer(peer, table):
+    case = every(1, table, peer)[0]
+    ours, theirs = Subject(case, nnx), Subject(case, peer)
+    assert not unequal(ours.gradients(0), theirs.gradients(0), limit=8)
+    assert not unequal(ours.state(), theirs.state(), limit=8)
+
+
+def test_every_layer_is_in_the_grid(peer):
+    def is_layer(name, value):
+        return inspect.isclass(value) and value.__module__.startswith("graftree.nn.")
+
+    layers = {name for name in nnx.__all__ if is_layer(name, getattr(nnx, name))}
+    theirs = {name for name in layers if hasattr(peer, name)}
+    without_numbers = {"LoRAParam", "RNNCellBase", "Sequential"}
+    assert theirs - without_numbers <= set(peer_grid.TABLES)
+
+
+@pytest.mark.parametrize("module", ["activations", "initializers"])
+def test_functions_of_jax_are_the_same_objects(peer, module):
+    ours, theirs = getattr(nnx.nn, module), getattr(peer.nn, module)
+    names = [name for name in ours.__all__ if not name.endswith("_init")]
+    functions = {name: getattr(ours, name) for name in names if name != "PReLU"}
+    functions.pop("Initializer", None)
+    assert len(functions) > 15
+    assert functions == {name: getattr(theirs, name) for name in functions}
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones"])
+def test_factories_of_constants_give_the_function_itself(peer, name):
+    ours = getattr(nnx.initializers, f"{name}_init")()
+    assert ours is getattr(peer.initializers, f"{name}_init")()

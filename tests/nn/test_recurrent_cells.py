@@ -1,0 +1,291 @@
+"""What holds for all cells of this library: steps, first carries, errors, dtypes."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.nn import recurrent, recurrent_cells
+from tests.nn import recurrent_cases
+
+CELLS = tuple(recurrent_cases.STEPS)
+TWO_STATES = ("LSTMCell", "OptimizedLSTMCell")
+every_cell = pytest.mark.parametrize("name", CELLS)
+
+
+def make(name, library=nnx, seed=0, **options):
+    return getattr(library, name)(2, 3, rngs=library.Rngs(seed), **options)
+
+
+def normal(*shape, seed=1, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+
+
+def carry_of(name, *batch, seed=2):
+    states = tuple(normal(*batch, 3, seed=seed + n) for n in range(2))
+    return states if name in TWO_STATES else states[0]
+
+
+@jax.jit
+def step(cell, carry, x):
+    return cell(carry, x)
+
+
+def numbers(tree):
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+
+
+def double(name):
+    """A cell in double precision, a batch of sequences and a first carry."""
+    with jax.enable_x64(False):  # the initializers need not be compiled again
+        cell = make(name, dtype=np.float64, bias_init=nnx.initializers.normal())
+    for variable in jax.tree.leaves(cell, is_leaf=lambda x: isinstance(x, nnx.Param)):
+        variable.set_value(jnp.float64(variable[...]))
+    x = normal(2, 4, 2, dtype=jnp.float64)
+    return cell, x, jax.tree.map(np.float64, carry_of(name, 2))
+
+
+@every_cell
+def test_each_step_is_the_formula_of_the_paper(name, float64):
+    del float64
+    cell, x, carry = double(name)
+    got = nnx.RNN(cell, return_carry=True)(x, initial_carry=carry)
+    expected = recurrent_cases.scan(cell, carry, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["LSTMCell", "SimpleCell", "GRUCell"])
+def test_gradients_are_finite_differences(name, float64):
+    del float64
+    cell, x, carry = double(name)
+    graphdef, params = nnx.split(cell)
+    direction = jax.tree.map(np.cos, params)
+
+    @jax.jit
+    def loss_and_slope(t):
+        def loss(t):
+            shifted = jax.tree.map(lambda p, d: p + t * d, params, direction)
+            rnn = nnx.RNN(nnx.merge(graphdef, shifted), rngs=False)
+            return (rnn(x, initial_carry=carry) ** 2).sum()
+
+        return jax.value_and_grad(loss)(t)
+
+    step = 1e-4
+    expected = (loss_and_slope(step)[0] - loss_and_slope(-step)[0]) / (2 * step)
+    np.testing.assert_allclose(loss_and_slope(0.0)[1], expected, rtol=1e-5, atol=1e-6)
+
+
+@every_cell
+def test_the_first_carry_is_zeros_and_draws_a_key_for_each_array(name):
+    rngs = nnx.Rngs(0, carry=1)
+    carry = make(name).initialize_carry((4, 5, 2), rngs)
+    count = 2 if name in TWO_STATES else 1
+    assert isinstance(carry, tuple) == (count == 2)
+    assert [x.shape for x in jax.tree.leaves(carry)] == [(4, 5, 3)] * count
+    assert not any(np.any(x) for x in numbers(carry))
+    assert (rngs.carry.count[...], rngs.default.count[...]) == (count, 0)
+
+
+@every_cell
+def test_the_first_carry_may_have_an_initializer(name):
+    cell, init = make(name), nnx.initializers.normal()
+    carry = cell.initialize_carry((4, 2), nnx.Rngs(carry=7), init)
+    for n, x in enumerate(jax.tree.leaves(carry)):
+        key = jax.random.fold_in(jax.random.key(7), n)
+        np.testing.assert_array_equal(x, init(key, (4, 3), jnp.float32))
+    stream = nnx.RngStream(7, tag="any")
+    again = cell.initialize_carry((4, 2), stream, carry_init=init)
+    np.testing.assert_array_equal(numbers(again), numbers(carry))
+
+
+@every_cell
+def test_rngs_must_be_provided_also_for_zeros(name):
+    with pytest.raises(ValueError, match="RNGs must be provided") as error:
+        make(name).initialize_carry((4, 2))
+    assert name in str(error.value)
+    with pytest.raises(TypeError, match="rngs must be a Rngs or RngStream"):
+        make(name).initialize_carry((4, 2), 0)
+    with pytest.raises(AttributeError, match="No RngStream named 'carry'"):
+        make(name).initialize_carry((4, 2), nnx.Rngs(params=0))
+
+
+@every_cell
+def test_older_arguments_warn_and_work(name):
+    ones = nnx.initializers.ones
+    with pytest.warns(UserWarning, match="carry_init is provided in __init__") as found:
+        cell = make(name, carry_init=ones)
+    assert found[0].filename == __file__
+    assert cell.carry_init is ones and cell.rngs is None
+    rngs = nnx.Rngs(0)
+    assert all((x == 1).all() for x in numbers(cell.initialize_carry((2,), rngs)))
+    zeros = cell.initialize_carry((2,), rngs, nnx.initializers.zeros)
+    assert not any(x.any() for x in numbers(zeros))
+    rngs = nnx.Rngs(0, carry=3)
+    with pytest.warns(UserWarning, match="keep_rngs argument is deprecated"):
+        cell = getattr(nnx, name)(2, 3, keep_rngs=True, rngs=rngs)
+    assert cell.rngs.tag == "carry" and rngs.carry.count[...] == 1
+    cell.initialize_carry((4, 2))
+    assert cell.rngs.count[...] == (2 if name in TWO_STATES else 1)
+
+
+def test_keep_rngs_forks_before_the_params_are_drawn():
+    rngs = nnx.Rngs(0)
+    with pytest.warns(UserWarning, match="keep_rngs"):
+        cell = nnx.GRUCell(2, 3, keep_rngs=True, rngs=rngs)
+    assert cell.rngs.key[...] == jax.random.fold_in(jax.random.key(0), 0)
+    expected = nnx.initializers.lecun_normal()(
+        jax.random.fold_in(jax.random.key(0), 1), (2, 9), jnp.float32
+    )
+    np.testing.assert_array_equal(cell.dense_i.kernel[...], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)],
+)
+def test_params_may_have_half_precision(name, dtype):
+    cell, wide = make(name, param_dtype=dtype), make(name)
+    hidden = nnx.PathContains("hg" if name == "LSTMCell" else "dense_h")
+    for a, b in zip(
+        numbers(nnx.state(cell, hidden)), numbers(nnx.state(wide, hidden)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b.astype(dtype))
+    carry = cell.initialize_carry((4, 2), nnx.Rngs(0))
+    dtypes = {x.dtype for x in jax.tree.leaves((cell, carry))}
+    assert dtypes == {jnp.dtype(dtype)}
+    y = jax.eval_shape(cell, carry, normal(4, 2, dtype=dtype))[1]
+    assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
+
+
+def test_orthogonal_is_that_of_jax(float64):
+    del float64
+    key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
+    for dtype in (jnp.float32, jnp.float64):
+        got = recurrent_cells.orthogonal(key, (3, 3), dtype)
+        np.testing.assert_array_equal(got, jax_init(key, (3, 3), dtype))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_modified_orthogonal_is_drawn_in_the_default_dtype(dtype):
+    key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
+    for is_wide, default in ((False, jnp.float32), (True, jnp.float64)):
+        with jax.enable_x64(is_wide):
+            expected = jax_init(key, (3, 3), default).astype(dtype)
+            got = recurrent.modified_orthogonal(key, (3, 3), dtype)
+            assert got.dtype == dtype
+            np.testing.assert_array_equal(got, expected)
+
+
+@every_cell
+def test_metadata_goes_to_the_kernels_it_is_meant_for(name):
+    cell = make(
+        name,
+        kernel_metadata={"tag": "input"},
+        recurrent_kernel_metadata={"tag": "hidden"},
+        bias_metadata={"tag": "bias"},
+    )
+    for path, param in nnx.to_flat_state(nnx.state(cell)):
+        is_input = path[0] in ("ii", "if_", "ig", "io", "dense_i")
+        expected = "input" if is_input else "hidden"
+        assert param.tag == ("bias" if path[1] == "bias" else expected), path
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [*zip(CELLS, ["tanh", "relu", "silu", "identity"], strict=True)],
+)
+def test_plain_pickle_finds_activations_again(name, activation):
+    cell = make(name, activation_fn=getattr(nnx, activation))
+    copy = pickle.loads(pickle.dumps(cell))
+    assert copy.activation_fn is cell.activation_fn
+    assert nnx.graphdef(copy) == nnx.graphdef(cell)
+    assert numbers(copy)[0].tolist() == numbers(cell)[0].tolist()
+
+
+def test_pickle_refuses_functions_without_a_name():
+    cell = make("GRUCell", activation_fn=jax.jit(lambda x: x))
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(cell)
+
+
+@every_cell
+@pytest.mark.parametrize("shape", [(4, 5), (), (2, 4, 1)])
+def test_wrong_features_name_the_cell(name, shape):
+    with pytest.raises(TypeError, match="contracting dimensions") as error:
+        make(name)(carry_of(name, 4), jnp.ones(shape))
+    assert f"{name} expects inputs" in str(error.value)
+    assert "in_features=2" in str(error.value) and str(shape) in str(error.value)
+
+
+@every_cell
+def test_a_carry_of_another_form_names_the_cell(name):
+    one, cell = normal(4, 3), make(name)
+    is_pair = name in TWO_STATES
+    wrong = [one, (one,), (one,) * 3, {"c": one, "h": one}, None]
+    for carry in wrong if is_pair else [(one, one), [one], {"h": one}, None]:
+        wanted = "a tuple of 2 arrays" if is_pair else "one array"
+        with pytest.raises(ValueError, match=f"{name} expects {wanted}"):
+            cell(carry, jnp.ones((4, 2)))
+
+
+@every_cell
+@pytest.mark.parametrize("shape", [(4, 2), (3, 3), (2, 4, 1)])
+def test_a_carry_of_another_shape_names_the_cell(name, shape):
+    carry = (normal(*shape),) * 2 if name in TWO_STATES else normal(*shape)
+    with pytest.raises(TypeError, match=f"{name} expects a carry") as error:
+        make(name)(carry, jnp.ones((4, 2)))
+    assert str(shape) in str(error.value) and "(4, 3)" in str(error.value)
+
+
+@every_cell
+def test_a_carry_may_be_broadcast_along_the_batch(name):
+    small = carry_of(name, 1)
+    big = jax.tree.map(lambda x: jnp.broadcast_to(x, (4, 3)), small)
+    cell, x = make(name), normal(4, 2)
+    _, expected = step(cell, big, x)
+    np.testing.assert_allclose(step(cell, small, x)[1], expected, rtol=1e-6)
+
+
+def test_the_members_of_the_base_class_are_for_subclasses():
+    base = nnx.RNNCellBase()
+    for member in (
+        lambda: base(1, 2),
+        lambda: base.initialize_carry((2,), nnx.Rngs(0)),
+        lambda: base.num_feature_axes,
+    ):
+        with pytest.raises(NotImplementedError):
+            member()
+    assert all(make(name).num_feature_axes == 1 for name in CELLS)
+    assert all(isinstance(make(name), nnx.RNNCellBase) for name in CELLS)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
+def test_params_are_those_of_the_peer(peer, name, float64):
+    del float64
+    with pytest.warns(UserWarning, match="keep_rngs"):
+        ours, theirs = (
+            make(name, library, seed=3, keep_rngs=True, param_dtype=jnp.float64)
+            for library in (nnx, peer)
+        )
+    ours = nnx.to_flat_state(nnx.state(ours, nnx.Param))
+    theirs = peer.to_flat_state(peer.state(theirs, peer.Param))
+    for (path, a), (other, b) in zip(ours, theirs, strict=True):
+        assert path == other
+        np.testing.assert_array_equal(a[...], b[...])
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["OptimizedLSTMCell", "SimpleCell", "GRUCell"])
+def test_steps_in_half_precision_are_those_of_the_peer(peer, name):
+    x, carry = normal(4, 2), carry_of(name, 4)
+    ours = step(make(name, dtype=jnp.bfloat16), carry, x)
+    theirs = make(name, peer, dtype=jnp.bfloat16)
+    theirs = peer.jit(lambda cell, carry, x: cell(carry, x))(theirs, carry, x)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,205 @@
+"""Rotary positions: the rotation, its tables, and attention that uses it."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests.nn.attention_formulas import random
+
+
+def rotated(x, positions=None, theta=10000.0):
+    """The rotation in float64, pair by pair as complex numbers."""
+    x = np.asarray(x, float)
+    length, size = x.shape[-2:]
+    positions = np.arange(length) if positions is None else np.asarray(positions, float)
+    angles = positions[..., None] / theta ** (2 * np.arange(size // 2) / size)
+    pairs = x[..., : size // 2] + 1j * x[..., size // 2 :]
+    pairs = pairs * np.exp(1j * angles)
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 6, "max_seq_len": 7}])
+@pytest.mark.parametrize("theta", [10000.0, 500.0])
+@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 7, 6)])
+def test_pairs_turn_with_the_position(sizes, theta, shape):
+    x = random(*shape)
+    y = nnx.RoPE(theta, **sizes)(x)
+    np.testing.assert_allclose(y, rotated(x, theta=theta), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [3, 0, 9],
+        [[0, 1, 2], [5, 6, 7]],
+        [[0.5, -1.5, 100.0], [0.0, 0.0, 1.0]],
+        [[[0, 1, 2]], [[7, 8, 9]]],
+    ],
+)
+def test_each_row_is_turned_by_its_own_positions(positions):
+    x = random(2, 2, 3, 8) if np.ndim(positions) == 3 else random(2, 3, 8)
+    y = nnx.RoPE()(x, jnp.array(positions))
+    np.testing.assert_allclose(y, rotated(x, positions), rtol=1e-5, atol=1e-4)
+
+
+def test_given_positions_go_before_the_tables():
+    rope, x = nnx.RoPE(embedding_size=4, max_seq_len=3), random(3, 4)
+    y = rope(x, jnp.array([10, 20, 30]))
+    np.testing.assert_allclose(y, rotated(x, [10, 20, 30]), rtol=1e-5, atol=1e-5)
+
+
+def test_dot_products_depend_on_distances_only():
+    rope, x = nnx.RoPE(), random(4, 8)
+    near, far = rope(x), rope(x, jnp.arange(4) + 17)
+    np.testing.assert_allclose(near @ near.T, far @ far.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jnp.linalg.norm(far, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5
+    )
+
+
+def test_tables_are_variables_that_train_with_nothing():
+    rope = nnx.RoPE(embedding_size=6, max_seq_len=4)
+    assert type(rope.cached_sin) is nnx.Variable
+    assert rope.cached_sin.shape == rope.cached_cos.shape == (4, 3)
+    angles = np.arange(4)[:, None] / 10000.0 ** (np.arange(3) / 3)
+    np.testing.assert_allclose(rope.cached_sin[...], np.sin(angles), atol=1e-6)
+    np.testing.assert_allclose(rope.cached_cos[...], np.cos(angles), atol=1e-6)
+    assert not jax.tree.leaves(nnx.state(rope, nnx.Param))
+    assert not jax.tree.leaves(nnx.state(nnx.RoPE()))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 64, "max_seq_len": 500}])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_goes_in_and_out_and_is_rounded_once(sizes, dtype):
+    x = random(500, 64).astype(dtype)
+    y = nnx.RoPE(**sizes)(x)
+    assert y.dtype == dtype
+    full = nnx.RoPE()(x.astype(jnp.float32))
+    np.testing.assert_array_equal(y, full.astype(dtype))
+
+
+def test_float64_is_computed_in_float64(float64):
+    x = random(3, 5, 6, dtype=jnp.float64)
+    for rope in (nnx.RoPE(), nnx.RoPE(embedding_size=6, max_seq_len=5)):
+        y = rope(x)
+        assert y.dtype == jnp.float64
+        np.testing.assert_allclose(y, rotated(x), rtol=1e-12, atol=1e-13)
+        assert rope(x.astype(jnp.float32)).dtype == jnp.float32
+
+
+def test_integers_become_floats():
+    assert nnx.RoPE()(jnp.ones((2, 4), int)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"embedding_size": 4}, {"max_seq_len": 4}, {"max_seq_len": 0}]
+)
+def test_one_size_alone_is_refused(sizes):
+    with pytest.raises(ValueError, match=r"both `embedding_size` and `max_seq_len`"):
+        nnx.RoPE(**sizes)
+
+
+@pytest.mark.parametrize("size", [3, 0, -2])
+def test_size_must_be_positive_and_even(size):
+    with pytest.raises(ValueError, match="must be positive and even"):
+        nnx.RoPE(embedding_size=size, max_seq_len=4)
+    with pytest.raises(ValueError, match="must be positive and even"):
+        nnx.RoPE()(jnp.ones((2, max(size, 0))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((5, 4), r"length 5.*max_seq_len=4"), ((2, 6), r"embedding_size=4.*size 6")],
+)
+def test_inputs_that_do_not_fit_the_tables_are_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.RoPE(embedding_size=4, max_seq_len=4)(jnp.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (jnp.arange(2), "must have the same seq_len"),
+        (jnp.array(1), "must have the same seq_len"),
+        (jnp.ones((1, 1, 3)), "more batch axes"),
+    ],
+)
+def test_positions_must_fit(positions, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.RoPE()(jnp.ones((2, 3, 4)), positions)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 4, "max_seq_len": 8}])
+def test_rope_can_be_pickled(sizes):
+    rope, x = nnx.RoPE(**sizes), random(3, 4)
+    copy = pickle.loads(pickle.dumps(rope))
+    np.testing.assert_array_equal(copy(x), rope(x))
+
+
+# --------------------------------------------------------------------- attention
+
+
+def over_length(x, positions=None):
+    """Rotates ``[batch, length, heads, depth]`` in float64."""
+    x = np.moveaxis(np.asarray(x, float), -2, -3)
+    positions = None if positions is None else np.asarray(positions)[..., None, :]
+    return np.moveaxis(rotated(x, positions), -3, -2)
+
+
+@pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
+def test_queries_and_keys_of_all_heads_are_rotated(positions):
+    query, key = random(2, 3, 4, 6, seed=1), random(2, 3, 2, 6, seed=2)
+    value = random(2, 3, 2, 6, seed=3)
+    given = None if positions is None else jnp.array(positions)
+    y = nnx.dot_product_attention_with_rope(
+        query, key, value, rope=nnx.RoPE(), input_positions=given, is_causal=True
+    )
+    expected = nnx.dot_product_attention(
+        jnp.float32(over_length(query, positions)),
+        jnp.float32(over_length(key, positions)),
+        value,
+        is_causal=True,
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [[7, 8], [[7, 8], [1, 3]]])
+def test_positions_are_those_of_the_queries_if_there_are_more_keys(positions):
+    query, key = random(2, 2, 1, 6, seed=1), random(2, 9, 1, 6, seed=2)
+    y = nnx.dot_product_attention_with_rope(
+        query, key, key, rope=nnx.RoPE(), input_positions=jnp.array(positions)
+    )
+    expected = nnx.dot_product_attention(
+        jnp.float32(over_length(query, positions)), jnp.float32(over_length(key)), key
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_stays_half_through_attention():
+    x = random(2, 3, 1, 4).astype(jnp.bfloat16)
+    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
+    assert attend(x, x, x).dtype == jnp.bfloat16
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:'.value' access:DeprecationWarning")
+@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 64, "max_seq_len": 300}])
+def test_rope_equals_the_peer(peer, sizes):
+    if not hasattr(peer, "RoPE"):
+        pytest.skip("the peer of this version has no RoPE")
+    ours, theirs = nnx.RoPE(700.0, **sizes), peer.RoPE(700.0, **sizes)
+    if sizes:
+        for name in ("cached_sin", "cached_cos"):
+            a, b = getattr(ours, name)[...], getattr(theirs, name)[...]
+            np.testing.assert_array_equal(a, b)
+    x = random(2, 300, 64)
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+    positions = jnp.arange(300) * 3
+    np.testing.assert_allclose(
+        ours(x, positions), theirs(x, positions), rtol=1e-4, atol=1e-4
+    )
