@@ -1,6 +1,6 @@
 """Compares layers with those of Flax NNX, case by case.
 
-    PYTHONPATH=src:. python -m tests.nn.peer_grid
+    PYTHONPATH=src:. python -m tests.nn.peer_grid [TABLE ...]
 
 prints, per layer: how many cases there are; in how many of them results differ by
 design, because the peer is wrong; how many Variables are equal bit for bit after
@@ -15,8 +15,9 @@ import dataclasses
 import importlib.metadata
 import inspect
 import operator
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ TABLES = {
 # Ulps. Elsewhere every bit is equal; our attention is compiled as a whole, and compiled
 # together operations round otherwise than one after the other.
 LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
-PLAIN = int | float | str | tuple | type | None
+PLAIN = int | float | str | tuple | None
 NO_RNGS = {"PReLU", "RoPE", "RNN", "Bidirectional"}
 
 
@@ -83,8 +84,7 @@ class Subject:
             self.rngs = library.Rngs(**seeds)
         self.layer = look_up(library, case.name)
         if inspect.isclass(self.layer):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # older arguments of cells
+            with warnings.catch_warnings(action="ignore"):  # of older arguments
                 self.layer = self._construct()
         self.attributes = [
             name for name in vars(self.layer) if not name.startswith("_pytree__")
@@ -122,7 +122,12 @@ class Subject:
         apply, inputs = self._call(seed)
         if mode is not None:
             apply = self.library.jit(apply, **mode)
-        return apply(self.layer, *inputs)
+        with self._warnings():
+            return apply(self.layer, *inputs)
+
+    def _warnings(self) -> warnings.catch_warnings:
+        """Ignores those of the peer, about itself."""
+        return warnings.catch_warnings(action=None if self.library is nnx else "ignore")
 
     def _call(self, seed: int) -> tuple[Callable, tuple]:
         """A function of the layer and the inputs; and the inputs."""
@@ -144,7 +149,9 @@ class Subject:
             return sum((x**2).sum() for x in jax.tree.leaves(apply(layer, *inputs)))
 
         # Compiled as a whole: the many small operations cost more, one by one.
-        return self._listed(self.library.jit(self.library.grad(loss))(self.layer))
+        gradient = self.library.jit(self.library.grad(loss))
+        with self._warnings():
+            return self._listed(gradient(self.layer))
 
     def load(self, other: "Subject") -> None:
         """Takes over the state of a layer, as a checkpoint would."""
@@ -238,6 +245,7 @@ def _compare_construction(report: Report, ours: Subject, theirs: Subject) -> Non
         )
     for name in set(ours.attributes) & set(theirs.attributes):
         a, b = (getattr(subject.layer, name) for subject in (ours, theirs))
+        a, b = (getattr(value, "__name__", value) for value in (a, b))
         if isinstance(a, PLAIN) and a != b:
             report.construction.append(f"{name} is {a!r}, in the peer {b!r}")
     report.params = len(theirs.created)
@@ -331,8 +339,8 @@ class Row:
         )
 
 
-def main() -> None:
-    """Runs the grid and prints a table."""
+def main(tables: Sequence[str]) -> None:
+    """Runs the grid, or some of its tables, and prints a table."""
     import flax.nnx as peer
 
     print(f"Flax {importlib.metadata.version('flax')}, JAX {jax.__version__}")
@@ -341,7 +349,7 @@ def main() -> None:
         f"{'exact':>11}{'fail':>7}  largest difference in ulps"
     )
     total = Row("total")
-    for name in TABLES:
+    for name in tables or TABLES:
         row = Row(name)
         for case in cases(name, peer):
             report = compare(case, peer, LIMITS.get(name, 0))
@@ -352,4 +360,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -46,3 +46,7 @@ def test_padding_gets_the_forms_of_lax():
 def test_unknown_padding_is_named(padding):
     with pytest.raises(ValueError, match="Invalid padding format.*len 2"):
         arguments.canonicalize_padding(padding, 2)
+
+
+def test_if_set_leaves_out_what_is_none():
+    assert arguments.if_set(a=None, b=False, c=1) == {"b": False, "c": 1}

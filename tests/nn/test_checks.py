@@ -74,3 +74,18 @@ def test_arrays_are_described_by_dtype_and_shape():
     assert checks.describe(jnp.ones((2, 3), jnp.bfloat16)) == "bfloat16[2, 3]"
     assert checks.describe(np.ones((), int)) == "int64[]"
     assert checks.describe([1.0]) == "list"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_argument_of_a_call_goes_before_the_attribute(given):
+    layer = nnx.Dropout(0.5, deterministic=not given)
+    assert checks.setting(layer, "deterministic", given) is given
+    assert checks.setting(layer, "deterministic", None) is not given
+
+
+def test_a_setting_that_nobody_gave_is_an_error_with_the_ways_out():
+    layer = nnx.Dropout(0.5, deterministic=None)
+    with pytest.raises(ValueError, match="No `deterministic` argument") as error:
+        checks.setting(layer, "deterministic", None)
+    for way in ("Dropout(..., deterministic=", "layer(x, deter", "nnx.view(model, d"):
+        assert way in str(error.value)

@@ -159,7 +159,25 @@ def _describe(array: Any) -> str:
 
 
 def write_at(raw: Any, index: Any, value: Any) -> Any:
-    """The array with a part of it replaced; its shape, dtype and sharding stay."""
+    """The array with a part of it replaced; its shape, dtype and sharding stay.
+
+    An abstract array becomes a concrete one if all of it is replaced.
+
+    Raises:
+        TypeError: If a part of an abstract array should be replaced.
+    """
+    if isinstance(raw, jax.ShapeDtypeStruct):
+        return _made_concrete(raw, index, value)
     if index is Ellipsis and is_array(value) and _jax.same_type(raw, value):
         return value
     return raw.at[index].set(value)
+
+
+def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
+    if index is not Ellipsis:
+        raise TypeError(
+            f"The value {_describe(abstract)} is abstract: it has no elements yet.\n"
+            "Write all of it, variable[...] = array, before parts of it."
+        )
+    value = jax.numpy.asarray(value, abstract.dtype)
+    return jax.numpy.broadcast_to(value, abstract.shape)

@@ -215,7 +215,7 @@ class Variable(
             values.write_ref(raw, where, values.unwrap(value))
         elif index is MISSING:
             _replace_raw(self, value)
-        elif values.is_array(raw):
+        elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
             _set_raw(self, values.write_at(raw, index, values.unwrap(value)))
         else:
             raw[index] = value

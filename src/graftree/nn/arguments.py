@@ -35,6 +35,11 @@ def per_axis(value: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     return values * rank if is_int(value) else values
 
 
+def if_set(**options: Any) -> dict[str, Any]:
+    """The keywords that are not ``None``: for functions that may not have them."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
 def canonical_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
     """Lists axes as non-negative numbers in ascending order, without repeats.
 

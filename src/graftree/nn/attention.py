@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def dot_product_attention(
     promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
     is_causal: bool = False,
     *,
-    implementation: str | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
 ) -> Inexact[Array, "*batch queries heads v_depth"]:
     """Averages the values, weighted by how well their keys fit the query.
 
@@ -249,7 +249,7 @@ def _can_fuse(
     key: jax.Array,
     value: jax.Array,
     precision: PrecisionLike,
-    implementation: str | None,
+    implementation: Literal["xla", "cudnn"] | None,
 ) -> bool:
     """Whether JAX's function computes this, with full precision and where it is to."""
     if key.shape != value.shape or not query.dtype == key.dtype == value.dtype:
@@ -297,7 +297,7 @@ def _attend(
     bias: jax.Array | None,
     mask: jax.Array | None,
     is_causal: bool,
-    implementation: str | None,
+    implementation: Literal["xla", "cudnn"] | None,
 ) -> jax.Array:
     """JAX's attention, for any number of batch axes."""
     batch = query.shape[:-3]

@@ -54,6 +54,35 @@ def _no_numbers(layer: Any, inputs: Any) -> TypeError:
     )
 
 
+def setting(layer: Any, attribute: str, given: bool | None) -> bool:
+    """Says what holds for a call: its argument, or else the attribute of the layer.
+
+    Args:
+        layer: The layer.
+        attribute: The name of both.
+        given: The argument of the call; ``None`` if it was left out.
+
+    Raises:
+        ValueError: If the attribute is ``None``, too.
+    """
+    if given is None:
+        given = getattr(layer, attribute)
+    if given is None:
+        raise ValueError(
+            errors.message(
+                f"No `{attribute}` argument was provided to {name(layer)}, as argument "
+                "of the call or as attribute.",
+                way_out=(
+                    f"Pass it to the constructor: {name(layer)}(..., "
+                    f"{attribute}=False)\n"
+                    f"or to the call: layer(x, {attribute}=False)\n"
+                    f"or to a view: nnx.view(model, {attribute}=False)"
+                ),
+            )
+        )
+    return given
+
+
 def axes(layer: Any, attribute: str, inputs: Any) -> tuple[int, ...]:
     """Lists the axes of the inputs that an attribute of a layer means.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.core import attributes
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs, RngStream
@@ -107,11 +107,7 @@ class Dropout(Module):
             IndexError: If ``inputs`` lack one of the ``broadcast_dims``.
             KeyError: If ``rngs`` lacks the stream.
         """
-        if deterministic is None:
-            deterministic = self.deterministic
-        if deterministic is None:
-            raise ValueError(_missing_deterministic())
-        if self.rate == 0 or deterministic:
+        if checks.setting(self, "deterministic", deterministic) or self.rate == 0:
             return inputs
         inputs = checks.as_array(self, inputs)
         if self.rate == 1:
@@ -149,18 +145,6 @@ class Dropout(Module):
         """
         if deterministic is not None:
             self.deterministic = deterministic
-
-
-def _missing_deterministic() -> str:
-    return errors.message(
-        "No `deterministic` argument was provided to Dropout, as argument of the call "
-        "or as attribute.",
-        way_out=(
-            "Pass it to the constructor: Dropout(..., deterministic=False)\n"
-            "or to the call: dropout(x, deterministic=False)\n"
-            "or to a view: nnx.view(model, deterministic=False)"
-        ),
-    )
 
 
 def _keep_mask(

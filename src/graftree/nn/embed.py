@@ -11,6 +11,7 @@ from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
 from graftree.nn import (
+    arguments,
     checks,
     initializers,
     linear,
@@ -115,7 +116,7 @@ class Embed(Module):
             return jnp.broadcast_to(
                 embedding.reshape((1,) * inputs.ndim + (self.features,)),
                 (*inputs.shape, self.features),
-                **_sharding_option(out_sharding),
+                **arguments.if_set(out_sharding=out_sharding),
             )
         return operations.look_up(embedding, inputs, out_sharding)
 
@@ -147,9 +148,5 @@ class Embed(Module):
         numbers = (((query.ndim - 1,), (1,)), ((), ()))
         linear.check_contraction(self, given, query, embedding, numbers)
         return operations.dot_general(
-            query, embedding, numbers, **_sharding_option(out_sharding)
+            query, embedding, numbers, **arguments.if_set(out_sharding=out_sharding)
         )
-
-
-def _sharding_option(out_sharding: Any) -> dict[str, Any]:
-    return {} if out_sharding is None else {"out_sharding": out_sharding}

@@ -198,12 +198,9 @@ def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
         ``precision`` always; the others only if set, so that functions without these
         keywords can be used.
     """
-    options = {"precision": layer.precision}
-    if layer.preferred_element_type is not None:
-        options["preferred_element_type"] = layer.preferred_element_type
-    if out_sharding is not None:
-        options["out_sharding"] = out_sharding
-    return options
+    return {"precision": layer.precision} | arguments.if_set(
+        preferred_element_type=layer.preferred_element_type, out_sharding=out_sharding
+    )
 
 
 class LinearGeneral(Module):

@@ -19,6 +19,7 @@ from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
 from graftree.core.variables import A, Param, Variable
 from graftree.nn import (
+    arguments,
     checks,
     initializers,
     linear,
@@ -271,5 +272,5 @@ class LoRALinear(linear.Linear):
                 numbers.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        options = {} if out_sharding is None else {"out_sharding": out_sharding}
+        options = arguments.if_set(out_sharding=out_sharding)
         return super().__call__(x, **options) + self.lora(x, **options)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import (
     DotGeneralT,
     Dtype,
@@ -303,10 +302,8 @@ class MultiHeadAttention(Module):
                 the wrong size.
         """
         inputs = self._fill_in(inputs_q, inputs_k, inputs_v)
-        decode = self.decode if decode is None else decode
-        if decode is None:
-            raise ValueError(_missing("decode"))
-        cache = key_value_caches.of(self) if decode else None
+        is_decoding = checks.setting(self, "decode", decode)
+        cache = key_value_caches.of(self) if is_decoding else None
         stream = self._key_stream(deterministic, rngs)
         query, key, value = self._project(inputs, qkv_sharding)
         if cache is not None:
@@ -328,7 +325,7 @@ class MultiHeadAttention(Module):
                 module=self if sow_weights else None,
                 is_causal=is_causal,
             )
-            outputs = self.out(outputs, **_if_set(out_sharding))
+            outputs = self.out(outputs, **arguments.if_set(out_sharding=out_sharding))
         if cache is not None:
             cache.write(*filled)
         return outputs
@@ -356,10 +353,7 @@ class MultiHeadAttention(Module):
         """The stream of the key for dropout, or ``None`` if nothing is dropped."""
         if not self.dropout_rate > 0:
             return None
-        deterministic = self.deterministic if deterministic is None else deterministic
-        if deterministic is None:
-            raise ValueError(_missing("deterministic"))
-        if deterministic:
+        if checks.setting(self, "deterministic", deterministic):
             return None
         rngs = self.rngs if rngs is None else rngs
         if isinstance(rngs, Rngs):
@@ -377,8 +371,9 @@ class MultiHeadAttention(Module):
     def _project(self, inputs: list[Any], sharding: Any) -> list[jax.Array]:
         """Queries, keys and values, ``[*batch, length, heads, head_dim]``."""
         layers = (self.query, self.key, self.value)
+        options = arguments.if_set(out_sharding=sharding)
         projected = zip(layers, inputs, strict=True)
-        query, key, value = [layer(x, **_if_set(sharding)) for layer, x in projected]
+        query, key, value = [layer(x, **options) for layer, x in projected]
         if self.query_ln is not None:
             query = self.query_ln(query)
         if self.key_ln is not None:
@@ -469,23 +464,6 @@ def _check_heads(num_heads: int, num_kv_heads: int, qkv_features: int) -> None:
             f"Memory dimension qkv_features ({qkv_features}) must be divisible by "
             f"'num_heads' heads ({num_heads})."
         )
-
-
-def _missing(argument: str) -> str:
-    return errors.message(
-        f"No `{argument}` argument was provided to MultiHeadAttention, as argument of "
-        "the call or as attribute.",
-        way_out=(
-            f"Pass it to the constructor: MultiHeadAttention(..., {argument}=False)\n"
-            f"or to the call: attention(x, {argument}=False)\n"
-            f"or to a view: nnx.view(model, {argument}=False)"
-        ),
-    )
-
-
-def _if_set(out_sharding: Any) -> dict[str, Any]:
-    """The keyword ``out_sharding`` if it is set: not every layer has it."""
-    return {} if out_sharding is None else {"out_sharding": out_sharding}
 
 
 def _takes_positions(attention_fn: Callable[..., Any]) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
@@ -151,10 +150,9 @@ class BatchNorm(Module):
             TypeError: If ``x`` has another number of features, or if it holds no
                 numbers. Here, too, the statistics stay.
         """
-        if use_running_average is None:
-            use_running_average = self.use_running_average
-        if use_running_average is None:
-            raise ValueError(_missing_use_running_average())
+        use_running_average = checks.setting(
+            self, "use_running_average", use_running_average
+        )
         x = checks.as_array(self, x)
         feature_axes = checks.axes(self, "axis", x)
         if not use_running_average:
@@ -237,18 +235,6 @@ class BatchNorm(Module):
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
-
-
-def _missing_use_running_average() -> str:
-    return errors.message(
-        "No `use_running_average` argument was provided to BatchNorm, as argument of "
-        "the call or as attribute.",
-        way_out=(
-            "Pass it to the constructor: BatchNorm(..., use_running_average=False)\n"
-            "or to the call: batch_norm(x, use_running_average=False)\n"
-            "or to a view: nnx.view(model, use_running_average=False)"
-        ),
-    )
 
 
 class LayerNorm(Module):

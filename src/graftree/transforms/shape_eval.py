@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax
 from graftree.core import flattening, functional, labels, partitioning, traversals
+from graftree.core.modules import Module
 from graftree.core.skeletons import ArrayRefDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, arguments, decorators, lifting
@@ -39,7 +40,7 @@ def eval_shape(
     Nothing that the function writes to its arguments reaches the caller's objects.
 
     Args:
-        f: The function.
+        f: The function, or a Module that is called.
         *args: Its arguments. Arrays in them may be ``jax.ShapeDtypeStruct``, those in
             Variables too.
         graph: The mode; ``None`` takes the default.
@@ -60,6 +61,8 @@ def eval_shape(
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
     mode = modes.resolve(graph, graph_updates)
+    if isinstance(f, Module):  # as an argument, it may write to its own Variables
+        f, args = type(f).__call__, (f, *args)
     decorators.check_not_bound(f, "eval_shape")
     row = Row.uniform(
         "eval_shape", mode, keeps_keywords=True, returns_captured=True, is_detached=True

@@ -228,14 +228,7 @@ def write_all(variable, value):
     "write",
     [
         nnx.Variable.set_value,
-        pytest.param(
-            write_all,
-            marks=pytest.mark.xfail(
-                reason="core/variables.py writes into the ShapeDtypeStruct",
-                raises=TypeError,
-                strict=True,
-            ),
-        ),
+        write_all,
     ],
 )
 def test_abstract_layers_take_arrays(write):
@@ -378,11 +371,6 @@ def test_params_are_differentiated_beside_refs():
     assert (block.norm.mean[...] != 0).all()
 
 
-@pytest.mark.xfail(
-    reason="transforms/shape_eval.py closes over a module that is the function",
-    raises=nnx.errors.TraceContextError,
-    strict=True,
-)
 def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
     layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     assert nnx.eval_shape(layer, ones((2, 3))).shape == (2, 3)

@@ -389,3 +389,28 @@ def test_equality_of_arrays_is_elementwise_and_of_scalars_a_bool():
 def test_in_place_operators_are_refused_with_the_way_out(op):
     with pytest.raises(NotImplementedError, match=r"variable\[\.\.\.\] .*= x"):
         op(nnx.Param(jnp.ones(2)), 1)
+
+
+def test_whole_write_makes_an_abstract_value_concrete():
+    abstract = jax.ShapeDtypeStruct((2,), jnp.float32)
+    variable, new = nnx.Param(abstract), jnp.ones(2)
+    variable[...] = new
+    assert variable[...].tolist() == [1.0, 1.0]
+    other = nnx.Param(abstract)
+    other[...] = 3
+    assert other[...].dtype == jnp.float32 and other[...].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "error", "phrase"),
+    [
+        (0, 1.0, TypeError, r"float32\[2\] is abstract"),
+        (..., jnp.ones(3), ValueError, "broadcast"),
+    ],
+)
+def test_what_does_not_fill_an_abstract_value_leaves_it(index, value, error, phrase):
+    abstract = jax.ShapeDtypeStruct((2,), jnp.float32)
+    variable = nnx.Param(abstract)
+    with pytest.raises(error, match=phrase):
+        variable[index] = value
+    assert variable[...] is abstract
