@@ -123,7 +123,6 @@ def scan_with_refs(call, count):
 
 LIFTED = {
     "jit": one_by_one(nnx.jit),
-    "remat": one_by_one(nnx.remat),
     "jit(grad(remat))": one_by_one(jitted_gradient),
     "vmap": stacked(vmapped),
     "scan": stacked(scanned),
