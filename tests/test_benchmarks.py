@@ -17,6 +17,7 @@ from benchmarks import (
     rows,
     steps,
     tables,
+    transformer_blocks,
 )
 
 COMPUTING = [
@@ -63,6 +64,23 @@ def test_gpts_compute_what_the_pure_function_computes():
         losses = [[float(step()) for _ in range(2)] for step in made]
     for loss in losses:
         np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("of", ["forward", "gradient"])
+def test_transformer_blocks_are_traced_to_no_more_than_the_pure_function(of):
+    counts = operations(rows.equations(of))
+    # The pure function broadcasts biases, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        found = {library: count() for (library, _), count in counts.items()}
+    assert 0 < found["Graftree"] <= found["raw JAX"]
+
+
+def test_transformer_blocks_compute_what_the_pure_function_computes():
+    block = transformer_blocks.nnx_block(libraries.installed("Graftree")["Graftree"])
+    x = transformer_blocks.inputs()
+    with jax.numpy_rank_promotion("allow"):
+        expected = transformer_blocks.raw(transformer_blocks.parameters(), x)
+    np.testing.assert_allclose(block(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_constructed_models_hold_arrays_of_the_same_shapes():

@@ -12,10 +12,11 @@ from graftree.interop import flax_names
 # What the contract names and what exists, by path.
 PATHS = [
     "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
-    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.dtypes",
-    "nn.initializers", "nn.linear", "nn.normalization", "nn.stochastic", "object",
-    "optimizer", "pytreelib", "reprlib", "rnglib", "spmd", "statelib", "tracers",
-    "training", "training.ema", "training.metrics", "training.optimizer",
+    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.attention",
+    "nn.dtypes", "nn.initializers", "nn.linear", "nn.lora", "nn.normalization",
+    "nn.recurrent", "nn.stochastic", "object", "optimizer", "pytreelib",
+    "reprlib", "rnglib", "spmd", "statelib", "tracers", "training",
+    "training.ema", "training.metrics", "training.optimizer",
     "transforms", "transforms.autodiff", "transforms.compilation",
     "transforms.transforms", "traversals",
     "variablelib", "visualization",
