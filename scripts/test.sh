@@ -44,8 +44,8 @@ check "ruff check" $bin/ruff check
 check "ruff format" $bin/ruff format --check
 check "import-linter" $bin/lint-imports
 check "pyright" $bin/pyright --pythonpath $bin/python
-check "tests, oldest" $bin/python -m pytest --numprocesses 2 --tb short
-check "tests, newest" .venv/newest/bin/python -m pytest --numprocesses 2 --tb short
+check "tests, oldest" $bin/python -m pytest --numprocesses 2 --tb short --durations 25
+check "tests, newest" .venv/newest/bin/python -m pytest --numprocesses 2 --tb short --durations 25
 
 echo
 printf '%s\n' "${report[@]}"

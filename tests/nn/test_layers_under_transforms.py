@@ -8,7 +8,7 @@ import pytest
 import graftree as nnx
 from tests import catalog, modes
 
-COUNT = 3  # layers, each with keys and inputs of its own
+COUNT = 2  # layers, each with keys and inputs of its own
 every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
 
 

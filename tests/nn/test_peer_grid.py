@@ -12,6 +12,13 @@ from tests.nn.peer_grid import Subject, compare, difference, numbers, unequal
 
 pytestmark = pytest.mark.peers
 
+
+@pytest.fixture(scope="session", autouse=True)
+def newest_peer():
+    """Compares with the release that we follow; the command compares with any."""
+    pytest.importorskip("flax", minversion="0.12.12")
+
+
 TABLES = pytest.mark.parametrize("table", peer_grid.TABLES)
 DIFFERING = [
     name

@@ -182,7 +182,7 @@ def test_pmap_runs_on_several_devices():
     x = jnp.arange(8.0 * 2).reshape(8, 1, 2)
     y = nnx.pmap(lambda model, x: model(x), in_axes=(None, 0))(model, x)
     assert len(y.devices()) == 8
-    np.testing.assert_allclose(y, model(x), rtol=1e-6)
+    np.testing.assert_allclose(y, model(x), rtol=1e-6, atol=1e-6)
 
 
 def test_nested_maps_of_a_gradient():
