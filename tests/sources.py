@@ -85,6 +85,7 @@ def repository() -> list[Source]:
     return [source for folder in folders for source in read(ROOT / folder)]
 
 
+@functools.cache
 def module_names() -> frozenset[str]:
     return frozenset(source.module for source in package())
 
