@@ -298,8 +298,8 @@ LAYERS: Sequence[Layer] = [
         wraps=("RNN", "RNN"),
         has_dtype=False,
     ),
-    # The others differ from these in the function they call.
-    *map(pooling, ("AvgPool", "GlobalMaxPool")),
+    *map(pooling, ("MaxPool", "MinPool", "AvgPool")),
+    *map(pooling, ("GlobalMaxPool", "GlobalMinPool", "GlobalAvgPool")),
 ]
 
 BY_NAME = {layer.name: layer for layer in LAYERS}
