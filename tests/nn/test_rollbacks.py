@@ -17,6 +17,18 @@ def test_values_come_back_after_a_failure(ref):
     assert a[...].tolist() == b[...].tolist() == [0.0, 1.0]
 
 
+def test_hooks_do_not_change_what_comes_back():
+    class Doubled(nnx.Variable):
+        def get_value(self, **options):
+            return 2 * super().get_value(**options)
+
+    a = Doubled(jnp.arange(2.0))
+    with pytest.raises(KeyError), rollbacks.undone_on_failure(a):
+        a[...] = jnp.ones(2)
+        raise KeyError
+    assert a.get_raw_value().tolist() == [0.0, 1.0]
+
+
 def test_values_stay_after_a_success():
     a = nnx.Variable(jnp.arange(2.0))
     with rollbacks.undone_on_failure(a):

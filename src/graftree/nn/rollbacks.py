@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from graftree import errors
+from graftree import _jax
+from graftree.core import raw_values
 from graftree.core.rngs import RngStream
 from graftree.core.variables import Variable
 
@@ -32,16 +33,24 @@ def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
         ...     print(count[...])
         1
     """
-    before = [variable.get_value() for variable in variables]
+    before = [_content(variable) for variable in variables]
     try:
         yield
     except BaseException:
-        for variable, value in zip(variables, before, strict=True):
-            # What may not be written now was not written in the block.
-            with contextlib.suppress(errors.GraftreeError):
-                if variable.get_value() is not value:
-                    variable.set_value(value)
+        # What may not be written now was not written in the block.
+        changed = [
+            (variable, content)
+            for variable, content in zip(variables, before, strict=True)
+            if raw_values.may_write(variable) and _content(variable) is not content
+        ]
+        raw_values.store([v for v, _ in changed], [content for _, content in changed])
         raise
+
+
+def _content(variable: Variable[Any]) -> Any:
+    """What is stored, past all hooks, which would change it on its way back."""
+    raw = variable.get_raw_value()
+    return raw[...] if _jax.is_ref(raw) else raw
 
 
 def counts_of(*streams: Any) -> list[Variable[Any]]:
