@@ -30,7 +30,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="few short turns: two minutes in all"
+        "--quick", action="store_true", help="few short turns: some minutes in all"
     )
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="groups whose name has this text"
