@@ -49,6 +49,15 @@ def test_failures_of_those_who_may_not_write_pass_through(ref):
     assert a[...].tolist() == [0.0, 1.0]
 
 
+def test_refs_cost_a_program_nothing():
+    def step(a):
+        with rollbacks.undone_on_failure(a):
+            a[...] = jnp.ones(2)
+
+    jaxpr = jax.make_jaxpr(step)(nnx.Variable(jnp.arange(2.0), ref=True))
+    assert "get" not in [e.primitive.name for e in jaxpr.eqns]
+
+
 def test_counts_are_those_of_the_streams():
     rngs = nnx.Rngs(params=0)
     assert rollbacks.counts_of(rngs.params, None, 1) == [rngs.params.count]

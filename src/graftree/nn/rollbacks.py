@@ -50,7 +50,9 @@ def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
 def _content(variable: Variable[Any]) -> Any:
     """What is stored, past all hooks, which would change it on its way back."""
     raw = variable.get_raw_value()
-    return raw[...] if _jax.is_ref(raw) else raw
+    # A trace that fails drops its writes; reading would be one operation more.
+    is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
+    return raw[...] if is_eager_ref else raw
 
 
 def counts_of(*streams: Any) -> list[Variable[Any]]:
