@@ -152,14 +152,14 @@ class ScopedDefault:
     def __exit__(self, *exception: object) -> None:
         _stacks.of[type(self)].pop()
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Decorates a function to run under the value; the ambient one comes back."""
         self._take_back()
 
-        @functools.wraps(function)
+        @functools.wraps(f)
         def scoped(*args: Any, **kwargs: Any) -> Any:
             with type(self)(self.new_value):
-                return function(*args, **kwargs)
+                return f(*args, **kwargs)
 
         return scoped
 

@@ -61,3 +61,12 @@ def test_a_dict_may_be_the_value_of_a_variable():
     graphdef, _ = nnx.split({"v": variable})
     (leaf,) = matching.match(graphdef, [{"v": {"x": 3, "y": 4}}])
     assert leaf == {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize("root", [jnp.array(1.0), nnx.Param(jnp.array(1.0))])
+def test_a_single_leaf_comes_back_from_a_flat_state(root):
+    # Issue 12: the FlatState itself was taken for the leaf.
+    graphdef, flat = nnx.graphlib.flatten(root)
+    assert nnx.merge(graphdef, flat) is root
+    with pytest.raises(ValueError, match="unexpected: a"):
+        nnx.merge(graphdef, nnx.FlatState([(("a",), root)], sort=True))

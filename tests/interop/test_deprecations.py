@@ -1,7 +1,9 @@
 """An older name does the same, warns, and looks like the new one."""
 
 import inspect
+import warnings
 
+import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
@@ -53,3 +55,22 @@ def test_methods_are_named_with_their_class():
 def test_a_function_without_docstring_gets_the_note_alone():
     older = nnx.deprecations.deprecated(Model.run)
     assert older.__doc__.endswith("Use :func:`Model.run` instead.")
+
+
+OLDER_SPELLINGS = {
+    "sharding": lambda: nnx.Param(jnp.ones(2), sharding=(), eager_sharding=False),
+    "sharding_names": lambda: nnx.Param(1.0).set_metadata(sharding_names=()),
+    "flat_state": lambda: nnx.State({}).flat_state(),
+}
+
+
+@pytest.mark.parametrize("spelling", OLDER_SPELLINGS)
+def test_documented_older_spellings_warn_only_those_who_ask(spelling):
+    # Issue 12. Python's own filters: a DeprecationWarning counts in the program only.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("error", category=DeprecationWarning, module=__name__)
+        OLDER_SPELLINGS[spelling]()
+        warnings.simplefilter("error")
+        with pytest.raises(DeprecationWarning, match=spelling):
+            OLDER_SPELLINGS[spelling]()

@@ -56,20 +56,20 @@ def register_data_type(type_: type[T], /) -> type[T]:
     return type_
 
 
-def is_data(x: Any, /) -> bool:
+def is_data(value: Any, /) -> bool:
     """Whether a value is data by itself: an array, ref, Variable, Pytree.
 
     Instances are asked, not only types, since a tracer is an array of a type of its
     own. Lists, dicts and tuples are not data, even if they hold arrays.
 
     Args:
-        x: Any value.
+        value: Any value.
 
     Example:
         >>> nnx.is_data(jnp.ones(2)), nnx.is_data(2), nnx.is_data([jnp.ones(2)])
         (True, False, False)
     """
-    kind = type(x)
+    kind = type(value)
     known = _known_types.get(kind)
     if known is None:
         known = _known_types[kind] = (
@@ -86,11 +86,11 @@ class DataObject:
     __slots__ = ()
 
 
-def has_data(x: Any, /) -> list[Any]:
+def has_data(value: Any, /) -> list[Any]:
     """The data in a pytree: its leaves and nodes for which `is_data` holds.
 
     Args:
-        x: Any value; data nodes in it are not entered.
+        value: Any value; data nodes in it are not entered.
 
     Returns:
         The data found, in tree order.
@@ -99,7 +99,7 @@ def has_data(x: Any, /) -> list[Any]:
         >>> nnx.has_data([1, jnp.ones(2), "a"])
         [Array([1., 1.], dtype=float32)]
     """
-    return [leaf for leaf in _leaves(x, is_data) if is_data(leaf)]
+    return [leaf for leaf in _leaves(value, is_data) if is_data(leaf)]
 
 
 def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:

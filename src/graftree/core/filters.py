@@ -266,18 +266,18 @@ class Not:
     """Matches what its filter does not match.
 
     Args:
-        filter: The filter to negate.
+        collection_filter: The filter to negate.
 
     Raises:
-        TypeError: If ``filter`` is not a filter.
+        TypeError: If ``collection_filter`` is not a filter.
 
     Example:
         >>> nnx.Not(nnx.Param)((), nnx.BatchStat(0))
         True
     """
 
-    def __init__(self, filter: Filter, /):
-        self.predicate = to_predicate(filter)
+    def __init__(self, collection_filter: Filter, /):
+        self.predicate = to_predicate(collection_filter)
 
     def __call__(self, path: Path, x: typing.Any) -> bool:
         """Whether the filter does not match."""

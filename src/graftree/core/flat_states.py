@@ -100,12 +100,12 @@ class FlatState(Sequence[tuple[Path, L]], text.Representable):
             yield writing.Attr("", item)
 
     @staticmethod
-    def merge(flat: FlatState[L], /, *flats: FlatState[L]) -> FlatState[L]:
+    def merge(flat_state: FlatState[L], /, *flat_states: FlatState[L]) -> FlatState[L]:
         """Unites FlatStates.
 
         Args:
-            flat: The first one.
-            *flats: Others.
+            flat_state: The first one.
+            *flat_states: Others.
 
         Returns:
             A new FlatState with all entries, sorted; of equal paths all are kept,
@@ -118,9 +118,10 @@ class FlatState(Sequence[tuple[Path, L]], text.Representable):
             >>> nnx.FlatState.merge(b, a).leaves
             [1, 2]
         """
-        if not flats:
-            return flat
-        return FlatState([item for part in (flat, *flats) for item in part], sort=True)
+        if not flat_states:
+            return flat_state
+        parts = (flat_state, *flat_states)
+        return FlatState([item for part in parts for item in part], sort=True)
 
     def split(self, first: Filter, /, *filters: Filter) -> Any:
         """Divides the entries into groups that together hold all of them.

@@ -27,7 +27,7 @@ from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.graph_states import GraphState
 from graftree.core.skeletons import GraphDef
 from graftree.core.states import State
-from graftree.core.variables import MISSING, Variable
+from graftree.core.variables import Variable
 
 Node = TypeVar("Node")
 N = TypeVar("N")
@@ -284,7 +284,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
 
 @overload
 def merge(
-    graphdef: GraphDef[N],
+    graphdef_or_graphstate: GraphDef[N],
     /,
     *state_list: Any,
     copy: bool = ...,
@@ -292,14 +292,14 @@ def merge(
 ) -> N: ...
 @overload
 def merge(
-    graphdef: GraphState,
+    graphdef_or_graphstate: GraphState,
     /,
     *state_list: GraphState,
     copy: bool = ...,
     recreate_variables: bool = ...,
 ) -> Any: ...
 def merge(
-    graphdef: Any,
+    graphdef_or_graphstate: Any,
     /,
     *state_list: Any,
     copy: bool = False,
@@ -311,7 +311,8 @@ def merge(
     be given as strings.
 
     Args:
-        graphdef: A GraphDef followed by states, or one or more GraphStates.
+        graphdef_or_graphstate: A GraphDef followed by states, or one or more
+            GraphStates.
         *state_list: States, mappings, FlatStates, a bare leaf, or one list of leaves
             in order.
         copy: Whether to copy the Variables; without, the object shares them.
@@ -331,6 +332,7 @@ def merge(
         >>> nnx.merge(graphdef, state).kernel is model.kernel
         True
     """
+    graphdef = graphdef_or_graphstate
     if isinstance(graphdef, GraphState):
         graphdef, state_list = _take_apart([graphdef, *state_list])
     if not isinstance(graphdef, GraphDef):
@@ -392,13 +394,12 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     updating.update(node, (state, *state_list))
 
 
-def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:
+def pop(node: Any, *filter_list: Any) -> Any:
     """Removes the leaves that match from an object, and returns them.
 
     Args:
         node: The object.
-        filter: The first filter.
-        *filter_list: Further filters; the first that matches takes a leaf.
+        *filter_list: Filters, at least one; the first that matches takes a leaf.
 
     Returns:
         A State, or one State per filter.
@@ -415,11 +416,11 @@ def pop(node: Any, filter: Any = MISSING, /, *filter_list: Any) -> Any:
         >>> hasattr(model, "loss")
         False
     """
-    if filter is MISSING:
+    if not filter_list:
         raise ValueError(
             "Expected at least one filter, got none: nnx.pop(node, filter)."
         )
-    predicates = [filters.to_predicate(f) for f in (filter, *filter_list)]
+    predicates = [filters.to_predicate(f) for f in filter_list]
     popped = [states.from_flat_state(p) for p in updating.pop(node, predicates)]
     return tuple(popped) if len(popped) > 1 else popped[0]
 

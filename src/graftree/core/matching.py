@@ -113,9 +113,13 @@ def _match_slowly(
 
 
 def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    leaves = [s for s in state_list if not (is_mapping(s) and not len(s))]
-    if len(leaves) != 1:
-        raise _count_error(graphdef, len(leaves), [], [])
+    given = [s for s in state_list if not (is_mapping(s) and not len(s))]
+    flat = [item for s in given if isinstance(s, FlatState) for item in s]
+    leaves = [s for s in given if not isinstance(s, FlatState)]
+    leaves += [leaf for path, leaf in flat if not path]
+    if len(leaves) != 1 or len(leaves) < len(flat):
+        extra = [path for path, _ in flat if path]
+        raise _count_error(graphdef, len(leaves) + len(extra), [], extra)
     return leaves
 
 

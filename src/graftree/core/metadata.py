@@ -129,7 +129,8 @@ def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
             warnings.warn(
                 f"The metadata {old!r} is deprecated, use {new!r} instead.",
                 DeprecationWarning,
-                stacklevel=4,
+                # This line: see `states`. The documented spelling is still the old one.
+                stacklevel=1,
             )
             metadata[new] = metadata.pop(old)
     return metadata

@@ -285,22 +285,22 @@ class Object(Pytree, pytree=False):
         super().__init_subclass__(pytree=pytree, **options)
 
 
-def check_pytree(obj: Any) -> None:
+def check_pytree(pytree: Any) -> None:
     """Checks that no static attribute of a Pytree contains data.
 
     Args:
-        obj: A `Pytree`.
+        pytree: A `Pytree`.
 
     Raises:
-        TypeError: If ``obj`` is no Pytree.
+        TypeError: If ``pytree`` is no Pytree.
         ValueError: If there is data in a static attribute, e.g. appended to a list.
 
     Example:
         >>> nnx.check_pytree(nnx.Rngs(0))
     """
-    if not isinstance(obj, Pytree):
-        raise TypeError(f"check_pytree expects a Pytree, got {type(obj).__name__}.")
-    _check_static_attributes(obj)
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree: {type(pytree).__name__} is no Pytree.")
+    _check_static_attributes(pytree)
 
 
 # What the rest of core does with objects without going through __setattr__.

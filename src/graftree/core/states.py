@@ -35,7 +35,9 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
             f"State.{method.__name__} is deprecated, since a plain dict is to replace "
             f"State: use {function} instead.",
             DeprecationWarning,
-            stacklevel=2,
+            # This line, so that Python shows it only to those who ask for warnings:
+            # programs that run without a word elsewhere stay silent here.
+            stacklevel=1,
         )
         return method(*args, **kwargs)
 

@@ -330,14 +330,14 @@ class Variable(
         _replace_raw(self, other._value)
         labels.replace_metadata(self, metadata_of(other))
 
-    def update_from_state(self, other: Variable[A]) -> None:
+    def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over the value and metadata of another Variable, of any type.
 
         A ref stays the same ref; ``hijax``, ``ref`` and ``mutable`` stay as they are.
         """
-        check_write(self, other._value)
-        store(self, other._value)
-        labels.take_metadata(self, other)
+        check_write(self, variable_state._value)
+        store(self, variable_state._value)
+        labels.take_metadata(self, variable_state)
 
     def __copy__(self) -> Variable[A]:
         return rebuild(type(self), self._value, metadata_of(self))

@@ -187,11 +187,15 @@ class SplitContext:
     """
 
     def __init__(
-        self, ctxtag: Hashable | None, ref_index: RefMap, outer: RefMap | None
+        self, ctxtag: Hashable | None, ref_index: RefMap, is_inner: bool | None
     ) -> None:
         self.ctxtag = ctxtag
         self.ref_index = ref_index
-        self.inner_ref_outer_index = outer
+        self.is_inner = is_inner
+        self.inner_ref_outer_index: RefMap | None = None
+        if is_inner:
+            context = current_update_context(ctxtag)
+            self.inner_ref_outer_index = context.inner_ref_outer_index
 
     def split(self, node: Any, *filters: Any) -> Any:
         """`nnx.split` in graph mode; objects split before are only referred to."""
@@ -270,14 +274,16 @@ def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
         ...     graphdef, state = ctx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     """
     context = None if ctxtag is None else current_update_context(ctxtag)
-    inner = None if context is None else context.inner_ref_outer_index
-    split = SplitContext(ctxtag, RefMap(), inner)
+    is_inner = None
+    if context is not None:
+        is_inner = context.inner_ref_outer_index is not None
+    split = SplitContext(ctxtag, RefMap(), is_inner)
     try:
         yield split
-        if context is not None and inner is None:
+        if context is not None and not is_inner:
             context.outer_ref_outer_index = split.ref_index
     finally:
-        del split.ctxtag, split.ref_index, split.inner_ref_outer_index
+        vars(split).clear()
 
 
 class MergeContext:
@@ -294,11 +300,15 @@ class MergeContext:
     """
 
     def __init__(
-        self, ctxtag: Hashable | None, index_ref: IndexMap, outer: IndexMap | None
+        self, ctxtag: Hashable | None, index_ref: IndexMap, is_inner: bool | None
     ) -> None:
         self.ctxtag = ctxtag
         self.index_ref = index_ref
-        self.outer_index_outer_ref = outer
+        self.is_inner = is_inner
+        self.outer_index_outer_ref: IndexMap | None = None
+        if is_inner is False:
+            refs = current_update_context(ctxtag).outer_ref_outer_index
+            self.outer_index_outer_ref = IndexMap.from_refmap(refs or RefMap())
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
         """`nnx.merge` with copies of the Variables; known objects are found again.
@@ -378,13 +388,10 @@ def merge_context(
     context = None if ctxtag is None else current_update_context(ctxtag)
     if context is not None and inner is None:
         raise ValueError("inner_merge must be specified when using ctxtag.")
-    outer = None
-    if context is not None and not inner:
-        outer = IndexMap.from_refmap(context.outer_ref_outer_index or RefMap())
-    merging = MergeContext(ctxtag, IndexMap(), outer)
+    merging = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
     try:
         yield merging
         if context is not None and inner:
             context.inner_ref_outer_index = RefMap.from_indexmap(merging.index_ref)
     finally:
-        del merging.ctxtag, merging.index_ref, merging.outer_index_outer_ref
+        vars(merging).clear()

@@ -81,10 +81,13 @@ class DiffState(PrefixMapping):
         return (True, False)
 
 
+_Assigned = State | Mapping[Any, Any] | Iterable[Any]
+
+
 class _FilterMapping(PrefixMapping):
     """A mapping from filters to prefix values; the first filter that matches counts."""
 
-    def __init__(self, mapping: State | Mapping[Any, Any] | Iterable[Any], /) -> None:
+    def __init__(self, mapping: _Assigned) -> None:
         if isinstance(mapping, State):
             mapping = flat_states.create_path_filters(mapping)
         pairs = list(mapping.items() if isinstance(mapping, Mapping) else mapping)
@@ -146,6 +149,9 @@ class StateAxes(_FilterMapping, Mapping[Any, Any]):
         0
     """
 
+    def __init__(self, filter_axes: _Assigned, /) -> None:
+        super().__init__(filter_axes)
+
     @property
     def axes(self) -> tuple[Any, ...]:
         """The axes, in the order of the filters."""
@@ -180,6 +186,9 @@ class StateSharding(_FilterMapping):
         >>> shardings.shardings == (P("x"), P())
         True
     """
+
+    def __init__(self, filter_sharding: _Assigned, /) -> None:
+        super().__init__(filter_sharding)
 
     @property
     def shardings(self) -> tuple[Any, ...]:
