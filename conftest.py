@@ -5,7 +5,8 @@ refuses implicit rank promotion: a missing axis is an error, not a broadcast.
 
 The tests compile thousands of tiny programs, which is most of their time. So these are
 compiled with little optimization, as in JAX's own tests, and kept in a folder that all
-processes of a run share. Both together make the tests twice as fast.
+processes of pytest share. Both together make the tests twice as fast. Programs that
+tests start compile for themselves.
 """
 
 import atexit
@@ -21,18 +22,30 @@ os.environ["XLA_FLAGS"] = " ".join(
 ).strip()
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+
+# A folder named here would be written to by those programs too, in JAX's own way, which
+# leaves an entry half-written for a while (tests/compiled_programs.py).
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+# The first process makes the folder, and removes it; workers that it starts inherit the
+# name.
+if "GRAFTREE_TESTS_PROGRAMS" not in os.environ:
     _programs = tempfile.mkdtemp(prefix="graftree-tests-")
     atexit.register(shutil.rmtree, _programs, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["GRAFTREE_TESTS_PROGRAMS"] = _programs
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests import compiled_programs
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+compiled_programs.keep_in_whole_files()
+jax.config.update("jax_compilation_cache_dir", os.environ["GRAFTREE_TESTS_PROGRAMS"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True, scope="session")
