@@ -261,6 +261,18 @@ def test_no_default_stream():
         rngs()
 
 
+@pytest.mark.parametrize(
+    ("rngs", "has"), [(nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'")]
+)
+def test_a_missing_stream_is_told_with_those_there_are(rngs, has):
+    # Issue 12: it said no more than that.
+    with pytest.raises(AttributeError, match="named 'params' found") as caught:
+        nnx.Linear(2, 3, rngs=rngs)
+    message = str(caught.value)
+    assert f"It has {has}." in message
+    assert "nnx.Rngs(params=0)" in message and "nnx.Rngs(0)" in message
+
+
 def test_protocols_are_no_streams():
     assert not hasattr(nnx.Rngs(0), "__json__")
 

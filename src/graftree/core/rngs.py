@@ -267,7 +267,7 @@ class Rngs(random_methods.RandomMethods, pytrees.Pytree):
         is_protocol = name.startswith("__") and name.endswith("__")
         default = None if is_protocol else vars(self).get("default")
         if default is None:
-            raise AttributeError(_missing_stream(name))
+            raise AttributeError(_missing_stream(self, name), name=name, obj=self)
         return default
 
     def __getitem__(self, name: str) -> RngStream:
@@ -276,7 +276,7 @@ class Rngs(random_methods.RandomMethods, pytrees.Pytree):
             return streams[name]
         if "default" in streams:
             return streams["default"]
-        raise KeyError(_missing_stream(name))
+        raise KeyError(_missing_stream(self, name))
 
     def __contains__(self, name: object) -> bool:
         return name in vars(self)
@@ -374,8 +374,13 @@ class Rngs(random_methods.RandomMethods, pytrees.Pytree):
         return result
 
 
-def _missing_stream(name: str) -> str:
-    return f"No RngStream named '{name}' found in Rngs."
+def _missing_stream(rngs: Rngs, name: str) -> str:
+    """On one line, since a KeyError shows its message as a literal."""
+    return (
+        f"No RngStream named '{name}' found in Rngs. It has "
+        f"{', '.join(map(repr, _streams(rngs))) or 'no streams'}. Make it with a seed "
+        f"for that name, nnx.Rngs({name}=0), or with one for all names, nnx.Rngs(0)."
+    )
 
 
 def _streams(rngs: Rngs) -> dict[str, RngStream]:

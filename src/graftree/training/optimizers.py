@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.annotations import Filter, Path
 from graftree.core import (
     attributes,
@@ -36,6 +36,7 @@ from graftree.core import (
     variables,
 )
 from graftree.core.variables import Param, Variable
+from graftree.training import misfits
 
 if TYPE_CHECKING:
     import optax
@@ -173,8 +174,11 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         graph: As given; static.
 
     Raises:
-        TypeError: If ``wrt`` is missing.
+        TypeError: If ``wrt`` is missing, or ``tx`` is no Optax transformation.
         ValueError: If a Variable is shared, in tree mode.
+
+    Warns:
+        UserWarning: If ``wrt`` selects nothing.
 
     Example:
         >>> import optax
@@ -201,12 +205,13 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
                 f"to optimize, given by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
             )
+        misfits.check_transformation(tx)
+        params = functional.state(model, wrt, graph=graph)
+        misfits.warn_of_nothing(params, wrt)
         self.graph = graph
         self.step = OptState(jnp.array(0, dtype=jnp.uint32))
         self.tx = tx
-        self.opt_state = attributes.data(
-            _init(tx, functional.state(model, wrt, graph=graph))
-        )
+        self.opt_state = attributes.data(_init(tx, params))
         self.wrt = wrt
 
     if not TYPE_CHECKING:  # A type checker would take every attribute as known.
@@ -237,8 +242,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             What Optax added to the params: a State of arrays.
 
         Raises:
-            TypeError: If ``grads`` is missing.
-            ValueError: If ``wrt`` selects other paths of ``grads`` than of ``model``.
+            TypeError: If ``grads`` is missing, or in the place of the model.
+            ValueError: If ``wrt`` selects other paths of ``grads`` than of ``model``,
+                or if shapes don't fit, also those of the optimizer's state.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -252,15 +258,21 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         """
         model = _required("model", model, kwargs)
         grads = _required("grads", grads, kwargs)
+        misfits.check_order(model, grads)
         params = _Boxes(functional.state(model, self.wrt, graph=self.graph))
         pure_grads = pure_dicts.as_pure(
             functional.state(grads, self.wrt, graph=self.graph)
         )
-        _check_same_paths(params.pure, pure_grads, self.wrt)
+        misfits.check_same_paths(params.pure, pure_grads, self.wrt)
         opt_state = _Boxes(self.opt_state)
-        updates, new_opt_state = self.tx.update(
-            pure_grads, opt_state.pure, params.pure, **pure_dicts.as_pure(kwargs)
-        )
+        try:
+            updates, new_opt_state = self.tx.update(
+                pure_grads, opt_state.pure, params.pure, **pure_dicts.as_pure(kwargs)
+            )
+        except (TypeError, ValueError) as error:
+            misfits.explain_failure(self.tx, params.pure, opt_state.pure, error)
+            raise
+        misfits.check_updates(params.pure, updates)
         new_params = apply_updates(params.pure, updates)
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
@@ -369,40 +381,6 @@ class _Boxes:
                 [leaf if _is_variable(leaf) else value for leaf, value in pairs]
             )
         return [leaf for leaf, _ in boxed], [value for _, value in boxed], rest
-
-
-def _check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
-    # Comparing structures is cheap; the paths are listed only for the message.
-    if jax.tree.structure(params) == jax.tree.structure(grads):
-        return
-    expected, given = _path_strings(params), _path_strings(grads)
-    if expected == given:
-        return
-    where = [f"missing in the gradients: {path}" for path in expected - given]
-    where += [f"not a parameter: {path}" for path in given - expected]
-    way_out = "Differentiate the same model, with respect to the same filter."
-    if not given:
-        way_out += (
-            "\nGradients of bare arrays match no Variable type: give them as the State "
-            "or Module that nnx.grad returns, or select them by path."
-        )
-    raise ValueError(
-        errors.message(
-            "pytree structure error: the gradients and the parameters selected by "
-            f"wrt={_describe(wrt)} differ.",
-            where="\n".join(sorted(where)),
-            way_out=way_out,
-        )
-    )
-
-
-def _path_strings(tree: Any) -> set[str]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {paths.to_string(paths.from_jax(path), "<root>") for path, _ in leaves}
-
-
-def _describe(wrt: Filter) -> str:
-    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:

@@ -1,0 +1,178 @@
+"""What is told when an optimizer, its model and gradients don't fit each other.
+
+Optax sees trees of arrays; it can't know which parameter a shape belongs to, nor what
+the caller did. The functions here can, and say it in terms of paths and arguments.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import errors
+from graftree.annotations import Filter
+from graftree.core import paths, pytrees, states
+
+
+def check_transformation(tx: Any) -> None:
+    """Raises a TypeError if ``tx`` is no Optax transformation."""
+    if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
+        return
+    is_function = callable(tx)
+    got = f"the function {tx.__name__}" if hasattr(tx, "__name__") else repr(tx)
+    raise TypeError(
+        errors.message(
+            "nnx.Optimizer expects an Optax transformation as its second argument, "
+            f"`tx`, got {got}.",
+            way_out="Call it to make one, e.g. optax.adam(1e-3)."
+            if is_function
+            else "Pass e.g. optax.adam(1e-3): a learning rate goes into optax.",
+        )
+    )
+
+
+def warn_of_nothing(params: Any, wrt: Filter) -> None:
+    """Warns if there is nothing to optimize.
+
+    No error: a program may have an optimizer for each of several groups of parameters,
+    and models in which one group is empty.
+    """
+    if jax.tree.leaves(params):
+        return
+    warnings.warn(
+        f"wrt={_describe(wrt)} selects nothing of the model given to nnx.Optimizer: "
+        "its updates will change nothing.\nPass a filter that matches its parameters, "
+        "usually wrt=nnx.Param.",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def check_order(model: Any, grads: Any) -> None:
+    """Raises a TypeError if the arguments of ``update`` are swapped.
+
+    Gradients are States, unless they have the form of the model; then nothing tells
+    them apart from it.
+    """
+    if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
+        raise TypeError(
+            errors.message(
+                "Optimizer.update expects the model first and the gradients second, "
+                f"got a State as the model and a {type(grads).__name__} as the "
+                "gradients.",
+                way_out="Call optimizer.update(model, grads). To change a State, pass "
+                "gradients in that form: nnx.state(grads).",
+            )
+        )
+
+
+def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
+    """Raises a ValueError if gradients and parameters have different paths."""
+    # Comparing structures is cheap; the paths are listed only for the message.
+    if jax.tree.structure(params) == jax.tree.structure(grads):
+        return
+    expected, given = _shapes(params).keys(), _shapes(grads).keys()
+    if expected == given:
+        return
+    where = [f"missing in the gradients: {path}" for path in expected - given]
+    where += [f"not a parameter: {path}" for path in given - expected]
+    way_out = "Differentiate the same model, with respect to the same filter."
+    if not given:
+        way_out += (
+            "\nGradients of bare arrays match no Variable type: give them as the State "
+            "or Module that nnx.grad returns, or select them by path."
+        )
+    raise ValueError(
+        errors.message(
+            "pytree structure error: the gradients and the parameters selected by "
+            f"wrt={_describe(wrt)} differ.",
+            where="\n".join(sorted(where)),
+            way_out=way_out,
+        )
+    )
+
+
+def check_updates(params: Any, updates: Any) -> None:
+    """Raises a ValueError if an update would change the shape of its parameter."""
+    leaves, treedef = jax.tree.flatten(params)
+    pairs = [*zip(leaves, treedef.flatten_up_to(updates), strict=True)]
+    if all(_keeps_shape(param, update) for param, update in pairs):
+        return
+    listed = jax.tree.leaves_with_path(params)
+    where = [
+        f"{_path_string(path)}: the parameter has shape {np.shape(param)}, its update "
+        f"{np.shape(update)}"
+        for (path, _), (param, update) in zip(listed, pairs, strict=True)
+        if not _keeps_shape(param, update)
+    ]
+    raise ValueError(
+        errors.message(
+            "The gradients don't fit the parameters: the updates made of them have "
+            "other shapes.",
+            where="\n".join(where),
+            way_out="Differentiate the model as it is now.",
+        )
+    )
+
+
+def _keeps_shape(param: Any, update: Any) -> bool:
+    """Whether the sum of both has the shape of the first."""
+    shape, other = np.shape(param), np.shape(update)
+    if update is None or shape == other:
+        return True
+    try:
+        return np.broadcast_shapes(shape, other) == shape
+    except ValueError:
+        return False
+
+
+def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> None:
+    """Raises a ValueError if a failed update is due to a state of another model.
+
+    Args:
+        tx: The transformation, whose ``update`` failed.
+        params: The parameters, as arrays.
+        opt_state: The state that was given with them, as arrays.
+        error: How it failed.
+    """
+    try:
+        expected = _shapes(jax.eval_shape(tx.init, params))
+    except Exception:  # then there is nothing to compare with
+        return
+    given = _shapes(opt_state)
+    where = [
+        f"{path}: {given.get(path, 'missing')}, for the model as it is now "
+        f"{expected.get(path, 'nothing')}"
+        for path in sorted(expected.keys() | given.keys())
+        if expected.get(path) != given.get(path)
+    ]
+    if where:
+        raise ValueError(
+            errors.message(
+                "The state of the optimizer was made for other parameters than the "
+                "model has now.",
+                where="\n".join(where),
+                way_out="After changing the parts of a model, make its optimizer anew: "
+                f"nnx.Optimizer(model, tx, wrt=...).\nThe update failed with: {error}",
+            )
+        ) from error
+
+
+def _shapes(tree: Any) -> Mapping[str, str]:
+    """Path and shape of each leaf, as text."""
+    return {
+        _path_string(path): f"shape {np.shape(leaf)}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def _path_string(jax_path: Any) -> str:
+    return paths.to_string(paths.from_jax(jax_path), "<root>")
+
+
+def _describe(wrt: Filter) -> str:
+    return wrt.__name__ if isinstance(wrt, type) else repr(wrt)
