@@ -75,11 +75,11 @@ def test_stand_ins_for_arrays_are_never_in_a_ref(value):
     assert values.is_stand_in(value) and values.stored(value, ref=True) is value
 
 
-def writes(ref, value):
-    """Whether JAX writes the value; the check is to say the same."""
+def is_written(array, value):
+    """Whether JAX writes the value, and doesn't warn; the check is to say the same."""
     try:
-        ref[...] = value
-    except (TypeError, ValueError):
+        array.at[...].set(value)
+    except (TypeError, ValueError, FutureWarning):
         return False
     return True
 
@@ -99,24 +99,24 @@ def writes(ref, value):
 @pytest.mark.parametrize(
     "value",
     [
-        1, 1.5, True, None, "text", [1.0, 2.0], np.float64(2), np.ones(2), jnp.ones(2),
+        1, 1.5, True, None, "text", np.float64(2), np.ones(2), jnp.ones(2),
         jnp.ones(3), jnp.ones((1, 2)), jnp.float32(1), jnp.int8(1), jnp.array(1.0),
         jnp.bfloat16(1), jax.ShapeDtypeStruct((2,), jnp.float32),
     ],
     ids=str,
 )  # fmt: skip
-def test_what_fits_a_ref_is_what_jax_writes(stored, value):
+def test_what_fits_a_ref_is_what_fits_an_array(stored, value):
     ref = jax.new_ref(stored)
-    if writes(jax.new_ref(stored), value):
+    if is_written(stored, value):
         values.check_fits(ref, value)
     else:
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError, FutureWarning)):
             values.check_fits(ref, value)
 
 
 def test_what_does_not_fit_is_described():
     ref = jax.new_ref(jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match="Invalid shape and dtype") as caught:
+    with pytest.raises(ValueError, match="Invalid shape") as caught:
         values.check_fits(ref, jnp.ones(2, jnp.int32), "layers/0/kernel")
     assert "at layers/0/kernel" in str(caught.value)
     assert "float32[2,3]" in str(caught.value) and "int32[2]" in str(caught.value)

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from graftree import _jax
 from graftree.core import (
     flat_states,
     flattening,
@@ -182,7 +181,7 @@ class _Plan:
         elif kind is Leaf.REF:
             new = flattening.raw_of(value)
             values.check_fits(child, new, paths.to_string(path))
-            self._steps.append(_writing_ref(child, new))
+            self._steps.append(functools.partial(values.write_ref, child, ..., new))
         else:
             self._set(node, owner, value, path)
 
@@ -242,13 +241,6 @@ def _own_key(key: Any, entries: Mapping[Any, Any]) -> Any:
         with contextlib.suppress(ValueError):
             return int(key) if int(key) in entries else key
     return key
-
-
-def _writing_ref(ref: Any, value: Any) -> Step:
-    def write() -> None:
-        ref[...] = value[...] if _jax.is_ref(value) else value
-
-    return write
 
 
 def _check_owned(owner: Pytree | None, key: Any) -> None:

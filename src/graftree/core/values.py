@@ -91,33 +91,65 @@ def stored(value: Any, *, ref: bool) -> Any:
 
 def read_ref(ref: Any, index: Any) -> Any:
     """The part of a ref's value at an index, which may be any that arrays take."""
-    return ref[index] if _is_ref_index(index) else ref[...][index]
+    return ref[index] if _is_ref_index(index, ref.shape) else ref[...][index]
 
 
 def write_ref(ref: Any, index: Any, value: Any) -> None:
-    """Writes the part of a ref's value at an index, which may be any of arrays."""
-    if _is_ref_index(index):
+    """Writes into a ref what ``array.at[index].set(value)`` writes into an array.
+
+    Args:
+        ref: The ref.
+        index: Any index that arrays take.
+        value: What arrays take, or another ref.
+    """
+    if _jax.is_ref(value):
+        value = value[...]
+    if not _is_ref_index(index, ref.shape):
+        ref[...] = ref[...].at[index].set(value)
+    elif is_array(value) and _is_part(value, ref, index):
         ref[index] = value
     else:
-        ref[...] = ref[...].at[index].set(value)
+        ref[index] = ref[index].at[...].set(value)
 
 
-def _is_ref_index(index: Any) -> bool:
-    """Whether refs take an index: no new axes, no masks, no negative steps."""
+def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
+    """Whether refs take an index as arrays do: numbers and slices within bounds.
+
+    Beyond those, refs differ from arrays in what they take, and outside of the bounds
+    in what they write.
+    """
+    if index is Ellipsis:
+        return True
     parts = index if isinstance(index, tuple) else (index,)
-    return index is Ellipsis or not any(map(_is_for_arrays_only, parts))
+    return len(parts) <= len(shape) and all(map(_is_within, parts, shape))
 
 
-def _is_for_arrays_only(part: Any) -> bool:
+def _is_within(part: Any, size: int) -> bool:
     if isinstance(part, slice):
-        return part.step is not None and part.step < 0
-    if isinstance(part, (jax.Array, np.ndarray, np.generic)):
-        return part.dtype == np.bool_
-    return part is None or isinstance(part, bool)
+        if {*map(type, (part.start, part.stop, part.step))} <= {int, type(None)}:
+            return part.step != 0 and _is_upward(range(*part.indices(size)))
+        return False
+    return type(part) is int and -size <= part < size
+
+
+def _is_upward(numbers: range) -> bool:
+    return len(numbers) > 0 and numbers.step > 0
+
+
+def _is_part(value: Any, ref: Any, index: Any) -> bool:
+    """Whether an array has the shape and dtype of the part of a ref at an index."""
+    shape = ref.shape
+    if index is not Ellipsis:
+        # NumPy knows the shape of a part; this array has one element.
+        shape = np.broadcast_to(False, shape)[index].shape
+    return value.shape == shape and value.dtype == ref.dtype
 
 
 def check_fits(ref: Any, value: Any, where: str = "") -> None:
-    """Raises if a value can't be written into a ref, which keeps its shape and dtype.
+    """Raises if a value can't become that of a ref, which keeps its shape and dtype.
+
+    A scalar fills the ref. Of dtypes that differ, JAX says the same as when it writes
+    into an array: it converts, warns if that loses something, or raises.
 
     Args:
         ref: The ref.
@@ -125,33 +157,39 @@ def check_fits(ref: Any, value: Any, where: str = "") -> None:
         where: The path to give in the message.
 
     Raises:
-        ValueError: If its shape or dtype differs.
+        ValueError: If its shape differs, or its dtype can't be converted.
         TypeError: If it is no array.
     """
     if is_stand_in(value):
         raise TypeError(f"A {type(value).__name__} can't be written into an array ref.")
     given = value if is_array(value) or _jax.is_ref(value) else jax.typeof(value)
-    wrong = ["shape"] if given.shape != ref.shape else []
-    if given.dtype != ref.dtype and not _is_cast(given, ref.dtype):
-        wrong.append("dtype")
-    if wrong:
-        raise ValueError(
-            errors.message(
-                f"Invalid {' and '.join(wrong)}: an array ref keeps those it has.",
-                where=f"{f'at {where}: ' if where else ''}the ref holds "
-                f"{_describe(ref)}, the value is {_describe(given)}",
-                way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
-            )
+    if given.shape not in ((), ref.shape):
+        raise _misfit("shape", ref, given, where)
+    if given.dtype != ref.dtype:
+        try:
+            jax.eval_shape(_replaced, _abstract(ref), _abstract(given))
+        except (TypeError, ValueError) as error:
+            raise _misfit("dtype", ref, given, where) from error
+
+
+def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"Invalid {what}: an array ref keeps the one it has.",
+            where=f"{f'at {where}: ' if where else ''}the ref holds "
+            f"{_describe(ref)}, the value is {_describe(given)}",
+            way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
         )
+    )
 
 
-def _is_cast(given: Any, dtype: Any) -> bool:
-    """Whether JAX casts a value that it writes into a ref of another dtype."""
-    kinds = (jax.numpy.integer, jax.numpy.floating)
-    for kind in kinds:
-        if all(jax.numpy.issubdtype(d, kind) for d in (given.dtype, dtype)):
-            return kind is jax.numpy.integer or given.weak_type
-    return False
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    is_weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
+
+
+def _replaced(array: Any, value: Any) -> Any:
+    return array.at[...].set(value)
 
 
 def _describe(array: Any) -> str:

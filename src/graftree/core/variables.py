@@ -197,12 +197,13 @@ class Variable(
 
         Args:
             value: The new value. Without ``index`` it may have any shape, dtype and
-                type; with one it is written into the stored array, whose shape, dtype
-                and sharding stay.
+                type, if there is no ref; with one it is written into the stored array,
+                whose shape, dtype and sharding stay.
             index: Where to write, as in ``array.at[index].set(value)``.
 
         Raises:
             TraceContextError: If another trace owns the Variable.
+            ValueError: If a ref would get another shape.
         """
         self.check_writable()
         value = values.copy_containers(value)
@@ -211,8 +212,10 @@ class Variable(
             value = variable_metadata.run_hooks(hooks, self, value)
         raw = self._value
         if _jax.is_ref(raw):
-            where = ... if index is MISSING else index
-            values.write_ref(raw, where, values.unwrap(value))
+            if index is MISSING:
+                values.check_fits(raw, values.unwrap(value))
+                index = ...
+            values.write_ref(raw, index, values.unwrap(value))
         elif index is MISSING:
             _replace_raw(self, value)
         elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
@@ -478,10 +481,8 @@ def store(variable: Variable[Any], raw: Any) -> None:
     current = variable._value
     if raw is current:
         return
-    if _jax.is_ref(raw):
-        raw = raw[...]
     if _jax.is_ref(current):
-        current[...] = raw
+        values.write_ref(current, ..., raw)
     else:
         # An abstract Variable gets its ref together with its first array.
         _replace_raw(variable, values.stored(raw, ref=variable.ref))

@@ -230,7 +230,7 @@ def test_update_of_a_bare_ref_writes_into_it():
     [
         (jnp.zeros(4), "shape"),
         (nnx.Param(jnp.zeros(4)), "shape"),
-        (jnp.zeros(3, jnp.int32), "dtype"),
+        (jax.random.key(0), "dtype"),
         (jax.ShapeDtypeStruct((3,), jnp.float32), "ShapeDtypeStruct"),
         ("text", "str"),
     ],
