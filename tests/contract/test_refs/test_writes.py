@@ -34,7 +34,8 @@ VALUES = [
     np.arange(3), np.ones(SHAPE), jnp.arange(3.0), jnp.ones(SHAPE),
     jnp.ones((1, 3), int), jnp.ones((2, 1), jnp.bfloat16), jnp.ones(2, bool),
     jnp.ones((5, 2)), jnp.ones(0), jnp.array(2, jnp.complex64),
-    nnx.Param(jnp.arange(3)), nnx.Param(1.5, ref=True), jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+    nnx.Param(jnp.arange(3)), nnx.Param(1.5, ref=True),
+    jax.ShapeDtypeStruct(SHAPE, jnp.float32),
 ]  # fmt: skip
 
 
