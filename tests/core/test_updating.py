@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -132,3 +133,62 @@ def test_update_that_does_not_fit_a_ref_changes_nothing():
     with pytest.raises(ValueError, match="Invalid shape"):
         nnx.update(node, {"a": jnp.ones(2), "b": jnp.ones(3)})
     assert node["a"][...].tolist() == node["b"][...].tolist() == [0.0, 0.0]
+
+
+# --------------------------------------------------------- issue 12: partial checkpoints
+
+
+@pytest.mark.parametrize(
+    "held",
+    [jnp.zeros(2), np.zeros(2), jax.ShapeDtypeStruct((2,), jnp.float32)],
+    ids=["jax", "numpy", "abstract"],
+)
+def test_an_array_in_a_box_of_a_checkpoint_is_taken_out(held):
+    model = nnx.Dict(layers=nnx.List([nnx.Dict(w=nnx.Param(held))]))
+    given = {"layers": {"0": {"w": {"value": jnp.ones(2)}}}}
+    for state in (given, nnx.State(given)):
+        nnx.update(model, state)
+        assert model.layers[0].w[...].tolist() == [1.0, 1.0]
+    merged = nnx.merge(nnx.graphdef(model), given)
+    assert merged.layers[0].w[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_ref", [False, True])
+def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
+    model = nnx.Dict(
+        a=nnx.Param(jnp.zeros(2)),
+        b=nnx.List([nnx.BatchStat(jnp.zeros((2, 3)), ref=is_ref)]),
+        c=nnx.Param(np.zeros(1)),
+    )
+    given = {"a": jnp.ones(2), "b": {0: {"x": 1, "y": 2}}, "c": {"value": {"z": 3}}}
+    with pytest.raises(ValueError, match="can't take the place of an array") as caught:
+        nnx.update(model, given)
+    where = "b/0: the BatchStat holds float32[2, 3], got a dict with the keys 'x', 'y'"
+    assert where in str(caught.value) and "c: the Param holds" in str(caught.value)
+    assert "Pass the array at that path" in str(caught.value)
+    assert model.a[...].tolist() == [0.0, 0.0]
+
+
+def test_values_that_are_mappings_keep_their_keys():
+    model = nnx.Dict(a=nnx.Variable({"value": 1}), b=nnx.Variable(None))
+    nnx.update(model, {"a": {"value": jnp.ones(1)}, "b": {"value": 2}})
+    assert list(model.a.get_raw_value()) == ["value"]
+    assert model.b.get_raw_value() == {"value": 2}
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, nnx.Param], ids=["raw", "Variable"])
+@pytest.mark.parametrize("held", [jnp.zeros(2), jax.ShapeDtypeStruct((2,), "float32")])
+def test_numpy_arrays_become_arrays_of_jax(wrap, held):
+    model, given = nnx.Dict(a=nnx.Param(held)), np.ones(2, np.float64)
+    nnx.update(model, {"a": wrap(given)})
+    value = model.a.get_raw_value()
+    assert isinstance(value, jax.Array) and value.dtype == jnp.float32
+    given[:] = 5.0
+    assert value.tolist() == [1.0, 1.0]
+
+
+def test_numpy_arrays_stay_where_they_are_held_or_are_no_numbers():
+    model = nnx.Dict(a=nnx.Param(np.zeros(2)), b=nnx.Param(jnp.zeros(2)))
+    given = {"a": np.ones(2), "b": np.array(["x", "y"])}
+    nnx.update(model, given)
+    assert all(model[key].get_raw_value() is given[key] for key in "ab")

@@ -371,8 +371,10 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     """Writes a state into an object, in place.
 
     Variables keep their identity and type; they take over the value and metadata (or,
-    from a raw value, the value). Only the paths of the state are touched. New paths
-    make new attributes, for which Variables are copied.
+    from a raw value, the value). Only the paths of the state are touched. As in Flax,
+    new paths make new attributes, for which Variables are copied, and shapes may
+    change. A NumPy array for a JAX array becomes one; ``{"value": array}``, of which
+    checkpoints without types consist, gives its array.
 
     Args:
         node: The object.
@@ -381,7 +383,8 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
         *state_list: Further states; later ones win.
 
     Raises:
-        ValueError: If the state doesn't fit the object.
+        ValueError: If the state doesn't fit the object, e.g. has a mapping for an
+            array. Nothing has changed then.
         TypeError: If the state is no mapping.
         TraceContextError: If another trace owns an object that would change.
 

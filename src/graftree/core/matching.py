@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graftree.core import paths
+from graftree.core import paths, pure_dicts
 from graftree.core.flat_states import FlatState
 from graftree.core.graph_states import GraphState
 from graftree.core.skeletons import GraphDef
@@ -109,7 +109,7 @@ def _match_slowly(
         accounted = {_normal(path) for path in wanted}
         extra = [path for path in given if _normal(path) not in accounted]
         raise _count_error(graphdef, len(given), missing, extra)
-    return found
+    return [*map(pure_dicts.unboxed, found)]
 
 
 def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:

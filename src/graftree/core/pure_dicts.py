@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Key, Path
-from graftree.core import mappings
+from graftree.core import mappings, values
 from graftree.core.variables import Variable
 
 
@@ -126,6 +127,23 @@ def _unknown(path: Path) -> ValueError:
             "model as the dict.",
         )
     )
+
+
+def unboxed(value: Any) -> Any:
+    """The array in ``{"value": array}``; anything else as it is.
+
+    So a checkpoint that was restored without types writes a Variable.
+
+    Example:
+        >>> from graftree.core import pure_dicts
+        >>> pure_dicts.unboxed({"value": jnp.array(1)}), pure_dicts.unboxed({"a": 1})
+        (Array(1, dtype=int32, weak_type=True), {'a': 1})
+    """
+    if isinstance(value, Mapping) and len(value) == 1:
+        inner = value.get("value")
+        if isinstance(inner, (jax.Array, np.ndarray)) or values.is_stand_in(inner):
+            return inner
+    return value
 
 
 def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:

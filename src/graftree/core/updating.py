@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from graftree import errors
 from graftree.core import (
     flat_states,
     flattening,
@@ -106,13 +109,22 @@ class _Plan:
         self._paths: list[Path] = []
         # The other changes. They are checked already.
         self._steps: list[Step] = []
+        # Mappings for Variables that hold an array, in words.
+        self._misfits: list[str] = []
 
     def carry_out(self) -> None:
         """Does it all, or raises and does nothing."""
+        if self._misfits:
+            raise ValueError(
+                errors.message(
+                    "nnx.update: a mapping can't take the place of an array.",
+                    where="\n".join(self._misfits),
+                    way_out="Pass the array at that path; or, to store a mapping, "
+                    "assign a new Variable.",
+                )
+            )
         boxes = self._boxes
-        raw = [
-            x.get_raw_value() if isinstance(x, Variable) else x for x in self._leaves
-        ]
+        raw = [*map(_raw_for, boxes, self._leaves)]
         if raw_values.may_replace(boxes, raw):
             raw_values.replace(boxes, raw)
         else:
@@ -159,6 +171,11 @@ class _Plan:
                 return
             if isinstance(value, states.State):
                 value = pure_dicts.to_pure_dict(value)
+            held = variable.get_raw_value()
+            if _holds_array(held):
+                value = pure_dicts.unboxed(value)
+                if _is_mapping(value):
+                    self._misfits.append(_describe_misfit(variable, value, path))
         self._boxes.append(variable)
         self._leaves.append(value)
         self._paths.append(path)
@@ -213,6 +230,38 @@ class _Plan:
         if isinstance(node, Pytree):
             pytrees.check_assignment(node, type(node).attribute_name(key), value)
         self._steps.append(functools.partial(kind.set_key, node, key, value))
+
+
+def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
+    """What a leaf of a state gives to a Variable: an array for an array."""
+    raw = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+    if isinstance(raw, _NUMPY) and _is_numeric(raw.dtype):
+        held = variable.get_raw_value()
+        if _holds_array(held) and not isinstance(held, _NUMPY):
+            # A copy: the buffer is the caller's, who may write to it.
+            return jnp.array(raw)
+    return raw
+
+
+_NUMPY = (np.ndarray, np.generic)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
+
+
+def _holds_array(raw: Any) -> bool:
+    return nodes.kind_of(raw) in (Leaf.ARRAY, Leaf.REF) or values.is_stand_in(raw)
+
+
+def _describe_misfit(variable: Variable[Any], value: Any, path: Path) -> str:
+    held = variable.get_raw_value()
+    keys = ", ".join(map(repr, list(value)[:3])) + (", ..." if len(value) > 3 else "")
+    return (
+        f"{paths.to_string(path, '<root>')}: the {type(variable).__name__} holds "
+        f"{getattr(held, 'dtype', type(held).__name__)}{[*getattr(held, 'shape', ())]},"
+        f" got a {type(value).__name__} with the keys {keys}"
+    )
 
 
 def _content(
