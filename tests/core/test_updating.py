@@ -135,7 +135,7 @@ def test_update_that_does_not_fit_a_ref_changes_nothing():
     assert node["a"][...].tolist() == node["b"][...].tolist() == [0.0, 0.0]
 
 
-# --------------------------------------------------------- issue 12: partial checkpoints
+# ------------------------------------------------- issue 12: partial checkpoints
 
 
 @pytest.mark.parametrize(
