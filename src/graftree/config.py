@@ -207,6 +207,12 @@ class set_graph_updates(ScopedDefault):
     flag = "nnx_graph_updates"
 
 
+def in_force() -> tuple[Any, ...]:
+    """The values of all flags and scoped defaults, as they are in this thread."""
+    scoped = [(kind, stack[-1]) for kind, stack in _stacks.of.items() if stack]
+    return (*_values.values(), *scoped)
+
+
 def graph_mode(graph: bool | None) -> bool:
     """Resolves a ``graph`` argument: ``None`` means the default now in force."""
     return set_graph_mode.current_value() if graph is None else graph

@@ -3,7 +3,8 @@
     Exception
     ├── GraftreeError
     │   ├── TraceContextError        an object of another trace would be changed
-    │   └── ImmutableVariableError   a Variable made read-only would be changed
+    │   ├── ImmutableVariableError   a Variable made read-only would be changed
+    │   └── StaticArgumentError      a static argument is no constant
     └── UserWarning
         └── LostUpdateWarning        a change that doesn't reach the caller
 
@@ -53,6 +54,21 @@ class ImmutableVariableError(GraftreeError):
     Example:
         >>> issubclass(nnx.errors.ImmutableVariableError, nnx.errors.GraftreeError)
         True
+    """
+
+
+class StaticArgumentError(GraftreeError, TypeError, ValueError):
+    """A static argument of a transform contains data, or is not hashable.
+
+    Data in it, such as a Module, would be a constant of the compiled function.
+
+    Example:
+        >>> forward = nnx.jit(lambda model, x: model(x), static_argnums=0)
+        >>> try:
+        ...     forward(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)))
+        ... except nnx.errors.StaticArgumentError as error:
+        ...     print(str(error).splitlines()[1].strip())
+        argument 0: Linear
     """
 
 

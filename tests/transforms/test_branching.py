@@ -243,7 +243,9 @@ def test_one_function_for_all_branches_is_traced_once(mode, name):
             nnx.cond(i > 0, f, f, variable, **mode)
         else:
             nnx.switch(i, (f, f, f), variable, **mode)
-    assert len(traces) == 1 and variable[...] == 3
+    # In the default mode a list outside may change what a function does.
+    assert len(traces) == (3 if mode.get("graph_updates") else 1)
+    assert variable[...] == 3
 
 
 @MODES

@@ -16,7 +16,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from graftree.core import sharding, variable_defaults
+from graftree.core import imprints, sharding, variable_defaults
 
 HOOKS = (
     "on_get_value",
@@ -49,7 +49,8 @@ _OWN = ("hijax", "ref", "mutable")
 class HashableMapping(Mapping[str, Any]):
     """An immutable mapping that compares by content and can be hashed.
 
-    Hashing needs hashable values. Values that are arrays compare element-wise.
+    Hashing needs hashable values. Values that are arrays compare element-wise, others
+    by type and value: ``1`` is not ``True`` here.
 
     Example:
         >>> from graftree.core.metadata import HashableMapping
@@ -89,7 +90,12 @@ class HashableMapping(Mapping[str, Any]):
             return NotImplemented
         mine, theirs = self._entries, other._entries
         return mine.keys() == theirs.keys() and all(
-            same_value(value, theirs[key]) for key, value in mine.items()
+            value is theirs[key]
+            or (
+                imprints.imprint(value) == imprints.imprint(theirs[key])
+                and same_value(value, theirs[key])
+            )
+            for key, value in mine.items()
         )
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from graftree import config
-from graftree.core import attributes, ownership, stamps, text, values
+from graftree.core import attributes, imprints, ownership, stamps, text, values
 from graftree.core.attributes import AttributeField, AttributeTable
 
 T = TypeVar("T")
@@ -472,8 +472,8 @@ def _register(cls: type[Pytree]) -> None:
         entries = obj.__dict__
         table, state = entries[_NODES], entries[_STATE]
         _, data_of, statics_of, _ = table.getters(sort_key)
-        aux = table, statics_of(entries), state.initializing, state.is_setup
-        return data_of(entries), aux
+        statics = imprints.told_apart(statics_of(entries))
+        return data_of(entries), (table, statics, state.initializing, state.is_setup)
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
@@ -482,7 +482,7 @@ def _register(cls: type[Pytree]) -> None:
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
-        table, statics, initializing, is_setup = aux
+        table, (_, statics), initializing, is_setup = aux
         names, _, _, in_order = table.getters(sort_key)
         obj = object.__new__(cls)
         entries = obj.__dict__

@@ -30,6 +30,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
+from graftree.core import imprints
 from graftree.core.metadata import HashableMapping
 
 Node = TypeVar("Node")
@@ -45,10 +46,29 @@ class Marker(enum.Enum):
 NODE, LEAF = Marker.NODE, Marker.LEAF
 
 
-class Static(NamedTuple):
-    """A static attribute: part of the structure."""
+class Static(tuple[Any, Any]):
+    """A static value, with the imprint that tells it from its equals.
 
-    value: Any
+    Args:
+        value: The value.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: Any) -> Static:
+        # In this order for the reason that `imprints.told_apart` gives.
+        return tuple.__new__(cls, (imprints.imprint(value), value))
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        return self[1]
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self[1],)
+
+    def __repr__(self) -> str:
+        return f"Static(value={self[1]!r})"
 
 
 class NodeDef(NamedTuple):

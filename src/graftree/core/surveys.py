@@ -7,7 +7,7 @@ the least cost whether that is still as it was:
     attributes; metadata of Variables        one comparison with the structure counter;
                                              if that moved, one stamp per object
     lists, dicts, ... in data attributes     they are compared with copies
-    static values that may be changed        their hashes are compared
+    static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is no structure
 
 A survey holds Variables and containers, but no Pytree besides their members. So mostly
@@ -16,17 +16,13 @@ it keeps no model alive; `Survey.reaches` tells.
 
 from __future__ import annotations
 
-import enum
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from graftree import _jax
-from graftree.core import attributes, mappings, nodes, operators, pytrees, stamps
+from graftree.core import imprints, mappings, nodes, operators, pytrees, stamps
 from graftree.core.nodes import Leaf
 from graftree.core.states import State
 
@@ -49,7 +45,7 @@ class Survey:
     __slots__ = (
         "_checked",
         "_comparisons",
-        "_hashes",
+        "_imprints",
         "_made",
         "_mirrored",
         "_mirrors",
@@ -69,7 +65,7 @@ class Survey:
         self.is_complete = True
         for obj in objects:
             self._add_object(obj)
-        self._hashes = [*map(_hash_of, self._statics.values())]
+        self._imprints = [*map(imprints.imprint, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
 
     def holds(self) -> bool:
@@ -81,8 +77,10 @@ class Survey:
             self._checked = now
         if self._mirrored and not self._mirrors_hold():
             return False
-        if self._statics and [*map(_hash_of, self._statics.values())] != self._hashes:
-            return False
+        if self._statics:
+            now_imprints = [*map(imprints.imprint, self._statics.values())]
+            if now_imprints != self._imprints:
+                return False
         return not self._comparisons or all(same() for same in self._comparisons)
 
     def reaches(self, objects: Sequence[Any]) -> bool:
@@ -154,7 +152,7 @@ class Survey:
             self._add_content(member)
 
     def _add_static(self, x: Any) -> None:
-        if _may_change(x):
+        if imprints.may_change(x):
             self._statics[id(x)] = x
 
 
@@ -198,36 +196,6 @@ def _keys_of(x: Any) -> Any:
     if type(x) is list:
         return None
     return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
-
-
-def _may_change(x: Any) -> bool:
-    """Whether the hash of a static value may be another one later."""
-    kind = type(x)
-    if kind.__hash__ is tuple.__hash__:
-        return any(map(_may_change, x))
-    return not (
-        kind.__hash__ is object.__hash__
-        or kind in attributes.ATOMS
-        or isinstance(x, _IMMUTABLE)
-    )
-
-
-def _hash_of(x: Any) -> int | None:
-    """The hash; ``None`` for what has none, and is compared by nobody."""
-    try:
-        return hash(x)
-    except TypeError:
-        return None
-
-
-_IMMUTABLE = (
-    type,
-    enum.Enum,
-    np.dtype,
-    jax.sharding.Sharding,
-    jax.sharding.Mesh,
-    jax.sharding.PartitionSpec,
-)
 
 
 class Attribute:

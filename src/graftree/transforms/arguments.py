@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from graftree import errors
+from graftree.core import attributes
+from graftree.core.pytrees import Pytree
+from graftree.core.skeletons import Static
 from graftree.transforms import decorators
 
-Statics = tuple[tuple[int | str, Any], ...]
+Statics = tuple[tuple[int | str, Static], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,24 +134,66 @@ def take(
         The others, and the static ones as pairs of a position or name and a value.
 
     Raises:
-        ValueError: If one is not hashable.
+        StaticArgumentError: If one is not hashable, or contains data.
     """
     if not chosen:
         return args, kwargs, ()
     numbers = chosen.positions(len(args))
-    statics: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(numbers)]
-    statics += [(name, kwargs[name]) for name in chosen.argnames if name in kwargs]
-    for where, value in statics:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise ValueError(
-                f"Non-hashable static arguments are not supported in nnx.{transform}: "
-                f"argument {where!r} is of type {type(value).__name__}."
-            ) from error
+    given: list[tuple[int | str, Any]] = [(i, args[i]) for i in sorted(numbers)]
+    given += [(name, kwargs[name]) for name in chosen.argnames if name in kwargs]
+    for where, value in given:
+        _check_static(where, value, transform)
     rest = tuple(x for i, x in enumerate(args) if i not in numbers)
     named = {k: v for k, v in kwargs.items() if k not in chosen.argnames}
-    return rest, named, tuple(statics)
+    return rest, named, tuple([(where, Static(value)) for where, value in given])
+
+
+def _check_static(where: int | str, value: Any, transform: str) -> None:
+    if type(value) in attributes.ATOMS:
+        return
+    place = f"argument {where!r}: {type(value).__name__}"
+    held = _data_in(value)
+    if held is not None:
+        inside = "" if held is value else f", which contains {type(held).__name__}"
+        raise errors.StaticArgumentError(
+            errors.message(
+                f"Data can't be static in nnx.{transform}: the compiled function would "
+                "go on with the values of its first call.",
+                where=place + inside,
+                way_out="Pass it as an ordinary argument: leave it out of "
+                "static_argnums and static_argnames.",
+            )
+        )
+    try:
+        hash(value)
+    except TypeError as error:
+        raise errors.StaticArgumentError(
+            errors.message(
+                f"Non-hashable static arguments are not supported in nnx.{transform}.",
+                where=place,
+                way_out="Pass a hashable value, such as a tuple in the place of a "
+                "list, or pass it as an ordinary argument.",
+            )
+        ) from error
+
+
+def _data_in(value: Any) -> Any:
+    """An array, Variable or mutable object that a static argument leads to."""
+    if isinstance(value, functools.partial):
+        pending = [value.func, *value.args, *value.keywords.values()]
+    elif inspect.ismethod(value):
+        pending = [value.__self__]
+    elif attributes.is_data(value):
+        # A Pytree without data in it, and with a hash of its content, is a constant.
+        is_constant = isinstance(value, Pytree) and _has_own_hash(type(value))
+        return next(iter(jax.tree.leaves(value)), None) if is_constant else value
+    else:
+        return next(iter(attributes.has_data(value)), None)
+    return next((x for x in map(_data_in, pending) if x is not None), None)
+
+
+def _has_own_hash(kind: type) -> bool:
+    return kind.__hash__ not in (None, object.__hash__)
 
 
 def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -157,9 +206,9 @@ def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not statics:
         return tree
     args, kwargs = list(tree[0]), dict(tree[1])
-    for where, value in statics:
+    for where, static in statics:
         if isinstance(where, int):
-            args.insert(where, value)
+            args.insert(where, static.value)
         else:
-            kwargs[where] = value
+            kwargs[where] = static.value
     return tuple(args), kwargs

@@ -20,7 +20,7 @@ What always holds:
 - A Variable whose value is the object that came in was not changed, is not returned and
   not written.
 - JAX knows what it traced again: a skeleton is static data of its arguments, and not
-  closed over, but in `custom_vjp` and inside control flow (see `caching`).
+  closed over, but in `custom_vjp` and inside control flow (see `traced_once`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeDef, VariableDef
-from graftree.transforms import caching, decorators, propagation
+from graftree.transforms import decorators, propagation, traced_once
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.lifting import Call, Inside, Row
@@ -33,8 +33,8 @@ def cond(
 ) -> Any:
     """Calls one of two functions, as a scalar says, with ``jax.lax.cond``.
 
-    The functions may write different Variables of the operands. They are traced once
-    for as long as they live, so objects that they capture are constants.
+    The functions may write different Variables of the operands. They are traced again
+    only if something that they name from outside may have changed.
 
     Args:
         pred: Which function: a boolean or a number.
@@ -115,7 +115,8 @@ def _choose(
     if not functions:
         raise ValueError(f"Empty branch sequence: nnx.{name} needs a function.")
     call = Call(functions[0], _row(name, mode), operands, {})
-    return call.commit(_selections.get(functions, name, mode)(index, *call.groups))
+    select = _selections.get(functions, call.packed.skeleton, mode, name)
+    return call.commit(select(index, *call.groups))
 
 
 def _row(name: str, mode: Propagation) -> Row:
@@ -129,7 +130,7 @@ def _row(name: str, mode: Propagation) -> Row:
 
 
 def _selection(*given: Any) -> Callable[..., Any]:
-    *getters, name, mode = given
+    *getters, mode, name = given
 
     def select(index: Any, *groups: Values) -> Any:
         functions = [getter() for getter in getters]
@@ -138,12 +139,13 @@ def _selection(*given: Any) -> Callable[..., Any]:
     return select
 
 
-_selections = caching.PerFunction(_selection)
+_selections = traced_once.PerFunction(_selection)
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     """What is remembered of a function; the same for the same function and mode."""
-    return _selections.get((f,), "cond", propagation.resolve(graph, False))
+    nothing = Skeleton(jax.tree.structure(()), ())
+    return _selections.get((f,), nothing, propagation.resolve(graph, False), "cond")
 
 
 class _Branches:
@@ -166,6 +168,7 @@ class _Branches:
         self.leaves, self.treedef = jax.tree.flatten(groups)
         self.written: set[int] = set()
         self.keeps_structure = True
+        # Without the values, which would outlive the trace of their branch.
         self.first: tuple[str, Any] | None = None
 
     def choose(self, index: Any) -> Any:
@@ -200,6 +203,7 @@ class _Branches:
         return f"branches[{number}]"
 
     def _compare(self, name: str, result: Any, operands: Skeleton) -> None:
+        result = jax.tree.map(lambda _: 0, result)
         if self.first is None:
             self.first = name, result
             return

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from graftree.core.skeletons import Static
 from graftree.core.variables import Variable
-from graftree.transforms import boundary, caching, propagation
+from graftree.transforms import boundary, propagation, traced_once
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.lifting import Call, Row
@@ -54,8 +55,9 @@ def while_loop(
         (True, 3)
     """
     mode = propagation.resolve(graph, graph_updates)
-    run = _while.get((cond_fun, body_fun), mode)
-    return _run(_row("while_loop", mode), init_val, run)
+    call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
+    run = _while.get((cond_fun, body_fun), call.packed.skeleton, mode)
+    return boundary.commit(call.packed, *run(*call.groups))
 
 
 def fori_loop(
@@ -95,14 +97,14 @@ def fori_loop(
         6
     """
     mode = propagation.resolve(graph, graph_updates)
-    row = _row("fori_loop", mode)
-    bounds = tuple(map(_static, (lower, upper)))
-    if None in bounds:
-        run = _fori.get((body_fun,), mode, None, unroll)
-        return _run(row, init_val, lambda *groups: run(*groups, (lower, upper)))
+    call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
     # JAX can differentiate a loop in reverse only if it knows the number of steps.
-    run = _fori.get((body_fun,), mode, bounds, unroll)
-    return _run(row, init_val, run)
+    bounds = tuple(map(_static, (lower, upper)))
+    known, given = (None, ((lower, upper),)) if None in bounds else (bounds, ())
+    # As a `Static`: to unroll once is something else than to unroll all.
+    key = known, Static(unroll)
+    run = _fori.get((body_fun,), call.packed.skeleton, mode, *key)
+    return boundary.commit(call.packed, *run(*call.groups, *given))
 
 
 def _static(bound: Any) -> tuple[Any, Any] | None:
@@ -122,11 +124,6 @@ def _row(name: str, mode: Propagation) -> Row:
     inputs = Assignment(((Carry,), 0), "init_val", name, mode)
     outputs = Assignment(Carry, "init_val", name, mode)
     return Row(name, mode, inputs, outputs, keeps_keywords=True, labels=_LABELS)
-
-
-def _run(row: Row, init_val: Any, run: Callable[..., Any]) -> Any:
-    call = Call(_run, row, (init_val,), {})
-    return boundary.commit(call.packed, *run(*call.groups))
 
 
 def _make_while(
@@ -153,7 +150,7 @@ def _make_fori(
     get_body: Callable[[], Any],
     mode: Propagation,
     known: tuple[Any, Any] | None,
-    unroll: int | bool | None,
+    unroll: Static,
 ) -> Callable[..., Any]:
     def traced(*arguments: Any) -> Any:
         if known is None:
@@ -166,11 +163,11 @@ def _make_fori(
         def step(i: Any, carried: Values) -> Values:
             return loop.step(lambda value: body(i, value), carried)[0]
 
-        last = jax.lax.fori_loop(lower, upper, step, loop.initial, unroll=unroll)
+        last = jax.lax.fori_loop(lower, upper, step, loop.initial, unroll=unroll.value)
         return loop.finish(last, ())
 
     return traced
 
 
-_while = caching.PerFunction(_make_while)
-_fori = caching.PerFunction(_make_fori)
+_while = traced_once.PerFunction(_make_while)
+_fori = traced_once.PerFunction(_make_fori)

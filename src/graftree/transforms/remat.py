@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from graftree import _jax
 from graftree.transforms import (
     arguments,
     decorators,
@@ -67,7 +68,8 @@ def remat(
         checkpoint = functools.partial(
             jax.checkpoint, prevent_cse=prevent_cse, policy=policy
         )
-        return lifting.returning_arrays(ref_contents.by_content(inner, checkpoint))
+        seeing = functools.partial(_seeing_the_present, checkpoint)
+        return lifting.returning_arrays(ref_contents.by_content(inner, seeing))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "remat")
@@ -76,3 +78,21 @@ def remat(
         return lifting.lift(function, transform, row)
 
     return decorate if f is MISSING else decorate(f)
+
+
+def _seeing_the_present(
+    checkpoint: Callable[..., Any], f: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Applies ``jax.checkpoint`` so that eager calls see what is captured as it is.
+
+    JAX knows a function again by its identity, and goes on with what it captured. While
+    a program is traced that is wanted: layers of equal shapes are traced once.
+    """
+    known = checkpoint(f)
+
+    def call(*args: Any) -> Any:
+        if _jax.is_staging():
+            return known(*args)
+        return checkpoint(lambda *args: f(*args))(*args)
+
+    return call

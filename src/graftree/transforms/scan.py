@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from graftree.transforms import boundary, caching, decorators, propagation
+from graftree.transforms import boundary, decorators, propagation, traced_once
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.decorators import MISSING
@@ -103,25 +103,27 @@ def scan(
 def _scanned(
     f: Callable[..., Any], row: Row, axes: _Axes, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    def traced(*groups: Values) -> Any:
-        loop = Loop(row, axes.place, groups)
+    def make(get_function: Callable[[], Any], _: Propagation) -> Callable[..., Any]:
+        def traced(*groups: Values) -> Any:
+            function = get_function()
+            loop = Loop(row, axes.place, groups)
 
-        def body(carried: Values, scanned: Values) -> Any:
-            return loop.step(f, carried, scanned)
+            def body(carried: Values, scanned: Values) -> Any:
+                return loop.step(function, carried, scanned)
 
-        return loop.finish(*jax.lax.scan(body, loop.initial, loop.scanned, **options))
+            last = jax.lax.scan(body, loop.initial, loop.scanned, **options)
+            return loop.finish(*last)
 
-    compiled = jax.jit(traced, inline=True)
-    if caching.captures_objects(f):
-        # They would be constants of what is compiled, but may change between calls.
-        def compiled(*groups: Values) -> Any:
-            return jax.jit(lambda *groups: traced(*groups), inline=True)(*groups)
+        return traced
+
+    traces = traced_once.PerFunction(make)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         axes.check_call((*args, *kwargs))
         call = Call(f, row, args, kwargs)
-        return boundary.commit(call.packed, *compiled(*call.groups))
+        run = traces.get((f,), call.packed.skeleton, row.mode)
+        return boundary.commit(call.packed, *run(*call.groups))
 
     return scanned
 

@@ -9,24 +9,36 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.transforms.caching import PerFunction
+from graftree.transforms.call_skeletons import Skeleton
+from graftree.transforms.propagation import GRAPH, GRAPH_UPDATES
+from graftree.transforms.traced_once import PerFunction
+
+NOTHING = Skeleton(jax.tree.structure(()), ())
+
+
+class Calls:
+    """Compiled callers of functions, one after the other, on one argument."""
+
+    def __init__(self):
+        def make(*given):
+            *getters, _, _ = given
+
+            def call_all(x):
+                for getter in getters:
+                    x = getter()(x)
+                return x
+
+            return call_all
+
+        self.known = PerFunction(make)
+
+    def get(self, functions, key="key", mode=GRAPH):
+        return self.known.get(functions, NOTHING, mode, key)
 
 
 @pytest.fixture
 def calls():
-    """Compiled callers of functions, one after the other, on one argument."""
-
-    def make(*given):
-        *getters, _ = given
-
-        def call_all(x):
-            for getter in getters:
-                x = getter()(x)
-            return x
-
-        return call_all
-
-    return PerFunction(make)
+    return Calls()
 
 
 def counting():
@@ -42,9 +54,9 @@ def counting():
 
 def test_equal_functions_and_keys_share_what_is_compiled(calls):
     (f, traces), (g, _) = counting(), counting()
-    first = calls.get((f, g), "key")
-    assert first is calls.get((f, g), "key")
-    assert [first(1.0), calls.get((f, g), "key")(2.0)] == [4.0, 8.0]
+    first = calls.get((f, g))
+    assert first is calls.get((f, g))
+    assert [first(1.0), calls.get((f, g))(2.0)] == [4.0, 8.0]
     assert len(traces) == 1
 
 
@@ -60,7 +72,7 @@ def test_other_functions_or_keys_do_not(calls, other):
 
 def test_functions_are_not_kept_alive(calls):
     (f, _), (g, _) = counting(), counting()
-    compiled = calls.get((f, g), "key")
+    compiled = calls.get((f, g))
     assert compiled(1.0) == 4.0
     alive, compiled = [*map(weakref.ref, (f, g, compiled))], None
     del f
@@ -72,18 +84,15 @@ def test_functions_are_not_kept_alive(calls):
 
 
 def test_what_is_compiled_goes_with_any_of_its_functions(calls):
-    class Token:
-        def __call__(self, x):
-            return x
-
-    (stays, _), goes = counting(), Token()
+    (stays, _), (goes, _) = counting(), counting()
     for functions in ((stays, goes), (goes, stays), (goes,)):
-        calls.get(functions, "key")(1.0)
-    token = weakref.ref(goes)
-    remembered = weakref.ref(calls.get((stays, goes), "key"))
+        calls.get(functions)(1.0)
+    gone = weakref.ref(goes)
+    remembered = weakref.ref(calls.get((stays, goes)))
+    assert remembered() is not None
     del goes, functions
     gc.collect()
-    assert token() is None and remembered() is None
+    assert gone() is None and remembered() is None
 
 
 def test_calls_with_short_lived_functions_leave_nothing_behind(calls):
@@ -93,35 +102,48 @@ def test_calls_with_short_lived_functions_leave_nothing_behind(calls):
         gc.collect()
         return len([x for x in gc.get_objects() if isinstance(x, weakref.finalize)])
 
-    calls.get((stays, lambda x: x), "key")
+    calls.get((stays, lambda x: x))
     before = size()
     for _ in range(3):
-        calls.get((stays, lambda x: x), "key")
+        calls.get((stays, lambda x: x))
     assert size() == before
 
 
-def test_functions_without_weak_references_are_not_remembered(calls):
+def test_few_traces_of_a_function_are_kept(calls):
+    def scaled(x):
+        return x * FACTOR
+
+    compiled = []
+    for number in range(20):
+        globals()["FACTOR"] = number
+        compiled.append(weakref.ref(calls.get((scaled,))))
+        assert compiled[-1]()(2.0) == 2.0 * number
+    gc.collect()
+    assert 1 < len([ref for ref in compiled if ref() is not None]) < 10
+
+
+FACTOR = 0
+
+
+@pytest.mark.parametrize("kind", ["without weak references", "unhashable", "method"])
+def test_callable_objects_are_not_remembered(calls, kind):
     class Slotted:
         __slots__ = ()
 
         def __call__(self, x):
             return x + 1
 
-    f = Slotted()
-    with pytest.raises(TypeError):
-        weakref.ref(f)
-    assert calls.get((f, f), "key")(1.0) == 3.0
-    assert calls.get((f,), "key") is not calls.get((f,), "key")
-
-
-def test_unhashable_functions_are_not_remembered(calls):
     class Listed(list):
         def __call__(self, x):
             return x + 1
 
-    f = Listed()
-    assert calls.get((f,), "key")(1.0) == 2.0
-    assert calls.get((f,), "key") is not calls.get((f,), "key")
+    f = {
+        "without weak references": Slotted(),
+        "unhashable": Listed(),
+        "method": Slotted().__call__,
+    }[kind]
+    assert calls.get((f, f))(1.0) == 3.0
+    assert calls.get((f,)) is not calls.get((f,))
 
 
 class Scale(nnx.Module):
@@ -156,18 +178,19 @@ def capturing(scale):
     }
 
 
+@pytest.mark.parametrize("mode", [GRAPH, GRAPH_UPDATES])
 @pytest.mark.parametrize("name", [*capturing(GLOBAL), "global"])
-def test_captured_objects_are_read_anew_in_every_call(calls, name):
+def test_captured_objects_are_read_anew_in_every_call(calls, name, mode):
     scale = GLOBAL if name == "global" else Scale()
     f = uses_global if name == "global" else capturing(scale)[name]
     for factor in (2.0, 3.0):
         scale.factor[...] = factor
-        assert calls.get((f,), "key")(1.0) == factor
+        assert calls.get((f,), mode=mode)(1.0) == factor
 
 
 def test_the_call_is_inlined(calls):
     f, _ = counting()
-    program = jax.jit(lambda x: calls.get((f,), "key")(x) + 1).lower(1.0).as_text()
+    program = jax.jit(lambda x: calls.get((f,))(x) + 1).lower(1.0).as_text()
     assert "multiply" in program and "call @" not in program
 
 

@@ -1,0 +1,164 @@
+"""What tells static values apart that Python takes for equal.
+
+``1``, ``True`` and ``1.0`` are equal, and ``0.0`` equals ``-0.0``, but a program may
+do something else with each. And a list or a configuration that was changed in place
+equals itself. So wherever a static value is part of a key, or is asked whether it
+changed, its *imprint* stands beside it: a hashable value that differs in such cases.
+
+    value                                  imprint
+    int, str, function, enum, dtype, ...   its type
+    float, complex, NumPy scalar           its type, and the signs or the bytes
+    tuple, frozenset                       its type, and the imprints of its members
+    list, dict, set, dataclass, object     the same, and their present content
+      with a hash of its own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import jax
+import numpy as np
+
+Rule = Callable[[Any, int], Any]
+
+# Values of these types, and of their subclasses, don't change, and equality tells them
+# apart if their types are equal. So it is with what JAX and NumPy define.
+_IMMUTABLE = (str, bytes, int, type, enum.Enum, BuiltinFunctionType, MethodType)
+_IMMUTABLE_PACKAGES = ("jax", "jaxlib", "numpy")
+
+# How deep to look into a value, which may contain itself.
+_DEPTH = 12
+
+
+def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The imprints of some static values, and the values.
+
+    The imprints come first: values of different types need not be comparable.
+    """
+    kinds = tuple(map(type, values))
+    # Almost always: then it runs in C.
+    is_plain = _plain.issuperset(kinds)
+    return kinds if is_plain else tuple(map(imprint, values)), values
+
+
+def imprint(value: Any) -> Any:
+    """What distinguishes a static value from its equals, and from what it was."""
+    return _imprint(value, 0)
+
+
+def may_change(value: Any) -> bool:
+    """Whether the imprint of a static value may be another one later."""
+    rule = _rule_of(type(value))
+    if rule is _of_members:
+        return any(map(may_change, value))
+    if rule is _of_fields and type(value).__dataclass_params__.frozen:
+        return any(may_change(x) for _, x in _compared_fields(value))
+    return rule in (_of_items, _of_fields, _of_attributes)
+
+
+def _imprint(value: Any, depth: int) -> Any:
+    kind = type(value)
+    rule = _rule_of(kind)
+    return kind if rule is None or depth > _DEPTH else rule(value, depth + 1)
+
+
+# Types whose imprint is the type itself; the others have a rule.
+_plain: set[type] = {int, bool, str, bytes, type(None), FunctionType}
+_rules: dict[type, Rule] = {}
+
+
+def _rule_of(kind: type) -> Rule | None:
+    if kind in _plain:
+        return None
+    rule = _rules.get(kind)
+    if rule is None:
+        rule = _choose_rule(kind)
+        if rule is None:
+            _plain.add(kind)
+        else:
+            _rules[kind] = rule
+    return rule
+
+
+def _choose_rule(kind: type) -> Rule | None:
+    if issubclass(kind, np.generic):
+        return _of_bytes
+    if issubclass(kind, (float, complex)):
+        return _of_signs
+    if issubclass(kind, (tuple, frozenset)):
+        return _of_members
+    if issubclass(kind, (list, dict, set)):
+        return _of_items
+    # Equality of other objects is that of their identity, unless they define it.
+    if kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE):
+        return None
+    if kind.__module__.partition(".")[0] in _IMMUTABLE_PACKAGES:
+        return None
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.eq:
+        return _of_fields
+    return None if kind.__hash__ is object.__hash__ else _of_attributes
+
+
+def _of_bytes(value: np.generic, _: int) -> Any:
+    return type(value), value.tobytes()
+
+
+def _of_signs(value: complex, _: int) -> Any:
+    signs = math.copysign(1.0, value.real), math.copysign(1.0, value.imag)
+    return type(value), signs
+
+
+def _of_members(value: Iterable[Any], depth: int) -> Any:
+    if isinstance(value, tuple):
+        return (type(value), *[_imprint(x, depth) for x in value])
+    return type(value), frozenset([(x, _imprint(x, depth)) for x in value])
+
+
+def _of_items(value: Any, depth: int) -> Any:
+    if isinstance(value, dict):
+        listed = [(_content(k, depth), _content(x, depth)) for k, x in value.items()]
+        return type(value), tuple(listed)
+    listed = [_content(x, depth) for x in value]
+    ordered = tuple(listed) if isinstance(value, list) else frozenset(listed)
+    return type(value), ordered
+
+
+def _of_fields(value: Any, depth: int) -> Any:
+    content = [(name, _content(x, depth)) for name, x in _compared_fields(value)]
+    return type(value), tuple(content)
+
+
+def _compared_fields(value: Any) -> Iterable[tuple[str, Any]]:
+    fields = [field.name for field in dataclasses.fields(value) if field.compare]
+    return [(name, getattr(value, name, None)) for name in fields]
+
+
+def _of_attributes(value: Any, depth: int) -> Any:
+    try:
+        number = hash(value)
+    except TypeError:
+        number = None
+    entries = getattr(value, "__dict__", {})
+    content = [(name, _content(x, depth)) for name, x in entries.items()]
+    return type(value), number, tuple(content)
+
+
+def _content(value: Any, depth: int) -> Any:
+    """The imprint of a value, and the value itself if its imprint doesn't say it."""
+    rule = _rule_of(type(value))
+    if rule is _of_members and isinstance(value, tuple) and depth <= _DEPTH:
+        return (type(value), *[_content(x, depth + 1) for x in value])
+    if rule in (None, _of_signs, _of_members) and _is_hashable(value):
+        return value, _imprint(value, depth)
+    return _imprint(value, depth)
+
+
+def _is_hashable(value: Any) -> bool:
+    # A traced array has a hash by identity in some versions; it must not be kept.
+    return type(value).__hash__ is not None and not isinstance(value, jax.Array)
