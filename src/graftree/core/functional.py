@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from graftree import config
+from graftree.annotations import Filter
 from graftree.core import (
     filters,
     flattening,
@@ -145,17 +146,21 @@ def unflatten(
 
 @overload
 def split(
-    node: N, *, graph: bool | None = None
+    node: N, first: Filter = ..., /, *, graph: bool | None = None
 ) -> tuple[GraphDef[N], State[Any, Any]]: ...
 @overload
 def split(
-    node: N, first: Any, /, *, graph: bool | None = None
-) -> tuple[GraphDef[N], State[Any, Any]]: ...
+    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], State[Any, Any], State[Any, Any]]: ...
 @overload
 def split(
-    node: N, first: Any, second: Any, /, *filter_list: Any, graph: bool | None = None
+    node: N, a: Filter, b: Filter, c: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], State[Any, Any], State[Any, Any], State[Any, Any]]: ...
+@overload
+def split(
+    node: N, *filter_list: Filter, graph: bool | None = None
 ) -> tuple[GraphDef[N], *tuple[State[Any, Any], ...]]: ...
-def split(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
+def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     """Parts an object into its static half and its state.
 
     Args:
@@ -224,16 +229,14 @@ def _as_state(pairs: list[tuple[Any, Any]]) -> Any:
 
 
 @overload
-def state(node: Any, *, graph: bool | None = None) -> State[Any, Any]: ...
-@overload
 def state(
-    node: Any, first: Any, /, *, graph: bool | None = None
+    node: Any, first: Filter = ..., /, *, graph: bool | None = None
 ) -> State[Any, Any]: ...
 @overload
 def state(
-    node: Any, first: Any, second: Any, /, *filter_list: Any, graph: bool | None = None
+    node: Any, *filter_list: Filter, graph: bool | None = None
 ) -> tuple[State[Any, Any], ...]: ...
-def state(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
+def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     """The state of an object: its Variables and arrays by path.
 
     Args:
@@ -397,7 +400,11 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     updating.update(node, (state, *state_list))
 
 
-def pop(node: Any, *filter_list: Any) -> Any:
+@overload
+def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
+@overload
+def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
+def pop(node: Any, *filter_list: Filter) -> Any:
     """Removes the leaves that match from an object, and returns them.
 
     Args:
@@ -428,7 +435,15 @@ def pop(node: Any, *filter_list: Any) -> Any:
     return tuple(popped) if len(popped) > 1 else popped[0]
 
 
-def unpack(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
+@overload
+def unpack(
+    node: Any, first: Filter = ..., /, *, graph: bool | None = None
+) -> GraphState: ...
+@overload
+def unpack(
+    node: Any, *filter_list: Filter, graph: bool | None = None
+) -> tuple[GraphState, ...]: ...
+def unpack(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     """`split` in one value: the state together with its GraphDef.
 
     Args:
@@ -452,7 +467,7 @@ def unpack(node: Any, *filter_list: Any, graph: bool | None = None) -> Any:
     return packed if len(packed) > 1 else packed[0]
 
 
-def set_metadata(node: Any, /, *, only: Any = Variable, **metadata: Any) -> None:
+def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
     """Sets metadata entries of all Variables that match, in place.
 
     Args:

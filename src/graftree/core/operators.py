@@ -11,9 +11,14 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from jax import Array
+
+A = TypeVar("A")
 
 _BINARY = {
     "add": operator.add,
@@ -71,7 +76,7 @@ _SYMBOLS = {
 }
 
 
-class ValueOperators:
+class ValueOperators(Generic[A]):
     """The operators of Python, applied to ``self.get_value()``."""
 
     __slots__ = ()
@@ -79,21 +84,78 @@ class ValueOperators:
     # NumPy arrays on the left side leave the operator to the Variable.
     __array_priority__ = 100
 
+    def get_value(self) -> Any:
+        """The value."""
+        raise NotImplementedError
+
     def __round__(self, ndigits: int = 0) -> Any:
-        return round(self.get_value(), ndigits)  # type: ignore[attr-defined]
+        return round(self.get_value(), ndigits)
 
     def __contains__(self, item: Any) -> bool:
-        return item in self.get_value()  # type: ignore[attr-defined]
+        return item in self.get_value()
 
     def __format__(self, spec: str) -> str:
-        return format(self.get_value(), spec) if spec else str(self)  # type: ignore[attr-defined]
+        return format(self.get_value(), spec) if spec else str(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = np.asarray(self.get_value(), dtype)  # type: ignore[attr-defined]
+        value = np.asarray(self.get_value(), dtype)
         return value.copy() if copy else value
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.get_value())  # type: ignore[attr-defined]
+        return iter(self.get_value())
+
+    if TYPE_CHECKING:
+        # What `_install` adds below. Operators on an array give arrays.
+
+        @overload
+        def __add__(self: ValueOperators[Array], other: Any, /) -> Array: ...
+        @overload
+        def __add__(self, other: Any, /) -> Any: ...
+        def __add__(self, other: Any, /) -> Any: ...
+
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __add__
+        __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __add__
+        __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __add__
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __add__
+        __and__ = __rand__ = __xor__ = __rxor__ = __or__ = __ror__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __add__
+
+        @overload
+        def __eq__(self: ValueOperators[Array], other: Any, /) -> Array: ...
+        @overload
+        def __eq__(self, other: Any, /) -> Any: ...
+        def __eq__(self, other: Any, /) -> Any: ...
+
+        __ne__ = __eq__
+
+        def __divmod__(self, other: Any, /) -> Any: ...
+
+        __rdivmod__ = __divmod__
+
+        @overload
+        def __neg__(self: ValueOperators[Array]) -> Array: ...
+        @overload
+        def __neg__(self) -> Any: ...
+        def __neg__(self) -> Any: ...
+
+        __pos__ = __abs__ = __invert__ = __neg__
+
+        def __int__(self) -> int: ...
+        def __index__(self) -> int: ...
+        def __len__(self) -> int: ...
+        def __float__(self) -> float: ...
+        def __complex__(self) -> complex: ...
+        def __bool__(self) -> bool: ...
+        def __trunc__(self) -> Any: ...
+
+        __floor__ = __ceil__ = __trunc__
+
+        # In-place operators are refused.
+        def __iadd__(self, other: Never, /) -> Never: ...
+
+        __isub__ = __imul__ = __imatmul__ = __itruediv__ = __ifloordiv__ = __iadd__
+        __imod__ = __ipow__ = __ilshift__ = __irshift__ = __iadd__
+        __iand__ = __ixor__ = __ior__ = __iadd__
 
 
 class _Comparisons:

@@ -18,7 +18,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import numpy as np
@@ -174,7 +174,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         if cls.is_pytree_class:
             _register(cls)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         obj = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = cls.empty_table

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
@@ -85,7 +86,7 @@ class VariableMeta(type):
 
 
 class Variable(
-    operators.ValueOperators,
+    operators.ValueOperators[A],
     labels.Labeled,
     older_accessors.OlderAccessors,
     text.Representable,
@@ -163,6 +164,10 @@ class Variable(
     @overload
     def get_value(self) -> A: ...
     @overload
+    def get_value(self, *, index: EllipsisType) -> A: ...
+    @overload
+    def get_value(self: Variable[jax.Array], *, index: Any) -> jax.Array: ...
+    @overload
     def get_value(self, *, index: Any) -> Any: ...
     def get_value(self, *, index: Any = MISSING) -> Any:
         """The value, its containers copied, refs read.
@@ -236,6 +241,12 @@ class Variable(
         self.check_writable()
         _replace_raw(self, value)
 
+    @overload
+    def __getitem__(self, key: EllipsisType) -> A: ...
+    @overload
+    def __getitem__(self: Variable[jax.Array], key: Any) -> jax.Array: ...
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
     def __getitem__(self, key: Any) -> Any:
         return self.get_value(index=key)
 

@@ -1,4 +1,4 @@
-"""What a type checker sees in user code; pyright reads this file, nothing runs it.
+"""What a type checker sees in user code; pyright and mypy read this, nothing runs it.
 
 Each ``assert_type`` is a promise: if an annotation of the package gets less exact, the
 type checker fails here.
@@ -6,7 +6,7 @@ type checker fails here.
 
 # pyright: basic
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,43 @@ class Net(nnx.Module):
         return self.linear(x) * self.scale
 
 
+def constructors(rngs: nnx.Rngs, x: jax.Array) -> None:
+    net = Net(rngs)
+    assert_type(net, Net)
+    assert_type(net(x), jax.Array)
+    assert_type(net.linear, nnx.Linear)
+    assert_type(nnx.Linear(3, 4, rngs=rngs), nnx.Linear)
+    assert_type(nnx.Linear(3, 4, rngs=rngs)(x), jax.Array)
+    assert_type(nnx.Rngs(0), nnx.Rngs)
+    assert_type(nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param), nnx.Optimizer[Net])
+    assert_type(nnx.metrics.Average(), nnx.metrics.Average)
+
+
 def variables(array: jax.Array) -> None:
     param = nnx.Param(array)
     assert_type(param, nnx.Param[jax.Array])
     assert_type(param.get_value(), jax.Array)
     assert_type(nnx.Variable(1.5).get_value(), float)
+    assert_type(nnx.Param({"a": array})[...], dict[str, jax.Array])
+    assert_type(param[...], jax.Array)
+    assert_type(param[0], jax.Array)
     param[...] = param[...] + 1
+    param[0] = 1.0
+    param[...] += 1
+
+
+def operators(param: nnx.Param[jax.Array], array: jax.Array) -> None:
+    assert_type(param + 1, jax.Array)
+    assert_type(1 - param, jax.Array)
+    assert_type(array * param, jax.Array)
+    assert_type(array @ param, jax.Array)
+    assert_type(param @ array, jax.Array)
+    assert_type(param / param, jax.Array)
+    assert_type(-param, jax.Array)
+    assert_type(param == 1, jax.Array)
+    assert_type(param < array, jax.Array)
+    assert_type(float(param), float)
+    assert_type(nnx.Variable(1) + 1, Any)
 
 
 def functional_form(model: Net) -> None:
@@ -44,6 +75,10 @@ def functional_form(model: Net) -> None:
     _, params, rest = nnx.split(model, nnx.Param, ...)
     assert_type(params, nnx.State)
     assert_type(rest, nnx.State)
+    _, params, stats, rest = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
+    assert_type(rest, nnx.State)
+    a, b = nnx.state(model, nnx.Param, ...)
+    assert_type(b, nnx.State)
 
 
 def transforms(model: Net, x: jax.Array) -> None:
