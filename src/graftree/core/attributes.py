@@ -14,7 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, overload
 
 import jax
 
@@ -168,6 +168,13 @@ _FIELD_DEFAULTS: dict[str, Any] = {
 }
 
 
+# To a type checker the value is what it was: assignment takes it out of the field.
+@overload
+def data(value: T, /) -> T: ...
+@overload
+def data(*, default: T, **options: Any) -> T: ...
+@overload
+def data(**options: Any) -> Any: ...
 def data(value: Any = MISSING, /, **options: Any) -> Any:
     """Declares an attribute to be data: part of the state.
 
@@ -192,6 +199,12 @@ def data(value: Any = MISSING, /, **options: Any) -> Any:
     return _attribute_field(False, value, options)
 
 
+@overload
+def static(value: T, /) -> T: ...
+@overload
+def static(*, default: T, **options: Any) -> T: ...
+@overload
+def static(**options: Any) -> Any: ...
 def static(value: Any = MISSING, /, **options: Any) -> Any:
     """Declares an attribute to be static: part of the structure.
 
@@ -217,6 +230,10 @@ def static(value: Any = MISSING, /, **options: Any) -> Any:
 
 
 @typing.dataclass_transform(field_specifiers=(dataclasses.field, data, static))
+@overload
+def dataclass(cls: type[T], /, **options: bool) -> type[T]: ...
+@overload
+def dataclass(**options: bool) -> Callable[[type[T]], type[T]]: ...
 def dataclass(
     cls: type[T] | None = None,
     /,

@@ -11,6 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 import numpy as np
@@ -84,9 +85,18 @@ class ValueOperators(Generic[A]):
     # NumPy arrays on the left side leave the operator to the Variable.
     __array_priority__ = 100
 
-    def get_value(self) -> Any:
-        """The value."""
+    def get_value(self, *, index: Any = ...) -> Any:
+        """The value, or what is at ``index``."""
         raise NotImplementedError
+
+    @overload
+    def __getitem__(self, key: EllipsisType) -> A: ...
+    @overload
+    def __getitem__(self: ValueOperators[Array], key: Any) -> Array: ...
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any) -> Any:
+        return self.get_value(index=key)
 
     def __round__(self, ndigits: int = 0) -> Any:
         return round(self.get_value(), ndigits)

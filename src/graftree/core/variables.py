@@ -162,9 +162,7 @@ class Variable(
         return value
 
     @overload
-    def get_value(self) -> A: ...
-    @overload
-    def get_value(self, *, index: EllipsisType) -> A: ...
+    def get_value(self, *, index: EllipsisType = ...) -> A: ...
     @overload
     def get_value(self: Variable[jax.Array], *, index: Any) -> jax.Array: ...
     @overload
@@ -240,15 +238,6 @@ class Variable(
         """
         self.check_writable()
         _replace_raw(self, value)
-
-    @overload
-    def __getitem__(self, key: EllipsisType) -> A: ...
-    @overload
-    def __getitem__(self: Variable[jax.Array], key: Any) -> jax.Array: ...
-    @overload
-    def __getitem__(self, key: Any) -> Any: ...
-    def __getitem__(self, key: Any) -> Any:
-        return self.get_value(index=key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.set_value(value, index=key)

@@ -30,7 +30,7 @@ def new_param(
     shape: Shape,
     dtype: Dtype,
     metadata: Mapping[str, Any] = NO_METADATA,
-) -> Param:
+) -> Param[jax.Array]:
     """Makes a Param, with a key from the stream ``params``.
 
     Args:
@@ -54,7 +54,7 @@ def optional_param(
     shape: Shape,
     dtype: Dtype,
     metadata: Mapping[str, Any] = NO_METADATA,
-) -> Any:
+) -> Param[jax.Array] | None:
     """Makes a Param as `new_param` does, or what marks it as absent.
 
     Returns:
@@ -87,7 +87,7 @@ def draw_key(rngs: Rngs) -> jax.Array:
     return stream()
 
 
-def read(param: Param | None) -> jax.Array | None:
+def read(param: Param[jax.Array] | None) -> jax.Array | None:
     """Returns the value of a Param, or ``None`` for an absent one."""
     return None if param is None else param[...]
 
