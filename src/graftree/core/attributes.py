@@ -231,9 +231,19 @@ def static(value: Any = MISSING, /, **options: Any) -> Any:
 
 @typing.dataclass_transform(field_specifiers=(dataclasses.field, data, static))
 @overload
-def dataclass(cls: type[T], /, **options: bool) -> type[T]: ...
+def dataclass(cls: type[T], /) -> type[T]: ...
 @overload
-def dataclass(**options: bool) -> Callable[[type[T]], type[T]]: ...
+def dataclass(
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Callable[[type[T]], type[T]]: ...
 def dataclass(
     cls: type[T] | None = None,
     /,
@@ -251,14 +261,8 @@ def dataclass(
 
     Args:
         cls: The class; ``None`` when used with options.
-        init: As in ``dataclasses.dataclass``; so are all further options.
-        eq: See ``init``.
-        order: See ``init``.
-        unsafe_hash: See ``init``.
-        match_args: See ``init``.
-        kw_only: See ``init``.
-        slots: See ``init``.
-        weakref_slot: See ``init``.
+        init, eq, order, unsafe_hash, match_args, kw_only, slots, weakref_slot: As in
+            ``dataclasses.dataclass``.
 
     Returns:
         The class, or a decorator.
