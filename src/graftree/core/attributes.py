@@ -168,8 +168,7 @@ _FIELD_DEFAULTS: dict[str, Any] = {
 }
 
 
-# To a type checker the value is what it was: assignment takes it out of the field.
-@overload
+@overload  # to a type checker the value is what an attribute gets
 def data(value: T, /) -> T: ...
 @overload
 def data(*, default: T, **options: Any) -> T: ...
@@ -241,8 +240,6 @@ def dataclass(
     unsafe_hash: bool = False,
     match_args: bool = True,
     kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
 ) -> Callable[[type[T]], type[T]]: ...
 def dataclass(
     cls: type[T] | None = None,
@@ -261,8 +258,14 @@ def dataclass(
 
     Args:
         cls: The class; ``None`` when used with options.
-        init, eq, order, unsafe_hash, match_args, kw_only, slots, weakref_slot: As in
-            ``dataclasses.dataclass``.
+        init: As in ``dataclasses.dataclass``; so are all further options.
+        eq: See ``init``.
+        order: See ``init``.
+        unsafe_hash: See ``init``.
+        match_args: See ``init``.
+        kw_only: See ``init``.
+        slots: See ``init``.
+        weakref_slot: See ``init``.
 
     Returns:
         The class, or a decorator.
