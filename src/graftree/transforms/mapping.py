@@ -178,9 +178,9 @@ def pmap(
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
             mapped = jax.pmap(
-                inner,
+                decorators.named_after(inner, lambda *boxes: inner(*map(_open, boxes))),
                 axis_name,
-                in_axes=jax.tree.map(_or_front, ins),
+                in_axes=tuple([(_or_front(axis),) for axis in ins]),
                 out_axes=jax.tree.map(_or_front, outs),
                 devices=devices,
                 backend=backend,
@@ -190,7 +190,8 @@ def pmap(
 
             def moved(*groups: Any) -> Any:
                 ref_contents.refuse(groups, "pmap", "takes no array refs")
-                result = mapped(*_move(groups, ins, lambda axis: (axis, 0)))
+                boxes = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
+                result = mapped(*boxes)
                 return _move(result, outs, lambda axis: (0, axis))
 
             return moved
@@ -198,6 +199,14 @@ def pmap(
         return lifting.lift(function, transform, row)
 
     return decorate if f is MISSING else decorate(f)
+
+
+# jax.pmap takes a tuple of plain axes for those of the single leaves if there are as many
+# leaves as arguments. So each group goes in a tuple of its own, and has its axis in one.
+
+
+def _open(box: tuple[Any]) -> Any:
+    return box[0]
 
 
 # For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
