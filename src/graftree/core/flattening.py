@@ -142,21 +142,51 @@ class _Flattener:
 
     def visit(self, x: Any, kind: nodes.Kind) -> None:
         """Lists a node, Variable or ref, and all below it."""
+        # What remains to be visited of each node above: no recursion, whose depth
+        # Python limits.
+        pending = [iter(self._enter(x, kind))]
+        while pending:
+            below = self._list_children(pending[-1])
+            if below:
+                pending.append(iter(below))
+            else:
+                pending.pop()
+
+    def _list_children(self, children: Iterator[nodes.Child]) -> Sequence[nodes.Child]:
+        """Lists children, until one has children itself, which are returned."""
+        attributes = self.attributes
+        for key, value, is_data in children:
+            if is_data is False:
+                attributes.append((key, Static(value)))
+                continue
+            kind = nodes.kind_of(value)
+            if is_data is None and kind is Leaf.STATIC:
+                attributes.append((key, Static(value)))
+            elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
+                attributes.append((key, LEAF))
+                self.leaves.append(value)
+            else:
+                attributes.append((key, NODE))
+                below = self._enter(value, kind)
+                if below:
+                    return below
+        return ()
+
+    def _enter(self, x: Any, kind: nodes.Kind) -> Sequence[nodes.Child]:
+        """Lists a node, Variable or ref; returns what is below it."""
         if isinstance(kind, TreeKind):
             children, metadata = kind.flatten(x)
             self.nodes.append(NodeDef(type(x), None, None, len(children), metadata))
-            self._visit_children(children)
-            return
+            return children
         known = self.refs.get(id(x))
         if known is not None:
             self.nodes.append(NodeRef(known[1]))
-            return
+            return ()
         index, outer = self._number(x)
         if isinstance(kind, GraphKind):
             children, metadata = kind.flatten(x)
             self.nodes.append(NodeDef(type(x), index, outer, len(children), metadata))
-            self._visit_children(children)
-            return
+            return children
         if kind is Leaf.REF:
             self.nodes.append(ArrayRefDef(index, outer))
         else:
@@ -164,6 +194,7 @@ class _Flattener:
             ref = self._ref_of(x)
             self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
         self.leaves.append(x)
+        return ()
 
     def _number(self, x: Any) -> tuple[int, int | None]:
         """Gives an object that is new the next number, and tells its outer one."""
@@ -178,21 +209,6 @@ class _Flattener:
             return None
         known = self.refs.get(id(raw))
         return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
-
-    def _visit_children(self, children: Sequence[nodes.Child]) -> None:
-        for key, value, is_data in children:
-            if is_data is False:
-                self.attributes.append((key, Static(value)))
-                continue
-            kind = nodes.kind_of(value)
-            if is_data is None and kind is Leaf.STATIC:
-                self.attributes.append((key, Static(value)))
-            elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
-                self.attributes.append((key, LEAF))
-                self.leaves.append(value)
-            else:
-                self.attributes.append((key, NODE))
-                self.visit(value, kind)
 
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:

@@ -184,7 +184,23 @@ def leaves(xs: Mapping, /) -> list[tuple[Path, Any]]:
         [(('a', 'b'), 1)]
     """
     items: list[tuple[Path, Any]] = []
-    _collect(xs, (), items, {})
+    # Remembers which types are mappings: asking an abstract class would take longer
+    # than all the rest.
+    nests: dict[type, bool] = {}
+    # What remains of each mapping above. No recursion, whose depth Python limits.
+    pending: list[tuple[Path, Iterator[Any]]] = [((), iter(xs.items()))]
+    while pending:
+        path, remaining = pending[-1]
+        for key, value in remaining:
+            kind = type(value)
+            if kind not in nests:
+                nests[kind] = issubclass(kind, Mapping)
+            if nests[kind]:
+                pending.append(((*path, key), iter(value.items())))
+                break
+            items.append(((*path, key), value))
+        else:
+            pending.pop()
     return items
 
 
@@ -296,18 +312,3 @@ def _walk(
                 yield from _walk(value, (*path, key), is_leaf)
             else:
                 yield (*path, key), value
-
-
-def _collect(
-    xs: Mapping, path: Path, items: list[tuple[Path, Any]], nests: dict[type, bool]
-) -> None:
-    # The fast form of `_walk`, without nested generators. `nests` remembers which types
-    # are mappings: asking an abstract class would take longer than all the rest.
-    for key, value in xs.items():
-        kind = type(value)
-        if kind not in nests:
-            nests[kind] = issubclass(kind, Mapping)
-        if nests[kind]:
-            _collect(value, (*path, key), items, nests)
-        else:
-            items.append(((*path, key), value))

@@ -320,19 +320,26 @@ def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
     found: list[tuple[Any, Any]] = []
     nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
 
-    def walk(path: tuple[Any, ...]) -> None:
-        node = next(nodes)
-        if isinstance(node, (VariableDef, ArrayRefDef)):
-            found.append((path, node))
-        elif isinstance(node, NodeDef):
-            for _ in range(node.num_attributes):
-                key, attribute = next(attributes)
-                if attribute is NODE:
-                    walk((*path, key))
-                elif attribute is LEAF:
-                    found.append(((*path, key), None))
-
-    walk(())
+    # Nodes whose attributes are still to come: path, and how many. No recursion, whose
+    # depth Python limits.
+    root = next(nodes)
+    if not isinstance(root, NodeDef):
+        return [((), root)] if isinstance(root, (VariableDef, ArrayRefDef)) else []
+    pending = [((), root.num_attributes)]
+    while pending:
+        path, remaining = pending.pop()
+        while remaining:
+            key, attribute = next(attributes)
+            remaining -= 1
+            if attribute is NODE:
+                node = next(nodes)
+                if isinstance(node, NodeDef):
+                    pending.append((path, remaining))
+                    path, remaining = (*path, key), node.num_attributes
+                elif not isinstance(node, NodeRef):
+                    found.append(((*path, key), node))
+            elif attribute is LEAF:
+                found.append(((*path, key), None))
     return found
 
 
@@ -345,29 +352,36 @@ def _draw(graphdef: GraphDef[Any]) -> Blueprint:
     values, leaves = blueprint.values, blueprint.leaves
     nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
 
-    def visit(place: int) -> None:
-        node = next(nodes)
-        if isinstance(node, NodeRef):
-            blueprint.references.append((node.index, place))
-            return
-        if not isinstance(node, NodeDef):
-            leaves.append((node, place))
-            return
+    def enter(node: NodeDef, place: int) -> Any:
+        """Makes room for the children; the node, its place, its keys, and where."""
         if node.index is not None:
             blueprint.objects.append(node)
         start, stop = len(values), len(values) + node.num_attributes
-        keys = []
         values.extend([None] * node.num_attributes)
-        for child in range(start, stop):
+        return node, place, [], start, stop
+
+    next(nodes)
+    if isinstance(root, NodeRef):
+        blueprint.references.append((root.index, 0))
+        return blueprint
+    # Nodes whose children are still to come. No recursion, whose depth Python limits.
+    pending = [enter(root, 0)]
+    while pending:
+        node, place, keys, start, stop = above = pending.pop()
+        for child in range(start + len(keys), stop):
             key, attribute = next(attributes)
             keys.append(key)
-            if attribute is NODE:
-                visit(child)
-            elif attribute is LEAF:
+            if attribute is LEAF:
                 leaves.append((None, child))
-            else:
+            elif attribute is not NODE:
                 values[child] = attribute.value
-        blueprint.nodes.append(Parts(node, place, tuple(keys), start, stop))
-
-    visit(0)
+            elif isinstance(below := next(nodes), NodeDef):
+                pending += [above, enter(below, child)]
+                break
+            elif isinstance(below, NodeRef):
+                blueprint.references.append((below.index, child))
+            else:
+                leaves.append((below, child))
+        else:
+            blueprint.nodes.append(Parts(node, place, tuple(keys), start, stop))
     return blueprint

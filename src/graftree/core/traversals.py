@@ -42,21 +42,47 @@ def iter_graph(
         >>> [path for path, x in nnx.iter_graph(model) if isinstance(x, nnx.Param)]
         [('bias',), ('kernel',)]
     """
-    if config.graph_mode(graph):
-        return _iter_graph(node, (), {})
-    return _iter_tree(node, (), _TreeWalk("iter_graph"))
+    is_graph = config.graph_mode(graph)
+    return _post_order(node, _GraphWalk() if is_graph else _TreeWalk("iter_graph"))
 
 
-def _iter_graph(x: Any, path: Path, seen: dict[int, Any]) -> Iterator[tuple[Path, Any]]:
-    kind = nodes.kind_of(x)
-    is_container = not isinstance(kind, Leaf) and not _is_interpreters(x)
-    if is_container or kind is Leaf.VARIABLE:
-        if id(x) in seen:
-            return
-        seen[id(x)] = x
-    for key, child in _graph_children(x, kind):
-        yield from _iter_graph(child, (*path, key), seen)
-    yield path, x
+def _post_order(root: Any, walk: _GraphWalk | _TreeWalk) -> Iterator[tuple[Path, Any]]:
+    """Yields all that a walk enters, children before parents."""
+    # A node, its path, and what remains of its children. No recursion, whose depth
+    # Python limits; and nested generators take longer the deeper they are.
+    pending = [(root, (), iter(walk.enter(root, ()) or ()))]
+    while pending:
+        x, path, remaining = pending[-1]
+        for key, child in remaining:
+            where = (*path, key)
+            below = walk.enter(child, where)
+            if below is not None:
+                pending.append((child, where, iter(below)))
+                break
+        else:
+            pending.pop()
+            walk.leave(x)
+            yield path, x
+
+
+class _GraphWalk:
+    """What a walk in graph mode has met: each object is entered once."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Any] = {}
+
+    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        """The children of a value, or ``None`` if it was met before."""
+        kind = nodes.kind_of(x)
+        is_container = not isinstance(kind, Leaf) and not _is_interpreters(x)
+        if is_container or kind is Leaf.VARIABLE:
+            if id(x) in self.seen:
+                return None
+            self.seen[id(x)] = x
+        return _graph_children(x, kind)
+
+    def leave(self, x: Any) -> None:
+        """Nothing: what was met stays so."""
 
 
 def _is_interpreters(x: Any) -> bool:
@@ -83,7 +109,8 @@ class _TreeWalk:
         self.above: dict[int, Path] = {}
         self.leaves: dict[int, tuple[Any, Path]] = {}
 
-    def enter(self, x: Any, path: Path) -> None:
+    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
+        """The children of a value that is met."""
         if isinstance(x, Pytree) and not type(x).is_pytree_class:
             where = paths.to_string(path)
             raise aliases.not_a_pytree_error(x, where, self.function)
@@ -98,8 +125,10 @@ class _TreeWalk:
             raise aliases.cycle_error(x, first, second)
         elif _is_tree_node(x) and not _is_interpreters(x):
             self.above[id(x)] = path
+        return _tree_children(x)
 
     def leave(self, x: Any) -> None:
+        """Ends the visit of a value, so that it may be met at other places."""
         self.above.pop(id(x), None)
 
 
@@ -118,14 +147,6 @@ def _tree_children(x: Any) -> list[tuple[Any, Any]]:
     if isinstance(x, Pytree):
         keyed.append((pytrees.BOOKKEEPING[1], pytrees.state_of(x)))
     return sorted(keyed, key=lambda item: paths.sort_key(item[0]))
-
-
-def _iter_tree(x: Any, path: Path, walk: _TreeWalk) -> Iterator[tuple[Path, Any]]:
-    walk.enter(x, path)
-    for key, child in _tree_children(x):
-        yield from _iter_tree(child, (*path, key), walk)
-    walk.leave(x)
-    yield path, x
 
 
 def iter_children(
@@ -356,9 +377,9 @@ def _reclassified(
 def _map_tree(
     f: Callable[[Path, Any], Any], x: Any, path: Path, walk: _TreeWalk
 ) -> Any:
-    walk.enter(x, path)
     mapped = {
-        key: _map_tree(f, child, (*path, key), walk) for key, child in _tree_children(x)
+        key: _map_tree(f, child, (*path, key), walk)
+        for key, child in walk.enter(x, path)
     }
     walk.leave(x)
     if _is_tree_node(x):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,8 @@ from graftree.core.variables import MISSING, Variable
 
 Path = tuple[Any, ...]
 Step = Callable[[], None]
+# A node, its kind, the Pytree it belongs to, its part of the state, and its path.
+_Visit = tuple[Any, Any, Pytree | None, Mapping[Any, Any], Path]
 
 
 def update(node: Any, state_list: Sequence[Any]) -> None:
@@ -146,6 +148,25 @@ class _Plan:
         path: Path,
     ) -> None:
         """Plans what a state does to a node and all below it."""
+        # What remains to be done at each node above. No recursion, whose depth Python
+        # limits.
+        pending = [self._visit_one(node, kind, owner, state, path)]
+        while pending:
+            below = next(pending[-1], None)
+            if below is None:
+                pending.pop()
+            else:
+                pending.append(self._visit_one(*below))
+
+    def _visit_one(
+        self,
+        node: Any,
+        kind: Any,
+        owner: Pytree | None,
+        state: Mapping[Any, Any],
+        path: Path,
+    ) -> Iterator[_Visit]:
+        """Plans for the children of a node; yields those that are to be visited."""
         owner = node if kind is nodes.PYTREE else owner
         entries, statuses, name_of = _content(node, kind)
         for key, value in state.items():
@@ -162,7 +183,9 @@ class _Plan:
             elif statuses.get(name) is False:
                 self._set(node, owner, value, where)
             else:
-                self._change(node, owner, child, value, where)
+                below = self._change(node, owner, child, value, where)
+                if below is not None:
+                    yield below
 
     def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
         """Plans that a Variable gets a value."""
@@ -182,15 +205,19 @@ class _Plan:
 
     def _change(
         self, node: Any, owner: Pytree | None, child: Any, value: Any, path: Path
-    ) -> None:
-        """Plans what a value does to a child that is data, and no Variable."""
+    ) -> _Visit | None:
+        """Plans what a value does to a child that is data, and no Variable.
+
+        Returns:
+            The child with its part of the state, if it is a node and to be visited.
+        """
         kind = nodes.kind_of(child)
         is_node = not isinstance(kind, Leaf)
         if is_node and type(value) is dict:
-            self.visit(child, kind, owner, value, path)
-        elif is_node and not isinstance(nodes.kind_of(value), Leaf):
-            self.visit(child, kind, owner, _as_mapping(value), path)
-        elif isinstance(kind, GraphKind) or (is_node and nodes.is_node_leaf(value)):
+            return child, kind, owner, value, path
+        if is_node and not isinstance(nodes.kind_of(value), Leaf):
+            return child, kind, owner, _as_mapping(value), path
+        if isinstance(kind, GraphKind) or (is_node and nodes.is_node_leaf(value)):
             raise ValueError(
                 f"Expected a subgraph for {path[-1]!r}, got a {type(value).__name__} "
                 f"at path {paths.to_string(path)!r}."
@@ -201,6 +228,7 @@ class _Plan:
             self._steps.append(functools.partial(values.write_ref, child, ..., new))
         else:
             self._set(node, owner, value, path)
+        return None
 
     def _add(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
         if isinstance(node, list):
