@@ -11,6 +11,7 @@ from benchmarks import (
     blocks,
     calls,
     construction,
+    control_flow,
     decoding,
     forms,
     fresh_models,
@@ -114,6 +115,8 @@ def groups(quick: bool = False) -> list[Group]:
         train_step_in_place(50),
         step_of_blocks(20),
         decode_step(12),
+        eager_cond(4),
+        eager_cond(4, captured=True),
         *(functional_form(name, 50) for name in (*forms.FORMS, *forms.TREES)),
         construct(50),
         trace(12),
@@ -268,6 +271,19 @@ def decode_step(depth: int) -> Group:
         (
             Row(RAW, "flat lists", partial(decoding.raw, depth)),
             *_in_modes(decoding.nnx, depth),
+        ),
+    )
+
+
+def eager_cond(depth: int, captured: bool = False) -> Group:
+    """A call of ``cond`` on the MLP that no ``jit`` is around."""
+    how = "captured" if captured else "an operand"
+    return Group(
+        f"eager cond, {depth} layers, the model is {how}",
+        MICROSECONDS,
+        (
+            Row(RAW, "pytree, an operand", partial(control_flow.raw, depth)),
+            *_in_modes(control_flow.nnx, depth, captured),
         ),
     )
 

@@ -60,6 +60,15 @@ def test_equal_functions_and_keys_share_what_is_compiled(calls):
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("mode", [GRAPH, GRAPH_UPDATES])
+def test_a_function_of_its_arguments_is_remembered_in_all_modes(calls, mode):
+    def closed(x):
+        return jnp.sin(x) * FACTOR
+
+    first = calls.get((closed,), mode=mode)
+    assert first is calls.get((closed,), mode=mode)
+
+
 @pytest.mark.parametrize("other", ["order", "key", "count"])
 def test_other_functions_or_keys_do_not(calls, other):
     (f, _), (g, _) = counting(), counting()
