@@ -1,17 +1,20 @@
 """What a compiled function knows again: equal skeletons are the same one."""
 
 import gc
+import threading
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import graftree as nnx
 from graftree.transforms import packing, propagation
 from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.packing import Values
 from tests.static_values import Tag
+from tests.threads import run_in_threads
 
 
 def skeleton_of(*args, mode=propagation.GRAPH):
@@ -32,11 +35,30 @@ def test_the_first_of_equal_skeletons_is_kept():
     assert known.intern(skeleton_of(tagged("b"), 1)) is not first
 
 
-def test_static_values_without_a_hash_are_compared_by_jax():
+@pytest.mark.parametrize("mode", [propagation.TREE, propagation.GRAPH])
+@pytest.mark.parametrize("name", ["a", ["a", "b"]])
+def test_equal_skeletons_have_one_number_and_others_another(name, mode):
+    # JAX must not have to compare what follows the number (issue 12, §7). It hashes no
+    # static data, so in tree mode these have equal hashes; a list has none.
     known = Skeletons()
-    skeleton = skeleton_of(tagged(["a", "b"]))
-    assert known.intern(skeleton) is skeleton
-    assert skeleton.number is None
+    first, equal, other = (
+        known.intern(skeleton_of(tagged(x), mode=mode)) for x in (name, name, ["c"])
+    )
+    assert first is equal and first.number is not None
+    assert other.number != first.number
+
+
+def test_threads_that_come_at_once_get_one_skeleton():
+    known, found = Skeletons(), []  # issue 12, §7
+    start = threading.Barrier(4)
+
+    def come():
+        skeleton = skeleton_of(tagged("a"))
+        start.wait()
+        found.append(known.intern(skeleton))
+
+    run_in_threads(*[come] * 4)
+    assert len({id(skeleton) for skeleton in found}) == 1
 
 
 def test_skeletons_are_not_kept_alive():

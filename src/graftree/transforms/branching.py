@@ -17,7 +17,7 @@ import jax
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeDef, VariableDef
 from graftree.transforms import decorators, propagation, traced_once
 from graftree.transforms.aliasing import Labels
-from graftree.transforms.call_skeletons import Skeleton
+from graftree.transforms.call_skeletons import Skeleton, Skeletons
 from graftree.transforms.lifting import Call, Inside, Row
 from graftree.transforms.packing import Values
 from graftree.transforms.propagation import Propagation
@@ -126,7 +126,11 @@ def _row(name: str, mode: Propagation) -> Row:
         labels=Labels("operands"),
         keeps_keywords=True,
         returns_captured=True,
+        skeletons=_skeletons,
     )
+
+
+_skeletons = Skeletons()
 
 
 def _selection(*given: Any) -> Callable[..., Any]:

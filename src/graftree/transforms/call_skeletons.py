@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ class Skeleton:
             ``None`` for a plain leaf. The GraphDefs share one numbering.
         statics: Static arguments, as pairs of a position or name and a value.
         labels: What the positional arguments are called; not compared.
-        number: The hash, once it is known to `Skeletons`. JAX compares it first.
+        number: Its own, once it is known to `Skeletons`. JAX compares it first.
     """
 
     __slots__ = (
@@ -68,7 +70,10 @@ class Skeleton:
         )
 
     def __hash__(self) -> int:
-        return hash((self.treedef, self.entries, self.statics))
+        try:
+            return hash((self.treedef, self.entries, self.statics))
+        except TypeError:  # a static value without a hash
+            return hash(self.treedef)
 
     def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
         """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
@@ -134,27 +139,35 @@ class Skeleton:
 class Skeletons:
     """The skeletons that a compiled function was called with.
 
-    JAX hashes no static data of pytree nodes; it compares with what it compiled for.
-    Two things are gained if equal skeletons are the same one, with its hash in front.
-    All is compared in C: neither does it take long, nor can another thread change the
-    cache of JAX meanwhile. And a static value that was changed in place since, of which
-    the hash is a new one, is not taken for what it was.
+    JAX hashes no static data of pytree nodes; it compares with what it compiled for,
+    inside its cache in C++. If a comparison runs code in Python, another thread may
+    take its turn and change that cache meanwhile: then the process dies
+    (tests/stress/static_data.py). So equal skeletons are made the same one, with a
+    number that no other one has in front: numbers decide, and are compared in C.
+
+    Nor is a static value that was changed in place since, of which the hash is a new
+    one, taken for what it was.
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[int, Skeleton]
-        self._known = weakref.WeakValueDictionary()
+        self._known: weakref.WeakKeyDictionary[Skeleton, weakref.ref[Skeleton]]
+        self._known = weakref.WeakKeyDictionary()
+        # Else two threads could both come first. User code compares static values.
+        self._lock = threading.RLock()
 
     def intern(self, skeleton: Skeleton) -> Skeleton:
         """The skeleton that equals this one and came first."""
-        try:
-            skeleton.number = number = hash(skeleton)
-        except TypeError:  # a static value without a hash
-            return skeleton
-        known = self._known.setdefault(number, skeleton)
-        return known if known == skeleton else skeleton
+        with self._lock:
+            weak = self._known.get(skeleton)
+            known = None if weak is None else weak()
+            if known is None:
+                self._known[skeleton] = weakref.ref(skeleton)
+                skeleton.number = next(_numbers)
+                known = skeleton
+            return known
 
 
+_numbers = itertools.count()
 _KWARGS = jax.tree_util.SequenceKey(1)
 
 

@@ -12,6 +12,7 @@ from graftree.core.skeletons import Static
 from graftree.core.variables import Variable
 from graftree.transforms import boundary, propagation, traced_once
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.lifting import Call, Row
 from graftree.transforms.packing import Values
@@ -123,7 +124,18 @@ _LABELS = Labels(named={0: "init_val"})
 def _row(name: str, mode: Propagation) -> Row:
     inputs = Assignment(((Carry,), 0), "init_val", name, mode)
     outputs = Assignment(Carry, "init_val", name, mode)
-    return Row(name, mode, inputs, outputs, keeps_keywords=True, labels=_LABELS)
+    return Row(
+        name,
+        mode,
+        inputs,
+        outputs,
+        keeps_keywords=True,
+        labels=_LABELS,
+        skeletons=_skeletons,
+    )
+
+
+_skeletons = Skeletons()
 
 
 def _make_while(

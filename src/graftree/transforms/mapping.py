@@ -21,6 +21,7 @@ from graftree.transforms import (
     ref_contents,
 )
 from graftree.transforms.arguments import Chosen
+from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
 from graftree.transforms.prefixes import Assignment, Roles
@@ -174,6 +175,7 @@ def pmap(
             statics=statics,
             takes_keywords=not mode.structure,
             axis_metadata=transform_metadata,
+            skeletons=Skeletons(),
         )
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:

@@ -16,6 +16,7 @@ from graftree.transforms import (
     propagation,
     ref_contents,
 )
+from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
 
@@ -74,7 +75,13 @@ def remat(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "remat")
         statics = arguments.choose(function, "static", static_argnums)
-        row = Row.uniform("remat", mode, statics=statics, returns_captured=True)
+        row = Row.uniform(
+            "remat",
+            mode,
+            statics=statics,
+            returns_captured=True,
+            skeletons=Skeletons(),
+        )
         return lifting.lift(function, transform, row)
 
     return decorate if f is MISSING else decorate(f)

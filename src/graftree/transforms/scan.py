@@ -9,6 +9,7 @@ import jax
 
 from graftree.transforms import boundary, decorators, propagation, traced_once
 from graftree.transforms.aliasing import Labels
+from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.carrying import Carry, Loop, Place
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
@@ -94,6 +95,7 @@ def scan(
             takes_keywords=mode.structure,
             labels=axes.labels,
             axis_metadata=transform_metadata,
+            skeletons=Skeletons(),
         )
         return _scanned(function, row, axes, options)
 

@@ -1,0 +1,90 @@
+"""JAX alone, five threads: ``python -m tests.stress.static_data --seconds 30``.
+
+The process dies of a segmentation fault, mostly within seconds (JAX 0.12.0.1, Python
+The process dies of a segmentation fault, mostly within seconds (JAX 0.12.0.1, Python
+3.12.1 and 3.13.0). A jitted function compares the static data of pytree nodes inside
+its cache in C++. Here the comparison runs Python, so another thread may take its turn,
+and add to the same cache under the feet of the first. `call_skeletons.Skeletons` sees
+to it that what JAX compares for us never runs Python.
+"""
+
+import argparse
+import os
+import random
+import sys
+import threading
+import time
+
+# Threads are to meet in the cache, not in the compiler.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+import jax
+import jax.numpy as jnp
+
+THREADS, CALLS, TAGS = 5, 300, 30
+
+
+class Tag:
+    """Static data that Python compares."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return hash(self.number)
+
+    def __eq__(self, other):
+        # Long enough for another thread to take its turn now and then.
+        return any(other.number == self.number for _ in range(20))
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    """An array with a tag."""
+
+    def __init__(self, array, tag):
+        self.array = array
+        self.tag = tag
+
+    def tree_flatten(self):
+        return (self.array,), self.tag
+
+    @classmethod
+    def tree_unflatten(cls, tag, children):
+        return cls(*children, tag)
+
+
+def run_round(number):
+    """All threads call one new function, for boxes with many tags."""
+    function, array = jax.jit(lambda box: box.array), jnp.ones(())
+    start = threading.Barrier(THREADS)
+
+    def work(name):
+        rng = random.Random(f"{number} {name}")
+        start.wait()
+        for _ in range(CALLS):
+            function(Box(array, Tag(rng.randrange(TAGS))))
+
+    threads = [threading.Thread(target=work, args=[i]) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main():
+    """Reads the command line, and says how far it came."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    # Threads take turns far more often than by default.
+    sys.setswitchinterval(1e-5)
+    start, number = time.monotonic(), 0
+    while time.monotonic() - start < options.seconds:
+        run_round(number)
+        number += 1
+    print(f"{number} rounds, no crash")
+
+
+if __name__ == "__main__":
+    main()
