@@ -30,6 +30,7 @@ from graftree.transforms import (
     boundary,
     decorators,
     packing,
+    static_contents,
 )
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.arguments import Chosen
@@ -302,6 +303,10 @@ class Inside:
 
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
+        with static_contents.guarded(self.crossing.tree, self.row.name):
+            return self._run(f)
+
+    def _run(self, f: Callable[..., Any]) -> Any:
         args, kwargs = self.arguments
         if partitioning.PARTITION_NAME not in self.row.axis_metadata:
             return f(*args, **kwargs)
