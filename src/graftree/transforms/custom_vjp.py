@@ -37,7 +37,7 @@ from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.cotangents import FormError
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Inside, Row
-from graftree.transforms.packing import Values
+from graftree.transforms.packing import Changes, Values
 from graftree.transforms.prefixes import Assignment, DiffState, Unchecked
 from graftree.transforms.propagation import GRAPH, Propagation
 
@@ -67,7 +67,8 @@ def custom_vjp(
     that ``bwd`` returns has the same form, without the substate that isn't
     differentiable. Without graph updates ``g`` is the cotangent of the output, and the
     cotangent of an object is an object. A ``bwd`` that has a keyword argument
-    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest.
+    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest; a
+    gradient that depends on these is an error with any other.
 
     Args:
         fun: The function. What it, or ``fwd``, writes to its arguments is kept.
@@ -182,7 +183,10 @@ class CustomVjp(Generic[P, R]):
         self._check_nondiff(call.packed.skeleton, signature)
         lifted = _Lifted(self.fun, self._rules, signature, call.groups)
         chosen, *others, _ = call.groups
-        return call.commit(lifted.function()(chosen, others))
+        result = lifted.function()(chosen, others)
+        if not (self._mode.structure or self._rules.takes_updates):
+            result = _refusing_cotangents(result, self.fun, self._rules.bwd)
+        return call.commit(result)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -414,6 +418,42 @@ class _Lifted:
             )
             found |= dict(zip(wanted, leaves, strict=True))
         return [found.get(position) for position in self.positions]
+
+
+def _refusing_cotangents(
+    result: Any, fun: Callable[..., Any], bwd: Callable[..., Any]
+) -> Any:
+    """A result of which what `fun` wrote can't be differentiated: no rule is for it."""
+    places, changed, *others = result
+
+    def refusing(name: str, value: Any) -> Any:
+        return _without_cotangent(
+            value,
+            "A gradient depends on what a function of nnx.custom_vjp wrote, and would "
+            f"be wrong: {decorators.name_of(bwd)} does not take its cotangent.\n"
+            f"  written by {decorators.name_of(fun)}: {name}\n"
+            "Return the new value and write it outside, give the bwd rule a keyword "
+            "argument\n`updates_g`, or use graph_updates=True.",
+        )
+
+    guarded = [
+        Changes([*map(refusing, group.names, group.values)], group.names)
+        for group in changed
+    ]
+    return (places, tuple(guarded), *others)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _without_cotangent(value: Any, message: str) -> Any:
+    """The value; the message is raised where JAX has a cotangent for it."""
+    return value
+
+
+def _refuse_cotangent(message: str, _: None, __: Any) -> Any:
+    raise ValueError(message)
+
+
+_without_cotangent.defvjp(lambda value, _: (value, None), _refuse_cotangent)
 
 
 def _by_position(groups: Sequence[Values]) -> dict[int, Any]:

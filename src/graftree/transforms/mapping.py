@@ -203,8 +203,8 @@ def pmap(
     return decorate if f is MISSING else decorate(f)
 
 
-# jax.pmap takes a tuple of plain axes for those of the single leaves if there are as many
-# leaves as arguments. So each group goes in a tuple of its own, and has its axis in one.
+# jax.pmap takes a tuple of plain axes for those of the single leaves if there are as
+# many leaves as arguments. So each group goes in a tuple of its own, as does its axis.
 
 
 def _open(box: tuple[Any]) -> Any:
