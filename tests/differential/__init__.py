@@ -1,0 +1,12 @@
+"""Random programs over objects, run in several ways that must agree.
+
+- `vocabulary`: the names that programs use; its text begins every reproduction.
+- `generator`, `bodies`, `captures`: programs from a seed, as lists of statements.
+- `plain`: what the transforms mean in plain Python; the expected results.
+- `records`: what is noted of a run, and how two notes differ.
+- `running`: runs a program as plain Python, with each mode, and on the peer.
+- `shrinking`: fewer statements that still differ.
+- `known`: the differences that are by design.
+
+``python -m tests.differential --help`` says how to run many of them.
+"""

@@ -1,0 +1,136 @@
+"""What is noted of a statement that ran, and where two notes differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass
+class Step:
+    """One statement.
+
+    Attributes:
+        error: The built-in type that the exception derives from, if one was raised.
+        shown: What the program showed.
+        state: All objects that the program has names for.
+    """
+
+    error: str
+    shown: list
+    state: dict
+
+
+def builtin_name(error):
+    """The built-in class of an exception: libraries derive their own from it."""
+    return next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
+
+
+class Description:
+    """Objects as plain data, in which equal parts of two libraries are equal.
+
+    Args:
+        words: The vocabulary, as executed with the library.
+    """
+
+    def __init__(self, words):
+        self.words = words
+        self.nnx = words["nnx"]
+        self.seen = {}
+
+    def of(self, x):
+        if isinstance(x, jax.core.Tracer):
+            return "a tracer"
+        if self.words["is_array"](x):
+            return np.asarray(x)
+        if id(x) in self.seen:
+            return f"object {self.seen[id(x)][0]} again"
+        if isinstance(x, (self.nnx.Variable, self.nnx.Pytree, list, dict)):
+            return self._of_object(x)
+        if isinstance(x, tuple) and not hasattr(x, "_fields"):
+            if any(map(self._is_data, x)):
+                return tuple(map(self.of, x))
+        return self.words["exact"](x)
+
+    def _is_data(self, x):
+        kinds = (self.nnx.Variable, self.nnx.Pytree, jax.Array, np.ndarray)
+        return isinstance(x, kinds)
+
+    def _of_object(self, x):
+        # The object is kept, so that nothing else gets its id.
+        self.seen[id(x)] = len(self.seen), x
+        note = {"type": type(x).__name__}
+        if isinstance(x, self.nnx.Variable):
+            note["value"] = self.of(x.get_value())
+            note["metadata"] = {
+                key: self.words["exact"](value)
+                for key, value in self.words["metadata"](x)
+            }
+            return note
+        return note | {str(key): self.of(v) for key, v in self.words["children"](x)}
+
+
+def of_result(words, x):
+    """What a call returned; there numbers are arrays."""
+    if isinstance(x, (bool, int, float, np.generic)):
+        return np.asarray(x, np.float32)
+    if isinstance(x, (list, tuple)):
+        return [of_result(words, child) for child in x]
+    return Description(words).of(x)
+
+
+@functools.singledispatch
+def difference(expected, actual, path=""):
+    """Where two descriptions differ, and how; ``None`` if they don't."""
+    if type(expected) is type(actual) and expected == actual:
+        return None
+    return f"{path or 'the whole'}: expected {short(expected)}, got {short(actual)}"
+
+
+@difference.register
+def _(expected: dict, actual, path=""):
+    if not isinstance(actual, dict) or expected.keys() != actual.keys():
+        return f"{path or 'the whole'}: expected {short(expected)}, got {short(actual)}"
+    found = (difference(expected[k], actual[k], f"{path}.{k}") for k in expected)
+    return next(filter(None, found), None)
+
+
+@difference.register
+def _(expected: list, actual, path=""):
+    if not isinstance(actual, list):
+        return f"{path or 'the whole'}: expected {short(expected)}, got {short(actual)}"
+    return difference(dict(enumerate(expected)), dict(enumerate(actual)), path)
+
+
+@difference.register
+def _(expected: tuple, actual, path=""):
+    if not isinstance(actual, tuple):
+        return f"{path or 'the whole'}: expected {short(expected)}, got {short(actual)}"
+    return difference(dict(enumerate(expected)), dict(enumerate(actual)), path)
+
+
+@difference.register
+def _(expected: np.ndarray, actual, path=""):
+    same_kind = isinstance(actual, np.ndarray) and expected.dtype == actual.dtype
+    if same_kind and expected.shape == actual.shape:
+        if np.allclose(expected, actual, rtol=1e-5, atol=1e-2, equal_nan=True):
+            return None
+    return f"{path or 'the whole'}: expected {short(expected)}, got {short(actual)}"
+
+
+def short(x):
+    text = " ".join(repr(x).split())
+    return text if len(text) < 200 else text[:200] + "..."
+
+
+def first_difference(expected, actual):
+    """The first statement after which two runs differ, what differs, and how."""
+    for number, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        for what in ("error", "shown", "state"):
+            found = difference(getattr(left, what), getattr(right, what))
+            if found:
+                return number, what, found
+    return None

@@ -1,0 +1,161 @@
+"""Runs programs: as plain Python, with the transforms in each mode, on the peer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import linecache
+import pathlib
+import types
+import warnings
+
+import jax
+
+from tests.differential import plain, records
+
+GRAPH_UPDATES, GRAPH, TREE = "graph updates", "graph", "tree"
+MODES = {GRAPH_UPDATES: (True, True), GRAPH: (True, False), TREE: (False, False)}
+VOCABULARY = pathlib.Path(__file__).with_name("vocabulary.py").read_text()
+
+
+@dataclasses.dataclass
+class Program:
+    """A program.
+
+    Attributes:
+        statements: What runs, one after the other; an exception ends only its own.
+        modes: The modes in which the library allows it.
+        seed: What it was made from.
+        traits: Names of what it does, for the differences that are by design.
+    """
+
+    statements: list[str]
+    modes: tuple[str, ...] = (GRAPH_UPDATES,)
+    seed: int = 0
+    traits: frozenset[str] = frozenset()
+
+    def script(self, mode=GRAPH_UPDATES, errors=()):
+        """The program as a script that shows what it does."""
+        graph, updates = MODES[mode]
+        lines = [VOCABULARY, "show = print\n"]
+        if mode != GRAPH_UPDATES:
+            lines.append(f"nnx.set_graph_mode({graph})")
+            lines.append(f"nnx.set_graph_updates({updates})")
+        for number, text in enumerate(self.statements):
+            if number in errors:
+                body = "\n".join(f"    {line}" for line in text.split("\n"))
+                text = f"try:\n{body}\nexcept Exception as e:\n    print(repr(e))"
+            lines.append(text)
+        return "\n".join(lines)
+
+
+@functools.cache
+def library_words(library):
+    """The vocabulary with a library, by its module's name."""
+    return _words(importlib.import_module(library))
+
+
+@functools.cache
+def plain_words(keeps_structure):
+    nnx = plain.Plain(keeps_structure)
+    return _words(nnx) | plain.words(nnx)
+
+
+def _words(nnx):
+    words = {"nnx": nnx, "__name__": "tests.differential.vocabulary"}
+    text = VOCABULARY.replace("import graftree as nnx\n", "\n")
+    exec(compile(text, "vocabulary.py", "exec"), words)
+    return words
+
+
+class Session:
+    """One run of one program.
+
+    Args:
+        words: The vocabulary with the library to use.
+        mode: The default mode; ``None`` leaves it to the library.
+    """
+
+    def __init__(self, words, mode=None):
+        self.words = words
+        self.names = dict(words, __name__="program")
+        self.names["show"] = self._show
+        if isinstance(words["nnx"], plain.Plain):
+            self.names["jax"] = plain_jax(words["nnx"])
+        self.mode = mode
+        self.steps = []
+        self.shown = []
+
+    def _show(self, *values):
+        self.shown += [records.of_result(self.words, value) for value in values]
+
+    def run(self, text):
+        """Runs one statement and notes what it did; gives the note."""
+        self.shown = []
+        error = ""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            if self.mode:
+                graph, updates = MODES[self.mode]
+                stack.enter_context(self.words["nnx"].set_graph_mode(graph))
+                stack.enter_context(self.words["nnx"].set_graph_updates(updates))
+            try:
+                exec(_compiled(text), self.names)
+            except Exception as e:
+                error = records.builtin_name(e)
+                self.exception = e
+        self.steps.append(records.Step(error, self.shown, self._state()))
+        return self.steps[-1]
+
+    def _state(self):
+        nnx = self.words["nnx"]
+        describe = records.Description(self.words).of
+        return {
+            name: describe(value)
+            for name, value in sorted(self.names.items())
+            if isinstance(value, (nnx.Variable, nnx.Pytree))
+        }
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text):
+    name = f"<statement {hash(text)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    return compile(text, name, "exec")
+
+
+def plain_jax(nnx):
+    """JAX, with a ``jit`` that only calls."""
+    return types.SimpleNamespace(**vars(jax) | {"jit": nnx.jit})
+
+
+def run(statements, words, mode=None):
+    session = Session(words, mode)
+    for text in statements:
+        session.run(text)
+    return session.steps
+
+
+def expected_of(program, mode):
+    """The steps of a program as plain Python, with what the mode lets out."""
+    return run(program.statements, plain_words(mode == GRAPH_UPDATES))
+
+
+def difference(program, mode, library="graftree", expected=None):
+    """How a library differs from plain Python in a program; ``None`` if it doesn't.
+
+    Returns:
+        The number of the statement, ``error``, ``shown`` or ``state``, and the text.
+    """
+    expected = expected or expected_of(program, mode)
+    actual = run(program.statements, library_words(library), mode)
+    return records.first_difference(expected, actual)
+
+
+def clear():
+    """Frees what JAX keeps of the programs so far."""
+    jax.clear_caches()
+    _compiled.cache_clear()

@@ -1,0 +1,36 @@
+"""A few random programs in each run; ``python -m tests.differential`` runs many."""
+
+import pytest
+
+from tests.differential import captures, generator, running, shrinking
+
+SEEDS = range(120)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_program_means_what_it_means_in_plain_python(seed):
+    program, steps = generator.make(seed)
+    mode = program.modes[seed % len(program.modes)]
+    expected = steps if mode == running.GRAPH_UPDATES else None
+    check(program, mode, expected)
+
+
+# Issue 12, §1: only what stood in the closure itself was seen to be an object.
+@pytest.mark.parametrize("way", [*captures.WAYS, *captures.PLAIN_WAYS])
+@pytest.mark.parametrize("draw", range(2))
+def test_control_flow_sees_the_present_state_of_what_it_names(way, draw):
+    program, steps = captures.make(draw, ways=[way])
+    check(program, running.GRAPH_UPDATES, steps)
+
+
+@pytest.mark.parametrize("call", captures.CALLS)
+def test_every_control_flow_sees_the_present_state(call):
+    program, steps = captures.make(0, calls=[call])
+    check(program, running.GRAPH_UPDATES, steps)
+
+
+def check(program, mode, expected):
+    found = running.difference(program, mode, expected=expected)
+    if found:
+        smaller = shrinking.shrunk(program, mode)
+        pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)

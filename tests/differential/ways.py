@@ -1,0 +1,391 @@
+"""How control flow can come to a model, or to a number, and what calls it.
+
+All are texts of statements; `captures` makes programs of them.
+"""
+
+# How ``on`` comes to the model ``m``. ``{read}`` is an expression in ``net`` and ``x``,
+# ``{forward}`` a function of both that returns it.
+WAYS = {
+    "global": """\
+def on(x):
+    net = m
+    return {read}
+""",
+    "closure": """\
+def make(net):
+    def on(x):
+        return {read}
+    return on
+on = make(m)
+""",
+    "helper": """\
+{forward}
+def on(x):
+    return forward(m, x)
+""",
+    "helper of a helper": """\
+{forward}
+def through(x):
+    return forward(m, x)
+def on(x):
+    return through(x)
+""",
+    "inner function": """\
+def on(x):
+    def inner(x):
+        net = m
+        return {read}
+    return inner(x)
+""",
+    "inner lambda": """\
+{forward}
+def on(x):
+    return (lambda x: forward(m, x))(x)
+""",
+    "lambda": """\
+{forward}
+on = lambda x: forward(m, x)
+""",
+    "comprehension": """\
+{forward}
+def on(x):
+    return sum([forward(m, x) for _ in range(2)])
+""",
+    "namespace": """\
+holder = types.SimpleNamespace(net=m)
+{forward}
+def on(x):
+    return forward(holder.net, x)
+""",
+    "class attribute": """\
+class Trainer:
+    net = m
+{forward}
+def on(x):
+    return forward(Trainer.net, x)
+""",
+    "plain object": """\
+{forward}
+caller = Caller(m, forward)
+def on(x):
+    return forward(caller.net, x)
+""",
+    "dict": """\
+store = dict(net=m)
+{forward}
+def on(x):
+    return forward(store['net'], x)
+""",
+    "list": """\
+store = [m]
+{forward}
+def on(x):
+    return forward(store[0], x)
+""",
+    "weak reference": """\
+held = weakref.ref(m)
+{forward}
+def on(x):
+    return forward(held(), x)
+""",
+    "default argument": """\
+def on(x, net=m):
+    return {read}
+""",
+    "keyword default": """\
+def on(x, *, net=m):
+    return {read}
+""",
+    "decorator": """\
+@logged
+def on(x):
+    net = m
+    return {read}
+""",
+    "callable object": """\
+{forward}
+on = Caller(m, forward)
+""",
+    "method": """\
+{forward}
+caller = Caller(m, forward)
+on = caller.run
+""",
+    "partial": """\
+{forward}
+on = functools.partial(forward, m)
+""",
+    "partial of a lambda": """\
+{forward}
+on = functools.partial(lambda x: forward(m, x))
+""",
+    "the model itself": """\
+on = m
+""",
+    "bound method": """\
+on = m.__call__
+""",
+    "property": """\
+class Owner:
+    @property
+    def net(self):
+        return m
+owner = Owner()
+{forward}
+def on(x):
+    return forward(owner.net, x)
+""",
+    "static method": """\
+{forward}
+class Steps:
+    @staticmethod
+    def step(x):
+        return forward(m, x)
+def on(x):
+    return Steps.step(x)
+""",
+    "getattr": """\
+holder = types.SimpleNamespace(net=m)
+{forward}
+def on(x):
+    return forward(getattr(holder, 'net'), x)
+""",
+    "globals": """\
+{forward}
+def on(x):
+    return forward(globals()['m'], x)
+""",
+    "Variable": """\
+v = m.p
+def on(x):
+    return jnp.sum(v[...]) * x
+""",
+}
+
+# Ways to what is no model, with the statements that change it.
+PLAIN_WAYS = {
+    "global number": (
+        """\
+scale = 1.0
+def on(x):
+    return x * scale
+""",
+        ["scale = 5.0", "scale = 1", "scale = True", "scale = np.float32(3)"],
+    ),
+    "number through a helper": (
+        """\
+scale = 1.0
+def forward(x):
+    return x * scale
+def on(x):
+    return forward(x)
+""",
+        ["scale = 5.0", "scale = 7.0"],
+    ),
+    "type of a number": (
+        """\
+kind = 1
+def on(x):
+    return x + code(kind)
+""",
+        ["kind = 1.0", "kind = True", "kind = Level.ONE", "kind = np.int8(1)"],
+    ),
+    "zero": (
+        """\
+kind = 0.0
+def on(x):
+    return x + code(kind)
+""",
+        ["kind = -0.0", "kind = 0", "kind = False", "kind = (0.0,)", "kind = (-0.0,)"],
+    ),
+    "NumPy array in place": (
+        """\
+table = np.ones(2, np.float32)
+def on(x):
+    return x * table.sum()
+""",
+        ["table[0] = 5.0", "table += 1.0", "table = np.full(2, 3.0, np.float32)"],
+    ),
+    "JAX array": (
+        """\
+table = jnp.ones(2)
+def on(x):
+    return x * table.sum()
+""",
+        ["table = table + 1.0", "table = jnp.full(2, 7.0)"],
+    ),
+    "NumPy array in a closure": (
+        """\
+table = np.ones(2, np.float32)
+def make(held):
+    def on(x):
+        return x * held.sum()
+    return on
+on = make(table)
+""",
+        ["table[0] = 5.0", "table += 1.0"],
+    ),
+    "list of numbers": (
+        """\
+numbers = [1.0]
+def on(x):
+    return x * sum(numbers)
+""",
+        ["numbers.append(2.0)", "numbers[0] = 5.0", "numbers = [3.0]"],
+    ),
+    "dict of numbers": (
+        """\
+config = dict(a=1.0)
+def on(x):
+    return x * config['a']
+""",
+        ["config['a'] = 2.0", "config = dict(a=5.0)", "config['a'] = True"],
+    ),
+    "attribute of a plain object": (
+        """\
+holder = types.SimpleNamespace(scale=1.0)
+def on(x):
+    return x * holder.scale
+""",
+        ["holder.scale = 2.0", "holder.scale = 5", "holder = Caller(1, 2)"],
+    ),
+    "class attribute": (
+        """\
+class Config:
+    scale = 1.0
+def on(x):
+    return x * Config.scale
+""",
+        ["Config.scale = 2.0", "Config.scale = 5"],
+    ),
+    "equal callables": (
+        """\
+on = Named('a', 2.0)
+""",
+        ["on = Named('a', 3.0)", "on = Named('b', 2.0)", "on = Named('a', 5)"],
+    ),
+    "helper made anew": (
+        """\
+def forward(x):
+    return x
+def on(x):
+    return forward(x)
+""",
+        ["forward = plus_one", "forward = times_two", "forward = Named('a', 3.0)"],
+    ),
+    "attribute of a function": (
+        """\
+def on(x):
+    return x * on.scale
+on.scale = 1.0
+""",
+        ["on.scale = 2.0", "on.scale = 3.0"],
+    ),
+    "default changed": (
+        """\
+def on(x, scale=1.0):
+    return x * scale
+""",
+        ["on.__defaults__ = (2.0,)", "on.__defaults__ = (5.0,)"],
+    ),
+    "code changed": (
+        """\
+def on(x):
+    return x
+def other(x):
+    return x * 2
+""",
+        ["on.__code__ = other.__code__"],
+    ),
+    "partial keyword": (
+        """\
+def forward(x, scale):
+    return x * scale
+on = functools.partial(forward, scale=1.0)
+""",
+        ["on.keywords['scale'] = 2.0", "on = functools.partial(forward, scale=3.0)"],
+    ),
+    "frozen dataclass": (
+        """\
+box = Box(1.0)
+def on(x):
+    return x + code(box)
+""",
+        ["box = Box(1)", "box = Box(True)", "box = Box((1,))", "box = Box((1.0,))"],
+    ),
+}
+
+# What calls ``on``; each defines ``call(x)``.
+CALLS = {
+    "cond": """\
+def call(x):
+    return nnx.cond(x > 0, on_, off, x)
+""",
+    "the other branch": """\
+def call(x):
+    return nnx.cond(x < 0, off, on_, x)
+""",
+    "switch": """\
+def call(x):
+    return nnx.switch(1, [off, on_, off], x)
+""",
+    "fori_loop": """\
+def body(i, x):
+    return x * 0.5 + on_(x)
+def call(x):
+    return nnx.fori_loop(0, 2, body, x)
+""",
+    "while_loop": """\
+def body(c):
+    return c[0] * 0.5 + on_(c[0]), c[1] + 1
+def going(c):
+    return c[1] < 2
+def call(x):
+    return nnx.while_loop(going, body, (x, 0))[0]
+""",
+    "condition of while_loop": """\
+def body(c):
+    return c[0], c[1] + 1
+def going(c):
+    return (c[1] < 9) & (on_(c[0]) > 10 * c[1])
+def call(x):
+    return nnx.while_loop(going, body, (x, 0))[1]
+""",
+    "scan": """\
+def body(c, x):
+    return c * 0.5 + on_(x), c
+scanned = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+def call(x):
+    c, ys = scanned(x, jnp.array([1.0, 2.0]))
+    return c + jnp.sum(ys)
+""",
+    "grad": """\
+def loss(v, x):
+    return jnp.sum(v[...]) * on_(x)
+def call(x):
+    both = nnx.value_and_grad(loss)
+    value, grads = both(nnx.Param(jnp.ones(2)), x)
+    return value + gradient(grads)
+""",
+    "cond in a step that fills a holder": """\
+holder = types.SimpleNamespace()
+def inside(x):
+    return digest(holder.net) + x
+def aside(x):
+    return x
+@nnx.jit
+def step(m, x):
+    holder.net = m
+    return nnx.cond(x > 0, inside, aside, x)
+def call(x):
+    return step(m, x)
+""",
+}
+
+# ``on`` through another function, and the branch that is not taken.
+REST = """\
+def on_(x):
+    return jnp.float32(on(x))
+def off(x):
+    return x
+"""
