@@ -21,7 +21,7 @@ LINES = [
 ]
 ALIKE = pytest.mark.parametrize("values", LINES, ids=range(len(LINES)))
 # Some of each kind, for rules that are tested with every transform.
-SOME = [value for line in LINES for value in line[:3]]
+SOME = [value for line in LINES for value in line[:2]]
 
 
 class Model(nnx.Module):

@@ -4,12 +4,12 @@ import pytest
 
 from tests.differential import captures, generator, running, shrinking
 
-SEEDS = range(120)
+SEEDS = range(50)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_program_means_what_it_means_in_plain_python(seed):
-    program, steps = generator.make(seed)
+    program, steps = generator.make(seed, past=False)
     mode = program.modes[seed % len(program.modes)]
     expected = steps if mode == running.GRAPH_UPDATES else None
     check(program, mode, expected)
@@ -17,9 +17,8 @@ def test_program_means_what_it_means_in_plain_python(seed):
 
 # Issue 12, §1: only what stood in the closure itself was seen to be an object.
 @pytest.mark.parametrize("way", [*captures.WAYS, *captures.PLAIN_WAYS])
-@pytest.mark.parametrize("draw", range(2))
-def test_control_flow_sees_the_present_state_of_what_it_names(way, draw):
-    program, steps = captures.make(draw, ways=[way])
+def test_control_flow_sees_the_present_state_of_what_it_names(way):
+    program, steps = captures.make(0, ways=[way])
     check(program, running.GRAPH_UPDATES, steps)
 
 
