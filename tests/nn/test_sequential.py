@@ -78,7 +78,7 @@ def test_layers_without_signature_get_no_keyword_arguments():
 
 def test_name_from_output_and_call_is_an_error():
     model = nnx.Sequential(lambda x: {"a": x}, lambda a: a)
-    message = r"Got multiple values for arguments \['a'\] of Sequential\[1\]"
+    message = r"Got multiple values for arguments \['a'\] in Sequential\[1\]"
     with pytest.raises(TypeError, match=message):
         model(1, a=2)
 

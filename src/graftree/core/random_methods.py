@@ -23,7 +23,8 @@ def _keyless(
     """Makes a method of a function of ``jax.random``, which draws its own key."""
 
     def method(self: Callable[[], jax.Array], /, *args: Any, **kwargs: Any) -> Any:
-        return sample(self(), *args, **kwargs)
+        # Looked up at each call, should someone have put another one in its place.
+        return getattr(jax.random, name)(self(), *args, **kwargs)
 
     name = sample.__name__
     _describe(
@@ -43,7 +44,7 @@ def _initializer(
     """Makes a method of a factory of ``jax.nn.initializers``."""
 
     def method(self: Callable[[], jax.Array], /, *args: Any, **kwargs: Any) -> Any:
-        initialize = make(*args, **kwargs)
+        initialize = getattr(jax.nn.initializers, name)(*args, **kwargs)
 
         def draw_and_initialize(*args: Any, **kwargs: Any) -> jax.Array:
             return initialize(self(), *args, **kwargs)

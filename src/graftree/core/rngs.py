@@ -119,8 +119,11 @@ class RngStream(random_methods.RandomMethods, pytrees.Pytree):
         counter = self.count
         counter.check_writable()
         key, count = self.key.get_value(), counter.get_value()
-        # In a trace, two plain equations instead of a nested function.
-        draw = _draw if isinstance(key, _jax.Tracer) else _draw_at_once
+        # In a trace, two plain equations instead of a nested function. And what someone
+        # has put in the place of `fold_in` is called each time.
+        is_replaced = getattr(jax.random.fold_in, "__code__", None) is not _FOLD_IN
+        is_plain = is_replaced or isinstance(key, _jax.Tracer)
+        draw = _draw if is_plain else _draw_at_once
         key, count = draw(key, count)
         counter.set_value(count)
         return key
@@ -203,6 +206,7 @@ def _draw(key: PRNGKey, count: jax.Array) -> tuple[PRNGKey, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
+_FOLD_IN = jax.random.fold_in.__code__
 # One dispatch for both results: 10 us, where fold_in alone takes 57 and the sum 8.
 _draw_at_once = jax.jit(_draw)
 

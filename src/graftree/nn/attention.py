@@ -13,7 +13,6 @@ attention): query head ``h`` of ``H`` uses key head ``h // (H // key heads)``.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -283,13 +282,6 @@ def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     return jnp.reshape(x, sizes)
 
 
-# What follows is compiled: eager, each is one dispatch (0.5 ms) instead of twenty
-# (10 ms), and a model with many equal layers traces it once. Inlined, the program is
-# the same, line for line.
-_inlined = functools.partial(jax.jit, inline=True)
-
-
-@functools.partial(_inlined, static_argnames=("is_causal", "implementation"))
 def _attend(
     query: jax.Array,
     key: jax.Array,
@@ -320,7 +312,6 @@ def _attend(
     return jnp.reshape(outputs, query.shape)
 
 
-@functools.partial(_inlined, static_argnames=("is_causal", "precision"))
 def _weigh(
     query: jax.Array,
     key: jax.Array,
@@ -345,14 +336,12 @@ def _weigh(
     return jax.nn.softmax(logits).astype(query.dtype)
 
 
-@functools.partial(_inlined, static_argnames=("rate", "shape"))
 def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.Array:
     """Drops weights, those that differ only along axes of size one together."""
     is_kept = jax.random.bernoulli(key, 1.0 - rate, shape).astype(weights.dtype)
     return weights * (is_kept / jnp.asarray(1.0 - rate, weights.dtype))
 
 
-@functools.partial(_inlined, static_argnames="precision")
 def _average(
     weights: jax.Array, value: jax.Array, precision: PrecisionLike
 ) -> jax.Array:

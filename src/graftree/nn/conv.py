@@ -29,7 +29,7 @@ from graftree.annotations import (
 )
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
-from graftree.nn import arguments, checks, linear, parameters, promotion
+from graftree.nn import arguments, checks, linear, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -191,11 +191,10 @@ class Conv(Module):
         inputs, kernel, bias = self.promote_dtype(
             (inputs, kernel, parameters.read(self.bias)), dtype=self.dtype
         )
-        # Other contractions may take other operands.
-        if self.conv_general_dilated is jax.lax.conv_general_dilated:
-            channels = kernel.shape[-2] * self.feature_group_count
-            check_channels(self, given, inputs, kernel, channels)
-        outputs = self.conv_general_dilated(
+        channels = kernel.shape[-2] * self.feature_group_count
+        outputs = operations.contract(
+            self.conv_general_dilated,
+            lambda: check_channels(self, given, inputs, kernel, channels),
             inputs,
             kernel,
             strides,

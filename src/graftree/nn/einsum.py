@@ -142,9 +142,9 @@ class Einsum(Module):
             (given, parameters.read(self.kernel), parameters.read(self.bias)),
             dtype=self.dtype,
         )
-        if self.einsum_op is jnp.einsum:
-            _check_operands(self, einsum_str, given, inputs, kernel)
-        outputs = self.einsum_op(
+        outputs = operations.contract(
+            self.einsum_op,
+            lambda: _check_operands(self, einsum_str, given, inputs, kernel),
             einsum_str,
             inputs,
             kernel,
@@ -184,10 +184,7 @@ def _checked(einsum_str: str) -> str:
 def _check_operands(
     layer: Einsum, einsum_str: str, given: Any, inputs: Any, kernel: Any
 ) -> None:
-    """Raises where ``jnp.einsum`` would, in terms of the layer.
-
-    Other contractions may take other operands, so they are not checked.
-    """
+    """Raises where ``jnp.einsum`` would, in terms of the layer."""
     sizes: dict[str | int, int] = {}
     operands = einsum_str.split("->")[0].split(",")
     for subscripts, operand in zip(operands, (inputs, kernel), strict=True):

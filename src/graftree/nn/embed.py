@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
@@ -118,7 +119,9 @@ class Embed(Module):
                 (*inputs.shape, self.features),
                 **arguments.if_set(out_sharding=out_sharding),
             )
-        return operations.look_up(embedding, inputs, out_sharding)
+        if out_sharding is None:
+            return jnp.take(embedding, inputs, axis=0)
+        return embedding.at[inputs].get(mode="fill", out_sharding=out_sharding)
 
     def attend(
         self, query: Num[Array, "*batch features"], out_sharding: Any = None
@@ -146,7 +149,11 @@ class Embed(Module):
             (given, parameters.read(self.embedding)), dtype=self.dtype
         )
         numbers = (((query.ndim - 1,), (1,)), ((), ()))
-        linear.check_contraction(self, given, query, embedding, numbers)
-        return operations.dot_general(
-            query, embedding, numbers, **arguments.if_set(out_sharding=out_sharding)
+        return operations.contract(
+            jax.lax.dot_general,
+            lambda: linear.check_contraction(self, given, query, embedding, numbers),
+            query,
+            embedding,
+            numbers,
+            **arguments.if_set(out_sharding=out_sharding),
         )

@@ -142,11 +142,13 @@ class Linear(Module):
             dtype=self.dtype,
         )
         numbers = (((inputs.ndim - 1,), (0,)), ((), ()))
-        contraction = operations.contraction(self.dot_general)
-        if contraction is operations.dot_general:
-            check_contraction(self, given, inputs, kernel, numbers)
-        outputs = contraction(
-            inputs, kernel, numbers, **contraction_options(self, out_sharding)
+        outputs = operations.contract(
+            self.dot_general,
+            lambda: check_contraction(self, given, inputs, kernel, numbers),
+            inputs,
+            kernel,
+            numbers,
+            **contraction_options(self, out_sharding),
         )
         return parameters.add_bias(outputs, bias)
 
@@ -159,8 +161,6 @@ def check_contraction(
     dimension_numbers: jax.lax.DotDimensionNumbers,
 ) -> None:
     """Raises where ``jax.lax.dot_general`` would, in terms of the layer.
-
-    Other contractions may take other operands, so they are not checked.
 
     Args:
         layer: Is named in the message.
@@ -337,11 +337,13 @@ class LinearGeneral(Module):
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
         numbers = ((axis, kernel_axis), (batch, batch))
-        contraction = self._contraction()
-        if contraction is operations.dot_general:
-            check_contraction(self, given, inputs, kernel, numbers)
-        outputs = contraction(
-            inputs, kernel, numbers, **contraction_options(self, out_sharding)
+        outputs = operations.contract(
+            self._contraction(),
+            lambda: check_contraction(self, given, inputs, kernel, numbers),
+            inputs,
+            kernel,
+            numbers,
+            **contraction_options(self, out_sharding),
         )
         if bias is None:
             return outputs
@@ -351,10 +353,9 @@ class LinearGeneral(Module):
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""
-        given = jax.lax.dot_general if self.dot_general is None else self.dot_general
         if self.dot_general_cls is not None:
-            given = self.dot_general_cls()
-        return operations.contraction(given)
+            return self.dot_general_cls()
+        return jax.lax.dot_general if self.dot_general is None else self.dot_general
 
 
 def _batch_sizes(batch_axis: Mapping[int, int]) -> tuple[int, ...]:

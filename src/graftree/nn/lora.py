@@ -159,12 +159,16 @@ class LoRA(Module):
             (given, self.lora_a[...], self.lora_b[...]), dtype=self.dtype
         )
         numbers = (((x.ndim - 1,), (0,)), ((), ()))
-        linear.check_contraction(self, given, x, a, numbers)
         sharding = kwargs.get("out_sharding")
-        hidden = operations.dot_general(
-            x, a, numbers, out_sharding=_along_batch(sharding, x.ndim)
+        hidden = operations.contract(
+            jax.lax.dot_general,
+            lambda: linear.check_contraction(self, given, x, a, numbers),
+            x,
+            a,
+            numbers,
+            out_sharding=_along_batch(sharding, x.ndim),
         )
-        outputs = operations.dot_general(hidden, b, numbers, out_sharding=sharding)
+        outputs = jax.lax.dot_general(hidden, b, numbers, out_sharding=sharding)
         return outputs if base is None else outputs + base(x, **kwargs)
 
 

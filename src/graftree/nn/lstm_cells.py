@@ -16,7 +16,14 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rngs import Rngs
-from graftree.nn import activations, linear, parameters, promotion, recurrent_cells
+from graftree.nn import (
+    activations,
+    linear,
+    operations,
+    parameters,
+    promotion,
+    recurrent_cells,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -291,7 +298,8 @@ def _remember(
     cell: Any, memory: jax.Array, i: Any, f: Any, g: Any, o: Any
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """The new carry and the outputs; ``i, f, g, o`` are not yet activated."""
-    written = cell.gate_fn(i) * cell.activation_fn(g)
-    memory = cell.gate_fn(f) * memory + written
-    state = cell.gate_fn(o) * cell.activation_fn(memory)
+    gate_fn = operations.current(cell.gate_fn)
+    activation_fn = operations.current(cell.activation_fn)
+    memory = gate_fn(f) * memory + gate_fn(i) * activation_fn(g)
+    state = gate_fn(o) * activation_fn(memory)
     return (memory, state), state

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype
+from graftree.nn import operations
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Shaped
@@ -48,7 +49,7 @@ def make_attention_mask(
                 [ True,  True, False],
                 [False, False, False]]], dtype=bool)
     """
-    pairs = pairwise_fn(
+    pairs = operations.current(pairwise_fn)(
         jnp.expand_dims(query_input, axis=-1), jnp.expand_dims(key_input, axis=-2)
     )
     mask = jnp.expand_dims(pairs, (*range(extra_batch_dims), -3))

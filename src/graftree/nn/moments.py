@@ -163,7 +163,7 @@ def normalize(
     dtype = promotion.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
     shape = parameters.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
-    multiplier = operations.rsqrt(variance + layer.epsilon)
+    multiplier = lax.rsqrt(variance + layer.epsilon)
     if scale is not None:
         multiplier = operations.multiply(multiplier, scale, shape)
     y *= multiplier

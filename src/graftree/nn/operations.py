@@ -1,45 +1,65 @@
-"""Operations that JAX differentiates once per shape, not at each use.
+"""Calls of JAX's functions, as they are at that moment.
 
-It takes the derivative of a bare primitive anew wherever that stands, which is most of
-what tracing the gradient of a layer costs; under `jax.jit` it takes it once. Inlined,
-the program is the same, equation for equation.
-
-Each function rounds once: compiled together, two operations may round otherwise than
-one after the other, and layers give the same bits inside a program and outside.
+Libraries that quantize, count or record put functions of their own in the place of
+JAX's, for a while. So a layer looks a function up when it calls it, also the default of
+an argument, and it calls it bare. A `jax.jit` around it would save some time in tracing
+gradients, but keep what it met first, and trace that in a place of its own.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import DotGeneralT, Shape
+from graftree.annotations import Shape
 
-_inlined = functools.partial(jax.jit, inline=True)
-
-dot_general = _inlined(
-    jax.lax.dot_general,
-    static_argnames=(
-        "dimension_numbers",
-        "precision",
-        "preferred_element_type",
-        "out_sharding",
-    ),
+# What arguments of layers are by default, and where JAX has it.
+_DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
+    (jax.lax.dot_general, jax.lax, "dot_general"),
+    (jax.lax.conv_general_dilated, jax.lax, "conv_general_dilated"),
+    (jnp.einsum, jnp, "einsum"),
+    (jnp.multiply, jnp, "multiply"),
+    (jnp.tanh, jnp, "tanh"),
+    (jax.nn.sigmoid, jax.nn, "sigmoid"),
 )
-"""``jax.lax.dot_general``."""
-rsqrt = _inlined(jax.lax.rsqrt)
-"""``1 / sqrt(x)``."""
 
 
-def contraction(given: DotGeneralT) -> DotGeneralT:
-    """The given function, or for ``jax.lax.dot_general`` that of this file."""
-    return dot_general if given is jax.lax.dot_general else given
+def current(function: Any) -> Any:
+    """What JAX has now in the place of a default; any other function as it is."""
+    for default, module, name in _DEFAULTS:
+        if function is default:
+            return getattr(module, name)
+    return function
 
 
-@functools.partial(_inlined, static_argnames="shape")
+def contract(
+    function: Any, check: Callable[[], None], *operands: Any, **options: Any
+) -> Any:
+    """Calls the contraction of a layer.
+
+    Args:
+        function: The contraction that the layer was given.
+        check: Raises if the operands are none for JAX's contraction, in terms of the
+            layer. It is asked only after that has refused them: what is in its place
+            may take others.
+        *operands: The positional arguments of the contraction.
+        **options: Its keywords.
+
+    Returns:
+        What the contraction does.
+    """
+    is_default = any([function is default for default, _, _ in _DEFAULTS])
+    try:
+        return current(function)(*operands, **options)
+    except Exception:
+        if is_default:
+            check()
+        raise
+
+
 def add(x: Any, parameter: Any, shape: Shape) -> jax.Array:
     """Computes ``x + parameter``.
 
@@ -52,19 +72,6 @@ def add(x: Any, parameter: Any, shape: Shape) -> jax.Array:
     return x + jnp.reshape(parameter, shape)
 
 
-@functools.partial(_inlined, static_argnames="shape")
 def multiply(x: Any, parameter: Any, shape: Shape) -> jax.Array:
     """Computes ``x * parameter``; see `add`."""
     return x * jnp.reshape(parameter, shape)
-
-
-@functools.partial(_inlined, static_argnames="out_sharding")
-def look_up(table: Any, numbers: Any, out_sharding: Any) -> jax.Array:
-    """The rows of a table with these numbers; NaN where it has no such row.
-
-    Args:
-        table: An array.
-        numbers: Integers; negative ones count from the end.
-        out_sharding: The sharding of the result, or ``None``.
-    """
-    return table.at[numbers].get(mode="fill", out_sharding=out_sharding)

@@ -340,7 +340,8 @@ def _listed(cell: VectorCell, carry: Any, ndim: int) -> tuple[Any, ...]:
 def _fits(shape: Shape, expected: Shape) -> bool:
     """Whether a carry has the right features, and can be broadcast to the batch."""
     try:
-        np.broadcast_shapes(shape[:-1], expected[:-1])
+        # That of NumPy takes no symbolic dimensions, as `jax.export` has them.
+        jnp.broadcast_shapes(shape[:-1], expected[:-1])
     except ValueError:
         return False
     return shape[-1:] == expected[-1:]

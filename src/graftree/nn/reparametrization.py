@@ -172,16 +172,16 @@ class SpectralNorm(Module):
         constant, u = jax.lax.stop_gradient((matrix, _widened(u)))
         v = u
         for _ in range(self.n_steps):
-            v = self._unit(u @ constant.T)
-            u = self._unit(v @ constant)
-        sigma = (v @ matrix @ u.T)[0, 0]
+            v = self._unit(jnp.matmul(u, constant.T))
+            u = self._unit(jnp.matmul(v, constant))
+        sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
         weights = weights / jnp.where(sigma != 0, sigma, 1.0)
         (weights,) = promotion.promote_dtype((weights,), dtype=self.dtype)
         return weights, u, jax.lax.stop_gradient(sigma)
 
     def _unit(self, a: jax.Array) -> jax.Array:
         """``a``, brought to a length of one."""
-        return a * operations.rsqrt((a * a).sum() + self.epsilon)
+        return a * jax.lax.rsqrt((a * a).sum() + self.epsilon)
 
 
 class WeightNorm(Module):
@@ -309,7 +309,7 @@ class WeightNorm(Module):
         others = tuple(axis for axis in range(old.ndim) if axis not in axes)
         new = _widened(old)
         square = (new * new).sum(others, keepdims=True)
-        new = new * operations.rsqrt(square + self.epsilon)
+        new = new * jax.lax.rsqrt(square + self.epsilon)
         if scale is not None:
             shape = parameters.shape_along(axes, old.shape)
             new = operations.multiply(new, scale, shape)

@@ -8,7 +8,6 @@ the embedding apart: ``x[i]`` and ``x[i + size / 2]``.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +173,6 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-# Compiled: eager it is one dispatch, and equal layers are traced once.
-@functools.partial(jax.jit, inline=True, static_argnames="dtype")
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, dtype: Dtype) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives ``dtype``."""
     new_axes = tuple(range(x.ndim - sin.ndim))

@@ -71,7 +71,7 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
             if named.keys() & offered.keys():
                 raise TypeError(
                     "Got multiple values for arguments "
-                    f"{sorted(named.keys() & offered.keys())} of Sequential[{i}]: from "
+                    f"{sorted(named.keys() & offered.keys())} in Sequential[{i}]: from "
                     "the output of the previous layer and from the call."
                 )
             output = layer(*positional, **named, **offered)

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rngs import Rngs
-from graftree.nn import activations, linear, parameters, promotion, recurrent_cells
+from graftree.nn import (
+    activations,
+    linear,
+    operations,
+    parameters,
+    promotion,
+    recurrent_cells,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -134,7 +141,7 @@ class SimpleCell(recurrent_cells.VectorCell):
         total = self.dense_i(inputs) + self.dense_h(hidden)
         if self.residual:
             total = total + hidden
-        hidden = self.activation_fn(total)
+        hidden = operations.current(self.activation_fn)(total)
         return hidden, hidden
 
 
@@ -258,8 +265,9 @@ class GRUCell(recurrent_cells.VectorCell):
         (hidden,) = recurrent_cells.states_of(self, carry, inputs)
         x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(hidden), 3, axis=-1)
-        r = self.gate_fn(x_r + h_r)
-        z = self.gate_fn(x_z + h_z)
-        n = self.activation_fn(x_n + r * h_n)
+        gate_fn = operations.current(self.gate_fn)
+        r = gate_fn(x_r + h_r)
+        z = gate_fn(x_z + h_z)
+        n = operations.current(self.activation_fn)(x_n + r * h_n)
         hidden = (1.0 - z) * n + z * hidden
         return hidden, hidden

@@ -1,0 +1,37 @@
+"""Layers export with dimensions that are not known yet (issue 12, defect 13)."""
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+import graftree as nnx
+from tests import catalog
+
+
+def symbolic(inputs):
+    """The shapes of the inputs, with a name for the first axis, the same in all."""
+    scope = export.SymbolicScope()
+
+    def spec(x):
+        shape = export.symbolic_shape("b, ...", like=x.shape, scope=scope)
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return jax.tree.map(spec, inputs)
+
+
+@pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
+def test_layers_export_with_a_symbolic_batch(row):
+    leaves, treedef = jax.tree.flatten(nnx.split(row.make()))
+    inputs = row.inputs()
+
+    def call(leaves, *inputs):
+        return row(nnx.merge(*treedef.unflatten(leaves)), *inputs)
+
+    exported = export.export(jax.jit(call))(leaves, *symbolic(inputs))
+    expected = call(leaves, *inputs)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
+        exported.call(leaves, *inputs),
+        expected,
+    )

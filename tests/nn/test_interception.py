@@ -1,0 +1,203 @@
+"""A function in the place of one of JAX's is called, by each call, where the layer is.
+
+Issue 12, defect 16: quantization was lost, or stayed after its end.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests.nn import interceptors
+
+DOT = "jax.lax.dot_general"
+CONV = "jax.lax.conv_general_dilated"
+
+
+def rngs():
+    return nnx.Rngs(0)
+
+
+def attention(**options):
+    layer = nnx.MultiHeadAttention(2, 8, decode=False, **options, rngs=rngs())
+    return layer, (jnp.arange(24.0).reshape(1, 3, 8),)
+
+
+def recurrent(cell):
+    return nnx.RNN(cell(3, 4, rngs=rngs()), rngs=True), (jnp.ones((2, 5, 3)),)
+
+
+def is_token():
+    return jnp.array([1, 1, 0])
+
+
+# What is called, and with what; and the functions of JAX that it calls.
+SUBJECTS = {
+    "Linear": (lambda: (nnx.Linear(3, 4, rngs=rngs()), (jnp.ones((2, 3)),)), [DOT]),
+    "LinearGeneral": (
+        lambda: (nnx.LinearGeneral(3, (4, 5), rngs=rngs()), (jnp.ones((2, 3)),)),
+        [DOT],
+    ),
+    "LoRALinear": (
+        lambda: (nnx.LoRALinear(3, 4, lora_rank=2, rngs=rngs()), (jnp.ones((2, 3)),)),
+        [DOT],
+    ),
+    "Embed": (lambda: (nnx.Embed(5, 4, rngs=rngs()), (jnp.arange(3),)), ["jnp.take"]),
+    "attend": (
+        lambda: (nnx.Embed(5, 4, rngs=rngs()).attend, (jnp.ones((2, 4)),)),
+        [DOT],
+    ),
+    "Einsum": (
+        lambda: (nnx.Einsum("ab,bc->ac", (3, 4), rngs=rngs()), (jnp.ones((2, 3)),)),
+        ["jnp.einsum"],
+    ),
+    "Conv": (lambda: (nnx.Conv(3, 4, 3, rngs=rngs()), (jnp.ones((2, 5, 3)),)), [CONV]),
+    "ConvTranspose": (
+        lambda: (nnx.ConvTranspose(3, 4, 3, rngs=rngs()), (jnp.ones((2, 5, 3)),)),
+        ["jax.lax.conv_transpose"],
+    ),
+    "LayerNorm": (
+        lambda: (nnx.LayerNorm(4, rngs=rngs()), (jnp.arange(8.0).reshape(2, 4),)),
+        ["jax.lax.rsqrt"],
+    ),
+    "WeightNorm": (
+        lambda: (
+            nnx.WeightNorm(nnx.Linear(3, 4, rngs=rngs()), rngs=rngs()),
+            (jnp.ones((2, 3)),),
+        ),
+        ["jax.lax.rsqrt", DOT],
+    ),
+    "attention": (attention, [DOT, "jax.nn.dot_product_attention"]),
+    "explicit attention": (
+        lambda: attention(dtype=jnp.float16),
+        [DOT, "jnp.einsum", "jax.nn.softmax"],
+    ),
+    "GRU": (lambda: recurrent(nnx.GRUCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
+    "LSTM": (lambda: recurrent(nnx.LSTMCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
+    "mask": (lambda: (nnx.make_attention_mask, (is_token(),) * 2), ["jnp.multiply"]),
+}
+# What these give is no number, or random.
+KEYS = {
+    "Rngs": (lambda: (rngs().params, ()), ["jax.random.fold_in"]),
+    "normal": (lambda: (rngs().normal, ()), ["jax.random.normal"]),
+    "Dropout": (
+        lambda: (nnx.Dropout(0.5, rngs=rngs()), (jnp.ones(4),)),
+        ["jax.random.bernoulli", "jax.random.fold_in"],
+    ),
+}
+
+
+def rows(subjects):
+    """Each function by each subject, replaced in each way that there is."""
+    return [
+        pytest.param(make, path, kind, id=f"{subject}-{path}-{kind}")
+        for subject, (make, paths) in subjects.items()
+        for path in paths
+        for kind in ("name", "code")
+        if kind == "name" or interceptors.has_code(path)
+    ]
+
+
+@pytest.mark.parametrize(("make", "path", "kind"), rows(SUBJECTS | KEYS))
+def test_each_call_runs_what_is_in_the_place(make, path, kind):
+    function, inputs = make()
+    function(*inputs)  # what runs first must not stay
+    calls, counts = [], []
+
+    def counted(original):
+        return lambda *a, **o: (calls.append(1), original(*a, **o))[1]
+
+    with interceptors.replaced(path, counted, kind):
+        for _ in range(3):
+            function(*inputs)
+            counts.append(len(calls))
+        jax.make_jaxpr(lambda inputs: make()[0](*inputs))(inputs)
+    function(*inputs)
+    once = counts[0]
+    assert once > 0 and counts == [once, 2 * once, 3 * once]
+    assert len(calls) > counts[-1]
+
+
+@pytest.mark.parametrize("first", ["plain", "replaced"])
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_what_is_replaced_comes_back(subject, first):
+    make, (path, *_) = SUBJECTS[subject]
+    kind = "code" if interceptors.has_code(path) else "name"
+
+    def call():
+        function, inputs = make()
+        return function(*inputs)
+
+    def doubled(original):
+        return lambda *a, **o: 2 * original(*a, **o)
+
+    plain = [call()] if first == "plain" else []
+    with interceptors.replaced(path, doubled, kind):
+        other = call()
+    plain += [call(), call()]
+    for y in plain[1:]:
+        np.testing.assert_array_equal(y, plain[0])
+    assert not np.array_equal(other, plain[0])
+
+
+class Counting(nnx.Module):
+    """Counts, in itself, how often its layer calls a function of JAX."""
+
+    def __init__(self, layer, path, kind):
+        self.layer, self.path, self.kind = layer, path, kind
+        self.count = nnx.Variable(jnp.array(0))
+
+    def __call__(self, *inputs):
+        def counted(original):
+            def run(*args, **options):
+                self.count[...] += 1
+                return original(*args, **options)
+
+            return run
+
+        with interceptors.replaced(self.path, counted, self.kind):
+            return self.layer(*inputs)
+
+
+@pytest.mark.parametrize("kind", ["name", "code"])
+@pytest.mark.parametrize("name", ["Linear", "Conv", "Einsum", "LayerNorm", "Embed"])
+def test_it_runs_in_the_trace_of_the_caller(name, kind):
+    make, (path, *_) = SUBJECTS[name]
+    layer, inputs = make()
+    model = Counting(layer, path, kind)
+    model(*inputs)
+    nnx.jit(lambda model, *inputs: model(*inputs))(model, *inputs)
+    nnx.grad(lambda model: model(*inputs).sum(), allow_int=True)(model)
+    assert model.count[...] == 3
+
+
+def test_a_function_of_the_user_stays_as_it_is():
+    def doubled(*args, **options):
+        return 2 * jax.lax.dot_general(*args, **options)
+
+    own = nnx.Linear(3, 4, dot_general=doubled, use_bias=False, rngs=rngs())
+    plain = nnx.Linear(3, 4, use_bias=False, rngs=rngs())
+    x = jnp.ones((2, 3))
+    np.testing.assert_array_equal(own(x), 2 * plain(x))
+    with interceptors.replaced(DOT, lambda original: lambda *a, **o: 0, "name"):
+        assert plain(x) == 0 and own(x) == 0
+
+
+def test_a_replacement_may_take_other_operands():
+    def transposed(original):
+        return lambda x, kernel, *a, **o: original(x, kernel.T, *a, **o)
+
+    layer = nnx.Linear(3, 4, use_bias=False, rngs=rngs())
+    layer.kernel = nnx.Param(layer.kernel[...].T)
+    with interceptors.replaced(DOT, transposed, "code"):
+        assert layer(jnp.ones((2, 3))).shape == (2, 4)
+    with pytest.raises(TypeError, match="Linear requires contracting dimensions"):
+        layer(jnp.ones((2, 3)))
+
+
+def test_the_default_is_still_the_function_of_jax():
+    assert nnx.Linear(3, 4, rngs=rngs()).dot_general is jax.lax.dot_general
+    assert nnx.Conv(3, 4, 3, rngs=rngs()).conv_general_dilated is (
+        jax.lax.conv_general_dilated
+    )
