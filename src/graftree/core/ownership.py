@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from graftree import _jax, errors
+from graftree.core import places
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
 current = _jax.current_trace
@@ -25,7 +26,7 @@ def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
     return errors.TraceContextError(
         errors.message(
             f"Cannot mutate {type(variable).__name__} from a different trace level.",
-            where=f"at {path}" if path else "",
+            where=f"at {path}" if (path := path or places.find(variable)) else "",
             way_out=_WAY_OUT,
         )
     )
@@ -36,7 +37,10 @@ def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextE
     return errors.TraceContextError(
         errors.message(
             f"Cannot mutate '{type(obj).__name__}' from different trace level.",
-            where=f"attribute {attribute!r}" if attribute is not None else "",
+            where="\n".join(
+                [f"attribute {attribute!r}"] * (attribute is not None)
+                + [f"at {place}" for place in [places.find(obj)] if place]
+            ),
             way_out=_WAY_OUT,
         )
     )
