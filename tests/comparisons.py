@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 import graftree as nnx
+from graftree.core import classes
 from tests import strategies
 
 BOOKKEEPING = ("_pytree__nodes", "_pytree__state")
@@ -114,7 +115,7 @@ def snapshot(x):
 def keys_of(x):
     """The keys of the children as the library spells them."""
     if isinstance(x, nnx.Pytree):
-        return [type(x).attribute_key(name) for name, _ in children(x)]
+        return [classes.key_of(type(x), name) for name, _ in children(x)]
     return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
 
 

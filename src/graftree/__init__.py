@@ -61,7 +61,7 @@ from graftree.core.pure_dicts import (
     restore_int_paths,
     to_pure_dict,
 )
-from graftree.core.pytrees import Object, Pytree, check_pytree
+from graftree.core.pytrees import Object, Pytree, check_pytree, touch
 from graftree.core.refs import to_arrays, to_refs, with_vars
 from graftree.core.rng_keys import reseed, restore_rngs
 from graftree.core.rng_splitting import fork_rngs, split_rngs, with_rngs
@@ -250,6 +250,7 @@ __all__ = [
     "Object",
     "Pytree",
     "check_pytree",
+    "touch",
     "dataclass",
     "M",
     "Module",

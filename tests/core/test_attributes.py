@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import attributes
-from graftree.core.attributes import AttributeTable
+from graftree.core import attributes, classes
+from graftree.core.attributes import AttributeTable, Naming
 
 
 def test_tables_are_replaced_not_changed():
@@ -26,8 +26,8 @@ def test_tables_are_replaced_not_changed():
 
 def test_tables_list_all_data_and_static_names_in_order():
     table = AttributeTable({"b": True, "c": False, "a": True})
-    assert table.names(None) == (("a", "b", "c"), ("a", "b"), ("c",))
-    assert table.names(None) is table.names(None)
+    assert table.names(Naming()) == (("a", "b", "c"), ("a", "b"), ("c",))
+    assert table.names(Naming()) is table.names(Naming())
 
 
 def test_tables_compare_by_content_and_can_be_pickled():
@@ -58,9 +58,9 @@ def test_classes_share_no_tables():
     layer = Layer(_length=11, **dict.fromkeys(names, 0))
     items = nnx.List([0] * 11)
     assert layer._pytree__nodes == items._pytree__nodes
-    sort_key = nnx.List.attribute_sort_key
-    assert items._pytree__nodes.names(sort_key)[0] == (*names, "_length")
-    assert layer._pytree__nodes.names(None)[0] == (*sorted(names), "_length")
+    naming = classes.facts_of(nnx.List).naming
+    assert items._pytree__nodes.names(naming)[0] == (*names, "_length")
+    assert layer._pytree__nodes.names(Naming())[0] == (*sorted(names), "_length")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_a_table_keeps_alive_is_bounded(extensions):
 def test_getters_give_tuples_for_any_number_of_attributes(statuses, more):
     statuses = {**more, **statuses}
     table = AttributeTable(statuses)
-    names, data_of, statics_of, in_order = table.getters(None)
+    names, data_of, statics_of, in_order = table.getters(Naming())
     entries = {name: name.upper() for name in statuses}
     data = tuple(n.upper() for n in sorted(statuses) if statuses[n])
     static = tuple(n.upper() for n in sorted(statuses) if not statuses[n])
@@ -134,26 +134,6 @@ def test_numbers_can_be_registered_as_data():
         nnx.register_data_type(type("Clears", (), {}))
         attributes.ATOMS.add(complex)
     assert not nnx.is_data(1j)
-
-
-def test_declarations_of_all_bases_count():
-    class Base(nnx.Pytree):
-        a: object = nnx.data()
-
-    class Child(Base):
-        b: int = nnx.static()
-
-    assert attributes.declared_statuses(Child) == {"a": True, "b": False}
-
-
-def test_declaration_may_be_repeated():
-    class Base(nnx.Pytree):
-        a: object = nnx.data()
-
-    class Child(Base):
-        a: list = nnx.data()
-
-    assert Child.declared_statuses == {"a": True}
 
 
 def test_factory_of_a_field_needs_a_dataclass():

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import pytrees, stamps
+from graftree.core import (
+    attributes,
+    bookkeeping,
+    pytrees,
+    stamps,
+)
 from graftree.core.attributes import AttributeTable
 
 
@@ -19,12 +24,12 @@ class Box(nnx.Pytree):
 
 
 def test_items_leave_out_the_bookkeeping():
-    assert pytrees.attribute_items(Box(b=1, a=2)) == [("b", 1), ("a", 2)]
+    assert bookkeeping.attribute_items(Box(b=1, a=2)) == [("b", 1), ("a", 2)]
 
 
 def test_names_are_sorted_per_status():
     box = Box(b=jnp.ones(1), c="x", a=nnx.Param(1))
-    names = pytrees.table_of(box).names(None)
+    names = bookkeeping.table_of(box).names(attributes.Naming())
     assert names == (("a", "b", "c"), ("a", "b"), ("c",))
 
 
@@ -33,9 +38,11 @@ def test_rebuilding_runs_nothing_and_takes_over_ownership():
 
     @jax.jit
     def f():
-        copied = pytrees.rebuild(Box, vars(box), pytrees.state_of(box))
+        copied = pytrees.rebuild(Box, vars(box), bookkeeping.state_of(box))
         copied.a = 2
-        return pytrees.state_of(box).is_owned(), pytrees.state_of(copied).is_owned()
+        return bookkeeping.state_of(box).is_owned(), bookkeeping.state_of(
+            copied
+        ).is_owned()
 
     assert [bool(x) for x in f()] == [False, True] and box.a == 1
 
@@ -43,7 +50,7 @@ def test_rebuilding_runs_nothing_and_takes_over_ownership():
 def test_replacing_attributes_replaces_all():
     box = Box(a=1, b=2)
     pytrees.replace_attributes(box, AttributeTable({"c": False}), [("c", 3)])
-    assert pytrees.attribute_items(box) == [("c", 3)]
+    assert bookkeeping.attribute_items(box) == [("c", 3)]
 
 
 def test_assignments_can_be_checked_without_being_made():
@@ -77,10 +84,12 @@ def test_objects_that_new_replaces_are_not_initialized():
 
 def test_failed_assignment_changes_nothing():
     box = Box(a=1)
-    table, stamp = pytrees.table_of(box), pytrees.state_of(box).stamp
+    table, stamp = bookkeeping.table_of(box), bookkeeping.state_of(box).stamp
     with pytest.raises(ValueError):
         box.b = [jnp.ones(1)]
-    assert pytrees.table_of(box) is table and pytrees.state_of(box).stamp == stamp
+    assert (
+        bookkeeping.table_of(box) is table and bookkeeping.state_of(box).stamp == stamp
+    )
 
 
 def test_deleting_what_is_not_there_is_an_attribute_error():
@@ -156,15 +165,15 @@ def test_what_descriptors_do_is_stamped(change):
     """They are code of the user, which may write into ``vars`` itself."""
     meter = Meter()
     meter.reading = 1
-    stamp = pytrees.state_of(meter).stamp
+    stamp = bookkeeping.state_of(meter).stamp
     change(meter)
-    assert stamp < pytrees.state_of(meter).stamp <= stamps.clock.now
+    assert stamp < bookkeeping.state_of(meter).stamp <= stamps.clock.now
 
 
 def test_the_base_class_has_descriptors_too():
     obj = nnx.Pytree()
     obj.__class__ = Meter
-    assert type(obj) is Meter and pytrees.attribute_items(obj) == []
+    assert type(obj) is Meter and bookkeeping.attribute_items(obj) == []
 
 
 def test_descriptors_may_be_added_to_a_class_later():
@@ -188,15 +197,15 @@ def test_flattening_is_undone_whatever_there_is(attributes):
     leaves, treedef = jax.tree.flatten(box)
     assert leaves == [value for value in attributes.values() if value > 1]
     copied = jax.tree.unflatten(treedef, leaves)
-    assert pytrees.attribute_items(copied) == sorted(attributes.items())
-    assert pytrees.table_of(copied) is pytrees.table_of(box)
+    assert bookkeeping.attribute_items(copied) == sorted(attributes.items())
+    assert bookkeeping.table_of(copied) is bookkeeping.table_of(box)
     assert jax.tree.structure(copied) == treedef == jax.tree.structure(copy.copy(box))
 
 
 def test_replacing_arrays_only_keeps_the_stamp():
     box = Box(a=jnp.ones(1), b=1)
-    stamp, table = pytrees.state_of(box).stamp, pytrees.table_of(box)
+    stamp, table = bookkeeping.state_of(box).stamp, bookkeeping.table_of(box)
     pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 1)])
-    assert pytrees.state_of(box).stamp == stamp
+    assert bookkeeping.state_of(box).stamp == stamp
     pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 2)])
-    assert pytrees.state_of(box).stamp > stamp
+    assert bookkeeping.state_of(box).stamp > stamp

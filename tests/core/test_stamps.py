@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import pytrees, stamps
+from graftree.core import (
+    bookkeeping,
+    labels,
+    stamps,
+)
 
 
 class Model(nnx.Module):
@@ -23,7 +27,9 @@ class Model(nnx.Module):
 
 
 def stamp_of(obj):
-    return obj.stamp if isinstance(obj, nnx.Variable) else pytrees.state_of(obj).stamp
+    if isinstance(obj, nnx.Variable):
+        return labels.stamp_of(obj)
+    return bookkeeping.state_of(obj).stamp
 
 
 def all_stamps(model):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 import typing
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
 from typing import Annotated, Any, TypeVar, overload
@@ -303,6 +302,21 @@ _Names = tuple[str, ...]
 _Getter = Callable[[Any], tuple[Any, ...]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """How the attributes of a class are sorted, and which keys stand for them in paths.
+
+    Attributes:
+        sort_key: As for ``sorted``; ``None`` sorts by name.
+        key_of: ``name -> key``.
+        name_of: ``(class, key) -> name``.
+    """
+
+    sort_key: Callable[[str], Any] | None = None
+    key_of: Callable[[str], Hashable] = lambda name: name
+    name_of: Callable[[type, Any], str] = lambda _, key: key
+
+
 class AttributeTable(HashableMapping):
     """The statuses of an object's attributes: name -> is it data?
 
@@ -311,12 +325,14 @@ class AttributeTable(HashableMapping):
     was last extended to, so that the objects which the same code makes share theirs.
     """
 
-    __slots__ = ("_extension", "_getters", "_layout", "_names")
+    __slots__ = ("_extension", "_layout", "_names", "known_getters", "size")
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
         super().__init__(entries)
+        # These two are read each time that an object is taken apart.
+        self.size = len(entries)
         self._extension: tuple[str, bool, AttributeTable] | None = None
-        self._getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
+        self.known_getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
         self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
         self._names: tuple[_Names, _Names, _Names] | None = None
 
@@ -333,12 +349,10 @@ class AttributeTable(HashableMapping):
             self._extension = key, value, extended
         return extended
 
-    def names(
-        self, sort_key: Callable[[str], Any] | None
-    ) -> tuple[_Names, _Names, _Names]:
+    def names(self, naming: Naming) -> tuple[_Names, _Names, _Names]:
         """The names of all, of the data, and of the static attributes, sorted."""
         if self._names is None:
-            ordered = sorted(self, key=sort_key)
+            ordered = sorted(self, key=naming.sort_key)
             self._names = (
                 tuple(ordered),
                 tuple(name for name in ordered if self[name]),
@@ -346,9 +360,7 @@ class AttributeTable(HashableMapping):
             )
         return self._names
 
-    def getters(
-        self, sort_key: Callable[[str], Any] | None
-    ) -> tuple[_Names, _Getter, _Getter, _Getter]:
+    def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
         """What it needs to take ``vars`` apart and to put them together, all in C.
 
         Returns:
@@ -356,21 +368,17 @@ class AttributeTable(HashableMapping):
             values of the data, and of the static attributes; and one that puts the
             tuple ``(*data, *static)`` in the order of the names.
         """
-        if self._getters is None:
-            names, data, static = self.names(sort_key)
+        if self.known_getters is None:
+            names, data, static = self.names(naming)
             place = {name: i for i, name in enumerate((*data, *static))}
             in_order = _getter([place[name] for name in names])
-            self._getters = names, _getter(data), _getter(static), in_order
-        return self._getters
+            self.known_getters = names, _getter(data), _getter(static), in_order
+        return self.known_getters
 
-    def layout(
-        self,
-        sort_key: Callable[[str], Any] | None,
-        key_of: Callable[[str], Hashable],
-    ) -> tuple[tuple[str, Hashable, bool], ...]:
+    def layout(self, naming: Naming) -> tuple[tuple[str, Hashable, bool], ...]:
         """For each attribute, sorted, its name, its key in paths, and its status."""
         if self._layout is None:
-            names = self.names(sort_key)[0]
+            names, key_of = self.names(naming)[0], naming.key_of
             self._layout = tuple([(name, key_of(name), self[name]) for name in names])
         return self._layout
 
@@ -383,82 +391,6 @@ def _getter(keys: Sequence[Any]) -> _Getter:
     if len(keys) > 1:
         return operator.itemgetter(*keys)
     return lambda values: tuple([values[key] for key in keys])
-
-
-def data_descriptors(cls: type) -> frozenset[str]:
-    """The names of the properties and descriptors of ``cls`` that take assignments."""
-    # Not by getattr: it would run the descriptor, which may want an instance.
-    found: dict[str, bool] = {}
-    for base in cls.__mro__:
-        for name, attribute in vars(base).items():
-            found.setdefault(name, hasattr(type(attribute), "__set__"))
-    return frozenset(name for name, is_one in found.items() if is_one)
-
-
-def declared_statuses(cls: type) -> dict[str, bool]:
-    """The statuses that the class bodies of ``cls`` and all its bases declare.
-
-    Raises:
-        ValueError: If a declaration contradicts another, or has a bad value.
-    """
-    statuses: dict[str, bool] = {}
-    for base in reversed(cls.__mro__):
-        for name, status in _own_statuses(base, warn=base is cls):
-            if statuses.setdefault(name, status) != status:
-                first, second = _word(statuses[name]), _word(status)
-                raise ValueError(
-                    f"Conflicting pytree annotation for {cls.__qualname__}.{name}: "
-                    f"it is {first} already and can't become {second}."
-                )
-    return statuses
-
-
-def _word(is_data_status: bool) -> str:
-    return "data" if is_data_status else "static"
-
-
-def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
-    found: list[tuple[str, bool]] = []
-    for name, annotation in cls.__dict__.get("__annotations__", {}).items():
-        status = _annotated_status(annotation)
-        if status is not None:
-            found.append((name, status))
-            if warn:
-                word = _word(status)
-                warnings.warn(
-                    f"{cls.__qualname__}.{name}: the annotation nnx.{word.title()} is "
-                    f"deprecated, use `{name}: T = nnx.{word}()`.",
-                    DeprecationWarning,
-                    stacklevel=6,
-                )
-    fields = dict(cls.__dict__.get("__dataclass_fields__", {}))
-    # Before the decorator runs, fields stand in the class body.
-    fields.update(
-        {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
-    )
-    for name, field in fields.items():
-        if "static" in field.metadata:
-            status = field.metadata["static"]
-            if not isinstance(status, bool):
-                raise ValueError(
-                    f"Invalid 'static' metadata of {cls.__qualname__}.{name}: expected "
-                    f"a bool, got {status!r}."
-                )
-            found.append((name, not status))
-    return found
-
-
-def _annotated_status(annotation: Any) -> bool | None:
-    if isinstance(annotation, str):
-        if annotation.startswith("nnx.Data"):
-            return True
-        return False if annotation.startswith("nnx.Static") else None
-    if typing.get_origin(annotation) is Annotated:
-        tag = annotation.__metadata__[0]
-        return (
-            {"data": True, "static": False}.get(tag) if isinstance(tag, str) else None
-        )
-    return None
 
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:

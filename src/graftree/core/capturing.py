@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from graftree.annotations import Path
 from graftree.core import (
+    bookkeeping,
     mappings,
     output_recorders,
     ownership,
@@ -204,7 +205,7 @@ def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
     while True:
         modules = _modules_in(subject)
         for _, module in modules:
-            if not pytrees.state_of(module).is_owned():
+            if not bookkeeping.state_of(module).is_owned():
                 raise ownership.object_error(module)
         if all(threads.get(id(module), me) == me for _, module in modules):
             claimed = [module for _, module in modules if id(module) not in threads]

@@ -30,6 +30,8 @@ import numpy as np
 
 from graftree.core import (
     attributes,
+    bookkeeping,
+    classes,
     metadata,
     modules,
     ownership,
@@ -37,6 +39,7 @@ from graftree.core import (
     recorders,
     text,
 )
+from graftree.core.attributes import Naming
 from graftree.core.variables import Variable
 
 A = TypeVar("A")
@@ -52,6 +55,11 @@ def _index_order(name: str) -> tuple[int, int, str]:
     return (0, int(name), "") if _is_index(name) else (1, 0, name)
 
 
+def _item_key(name: str) -> Hashable:
+    return int(name) if _is_index(name) else name
+
+
+@classes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
 @recorders.records_no_outputs
 class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
     """A list of Modules, Variables, arrays and static values.
@@ -71,24 +79,13 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
         (3, [0, 2])
     """
 
-    attribute_sort_key = staticmethod(_index_order)
-
     def __init__(self, it: Iterable[A] | None = None, /) -> None:
         self._length = 0
         self.extend(() if it is None else it)
 
-    @classmethod
-    def attribute_key(cls, name: str) -> Hashable:
-        """The index of an item, as an integer; the name of any other attribute."""
-        return int(name) if _is_index(name) else name
-
-    @classmethod
-    def attribute_name(cls, key: Any) -> str:
-        """The inverse of `attribute_key`."""
-        return str(key)
-
     # Attributes named by an index are items, however they are set.
 
+    @classes.stamping
     def __setattr__(self, name: str, value: Any) -> None:
         if not _is_index(name) or int(name) < self._length:
             super().__setattr__(name, value)
@@ -97,6 +94,7 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
         super().__setattr__(str(length), value)
         pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
 
+    @classes.stamping
     def __delattr__(self, name: str) -> None:
         if _is_index(name):
             del self[int(name)]
@@ -122,7 +120,7 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
     def __getitem__(self, index: int | slice) -> A | list[A]:
         if isinstance(index, slice):
             return [vars(self)[str(i)] for i in range(self._length)[index]]
-        return vars(self)[str(self._position(index))]
+        return vars(self)[str(_position(self, index))]
 
     def __contains__(self, value: object) -> bool:
         return any(_same(item, value) for item in self)
@@ -166,7 +164,7 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
 
     def __setitem__(self, index: int | slice, value: Any) -> None:
         if not isinstance(index, slice):
-            setattr(self, str(self._position(index)), value)
+            setattr(self, str(_position(self, index)), value)
             return
         if not isinstance(value, Iterable):
             raise TypeError(
@@ -180,15 +178,15 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
                 f"the value {len(values)}. Use insert, extend or del to change the "
                 "length."
             )
-        self._assign(zip(positions, values, strict=True))
+        _assign(self, zip(positions, values, strict=True))
 
     def __delitem__(self, index: int | slice) -> None:
-        items = self._items()
+        items = _items(self)
         if isinstance(index, slice):
             del items[index]
         else:
-            del items[self._position(index)]
-        self._replace(items)
+            del items[_position(self, index)]
+        _replace(self, items)
 
     def append(self, value: A) -> None:
         """Adds an item at the end.
@@ -210,7 +208,7 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
         Raises:
             ValueError: If one is a container that holds data and is not marked.
         """
-        self._assign(enumerate(list(values), start=self._length))
+        _assign(self, enumerate(list(values), start=self._length))
 
     def insert(self, index: int, value: A) -> None:
         """Adds an item in front of the one at ``index``.
@@ -223,11 +221,11 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
             ValueError: If it is a container that holds data and is not marked.
         """
         self.append(value)
-        items = self._items()
+        items = _items(self)
         # In front of the items at `index`, which are counted without the new one.
         new = items.pop()
         items.insert(index, new)
-        self._replace(items)
+        _replace(self, items)
 
     def pop(self, index: int = -1) -> A:
         """Removes an item and returns it.
@@ -244,57 +242,65 @@ class List(text.SequenceReprMixin, modules.Module, MutableSequence[A]):
 
     def reverse(self) -> None:
         """Reverses the order of the items, in place."""
-        self._replace(self._items()[::-1])
+        _replace(self, _items(self)[::-1])
 
     def clear(self) -> None:
         """Removes all items."""
-        self._replace([])
+        _replace(self, [])
 
-    def _position(self, index: Any) -> int:
-        if not isinstance(index, (int, np.integer)):
-            raise TypeError(
-                "Invalid index type: the items of a List have integer indices and "
-                f"slices, got {type(index).__name__}."
-            )
-        position = int(index) + self._length if index < 0 else int(index)
-        if not 0 <= position < self._length:
-            raise IndexError(
-                f"Index out of bounds: {index} in a List of length {self._length}."
-            )
-        return position
 
-    def _items(self) -> list[tuple[A, bool]]:
-        """The items with their status."""
-        table, entries = pytrees.table_of(self), vars(self)
-        names = map(str, range(self._length))
-        return [(entries[name], table[name]) for name in names]
+# Not methods: their names belong to the classes of users.
 
-    def _replace(self, items: Sequence[tuple[A, bool]]) -> None:
-        self._check_owned()
-        values = dict(pytrees.attribute_items(self))
-        statuses = dict(pytrees.table_of(self))
-        for name in map(str, range(self._length)):
-            del values[name], statuses[name]
-        for i, (value, status) in enumerate(items):
-            values[str(i)], statuses[str(i)] = value, status
-        values[_LENGTH] = len(items)
-        table = attributes.AttributeTable(statuses)
-        pytrees.replace_attributes(self, table, values.items())
 
-    def _check_owned(self) -> None:
-        if not pytrees.state_of(self).is_owned():
-            raise ownership.object_error(self)
+def _position(x: List[Any], index: Any) -> int:
+    if not isinstance(index, (int, np.integer)):
+        raise TypeError(
+            "Invalid index type: the items of a List have integer indices and "
+            f"slices, got {type(index).__name__}."
+        )
+    position = int(index) + x._length if index < 0 else int(index)
+    if not 0 <= position < x._length:
+        raise IndexError(
+            f"Index out of bounds: {index} in a List of length {x._length}."
+        )
+    return position
 
-    def _assign(self, values: Iterable[tuple[int, A]]) -> None:
-        """Sets items one by one; none of them if one is refused."""
-        self._check_owned()
-        before = pytrees.table_of(self), pytrees.attribute_items(self)
-        try:
-            for position, value in values:
-                setattr(self, str(position), value)
-        except BaseException:
-            pytrees.replace_attributes(self, *before)
-            raise
+
+def _items(x: List[A]) -> list[tuple[A, bool]]:
+    """The items with their status."""
+    table, entries = bookkeeping.table_of(x), vars(x)
+    names = map(str, range(x._length))
+    return [(entries[name], table[name]) for name in names]
+
+
+def _replace(x: List[A], items: Sequence[tuple[A, bool]]) -> None:
+    _check_owned(x)
+    values = dict(bookkeeping.attribute_items(x))
+    statuses = dict(bookkeeping.table_of(x))
+    for name in map(str, range(x._length)):
+        del values[name], statuses[name]
+    for i, (value, status) in enumerate(items):
+        values[str(i)], statuses[str(i)] = value, status
+    values[_LENGTH] = len(items)
+    table = attributes.AttributeTable(statuses)
+    pytrees.replace_attributes(x, table, values.items())
+
+
+def _check_owned(x: List[Any]) -> None:
+    if not bookkeeping.state_of(x).is_owned():
+        raise ownership.object_error(x)
+
+
+def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
+    """Sets items one by one; none of them if one is refused."""
+    _check_owned(x)
+    before = bookkeeping.table_of(x), bookkeeping.attribute_items(x)
+    try:
+        for position, value in values:
+            setattr(x, str(position), value)
+    except BaseException:
+        pytrees.replace_attributes(x, *before)
+        raise
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -304,7 +310,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 # Entries of `vars` that are no items of a Dict.
-_HIDDEN = frozenset({*pytrees.BOOKKEEPING, recorders.BUFFERS})
+_HIDDEN = frozenset({*bookkeeping.NAMES, recorders.BUFFERS})
 # The first character of names of items whose key can't be their name.
 _MARK = "@"
 
@@ -313,6 +319,14 @@ def _key_of(name: str) -> str:
     return name.removeprefix(_MARK)
 
 
+def _name_of(cls: type, key: Any) -> str:
+    """The name under which the item ``key`` is kept."""
+    if key.startswith(_MARK) or _is_method(cls, key):
+        return _MARK + key
+    return key
+
+
+@classes.named_by(Naming(_key_of, _key_of, _name_of))
 @recorders.records_no_outputs
 class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
     """A dict with string keys of Modules, Variables, arrays and static values.
@@ -336,8 +350,6 @@ class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
         (['mean', 'name', 'scale'], ['mean', 'scale'])
     """
 
-    attribute_sort_key = staticmethod(_key_of)
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         items = dict(*args, **kwargs)
         for key in items:
@@ -345,18 +357,7 @@ class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
         for key, value in items.items():
             self[key] = value
 
-    @classmethod
-    def attribute_key(cls, name: str) -> Hashable:
-        """The key of the item that is kept under ``name``."""
-        return _key_of(name)
-
-    @classmethod
-    def attribute_name(cls, key: Any) -> str:
-        """The name under which the item ``key`` is kept."""
-        if key.startswith(_MARK) or _is_method(cls, key):
-            return _MARK + key
-        return key
-
+    @classes.stamping
     def __setattr__(self, name: str, value: Any) -> None:
         if _is_method(type(self), name) and not _has_setter(type(self), name):
             name = _MARK + name
@@ -366,27 +367,27 @@ class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
         _check_key(key)
         if key not in self:
             raise KeyError(key)
-        return vars(self)[self.attribute_name(key)]
+        return vars(self)[_name_of(type(self), key)]
 
     def __setitem__(self, key: str, value: A) -> None:
         _check_key(key)
         if key in _HIDDEN:
             raise ValueError(f"A Dict keeps the key {key!r} for itself; use another.")
-        setattr(self, self.attribute_name(key), value)
+        setattr(self, _name_of(type(self), key), value)
 
     def __delitem__(self, key: str) -> None:
         if key not in self:
             raise KeyError(key)
-        delattr(self, self.attribute_name(key))
+        delattr(self, _name_of(type(self), key))
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str) or key in _HIDDEN:
             return False
-        return self.attribute_name(key) in vars(self)
+        return _name_of(type(self), key) in vars(self)
 
     def __iter__(self) -> Iterator[str]:
         names = [name for name in vars(self) if name not in _HIDDEN]
-        return map(self.attribute_key, names)
+        return map(_key_of, names)
 
     def __len__(self) -> int:
         return len(vars(self).keys() - _HIDDEN)

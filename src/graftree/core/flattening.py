@@ -23,6 +23,7 @@ import jax
 from graftree import _jax, config
 from graftree.core import (
     aliases,
+    bookkeeping,
     labels,
     nodes,
     ownership,
@@ -382,7 +383,10 @@ class Builder:
         """
         self.fills = [fill for fill in self.fills if _differs(*fill)]
         for obj, *_ in self.fills:
-            if isinstance(obj, pytrees.Pytree) and not pytrees.state_of(obj).is_owned():
+            if (
+                isinstance(obj, pytrees.Pytree)
+                and not bookkeeping.state_of(obj).is_owned()
+            ):
                 raise ownership.object_error(obj)
         for variable, leaf, _ in self.updates:
             variables.check_write(variable, raw_of(leaf))

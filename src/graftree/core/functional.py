@@ -494,6 +494,6 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
     ]
     # All or nothing: whatever one of them refuses is found before the first changes.
     for variable, _ in chosen:
-        variable.check_writable()
+        labels.check_writable(variable)
     for variable, entries in chosen:
         labels.replace_metadata(variable, entries)

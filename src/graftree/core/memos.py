@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from graftree import config
-from graftree.core import flattening, nodes, pytrees, stamps, surveys
+from graftree.core import (
+    bookkeeping,
+    flattening,
+    nodes,
+    stamps,
+    surveys,
+)
 from graftree.core.flattening import RefMap
 from graftree.core.skeletons import GraphDef
 from graftree.core.surveys import Survey
@@ -69,7 +75,7 @@ def flatten_node(
     sharing = config.graph_mode(graph)
     if nodes.kind_of(node) is not nodes.PYTREE:
         return flattening.flatten_node(node, sharing, function)
-    memos = pytrees.memos_of(node)
+    memos = bookkeeping.memos_of(node)
     memo = memos.get(sharing, _NEVER)
     if isinstance(memo, Memo) and memo.holds():
         return memo.graphdef, memo.leaves()

@@ -28,6 +28,9 @@ HOOKS = (
 
 REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
 
+# The hooks that the classes of Variables define.
+class_hooks: dict[Any, dict[str, Callable[..., Any]]] = {}
+
 # The hooks of a Variable get it first, then the value, or an index and a name.
 GetValueHook = Callable[[Any, Any], Any]
 SetValueHook = Callable[[Any, Any], Any]
@@ -304,10 +307,11 @@ def complete(
     cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
 ) -> HashableMapping:
     """All metadata of a new Variable: the user's, the flags, the hooks of its class."""
-    if not metadata and not cls.class_hooks and not (flags["hijax"] or flags["ref"]):
+    hooks = class_hooks[cls]
+    if not metadata and not hooks and not (flags["hijax"] or flags["ref"]):
         return _PLAIN[flags["eager_sharding"]]
     entries = {**rename_old_keys(metadata), **flags}
-    for hook, function in cls.class_hooks.items():
+    for hook, function in hooks.items():
         entries.setdefault(hook, function)
     if any(hook in entries for hook in HOOKS):
         warn_about_hooks(stacklevel=3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from graftree.annotations import Filter, Key, Path
 from graftree.core import filters, pytrees, recorders, traversals
@@ -45,8 +45,6 @@ class Module(recorders.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
         >>> Affine(2)(jnp.array([1.0, 2.0]))
         Array([1., 2.], dtype=float32)
     """
-
-    is_module_class: ClassVar[bool] = True
 
     def set_attributes(
         self,

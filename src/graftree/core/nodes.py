@@ -20,7 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from graftree import _jax
-from graftree.core import paths, pytrees
+from graftree.core import (
+    bookkeeping,
+    classes,
+    paths,
+    pytrees,
+)
+from graftree.core.attributes import AttributeTable
 from graftree.core.pytrees import Pytree
 from graftree.core.states import State
 from graftree.core.variables import Variable
@@ -303,25 +309,29 @@ class PytreeMetadata(NamedTuple):
     """The static part of a Pytree that is not an attribute."""
 
     type: type
-    table: pytrees.AttributeTable
+    table: AttributeTable
     initializing: bool
     is_setup: bool
 
 
 def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
-    table, state = pytrees.table_of(obj), pytrees.state_of(obj)
-    layout = table.layout(cls.attribute_sort_key, cls.attribute_key)
+    table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
+    facts = classes.facts_of(cls)
     # Classes that are no pytrees are not checked, so there the values decide.
-    checked = cls.is_pytree_class
-    listed = [
-        _make_child((key, entries[name], status if checked else None))
-        for name, key, status in layout
-    ]
+    checked = facts.is_pytree
+    try:
+        listed = [
+            _make_child((key, entries[name], status if checked else None))
+            for name, key, status in table.layout(facts.naming)
+        ]
+    except KeyError:  # one was taken out of `vars`, and another one put there
+        bookkeeping.settle(obj)
+        return _flatten_pytree(obj)
     return listed, PytreeMetadata(cls, table, state.initializing, state.is_setup)
 
 
-_TABLE = pytrees.BOOKKEEPING[0]
+_TABLE = bookkeeping.NAMES[0]
 
 
 # The constructor of a named tuple is a function in Python, which would cost as much as
@@ -338,23 +348,23 @@ def _fill_pytree(
     obj: Any, metadata: PytreeMetadata, _: Sequence[Any], values: Sequence[Any]
 ) -> None:
     # New, so there is nothing to stamp. The layout has the order of the keys.
-    names, _, _ = metadata.table.names(metadata.type.attribute_sort_key)
+    names, _, _ = metadata.table.names(classes.facts_of(metadata.type).naming)
     vars(obj).update(zip(names, values, strict=True))
 
 
 def _refill_pytree(
     obj: Any, metadata: PytreeMetadata, keys: Sequence[Any], values: Sequence[Any]
 ) -> None:
-    names = map(type(obj).attribute_name, keys)
+    names = [classes.name_of(type(obj), key) for key in keys]
     pytrees.replace_attributes(obj, metadata.table, zip(names, values, strict=True))
 
 
 def _set_pytree_key(obj: Any, key: Any, value: Any) -> None:
-    setattr(obj, type(obj).attribute_name(key), value)
+    setattr(obj, classes.name_of(type(obj), key), value)
 
 
 def _pop_pytree_key(obj: Any, key: Any) -> Any:
-    name = type(obj).attribute_name(key)
+    name = classes.name_of(type(obj), key)
     value = vars(obj)[name]
     delattr(obj, name)
     return value

@@ -66,6 +66,14 @@ class TraceState:
     def __init__(self) -> None:
         self.jax_trace = current()
 
+    @property
+    def _jax_trace(self) -> Any:
+        return self.jax_trace
+
+    @_jax_trace.setter
+    def _jax_trace(self, token: Any) -> None:
+        self.jax_trace = token
+
     def is_valid(self) -> bool:
         """Whether the trace of the snapshot is still the current one."""
         return self.jax_trace is current()

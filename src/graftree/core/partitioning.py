@@ -16,11 +16,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax
-from graftree.core import metadata as variable_metadata
-from graftree.core import ownership, text
+from graftree.core import (
+    labels,
+    ownership,
+    text,
+)
+from graftree.core import (
+    metadata as variable_metadata,
+)
 from graftree.core import sharding as variable_sharding
 from graftree.core.metadata import VariableMetadata
-from graftree.core.variables import Variable, is_owned
+from graftree.core.variables import Variable
 
 A = TypeVar("A")
 
@@ -284,7 +290,7 @@ def _change(
         for variable in variables
     ]
     for variable, entries in zip(variables, changes, strict=True):
-        if entries and not is_owned(variable):
+        if entries and not labels.is_owned(variable):
             raise ownership.variable_error(variable)
     for variable, entries in zip(variables, changes, strict=True):
         if entries:

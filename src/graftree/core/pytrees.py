@@ -2,10 +2,8 @@
 
 Every subclass of `Pytree` is a registered JAX pytree (unless declared otherwise): its
 data attributes are the children, in the order of their names; the static ones and the
-table of statuses are the treedef. An object holds, besides its attributes,
-
-    vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
-    vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
+table of statuses are the treedef. What an object holds besides its attributes is in
+`bookkeeping.py`, what is known of its class in `classes.py`.
 
 What always holds: a static attribute contains no array; only the owning trace sets or
 deletes attributes; every structural change is stamped (see `stamps.py`).
@@ -17,72 +15,31 @@ import abc
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, ClassVar, Self, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
 
-from graftree import config
-from graftree.core import attributes, imprints, ownership, stamps, text, values
+from graftree.core import (
+    attributes,
+    bookkeeping,
+    classes,
+    imprints,
+    labels,
+    ownership,
+    stamps,
+    text,
+    values,
+)
 from graftree.core.attributes import AttributeField, AttributeTable
+from graftree.core.bookkeeping import PytreeState
+from graftree.core.variables import Variable
 
 T = TypeVar("T")
-_NODES = "_pytree__nodes"
-_STATE = "_pytree__state"
-BOOKKEEPING = (_NODES, _STATE)
-
-
-class PytreeState:
-    """The bookkeeping of one object; owner and stamp are not part of its structure.
-
-    Attributes:
-        initializing: Whether a lazy initialization runs (used by the Linen bridge).
-        is_setup: Whether a lazy ``setup`` has run.
-        built: Whether construction has ended; until then checks may be put off.
-        stamp: The number of the last structural change (see `stamps.py`).
-        memos: What is known of the object's structure, by mode (see `memos.py`).
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_owner",
-        "built",
-        "initializing",
-        "is_setup",
-        "memos",
-        "stamp",
-    )
-
-    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
-        self._owner = ownership.current()
-        self.initializing = initializing
-        self.is_setup = is_setup
-        self.built = True
-        self.stamp = 0
-        self.memos: dict[bool, Any] | None = None
-
-    @property
-    def trace_state(self) -> ownership.TraceState:
-        """The trace that owns the object."""
-        state = ownership.TraceState()
-        state.jax_trace = self._owner
-        return state
-
-    def is_owned(self) -> bool:
-        """Whether the current trace may change the object."""
-        return self._owner is ownership.current()
-
-    def __repr__(self) -> str:
-        return (
-            f"PytreeState(initializing={self.initializing}, is_setup={self.is_setup})"
-        )
-
-    def __reduce__(self) -> Any:
-        return PytreeState, (self.initializing, self.is_setup)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
-        return PytreeState(self.initializing, self.is_setup)
+_NODES, _STATE = bookkeeping.NAMES
+_put = bookkeeping.put
+_facts = classes.known
 
 
 class PytreeMeta(abc.ABCMeta):
@@ -90,27 +47,31 @@ class PytreeMeta(abc.ABCMeta):
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         obj = cls.__new__(cls, *args, **kwargs)
-        if not isinstance(obj, cls):
+        kind = type(obj)  # a subclass, if `__new__` chose one
+        if cls not in kind.__mro__:
             return obj
-        if cls.__init__ is object.__init__ and (args or kwargs):
-            raise TypeError(f"{cls.__name__}() takes no arguments")
-        cls.__init__(obj, *args, **kwargs)
-        obj.__dict__[_STATE].built = True
-        _adopt_untracked(obj)
-        if cls.is_pytree_class:
+        if kind.__init__ is not object.__init__:
+            kind.__init__(obj, *args, **kwargs)
+        elif (args or kwargs) and kind.__new__ is Pytree.__new__:
+            raise TypeError(f"{kind.__name__}() takes no arguments")
+        bookkeeping.state_of(obj).built = True
+        bookkeeping.table_of(obj)
+        if classes.facts_of(kind).is_pytree:
             _check_static_attributes(obj)
         return obj
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if hasattr(type(value), "__set__"):
-            cls.find_data_descriptors()
+        if (
+            name in _KNOWN_OF_CLASSES
+            or hasattr(type(value), "__set__")
+            or name in classes.facts_of(cls).descriptors
+        ):
+            classes.forget()
 
-    def find_data_descriptors(cls) -> None:
-        """Notes for the class, and those below, which attributes are descriptors."""
-        cls.data_descriptors = attributes.data_descriptors(cls)
-        for subclass in cls.__subclasses__():
-            subclass.find_data_descriptors()
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        classes.forget()
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -120,6 +81,9 @@ class PytreeMeta(abc.ABCMeta):
 
 
 ObjectMeta = PytreeMeta
+
+# What instances depend on in a class, besides its properties.
+_KNOWN_OF_CLASSES = frozenset({"__bases__", "__setattr__", "__delattr__"})
 
 
 class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
@@ -150,13 +114,6 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         )
     """
 
-    is_pytree_class: ClassVar[bool] = config.flax_pytree_module
-    # Set by `modules.Module`, which is defined above the traversals that look for it.
-    is_module_class: ClassVar[bool] = False
-    declared_statuses: ClassVar[dict[str, bool]] = {}
-    data_descriptors: ClassVar[frozenset[str]] = frozenset()
-    empty_table: ClassVar[AttributeTable] = attributes.EMPTY_TABLE
-
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         slots = cls.__dict__.get("__slots__", ())
@@ -166,65 +123,54 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
                 "attributes of Pytrees are kept in __dict__. Remove __slots__."
             )
         if pytree is not None:
-            cls.is_pytree_class = pytree
-        cls.declared_statuses = attributes.declared_statuses(cls)
-        cls.find_data_descriptors()
-        # One per class: a table remembers one extension, which is that of the class.
-        cls.empty_table = AttributeTable({})
-        if cls.is_pytree_class:
+            classes.declare_pytree(cls, pytree)
+        classes.declared_statuses(cls, warn=True)
+        if classes.facts_of(cls).is_pytree:
             _register(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         obj = object.__new__(cls)
-        entries = obj.__dict__
-        entries[_NODES] = cls.empty_table
-        entries[_STATE] = state = PytreeState()
-        state.built = False
+        bookkeeping.start(obj, classes.facts_of(cls))
         return obj
 
-    # Attribute names and path keys; a subclass with integer items overrides the three.
+    _pytree__nodes = bookkeeping.Default(_NODES)
+    _pytree__state = bookkeeping.Default(_STATE)
 
-    attribute_sort_key: ClassVar[Callable[[str], Any] | None] = None
-
-    @classmethod
-    def attribute_key(cls, name: str) -> Hashable:
-        """The key that stands for an attribute in paths."""
-        return name
-
-    @classmethod
-    def attribute_name(cls, key: Any) -> str:
-        """The attribute that a key of a path stands for."""
-        return key
-
+    @classes.stamping
     def __setattr__(self, name: str, value: Any) -> None:
-        cls = type(self)
-        if name in cls.data_descriptors:
+        cls, entries = type(self), self.__dict__
+        facts = _facts.get(cls) or classes.facts_of(cls)
+        if name in facts.descriptors:
             if type(value) is AttributeField:
                 value = value.default
             _use_descriptor(self, object.__setattr__, name, value)
             return
-        if self.__dict__[_STATE]._owner is not ownership.current():
+        if _STATE not in entries or _NODES not in entries:
+            bookkeeping.complete(self)
+        if entries[_STATE].owner is not ownership.current():
             raise ownership.object_error(self, name)
         status = None
         if type(value) is AttributeField:
             status, value = _take_apart(cls, name, value)
-        if cls.is_pytree_class:
-            status = _checked_status(self, name, value, status)
+        if facts.is_pytree:
+            status = _checked_status(self, facts, name, value, status)
         elif status is None:
-            status = self.__dict__[_NODES].get(name, attributes.is_data(value))
+            status = entries[_NODES].get(name, attributes.is_data(value))
         store_attribute(self, name, value, status)
 
+    @classes.stamping
     def __delattr__(self, name: str) -> None:
-        if name in type(self).data_descriptors:
+        if name in classes.facts_of(type(self)).descriptors:
             _use_descriptor(self, object.__delattr__, name)
             return
-        if not self.__dict__[_STATE].is_owned():
+        state = bookkeeping.state_of(self)
+        if not state.is_owned():
             raise ownership.object_error(self, name)
         object.__delattr__(self, name)
-        table = self.__dict__[_NODES]
-        if name in table:
-            self.__dict__[_NODES] = table.without(name)
-        stamps.touch(self.__dict__[_STATE])
+        entries = bookkeeping.complete(self)
+        if name in entries[_NODES]:
+            _put(entries, _NODES, entries[_NODES].without(name))
+        stamps.touch(state)
 
     @property
     def _object__nodes(self) -> AttributeTable:
@@ -233,7 +179,7 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
             DeprecationWarning,
             stacklevel=2,
         )
-        return self.__dict__[_NODES]
+        return self._pytree__nodes
 
     @property
     def _object__state(self) -> PytreeState:
@@ -242,25 +188,26 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
             DeprecationWarning,
             stacklevel=2,
         )
-        return self.__dict__[_STATE]
+        return self._pytree__state
 
     def __copy__(self) -> Any:
-        return rebuild(type(self), dict(self.__dict__), self.__dict__[_STATE])
+        return rebuild(type(self), self.__dict__, bookkeeping.state_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = rebuild(type(self), {}, self.__dict__[_STATE])
+        table = {_NODES: bookkeeping.table_of(self)}
+        copied = rebuild(type(self), table, bookkeeping.state_of(self))
         # Known before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
-        copied.__dict__[_NODES] = self.__dict__[_NODES]
-        for name, value in attribute_items(self):
+        for name, value in bookkeeping.attribute_items(self):
             copied.__dict__[name] = copy.deepcopy(value, memo)
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
-        return text.pytree_repr(self, attribute_items(self), table_of(self))
+        items, table = bookkeeping.attribute_items(self), bookkeeping.table_of(self)
+        return text.pytree_repr(self, items, table)
 
 
-Pytree.find_data_descriptors()
+classes.forget()
 
 
 class Object(Pytree, pytree=False):
@@ -303,39 +250,50 @@ def check_pytree(pytree: Any) -> None:
     _check_static_attributes(pytree)
 
 
+def touch(obj: Any) -> None:
+    """Says that an object was changed past its ``__setattr__``.
+
+    What is known of an object, such as what `jit` found out in an earlier call, holds
+    until the object says that it changed. It says so when attributes are set and
+    deleted, also in ``vars(obj)``, and in classes with a ``__setattr__`` of their own.
+    Only a direct ``object.__setattr__(obj, ...)`` goes by unseen.
+
+    Args:
+        obj: The Pytree or Variable that was changed. Objects inside of it, if they were
+            changed, have to be touched on their own.
+
+    Raises:
+        TypeError: If ``obj`` is neither a Pytree nor a Variable.
+
+    Example:
+        >>> model = nnx.Dict(scale=2)
+        >>> double = nnx.jit(lambda model, x: model["scale"] * x)
+        >>> [int(double(model, 3)) for _ in range(3)]
+        [6, 6, 6]
+        >>> object.__setattr__(model, "scale", 5)
+        >>> nnx.touch(model)
+        >>> int(double(model, 3))
+        15
+    """
+    if isinstance(obj, Variable):
+        labels.touch(obj)
+    elif isinstance(obj, Pytree):
+        stamps.touch(bookkeeping.state_of(obj))
+    else:
+        raise TypeError(
+            f"touch expects a Pytree or a Variable, got {type(obj).__name__}."
+        )
+
+
 # What the rest of core does with objects without going through __setattr__.
-
-
-def attribute_items(obj: Pytree) -> list[tuple[str, Any]]:
-    """The attributes of an object without its bookkeeping, in insertion order."""
-    # A list first: another thread may be attaching the buffers of a capture.
-    entries = list(obj.__dict__.items())
-    return [item for item in entries if item[0] not in BOOKKEEPING]
-
-
-def table_of(obj: Pytree) -> AttributeTable:
-    """The table of statuses of an object."""
-    return obj.__dict__[_NODES]
-
-
-def state_of(obj: Pytree) -> PytreeState:
-    """The bookkeeping of an object."""
-    return obj.__dict__[_STATE]
-
-
-def memos_of(obj: Pytree) -> dict[bool, Any]:
-    """The memos of an object, by mode."""
-    state = obj.__dict__[_STATE]
-    if state.memos is None:
-        state.memos = {}
-    return state.memos
 
 
 def rebuild(cls: type, entries: dict[str, Any], like: PytreeState) -> Any:
     """An object of the current trace from its ``vars``; no ``__init__`` is run."""
     obj = object.__new__(cls)
-    obj.__dict__.update(entries)
-    obj.__dict__[_STATE] = PytreeState(like.initializing, like.is_setup)
+    own = obj.__dict__
+    own.update(entries)
+    own[_STATE] = PytreeState(like.initializing, like.is_setup)
     return obj
 
 
@@ -343,11 +301,11 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
     """Sets an attribute whose status is known, and stamps the object."""
     entries = obj.__dict__
     old = entries.get(name, attributes.MISSING)
-    entries[name] = value
+    _put(entries, name, value)
     table = entries[_NODES]
     extended = table.with_entry(name, status)
     if extended is not table:
-        entries[_NODES] = extended
+        _put(entries, _NODES, extended)
     elif _is_array(old) and _is_array(value):
         # Another array in the place of an array is state, not structure.
         return
@@ -356,8 +314,9 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
 
 def check_assignment(obj: Pytree, name: str, value: Any) -> None:
     """Raises what ``setattr`` would raise for the status of the attribute."""
-    if type(obj).is_pytree_class and name not in type(obj).data_descriptors:
-        _checked_status(obj, name, value, None)
+    facts = classes.facts_of(type(obj))
+    if facts.is_pytree and name not in facts.descriptors:
+        _checked_status(obj, facts, name, value, None)
 
 
 def replace_attributes(
@@ -367,16 +326,15 @@ def replace_attributes(
 
     Like a single assignment, it leaves the stamp if only arrays are replaced by arrays.
     """
-    entries = obj.__dict__
-    old, state = dict(entries), entries[_STATE]
-    entries.clear()
-    entries[_NODES] = table
-    entries[_STATE] = state
-    entries.update(values)
+    state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
+    old = dict(entries)
+    dict.clear(entries)
+    dict.update(entries, {_NODES: table, _STATE: state})
+    dict.update(entries, values)
     if table != old[_NODES] or not all(
         value is old.get(name, attributes.MISSING)
         or (_is_array(value) and _is_array(old.get(name)))
-        for name, value in attribute_items(obj)
+        for name, value in bookkeeping.attribute_items(obj)
     ):
         stamps.touch(state)
 
@@ -387,10 +345,12 @@ def _is_array(x: Any) -> bool:
 
 def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
     """Sets or deletes by code of the user, which may write into ``vars`` itself."""
+    # The one that it has now: it may be given another `__dict__`.
+    state = bookkeeping.state_of(obj)
     try:
         act(obj, *args)
     finally:
-        stamps.touch(obj.__dict__[_STATE])
+        stamps.touch(state)
 
 
 def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]:
@@ -403,7 +363,9 @@ def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]
     return field.is_data, field.default
 
 
-def _checked_status(obj: Pytree, name: str, value: Any, status: bool | None) -> bool:
+def _checked_status(
+    obj: Pytree, facts: classes.Facts, name: str, value: Any, status: bool | None
+) -> bool:
     """The status the attribute will have; raises if the value doesn't fit it."""
     cls = type(obj)
     if status is not None:
@@ -413,7 +375,7 @@ def _checked_status(obj: Pytree, name: str, value: Any, status: bool | None) -> 
         return status
     entries = obj.__dict__
     known = entries[_NODES].get(name) if name in entries else None
-    declared = cls.declared_statuses.get(name) if known is None else known
+    declared = facts.statuses.get(name) if known is None else known
     if type(value) in attributes.ATOMS:
         return bool(declared)
     if attributes.is_data(value):
@@ -437,53 +399,46 @@ def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None
             hint = f"It was None first; begin with self.{name} = nnx.data(None)."
             error = ValueError(f"{error}\n{hint}")
         raise error
-    if obj.__dict__[_STATE].built:
+    if bookkeeping.state_of(obj).built:
         phrase = "Found data on value of type"
         raise attributes.data_error(phrase, type(obj), name, value)
     # Under construction: the check at its end reports it with all others.
 
 
-def _adopt_untracked(obj: Pytree) -> None:
-    """Gives attributes that were put into ``vars`` directly their status."""
-    table = obj.__dict__[_NODES]
-    if len(table) + len(BOOKKEEPING) == len(obj.__dict__):
-        return
-    for name, value in attribute_items(obj):
-        if name not in table:
-            status = type(obj).declared_statuses.get(name, attributes.is_data(value))
-            table = table.with_entry(name, status)
-    obj.__dict__[_NODES] = table
-
-
 def _check_static_attributes(obj: Pytree) -> None:
+    naming = classes.facts_of(type(obj)).naming
     entries = obj.__dict__
-    _, _, static_names = entries[_NODES].names(type(obj).attribute_sort_key)
-    for name in static_names:
-        value = entries[name]
-        if type(value) not in attributes.ATOMS and attributes.has_data(value):
-            phrase = "Found unexpected data on value of type"
-            raise attributes.data_error(phrase, type(obj), name, value)
+    for name in bookkeeping.table_of(obj).names(naming)[2]:
+        bookkeeping.check_static(type(obj), name, entries[name])
 
 
 def _register(cls: type[Pytree]) -> None:
-    sort_key = cls.attribute_sort_key
+    def getters(table: AttributeTable) -> Any:
+        return table.getters(classes.facts_of(cls).naming)
 
     def flatten(obj: Any) -> Any:
         entries = obj.__dict__
-        table, state = entries[_NODES], entries[_STATE]
-        _, data_of, statics_of, _ = table.getters(sort_key)
-        statics = imprints.told_apart(statics_of(entries))
-        return data_of(entries), (table, statics, state.initializing, state.is_setup)
+        try:
+            table, state = entries[_NODES], entries[_STATE]
+            _, data_of, statics_of, _ = table.known_getters or getters(table)
+            if len(entries) == table.size + 2:
+                statics = imprints.told_apart(statics_of(entries))
+                aux = table, statics, state.initializing, state.is_setup
+                return data_of(entries), aux
+        except KeyError:
+            pass  # as above: something was written past `__setattr__`
+        bookkeeping.settle(obj)
+        return flatten(obj)
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
-        _, data_names, _ = aux[0].names(sort_key)
-        keys = [_key_entry(cls.attribute_key(name)) for name in data_names]
+        naming = classes.facts_of(cls).naming
+        keys = [_key_entry(naming.key_of(name)) for name in aux[0].names(naming)[1]]
         return list(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: Any, children: Any) -> Any:
         table, (_, statics), initializing, is_setup = aux
-        names, _, _, in_order = table.getters(sort_key)
+        names, _, _, in_order = table.known_getters or getters(table)
         obj = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table

@@ -13,19 +13,18 @@ from graftree.core import labels, ownership, variables
 from graftree.core.metadata import HashableMapping
 from graftree.core.variables import Variable
 
-_owner_of = operator.attrgetter("_owner")
-_set = variables.raw_slot.__set__
+_set = labels.raw_slot.__set__
 
 
 def may_write(variable: Variable[Any]) -> bool:
     """Whether the value of a Variable may be written now."""
-    return variables.is_owned(variable) and not labels.is_read_only(variable)
+    return labels.is_owned(variable) and not labels.is_read_only(variable)
 
 
 def may_replace(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> bool:
     """Whether `replace` is allowed now: all may be written, and refs play no part."""
     current = itertools.repeat(ownership.current())
-    if not all(map(operator.is_, map(_owner_of, boxes), current)):
+    if not all(map(operator.is_, map(labels.owner_of, boxes), current)):
         return False
     # The Variables of a model mostly share a few entries, and a few types of values.
     entries = {id(x): x for x in map(labels.metadata_of, boxes)}.values()

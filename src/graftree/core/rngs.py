@@ -34,7 +34,12 @@ import numpy as np
 
 from graftree import _jax
 from graftree.annotations import Filter, PRNGKey
-from graftree.core import filters, pytrees, random_methods
+from graftree.core import (
+    filters,
+    labels,
+    pytrees,
+    random_methods,
+)
 from graftree.core.variables import Variable
 
 RngValue: TypeAlias = int | np.integer | jax.Array
@@ -117,7 +122,7 @@ class RngStream(random_methods.RandomMethods, pytrees.Pytree):
         """
         # Before the draw: the values of a stream of a finished trace are dead tracers.
         counter = self.count
-        counter.check_writable()
+        labels.check_writable(counter)
         key, count = self.key.get_value(), counter.get_value()
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in the place of `fold_in` is called each time.

@@ -12,7 +12,8 @@ stamp is written sees a number that will be outdated.
 from __future__ import annotations
 
 import itertools
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 _numbers = itertools.count(1)
 
@@ -39,4 +40,11 @@ def touch(obj: Stamped) -> None:
     """Gives ``obj`` the next number; call it after the mutation."""
     # next() is atomic, so that two threads never share a number.
     obj.stamp = number = next(_numbers)
+    clock.now = number
+
+
+def touch_slot(write: Callable[[Any, int], None], obj: Any) -> None:
+    """`touch` for an object whose stamp is written by a function."""
+    number = next(_numbers)
+    write(obj, number)
     clock.now = number

@@ -6,6 +6,7 @@ the least cost whether that is still as it was:
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
                                              if that moved, one stamp per object
+    attributes that may be set unstamped     they are compared with what they were
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is no structure
@@ -22,9 +23,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from graftree import _jax
-from graftree.core import imprints, mappings, nodes, operators, pytrees, stamps
+from graftree.core import (
+    bookkeeping,
+    classes,
+    imprints,
+    labels,
+    mappings,
+    nodes,
+    operators,
+    stamps,
+)
 from graftree.core.nodes import Leaf
 from graftree.core.states import State
+from graftree.core.variables import Variable
 
 _stamp_of = operator.attrgetter("stamp")
 
@@ -51,13 +62,15 @@ class Survey:
         "_mirrors",
         "_stamped",
         "_statics",
+        "_variables",
         "is_complete",
         "nodes",
     )
 
     def __init__(self, objects: Iterable[Any], made: int) -> None:
         self._made = self._checked = made
-        self._stamped: list[Any] = []
+        self._stamped: list[Any] = [classes.changes]
+        self._variables: list[Variable[Any]] = []
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
         self._comparisons: list[Callable[[], bool]] = []
@@ -72,7 +85,10 @@ class Survey:
         """Whether all is as it was."""
         now = stamps.clock.now
         if now != self._checked:
-            if max(map(_stamp_of, self._stamped), default=0) > self._made:
+            if max(map(_stamp_of, self._stamped)) > self._made:
+                return False
+            variables = self._variables
+            if variables and max(map(labels.stamp_of, variables)) > self._made:
                 return False
             self._checked = now
         if self._mirrored and not self._mirrors_hold():
@@ -112,16 +128,39 @@ class Survey:
     def _add_object(self, obj: Any) -> None:
         kind = nodes.kind_of(obj)
         if kind is nodes.PYTREE:
-            self._stamped.append(pytrees.state_of(obj))
+            self._stamped.append(bookkeeping.state_of(obj))
+            if not bookkeeping.watch(obj):
+                self._add_unwatched(obj)
             for _, value, is_data in nodes.children(obj):
                 if is_data is False:
                     self._add_static(value)
                 else:
                     self._add_content(value)
         elif kind is Leaf.VARIABLE:
-            self._stamped.append(obj)
+            self._variables.append(obj)
         elif kind is not Leaf.REF:
             self.is_complete = False
+
+    def _add_unwatched(self, obj: Any) -> None:
+        """Adds an object whose ``vars`` may be written without a stamp."""
+        # Arrays are not kept, nor compared: another one is no structure.
+        entries = {
+            name: _ARRAY if nodes.kind_of(value) is Leaf.ARRAY else value
+            for name, value in vars(obj).items()
+        }
+        weak = weakref.ref(obj)
+
+        def same() -> bool:
+            now = vars(weak())
+            return len(now) == len(entries) and all(
+                now.get(name, _ARRAY) is value
+                or (value is _ARRAY and nodes.kind_of(now.get(name)) is Leaf.ARRAY)
+                for name, value in entries.items()
+            )
+
+        self._comparisons.append(same)
+        children = entries.values()
+        self.nodes += [x for x in children if nodes.kind_of(x) is nodes.PYTREE]
 
     def _add_content(self, x: Any) -> None:
         """Adds what is data, but perhaps no object: containers are looked into."""
@@ -156,13 +195,18 @@ class Survey:
             self._statics[id(x)] = x
 
 
+# Stands for any array.
+_ARRAY: Any = object()
+
+
 def _mirror(x: Any) -> Any:
     """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
 
     Such is the state of an optimizer: many dicts, which Python compares the fastest.
     """
     if type(x) is not dict:
-        return x if nodes.kind_of(x) is Leaf.VARIABLE else None
+        # `_mirrors_hold` relies on being told of comparisons.
+        return x if type(x).__eq__ is Variable.__eq__ else None
     copied = {key: _mirror(value) for key, value in x.items()}
     return None if any(value is None for value in copied.values()) else copied
 
@@ -229,4 +273,4 @@ def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
         owner = next(child.value for child in nodes.children(owner) if child.key == key)
     if nodes.kind_of(owner) is not nodes.PYTREE:
         return None
-    return Attribute(owner, type(owner).attribute_name(path[-1]))
+    return Attribute(owner, classes.name_of(type(owner), path[-1]))

@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graftree import _jax, config
-from graftree.core import aliases, filters, flattening, nodes, paths, pytrees
-from graftree.core.attributes import is_data
+from graftree.core import (
+    aliases,
+    bookkeeping,
+    classes,
+    filters,
+    flattening,
+    nodes,
+    paths,
+    recorders,
+)
+from graftree.core.attributes import AttributeTable, is_data
 from graftree.core.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.pytrees import Pytree
 from graftree.core.variables import Variable
@@ -96,7 +105,8 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
         return []
     listed = [(child.key, child.value) for child in kind.flatten(x)[0]]
     if isinstance(x, Pytree):
-        listed += [(name, vars(x)[name]) for name in pytrees.BOOKKEEPING]
+        entries = bookkeeping.complete(x)
+        listed += [(name, entries[name]) for name in bookkeeping.NAMES]
         listed.sort(key=lambda item: paths.sort_key(item[0]))
     return listed
 
@@ -111,7 +121,7 @@ class _TreeWalk:
 
     def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
         """The children of a value that is met."""
-        if isinstance(x, Pytree) and not type(x).is_pytree_class:
+        if isinstance(x, Pytree) and not classes.facts_of(type(x)).is_pytree:
             where = paths.to_string(path)
             raise aliases.not_a_pytree_error(x, where, self.function)
         if aliases.is_variable_or_ref(x):
@@ -145,7 +155,7 @@ def _tree_children(x: Any) -> list[tuple[Any, Any]]:
     listed, _ = _jax.flatten_one_level(x)
     keyed = [(paths.key_from_jax(entry), child) for entry, child in listed]
     if isinstance(x, Pytree):
-        keyed.append((pytrees.BOOKKEEPING[1], pytrees.state_of(x)))
+        keyed.append((bookkeeping.NAMES[1], bookkeeping.state_of(x)))
     return sorted(keyed, key=lambda item: paths.sort_key(item[0]))
 
 
@@ -211,7 +221,7 @@ def _node_children(
                 f"another node, or graph=False to nnx.{function} for JAX pytrees."
             )
         return [(child.key, child.value) for child in kind.flatten(node)[0]]
-    if isinstance(node, Pytree) and not type(node).is_pytree_class:
+    if isinstance(node, Pytree) and not classes.facts_of(type(node)).is_pytree:
         raise aliases.not_a_pytree_error(node, "", function)
     if isinstance(kind, Leaf) or not nodes.is_pytree_node(
         node, check_graph_registry=False
@@ -244,7 +254,7 @@ def iter_modules(
         [('layers', 0), ('layers',), ()]
     """
     for path, value in iter_graph(module, graph=graph):
-        if isinstance(value, Pytree) and type(value).is_module_class:
+        if isinstance(value, recorders.Recorder):
             yield path, value
 
 
@@ -355,7 +365,7 @@ def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
         return kind.unflatten(items, metadata)
     copied = kind.create_empty(metadata)
     if isinstance(x, Pytree):
-        items = [item for item in items if item[0] not in pytrees.BOOKKEEPING]
+        items = [item for item in items if item[0] not in bookkeeping.NAMES]
         metadata = metadata._replace(table=_reclassified(x, children, items))
     keys, values = [key for key, _ in items], [value for _, value in items]
     kind.fill(copied, metadata, keys, values)
@@ -364,11 +374,11 @@ def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
 
 def _reclassified(
     x: Pytree, children: list[Child], items: list[tuple[Any, Any]]
-) -> pytrees.AttributeTable:
+) -> AttributeTable:
     """The table of ``x``; data put in the place of a static value becomes data."""
-    table = pytrees.table_of(x)
+    table = bookkeeping.table_of(x)
     for child, (key, value) in zip(children, items, strict=True):
-        name = type(x).attribute_name(key)
+        name = classes.name_of(type(x), key)
         if not table[name] and value is not child.value and is_data(value):
             table = table.with_entry(name, True)
     return table

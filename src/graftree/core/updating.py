@@ -17,6 +17,8 @@ import numpy as np
 
 from graftree import errors
 from graftree.core import (
+    bookkeeping,
+    classes,
     flat_states,
     flattening,
     graph_states,
@@ -256,7 +258,7 @@ class _Plan:
             )
         _check_owned(owner, key)
         if isinstance(node, Pytree):
-            pytrees.check_assignment(node, type(node).attribute_name(key), value)
+            pytrees.check_assignment(node, classes.name_of(type(node), key), value)
         self._steps.append(functools.partial(kind.set_key, node, key, value))
 
 
@@ -301,10 +303,11 @@ def _content(
     """
     # The usual nodes are not listed: most of what they have is not meant.
     if kind is nodes.PYTREE:
-        cls = type(node)
+        facts = classes.facts_of(type(node))
         # Classes that are no pytrees are not checked, so there the values decide.
-        statuses = pytrees.table_of(node) if cls.is_pytree_class else {}
-        return vars(node), statuses, cls.attribute_name
+        statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
+        name_of = functools.partial(facts.naming.name_of, type(node))
+        return vars(node), statuses, name_of
     if type(node) is dict or isinstance(node, states.State):
         return mappings.raw_mapping(node), {}, None
     listed = nodes.children(node)
@@ -322,7 +325,7 @@ def _own_key(key: Any, entries: Mapping[Any, Any]) -> Any:
 
 def _check_owned(owner: Pytree | None, key: Any) -> None:
     """Checks the node that is changed, or that holds the container that is."""
-    if owner is not None and not pytrees.state_of(owner).is_owned():
+    if owner is not None and not bookkeeping.state_of(owner).is_owned():
         raise ownership.object_error(owner, str(key))
 
 
@@ -390,10 +393,10 @@ class _Search:
 
 def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
     """The children of a node that may be data, with their keys, in order."""
-    cls = type(node)
-    if kind is nodes.PYTREE and cls.is_pytree_class:
-        entries, table = vars(node), pytrees.table_of(node)
-        layout = table.layout(cls.attribute_sort_key, cls.attribute_key)
+    facts = classes.facts_of(type(node)) if kind is nodes.PYTREE else None
+    if facts is not None and facts.is_pytree:
+        entries, table = vars(node), bookkeeping.table_of(node)
+        layout = table.layout(facts.naming)
         return [(key, entries[name]) for name, key, is_data in layout if is_data]
     return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]
 

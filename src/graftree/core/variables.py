@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 
@@ -31,7 +31,6 @@ from graftree.core import (
     operators,
     ownership,
     sharding,
-    stamps,
     text,
     values,
 )
@@ -42,17 +41,14 @@ from graftree.core.metadata import HashableMapping, VariableMetadata
 A = TypeVar("A")
 MISSING = labels.MISSING
 
-_SLOTS = ("_value", "_owner", "__weakref__")
-_UNSET = (*_SLOTS, *labels.Labeled.__slots__)
-
 
 def _register(cls: Any) -> None:
     key = jax.tree_util.GetAttrKey("value")
     jax.tree_util.register_pytree_with_keys(
         cls,
-        lambda variable: (((key, variable._value),), metadata_of(variable)),
+        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
         functools.partial(_unflatten, cls),
-        lambda variable: ((variable._value,), metadata_of(variable)),
+        lambda variable: ((variable._raw_value,), metadata_of(variable)),
     )
 
 
@@ -76,13 +72,32 @@ class VariableMeta(type):
     ) -> Any:
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **options)
-        cls.class_hooks = {
-            hook: getattr(cls, hook)
-            for hook in variable_metadata.HOOKS
-            if hasattr(cls, hook)
-        }
+        _study(cls)
         _register(cls)
         return cls
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        for kind in (cls, *_below(cls)):
+            _study(kind)
+
+
+def _study(cls: Any) -> None:
+    """Notes for a class, whose attributes are the user's, what we ask on each write."""
+    variable_metadata.class_hooks[cls] = {
+        hook: getattr(cls, hook)
+        for hook in variable_metadata.HOOKS
+        if hasattr(cls, hook)
+    }
+    if cls._check_valid_context is labels.Labeled._check_valid_context:
+        labels.own_checks.discard(cls)
+    else:
+        labels.own_checks.add(cls)
+
+
+def _below(cls: type) -> list[type]:
+    found = type.__subclasses__(cls)
+    return [*found, *(x for kind in found for x in _below(kind))]
 
 
 class Variable(
@@ -120,8 +135,7 @@ class Variable(
         'steps'
     """
 
-    __slots__ = _SLOTS
-    class_hooks: ClassVar[dict[str, Callable[..., Any]]]
+    __slots__ = ("__weakref__",)
 
     def __init__(
         self,
@@ -179,7 +193,7 @@ class Variable(
         Raises:
             TypeError: If ``index`` is given and the value has no items.
         """
-        raw = self._value
+        raw = self._raw_value
         if values.is_array(raw):
             value = raw if index is MISSING or index is Ellipsis else raw[index]
         elif _jax.is_ref(raw):
@@ -208,12 +222,12 @@ class Variable(
             TraceContextError: If another trace owns the Variable.
             ValueError: If a ref would get another shape.
         """
-        self.check_writable()
+        labels.check_writable(self)
         value = values.copy_containers(value)
         hooks = metadata_of(self).get("on_set_value")
         if hooks is not None:
             value = variable_metadata.run_hooks(hooks, self, value)
-        raw = self._value
+        raw = self._raw_value
         if _jax.is_ref(raw):
             if index is MISSING:
                 values.check_fits(raw, values.unwrap(value))
@@ -228,7 +242,7 @@ class Variable(
 
     def get_raw_value(self) -> Any:
         """What is stored: no hooks are run, and a ref is returned as a ref."""
-        return self._value
+        return self._raw_value
 
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
         """Stores ``value`` as it is, without hooks; a ref is replaced.
@@ -236,7 +250,7 @@ class Variable(
         Raises:
             TraceContextError: If another trace owns the Variable.
         """
-        self.check_writable()
+        labels.check_writable(self)
         _replace_raw(self, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -246,28 +260,6 @@ class Variable(
         value = self.get_value()
         del value[key]
         self.set_value(value)
-
-    def check_writable(self, path: str = "") -> None:
-        """Raises if the value must not be written now: `check_owned`, or read-only.
-
-        Raises:
-            ImmutableVariableError: If the Variable was made read-only.
-        """
-        if labels.is_read_only(self):
-            raise labels.immutable_error(self, path)
-        if self._owner is not ownership.current():
-            self.check_owned(path)
-
-    def check_owned(self, path: str = "") -> None:
-        """Raises if another trace owns the Variable: nothing in it may change then.
-
-        Raises:
-            TraceContextError: Names the type, and the path if given.
-            ImmutableVariableError: In its place, for ``hijax=True``.
-        """
-        if not is_owned(self):
-            make = labels.immutable_error if self.hijax else ownership.variable_error
-            raise make(self, path)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -295,7 +287,7 @@ class Variable(
         if "raw_value" in updates:
             raise TypeError("copy: give the new value as `value`, not as `raw_value`.")
         entries = variable_metadata.updated(metadata_of(self), updates)
-        raw = self._value if value is MISSING else value
+        raw = self._raw_value if value is MISSING else value
         if _copy_ref or entries["ref"] is not _jax.is_ref(raw):
             raw = values.stored(raw, ref=entries["ref"])
         return rebuild(type(self), values.copy_containers(raw), entries)
@@ -329,8 +321,8 @@ class Variable(
                 f"Cannot copy from an incompatible container: expected "
                 f"{type(self).__name__}, got {type(other).__name__}."
             )
-        self.check_writable()
-        _replace_raw(self, other._value)
+        labels.check_writable(self)
+        _replace_raw(self, other._raw_value)
         labels.replace_metadata(self, metadata_of(other))
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
@@ -338,36 +330,37 @@ class Variable(
 
         A ref stays the same ref; ``hijax``, ``ref`` and ``mutable`` stay as they are.
         """
-        check_write(self, variable_state._value)
-        store(self, variable_state._value)
+        check_write(self, variable_state._raw_value)
+        store(self, variable_state._raw_value)
         labels.take_metadata(self, variable_state)
 
     def __copy__(self) -> Variable[A]:
-        return rebuild(type(self), self._value, metadata_of(self))
+        return rebuild(type(self), self._raw_value, metadata_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable[A]:
         # Known before its value is copied: that may refer back to the Variable.
         memo[id(self)] = copied = rebuild(type(self), None, metadata_of(self))
-        raw = self._value
+        raw = self._raw_value
         is_ref = _jax.is_ref(raw)
-        copied._value = jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo)
-        copied._metadata = HashableMapping(copy.deepcopy(dict(metadata_of(self)), memo))
+        _set_raw(copied, jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo))
+        entries = HashableMapping(copy.deepcopy(dict(metadata_of(self)), memo))
+        _set_metadata(copied, entries)
         return copied
 
     def __reduce__(self) -> Any:
-        raw = self._value[...] if _jax.is_ref(self._value) else self._value
+        raw = self._raw_value[...] if _jax.is_ref(self._raw_value) else self._raw_value
         return _unpickle, (type(self), raw, metadata_of(self))
 
     # What remains of the object protocol.
 
     def __getattr__(self, name: str) -> Any:
-        # Slots are unset while copy and pickle probe a half-made object.
-        if name in _UNSET:
+        # Unset while copy and pickle probe a half-made object.
+        if name == "_raw_value":
             raise AttributeError(name)
         entries = metadata_of(self)
         if name in entries:
             return entries[name]
-        raw = self._value
+        raw = self._raw_value
         # Views of refs, such as `.at` and (of tracers) `.T`, would be no arrays.
         if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
@@ -381,7 +374,7 @@ class Variable(
         return self.get_value()
 
     def __nnx_repr__(self) -> Iterable[Any]:
-        raw = self._value
+        raw = self._raw_value
         # Reading a traced ref would add an equation to the program.
         is_traced_ref = isinstance(raw, _jax.Tracer) and _jax.is_ref(raw)
         value = raw if is_traced_ref else self.get_value()
@@ -444,41 +437,32 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     return variable
 
 
-# Where the raw value is; for reading and writing many at once.
-raw_slot: Any = Variable.__dict__["_value"]
-
-# An assignment would go through `Labeled.__setattr__`, and cost five times as much.
-_set_raw = raw_slot.__set__
-_set_owner = Variable.__dict__["_owner"].__set__
+_set_raw = labels.raw_slot.__set__
+_set_owner = labels.owner_slot.__set__
 _set_metadata = labels.metadata_slot.__set__
 _set_stamp = labels.stamp_slot.__set__
 
 
 def read(boxes: Sequence[Variable[Any]]) -> list[Any]:
     """The raw values of many Variables."""
-    return [x._value for x in boxes]
-
-
-def is_owned(variable: Variable[Any]) -> bool:
-    """Whether the current trace may write the Variable."""
-    return variable._owner is ownership.current() or _jax.is_ref(variable._value)
+    return [x._raw_value for x in boxes]
 
 
 def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
     """Raises if a raw value can't be written now; a ref keeps its shape and dtype.
 
     Raises:
-        TraceContextError, ImmutableVariableError: See `Variable.check_writable`.
+        TraceContextError, ImmutableVariableError: See `labels.check_writable`.
         TypeError, ValueError: See `values.check_fits`.
     """
-    variable.check_writable(path)
-    if _jax.is_ref(variable._value):
-        values.check_fits(variable._value, raw, path)
+    labels.check_writable(variable, path)
+    if _jax.is_ref(variable._raw_value):
+        values.check_fits(variable._raw_value, raw, path)
 
 
 def store(variable: Variable[Any], raw: Any) -> None:
     """Stores a raw value that `check_write` allows; into the ref, if there is one."""
-    current = variable._value
+    current = variable._raw_value
     if raw is current:
         return
     if _jax.is_ref(current):
@@ -490,10 +474,10 @@ def store(variable: Variable[Any], raw: Any) -> None:
 
 def _replace_raw(variable: Variable[Any], raw: Any) -> None:
     """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
-    old = variable._value
+    old = variable._raw_value
     _set_raw(variable, raw)
     if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
-        stamps.touch(variable)
+        labels.touch(variable)
 
 
 def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:

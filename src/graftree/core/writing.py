@@ -22,7 +22,10 @@ import jax
 import numpy as np
 
 from graftree import _jax, config
-from graftree.core import colors
+from graftree.core import (
+    colors,
+    labels,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -339,15 +342,15 @@ def is_node(x: Any) -> bool:
         (True, False)
     """
     # A Variable passes on what it does not have itself to its value.
-    return not is_variable(x) and "_pytree__nodes" in getattr(x, "__dict__", ())
+    return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
 
 
 def is_variable(x: Any) -> bool:
-    """Tells whether ``x`` is a Variable, known here by its methods only.
+    """Tells whether ``x`` is a Variable.
 
     Example:
         >>> from graftree.core import writing
         >>> writing.is_variable(nnx.Param(1)), writing.is_variable(1)
         (True, False)
     """
-    return hasattr(type(x), "get_raw_value")
+    return isinstance(x, labels.Labeled)

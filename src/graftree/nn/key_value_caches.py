@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Shape
+from graftree.core import labels
 from graftree.core.variables import Cache
 
 
@@ -114,7 +115,7 @@ def of(layer: Any) -> KeyValueCache:
             )
         )
     for variable in variables:
-        variable.check_writable()
+        labels.check_writable(variable)
     return KeyValueCache(*variables)
 
 

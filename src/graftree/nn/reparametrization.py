@@ -22,7 +22,14 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
-from graftree.core import attributes, cloning, filters, functional, states
+from graftree.core import (
+    attributes,
+    cloning,
+    filters,
+    functional,
+    labels,
+    states,
+)
 from graftree.core.modules import Module
 from graftree.core.rngs import Rngs
 from graftree.core.variables import BatchStat, Param, Variable
@@ -364,7 +371,7 @@ def _call_with(
     """
     variables = [variable for variable, _ in news]
     for variable in variables:
-        variable.check_writable()
+        labels.check_writable(variable)
     with rollbacks.undone_on_failure(*variables):
         for variable, new in news:
             # An array ref keeps its dtype, and takes no other.

@@ -294,7 +294,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             [*param_values, *values, step],
         )
         for variable in boxes:
-            variable.check_writable()
+            labels.check_writable(variable)
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
             functional.update(model, bare)

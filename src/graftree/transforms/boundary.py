@@ -36,7 +36,14 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import flattening, labels, pytrees, raw_values, variables
+from graftree.core import (
+    bookkeeping,
+    flattening,
+    labels,
+    pytrees,
+    raw_values,
+    variables,
+)
 from graftree.core import values as variable_values
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
@@ -330,10 +337,10 @@ class Crossing:
             if obj in outer:
                 continue
             if isinstance(obj, Variable):
-                if not variables.is_owned(obj):
+                if not labels.is_owned(obj):
                     raise self._captured_error(obj, out)
             elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
-                if not pytrees.state_of(obj).is_owned():
+                if not bookkeeping.state_of(obj).is_owned():
                     raise self._captured_error(obj, out)
         if not (self.propagation.structure or self.is_detached):
             new = [obj for obj in refs if obj not in outer]
@@ -442,7 +449,7 @@ class _Writes:
         for position, value in self.values:
             self._check(variables.check_write, position, leaves[position], value)
         for position, _ in self.metadata:
-            self._check(Variable.check_owned, position, leaves[position])
+            self._check(labels.check_owned, position, leaves[position])
 
     def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
         try:

@@ -33,9 +33,9 @@ from graftree.core import (
     surveys,
     variables,
 )
+from graftree.core.bookkeeping import state_of
 from graftree.core.flattening import IndexMap, RefMap
 from graftree.core.nodes import Leaf
-from graftree.core.pytrees import state_of
 from graftree.core.surveys import Attribute, Survey
 from graftree.core.variables import Variable
 from graftree.transforms import arguments, lifting, packing

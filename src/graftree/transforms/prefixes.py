@@ -17,7 +17,13 @@ from typing import Any, ClassVar
 import jax
 
 from graftree import _jax
-from graftree.core import filters, flat_states, flattening, paths, variables
+from graftree.core import (
+    filters,
+    flat_states,
+    flattening,
+    labels,
+    paths,
+)
 from graftree.core.pytrees import Pytree
 from graftree.core.states import State
 from graftree.core.variables import Variable
@@ -416,7 +422,7 @@ class Roles(Assignment):
         if _jax.is_ref(flattening.raw_of(leaf)):
             return False
         if isinstance(leaf, Variable):
-            return variables.is_owned(leaf)
+            return labels.is_owned(leaf)
         return path == () or not self._keeps_arrays
 
     def _donated_arguments(self, skeleton: Skeleton) -> Any:
