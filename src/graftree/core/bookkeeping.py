@@ -258,10 +258,15 @@ for _name in (
     setattr(WatchedDict, _name, _stamping(_name))
 
 
+def _as_dict(x: WatchedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    names = tuple(sorted(x))
+    return [(jax.tree_util.DictKey(name), x[name]) for name in names], names
+
+
 # A dict to JAX, as it would be without us.
 jax.tree_util.register_pytree_with_keys(
     WatchedDict,
-    lambda x: ([(jax.tree_util.DictKey(k), x[k]) for k in sorted(x)], sorted(x)),
+    _as_dict,
     lambda names, values: dict(zip(names, values, strict=True)),
 )
 
@@ -280,7 +285,8 @@ def watch(obj: Any) -> bool:
     if _holders(obj) > _ALONE:
         return False
     before = obj.__dict__
-    object.__setattr__(obj, "__dict__", WatchedDict(before))
+    watched: dict[str, Any] = WatchedDict(before)
+    object.__setattr__(obj, "__dict__", watched)
     # Another thread may have got hold of the dict in between.
     if sys.getrefcount(before) > _ALONE:
         object.__setattr__(obj, "__dict__", before)

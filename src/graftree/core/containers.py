@@ -266,14 +266,14 @@ def _position(x: List[Any], index: Any) -> int:
     return position
 
 
-def _items(x: List[A]) -> list[tuple[A, bool]]:
+def _items(x: List[Any]) -> list[tuple[Any, bool]]:
     """The items with their status."""
     table, entries = bookkeeping.table_of(x), vars(x)
     names = map(str, range(x._length))
     return [(entries[name], table[name]) for name in names]
 
 
-def _replace(x: List[A], items: Sequence[tuple[A, bool]]) -> None:
+def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
     _check_owned(x)
     values = dict(bookkeeping.attribute_items(x))
     statuses = dict(bookkeeping.table_of(x))

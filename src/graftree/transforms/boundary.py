@@ -36,17 +36,11 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import (
-    bookkeeping,
-    flattening,
-    labels,
-    pytrees,
-    raw_values,
-    variables,
-)
+from graftree.core import bookkeeping, flattening, labels, raw_values, variables
 from graftree.core import values as variable_values
 from graftree.core.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.metadata import HashableMapping
+from graftree.core.pytrees import Pytree
 from graftree.core.skeletons import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.variables import Variable
 from graftree.transforms import aliasing, lost_updates, packing
@@ -336,12 +330,11 @@ class Crossing:
         for obj in refs:
             if obj in outer:
                 continue
-            if isinstance(obj, Variable):
-                if not labels.is_owned(obj):
-                    raise self._captured_error(obj, out)
-            elif isinstance(obj, pytrees.Pytree) and self.propagation.structure:
-                if not bookkeeping.state_of(obj).is_owned():
-                    raise self._captured_error(obj, out)
+            is_owned = not isinstance(obj, Variable) or labels.is_owned(obj)
+            if isinstance(obj, Pytree) and self.propagation.structure:
+                is_owned = bookkeeping.state_of(obj).is_owned()
+            if not is_owned:
+                raise self._captured_error(obj, out)
         if not (self.propagation.structure or self.is_detached):
             new = [obj for obj in refs if obj not in outer]
             aliasing.check_no_refs(new, out, self.transform)

@@ -65,8 +65,8 @@ OF_VARIABLES = {
 def names_in(*objects):
     """All names that these define or use, dunder names left out."""
     found = {name for x in objects for name in (*dir(x), *getattr(x, "__slots__", ()))}
-    # Of abc and of the machinery of classes.
-    return {n for n in found if not n.startswith(("__", "_abc_"))} - {"mro"}
+    # Of abc, of typing and of the machinery of classes.
+    return {n for n in found if not n.startswith(("__", "_abc_"))} - {"mro", "_is_protocol"}
 
 
 OURS = names_in(
