@@ -66,7 +66,8 @@ def names_in(*objects):
     """All names that these define or use, dunder names left out."""
     found = {name for x in objects for name in (*dir(x), *getattr(x, "__slots__", ()))}
     # Of abc, of typing and of the machinery of classes.
-    return {n for n in found if not n.startswith(("__", "_abc_"))} - {"mro", "_is_protocol"}
+    public = {name for name in found if not name.startswith(("__", "_abc_"))}
+    return public - {"mro", "_is_protocol"}
 
 
 OURS = names_in(
