@@ -28,6 +28,7 @@ from graftree.core import (
     imprints,
     labels,
     ownership,
+    pickling,
     stamps,
     text,
     values,
@@ -190,6 +191,9 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         )
         return self._pytree__state
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: pickling.by_name(value) for name, value in vars(self).items()}
+
     def __copy__(self) -> Any:
         return rebuild(type(self), self.__dict__, bookkeeping.state_of(self))
 
@@ -199,7 +203,10 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
         # Known before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
-            copied.__dict__[name] = copy.deepcopy(value, memo)
+            found = pickling.by_name(value)
+            copied.__dict__[name] = (
+                copy.deepcopy(value, memo) if found is value else value
+            )
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:

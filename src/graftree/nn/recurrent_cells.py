@@ -10,7 +10,6 @@ a memory, in `lstm_cells.py`.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any, ClassVar
 
@@ -171,10 +170,6 @@ class VectorCell(RNNCellBase):
         """How many axes of the inputs are no batch axes: one."""
         return 1
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Pickle finds functions by name, but not those that JAX has wrapped.
-        return {name: _by_name(value) for name, value in vars(self).items()}
-
 
 def _carry_stream(cell: VectorCell, rngs: Any) -> RngStream:
     """The stream that the keys of the first carry come from."""
@@ -206,31 +201,6 @@ def _draw_key(stream: RngStream, initializer: Initializer) -> jax.Array | None:
         if initializer is initializers.zeros:
             return None
         raise
-
-
-class _ByName:
-    """Stands in a pickle for a function; it is loaded as that function."""
-
-    def __init__(self, function: Any) -> None:
-        self._place = (function.__module__, function.__qualname__)
-
-    def __reduce__(self) -> Any:
-        return _find, self._place
-
-
-def _find(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
-
-
-def _by_name(value: Any) -> Any:
-    """A wrapped function that its module has under its name; all else as it is."""
-    if not hasattr(value, "__wrapped__"):
-        return value
-    try:
-        is_there = _find(value.__module__, value.__qualname__) is value
-    except (ImportError, AttributeError):
-        return value
-    return _ByName(value) if is_there else value
 
 
 def own_stream(

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from graftree.core import flattening
+from graftree.core.pickling import Rebuilt
 from graftree.core.variables import Param
 from graftree.transforms import (
     cotangents,
@@ -128,7 +129,7 @@ def value_and_grad(
     return _decorator(f, _Targets(argnums, "value_and_grad", mode), has_aux, options)
 
 
-class _Targets:
+class _Targets(Rebuilt):
     """What is differentiated: the ``argnums`` of a gradient.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from graftree.core.pickling import Rebuilt
 from graftree.core.skeletons import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.transforms import aliasing
 from graftree.transforms.aliasing import Labels
@@ -136,7 +137,7 @@ class Skeleton:
         return self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
 
 
-class Skeletons:
+class Skeletons(Rebuilt):
     """The skeletons that a compiled function was called with.
 
     JAX hashes no static data of pytree nodes; it compares with what it compiled for,

@@ -24,6 +24,7 @@ import jax
 from graftree import _jax
 from graftree.core import flattening
 from graftree.core.flattening import IndexMap
+from graftree.core.pickling import Rebuilt
 from graftree.transforms import (
     aliasing,
     cotangents,
@@ -124,7 +125,7 @@ def _takes_updates(bwd: Callable[..., Any]) -> bool:
     return any(p.name == "updates_g" or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
-class CustomVjp(Generic[P, R]):
+class CustomVjp(Rebuilt, Generic[P, R]):
     """A function with a gradient of its own; call it like the function.
 
     Args:
@@ -187,6 +188,10 @@ class CustomVjp(Generic[P, R]):
         if not (self._mode.structure or self._rules.takes_updates):
             result = _refusing_cotangents(result, self.fun, self._rules.bwd)
         return call.commit(result)
+
+    def kept(self) -> dict[str, Any]:
+        """What `defvjp` was given; see `Rebuilt.kept`."""
+        return {"_rules": self._rules}
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

@@ -8,11 +8,12 @@ of the groups, so it is part of JAX's own cache key.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
+from graftree.core.pickling import Rebuilt
 from graftree.transforms import arguments, decorators, lifting, propagation
 from graftree.transforms.arguments import Statics
 from graftree.transforms.call_skeletons import Skeletons
@@ -27,15 +28,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class JitWrapped(Generic[P, R]):
+class JitWrapped(Rebuilt, Generic[P, R]):
     """A function compiled by `jit`; call it like the function.
 
     Args:
+        name: The public name of the transform.
         fun: The function.
-        row: What is lifted.
-        interior: What JAX traces, from `lifting.interior`.
-        options: What ``jax.jit`` is told.
+        mode: What propagates.
         bound: The first arguments, if they are the same at each call.
+        **options: See `configure`.
 
     Attributes:
         fun: The function that was given.
@@ -43,17 +44,22 @@ class JitWrapped(Generic[P, R]):
 
     def __init__(
         self,
+        name: str,
         fun: Callable[P, R],
-        row: Row,
-        interior: Callable[..., Any],
-        options: Mapping[str, Any],
+        mode: Propagation,
         bound: tuple[Any, ...] = (),
+        **options: Any,
     ) -> None:
+        row, jax_options = configure(name, fun, mode, **options)
         decorators.wraps(fun)(self)
         self.fun = fun
         self._row = row
-        self._jitted = jax.jit(interior, **options)
+        self._jitted = jax.jit(self.interior(row), **jax_options)
         self._plans = Plans(row, bound)
+
+    def interior(self, row: Row) -> Callable[..., Any]:
+        """What JAX traces."""
+        return lifting.interior(self.fun, row)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self._plans.call(self.prepare, args, kwargs)
@@ -192,7 +198,7 @@ def jit(
     mode = propagation.resolve(graph, graph_updates)
 
     def decorate(function: Callable[..., Any]) -> JitWrapped[..., Any]:
-        row, options = configure(
+        return JitWrapped(
             "jit",
             function,
             mode,
@@ -204,7 +210,6 @@ def jit(
             backend=backend,
             inline=inline,
         )
-        return JitWrapped(function, row, lifting.interior(function, row), options)
 
     return decorate if fun is MISSING else decorate(fun)
 

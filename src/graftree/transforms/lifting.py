@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from graftree.core import partitioning
+from graftree.core.pickling import Rebuilt
 from graftree.core.skeletons import VariableDef
 from graftree.transforms import (
     aliasing,
@@ -103,16 +104,26 @@ def lift(
     Returns:
         A function with the arguments of ``f``; its ``inner`` is what JAX gave.
     """
-    ins, outs = row.inputs.values, row.outputs.values
-    inner = transform(interior(f, row), ins, (None, ins, ins, outs))
+    inner = _Transformed(f, transform, row)
 
     @decorators.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         call = Call(f, row, args, kwargs)
-        return call.commit(inner(*call.groups))
+        return call.commit(inner.function(*call.groups))
 
     vars(lifted)["inner"] = inner
     return lifted
+
+
+class _Transformed(Rebuilt):
+    """What JAX gave; pickled without it."""
+
+    def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
+        ins, outs = row.inputs.values, row.outputs.values
+        self.function = transform(interior(f, row), ins, (None, ins, ins, outs))
+
+    def __call__(self, *groups: Values) -> Any:
+        return self.function(*groups)
 
 
 def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:

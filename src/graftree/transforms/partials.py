@@ -10,13 +10,14 @@ import jax
 from graftree import _jax
 from graftree.core import cloning, flattening, stamps
 from graftree.core.flattening import Builder, IndexMap, RefMap
+from graftree.core.pickling import Rebuilt
 from graftree.core.surveys import Survey
 from graftree.core.variables import Variable
-from graftree.transforms import aliasing, decorators, lifting, packing, propagation
-from graftree.transforms import jit as jit_module
+from graftree.transforms import aliasing, decorators, packing, propagation
 from graftree.transforms.arguments import Statics
 from graftree.transforms.jit import JitWrapped
-from graftree.transforms.lifting import Call
+from graftree.transforms.lifting import Call, Row
+from graftree.transforms.propagation import Propagation
 
 R = TypeVar("R")
 
@@ -81,10 +82,12 @@ def jit_partial(
             "`graph_updates` not supported by `jit_partial`: pass graph=False or "
             "graph_updates=False, or use nnx.jit."
         )
-    row, options = jit_module.configure(
+    packing.pack((partial_args, {}), mode, "jit_partial")
+    return _JitPartial(
         "jit_partial",
         fun,
         mode,
+        partial_args,
         shardings=(in_shardings, out_shardings),
         statics=(static_argnums, static_argnames),
         donated=(donate_argnums, donate_argnames),
@@ -93,19 +96,24 @@ def jit_partial(
         backend=backend,
         inline=inline,
     )
-    packing.pack((partial_args, {}), mode, "jit_partial")
-    interior = _with_fixed_metadata(lifting.interior(fun, row))
-    return _JitPartial(fun, row, interior, options, partial_args)
 
 
 class _JitPartial(JitWrapped):
     """A compiled function that adds its first arguments itself."""
 
     def __init__(
-        self, fun: Any, row: Any, interior: Any, options: Any, bound: tuple[Any, ...]
+        self,
+        name: str,
+        fun: Any,
+        mode: Propagation,
+        bound: tuple[Any, ...],
+        **options: Any,
     ) -> None:
-        super().__init__(fun, row, interior, options, bound)
+        super().__init__(name, fun, mode, bound, **options)
         self._bound = bound
+
+    def interior(self, row: Row) -> Callable[..., Any]:
+        return _with_fixed_metadata(super().interior(row))
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
@@ -201,7 +209,7 @@ def cached_partial(
     return call
 
 
-class _Snapshot:
+class _Snapshot(Rebuilt):
     """How an object is built, and what is needed to make it so again."""
 
     def __init__(self, node: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from graftree.core.pickling import Rebuilt
 from graftree.transforms import captures
 from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.propagation import Propagation
@@ -27,7 +28,7 @@ from graftree.transforms.propagation import Propagation
 _LIMIT = 8
 
 
-class PerFunction:
+class PerFunction(Rebuilt):
     """Compiled functions, remembered weakly by the user's functions in them.
 
     Args:
