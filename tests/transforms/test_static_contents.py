@@ -46,9 +46,10 @@ def test_a_tracer_is_taken_out_and_told_with_its_path(kind, transform, mode):
         put(layer.log, layer.weight * 2)
         return layer.weight * 2
 
-    with pytest.raises(nnx.errors.TraceContextError, match="static attr") as caught:
-        TRANSFORMS[transform](f, **mode)(model)
-    message = str(caught.value)
+    with pytest.warns(nnx.errors.LostUpdateWarning, match="static attr") as caught:
+        out = TRANSFORMS[transform](f, **mode)(model)
+    message = str(caught[0].message)
+    assert transform == "grad" or out == 4.0
     assert "args[0], at layers/0/log" in message and "nnx.Variable" in message
     assert model.layers[0].log == expected
 

@@ -4,13 +4,15 @@ The fresh objects inside a transform share their static values with the caller's
 list in a static attribute is the caller's own list, and what a traced function appends
 to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
 noted before the function runs; afterwards those that hold a new tracer get their
-content back, also if the function raised, and the call is refused.
+content back, also if the function raised. It is no error: a program may well have used
+them as a place to put values that it needs only while it is traced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,32 +35,31 @@ def guarded(arguments: Any, transform: str) -> Iterator[None]:
         arguments: ``(args, kwargs)`` inside the transform.
         transform: Its public name.
 
-    Raises:
-        TraceContextError: On leaving, if there was a tracer to be taken out; names the
-            path.
+    Warns:
+        LostUpdateWarning: On leaving, if a tracer was taken out; names the path.
     """
     noted = [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
-    is_done = False
     try:
         yield
-        is_done = True
     finally:
         found = [note for note in noted if _has_new_tracer(*note[1:])]
         for _, holder, items in found:
             _restore(holder, items)
-        if found and is_done:
-            raise _error([path for path, *_ in found], transform)
+        if found:
+            _warn([path for path, *_ in found], transform)
 
 
-def _error(places: list[Any], transform: str) -> errors.TraceContextError:
-    return errors.TraceContextError(
+def _warn(places: list[Any], transform: str) -> None:
+    warnings.warn(
         errors.message(
             f"nnx.{transform}: a traced value was put into a static attribute, where "
             "it would outlive the trace. It was taken out again.",
             where="\n".join(map(_describe, places)),
             way_out="Return the value, or keep it in a Variable: nnx.Variable(...), "
             "or Module.sow under nnx.capture.",
-        )
+        ),
+        errors.LostUpdateWarning,
+        stacklevel=2,
     )
 
 
