@@ -6,7 +6,9 @@ Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JA
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -120,3 +122,27 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
     """The mesh with devices that ``jax.set_mesh`` has set; inside traces, too."""
     mesh = _mesh.get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh
+
+
+def is_as_imported() -> bool:
+    """Whether JAX's functions are those it had when this package was imported.
+
+    Libraries that quantize or record put functions of their own in the place of JAX's,
+    or other code into these, for a while.
+    """
+    # Some 800 functions, compared in C.
+    return _attributes_now() == _attributes and [*map(_code_of, _written)] == _codes
+
+
+def _attributes_now() -> list[Any]:
+    return [pick(entries) for pick, entries in _namespaces]
+
+
+_namespaces = [
+    (operator.itemgetter(*[k for k, x in entries.items() if callable(x)]), entries)
+    for entries in map(vars, (jax.lax, jax.numpy, jax.nn, jax.random))
+]
+_attributes = _attributes_now()
+_code_of = operator.attrgetter("__code__")
+_written = [x for x in itertools.chain(*_attributes) if inspect.isfunction(x)]
+_codes = [*map(_code_of, _written)]

@@ -214,16 +214,7 @@ class RNN(Module):
                 )
             constant = filters.All(RngState, self.broadcast_rngs)
             state_axes = StateAxes({constant: None, **state_axes})
-        # Made anew, and so traced anew, on each call: the cell may call what is not the
-        # same each time, such as a function put in the place of one of JAX.
-        apply = scan.scan(
-            lambda *args: _step(*args),
-            in_axes=(state_axes, Carry, (axis, 0)),
-            out_axes=(Carry, axis),
-            unroll=self.unroll,
-            graph=True,
-            graph_updates=True,
-        )
+        apply = _scanned_step(state_axes, axis, self.unroll)
         return _run(functools.partial(apply, cell), carry, inputs, is_valid)
 
     def _counts(self, rngs: Any) -> list[Variable[Any]]:
@@ -277,6 +268,20 @@ def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
     """For each step and sequence whether it is no padding, ``[time, *batch]``."""
     steps = jnp.arange(num_steps).reshape((-1,) + (1,) * lengths.ndim)
     return steps < lengths[None]
+
+
+# By type, too: an `unroll` of True is not one of 1.
+@functools.lru_cache(maxsize=128, typed=True)
+def _scanned_step(state_axes: StateAxes, axis: int, unroll: int) -> Callable[..., Any]:
+    """The loop over time; one function for equal options, as `scan` knows functions."""
+    return scan.scan(
+        _step,
+        in_axes=(state_axes, Carry, (axis, 0)),
+        out_axes=(Carry, axis),
+        unroll=unroll,
+        graph=True,
+        graph_updates=True,
+    )
 
 
 def _run(

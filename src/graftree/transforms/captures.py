@@ -10,8 +10,8 @@ other functions and classes in turn, and lists what it finds:
     array                                      itself
     function                                   its code, and what it names in turn
     class                                      itself, and its methods in turn
-    module, function or class of JAX, NumPy    itself: trusted to stay as it is
-      and the like
+    module, function or class of JAX, NumPy    itself: trusted to stay as it is, unless
+      and the like                             JAX's functions have been replaced
     anything else                              not at all: there is no record then
 
 The last is a rule, not an exception: an object with attributes, a list, a NumPy array,
@@ -79,6 +79,8 @@ def record(
         A list to be compared with later ones; ``None`` if there is something that could
         change unseen.
     """
+    if not _jax.is_as_imported():
+        return None
     walk = _Walk(strict)
     try:
         for function in functions:

@@ -98,7 +98,7 @@ def _seeing_the_present(
     known = checkpoint(f)
 
     def call(*args: Any) -> Any:
-        if _jax.is_staging():
+        if _jax.is_staging() and _jax.is_as_imported():
             return known(*args)
         return checkpoint(lambda *args: f(*args))(*args)
 

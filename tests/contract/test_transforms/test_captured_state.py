@@ -225,3 +225,20 @@ def test_branches_leave_no_tracer_behind(mode):
         index = jnp.array(1)
         again = nnx.switch(index, [lambda m: m(1.0), lambda m: m(2.0)], Scale(), **mode)
     assert out == again == 2.0
+
+
+@pytest.mark.parametrize("transform", [*CONTROL_FLOW, "remat"])
+def test_a_function_put_in_the_place_of_one_of_jax_is_called(transform, monkeypatch):
+    call = CONTROL_FLOW.get(transform, lambda f, x: nnx.remat(f)(x))
+
+    def doubled(x):
+        return jnp.sin(x) + 2.0
+
+    before = call(doubled, jnp.array(1.0))
+    calls, sin = [], jnp.sin
+    with monkeypatch.context() as patched:
+        patched.setattr(jnp, "sin", lambda x: calls.append(1) or sin(x) + 1.0)
+        for number in range(1, 4):
+            assert call(doubled, jnp.array(1.0)) == pytest.approx(before + 1.0)
+            assert len(calls) >= number
+    assert call(doubled, jnp.array(1.0)) == before
