@@ -481,3 +481,12 @@ def test_gradients_are_those_of_the_peer(mode):
     ours, theirs = results(nnx), results(peer)
     assert ours[0].keys() == theirs[0].keys()
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("make", [nnx.grad, nnx.value_and_grad])
+@pytest.mark.parametrize("graph", [True, False])
+def test_objects_are_no_argnums(make, graph):
+    """Issue 12, §13."""
+    with pytest.raises(ValueError, match="Graph nodes are not allowed") as caught:
+        make(lambda x: x, argnums=nnx.Dict(a=nnx.Param(1)), graph=graph)
+    assert "Dict" in str(caught.value) and "nnx.DiffState" in str(caught.value)

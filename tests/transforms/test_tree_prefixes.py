@@ -107,7 +107,7 @@ def test_made_prefixes_are_axes_of_outputs(mode):
 
 def test_shared_objects_have_one_prefix():
     foo = Foo()
-    first, second = nnx.prefix((foo, [foo]), lambda path, _: path[0], graph=True)
+    first, second = nnx.prefix((foo, [foo]), {...: 0}, graph=True)
     assert first == second[0] and first.map_prefix(("a",), foo.a) == 0
     with pytest.raises(ValueError, match="Duplicate Param.*"):
         nnx.prefix((foo, foo), {...: 0}, graph=False)
@@ -145,3 +145,12 @@ def test_made_prefixes_are_shardings(mode):
     out = double(model)
     assert model.bias[...].sharding == out.bias[...].sharding == on_mesh
     assert out.kernel[...].sharding == everywhere
+
+
+def test_a_shared_variable_must_have_one_value():
+    """Issue 12, §13."""
+    shared = nnx.Param(jnp.ones(2))
+    pair = nnx.Dict(x=shared), nnx.Dict(y=shared)
+    with pytest.raises(ValueError, match="Inconsistent aliasing") as caught:
+        nnx.prefix(pair, lambda path, _: path[0], graph=True)
+    assert "0/x: 0" in str(caught.value) and "1/y: 1" in str(caught.value)

@@ -14,10 +14,12 @@ import jax
 
 from graftree.core import flattening
 from graftree.core.pickling import Rebuilt
+from graftree.core.pytrees import Pytree
 from graftree.core.variables import Param
 from graftree.transforms import (
     cotangents,
     decorators,
+    prefixes,
     propagation,
     ref_contents,
 )
@@ -145,6 +147,9 @@ class _Targets(Rebuilt):
         self._is_single = isinstance(argnums, DiffState) or hasattr(
             argnums, "__index__"
         )
+        if isinstance(argnums, Pytree):
+            # Before it is taken for a sequence; it is no prefix in any mode.
+            raise prefixes.node_error(argnums, "argnums", transform)
         targets = (argnums,) if self._is_single else tuple(argnums)
         if not targets:
             raise ValueError(f"argnums of nnx.{transform} is empty.")

@@ -93,7 +93,7 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        return ref_contents.with_hint(mapped)
+        return ref_contents.with_hint(mapped, ins)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "vmap")

@@ -286,11 +286,7 @@ class Assignment:
                 f"nnx.{self._transform}. Give one prefix for the whole Variable."
             )
         if mode.sharing and isinstance(leaf, Pytree):
-            raise ValueError(
-                "Graph nodes are not allowed as prefixes when graph=True: found a "
-                f"{kind} at {place} of nnx.{self._transform}. Give one prefix for the "
-                "whole object, or make one with nnx.prefix."
-            )
+            raise node_error(leaf, place, self._transform)
         if isinstance(leaf, PrefixMapping) and leaf.mode != mode:
             raise ValueError(
                 f"{leaf.refusal(self._argument)}: found one at {place} of "
@@ -357,6 +353,19 @@ class Assignment:
                 "Put it in the place of each object, and a plain value in the place of "
                 "each array."
             )
+
+
+def node_error(node: Any, place: str, transform: str) -> ValueError:
+    """The error for an object in the place of a prefix."""
+    when = " when graph=True"
+    ways_out = "Give one prefix for the whole object, or make one with nnx.prefix."
+    if place.startswith("argnums"):
+        when = ""
+        ways_out = "Give the number of an argument, or nnx.DiffState(number, filter)."
+    return ValueError(
+        f"Graph nodes are not allowed as prefixes{when}: found a "
+        f"{type(node).__name__} at {place} of nnx.{transform}. {ways_out}"
+    )
 
 
 def _is_value(x: Any) -> bool:

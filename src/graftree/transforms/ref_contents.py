@@ -7,7 +7,7 @@ written to the caller's refs once. Where that doesn't help, an error tells the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -107,14 +107,29 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
 _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
 
 
-def with_hint(mapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the way out to what JAX says of refs in a mapped function."""
+def with_hint(
+    mapped: Callable[..., Any], axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """Adds paths and the way out to what JAX says of refs in a mapped function.
+
+    Args:
+        mapped: The function of groups.
+        axes: Those of the groups.
+    """
 
     def wrapper(*groups: Values) -> Any:
         try:
             return mapped(*groups)
         except Exception as error:
             if any(words in str(error) for words in _COMPLAINTS):
+                pairs = zip(groups, axes, strict=True)
+                names = [
+                    x for group, axis in pairs if axis is None for x in _refs(group)
+                ]
+                if names:
+                    error.add_note(
+                        f"Array refs with the axis None: {', '.join(names)}."
+                    )
                 error.add_note(
                     "A mapped function can write to an array ref only if the ref is "
                     "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
@@ -124,3 +139,9 @@ def with_hint(mapped: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return wrapper
+
+
+def _refs(group: Values) -> list[str]:
+    """The names of the refs in a group."""
+    names, listed = group.skeleton.names(), group.by_position().items()
+    return [names[position] for position, value in listed if _jax.is_ref(value)]

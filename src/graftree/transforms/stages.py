@@ -82,12 +82,25 @@ class Traced(Stage[R]):
         """The name of the function."""
         return self._stage.fun_name
 
-    def lower(self, *, lowering_platforms: tuple[str, ...] | None = None) -> Lowered[R]:
+    def lower(
+        self, *, lowering_platforms: tuple[str, ...] | None = None, **options: Any
+    ) -> Lowered[R]:
         """The function in the language of the compiler.
 
         Args:
             lowering_platforms: For which platforms; ``None`` for the one in use.
+            **options: None are taken; ``jax.export`` gives some.
+
+        Raises:
+            TypeError: If options are given.
         """
+        if options:
+            raise TypeError(
+                "The lower method of a function made by nnx.jit takes no options "
+                f"{sorted(options)}.\njax.export takes functions of arrays, made by "
+                "jax.jit: jax.export.export(jax.jit(f)).\nTake models apart before: "
+                "graphdef, state = nnx.split(model), and nnx.merge them in f."
+            )
         lowered = self._stage.lower(lowering_platforms=lowering_platforms)
         return Lowered(lowered, self._prepare)
 

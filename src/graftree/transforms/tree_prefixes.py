@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from graftree import config
+from graftree import config, errors
 from graftree.core import aliases, filters, flattening, nodes, paths
 from graftree.transforms import propagation
 from graftree.transforms.prefixes import PrefixMapping
@@ -38,12 +38,11 @@ def prefix(
 
     Returns:
         ``node`` with a value in the place of each Variable and each other leaf; in
-        graph mode with a `TreeState` in the place of each object. A Variable that
-        occurs twice has the value of its first path at both.
+        graph mode with a `TreeState` in the place of each object.
 
     Raises:
         ValueError: If no filter matches a leaf; in tree mode, if a Variable occurs
-            twice.
+            twice; in graph mode, if it has different values where it occurs.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -146,14 +145,16 @@ def _tree_prefix(node: Any, value_of: Value) -> Any:
 
 
 def _graph_prefix(node: Any, value_of: Value) -> Any:
-    known: dict[int, Any] = {}  # by identity: of the Variables and refs met so far
+    # By identity: of the Variables and refs met so far.
+    known: dict[int, tuple[Any, Any]] = {}
 
     def value_at(path: Any, leaf: Any) -> Any:
-        if not aliases.is_variable_or_ref(leaf):
-            return value_of(path, leaf)
-        if id(leaf) not in known:
-            known[id(leaf)] = value_of(path, leaf)
-        return known[id(leaf)]
+        value = value_of(path, leaf)
+        if aliases.is_variable_or_ref(leaf):
+            first, first_value = known.setdefault(id(leaf), (path, value))
+            if value != first_value:
+                raise _inconsistent_error(leaf, (first, first_value), (path, value))
+        return value
 
     def of_object(path: Any, x: Any) -> TreeState:
         graphdef, leaves = flattening.flatten_graph(x)
@@ -166,4 +167,17 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
     located = [(paths.from_jax(path), x) for path, x in flat]
     return treedef.unflatten(
         [of_object(path, x) if is_leaf(x) else value_of(path, x) for path, x in located]
+    )
+
+
+def _inconsistent_error(leaf: Any, *places: tuple[Any, Any]) -> ValueError:
+    lines = [f"{paths.to_string(path, '<root>')}: {value}" for path, value in places]
+    return ValueError(
+        errors.message(
+            f"Inconsistent aliasing detected in nnx.prefix: one {type(leaf).__name__} "
+            "has different values.",
+            where="\n".join(lines),
+            way_out="Give all its paths the same value, or pass nnx.clone(...) of one "
+            "of them.",
+        )
     )
