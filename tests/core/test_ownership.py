@@ -56,20 +56,3 @@ def test_snapshots_are_leafless_and_taken_anew():
 
     f(state)
     assert seen == [True, True] and copy.deepcopy(state).is_valid()
-
-
-@pytest.mark.parametrize("transform", [jax.jit, nnx.jit])
-def test_an_object_of_another_trace_is_named_by_where_it_was_reached(transform):
-    # Issue 12: it said which type, not which of them.
-    model = nnx.Dict(layers=nnx.List([nnx.Linear(1, 1, rngs=nnx.Rngs(0))]))
-
-    def write(layer, x):
-        layer.kernel[...] = layer.kernel[...] * x
-
-    def rename(layer, x):
-        layer.tag = "x"
-
-    for change, where in ((write, "layers[0].kernel"), (rename, "layers[0]")):
-        with pytest.raises(nnx.errors.TraceContextError) as caught:
-            transform(lambda x, change=change: change(model.layers[0], x))(1.0)
-        assert f"at model.{where}\n" in str(caught.value)
