@@ -83,6 +83,7 @@ def is_static(x):
 def is_shared(x):
     """Whether something in an object can be reached in two ways."""
     found = [p.value for p in places(x, "") if not is_static(p.value)]
+    found = [value for value in found if not plain.is_array(value)]
     return len({id(v) for v in found}) < len(found)
 
 

@@ -42,12 +42,10 @@ class Generator:
 
     Args:
         seed: What it is made from.
-        past: Whether attributes may be written past the hook of the class.
     """
 
-    def __init__(self, seed, past=True):
+    def __init__(self, seed):
         self.seed = seed
-        self.past = past
         self.random = random.Random(seed)
         self.lines = bodies.Lines(self.random)
         self.pick = self.random.choice
@@ -117,7 +115,7 @@ class Generator:
     def write_past(self):
         """Sets a static attribute without the class's hook."""
         name = self.lines.free_name(self.root)
-        if not name or not self.past:
+        if not name:
             return []
         self.traits.add("writes past the class")
         value = self.lines.static()
@@ -146,7 +144,7 @@ class Generator:
                     f"show(state_of({text}, nnx.Param))",
                     f"halved({text})",
                     f"show(rebuilt({text}))",
-                    f"show(nnx.clone({text}))",
+                    f"show(nnx.clone(checked({text})))",
                     f"show(digest({text}))",
                 ]
             )
@@ -435,6 +433,6 @@ class Generator:
             self.add(f"show({f.name}({self.pick(forms)}))")
 
 
-def make(seed, past=True):
-    """The program of a seed, and its steps in plain Python; see `Generator`."""
-    return Generator(seed, past).program()
+def make(seed):
+    """The program of a seed, and its steps in plain Python."""
+    return Generator(seed).program()

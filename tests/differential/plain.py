@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree
-from tests.differential.vocabulary import children, is_array, metadata
+from tests.differential.vocabulary import checked, children, is_array, metadata
 
 
 def is_node(x):
@@ -27,7 +27,8 @@ def is_node(x):
 def walk(x, path=(), seen=None):
     """All objects, containers, Variables and leaves in something, with their paths."""
     seen = set() if seen is None else seen
-    if id(x) in seen and not isinstance(x, (int, float, str, type(None))):
+    # What is no object has no identity: it is there as often as it is named.
+    if id(x) in seen and (is_node(x) or isinstance(x, graftree.Variable)):
         return
     seen.add(id(x))
     yield path, x
@@ -363,12 +364,13 @@ def gradient(grads):
 def state_of(x, *filters):
     return {
         "/".join(map(str, path)): found if is_array(found) else found.get_value()
-        for path, found in walk(x)
+        for path, found in walk(checked(x))
         if isinstance(found, filters or (graftree.Variable, jax.Array, np.ndarray))
     }
 
 
 def halved(x):
+    checked(x)
     for variable in variables(x):
         variable.set_value(variable.get_value() * 0.5)
     for _, node in list(walk(x)):
@@ -378,6 +380,7 @@ def halved(x):
 
 
 def popped(x, kind):
+    checked(x)
     count = 0
     for _, node in list(walk(x)):
         known = dict(children(node))
@@ -395,6 +398,6 @@ def words(nnx):
         "gradient": gradient,
         "halved": halved,
         "popped": popped,
-        "rebuilt": copied,
+        "rebuilt": lambda x: copied(checked(x)),
         "state_of": state_of,
     }

@@ -9,7 +9,7 @@ SEEDS = range(50)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_program_means_what_it_means_in_plain_python(seed):
-    program, steps = generator.make(seed, past=False)
+    program, steps = generator.make(seed)
     mode = program.modes[seed % len(program.modes)]
     expected = steps if mode == running.GRAPH_UPDATES else None
     check(program, mode, expected)

@@ -193,9 +193,16 @@ def gradient(grads):
     return jnp.float32(sum(values))
 
 
+def checked(x):
+    """An object; without structural updates an array may be in its place."""
+    if not isinstance(x, nnx.Pytree):
+        raise TypeError("not an object")
+    return x
+
+
 def state_of(x, *filters):
     """The values of an object by path."""
-    flat = nnx.to_flat_state(nnx.state(x, *filters))
+    flat = nnx.to_flat_state(nnx.state(checked(x), *filters))
     return {
         "/".join(map(str, path)): v.get_value() if isinstance(v, nnx.Variable) else v
         for path, v in flat
@@ -204,17 +211,17 @@ def state_of(x, *filters):
 
 def rebuilt(x):
     """A copy of an object, from its structure and state."""
-    return nnx.merge(*nnx.split(x))
+    return nnx.merge(*nnx.split(checked(x)))
 
 
 def halved(x):
     """Writes half of each value into an object, through its state."""
-    nnx.update(x, jax.tree.map(lambda v: v * 0.5, nnx.state(x)))
+    nnx.update(x, jax.tree.map(lambda v: v * 0.5, nnx.state(checked(x))))
 
 
 def popped(x, kind):
     """Takes all Variables of a type out of an object; how many numbers they held."""
-    return jnp.float32(sum(v.size for v in jax.tree.leaves(nnx.pop(x, kind))))
+    return jnp.float32(sum(v.size for v in jax.tree.leaves(nnx.pop(checked(x), kind))))
 
 
 def functional(f):
