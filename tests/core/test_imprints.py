@@ -117,7 +117,7 @@ def test_a_change_in_place_is_seen(name):
         *(print, object(), jnp.float32, np.dtype("int8"), jax.sharding.PartitionSpec()),
         *(Frozen(1), Frozen((1, "a"))),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_can_not_change_is_known(value):
     assert not imprints.may_change(value)

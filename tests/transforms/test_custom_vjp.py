@@ -384,7 +384,7 @@ def test_shared_variables_are_in_the_first_state():
 
 
 @VALUE_MODES
-@pytest.mark.parametrize("form", ["named", "keywords"])
+@pytest.mark.parametrize("form", ["named", "keywords", "absent"])
 def test_updates_are_given_to_rules_that_ask(mode, form):
     seen = []
 
@@ -393,7 +393,7 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
         n[...] += w
         return foo.y * w
 
-    def rule(n, residual, g, updates_g):
+    def rule(n, residual, g, updates_g=None):
         foo, w, _ = residual
         seen.append((g, updates_g))
         return nnx.clone(foo), w * 0
@@ -401,6 +401,7 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
     rules = {
         "named": lambda n, residual, g, updates_g: rule(n, residual, g, updates_g),
         "keywords": lambda n, residual, g, **keys: rule(n, residual, g, **keys),
+        "absent": lambda n, residual, g: rule(n, residual, g),
     }
     f = define(fun, rules[form], mode, nondiff_argnums=(2,))
 
@@ -411,9 +412,12 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
     nnx.grad(loss, argnums=(0, 1), **mode)(Foo(), jnp.array(2.0), n)
     ((g, updates_g),) = seen
     assert g == 3.0 and n[...] == 2.0
-    foo_g, w_g, n_g = updates_g
-    assert type(foo_g) is Foo and foo_g.x[...] == 5.0 and foo_g.y is None
-    assert w_g is None and n_g[...] == 7.0
+    if form == "absent":
+        assert updates_g is None
+    else:
+        foo_g, w_g, n_g = updates_g
+        assert type(foo_g) is Foo and foo_g.x[...] == 5.0 and foo_g.y is None
+        assert w_g is None and n_g[...] == 7.0
 
 
 @VALUE_MODES

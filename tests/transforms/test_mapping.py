@@ -404,3 +404,13 @@ def test_ensembles_compute_what_those_of_flax_do(mode):
         apply = library.vmap(lambda model, x: model(x), in_axes=(0, None), **mode)
         y.append(apply(models, jnp.ones(2)))
     np.testing.assert_array_equal(*y)
+
+
+@MODES
+def test_random_streams_without_an_axis_are_told_with_the_way_out(mode):
+    """Issue 12, §13."""
+    draw = nnx.vmap(lambda rngs, x: x + rngs.normal(), in_axes=(0, 0), **mode)
+    with pytest.raises(ValueError, match="rank should be") as caught:
+        draw(nnx.Rngs(noise=0, default=1), jnp.ones(3))
+    notes = " ".join(caught.value.__notes__)
+    assert "args[0].noise.key" in notes and "rngs.split(n)" in notes

@@ -119,7 +119,7 @@ def test_other_errors_of_mapped_functions_have_no_hint():
 def test_a_write_to_a_broadcast_ref_in_vmap_is_told_with_its_path():
     """Issue 12, §12."""
     model = nnx.to_refs(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
-    with pytest.raises(Exception, match="unbatched array reference") as caught:
+    with pytest.raises(ValueError, match="array ref that is not mapped") as caught:
         nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(model, jnp.ones((3, 8)))
-    notes = " ".join(caught.value.__notes__)
-    assert "args[0].rngs.count" in notes and "nnx.to_arrays" in notes
+    message = str(caught.value)
+    assert "args[0].rngs.count" in message and "nnx.to_arrays" in message

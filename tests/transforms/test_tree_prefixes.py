@@ -154,3 +154,11 @@ def test_a_shared_variable_must_have_one_value():
     with pytest.raises(ValueError, match="Inconsistent aliasing") as caught:
         nnx.prefix(pair, lambda path, _: path[0], graph=True)
     assert "0/x: 0" in str(caught.value) and "1/y: 1" in str(caught.value)
+
+
+def test_the_prefix_of_an_object_has_its_skeleton_and_its_values_as_a_state():
+    """Issue 12, §13."""
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    axes = nnx.prefix(model, {"kernel": 0, ...: 1}, graph=True)
+    assert axes.graphdef == nnx.graphdef(model)
+    assert nnx.to_pure_dict(axes.state) == {"kernel": 1, "bias": 1}

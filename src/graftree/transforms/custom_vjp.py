@@ -16,12 +16,13 @@ import dataclasses
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.core import flattening
 from graftree.core.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
@@ -68,8 +69,8 @@ def custom_vjp(
     that ``bwd`` returns has the same form, without the substate that isn't
     differentiable. Without graph updates ``g`` is the cotangent of the output, and the
     cotangent of an object is an object. A ``bwd`` that has a keyword argument
-    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest; a
-    gradient that depends on these is an error with any other.
+    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest. With
+    any other, that part of the gradient is dropped, with a `LostUpdateWarning`.
 
     Args:
         fun: The function. What it, or ``fwd``, writes to its arguments is kept.
@@ -186,7 +187,7 @@ class CustomVjp(Rebuilt, Generic[P, R]):
         chosen, *others, _ = call.groups
         result = lifted.function()(chosen, others)
         if not (self._mode.structure or self._rules.takes_updates):
-            result = _refusing_cotangents(result, self.fun, self._rules.bwd)
+            result = _telling_of_cotangents(result, self.fun, self._rules.bwd)
         return call.commit(result)
 
     def kept(self) -> dict[str, Any]:
@@ -425,24 +426,24 @@ class _Lifted:
         return [found.get(position) for position in self.positions]
 
 
-def _refusing_cotangents(
+def _telling_of_cotangents(
     result: Any, fun: Callable[..., Any], bwd: Callable[..., Any]
 ) -> Any:
-    """A result of which what `fun` wrote can't be differentiated: no rule is for it."""
+    """A result that tells if a gradient of what `fun` wrote is asked for, and lost."""
     places, changed, *others = result
 
-    def refusing(name: str, value: Any) -> Any:
+    def telling(name: str, value: Any) -> Any:
         return _without_cotangent(
             value,
-            "A gradient depends on what a function of nnx.custom_vjp wrote, and would "
-            f"be wrong: {decorators.name_of(bwd)} does not take its cotangent.\n"
-            f"  written by {decorators.name_of(fun)}: {name}\n"
+            "A gradient depends on what a function of nnx.custom_vjp wrote; this part "
+            f"of it is dropped: {decorators.name_of(bwd)} does not take its cotangent."
+            f"\n  written by {decorators.name_of(fun)}: {name}\n"
             "Return the new value and write it outside, give the bwd rule a keyword "
             "argument\n`updates_g`, or use graph_updates=True.",
         )
 
     guarded = [
-        Changes([*map(refusing, group.names, group.values)], group.names)
+        Changes([*map(telling, group.names, group.values)], group.names)
         for group in changed
     ]
     return (places, tuple(guarded), *others)
@@ -450,15 +451,16 @@ def _refusing_cotangents(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _without_cotangent(value: Any, message: str) -> Any:
-    """The value; the message is raised where JAX has a cotangent for it."""
+    """The value; the message is given where JAX has a cotangent for it."""
     return value
 
 
-def _refuse_cotangent(message: str, _: None, __: Any) -> Any:
-    raise ValueError(message)
+def _drop_cotangent(message: str, _: None, __: Any) -> tuple[None]:
+    warnings.warn(message, errors.LostUpdateWarning, stacklevel=2)
+    return (None,)
 
 
-_without_cotangent.defvjp(lambda value, _: (value, None), _refuse_cotangent)
+_without_cotangent.defvjp(lambda value, _: (value, None), _drop_cotangent)
 
 
 def _by_position(groups: Sequence[Values]) -> dict[int, Any]:

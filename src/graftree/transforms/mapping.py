@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from graftree.core.partitioning import PARTITION_NAME
+from graftree.core.rngs import RngState
+from graftree.core.skeletons import VariableDef
 from graftree.transforms import (
     arguments,
     decorators,
@@ -24,6 +26,7 @@ from graftree.transforms.arguments import Chosen
 from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
+from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment, Roles
 
 _NO_METADATA: Mapping[str, Any] = {}
@@ -93,7 +96,7 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        return ref_contents.with_hint(mapped, ins)
+        return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         decorators.check_not_bound(function, "vmap")
@@ -201,6 +204,37 @@ def pmap(
         return lifting.lift(function, transform, row)
 
     return decorate if f is MISSING else decorate(f)
+
+
+def _with_hint_at_rngs(
+    mapped: Callable[..., Any], axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """Adds the way out to what JAX says of random streams that have no axis."""
+
+    def wrapper(*groups: Values) -> Any:
+        try:
+            return mapped(*groups)
+        except ValueError as error:
+            streams = [
+                group.skeleton.names()[position]
+                for group, axis in zip(groups, axes, strict=True)
+                for position, value in group.by_position().items()
+                if axis is not None and getattr(value, "shape", None) == ()
+                if _is_rng_state(group.skeleton.definitions()[position])
+            ]
+            if streams:
+                error.add_note(
+                    f"These random streams have no axis: {', '.join(streams)}.\n"
+                    "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) "
+                    "on top of nnx.vmap; or give them the axis None."
+                )
+            raise
+
+    return wrapper
+
+
+def _is_rng_state(definition: Any) -> bool:
+    return isinstance(definition, VariableDef) and issubclass(definition.type, RngState)
 
 
 # jax.pmap takes a tuple of plain axes for those of the single leaves if there are as

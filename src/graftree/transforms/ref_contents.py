@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.transforms.packing import Values
 
 
@@ -115,6 +115,9 @@ def with_hint(
     Args:
         mapped: The function of groups.
         axes: Those of the groups.
+
+    Raises:
+        ValueError: If the function writes to a ref that is not mapped.
     """
 
     def wrapper(*groups: Values) -> Any:
@@ -126,10 +129,8 @@ def with_hint(
                 names = [
                     x for group, axis in pairs if axis is None for x in _refs(group)
                 ]
-                if names:
-                    error.add_note(
-                        f"Array refs with the axis None: {', '.join(names)}."
-                    )
+                if "unbatched array reference" in str(error) and names:
+                    raise _broadcast_error(names) from error
                 error.add_note(
                     "A mapped function can write to an array ref only if the ref is "
                     "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
@@ -139,6 +140,18 @@ def with_hint(
             raise
 
     return wrapper
+
+
+def _broadcast_error(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        errors.message(
+            "A function mapped by nnx.vmap wrote to an array ref that is not mapped: "
+            "each of its calls would write another value.",
+            where="refs with the axis None: " + ", ".join(names),
+            way_out="Give the object an axis, or pass a copy that has arrays, made by "
+            "nnx.to_arrays;\nrandom streams can be split: rngs.split(n).",
+        )
+    )
 
 
 def _refs(group: Values) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from graftree import config, errors
-from graftree.core import aliases, filters, flattening, nodes, paths
+from graftree.core import aliases, filters, flattening, nodes, paths, states
+from graftree.core.skeletons import GraphDef
 from graftree.transforms import propagation
 from graftree.transforms.prefixes import PrefixMapping
 
@@ -62,8 +63,11 @@ class TreeState(PrefixMapping):
     It is a pytree of the values.
 
     Args:
-        paths: The paths of the leaves inside the object.
-        values: Their values.
+        graphdef: The skeleton of the object.
+        values: The values of its leaves, in order.
+
+    Attributes:
+        graphdef: As given.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -74,8 +78,14 @@ class TreeState(PrefixMapping):
 
     mode = propagation.GRAPH
 
-    def __init__(self, paths: Iterable[Any], values: Iterable[Any]) -> None:
-        self._values = dict(zip(paths, values, strict=True))
+    def __init__(self, graphdef: GraphDef[Any], values: Iterable[Any]) -> None:
+        self.graphdef = graphdef
+        self._values = dict(zip(graphdef.paths(), values, strict=True))
+
+    @property
+    def state(self) -> states.State[Any, Any]:
+        """The values by path, as a new State."""
+        return states.from_flat_state(self._values.items())
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
         """The value for the leaf at ``path``.
@@ -116,7 +126,7 @@ class TreeState(PrefixMapping):
 
 
 jax.tree_util.register_pytree_node(
-    TreeState, lambda tree: (tree.values_of(), tree.paths()), TreeState
+    TreeState, lambda tree: (tree.values_of(), tree.graphdef), TreeState
 )
 
 
@@ -158,9 +168,8 @@ def _graph_prefix(node: Any, value_of: Value) -> Any:
 
     def of_object(path: Any, x: Any) -> TreeState:
         graphdef, leaves = flattening.flatten_graph(x)
-        inner = graphdef.paths()
-        values = [value_at(path + end, x) for end, x in zip(inner, leaves, strict=True)]
-        return TreeState(inner, values)
+        pairs = zip(graphdef.paths(), leaves, strict=True)
+        return TreeState(graphdef, [value_at(path + end, x) for end, x in pairs])
 
     is_leaf = nodes.is_graph_node
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)
