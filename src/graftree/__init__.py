@@ -6,6 +6,9 @@ namespace, and the only re-export in the package.
 
 from __future__ import annotations
 
+import typing as _typing
+from types import ModuleType as _ModuleType
+
 from graftree import config, errors
 from graftree.config import set_graph_mode, set_graph_updates
 from graftree.core.attributes import (
@@ -440,4 +443,10 @@ __all__ = [
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
-__getattr__ = _look_up
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _look_up
+else:  # for a type checker, a name that is neither above nor here is misspelt
+    compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
+    helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat
+    rnglib = spmd = statelib = tracers = training = transforms = traversals = compat
+    variablelib = visualization = compat

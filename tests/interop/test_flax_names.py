@@ -1,6 +1,8 @@
 """Programs for Flax NNX find their modules and names."""
 
+import ast
 import importlib
+import pathlib
 import subprocess
 import sys
 
@@ -142,3 +144,11 @@ def test_vars_as_warns_and_takes_older_keywords():
     with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
         assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref
     assert caught[0].filename == __file__
+
+
+def test_type_checkers_know_the_same_modules():
+    tree = ast.parse(pathlib.Path(nnx.__file__).read_text())
+    (branch,) = [node.orelse for node in tree.body if isinstance(node, ast.If)]
+    names = {target.id for node in branch for target in node.targets}
+    paths = {*flax_names.MODULES, *flax_names.ALIASES, *flax_names.SAME}
+    assert names | {"initializers", "metrics"} == {x for x in paths if "." not in x}

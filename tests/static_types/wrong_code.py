@@ -36,6 +36,11 @@ def attributes(model: Net) -> None:
     print(model.linear.kernl)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def assignments(model: Net) -> None:
+    model.lineer = model.linear  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    model.linear = 3  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def calls(model: Net, x: jax.Array) -> None:
     model(x, x)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     model("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -44,3 +49,40 @@ def calls(model: Net, x: jax.Array) -> None:
 
 def filters(model: Net) -> None:
     nnx.split(model, 3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def transforms(model: Net, x: jax.Array) -> None:
+    def loss(model: Net, x: jax.Array) -> jax.Array:
+        return model(x)
+
+    nnx.jit(loss)(model)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    nnx.grad(loss)(x, x)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    nnx.value_and_grad(loss)(model)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    nnx.vmap(loss)(model, "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    nnx.vmap(in_axes=0)(loss)(model)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    nnx.vmap(loss, in_axs=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    nnx.remat(loss)(model)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    nnx.scan(loss, lenght=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    nnx.cond(True, loss, loss, model, x).shap  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@nnx.dataclass
+class Fields(nnx.Pytree):
+    array: jax.Array
+    size: int = nnx.static(default=1)
+
+
+def fields(x: jax.Array) -> None:
+    Fields()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Fields(x, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def containers(layer: nnx.Linear) -> None:
+    nnx.List([layer])[0].kernl  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    nnx.Dict(a=layer).a.kernl  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    layer.bias[...]  # type: ignore[index]  # pyright: ignore[reportOptionalSubscript]
+
+
+def names() -> None:
+    nnx.Liner  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    nnx.variablib  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -101,7 +101,7 @@ def declare_pytree(cls: type, is_pytree: bool) -> None:
     _are_pytrees[cls] = is_pytree
 
 
-def named_by(naming: Naming) -> Callable[[type], type]:
+def named_by(naming: Naming) -> Callable[[F], F]:
     """Gives a class, and those below it, names of attributes in paths."""
 
     def decorate(cls: Any) -> Any:

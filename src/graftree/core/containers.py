@@ -24,7 +24,7 @@ from collections.abc import (
     MutableSequence,
     Sequence,
 )
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -350,6 +350,12 @@ class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
         (['mean', 'name', 'scale'], ['mean', 'scale'])
     """
 
+    @overload
+    def __init__(self, **kwargs: A) -> None: ...
+    @overload
+    def __init__(
+        self, items: Mapping[str, A] | Iterable[tuple[str, A]], /, **kwargs: A
+    ) -> None: ...
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         items = dict(*args, **kwargs)
         for key in items:
@@ -362,6 +368,10 @@ class Dict(text.MappingReprMixin, modules.Module, MutableMapping[str, A]):
         if _is_method(type(self), name) and not _has_setter(type(self), name):
             name = _MARK + name
         super().__setattr__(name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> A: ...
 
     def __getitem__(self, key: str) -> A:
         _check_key(key)

@@ -16,7 +16,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -137,27 +137,29 @@ class Pytree(attributes.DataObject, text.Representable, metaclass=PytreeMeta):
     _pytree__nodes = bookkeeping.Default(_NODES)
     _pytree__state = bookkeeping.Default(_STATE)
 
-    @classes.stamping
-    def __setattr__(self, name: str, value: Any) -> None:
-        cls, entries = type(self), self.__dict__
-        facts = _facts.get(cls) or classes.facts_of(cls)
-        if name in facts.descriptors:
+    if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
+
+        @classes.stamping
+        def __setattr__(self, name: str, value: Any) -> None:
+            cls, entries = type(self), self.__dict__
+            facts = _facts.get(cls) or classes.facts_of(cls)
+            if name in facts.descriptors:
+                if type(value) is AttributeField:
+                    value = value.default
+                _use_descriptor(self, object.__setattr__, name, value)
+                return
+            if _STATE not in entries or _NODES not in entries:
+                bookkeeping.complete(self)
+            if entries[_STATE].owner is not ownership.current():
+                raise ownership.object_error(self, name)
+            status = None
             if type(value) is AttributeField:
-                value = value.default
-            _use_descriptor(self, object.__setattr__, name, value)
-            return
-        if _STATE not in entries or _NODES not in entries:
-            bookkeeping.complete(self)
-        if entries[_STATE].owner is not ownership.current():
-            raise ownership.object_error(self, name)
-        status = None
-        if type(value) is AttributeField:
-            status, value = _take_apart(cls, name, value)
-        if facts.is_pytree:
-            status = _checked_status(self, facts, name, value, status)
-        elif status is None:
-            status = entries[_NODES].get(name, attributes.is_data(value))
-        store_attribute(self, name, value, status)
+                status, value = _take_apart(cls, name, value)
+            if facts.is_pytree:
+                status = _checked_status(self, facts, name, value, status)
+            elif status is None:
+                status = entries[_NODES].get(name, attributes.is_data(value))
+            store_attribute(self, name, value, status)
 
     @classes.stamping
     def __delattr__(self, name: str) -> None:

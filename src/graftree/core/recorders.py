@@ -120,10 +120,10 @@ class Recorder:
     def perturb(
         self,
         name: str,
-        value: Any,
+        value: T,
         variable_type: type[Variable[Any]] | str = Perturbation,
         capture_noop: bool | None = None,
-    ) -> Any:
+    ) -> T:
         """Adds a recorded zero, so that gradients of an intermediate value can be had.
 
         Gradients with respect to the recorded perturbations, fed back through

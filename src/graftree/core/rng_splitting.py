@@ -19,13 +19,16 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from graftree import config, errors
 from graftree.annotations import Filter, Path, Predicate
 from graftree.core import cloning, filters, rng_keys, rngs
 from graftree.core.rngs import RngStream
 from graftree.core.variables import Variable
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Derivation: TypeAlias = Callable[[RngStream], RngStream]
 """Draws from a stream, and makes a new stream of the key."""
@@ -38,6 +41,26 @@ _ARGUMENTS: Any = object()
 _FORK: Derivation = operator.methodcaller("fork")
 
 
+@overload
+def split_rngs(
+    node: Any,
+    /,
+    *,
+    splits: rngs.Size,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def split_rngs(
+    *,
+    splits: rngs.Size,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def split_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -95,6 +118,22 @@ def split_rngs(
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
+@overload
+def fork_rngs(
+    node: Any,
+    /,
+    *,
+    split: rngs.Sizes = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def fork_rngs(
+    *,
+    split: rngs.Sizes = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def fork_rngs(
     node: Any = _ARGUMENTS,
     /,
@@ -143,6 +182,28 @@ def fork_rngs(
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
+@overload
+def with_rngs(
+    node: Any,
+    /,
+    *,
+    split: rngs.Sizes = None,
+    fork: Filter = None,
+    broadcast: rngs.Sizes = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def with_rngs(
+    *,
+    split: rngs.Sizes = None,
+    fork: Filter = None,
+    broadcast: rngs.Sizes = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def with_rngs(
     node: Any = _ARGUMENTS,
     /,

@@ -50,7 +50,7 @@ Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
 """One size for all streams, or one per filter; ``None`` is no size at all."""
 
 
-class RngState(Variable):
+class RngState(Variable[jax.Array]):
     """The kind of Variable that random streams consist of.
 
     Example:

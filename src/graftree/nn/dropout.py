@@ -70,6 +70,7 @@ class Dropout(Module):
         self.broadcast_dims = broadcast_dims
         self.deterministic = deterministic
         self.rng_collection = rng_collection
+        self.rngs: RngStream | None
         if isinstance(rngs, Rngs):
             self.rngs = rngs[rng_collection].fork()
         elif isinstance(rngs, RngStream):

@@ -122,7 +122,7 @@ class LoRA(Module):
 
         def matrix(
             initializer: Initializer, rows: int, columns: int, metadata: Any
-        ) -> Variable[Any]:
+        ) -> Variable[jax.Array]:
             key = parameters.draw_key(rngs)
             value = initializer(key, (rows, columns), param_dtype)
             return lora_param_type(value, **metadata)

@@ -40,6 +40,8 @@ from graftree.nn import (
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
+    from graftree.core.variables import Cache
+
 # The arguments that say how Params are made; with ``out_`` in front, those of ``out``.
 _OF_PARAMS = ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata")
 
@@ -199,15 +201,17 @@ class MultiHeadAttention(Module):
         self._add_layers(given, rngs)
         has_stream = keep_rngs and dropout_rate > 0
         self.rngs = rngs.dropout.fork() if has_stream else attributes.data(None)
-        self.cached_key = attributes.data(None)
-        self.cached_value = attributes.data(None)
-        self.cache_index = attributes.data(None)
+        self.cached_key: Cache[jax.Array] | None = attributes.data(None)
+        self.cached_value: Cache[jax.Array] | None = attributes.data(None)
+        self.cache_index: Cache[jax.Array] | None = attributes.data(None)
 
     def _add_layers(self, given: Mapping[str, Any], rngs: Rngs) -> None:
         """Makes the nested layers, in the order in which they draw keys."""
         common = {name: given[name] for name in ("dtype", "param_dtype")}
 
-        def projection(role: str, in_features: Any, features: Any, axis: Any) -> Any:
+        def projection(
+            role: str, in_features: Any, features: Any, axis: Any
+        ) -> linear.LinearGeneral:
             own = "out_" if role == "out" else ""
             return linear.LinearGeneral(
                 in_features,
@@ -223,7 +227,7 @@ class MultiHeadAttention(Module):
                 **common,
             )
 
-        def norm(role: str) -> Any:
+        def norm(role: str) -> normalization.LayerNorm | None:
             if not given["normalize_qk"]:
                 return attributes.data(None)
             return normalization.LayerNorm(

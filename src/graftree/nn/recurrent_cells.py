@@ -205,7 +205,7 @@ def _draw_key(stream: RngStream, initializer: Initializer) -> jax.Array | None:
 
 def own_stream(
     rngs: Rngs, keep_rngs: bool, carry_init: Initializer | None
-) -> RngStream | Any:
+) -> RngStream | None:
     """The attribute ``rngs`` of a cell; warns of arguments that should not be used.
 
     Args:

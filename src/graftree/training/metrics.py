@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from graftree.core import attributes, functional, pytrees
 from graftree.core.variables import Variable
 
 
-class MetricState(Variable):
+class MetricState(Variable[jax.Array]):
     """A counter of a metric.
 
     Example:
@@ -442,6 +442,10 @@ class MultiMetric(Metric):
         self._metric_names = tuple(metrics)
         for name, metric in metrics.items():
             setattr(self, name, attributes.data(metric))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Metric: ...
 
     def reset(self) -> None:
         """Resets all metrics, in place.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -29,7 +29,41 @@ from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment, DiffState, Unchecked
 from graftree.transforms.propagation import Propagation
 
+P = ParamSpec("P")
+R = TypeVar("R")
+X = TypeVar("X")
 
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
+
+    argnums: int | DiffState | Sequence[int | DiffState]
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Sequence[Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def grad(
+    f: Callable[P, tuple[Any, X]],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[Options],
+) -> Callable[P, tuple[Any, X]]: ...
+@overload
+def grad(
+    f: Callable[P, Any], *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    *, has_aux: Literal[True], **options: Unpack[Options]
+) -> Callable[[Callable[P, tuple[Any, X]]], Callable[P, tuple[Any, X]]]: ...
+@overload
+def grad(
+    *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def grad(
     f: Any = MISSING,
     *,
@@ -80,6 +114,14 @@ def grad(
     return _decorator(f, _Targets(argnums, "grad", mode), has_aux, options)
 
 
+@overload
+def value_and_grad(
+    f: Callable[P, R], *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[P, tuple[R, Any]]: ...
+@overload
+def value_and_grad(
+    *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 def value_and_grad(
     f: Any = MISSING,
     *,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -22,15 +22,17 @@ from graftree.transforms.lifting import Call, Inside, Row
 from graftree.transforms.packing import Values
 from graftree.transforms.propagation import Propagation
 
+R = TypeVar("R")
+
 
 def cond(
     pred: Any,
-    true_fun: Callable[..., Any],
-    false_fun: Callable[..., Any],
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
     *operands: Any,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Any:
+) -> R:
     """Calls one of two functions, as a scalar says, with ``jax.lax.cond``.
 
     The functions may write different Variables of the operands. They are traced again
@@ -66,11 +68,11 @@ def cond(
 
 def switch(
     index: Any,
-    branches: Sequence[Callable[..., Any]],
+    branches: Sequence[Callable[..., R]],
     *operands: Any,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Any:
+) -> R:
     """Calls one of many functions, by its number, with ``jax.lax.switch``.
 
     Args:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from graftree import _jax
 from graftree.transforms import decorators, lifting, propagation
 from graftree.transforms.lifting import Call, Row
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkify(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     errors: Any = _jax.user_checks,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Callable[..., tuple[Any, Any]]:
+) -> Callable[P, tuple[Any, R]]:
     """Makes a function return its failed checks, with ``jax.experimental.checkify``.
 
     Updates of the arguments reach the caller's objects whether or not a check failed.

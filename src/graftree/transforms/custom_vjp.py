@@ -18,7 +18,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 
@@ -26,30 +26,34 @@ from graftree import _jax, errors
 from graftree.core import flattening
 from graftree.core.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
-from graftree.transforms import (
-    aliasing,
-    cotangents,
-    decorators,
-    lifting,
-    packing,
-    propagation,
-)
+from graftree.transforms import aliasing, cotangents, decorators, lifting, packing
 from graftree.transforms.aliasing import Labels
 from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.cotangents import FormError
-from graftree.transforms.decorators import MISSING
+from graftree.transforms.decorators import MISSING, P, R
 from graftree.transforms.lifting import Call, Inside, Row
 from graftree.transforms.packing import Changes, Values
 from graftree.transforms.prefixes import Assignment, DiffState, Unchecked
-from graftree.transforms.propagation import GRAPH, Propagation
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from graftree.transforms.propagation import GRAPH, Propagation, resolve
 
 _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
 _RESIDUAL = Labels(named={0: "residual"})
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of `custom_vjp`."""
+
+    nondiff_argnums: tuple[int | DiffState, ...]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def custom_vjp(fun: Callable[P, R], **options: Unpack[Options]) -> CustomVjp[P, R]: ...
+@overload
+def custom_vjp(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
 def custom_vjp(
     fun: Any = MISSING,
     *,
@@ -101,7 +105,7 @@ def custom_vjp(
         >>> float(nnx.grad(clipped)(nnx.Param(jnp.array(3.0)))[...])
         1.0
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = resolve(graph, graph_updates)
 
     def decorate(function: Callable[P, R]) -> CustomVjp[P, R]:
         return CustomVjp(function, nondiff_argnums, mode)
@@ -126,7 +130,7 @@ def _takes_updates(bwd: Callable[..., Any]) -> bool:
     return any(p.name == "updates_g" or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
-class CustomVjp(Rebuilt, Generic[P, R]):
+class CustomVjp(Rebuilt, decorators.Method[P, R]):
     """A function with a gradient of its own; call it like the function.
 
     Args:
@@ -193,9 +197,6 @@ class CustomVjp(Rebuilt, Generic[P, R]):
     def kept(self) -> dict[str, Any]:
         """What `defvjp` was given; see `Rebuilt.kept`."""
         return {"_rules": self._rules}
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
 
     def _signature_of(self, count: int) -> _Signature:
         positions = cotangents.positions(self._numbers, count, _ARGUMENT, _NAME)

@@ -5,11 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from graftree.core.modules import Module
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
+
+
+class Method(Generic[P, R]):
+    """The base of transformed functions that a class may hold as its methods."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Method[Concatenate[Any, Q], R], instance: Any, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
 
 
 def check_not_bound(function: Any, transform: str) -> None:

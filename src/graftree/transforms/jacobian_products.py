@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 
@@ -28,7 +28,41 @@ from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment, Unchecked
 from graftree.transforms.propagation import Propagation
 
+R = TypeVar("R")
+X = TypeVar("X")
 
+
+@overload
+def vjp(
+    f: Callable[..., tuple[R, X]],
+    primal: Any,
+    /,
+    *primals: Any,
+    has_aux: Literal[True],
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, Callable[..., Any], X]: ...
+@overload
+def vjp(
+    f: Callable[..., R],
+    primal: Any,
+    /,
+    *primals: Any,
+    has_aux: Literal[False] = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, Callable[..., Any]]: ...
+@overload
+def vjp(
+    f: Any = MISSING,
+    *primals: Any,
+    has_aux: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
 def vjp(
     f: Any = MISSING,
     *primals: Any,

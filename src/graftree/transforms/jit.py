@@ -7,9 +7,8 @@ of the groups, so it is part of JAX's own cache key.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -28,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class JitWrapped(Rebuilt, Generic[P, R]):
+class JitWrapped(Rebuilt, decorators.Method[P, R]):
     """A function compiled by `jit`; call it like the function.
 
     Args:
@@ -64,9 +63,6 @@ class JitWrapped(Rebuilt, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self._plans.call(self.prepare, args, kwargs)
         return call.commit(self._jitted(*call.groups))
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()

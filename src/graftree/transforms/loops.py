@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -19,7 +19,27 @@ from graftree.transforms.packing import Values
 from graftree.transforms.prefixes import Assignment
 from graftree.transforms.propagation import Propagation
 
+T = TypeVar("T")
 
+
+@overload
+def while_loop(
+    cond_fun: Callable[[T], Any],
+    body_fun: Callable[[T], T],
+    init_val: T,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T: ...
+@overload  # a number may begin what is an array from the first round on
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], T],
+    init_val: Any,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T: ...
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -61,6 +81,28 @@ def while_loop(
     return boundary.commit(call.packed, *run(*call.groups))
 
 
+@overload
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T: ...
+@overload
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], T],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T: ...
 def fori_loop(
     lower: Any,
     upper: Any,

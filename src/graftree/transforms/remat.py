@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -20,7 +20,26 @@ from graftree.transforms.call_skeletons import Skeletons
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Row
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `remat`."""
+
+    prevent_cse: bool
+    static_argnums: int | Sequence[int]
+    policy: Callable[..., bool] | None
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def remat(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
+@overload
+def remat(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def remat(
     f: Any = MISSING,
     *,

@@ -8,7 +8,7 @@ would be.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -24,6 +24,8 @@ from graftree.transforms.call_skeletons import Skeleton
 from graftree.transforms.decorators import MISSING
 from graftree.transforms.lifting import Call, Row
 from graftree.transforms.packing import Values
+
+P = ParamSpec("P")
 
 A = TypeVar("A")
 
@@ -205,6 +207,22 @@ def get_abstract_model(
         )
 
 
+class JaxprOptions(TypedDict, total=False):
+    """The keyword arguments of `make_jaxpr`."""
+
+    graph: bool | None
+    graph_updates: bool | None
+    static_argnums: int | Sequence[int]
+
+
+@overload
+def make_jaxpr(
+    f: Callable[P, Any], **options: Unpack[JaxprOptions]
+) -> Callable[P, Any]: ...
+@overload
+def make_jaxpr(
+    **options: Unpack[JaxprOptions],
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def make_jaxpr(
     f: Any = MISSING,
     *,
