@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import flattening, stamps, surveys
+from graftree.core import bookkeeping, flattening, stamps, surveys
 from graftree.core.flattening import RefMap
 from graftree.core.surveys import Survey
 from tests.static_values import Tag
@@ -63,6 +63,27 @@ def survey_of(root: Any) -> Survey:
     refs = RefMap()
     flattening.flatten_graph(root, refs)
     return Survey(refs, made)
+
+
+def test_a_change_is_seen_if_another_thread_writes_its_stamp_last():
+    # Issue 12, §7: both change the model; one takes its number before the survey, and
+    # is interrupted before it writes it until the other is through.
+    model, other = Model(), nnx.Module()
+    other.late = 1
+    nnx.Module().later = 1
+    survey = survey_of(model)
+    assert survey.is_complete and survey.holds()
+    model.tag = Tag("b")
+    bookkeeping.state_of(model).stamp = bookkeeping.state_of(other).stamp
+    stamps.clock.now = bookkeeping.state_of(other).stamp
+    assert not survey.holds()
+
+
+def test_a_survey_during_which_anything_changes_is_not_complete():
+    model, made, refs = Model(), stamps.clock.now, RefMap()
+    flattening.flatten_graph(model, refs)
+    nnx.Module().by_another_thread = 1
+    assert not Survey(refs, made).is_complete
 
 
 def set_value(model):

@@ -49,7 +49,8 @@ class Survey:
 
     Attributes:
         is_complete: Whether all of it can be watched. Objects of types that were
-            registered as graph nodes carry no stamp.
+            registered as graph nodes carry no stamp. And if another thread changed
+            anything meanwhile, it might have been one of these.
         nodes: The Pytrees that are members of containers.
     """
 
@@ -57,18 +58,19 @@ class Survey:
         "_checked",
         "_comparisons",
         "_imprints",
-        "_made",
         "_mirrored",
         "_mirrors",
         "_stamped",
+        "_stamps",
         "_statics",
+        "_variable_stamps",
         "_variables",
         "is_complete",
         "nodes",
     )
 
     def __init__(self, objects: Iterable[Any], made: int) -> None:
-        self._made = self._checked = made
+        self._checked = made
         self._stamped: list[Any] = [classes.changes]
         self._variables: list[Variable[Any]] = []
         self._statics: dict[int, Any] = {}
@@ -80,15 +82,21 @@ class Survey:
             self._add_object(obj)
         self._imprints = [*map(imprints.imprint, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
+        self._stamps = [*map(_stamp_of, self._stamped)]
+        self._variable_stamps = [*map(labels.stamp_of, self._variables)]
+        latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
+        self.is_complete &= latest == made
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         now = stamps.clock.now
         if now != self._checked:
-            if max(map(_stamp_of, self._stamped)) > self._made:
+            # Not whether they are larger: of two threads that change an object at once,
+            # the one with the smaller number may be the last to write it.
+            if [*map(_stamp_of, self._stamped)] != self._stamps:
                 return False
-            variables = self._variables
-            if variables and max(map(labels.stamp_of, variables)) > self._made:
+            variable_stamps = [*map(labels.stamp_of, self._variables)]
+            if variable_stamps != self._variable_stamps:
                 return False
             self._checked = now
         if self._mirrored and not self._mirrors_hold():
