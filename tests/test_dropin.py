@@ -172,7 +172,7 @@ def test_installing_twice_is_installing_once():
 @pytest.mark.peers
 def test_the_top_level_names_of_the_peer_that_exist_here_agree():
     peer = pytest.importorskip("flax.nnx")
-    ours = {"errors", "config"}
+    ours = {"errors", "config", "touch"}
     kinds = ("MaxPool", "AvgPool", "MinPool")
     ours |= {*kinds, *(f"Global{kind}" for kind in kinds)}
     older = {"to_refs", "to_arrays"}  # those of the peer's releases up to 0.12.0
