@@ -199,6 +199,23 @@ def test_methods_of_the_arguments_are_followed(monkeypatch):
     assert record(call, args=(Net(), 1.0)) is None
 
 
+@pytest.mark.parametrize("kind", ["callable object", "static method"])
+def test_all_that_a_class_has_is_followed(kind):
+    holder = types.SimpleNamespace(k=1)
+
+    class Callable:
+        def __call__(self, x):
+            return holder.k
+
+    class Net(nnx.Module):
+        if kind == "callable object":
+            __call__ = Callable()
+        else:
+            __call__ = staticmethod(lambda x: holder.k)
+
+    assert record(lambda net: net(1.0), args=(Net(),)) is None
+
+
 def test_without_strictness_a_function_may_count_its_traces():
     assert record(OPEN["a name it assigns"], strict=False) is not None
     assert record(OPEN["a list"], strict=False) is not None

@@ -42,7 +42,6 @@ import numpy as np
 
 from graftree import _jax, config
 from graftree.core import sharding
-from graftree.core.pytrees import Pytree
 from graftree.core.skeletons import NodeDef, Static, VariableDef
 from graftree.transforms.call_skeletons import Skeleton
 
@@ -54,6 +53,15 @@ _UNTRUSTED = frozenset(
 _CONSTANTS = (
     *(int, float, complex, str, bytes, type(None), type(Ellipsis), range),
     *(np.generic, np.dtype, jax.sharding.Sharding, jax.sharding.PartitionSpec),
+)
+# Attributes of classes that say what a class is; methods don't ask for them.
+_DESCRIBING = frozenset(
+    """
+    __module__ __qualname__ __doc__ __annotations__ __dict__ __weakref__ __slots__
+    __dataclass_fields__ __dataclass_params__ __match_args__ __abstractmethods__
+    __orig_bases__ __parameters__ __type_params__ __static_attributes__
+    __firstlineno__ _abc_impl
+    """.split()
 )
 _PLAIN = (int, bool, str, bytes, type(None))
 _TRUSTED_KINDS = (np.ufunc, GetSetDescriptorType, MemberDescriptorType)
@@ -173,10 +181,7 @@ class _Walk:
         self.found.append(_Itself(cls))
         self._visit_all(cls.__bases__)
         for name, value in vars(cls).items():
-            # Annotations, tables of dataclasses and the like, and our bookkeeping.
-            if name in vars(Pytree) and not callable(value):
-                continue
-            if not (name.startswith("__") and not isinstance(value, FunctionType)):
+            if name not in _DESCRIBING:
                 self.visit(value)
 
     def visit_arguments(self, arguments: Skeleton) -> None:
