@@ -211,7 +211,7 @@ def state_of(x, *filters):
 
 def rebuilt(x):
     """A copy of an object, from its structure and state."""
-    return nnx.merge(*nnx.split(checked(x)))
+    return nnx.merge(*nnx.split(checked(x)), copy=True)
 
 
 def halved(x):
