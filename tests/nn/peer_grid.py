@@ -40,8 +40,8 @@ TABLES = {
     **peer_wrapper_cases.TABLES,
     **peer_function_cases.TABLES,
 }
-# Ulps. Elsewhere every bit is equal; our attention is compiled as a whole, and compiled
-# together operations round otherwise than one after the other.
+# Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
+# otherwise than one operation after the other.
 LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
 PLAIN = int | float | str | tuple | None
 NO_RNGS = {"PReLU", "RoPE", "RNN", "Bidirectional"}
