@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import graftree as nnx
-from graftree.core import classes
+from graftree.core.objects import classes
 from tests import strategies
 
 BOOKKEEPING = ("_pytree__nodes", "_pytree__state")

@@ -11,20 +11,6 @@ from types import ModuleType as _ModuleType
 
 from graftree import config, errors
 from graftree.config import set_graph_mode, set_graph_updates
-from graftree.core.attributes import (
-    Data,
-    Static,
-    data,
-    dataclass,
-    has_data,
-    is_data,
-    register_data_type,
-    static,
-)
-from graftree.core.calling import call
-from graftree.core.capturing import capture
-from graftree.core.cloning import clone
-from graftree.core.containers import Dict, List
 from graftree.core.filters import (
     All,
     Any,
@@ -35,8 +21,9 @@ from graftree.core.filters import (
     PathContains,
     WithTag,
 )
-from graftree.core.flat_states import FlatState
-from graftree.core.functional import (
+from graftree.core.graph.calling import call
+from graftree.core.graph.cloning import clone
+from graftree.core.graph.functional import (
     PureState,
     flatten,
     graphdef,
@@ -49,33 +36,43 @@ from graftree.core.functional import (
     unpack,
     update,
 )
-from graftree.core.graph_states import GraphState
-from graftree.core.metadata import VariableMetadata, with_metadata
-from graftree.core.modules import M, Module
-from graftree.core.partitioning import (
-    PARTITION_NAME,
-    get_named_sharding,
-    get_partition_spec,
-    with_partitioning,
+from graftree.core.graph.graph_states import GraphState
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.traversals import (
+    find_duplicates,
+    iter_children,
+    iter_graph,
+    iter_module_children,
+    map,
+    recursive_map,
 )
-from graftree.core.pure_dicts import (
+from graftree.core.modules.capturing import capture
+from graftree.core.modules.containers import Dict, List
+from graftree.core.modules.modules import M, Module, iter_modules
+from graftree.core.modules.refs import to_arrays, to_refs, with_vars
+from graftree.core.modules.views import view, view_info, with_attributes
+from graftree.core.objects.attributes import (
+    Data,
+    Static,
+    data,
+    dataclass,
+    has_data,
+    is_data,
+    register_data_type,
+    static,
+)
+from graftree.core.objects.pytrees import Object, Pytree, check_pytree, touch
+from graftree.core.rng.reseeding import reseed, restore_rngs
+from graftree.core.rng.splitting import fork_rngs, split_rngs, with_rngs
+from graftree.core.rng.streams import RngCount, RngKey, Rngs, RngState, RngStream
+from graftree.core.states.flat_states import FlatState
+from graftree.core.states.pure_dicts import (
     as_pure,
     replace_by_pure_dict,
     restore_int_paths,
     to_pure_dict,
 )
-from graftree.core.pytrees import Object, Pytree, check_pytree, touch
-from graftree.core.refs import to_arrays, to_refs, with_vars
-from graftree.core.rng_keys import reseed, restore_rngs
-from graftree.core.rng_splitting import fork_rngs, split_rngs, with_rngs
-from graftree.core.rngs import RngCount, RngKey, Rngs, RngState, RngStream
-from graftree.core.sharding import (
-    logical_axis_rules,
-    use_eager_sharding,
-    using_eager_sharding,
-)
-from graftree.core.skeletons import GraphDef
-from graftree.core.states import (
+from graftree.core.states.states import (
     State,
     filter_state,
     from_flat_state,
@@ -84,22 +81,25 @@ from graftree.core.states import (
     split_state,
     to_flat_state,
 )
-from graftree.core.traversals import (
-    find_duplicates,
-    iter_children,
-    iter_graph,
-    iter_module_children,
-    iter_modules,
-    map,
-    recursive_map,
+from graftree.core.variables.defaults import var_defaults
+from graftree.core.variables.metadata import VariableMetadata, with_metadata
+from graftree.core.variables.partitioning import (
+    PARTITION_NAME,
+    get_named_sharding,
+    get_partition_spec,
+    with_partitioning,
 )
-from graftree.core.variable_defaults import var_defaults
-from graftree.core.variable_names import (
+from graftree.core.variables.sharding import (
+    logical_axis_rules,
+    use_eager_sharding,
+    using_eager_sharding,
+)
+from graftree.core.variables.type_names import (
     register_variable_name,
     variable_name_from_type,
     variable_type_from_name,
 )
-from graftree.core.variables import (
+from graftree.core.variables.variables import (
     A,
     BatchStat,
     Cache,
@@ -108,9 +108,20 @@ from graftree.core.variables import (
     Perturbation,
     Variable,
 )
-from graftree.core.views import view, view_info, with_attributes
+from graftree.debugging.displays import display
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import look_up as _look_up
+from graftree.interop.graph_contexts.contexts import (
+    MergeContext,
+    SplitContext,
+    UpdateContext,
+    current_update_context,
+    merge_context,
+    split_context,
+    update_context,
+)
+from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
+from graftree.interop.old_places import install as _install_old_places
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
@@ -170,7 +181,6 @@ from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
 from graftree.nn.single_state_cells import GRUCell, SimpleCell
-from graftree.tools.display import display
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric
@@ -182,37 +192,27 @@ from graftree.training.optimizers import (
     OptVariable,
 )
 from graftree.training.train_states import TrainState
-from graftree.transforms.autodiff import grad, value_and_grad
-from graftree.transforms.branching import cond, switch
-from graftree.transforms.carrying import Carry
-from graftree.transforms.checking import checkify
-from graftree.transforms.contexts import (
-    MergeContext,
-    SplitContext,
-    UpdateContext,
-    current_update_context,
-    merge_context,
-    split_context,
-    update_context,
-)
-from graftree.transforms.custom_vjp import custom_vjp
-from graftree.transforms.jacobian_products import jvp, vjp
-from graftree.transforms.jit import jit
-from graftree.transforms.loops import fori_loop, while_loop
-from graftree.transforms.mapping import pmap, transform_metadata, vmap
-from graftree.transforms.node_states import NodeStates, from_tree, to_tree
-from graftree.transforms.partials import cached_partial, jit_partial
-from graftree.transforms.prefixes import DiffState, StateAxes, StateSharding
+from graftree.transforms.checkify import checkify
+from graftree.transforms.compiled.jit import jit
+from graftree.transforms.compiled.partials import cached_partial, jit_partial
+from graftree.transforms.control_flow.cond_switch import cond, switch
+from graftree.transforms.control_flow.loop_bodies import Carry
+from graftree.transforms.control_flow.loops import fori_loop, while_loop
+from graftree.transforms.control_flow.scan import scan
+from graftree.transforms.crossing.prefixes import DiffState, StateAxes, StateSharding
+from graftree.transforms.crossing.tree_prefixes import prefix
+from graftree.transforms.derivatives.custom_vjp import custom_vjp
+from graftree.transforms.derivatives.grad import grad, value_and_grad
+from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
+from graftree.transforms.mapped.shard_map import shard_map
+from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
 from graftree.transforms.remat import remat
-from graftree.transforms.scan import scan
 from graftree.transforms.shape_eval import (
     as_abstract,
     eval_shape,
     get_abstract_model,
     make_jaxpr,
 )
-from graftree.transforms.shard_map import shard_map
-from graftree.transforms.tree_prefixes import prefix
 
 __version__ = "0.1.0"
 
@@ -443,6 +443,7 @@ __all__ = [
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
+_install_old_places()
 if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up
 else:  # for a type checker, a name that is neither above nor here is misspelt

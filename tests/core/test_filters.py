@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from graftree.core import filters
-from graftree.core.variables import BatchStat, Param, Variable
+from graftree.core.variables.variables import BatchStat, Param, Variable
 
 
 def matches(filter_, value, path=()):

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import (
-    bookkeeping,
-    labels,
-    stamps,
-)
+from graftree.core import stamps
+from graftree.core.objects import bookkeeping
+from graftree.core.variables import labels
 
 
 class Model(nnx.Module):

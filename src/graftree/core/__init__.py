@@ -1,5 +1,16 @@
-"""Objects and their functional form.
+"""Objects and their functional form, from values up to models.
 
-Paths, filters and text; Variables, Pytrees, containers and Modules; Rngs; State and
-GraphDef, and the functions that go back and forth between objects and them.
+    paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
+    imprints  pickling  places            trace may write; has anything changed since;
+       |                                  static values told apart; what is in a pickle
+       v
+    text/          how objects print
+    variables/     the box: a value, its metadata, the trace that owns it
+    objects/       attributes as data or static; Pytree
+    states/        State and its kin: leaves by path
+    graph/         object <-> (GraphDef, State): split, merge, update, clone, walks
+    modules/       Module, List, Dict; what a model records; views; refs
+    rng/           streams of random keys, split and reseeded
+
+A folder imports those above it in this list.
 """

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import functools
 
-from graftree.core import (
-    cloning,
-    functional,
-    rng_keys,
-    rng_splitting,
-    traversals,
-    views,
-)
-from graftree.transforms import (
-    autodiff,
-    branching,
-    checking,
-    jacobian_products,
-    loops,
-    mapping,
-    partials,
-    shape_eval,
-)
-from graftree.transforms import custom_vjp as custom_vjp_module
-from graftree.transforms import jit as jit_module
+from graftree.core.graph import cloning, functional, traversals
+from graftree.core.modules import modules, views
+from graftree.core.rng import reseeding, splitting
+from graftree.transforms import checkify as checkify_module
 from graftree.transforms import remat as remat_module
-from graftree.transforms import scan as scan_module
-from graftree.transforms import shard_map as shard_map_module
+from graftree.transforms import shape_eval
+from graftree.transforms.compiled import jit as jit_module
+from graftree.transforms.compiled import partials
+from graftree.transforms.control_flow import cond_switch, loops
+from graftree.transforms.control_flow import scan as scan_module
+from graftree.transforms.derivatives import custom_vjp as custom_vjp_module
+from graftree.transforms.derivatives import grad as grad_module
+from graftree.transforms.derivatives import vjp_jvp
+from graftree.transforms.mapped import shard_map as shard_map_module
+from graftree.transforms.mapped import vmap_pmap
 
 _graph = {"graph": True}
 _updates = {"graph": True, "graph_updates": True}
@@ -41,33 +33,33 @@ clone = functools.partial(cloning.clone, **_graph)
 graphdef = functools.partial(functional.graphdef, **_graph)
 flatten = functools.partial(functional.flatten, **_graph)
 iter_graph = functools.partial(traversals.iter_graph, **_graph)
-iter_modules = functools.partial(traversals.iter_modules, **_graph)
+iter_modules = functools.partial(modules.iter_modules, **_graph)
 iter_children = functools.partial(traversals.iter_children, **_graph)
 recursive_map = functools.partial(traversals.recursive_map, **_graph)
 view = functools.partial(views.view, **_graph)
 view_info = functools.partial(views.view_info, **_graph)
-reseed = functools.partial(rng_keys.reseed, **_graph)
-backup_keys = functools.partial(rng_keys.backup_keys, **_graph)
+reseed = functools.partial(reseeding.reseed, **_graph)
+backup_keys = functools.partial(reseeding.backup_keys, **_graph)
 get_abstract_model = functools.partial(shape_eval.get_abstract_model, **_graph)
 
-split_rngs = functools.partial(rng_splitting.split_rngs, **_updates)
-fork_rngs = functools.partial(rng_splitting.fork_rngs, **_updates)
+split_rngs = functools.partial(splitting.split_rngs, **_updates)
+fork_rngs = functools.partial(splitting.fork_rngs, **_updates)
 jit = functools.partial(jit_module.jit, **_updates)
 cached_partial = functools.partial(partials.cached_partial, **_updates)
-grad = functools.partial(autodiff.grad, **_updates)
-pmap = functools.partial(mapping.pmap, **_updates)
-vmap = functools.partial(mapping.vmap, **_updates)
+grad = functools.partial(grad_module.grad, **_updates)
+pmap = functools.partial(vmap_pmap.pmap, **_updates)
+vmap = functools.partial(vmap_pmap.vmap, **_updates)
 shard_map = functools.partial(shard_map_module.shard_map, **_updates)
-value_and_grad = functools.partial(autodiff.value_and_grad, **_updates)
+value_and_grad = functools.partial(grad_module.value_and_grad, **_updates)
 # These two only say what to pass instead.
-vjp = functools.partial(jacobian_products.vjp, **_updates)
-jvp = functools.partial(jacobian_products.jvp, **_updates)
+vjp = functools.partial(vjp_jvp.vjp, **_updates)
+jvp = functools.partial(vjp_jvp.jvp, **_updates)
 custom_vjp = functools.partial(custom_vjp_module.custom_vjp, **_updates)
 scan = functools.partial(scan_module.scan, **_updates)
 while_loop = functools.partial(loops.while_loop, **_updates)
 fori_loop = functools.partial(loops.fori_loop, **_updates)
-cond = functools.partial(branching.cond, **_updates)
-switch = functools.partial(branching.switch, **_updates)
+cond = functools.partial(cond_switch.cond, **_updates)
+switch = functools.partial(cond_switch.switch, **_updates)
 remat = functools.partial(remat_module.remat, **_updates)
-checkify = functools.partial(checking.checkify, **_updates)
+checkify = functools.partial(checkify_module.checkify, **_updates)
 eval_shape = functools.partial(shape_eval.eval_shape, **_updates)

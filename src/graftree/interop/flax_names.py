@@ -21,9 +21,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftree.core.pure_dicts import as_pure
-from graftree.core.refs import with_vars
-from graftree.core.variables import Variable
+from graftree.core.modules.refs import with_vars
+from graftree.core.states.pure_dicts import as_pure
+from graftree.core.variables.variables import Variable
 from graftree.interop import deprecations
 from graftree.transforms.shape_eval import as_abstract
 
@@ -39,37 +39,37 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " VariableMetadata with_metadata register_variable_name"
         " variable_name_from_type variable_type_from_name"
         " use_eager_sharding using_eager_sharding var_defaults",
-        "core.variables": "VariableMeta VariableState=Variable",
-        "core.variable_defaults": "VarDefaults VarDefaultsContext",
-        "core.variable_names": "VariableTypeCache=TYPES",
-        "core.refs": "HijaxVariable AbstractVariable=HijaxVariable",
-        "core.metadata": "GetValueHook SetValueHook CreateValueHook AddAxisHook"
-        " RemoveAxisHook",
+        "core.variables.variables": "VariableMeta VariableState=Variable",
+        "core.variables.defaults": "VarDefaults VarDefaultsContext",
+        "core.variables.type_names": "VariableTypeCache=TYPES",
+        "core.modules.refs": "HijaxVariable AbstractVariable=HijaxVariable",
+        "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
+        " AddAxisHook RemoveAxisHook",
         "_jax": "Ref is_array_ref=is_ref",
     },
     "pytreelib": {
         _PUBLIC: "Pytree Object Data Static data static dataclass is_data has_data"
         " register_data_type check_pytree",
-        "core.pytrees": "ObjectMeta PytreeMeta PytreeState",
-        "core.attributes": "DATA_REGISTRY",
+        "core.objects.pytrees": "ObjectMeta PytreeMeta PytreeState",
+        "core.objects.attributes": "DATA_REGISTRY",
     },
     "module": {
         _PUBLIC: "M Module capture view view_info with_attributes iter_children"
         " iter_module_children iter_modules",
-        "core.modules": "ModuleMeta first_from",
-        "core.recorders": "tuple_init tuple_reduce",
+        "core.modules.modules": "ModuleMeta first_from",
+        "core.modules.recorders": "tuple_init tuple_reduce",
     },
     "helpers": {
         _PUBLIC: "Dict List Sequential TrainState",
         "nn.sequential": "has_keyword_arg",
     },
     "reprlib": {
-        "core.text": "Representable MappingReprMixin SequenceReprMixin PrettyMapping"
-        " PrettySequence",
-        "core.writing": "Attr Object colorized get_repr",
-        "core.colors": "COLOR Color NO_COLOR supports_color",
+        "core.text.representations": "Representable MappingReprMixin"
+        " SequenceReprMixin PrettyMapping PrettySequence",
+        "core.text.writing": "Attr Object colorized get_repr",
+        "core.text.colors": "COLOR Color NO_COLOR supports_color",
     },
-    "visualization": {"tools.display": "display render_object_constructor"},
+    "visualization": {"debugging.displays": "display render_object_constructor"},
     "tracers": {"core.ownership": "TraceState current_jax_trace=current"},
     # The functional form.
     "graphlib": {
@@ -79,22 +79,23 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " iter_children iter_module_children SplitContext split_context MergeContext"
         " merge_context UpdateContext update_context current_update_context"
         " set_graph_mode set_graph_updates",
-        "core.skeletons": "ArrayRefDef NodeDef NodeRef Static TreeNodeDef VariableDef",
-        "core.flattening": "IndexMap RefMap",
-        "core.nodes": "DataElem StaticElem get_node_impl get_node_impl_for_type"
+        "core.graph.graphdefs": "ArrayRefDef NodeDef NodeRef Static TreeNodeDef"
+        " VariableDef",
+        "core.graph.flattening": "IndexMap RefMap",
+        "core.graph.nodes": "DataElem StaticElem get_node_impl get_node_impl_for_type"
         " is_graph_node is_node is_node_leaf is_node_module is_node_type"
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
-        "core.metadata": "HashableMapping",
-        "transforms.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
+        "core.variables.metadata": "HashableMapping",
+        "interop.graph_contexts.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
         "annotations": "Key PathParts=Path",
     },
     "statelib": {
         _PUBLIC: "State FlatState split_state filter_state merge_state map_state"
         " to_flat_state from_flat_state to_pure_dict replace_by_pure_dict"
         " restore_int_paths",
-        "core.states": "diff",
-        "core.flat_states": "create_path_filters",
+        "core.states.states": "diff",
+        "core.states.flat_states": "create_path_filters",
     },
     "filterlib": {
         _PUBLIC: "All Any Everything Not Nothing OfType PathContains WithTag",
@@ -104,24 +105,24 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "rnglib": {
         _PUBLIC: "Rngs RngStream RngState RngKey RngCount split_rngs fork_rngs"
         " with_rngs reseed restore_rngs",
-        "core.rngs": "NotKey",
-        "core.rng_keys": "SplitBackups backup_keys",
+        "core.rng.streams": "NotKey",
+        "core.rng.reseeding": "SplitBackups backup_keys",
     },
     "traversals": {
-        "core.mappings": "empty_node flatten_mapping flatten_to_sequence"
+        "core.states.nested": "empty_node flatten_mapping flatten_to_sequence"
         " unflatten_mapping",
     },
     # Transforms.
     "extract": {
-        "transforms.prefixes": "PrefixMapping",
-        "transforms.tree_prefixes": "TreeState",
-        "transforms.node_states": "NodeStates to_tree from_tree"
+        "transforms.crossing.prefixes": "PrefixMapping",
+        "transforms.crossing.tree_prefixes": "TreeState",
+        "interop.graph_contexts.node_states": "NodeStates to_tree from_tree"
         " check_consistent_aliasing clear_non_graph_nodes",
     },
     "transforms.autodiff": {
-        "transforms.autodiff": "grad value_and_grad",
-        "transforms.jacobian_products": "vjp jvp",
-        "transforms.custom_vjp": "custom_vjp CustomVjp",
+        "transforms.derivatives.grad": "grad value_and_grad",
+        "transforms.derivatives.vjp_jvp": "vjp jvp",
+        "transforms.derivatives.custom_vjp": "custom_vjp CustomVjp",
         _PUBLIC: "DiffState remat",
     },
     "transforms.iteration": {
@@ -130,22 +131,25 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "transforms.compilation": {
         _PUBLIC: "jit jit_partial shard_map StateSharding",
-        "transforms.jit": "JitWrapped SimpleJitWrapped=JitWrapped"
+        "transforms.compiled.jit": "JitWrapped SimpleJitWrapped=JitWrapped"
         " SimpleJitPartialWrapped=JitWrapped",
-        "transforms.stages": "Compiled Lowered Stage Traced SimpleCompiled=Compiled"
-        " SimpleLowered=Lowered SimpleTraced=Traced SimplePartialCompiled=Compiled"
+        "transforms.compiled.stages": "Compiled Lowered Stage Traced"
+        " SimpleCompiled=Compiled SimpleLowered=Lowered SimpleTraced=Traced"
+        " SimplePartialCompiled=Compiled"
         " SimplePartialLowered=Lowered SimplePartialTraced=Traced",
     },
-    "transforms.general": {"transforms.node_states": "merge_inputs split_inputs"},
+    "transforms.general": {
+        "interop.graph_contexts.node_states": "merge_inputs split_inputs",
+    },
     "transforms.transforms": {
         _PUBLIC: "checkify cond eval_shape switch",
-        "transforms.branching": "_get_simple_cond_fn=branch_of",
-        "transforms.decorators": "resolve_kwargs=to_positions",
+        "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
+        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
     },
     "spmd": {
         _PUBLIC: "PARTITION_NAME with_partitioning get_partition_spec"
         " get_named_sharding as_abstract get_abstract_model abstract_with_sharding",
-        "core.partitioning": "add_axis remove_axis get_var_pspec",
+        "core.variables.partitioning": "add_axis remove_axis get_var_pspec",
     },
     # Layers.
     "nn.attention": {
@@ -153,11 +157,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " make_attention_mask make_causal_mask combine_masks",
         "nn.attention": "dot_product_attention dot_product_attention_weights",
     },
-    "nn.dtypes": {"nn.promotion": "canonicalize_dtype promote_dtype"},
+    "nn.dtypes": {"nn.support.promotion": "canonicalize_dtype promote_dtype"},
     "nn.linear": {
         "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
         _PUBLIC: "Conv ConvTranspose Einsum Embed",
-        "nn.arguments": "canonicalize_padding",
+        "nn.support.arguments": "canonicalize_padding",
         "nn.embed": "default_embed_init",
     },
     "nn.lora": {
@@ -184,8 +188,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 # Names that the public namespace had in earlier releases.
 OLDER: Mapping[str, str] = {
-    "core.variable_defaults": "use_refs using_refs use_hijax using_hijax",
-    "core.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
+    "core.variables.defaults": "use_refs using_refs use_hijax using_hijax",
+    "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
 }

@@ -1,9 +1,6 @@
 """Layers: Modules with Params, and the functions between them.
 
-- ``promotion``: the common dtype of a computation; ``initializers``, ``activations``
-- ``arguments``: sizes, axes, padding; ``parameters``: how layers make and read Params
-- ``checks``: what layers demand of their inputs, before anything changes;
-  ``rollbacks``: state that comes back if a call fails
+- ``support/``: what layers share; ``initializers``, ``activations``
 - ``linear``, ``einsum``, ``conv``, ``conv_transpose``: contractions with a kernel
 - ``embed``: table look-up
 - ``moments``: mean and variance; ``normalization``, ``group_normalization``: the layers

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype, PromoteDtypeFn
-from graftree.core.modules import Module
-from graftree.core.variables import Param
-from graftree.nn import checks, parameters, promotion
+from graftree.core.modules.modules import Module
+from graftree.core.variables.variables import Param
+from graftree.nn.support import checks, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Dtype, PrecisionLike, PromoteDtypeFn, Shape
-from graftree.core.modules import Module
-from graftree.core.variables import Intermediate
-from graftree.nn import promotion
+from graftree.core.modules.modules import Module
+from graftree.core.variables.variables import Intermediate
+from graftree.nn.support import promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs, RngStream
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import recurrent
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from graftree.annotations import (
     PrecisionLike,
     PromoteDtypeFn,
 )
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.nn import arguments, checks, conv, linear, parameters, promotion
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.nn import conv, linear
+from graftree.nn.support import arguments, checks, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

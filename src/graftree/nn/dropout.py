@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core import attributes
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs, RngStream
-from graftree.nn import checks
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng.streams import Rngs, RngStream
+from graftree.nn.support import checks
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num

@@ -17,9 +17,10 @@ from graftree.annotations import (
     PromoteDtypeFn,
     Shape,
 )
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.nn import checks, linear, operations, parameters, promotion
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.nn import linear
+from graftree.nn.support import checks, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

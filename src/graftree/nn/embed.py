@@ -9,17 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.nn import (
-    arguments,
-    checks,
-    initializers,
-    linear,
-    operations,
-    parameters,
-    promotion,
-)
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.nn import initializers, linear
+from graftree.nn.support import arguments, checks, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num

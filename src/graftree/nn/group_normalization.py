@@ -14,16 +14,10 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.nn import (
-    arguments,
-    checks,
-    initializers,
-    moments,
-    parameters,
-    promotion,
-)
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.nn import initializers, moments
+from graftree.nn.support import arguments, checks, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Shape
-from graftree.core import labels
-from graftree.core.variables import Cache
+from graftree.core.variables import labels
+from graftree.core.variables.variables import Cache
 
 
 @dataclasses.dataclass(frozen=True)

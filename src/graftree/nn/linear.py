@@ -25,17 +25,11 @@ from graftree.annotations import (
     PromoteDtypeFn,
     Shape,
 )
-from graftree.core.metadata import HashableMapping, VariableMetadata
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.nn import (
-    arguments,
-    checks,
-    initializers,
-    operations,
-    parameters,
-    promotion,
-)
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.core.variables.metadata import HashableMapping, VariableMetadata
+from graftree.nn import initializers
+from graftree.nn.support import arguments, checks, operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype
-from graftree.nn import operations
+from graftree.nn.support import operations
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Shaped

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from graftree import errors
-from graftree.core.modules import Module
-from graftree.nn import checks, operations, parameters, promotion
+from graftree.core.modules.modules import Module
+from graftree.nn.support import checks, operations, parameters, promotion
 
 
 def promote(

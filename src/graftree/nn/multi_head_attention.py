@@ -21,26 +21,16 @@ from graftree.annotations import (
     PromoteDtypeFn,
     Shape,
 )
-from graftree.core import attributes
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs, RngStream
-from graftree.nn import (
-    arguments,
-    attention,
-    checks,
-    key_value_caches,
-    linear,
-    masks,
-    normalization,
-    parameters,
-    promotion,
-    rollbacks,
-)
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng.streams import Rngs, RngStream
+from graftree.nn import attention, key_value_caches, linear, masks, normalization
+from graftree.nn.support import arguments, checks, parameters, promotion, rollbacks
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables import Cache
+    from graftree.core.variables.variables import Cache
 
 # The arguments that say how Params are made; with ``out_`` in front, those of ``out``.
 _OF_PARAMS = ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata")

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.core.variables import BatchStat
-from graftree.nn import checks, initializers, moments, parameters, promotion
+from graftree.core.modules.modules import Module
+from graftree.core.rng.streams import Rngs
+from graftree.core.variables.variables import BatchStat
+from graftree.nn import initializers, moments
+from graftree.nn.support import checks, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import PaddingLike
-from graftree.nn import arguments
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

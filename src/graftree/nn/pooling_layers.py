@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import PaddingLike
-from graftree.core.modules import Module
-from graftree.nn import arguments, checks, pooling
+from graftree.core.modules.modules import Module
+from graftree.nn import pooling
+from graftree.nn.support import arguments, checks
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

@@ -17,16 +17,18 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Filter
-from graftree.core import attributes, filters, rng_keys, rng_splitting
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs, RngState, RngStream
-from graftree.core.variable_defaults import var_defaults
-from graftree.core.variables import Variable
-from graftree.nn import rollbacks
+from graftree.core import filters
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng import reseeding, splitting
+from graftree.core.rng.streams import Rngs, RngState, RngStream
+from graftree.core.variables.defaults import var_defaults
+from graftree.core.variables.variables import Variable
 from graftree.nn.recurrent_cells import RNNCellBase
-from graftree.transforms import scan
-from graftree.transforms.carrying import Carry
-from graftree.transforms.prefixes import StateAxes
+from graftree.nn.support import rollbacks
+from graftree.transforms.control_flow import scan
+from graftree.transforms.control_flow.loop_bodies import Carry
+from graftree.transforms.crossing.prefixes import StateAxes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, Num
@@ -204,7 +206,7 @@ class RNN(Module):
         if self.broadcast_rngs is not None:
             # No refs: their counts would go on from step to step.
             with var_defaults(ref=False):
-                cell = rng_splitting.split_rngs(
+                cell = splitting.split_rngs(
                     cell,
                     splits=1,
                     squeeze=True,
@@ -221,7 +223,7 @@ class RNN(Module):
         """The counts that a call advances, besides what the cell does by itself."""
         streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
         if self.broadcast_rngs is not None:
-            streams += [s for _, s in rng_keys.streams(self.cell, graph=True)]
+            streams += [s for _, s in reseeding.streams_in(self.cell, graph=True)]
         return rollbacks.counts_of(*streams)
 
 

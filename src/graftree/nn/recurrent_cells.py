@@ -19,9 +19,9 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Dtype, Initializer, Shape
-from graftree.core import attributes
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs, RngStream
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import initializers, linear
 
 _orthogonal = initializers.orthogonal()

@@ -22,25 +22,16 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
-from graftree.core import (
-    attributes,
-    cloning,
-    filters,
-    functional,
-    labels,
-    states,
-)
-from graftree.core.modules import Module
-from graftree.core.rngs import Rngs
-from graftree.core.variables import BatchStat, Param, Variable
-from graftree.nn import (
-    arguments,
-    initializers,
-    operations,
-    parameters,
-    promotion,
-    rollbacks,
-)
+from graftree.core import filters
+from graftree.core.graph import cloning, functional
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng.streams import Rngs
+from graftree.core.states import states
+from graftree.core.variables import labels
+from graftree.core.variables.variables import BatchStat, Param, Variable
+from graftree.nn import initializers
+from graftree.nn.support import arguments, operations, parameters, promotion, rollbacks
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Dtype
-from graftree.core.modules import Module
-from graftree.core.variables import Variable
-from graftree.nn import attention, promotion
+from graftree.core.modules.modules import Module
+from graftree.core.variables.variables import Variable
+from graftree.nn import attention
+from graftree.nn.support import promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

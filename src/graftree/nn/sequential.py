@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from graftree.core import containers
-from graftree.core.modules import Module
+from graftree.core.modules import containers
+from graftree.core.modules.modules import Module
 
 
 class Sequential(Module, Iterable[Callable[..., Any]]):

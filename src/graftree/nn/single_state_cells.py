@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
-from graftree.core.rngs import Rngs
-from graftree.nn import (
-    activations,
-    linear,
-    operations,
-    parameters,
-    promotion,
-    recurrent_cells,
-)
+from graftree.core.rng.streams import Rngs
+from graftree.nn import activations, linear, recurrent_cells
+from graftree.nn.support import operations, parameters, promotion
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num

@@ -15,8 +15,11 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Filter
-from graftree.core import attributes, functional, paths, pure_dicts, pytrees, states
-from graftree.core.variables import Variable
+from graftree.core import paths
+from graftree.core.graph import functional
+from graftree.core.objects import attributes, pytrees
+from graftree.core.states import pure_dicts, states
+from graftree.core.variables.variables import Variable
 
 M = TypeVar("M")
 

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree.annotations import Filter
-from graftree.core import attributes, functional, pytrees
-from graftree.core.variables import Variable
+from graftree.core.graph import functional
+from graftree.core.objects import attributes, pytrees
+from graftree.core.variables.variables import Variable
 
 
 class MetricState(Variable[jax.Array]):

@@ -15,7 +15,9 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Filter
-from graftree.core import paths, pytrees, states
+from graftree.core import paths
+from graftree.core.objects import pytrees
+from graftree.core.states import states
 
 
 def check_transformation(tx: Any) -> None:

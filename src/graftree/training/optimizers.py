@@ -22,20 +22,12 @@ import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.annotations import Filter, Path
-from graftree.core import (
-    attributes,
-    filters,
-    functional,
-    labels,
-    paths,
-    pure_dicts,
-    pytrees,
-    raw_values,
-    sharding,
-    states,
-    variables,
-)
-from graftree.core.variables import Param, Variable
+from graftree.core import filters, paths
+from graftree.core.graph import functional
+from graftree.core.objects import attributes, pytrees
+from graftree.core.states import pure_dicts, states
+from graftree.core.variables import labels, raw_values, sharding, variables
+from graftree.core.variables.variables import Param, Variable
 from graftree.training import misfits
 
 if TYPE_CHECKING:

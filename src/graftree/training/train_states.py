@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transfo
 import jax
 import jax.numpy as jnp
 
-from graftree.core.skeletons import GraphDef
-from graftree.core.states import State
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.states.states import State
 from graftree.training import optimizers
 
 if TYPE_CHECKING:

@@ -1,6 +1,12 @@
 """JAX transforms over objects.
 
-`boundary` is the one core: pack, unpack, collect, commit. `propagation` says what
-survives the way back, `prefixes` how axes and filters are assigned to leaves,
-`aliasing` what is refused. A file per transform says what goes in and out.
+    crossing/       objects into a trace and back: pack, unpack, collect, commit
+    compiled/       jit, its stages, partials
+    derivatives/    grad, vjp and jvp, custom_vjp
+    control_flow/   scan, while and for loops, cond and switch
+    mapped/         vmap, pmap, shard_map
+    remat.py  checkify.py  shape_eval.py
+
+A transform says what goes in and what comes out; all else is the crossing. Transforms
+don't import each other.
 """

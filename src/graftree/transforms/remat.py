@@ -9,16 +9,16 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax
 
 from graftree import _jax
-from graftree.transforms import (
+from graftree.transforms.crossing import (
     arguments,
     decorators,
     lifting,
     propagation,
     ref_contents,
 )
-from graftree.transforms.call_skeletons import Skeletons
-from graftree.transforms.decorators import MISSING
-from graftree.transforms.lifting import Row
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Row
+from graftree.transforms.crossing.signatures import Skeletons
 
 P = ParamSpec("P")
 R = TypeVar("R")

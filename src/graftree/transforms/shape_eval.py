@@ -14,16 +14,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax
-from graftree.core import flattening, functional, labels, partitioning, traversals
-from graftree.core.modules import Module
-from graftree.core.skeletons import ArrayRefDef, VariableDef
-from graftree.core.variables import Variable
-from graftree.transforms import aliasing, arguments, decorators, lifting
-from graftree.transforms import propagation as modes
-from graftree.transforms.call_skeletons import Skeleton
-from graftree.transforms.decorators import MISSING
-from graftree.transforms.lifting import Call, Row
-from graftree.transforms.packing import Values
+from graftree.core.graph import flattening, functional, traversals
+from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
+from graftree.core.modules.modules import Module
+from graftree.core.variables import labels, partitioning
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import alias_reports, arguments, decorators, lifting
+from graftree.transforms.crossing import propagation as modes
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.signatures import Skeleton
 
 P = ParamSpec("P")
 
@@ -71,7 +72,7 @@ def eval_shape(
     )
     call = Call(f, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.skeleton):
-        aliasing.check_inputs((args, kwargs), "eval_shape")
+        alias_reports.check_inputs((args, kwargs), "eval_shape")
     interior = lifting.interior(f, row)
 
     def traced(group: Values) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import nodes
+from graftree.core.graph import nodes
 from tests.strategies import Block, Hidden, Moments, Pair, param
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import flattening, skeletons
+from graftree.core.graph import flattening, graphdefs
 from tests.strategies import Block, Hidden, param
 
 MODES = pytest.mark.parametrize("graph", [True, False])
@@ -196,7 +196,7 @@ def test_ref_index_numbers_objects_in_visiting_order():
     expected = [m, m.a, m.b, ref_backed.get_raw_value()]
     assert [index[x] for x in expected] == [0, 1, 2, 3]
     graphdef, flat = nnx.flatten(m, ref_index=index)
-    assert graphdef.nodes == [skeletons.NodeRef(0)] and len(flat) == 0
+    assert graphdef.nodes == [graphdefs.NodeRef(0)] and len(flat) == 0
 
 
 def test_outer_index_is_recorded():

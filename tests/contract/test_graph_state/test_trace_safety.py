@@ -9,7 +9,8 @@ import pytest
 
 import graftree as nnx
 from graftree import errors
-from graftree.core import flattening, ownership
+from graftree.core import ownership
+from graftree.core.graph import flattening
 from tests.strategies import Block, param
 
 # Each runs a function of one array inside another trace.

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.core import bookkeeping, classes, labels, pytrees
+from graftree.core.objects import bookkeeping, classes, pytrees
+from graftree.core.variables import labels
 
 # What the contract makes public on objects and Variables, and what subclasses of
 # Variables know of.

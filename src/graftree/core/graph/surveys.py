@@ -1,0 +1,279 @@
+"""Has an object changed since it was taken apart?
+
+A `Survey` of some objects lists all that their skeleton depends on, and tells later at
+the least cost whether that is still as it was:
+
+    what                                     how a change is seen
+    attributes; metadata of Variables        one comparison with the structure counter;
+                                             if that moved, one stamp per object
+    attributes that may be set unstamped     they are compared with what they were
+    lists, dicts, ... in data attributes     they are compared with copies
+    static values that may be changed        their imprints are compared
+    the value of a Variable, an array        not at all: it is no structure
+
+A survey holds Variables and containers, but no Pytree besides their members. So mostly
+it keeps no model alive; `Survey.reaches` tells.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from graftree import _jax
+from graftree.core import imprints, stamps
+from graftree.core.graph import nodes
+from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import bookkeeping, classes
+from graftree.core.states import nested
+from graftree.core.states.states import State
+from graftree.core.variables import labels, operators
+from graftree.core.variables.variables import Variable
+
+_stamp_of = operator.attrgetter("stamp")
+
+
+class Survey:
+    """What a skeleton of some objects depends on, as it was when it was made.
+
+    Args:
+        objects: All Pytrees, Variables and refs in it.
+        made: The structure counter, read before the skeleton was made.
+
+    Attributes:
+        is_complete: Whether all of it can be watched. Objects of types that were
+            registered as graph nodes carry no stamp. And if another thread changed
+            anything meanwhile, it might have been one of these.
+        nodes: The Pytrees that are members of containers.
+    """
+
+    __slots__ = (
+        "_checked",
+        "_comparisons",
+        "_imprints",
+        "_mirrored",
+        "_mirrors",
+        "_stamped",
+        "_stamps",
+        "_statics",
+        "_variable_stamps",
+        "_variables",
+        "is_complete",
+        "nodes",
+    )
+
+    def __init__(self, objects: Iterable[Any], made: int) -> None:
+        self._checked = made
+        self._stamped: list[Any] = [classes.changes]
+        self._variables: list[Variable[Any]] = []
+        self._statics: dict[int, Any] = {}
+        self._mirrored: list[dict[Any, Any]] = []
+        self._comparisons: list[Callable[[], bool]] = []
+        self.nodes: list[Any] = []
+        self.is_complete = True
+        for obj in objects:
+            self._add_object(obj)
+        self._imprints = [*map(imprints.imprint, self._statics.values())]
+        self._mirrors = [*map(_mirror, self._mirrored)]
+        self._stamps = [*map(_stamp_of, self._stamped)]
+        self._variable_stamps = [*map(labels.stamp_of, self._variables)]
+        latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
+        self.is_complete &= latest == made
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        now = stamps.clock.now
+        if now != self._checked:
+            # Not whether they are larger: of two threads that change an object at once,
+            # the one with the smaller number may be the last to write it.
+            if [*map(_stamp_of, self._stamped)] != self._stamps:
+                return False
+            variable_stamps = [*map(labels.stamp_of, self._variables)]
+            if variable_stamps != self._variable_stamps:
+                return False
+            self._checked = now
+        if self._mirrored and not self._mirrors_hold():
+            return False
+        if self._statics:
+            now_imprints = [*map(imprints.imprint, self._statics.values())]
+            if now_imprints != self._imprints:
+                return False
+        return not self._comparisons or all(same() for same in self._comparisons)
+
+    def reaches(self, objects: Sequence[Any]) -> bool:
+        """Whether what the survey holds refers to one of these objects in turn."""
+        met: dict[int, Any] = {}  # keeps what it has met, so that no id comes twice
+        pending = [*self.nodes]
+        while pending:
+            node = pending.pop()
+            if any(node is obj for obj in objects):
+                return True
+            if id(node) not in met:
+                met[id(node)] = node
+                pending += [child.value for child in nodes.children(node)]
+        return False
+
+    def _mirrors_hold(self) -> bool:
+        # Python compares by identity first. So if a Variable is asked whether it equals
+        # something else, it was replaced; in one of the two orders it is asked.
+        now, then = self._mirrored, self._mirrors
+        before = operators.comparisons.latest
+        try:
+            is_equal = now == then and then == now
+        except Exception:
+            return False
+        return is_equal and operators.comparisons.latest == before
+
+    # Making it.
+
+    def _add_object(self, obj: Any) -> None:
+        kind = nodes.kind_of(obj)
+        if kind is nodes.PYTREE:
+            self._stamped.append(bookkeeping.state_of(obj))
+            if not bookkeeping.watch(obj):
+                self._add_unwatched(obj)
+            for _, value, is_data in nodes.children(obj):
+                if is_data is False:
+                    self._add_static(value)
+                else:
+                    self._add_content(value)
+        elif kind is Leaf.VARIABLE:
+            self._variables.append(obj)
+        elif kind is not Leaf.REF:
+            self.is_complete = False
+
+    def _add_unwatched(self, obj: Any) -> None:
+        """Adds an object whose ``vars`` may be written without a stamp."""
+        # Arrays are not kept, nor compared: another one is no structure.
+        entries = {
+            name: _ARRAY if nodes.kind_of(value) is Leaf.ARRAY else value
+            for name, value in vars(obj).items()
+        }
+        weak = weakref.ref(obj)
+
+        def same() -> bool:
+            now = vars(weak())
+            return len(now) == len(entries) and all(
+                now.get(name, _ARRAY) is value
+                or (value is _ARRAY and nodes.kind_of(now.get(name)) is Leaf.ARRAY)
+                for name, value in entries.items()
+            )
+
+        self._comparisons.append(same)
+        children = entries.values()
+        self.nodes += [x for x in children if nodes.kind_of(x) is nodes.PYTREE]
+
+    def _add_content(self, x: Any) -> None:
+        """Adds what is data, but perhaps no object: containers are looked into."""
+        kind = nodes.kind_of(x)
+        if kind is Leaf.STATIC:
+            self._add_static(x)
+        elif kind is nodes.PYTREE or isinstance(kind, Leaf) or x is None:
+            return
+        elif isinstance(kind, nodes.GraphKind):
+            self.is_complete = False
+        else:
+            self._add_container(x)
+
+    def _add_container(self, x: Any) -> None:
+        if isinstance(x, State):
+            x = nested.raw_mapping(x)
+        if type(x) is dict and _mirror(x) is not None:
+            self._mirrored.append(x)
+            return
+        if isinstance(x, tuple):
+            members: Iterable[Any] = x
+        else:
+            members = _members_of(x)
+            self._comparisons.append(_comparison(x))
+        for member in members:
+            if nodes.kind_of(member) is nodes.PYTREE:
+                self.nodes.append(member)
+            self._add_content(member)
+
+    def _add_static(self, x: Any) -> None:
+        if imprints.may_change(x):
+            self._statics[id(x)] = x
+
+
+# Stands for any array.
+_ARRAY: Any = object()
+
+
+def _mirror(x: Any) -> Any:
+    """A copy of nested dicts of Variables; ``None`` if there is anything else in them.
+
+    Such is the state of an optimizer: many dicts, which Python compares the fastest.
+    """
+    if type(x) is not dict:
+        # `_mirrors_hold` relies on being told of comparisons.
+        return x if type(x).__eq__ is Variable.__eq__ else None
+    copied = {key: _mirror(value) for key, value in x.items()}
+    return None if any(value is None for value in copied.values()) else copied
+
+
+def _comparison(x: Any) -> Callable[[], bool]:
+    """Tells later whether a container has the same members, under the same keys."""
+    then = _members_of(x)
+    keys = _keys_of(x)
+
+    def same() -> bool:
+        now = _members_of(x)
+        return (
+            len(now) == len(then)
+            and all(map(operator.is_, now, then))
+            and _keys_of(x) == keys
+        )
+
+    return same
+
+
+def _members_of(x: Any) -> list[Any]:
+    if type(x) is list:
+        return x.copy()
+    if type(x) is dict:
+        return [*x.values()]
+    return [member for _, member in _jax.flatten_one_level(x)[0]]
+
+
+def _keys_of(x: Any) -> Any:
+    """What a container has besides its members."""
+    if type(x) is list:
+        return None
+    return [*x] if type(x) is dict else _jax.flatten_one_level(x)[1]
+
+
+class Attribute:
+    """Where an object has an array; the array may be replaced by another one.
+
+    Args:
+        owner: The object, which is not kept alive.
+        name: The name of the attribute.
+    """
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._name = name
+
+    def read(self) -> Any:
+        """The array that is there now."""
+        return vars(self._owner())[self._name]
+
+
+def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
+    """The attribute that a path leads to; ``None`` if its end is in a container.
+
+    Args:
+        root: An object or a container.
+        path: The keys of nodes below it.
+    """
+    owner = root
+    for key in path[:-1]:
+        owner = next(child.value for child in nodes.children(owner) if child.key == key)
+    if nodes.kind_of(owner) is not nodes.PYTREE:
+        return None
+    return Attribute(owner, classes.name_of(type(owner), path[-1]))

@@ -1,0 +1,189 @@
+"""Trees have no shared references and no cycles: the checks, and their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.variables.variables import Variable
+
+
+def is_variable_or_ref(x: Any) -> bool:
+    """Whether ``x`` is what must not occur twice in a tree."""
+    return isinstance(x, Variable) or _jax.is_ref(x)
+
+
+def flatten(node: Any) -> tuple[list[Any], Any]:
+    """JAX's flatten, with Variables and refs as leaves.
+
+    Raises:
+        ValueError: If there is a cycle.
+    """
+    walk = _Walk(node)
+    leaves, treedef = jax.tree.flatten(node, is_leaf=walk.stops_at)
+    if walk.cycle is not None:
+        raise walk.cycle
+    return leaves, treedef
+
+
+def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """`flatten` with the paths of the leaves.
+
+    Args:
+        node: Any pytree.
+        function: The public name to give in error messages.
+
+    Raises:
+        ValueError: If there is a cycle, or a leaf is an object that is no pytree.
+    """
+    walk = _Walk(node)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=walk.stops_at)
+    if walk.cycle is not None:
+        raise walk.cycle
+    for path, leaf in flat:
+        if isinstance(leaf, Pytree):
+            raise not_a_pytree_error(leaf, jax.tree_util.keystr(path), function)
+    return flat, treedef
+
+
+# Not Pytree itself: its metaclass would be asked, at ten times the cost.
+_CONTAINERS = (DataObject, list, dict)
+
+
+class _Walk:
+    """Tells JAX's flatten where to stop: at Variables and refs, and at cycles.
+
+    JAX overflows the stack in a cycle, and loses a little of the stack with every
+    exception that passes through it. So the cycle is kept here and raised afterwards.
+    A node that is met twice is rare; only then the object is searched.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.met: set[int] = set()
+        self.is_searched = False
+        self.cycle: ValueError | None = None
+
+    def stops_at(self, x: Any) -> bool:
+        if is_variable_or_ref(x):
+            return True
+        if isinstance(x, _CONTAINERS):
+            if id(x) in self.met and not self.is_searched:
+                self.is_searched = True
+                self.cycle = find_cycle(self.root)
+            self.met.add(id(x))
+        return self.cycle is not None
+
+
+class NotAPytreeError(TypeError, ValueError):
+    """An object that is no pytree, in a tree; in JAX it is a ``TypeError``."""
+
+
+def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
+    """The error for an object of a class declared with ``pytree=False``."""
+    place = f" Found at path: {path}." if path else ""
+    return NotAPytreeError(
+        f"nnx.{function} got a {type(obj).__name__}, which has pytree=False.{place}\n"
+        f"So it is not a valid JAX type: pass graph=True to nnx.{function}, or declare "
+        "the class without pytree=False."
+    )
+
+
+def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | None:
+    """The first Variable or ref that occurs twice.
+
+    Args:
+        flat: Pairs of a path and a leaf.
+
+    Returns:
+        The object and its first two paths, or ``None``.
+    """
+    seen: dict[int, Any] = {}
+    for path, leaf in flat:
+        if is_variable_or_ref(leaf):
+            if id(leaf) in seen:
+                return leaf, seen[id(leaf)], path
+            seen[id(leaf)] = path
+    return None
+
+
+def duplicate_report(obj: Any, first: str, second: str) -> str:
+    """The lines that say what occurs where."""
+    return f"Duplicate {obj!r}\nfound at paths:\n\n  - {first}\n  - {second}\n"
+
+
+def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
+    """Refuses a Variable or ref that occurs twice.
+
+    Args:
+        flat: Pairs of a JAX key path, or a path already printed, and a leaf.
+        function: The public name to give in the message.
+
+    Raises:
+        ValueError: If there is one; names both paths.
+    """
+    found = find_duplicate(flat)
+    if found is not None:
+        obj, first, second = found
+        raise ValueError(
+            duplicate_report(obj, _text(first), _text(second))
+            + f"\nnnx.{function} with graph=False does not support shared references.\n"
+            "Remove the duplicates (nnx.clone makes copies),\n" + _ways_out(function)
+        )
+
+
+# The functions that `nnx.compat` has, too.
+_IN_COMPAT = frozenset(
+    {"split", "state", "clone", "graphdef", "flatten", "iter_graph", "recursive_map"}
+)
+
+
+def _ways_out(function: str) -> str:
+    if function not in _IN_COMPAT:
+        return "or use graph mode: graph=True, or nnx.set_graph_mode(True)."
+    return (
+        f"or keep them shared with nnx.{function}(..., graph=True),\n"
+        f"or use nnx.compat.{function}."
+    )
+
+
+def _text(path: Any) -> str:
+    return path if isinstance(path, str) else jax.tree_util.keystr(path)
+
+
+def find_cycle(node: Any) -> ValueError | None:
+    """The error for a node of a tree that contains itself, if there is one.
+
+    Returns:
+        An error that names its type and both paths, or ``None``.
+    """
+    above: dict[int, str] = {}
+
+    def walk(x: Any, path: str) -> ValueError | None:
+        if isinstance(x, Variable) or not _jax.is_pytree_type(type(x)):
+            return None
+        if id(x) in above:
+            return cycle_error(x, above[id(x)], path)
+        above[id(x)] = path
+        for entry, child in _jax.flatten_one_level(x)[0]:
+            found = walk(child, path + str(entry))
+            if found is not None:
+                return found
+        del above[id(x)]
+        return None
+
+    return walk(node, "")
+
+
+def cycle_error(x: Any, first: str, second: str) -> ValueError:
+    """The error for a node that occurs below itself, at the second path."""
+    return ValueError(
+        f"Cycle detected: a {type(x).__name__} contains itself, found at paths:\n\n"
+        f"  - {first or '<root>'}\n  - {second}\n\n"
+        "Trees can't have cycles; use graph=True."
+    )

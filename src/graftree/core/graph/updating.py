@@ -1,0 +1,397 @@
+"""Changing an object by a state: `update` writes one into it, `pop` takes one out.
+
+Both work in two steps. First the whole change is planned, and everything that can be
+wrong with it is found; then it is carried out. So a failed call changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.core import ownership, paths
+from graftree.core.graph import flattening, graph_states, nodes
+from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.objects import bookkeeping, classes, pytrees
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.states import flat_states, nested, pure_dicts, states
+from graftree.core.variables import labels, raw_values, values, variables
+from graftree.core.variables.variables import MISSING, Variable
+
+Path = tuple[Any, ...]
+Step = Callable[[], None]
+# A node, its kind, the Pytree it belongs to, its part of the state, and its path.
+_Visit = tuple[Any, Any, Pytree | None, Mapping[Any, Any], Path]
+
+
+def update(node: Any, state_list: Sequence[Any]) -> None:
+    """Carries out `functional.update`."""
+    plan = _Plan()
+    if isinstance(node, Variable):
+        plan.write(node, _single(state_list), ())
+    else:
+        kind = nodes.kind_of(node)
+        if isinstance(kind, Leaf):
+            raise UnsupportedTypeError(node)
+        merged = states.merge_state(*[_as_mapping(given) for given in state_list])
+        plan.visit(node, kind, None, merged.raw_mapping, ())
+    plan.carry_out()
+
+
+class UnsupportedTypeError(RuntimeError, TypeError):
+    """The object to change is no node. A RuntimeError for existing programs."""
+
+    def __init__(self, node: Any) -> None:
+        super().__init__(
+            f"Unsupported type: {type(node).__name__} is no object whose state can be "
+            "changed. Pass a Module, a Variable or a container of them."
+        )
+
+
+def _single(state_list: Sequence[Any]) -> Any:
+    given = [s for s in state_list if not _is_empty(s)]
+    if len(given) != 1 and len(state_list) != 1:
+        raise ValueError(
+            f"Expected exactly one non-empty state for a Variable, got {len(given)}."
+        )
+    return given[0] if given else state_list[0]
+
+
+def _is_mapping(x: Any) -> bool:
+    return isinstance(x, (Mapping, flat_states.FlatState))
+
+
+def _is_empty(state: Any) -> bool:
+    return _is_mapping(state) and not len(state)
+
+
+def _as_mapping(given: Any) -> Any:
+    """The nested mapping that a state of any accepted form stands for."""
+    if isinstance(given, flat_states.FlatState):
+        return given.to_nested_state()
+    if isinstance(given, graph_states.GraphState):
+        return graph_states.state_of(given)
+    if isinstance(given, Mapping):
+        return given
+    if given is None or isinstance(nodes.kind_of(given), Leaf):
+        raise TypeError(
+            "nnx.update expects a State, a mapping or an object with the structure of "
+            f"the node as the state, got {type(given).__name__}."
+        )
+    # An object of the same structure, e.g. gradients in the form of a Module.
+    skeleton, leaves = flattening.flatten_graph(given)
+    return states.from_flat_state(zip(skeleton.paths(), leaves, strict=True))
+
+
+class _Plan:
+    """What an update will do; nothing is changed before `carry_out`."""
+
+    def __init__(self) -> None:
+        # Variables that are written; for each a Variable or a raw value, and its path.
+        self._boxes: list[Variable[Any]] = []
+        self._leaves: list[Any] = []
+        self._paths: list[Path] = []
+        # The other changes. They are checked already.
+        self._steps: list[Step] = []
+        # Mappings for Variables that hold an array, in words.
+        self._misfits: list[str] = []
+
+    def carry_out(self) -> None:
+        """Does it all, or raises and does nothing."""
+        if self._misfits:
+            raise ValueError(
+                errors.message(
+                    "nnx.update: a mapping can't take the place of an array.",
+                    where="\n".join(self._misfits),
+                    way_out="Pass the array at that path; or, to store a mapping, "
+                    "assign a new Variable.",
+                )
+            )
+        boxes = self._boxes
+        raw = [*map(_raw_for, boxes, self._leaves)]
+        if raw_values.may_replace(boxes, raw):
+            raw_values.replace(boxes, raw)
+        else:
+            for variable, value, path in zip(boxes, raw, self._paths, strict=True):
+                variables.check_write(variable, value, paths.to_string(path))
+            raw_values.store(boxes, raw)
+        for variable, leaf in zip(boxes, self._leaves, strict=True):
+            if isinstance(leaf, Variable):
+                labels.take_metadata(variable, leaf)
+        for step in self._steps:
+            step()
+
+    def visit(
+        self,
+        node: Any,
+        kind: Any,
+        owner: Pytree | None,
+        state: Mapping[Any, Any],
+        path: Path,
+    ) -> None:
+        """Plans what a state does to a node and all below it."""
+        # What remains to be done at each node above. No recursion, whose depth Python
+        # limits.
+        pending = [self._visit_one(node, kind, owner, state, path)]
+        while pending:
+            below = next(pending[-1], None)
+            if below is None:
+                pending.pop()
+            else:
+                pending.append(self._visit_one(*below))
+
+    def _visit_one(
+        self,
+        node: Any,
+        kind: Any,
+        owner: Pytree | None,
+        state: Mapping[Any, Any],
+        path: Path,
+    ) -> Iterator[_Visit]:
+        """Plans for the children of a node; yields those that are to be visited."""
+        owner = node if kind is nodes.PYTREE else owner
+        entries, statuses, name_of = _content(node, kind)
+        for key, value in state.items():
+            name = key if name_of is None else name_of(key)
+            child = entries.get(name, MISSING)
+            if child is MISSING and name_of is None:
+                key = name = _own_key(key, entries)
+                child = entries.get(name, MISSING)
+            where = (*path, key)
+            if isinstance(child, Variable):
+                self.write(child, value, where)
+            elif child is MISSING:
+                self._add(node, owner, value, where)
+            elif statuses.get(name) is False:
+                self._set(node, owner, value, where)
+            else:
+                below = self._change(node, owner, child, value, where)
+                if below is not None:
+                    yield below
+
+    def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
+        """Plans that a Variable gets a value."""
+        if not isinstance(value, Variable) and _is_mapping(value):
+            if _is_empty(value):
+                return
+            if isinstance(value, states.State):
+                value = pure_dicts.to_pure_dict(value)
+            held = variable.get_raw_value()
+            if _holds_array(held):
+                value = pure_dicts.unboxed(value)
+                if _is_mapping(value):
+                    self._misfits.append(_describe_misfit(variable, value, path))
+        self._boxes.append(variable)
+        self._leaves.append(value)
+        self._paths.append(path)
+
+    def _change(
+        self, node: Any, owner: Pytree | None, child: Any, value: Any, path: Path
+    ) -> _Visit | None:
+        """Plans what a value does to a child that is data, and no Variable.
+
+        Returns:
+            The child with its part of the state, if it is a node and to be visited.
+        """
+        kind = nodes.kind_of(child)
+        is_node = not isinstance(kind, Leaf)
+        if is_node and type(value) is dict:
+            return child, kind, owner, value, path
+        if is_node and not isinstance(nodes.kind_of(value), Leaf):
+            return child, kind, owner, _as_mapping(value), path
+        if isinstance(kind, GraphKind) or (is_node and nodes.is_node_leaf(value)):
+            raise ValueError(
+                f"Expected a subgraph for {path[-1]!r}, got a {type(value).__name__} "
+                f"at path {paths.to_string(path)!r}."
+            )
+        elif kind is Leaf.REF:
+            new = flattening.raw_of(value)
+            values.check_fits(child, new, paths.to_string(path))
+            self._steps.append(functools.partial(values.write_ref, child, ..., new))
+        else:
+            self._set(node, owner, value, path)
+        return None
+
+    def _add(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
+        if isinstance(node, list):
+            raise IndexError(
+                f"list index {path[-1]!r} is out of range at "
+                f"{paths.to_string(path)!r}: the list has {len(node)} items."
+            )
+        if isinstance(value, Variable):
+            value = value.copy()
+        elif isinstance(value, (states.State, graph_states.GraphState)):
+            value = jax.tree.map(
+                lambda x: x.copy() if isinstance(x, Variable) else x,
+                value,
+                is_leaf=lambda x: isinstance(x, Variable),
+            )
+        self._set(node, owner, value, path)
+
+    def _set(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
+        kind: Any = nodes.kind_of(node)
+        key = path[-1]
+        if kind.set_key is None:
+            raise ValueError(
+                f"Cannot set key {key!r} of a {type(node).__name__} (path "
+                f"{paths.to_string(path)!r}): its items can't be replaced."
+            )
+        _check_owned(owner, key)
+        if isinstance(node, Pytree):
+            pytrees.check_assignment(node, classes.name_of(type(node), key), value)
+        self._steps.append(functools.partial(kind.set_key, node, key, value))
+
+
+def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
+    """What a leaf of a state gives to a Variable: an array for an array."""
+    raw = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+    if isinstance(raw, _NUMPY) and _is_numeric(raw.dtype):
+        held = variable.get_raw_value()
+        if _holds_array(held) and not isinstance(held, _NUMPY):
+            # A copy: the buffer is the caller's, who may write to it.
+            return jnp.array(raw)
+    return raw
+
+
+_NUMPY = (np.ndarray, np.generic)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
+
+
+def _holds_array(raw: Any) -> bool:
+    return nodes.kind_of(raw) in (Leaf.ARRAY, Leaf.REF) or values.is_stand_in(raw)
+
+
+def _describe_misfit(variable: Variable[Any], value: Any, path: Path) -> str:
+    held = variable.get_raw_value()
+    keys = ", ".join(map(repr, list(value)[:3])) + (", ..." if len(value) > 3 else "")
+    return (
+        f"{paths.to_string(path, '<root>')}: the {type(variable).__name__} holds "
+        f"{getattr(held, 'dtype', type(held).__name__)}{[*getattr(held, 'shape', ())]},"
+        f" got a {type(value).__name__} with the keys {keys}"
+    )
+
+
+def _content(
+    node: Any, kind: Any
+) -> tuple[Mapping[Any, Any], Mapping[Any, Any], Callable[[Any], Any] | None]:
+    """The children of a node by name, are they data?, and the name for a key.
+
+    ``None`` says that the names are the keys.
+    """
+    # The usual nodes are not listed: most of what they have is not meant.
+    if kind is nodes.PYTREE:
+        facts = classes.facts_of(type(node))
+        # Classes that are no pytrees are not checked, so there the values decide.
+        statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
+        name_of = functools.partial(facts.naming.name_of, type(node))
+        return vars(node), statuses, name_of
+    if type(node) is dict or isinstance(node, states.State):
+        return nested.raw_mapping(node), {}, None
+    listed = nodes.children(node)
+    entries = {child.key: child.value for child in listed}
+    return entries, {child.key: child.is_data for child in listed}, None
+
+
+def _own_key(key: Any, entries: Mapping[Any, Any]) -> Any:
+    """The key of the node; integers may be given as strings."""
+    if isinstance(key, str):
+        with contextlib.suppress(ValueError):
+            return int(key) if int(key) in entries else key
+    return key
+
+
+def _check_owned(owner: Pytree | None, key: Any) -> None:
+    """Checks the node that is changed, or that holds the container that is."""
+    if owner is not None and not bookkeeping.state_of(owner).is_owned():
+        raise ownership.object_error(owner, str(key))
+
+
+# pop
+
+
+def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
+    """Removes the matching leaves; the (path, leaf) pairs of each predicate."""
+    kind = nodes.kind_of(node)
+    if isinstance(kind, Leaf):
+        raise UnsupportedTypeError(node)
+    search = _Search(predicates)
+    search.visit(node, kind, None, ())
+    for step in search.steps:
+        step()
+    return search.found
+
+
+class _Search:
+    """Finds the leaves that match, and plans their removal.
+
+    Attributes:
+        found: For each predicate the (path, leaf) pairs that it is the first to match.
+        steps: The removals, which are checked already.
+    """
+
+    def __init__(self, predicates: Sequence[Any]) -> None:
+        self.found: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
+        self.steps: list[Step] = []
+        self._groups = [*zip(self.found, predicates, strict=True)]
+        self._seen: set[int] = set()
+
+    def visit(self, node: Any, kind: Any, owner: Pytree | None, path: Path) -> None:
+        """Looks through a node and all below it."""
+        if isinstance(kind, GraphKind) and not self._is_new(node):
+            return
+        owner = node if kind is nodes.PYTREE else owner
+        for key, child in _data_in(node, kind):
+            child_kind = nodes.kind_of(child)
+            if not isinstance(child_kind, Leaf):
+                self.visit(child, child_kind, owner, (*path, key))
+            elif child_kind is Leaf.ARRAY or (
+                child_kind is not Leaf.STATIC and self._is_new(child)
+            ):
+                self._try(node, owner, child, (*path, key))
+
+    def _is_new(self, obj: Any) -> bool:
+        """Whether an object that is tracked by identity is met for the first time."""
+        if id(obj) in self._seen:
+            return False
+        self._seen.add(id(obj))
+        return True
+
+    def _try(self, node: Any, owner: Pytree | None, leaf: Any, path: Path) -> None:
+        key = path[-1]
+        for group, predicate in self._groups:
+            if predicate(path, leaf):
+                _check_can_pop(node, key, path)
+                _check_owned(owner, key)
+                group.append((path, leaf))
+                kind: Any = nodes.kind_of(node)
+                self.steps.append(functools.partial(kind.pop_key, node, key))
+                break
+
+
+def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
+    """The children of a node that may be data, with their keys, in order."""
+    facts = classes.facts_of(type(node)) if kind is nodes.PYTREE else None
+    if facts is not None and facts.is_pytree:
+        entries, table = vars(node), bookkeeping.table_of(node)
+        layout = table.layout(facts.naming)
+        return [(key, entries[name]) for name, key, is_data in layout if is_data]
+    return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]
+
+
+def _check_can_pop(node: Any, key: Any, path: Path) -> None:
+    kind: Any = nodes.kind_of(node)
+    if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):
+        raise ValueError(
+            f"Cannot pop key {key!r} of a {type(node).__name__} (path "
+            f"{paths.to_string(path)!r}): removing an item would move the others."
+        )

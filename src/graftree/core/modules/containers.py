@@ -1,0 +1,426 @@
+"""List and Dict: containers that are Modules.
+
+Unlike a Python list or dict in an attribute, they are nodes of their own: their items
+are attributes, each with its own status, and sharing a container is seen. An item is
+kept in ``vars`` under a name, and shows in paths under a key:
+
+    container   item                 name     key
+    List        items[3]             "3"      3
+    Dict        items["a"]           "a"      "a"
+    Dict        items["items"]       "@items" "items"    (the name is a method's)
+
+A structural change of a `List` (insert, pop, reverse, ...) moves items together with
+their status and is written at once: it happens whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from graftree.core import ownership
+from graftree.core.modules import modules, recorders
+from graftree.core.objects import attributes, bookkeeping, classes, pytrees
+from graftree.core.objects.attributes import Naming
+from graftree.core.text import representations
+from graftree.core.variables import metadata
+from graftree.core.variables.variables import Variable
+
+A = TypeVar("A")
+
+_LENGTH = "_length"
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _index_order(name: str) -> tuple[int, int, str]:
+    return (0, int(name), "") if _is_index(name) else (1, 0, name)
+
+
+def _item_key(name: str) -> Hashable:
+    return int(name) if _is_index(name) else name
+
+
+@classes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
+@recorders.records_no_outputs
+class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]):
+    """A list of Modules, Variables, arrays and static values.
+
+    Args:
+        it: The items; None for none. An item is data or static by the rules for
+            attributes, and may be marked with ``nnx.data`` or ``nnx.static``.
+
+    Raises:
+        ValueError: If an item is a container that holds data, such as a list of
+            arrays, and is not marked.
+
+    Example:
+        >>> layers = nnx.List([nnx.Param(jnp.zeros(2)), "relu"])
+        >>> layers.append(nnx.Param(jnp.ones(2)))
+        >>> len(layers), list(nnx.state(layers))
+        (3, [0, 2])
+    """
+
+    def __init__(self, it: Iterable[A] | None = None, /) -> None:
+        self._length = 0
+        self.extend(() if it is None else it)
+
+    # Attributes named by an index are items, however they are set.
+
+    @classes.stamping
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not _is_index(name) or int(name) < self._length:
+            super().__setattr__(name, value)
+            return
+        length = self._length
+        super().__setattr__(str(length), value)
+        pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
+
+    @classes.stamping
+    def __delattr__(self, name: str) -> None:
+        if _is_index(name):
+            del self[int(name)]
+        else:
+            super().__delattr__(name)
+
+    # Reading.
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[A]:
+        index = 0
+        while index < self._length:
+            yield vars(self)[str(index)]
+            index += 1
+
+    @overload
+    def __getitem__(self, index: int) -> A: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[A]: ...
+
+    def __getitem__(self, index: int | slice) -> A | list[A]:
+        if isinstance(index, slice):
+            return [vars(self)[str(i)] for i in range(self._length)[index]]
+        return vars(self)[str(_position(self, index))]
+
+    def __contains__(self, value: object) -> bool:
+        return any(_same(item, value) for item in self)
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Returns the index of the first item that equals ``value``.
+
+        Args:
+            value: What to look for; arrays and Variables are compared by value.
+            start: The first index to look at.
+            stop: The index to stop at; None for the length.
+
+        Raises:
+            ValueError: If there is no such item.
+        """
+        for i in range(self._length)[slice(start, stop)]:
+            if _same(self[i], value):
+                return i
+        raise ValueError(f"{value!r} is not in this List of {self._length} items.")
+
+    def count(self, value: Any) -> int:
+        """Returns how many items equal ``value``."""
+        return sum(_same(item, value) for item in self)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, (List, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(_same, self, other))
+
+    # Items may be arrays, so that only the identity can be hashed.
+    __hash__ = object.__hash__
+
+    # Writing.
+
+    @overload
+    def __setitem__(self, index: int, value: A) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[A]) -> None: ...
+
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        if not isinstance(index, slice):
+            setattr(self, str(_position(self, index)), value)
+            return
+        if not isinstance(value, Iterable):
+            raise TypeError(
+                "Expected an iterable to assign to a slice of a List, got "
+                f"{type(value).__name__}."
+            )
+        positions, values = range(self._length)[index], list(value)
+        if len(positions) != len(values):
+            raise ValueError(
+                f"Length mismatch: the slice of the List has {len(positions)} items, "
+                f"the value {len(values)}. Use insert, extend or del to change the "
+                "length."
+            )
+        _assign(self, zip(positions, values, strict=True))
+
+    def __delitem__(self, index: int | slice) -> None:
+        items = _items(self)
+        if isinstance(index, slice):
+            del items[index]
+        else:
+            del items[_position(self, index)]
+        _replace(self, items)
+
+    def append(self, value: A) -> None:
+        """Adds an item at the end.
+
+        Args:
+            value: The item.
+
+        Raises:
+            ValueError: If it is a container that holds data and is not marked.
+        """
+        setattr(self, str(self._length), value)
+
+    def extend(self, values: Iterable[A]) -> None:
+        """Adds items at the end: all of them, or none.
+
+        Args:
+            values: The items.
+
+        Raises:
+            ValueError: If one is a container that holds data and is not marked.
+        """
+        _assign(self, enumerate(list(values), start=self._length))
+
+    def insert(self, index: int, value: A) -> None:
+        """Adds an item in front of the one at ``index``.
+
+        Args:
+            index: The index it will have; one beyond either end means that end.
+            value: The item.
+
+        Raises:
+            ValueError: If it is a container that holds data and is not marked.
+        """
+        self.append(value)
+        items = _items(self)
+        # In front of the items at `index`, which are counted without the new one.
+        new = items.pop()
+        items.insert(index, new)
+        _replace(self, items)
+
+    def pop(self, index: int = -1) -> A:
+        """Removes an item and returns it.
+
+        Args:
+            index: Its index.
+
+        Raises:
+            IndexError: If there is no such item.
+        """
+        value = self[index]
+        del self[index]
+        return value
+
+    def reverse(self) -> None:
+        """Reverses the order of the items, in place."""
+        _replace(self, _items(self)[::-1])
+
+    def clear(self) -> None:
+        """Removes all items."""
+        _replace(self, [])
+
+
+# Not methods: their names belong to the classes of users.
+
+
+def _position(x: List[Any], index: Any) -> int:
+    if not isinstance(index, (int, np.integer)):
+        raise TypeError(
+            "Invalid index type: the items of a List have integer indices and "
+            f"slices, got {type(index).__name__}."
+        )
+    position = int(index) + x._length if index < 0 else int(index)
+    if not 0 <= position < x._length:
+        raise IndexError(
+            f"Index out of bounds: {index} in a List of length {x._length}."
+        )
+    return position
+
+
+def _items(x: List[Any]) -> list[tuple[Any, bool]]:
+    """The items with their status."""
+    table, entries = bookkeeping.table_of(x), vars(x)
+    names = map(str, range(x._length))
+    return [(entries[name], table[name]) for name in names]
+
+
+def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
+    _check_owned(x)
+    values = dict(bookkeeping.attribute_items(x))
+    statuses = dict(bookkeeping.table_of(x))
+    for name in map(str, range(x._length)):
+        del values[name], statuses[name]
+    for i, (value, status) in enumerate(items):
+        values[str(i)], statuses[str(i)] = value, status
+    values[_LENGTH] = len(items)
+    table = attributes.AttributeTable(statuses)
+    pytrees.replace_attributes(x, table, values.items())
+
+
+def _check_owned(x: List[Any]) -> None:
+    if not bookkeeping.state_of(x).is_owned():
+        raise ownership.object_error(x)
+
+
+def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
+    """Sets items one by one; none of them if one is refused."""
+    _check_owned(x)
+    before = bookkeeping.table_of(x), bookkeeping.attribute_items(x)
+    try:
+        for position, value in values:
+            setattr(x, str(position), value)
+    except BaseException:
+        pytrees.replace_attributes(x, *before)
+        raise
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Variable) and type(a) is type(b):
+        a, b = a.get_value(), b.get_value()
+    return metadata.same_value(a, b)
+
+
+# Entries of `vars` that are no items of a Dict.
+_HIDDEN = frozenset({*bookkeeping.NAMES, recorders.BUFFERS})
+# The first character of names of items whose key can't be their name.
+_MARK = "@"
+
+
+def _key_of(name: str) -> str:
+    return name.removeprefix(_MARK)
+
+
+def _name_of(cls: type, key: Any) -> str:
+    """The name under which the item ``key`` is kept."""
+    if key.startswith(_MARK) or _is_method(cls, key):
+        return _MARK + key
+    return key
+
+
+@classes.named_by(Naming(_key_of, _key_of, _name_of))
+@recorders.records_no_outputs
+class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str, A]):
+    """A dict with string keys of Modules, Variables, arrays and static values.
+
+    Items are attributes, too: ``d["a"]`` and ``d.a`` are the same. Only an item whose
+    key is also the name of a method is reached as ``d["items"]`` alone.
+
+    Args:
+        *args: A mapping or pairs, as for ``dict``.
+        **kwargs: Further items.
+
+    Raises:
+        TypeError: If a key is no string.
+        ValueError: If an item is a container that holds data, such as a list of
+            arrays, and is not marked with ``nnx.data``.
+
+    Example:
+        >>> heads = nnx.Dict(mean=nnx.Param(jnp.zeros(2)), name="normal")
+        >>> heads["scale"] = nnx.Param(jnp.ones(2))
+        >>> list(heads), list(nnx.state(heads))
+        (['mean', 'name', 'scale'], ['mean', 'scale'])
+    """
+
+    @overload
+    def __init__(self, **kwargs: A) -> None: ...
+    @overload
+    def __init__(
+        self, items: Mapping[str, A] | Iterable[tuple[str, A]], /, **kwargs: A
+    ) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        items = dict(*args, **kwargs)
+        for key in items:
+            _check_key(key)
+        for key, value in items.items():
+            self[key] = value
+
+    @classes.stamping
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _is_method(type(self), name) and not _has_setter(type(self), name):
+            name = _MARK + name
+        super().__setattr__(name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> A: ...
+
+    def __getitem__(self, key: str) -> A:
+        _check_key(key)
+        if key not in self:
+            raise KeyError(key)
+        return vars(self)[_name_of(type(self), key)]
+
+    def __setitem__(self, key: str, value: A) -> None:
+        _check_key(key)
+        if key in _HIDDEN:
+            raise ValueError(f"A Dict keeps the key {key!r} for itself; use another.")
+        setattr(self, _name_of(type(self), key), value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        delattr(self, _name_of(type(self), key))
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, str) or key in _HIDDEN:
+            return False
+        return _name_of(type(self), key) in vars(self)
+
+    def __iter__(self) -> Iterator[str]:
+        names = [name for name in vars(self) if name not in _HIDDEN]
+        return map(_key_of, names)
+
+    def __len__(self) -> int:
+        return len(vars(self).keys() - _HIDDEN)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self.keys() == other.keys() and all(
+            _same(value, other[key]) for key, value in self.items()
+        )
+
+    # Items may be arrays, so that only the identity can be hashed.
+    __hash__ = object.__hash__
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str):
+        raise TypeError(
+            f"The keys of a Dict are strings, since its items are attributes; got "
+            f"{key!r} of type {type(key).__name__}."
+        )
+
+
+def _is_method(cls: type, name: str) -> bool:
+    attribute = getattr(cls, name, None)
+    return callable(attribute) or hasattr(type(attribute), "__set__")
+
+
+def _has_setter(cls: type, name: str) -> bool:
+    return hasattr(type(getattr(cls, name, None)), "__set__")

@@ -1,0 +1,204 @@
+"""Objects in another representation: their Variables with array refs, or without.
+
+A ``jax.Ref`` is an array that plain JAX transforms write in place. A Variable with
+``ref=True`` holds one, so that ``jax.jit(step)(model)`` changes the model and returns
+nothing. What JAX forbids for refs (being returned, differentiated, or passed twice) is
+undone by converting: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
+
+All functions here give a new object and leave the one they got as it was. What needs no
+change is shared between the two, Variables too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from graftree import _jax, errors
+from graftree.core import filters, paths
+from graftree.core.graph import flattening, traversals
+from graftree.core.variables import labels
+from graftree.core.variables.variables import Variable
+
+N = TypeVar("N")
+
+
+class _HijaxMeta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Variable) and instance.hijax
+
+
+class HijaxVariable(metaclass=_HijaxMeta):
+    """What Variables with ``hijax=True`` are instances of, whatever their class.
+
+    Example:
+        >>> count = nnx.Variable(jnp.array(0), hijax=True)
+        >>> isinstance(count, nnx.variablelib.HijaxVariable)
+        True
+    """
+
+
+def with_vars(
+    node: N,
+    /,
+    *,
+    hijax: bool | None = None,
+    ref: bool | None = None,
+    mutable: bool | None = None,
+    only: Any = ...,
+    allow_duplicates: bool = False,
+) -> N:
+    """The same object with Variables of another representation.
+
+    Args:
+        node: Any object, container, State or Variable; it is not changed.
+        hijax: The ``hijax`` that Variables shall have; ``None`` leaves it.
+        ref: Whether their values shall be in array refs; ``None`` leaves it.
+        mutable: ``False`` makes them read-only, ``True`` undoes that; ``None`` leaves
+            it.
+        only: A filter for the Variables to convert.
+        allow_duplicates: Whether Variables that occur more than once may be converted;
+            they stay shared.
+
+    Returns:
+        A new object. Variables that are as requested already are shared with ``node``.
+
+    Raises:
+        ValueError: If a Variable to convert occurs more than once.
+
+    Example:
+        >>> model = nnx.with_vars(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), ref=True)
+        >>> @jax.jit
+        ... def reset(model):
+        ...     model.bias[...] += 1
+        >>> reset(model)
+        >>> model.bias[...]
+        Array([1., 1., 1.], dtype=float32)
+    """
+    given = {"hijax": hijax, "ref": ref, "mutable": mutable}
+    flags = {name: value for name, value in given.items() if value is not None}
+
+    def differs(leaf: Any) -> bool:
+        return isinstance(leaf, Variable) and any(
+            labels.metadata_of(leaf).get(name, True) != value
+            for name, value in flags.items()
+        )
+
+    return _convert(
+        node, differs, lambda leaf: leaf.copy(**flags), only, allow_duplicates
+    )
+
+
+def to_refs(node: N, /, only: Any = ...) -> N:
+    """The same object with its Variables and arrays in array refs.
+
+    Args:
+        node: Any object, container, State, Variable or array; it is not changed.
+        only: A filter for the Variables and arrays to convert.
+
+    Returns:
+        A new object. What is in refs already is shared with ``node``.
+
+    Raises:
+        ValueError: If a Variable or array to convert occurs more than once.
+        TypeError: If a Variable to convert holds no array.
+
+    Example:
+        >>> model = nnx.to_refs(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> model.kernel.has_ref
+        True
+    """
+
+    def is_array(leaf: Any) -> bool:
+        if isinstance(leaf, Variable):
+            return not leaf.has_ref
+        return isinstance(leaf, jax.Array) and not _jax.is_ref(leaf)
+
+    return _convert(node, is_array, _as_ref, only, allow_duplicates=False)
+
+
+def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) -> N:
+    """The same object with what its array refs hold now in the place of the refs.
+
+    Args:
+        node: Any object, container, State, Variable or ref; it is not changed.
+        only: A filter for the Variables and refs to convert.
+        allow_duplicates: Whether a Variable or ref that occurs more than once may be
+            converted; a Variable stays shared.
+
+    Returns:
+        A new object. What is not in refs is shared with ``node``.
+
+    Raises:
+        ValueError: If a Variable or ref to convert occurs more than once.
+
+    Example:
+        >>> params = nnx.to_refs(nnx.State({"w": nnx.Param(jnp.array(3.0))}))
+        >>> grads = jax.grad(lambda params: params.w[...] ** 2)(nnx.to_arrays(params))
+        >>> float(grads.w[...])
+        6.0
+    """
+
+    def is_ref(leaf: Any) -> bool:
+        return leaf.has_ref if isinstance(leaf, Variable) else _jax.is_ref(leaf)
+
+    return _convert(node, is_ref, _as_array, only, allow_duplicates)
+
+
+def _as_ref(leaf: Any) -> Any:
+    return leaf.copy(ref=True) if isinstance(leaf, Variable) else jax.new_ref(leaf)
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf.copy(ref=False) if isinstance(leaf, Variable) else leaf[...]
+
+
+def _convert(
+    node: Any,
+    needs_change: Callable[[Any], bool],
+    change: Callable[[Any], Any],
+    only: Any,
+    allow_duplicates: bool,
+) -> Any:
+    """A new object in which leaves are changed that need it and that ``only`` picks."""
+    is_meant = filters.to_predicate(only)
+
+    def is_picked(path: Any, leaf: Any) -> bool:
+        return needs_change(leaf) and is_meant(path, leaf)
+
+    if not allow_duplicates:
+        _refuse_duplicates(traversals.find_duplicates(node, only=is_picked))
+    graphdef, leaves = flattening.flatten_graph(node)
+    changed = [
+        change(leaf) if is_picked(path, leaf) else leaf
+        for path, leaf in zip(graphdef.paths(), leaves, strict=True)
+    ]
+    return flattening.unflatten_graph(graphdef, changed)
+
+
+def _refuse_duplicates(groups: list[list[Any]]) -> None:
+    if not groups:
+        return
+    blocks = [
+        "\n".join(paths.to_string(path, "<root>") for path in group) for group in groups
+    ]
+    raise ValueError(
+        errors.message(
+            "Found duplicate at paths:",
+            where="\n---\n".join(["", *blocks, ""]).strip("\n"),
+            way_out="Remove the duplicates, leave them out with `only`, or keep them\n"
+            "shared: nnx.with_vars(..., allow_duplicates=True).",
+        )
+    )
+
+
+# What earlier releases called them.
+as_ref_vars = functools.partial(with_vars, ref=True)
+as_array_vars = functools.partial(with_vars, ref=False)
+as_hijax_vars = to_hijax = functools.partial(with_vars, hijax=True)
+as_pytree_vars = to_lojax = functools.partial(with_vars, hijax=False)
+as_mutable_vars = functools.partial(with_vars, mutable=True)
+as_immutable_vars = functools.partial(with_vars, mutable=False)

@@ -1,0 +1,229 @@
+"""Views: a second object over the same Variables, configured differently.
+
+`view` asks every node that defines ``set_view`` to configure itself, and
+`with_attributes` sets attributes by name. Both work on a copy: its nodes and
+containers are new, its Variables, arrays and static values are those of the input. So
+the input is never changed, and training one of the two trains the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from graftree.annotations import Filter, Predicate
+from graftree.core import filters
+from graftree.core.graph import traversals
+from graftree.core.modules import modules
+from graftree.core.objects import pytrees
+
+N = TypeVar("N")
+
+
+def view(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **kwargs: Any,
+) -> N:
+    """Copies ``node`` and configures the copy through its ``set_view`` methods.
+
+    Every node whose class defines ``set_view`` is called with those of ``kwargs`` that
+    its signature names, children before parents.
+
+    Args:
+        node: A Module, or any node that contains some.
+        only: Configure only the nodes that match this filter.
+        raise_if_not_found: Whether an option that nobody takes is an error.
+        graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
+            mode); None for the current default.
+        **kwargs: The options.
+
+    Returns:
+        A new node, never the input, with the Variables of the input.
+
+    Raises:
+        ValueError: If an option is taken by no ``set_view``, or if ``node`` refers to
+            itself.
+
+    Example:
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> inference = nnx.view(model, deterministic=True)
+        >>> inference.deterministic, model.deterministic
+        (True, False)
+    """
+    copy, configurable = _copy_and_list(node, filters.to_predicate(only), graph)
+    accepted = [_accepted(target.set_view, kwargs) for target in configurable]
+    unused = sorted(set(kwargs).difference(*accepted))
+    if unused and raise_if_not_found:
+        raise ValueError(
+            f"Unused keys found in nnx.view: {unused}\n"
+            "No set_view method takes them: see nnx.view_info(node) for the options "
+            "there are, or pass raise_if_not_found=False."
+        )
+    for target, options in zip(configurable, accepted, strict=True):
+        target.set_view(**options)
+    return copy
+
+
+def _copy_and_list(
+    node: N, predicate: Predicate, graph: bool | None
+) -> tuple[N, list[Any]]:
+    configurable: list[Any] = []
+
+    def visit(path: tuple, value: Any) -> Any:
+        if _is_configurable(value) and predicate(path, value):
+            configurable.append(value)
+        return value
+
+    return traversals.recursive_map(visit, node, graph=graph), configurable
+
+
+def _is_configurable(value: Any) -> bool:
+    # The class decides: an `Rngs` makes up any attribute that it is asked for.
+    return isinstance(value, pytrees.Pytree) and hasattr(type(value), "set_view")
+
+
+def _accepted(method: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return dict(options)
+    return {
+        name: value
+        for name, value in options.items()
+        if name in parameters and parameters[name].kind in _BY_KEYWORD
+    }
+
+
+_BY_KEYWORD = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+def with_attributes(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **attributes: Any,
+) -> N:
+    """Copies ``node`` and sets attributes of the Modules in the copy.
+
+    An attribute is set on each Module that already has it.
+
+    Args:
+        node: A Module, or any node that contains some.
+        only: Set attributes only on the Modules that match this filter.
+        raise_if_not_found: Whether an attribute that no Module has is an error.
+        graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
+            mode); None for the current default.
+        **attributes: Names and values.
+
+    Returns:
+        A new node, never the input, with the Variables of the input.
+
+    Raises:
+        ValueError: If an attribute was found nowhere, or if ``node`` refers to itself.
+
+    Example:
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> inference = nnx.with_attributes(model, deterministic=True)
+        >>> inference.deterministic, model.deterministic
+        (True, False)
+    """
+    copy = traversals.recursive_map(lambda path, value: value, node, graph=graph)
+    modules.assign_attributes(
+        copy,
+        attributes,
+        only=only,
+        raise_if_not_found=raise_if_not_found,
+        graph=graph,
+    )
+    return copy
+
+
+def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) -> str:
+    """Describes the options that `view` takes for ``node``.
+
+    Args:
+        node: A Module, or any node that contains some.
+        only: Describe only the nodes that match this filter.
+        graph: Graph or tree mode; None for the current default.
+
+    Returns:
+        For each class that defines ``set_view`` its name, then the parameters with
+        their annotation, default and description from the docstring; empty if there
+        is no such class.
+
+    Example:
+        >>> print(nnx.view_info(nnx.Dropout(0.5)))
+        Dropout:
+          deterministic: bool | None = None
+        ...
+    """
+    predicate = filters.to_predicate(only)
+    classes = {
+        type(value)
+        for path, value in traversals.iter_graph(node, graph=graph)
+        if _is_configurable(value) and predicate(path, value)
+    }
+    ordered = sorted(classes, key=lambda cls: (cls.__qualname__, cls.__module__))
+    return "\n".join(line for cls in ordered for line in _describe(cls))
+
+
+def _describe(cls: type) -> list[str]:
+    signature = inspect.signature(cls.set_view)  # type: ignore[attr-defined]
+    docstring = inspect.getdoc(cls.set_view)  # type: ignore[attr-defined]
+    lines = [f"{cls.__qualname__}:"]
+    if docstring is None:
+        return [*lines, f"  set_view{signature}"]
+    descriptions = _argument_descriptions(docstring)
+    for name, parameter in signature.parameters.items():
+        if name in ("self", "args", "kwargs"):
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        default = "" if required else f" = {parameter.default}"
+        lines.append(f"  {name}: {parameter.annotation}{default}")
+        lines += [f"    {line}".rstrip() for line in descriptions.get(name, [])]
+    return lines
+
+
+_ARGUMENT = re.compile(r"\*{0,2}(\w+)(?: *\([^)]*\))?:(.*)")
+
+
+def _argument_descriptions(docstring: str) -> dict[str, list[str]]:
+    """Takes apart the ``Args:`` section of a Google-style docstring, without indent."""
+    descriptions: dict[str, list[str]] = {}
+    section = iter(docstring.splitlines())
+    for line in section:
+        if line.strip() in ("Args:", "Arguments:"):
+            break
+    entry_indent = None
+    lines: list[str] = []
+    for line in section:
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent == 0:
+            break
+        if entry_indent is None and line.strip():
+            entry_indent = indent
+        match = _ARGUMENT.fullmatch(line.strip()) if indent == entry_indent else None
+        if match:
+            lines = descriptions[match[1]] = [match[2].strip()]
+        else:
+            lines.append(line)
+    return {name: _without_indent(lines) for name, lines in descriptions.items()}
+
+
+def _without_indent(lines: list[str]) -> list[str]:
+    first, *rest = lines
+    text = inspect.cleandoc("\n".join(["", *rest]))
+    return [line for line in (first, *text.splitlines()) if line.strip()]

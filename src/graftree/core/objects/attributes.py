@@ -1,0 +1,432 @@
+"""Which attributes of an object are data, and which are static.
+
+The status of an attribute is declared (`data`, `static`, in the class body or around
+the value that is assigned) or found from the first value. This file holds the
+declarations, the table of statuses that each object carries, and the checks that keep
+arrays out of static attributes; `pytrees.py` calls them when attributes are set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import typing
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
+from typing import Annotated, Any, TypeVar, overload
+
+import jax
+
+from graftree import _jax
+from graftree.core.variables.metadata import HashableMapping
+from graftree.core.variables.variables import Variable
+
+T = TypeVar("T")
+MISSING: Any = dataclasses.MISSING
+
+# Exact types whose instances are data wherever they are assigned.
+DATA_REGISTRY: set[type] = set()
+
+_known_types: dict[type, bool] = {}
+
+# Exact types of most static values: they are no data, nor can there be data in them.
+ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
+
+
+def register_data_type(type_: type[T], /) -> type[T]:
+    """Makes instances of exactly this type data wherever they are assigned.
+
+    Args:
+        type_: The type; subclasses are not included.
+
+    Returns:
+        ``type_``, so that it can be used as a decorator.
+
+    Example:
+        >>> @nnx.register_data_type
+        ... class Reading:
+        ...     pass
+        >>> nnx.is_data(Reading())
+        True
+    """
+    DATA_REGISTRY.add(type_)
+    ATOMS.discard(type_)
+    _known_types.clear()
+    return type_
+
+
+def is_data(value: Any, /) -> bool:
+    """Whether a value is data by itself: an array, ref, Variable, Pytree.
+
+    Instances are asked, not only types, since a tracer is an array of a type of its
+    own. Lists, dicts and tuples are not data, even if they hold arrays.
+
+    Args:
+        value: Any value.
+
+    Example:
+        >>> nnx.is_data(jnp.ones(2)), nnx.is_data(2), nnx.is_data([jnp.ones(2)])
+        (True, False, False)
+    """
+    kind = type(value)
+    known = _known_types.get(kind)
+    if known is None:
+        known = _known_types[kind] = (
+            kind in DATA_REGISTRY
+            or _jax.is_data_type(kind)
+            or issubclass(kind, (Variable, DataObject))
+        )
+    return known
+
+
+class DataObject:
+    """The base of objects that are data wherever they are assigned."""
+
+    __slots__ = ()
+
+
+def has_data(value: Any, /) -> list[Any]:
+    """The data in a pytree: its leaves and nodes for which `is_data` holds.
+
+    Args:
+        value: Any value; data nodes in it are not entered.
+
+    Returns:
+        The data found, in tree order.
+
+    Example:
+        >>> nnx.has_data([1, jnp.ones(2), "a"])
+        [Array([1., 1.], dtype=float32)]
+    """
+    return [leaf for leaf in _leaves(value, is_data) if is_data(leaf)]
+
+
+def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Like ``jax.tree.leaves``, but without atoms, and at once for a single leaf."""
+    kind = type(x)
+    if kind in ATOMS:
+        return []
+    # Tuples with names are pytrees though nobody registers them.
+    if not _jax.is_pytree_type(kind) and not issubclass(kind, tuple):
+        return [x]
+    return jax.tree.leaves(x, is_leaf=is_leaf)
+
+
+class AttributeField(dataclasses.Field):  # type: ignore[type-arg]
+    """What `data` and `static` make: a status, and perhaps a value.
+
+    In a class body it is a dataclass field. On assignment the value is taken out of it.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        # Reached only if the class is no dataclass and the attribute was not set.
+        if obj is None:
+            return self
+        if self.default is not MISSING:
+            return self.default
+        if self.default_factory is not MISSING:
+            raise AttributeError(
+                f"{type(obj).__name__} is no dataclass, so the default_factory of an "
+                "attribute is never called; decorate the class with nnx.dataclass."
+            )
+        raise AttributeError(f"An attribute of {type(obj).__name__} was never set.")
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the attribute is data."""
+        return not self.metadata["static"]
+
+
+def _attribute_field(is_static: bool, value: Any, options: dict[str, Any]) -> Any:
+    name = "static" if is_static else "data"
+    if value is not MISSING:
+        if options:
+            raise TypeError(f"nnx.{name} takes a value or field options, not both.")
+        options = {"default": value}
+    metadata = dict(options.pop("metadata", None) or {})
+    if "static" in metadata:
+        raise ValueError(f"nnx.{name} sets the metadata 'static' itself; leave it out.")
+    metadata["static"] = is_static
+    settings = _FIELD_DEFAULTS | options
+    if settings.keys() != _FIELD_DEFAULTS.keys():
+        unknown = sorted(settings.keys() - _FIELD_DEFAULTS.keys())
+        raise TypeError(f"nnx.{name} got unexpected options {unknown}.")
+    return AttributeField(metadata=metadata, **settings)
+
+
+_FIELD_DEFAULTS: dict[str, Any] = {
+    "default": MISSING,
+    "default_factory": MISSING,
+    "init": True,
+    "repr": True,
+    "hash": None,
+    "compare": True,
+    "kw_only": MISSING,
+}
+
+
+@overload  # to a type checker the value is what an attribute gets
+def data(value: T, /) -> T: ...
+@overload
+def data(*, default: T, **options: Any) -> T: ...
+@overload
+def data(**options: Any) -> Any: ...
+def data(value: Any = MISSING, /, **options: Any) -> Any:
+    """Declares an attribute to be data: part of the state.
+
+    Args:
+        value: The value, when it is assigned to an attribute: any value or container.
+        **options: Those of ``dataclasses.field``, when used in a class body.
+
+    Returns:
+        A dataclass field; assignment takes the value out of it.
+
+    Raises:
+        TypeError: If both a value and options are given.
+        ValueError: If the option ``metadata`` contains ``"static"``.
+
+    Example:
+        >>> class Stack(nnx.Module):
+        ...     def __init__(self):
+        ...         self.weights = nnx.data([nnx.Param(jnp.ones(2))])
+        >>> len(jax.tree.leaves(Stack()))
+        1
+    """
+    return _attribute_field(False, value, options)
+
+
+@overload
+def static(value: T, /) -> T: ...
+@overload
+def static(*, default: T, **options: Any) -> T: ...
+@overload
+def static(**options: Any) -> Any: ...
+def static(value: Any = MISSING, /, **options: Any) -> Any:
+    """Declares an attribute to be static: part of the structure.
+
+    Args:
+        value: The value, when it is assigned to an attribute; it must hold no arrays.
+        **options: Those of ``dataclasses.field``, when used in a class body.
+
+    Returns:
+        A dataclass field; assignment takes the value out of it.
+
+    Raises:
+        TypeError: If both a value and options are given.
+        ValueError: If the option ``metadata`` contains ``"static"``.
+
+    Example:
+        >>> class Scale(nnx.Module):
+        ...     def __init__(self):
+        ...         self.factor = nnx.static(2)
+        >>> jax.tree.leaves(Scale())
+        []
+    """
+    return _attribute_field(True, value, options)
+
+
+@typing.dataclass_transform(field_specifiers=(dataclasses.field, data, static))
+@overload
+def dataclass(cls: type[T], /) -> type[T]: ...
+@overload
+def dataclass(
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+) -> Callable[[type[T]], type[T]]: ...
+def dataclass(
+    cls: type[T] | None = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """``dataclasses.dataclass`` for Pytrees; the repr of the library is kept.
+
+    Args:
+        cls: The class; ``None`` when used with options.
+        init: As in ``dataclasses.dataclass``; so are all further options.
+        eq: See ``init``.
+        order: See ``init``.
+        unsafe_hash: See ``init``.
+        match_args: See ``init``.
+        kw_only: See ``init``.
+        slots: See ``init``.
+        weakref_slot: See ``init``.
+
+    Returns:
+        The class, or a decorator.
+
+    Example:
+        >>> @nnx.dataclass
+        ... class Affine(nnx.Pytree):
+        ...     scale: jax.Array = nnx.data()
+        ...     name: str = nnx.static(default="affine")
+        >>> Affine(jnp.array(2.0)).name
+        'affine'
+    """
+    decorate = dataclasses.dataclass(
+        init=init,
+        repr=False,
+        eq=eq,
+        order=order,
+        unsafe_hash=unsafe_hash,
+        match_args=match_args,
+        kw_only=kw_only,
+        slots=slots,
+        weakref_slot=weakref_slot,
+    )
+    return decorate if cls is None else decorate(cls)
+
+
+Data = Annotated[T, "data"]
+Static = Annotated[T, "static"]
+
+
+# A class rarely has more attributes. A `List` may, but need not share its table.
+_LONGEST_CHAIN = 64
+
+_Names = tuple[str, ...]
+_Getter = Callable[[Any], tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """How the attributes of a class are sorted, and which keys stand for them in paths.
+
+    Attributes:
+        sort_key: As for ``sorted``; ``None`` sorts by name.
+        key_of: ``name -> key``.
+        name_of: ``(class, key) -> name``.
+    """
+
+    sort_key: Callable[[str], Any] | None = None
+    key_of: Callable[[str], Hashable] = lambda name: name
+    name_of: Callable[[type, Any], str] = lambda _, key: key
+
+
+class AttributeTable(HashableMapping):
+    """The statuses of an object's attributes: name -> is it data?
+
+    Immutable: setting an attribute with a new name replaces the table of the object.
+    What follows from a table is found once per table. And a table remembers the one it
+    was last extended to, so that the objects which the same code makes share theirs.
+    """
+
+    __slots__ = ("_extension", "_layout", "_names", "known_getters", "size")
+
+    def __init__(self, entries: Mapping[str, bool], /) -> None:
+        super().__init__(entries)
+        # These two are read each time that an object is taken apart.
+        self.size = len(entries)
+        self._extension: tuple[str, bool, AttributeTable] | None = None
+        self.known_getters: tuple[_Names, _Getter, _Getter, _Getter] | None = None
+        self._layout: tuple[tuple[str, Hashable, bool], ...] | None = None
+        self._names: tuple[_Names, _Names, _Names] | None = None
+
+    def with_entry(self, key: str, value: bool) -> AttributeTable:
+        """The table in which ``key`` has this status: itself, or another one."""
+        last = self._extension
+        if last is not None and last[0] == key and last[1] is value:
+            return last[2]
+        if self.get(key) is value:
+            return self
+        extended = super().with_entry(key, value)
+        # Only one, and a longer one: what a table keeps alive is a short chain.
+        if len(self) < len(extended) <= _LONGEST_CHAIN:
+            self._extension = key, value, extended
+        return extended
+
+    def names(self, naming: Naming) -> tuple[_Names, _Names, _Names]:
+        """The names of all, of the data, and of the static attributes, sorted."""
+        if self._names is None:
+            ordered = sorted(self, key=naming.sort_key)
+            self._names = (
+                tuple(ordered),
+                tuple(name for name in ordered if self[name]),
+                tuple(name for name in ordered if not self[name]),
+            )
+        return self._names
+
+    def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
+        """What it needs to take ``vars`` apart and to put them together, all in C.
+
+        Returns:
+            The sorted names of all attributes; two functions of ``vars`` that give the
+            values of the data, and of the static attributes; and one that puts the
+            tuple ``(*data, *static)`` in the order of the names.
+        """
+        if self.known_getters is None:
+            names, data, static = self.names(naming)
+            place = {name: i for i, name in enumerate((*data, *static))}
+            in_order = _getter([place[name] for name in names])
+            self.known_getters = names, _getter(data), _getter(static), in_order
+        return self.known_getters
+
+    def layout(self, naming: Naming) -> tuple[tuple[str, Hashable, bool], ...]:
+        """For each attribute, sorted, its name, its key in paths, and its status."""
+        if self._layout is None:
+            names, key_of = self.names(naming)[0], naming.key_of
+            self._layout = tuple([(name, key_of(name), self[name]) for name in names])
+        return self._layout
+
+
+EMPTY_TABLE = AttributeTable({})
+
+
+def _getter(keys: Sequence[Any]) -> _Getter:
+    """Like ``operator.itemgetter``, but it gives a tuple for any number of keys."""
+    if len(keys) > 1:
+        return operator.itemgetter(*keys)
+    return lambda values: tuple([values[key] for key in keys])
+
+
+def check_no_tags(owner: type, name: str, value: Any) -> None:
+    """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if not is_data(value) and any(map(_is_tag, _leaves(value, _is_data_or_tag))):
+        raise ValueError(
+            f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
+            f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
+            f"Write self.{name} = nnx.data(<container>), or use nnx.List / nnx.Dict."
+        )
+
+
+def _is_tag(x: Any) -> bool:
+    return type(x) is AttributeField
+
+
+def _is_data_or_tag(x: Any) -> bool:
+    return is_data(x) or _is_tag(x)
+
+
+_WAYS_OUT = (
+    "If it is data, mark the attribute: self.{name} = nnx.data(...), or use nnx.List / "
+    "nnx.Dict\nfor lists and dicts of Modules and Variables. If the class shall be no "
+    "pytree,\ndeclare it so: class {owner}(..., pytree=False)."
+)
+
+
+def data_error(phrase: str, owner: type, name: str, value: Any) -> ValueError:
+    """The error for data in a static attribute; ``phrase`` ends in 'of type'."""
+    place = "to" if phrase.startswith("Cannot assign") else "in"
+    return ValueError(
+        f"{phrase} {type(value).__name__!r} {place} the static attribute "
+        f"{name!r} of {owner.__name__}.\n"
+        + _WAYS_OUT.format(name=name, owner=owner.__name__)
+    )

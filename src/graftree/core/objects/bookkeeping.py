@@ -1,0 +1,306 @@
+"""What a Pytree holds besides its attributes, and who watches its ``vars``.
+
+    vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
+    vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
+
+`Pytree.__new__` puts them there. An object made past it gets them when it needs them,
+and attributes written past ``Pytree.__setattr__`` their status when it is taken apart.
+
+A skeleton that is kept for later has to know of writes into ``vars(obj)``. For that
+time, `watch` puts a `WatchedDict` in the place of the object's dict. So objects that
+nobody keeps anything about, as those inside a trace, have a plain dict and pay nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from graftree.core import ownership, stamps
+from graftree.core.objects import attributes, classes
+from graftree.core.objects.attributes import AttributeTable
+
+NODES = "_pytree__nodes"
+STATE = "_pytree__state"
+NAMES = (NODES, STATE)
+
+# Writes into `vars` without a stamp, whether or not they are watched.
+put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
+
+
+class PytreeState:
+    """The bookkeeping of one object; owner and stamp are not part of its structure.
+
+    Attributes:
+        initializing: Whether a lazy initialization runs (used by the Linen bridge).
+        is_setup: Whether a lazy ``setup`` has run.
+        owner: The token of the trace that owns the object.
+        built: Whether construction has ended; until then checks may be put off.
+        stamp: The number of the last structural change (see `stamps.py`).
+        memos: What is known of the object's structure, by mode (see `memos.py`).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "built",
+        "initializing",
+        "is_setup",
+        "memos",
+        "owner",
+        "stamp",
+    )
+
+    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
+        self.owner = ownership.current()
+        self.initializing = initializing
+        self.is_setup = is_setup
+        self.built = True
+        self.stamp = 0
+        self.memos: dict[bool, Any] | None = None
+
+    @property
+    def trace_state(self) -> ownership.TraceState:
+        """The trace that owns the object."""
+        state = ownership.TraceState()
+        state.jax_trace = self.owner
+        return state
+
+    # Programs that initialize lazily set these under the names of older releases.
+
+    @property
+    def _initializing(self) -> bool:
+        return self.initializing
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.initializing = value
+
+    @property
+    def _is_setup(self) -> bool:
+        return self.is_setup
+
+    @_is_setup.setter
+    def _is_setup(self, value: bool) -> None:
+        self.is_setup = value
+
+    def is_owned(self) -> bool:
+        """Whether the current trace may change the object."""
+        return self.owner is ownership.current()
+
+    def __repr__(self) -> str:
+        return (
+            f"PytreeState(initializing={self.initializing}, is_setup={self.is_setup})"
+        )
+
+    def __reduce__(self) -> Any:
+        return PytreeState, (self.initializing, self.is_setup)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
+        return PytreeState(self.initializing, self.is_setup)
+
+
+# It is pickled under the name that clients know.
+PytreeState.__module__ = "graftree.core.objects.pytrees"
+
+
+def start(obj: Any, facts: classes.Facts) -> None:
+    """Gives a new object its bookkeeping; its construction has begun."""
+    entries = obj.__dict__
+    entries[NODES] = facts.empty_table
+    entries[STATE] = state = PytreeState()
+    state.built = False
+
+
+def complete(obj: Any) -> dict[str, Any]:
+    """The ``vars`` of an object, which gets what bookkeeping it lacks."""
+    entries = obj.__dict__
+    if NODES not in entries:
+        put(entries, NODES, classes.facts_of(type(obj)).empty_table)
+    if STATE not in entries:
+        put(entries, STATE, PytreeState())
+    return entries
+
+
+class Default:
+    """What an object that was made past `Pytree.__new__` shows as its bookkeeping.
+
+    It is no data descriptor: what is in ``vars`` comes first.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        if obj is not None:
+            return complete(obj)[self._name]
+        if self._name == NODES:
+            return attributes.EMPTY_TABLE
+        raise AttributeError(f"The class {owner.__name__} has no {self._name}.")
+
+
+def attribute_items(obj: Any) -> list[tuple[str, Any]]:
+    """The attributes of an object without its bookkeeping, in insertion order."""
+    # A list first: another thread may be attaching the buffers of a capture.
+    entries = list(obj.__dict__.items())
+    return [item for item in entries if item[0] not in NAMES]
+
+
+def state_of(obj: Any) -> PytreeState:
+    """The bookkeeping of an object."""
+    try:
+        return obj.__dict__[STATE]
+    except KeyError:
+        return complete(obj)[STATE]
+
+
+def table_of(obj: Any) -> AttributeTable:
+    """The table of statuses of an object, with those that were put into ``vars``."""
+    entries = obj.__dict__
+    table = entries.get(NODES)
+    # The number of names says it but for one put in the place of another. Who looks
+    # up the names of the table has a KeyError then, and calls `settle` (below).
+    if table is None or len(entries) != table.size + len(NAMES):
+        return settle(obj)
+    return table
+
+
+def memos_of(obj: Any) -> dict[bool, Any]:
+    """The memos of an object, by mode."""
+    state = state_of(obj)
+    if state.memos is None:
+        state.memos = {}
+    return state.memos
+
+
+def settle(obj: Any) -> AttributeTable:
+    """Makes the table one of exactly the attributes in ``vars``.
+
+    Raises:
+        ValueError: If data was put into ``vars`` in a container, which is static.
+    """
+    entries = complete(obj)
+    cls, table = type(obj), entries[NODES]
+    facts = classes.facts_of(cls)
+    settled = table
+    for name in table:
+        if name not in entries:
+            settled = settled.without(name)
+    for name, value in attribute_items(obj):
+        if name not in table:
+            status = facts.statuses.get(name, attributes.is_data(value))
+            # At the end of construction all static attributes are checked anyway.
+            if facts.is_pytree and not status and entries[STATE].built:
+                check_static(cls, name, value)
+            settled = settled.with_entry(name, status)
+    if settled is not table:
+        put(entries, NODES, settled)
+        stamps.touch(entries[STATE])
+    return settled
+
+
+def check_static(cls: type, name: str, value: Any) -> None:
+    """Checks that the value of a static attribute contains no data.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if type(value) not in attributes.ATOMS and attributes.has_data(value):
+        phrase = "Found unexpected data on value of type"
+        raise attributes.data_error(phrase, cls, name, value)
+
+
+# Watching.
+
+
+class WatchedDict(dict[str, Any]):
+    """The ``vars`` of an object; each write into it stamps the object.
+
+    Python itself reads and sets attributes past these methods.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (), None, None, iter(self.items())
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+
+def _stamping(name: str) -> Callable[..., Any]:
+    write = getattr(dict, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.get(STATE)
+        try:
+            return write(self, *args, **kwargs)
+        finally:
+            if state is not None:
+                stamps.touch(state)
+
+    method.__name__ = name
+    method.__qualname__ = f"WatchedDict.{name}"
+    return method
+
+
+for _name in (
+    "__setitem__",
+    "__delitem__",
+    "clear",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+):
+    setattr(WatchedDict, _name, _stamping(_name))
+
+
+def _as_dict(x: WatchedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    names = tuple(sorted(x))
+    return [(jax.tree_util.DictKey(name), x[name]) for name in names], names
+
+
+# A dict to JAX, as it would be without us.
+jax.tree_util.register_pytree_with_keys(
+    WatchedDict,
+    _as_dict,
+    lambda names, values: dict(zip(names, values, strict=True)),
+)
+
+
+def watch(obj: Any) -> bool:
+    """Has all writes into ``vars(obj)`` stamped from now on, if that can be had.
+
+    Returns:
+        ``False`` if somebody holds the dict that is there now, or the class has a
+        ``__setattr__`` or ``__delattr__`` of its own, which may use that of `object`.
+    """
+    if not classes.facts_of(type(obj)).is_stamping:
+        return False
+    if type(obj.__dict__) is WatchedDict:
+        return True
+    if _holders(obj) > _ALONE:
+        return False
+    before = obj.__dict__
+    watched: dict[str, Any] = WatchedDict(before)
+    object.__setattr__(obj, "__dict__", watched)
+    # Another thread may have got hold of the dict in between.
+    if sys.getrefcount(before) > _ALONE:
+        object.__setattr__(obj, "__dict__", before)
+        return False
+    return True
+
+
+def _holders(obj: Any) -> int:
+    return sys.getrefcount(obj.__dict__)
+
+
+class _Probe:
+    """Its ``vars`` are held by itself alone."""
+
+
+_ALONE = _holders(_Probe())

@@ -1,0 +1,458 @@
+"""Pytrees: objects whose attributes are data or static.
+
+Every subclass of `Pytree` is a registered JAX pytree (unless declared otherwise): its
+data attributes are the children, in the order of their names; the static ones and the
+table of statuses are the treedef. What an object holds besides its attributes is in
+`bookkeeping.py`, what is known of its class in `classes.py`.
+
+What always holds: a static attribute contains no array; only the owning trace sets or
+deletes attributes; every structural change is stamped (see `stamps.py`).
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import jax
+import numpy as np
+
+from graftree.core import imprints, ownership, pickling, stamps
+from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects.attributes import AttributeField, AttributeTable
+from graftree.core.objects.bookkeeping import PytreeState
+from graftree.core.text import representations
+from graftree.core.variables import labels, values
+from graftree.core.variables.variables import Variable
+
+T = TypeVar("T")
+_NODES, _STATE = bookkeeping.NAMES
+_put = bookkeeping.put
+_facts = classes.known
+
+
+class PytreeMeta(abc.ABCMeta):
+    """Makes instances with their bookkeeping, and checks them once they are built."""
+
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        obj = cls.__new__(cls, *args, **kwargs)
+        kind = type(obj)  # a subclass, if `__new__` chose one
+        if cls not in kind.__mro__:
+            return obj
+        if kind.__init__ is not object.__init__:
+            kind.__init__(obj, *args, **kwargs)
+        elif (args or kwargs) and kind.__new__ is Pytree.__new__:
+            raise TypeError(f"{kind.__name__}() takes no arguments")
+        bookkeeping.state_of(obj).built = True
+        bookkeeping.table_of(obj)
+        if classes.facts_of(kind).is_pytree:
+            _check_static_attributes(obj)
+        return obj
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if (
+            name in _KNOWN_OF_CLASSES
+            or hasattr(type(value), "__set__")
+            or name in classes.facts_of(cls).descriptors
+        ):
+            classes.forget()
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        classes.forget()
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # Else inspect shows the (*args, **kwargs) of __call__ above.
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+ObjectMeta = PytreeMeta
+
+# What instances depend on in a class, besides its properties.
+_KNOWN_OF_CLASSES = frozenset({"__bases__", "__setattr__", "__delattr__"})
+
+
+class Pytree(
+    attributes.DataObject, representations.Representable, metaclass=PytreeMeta
+):
+    """A base class for objects that are pytrees and graph nodes.
+
+    Attributes are data (arrays, Variables, other Pytrees: the children of the pytree)
+    or static (everything else: part of its structure). The status is declared with
+    `data` and `static`, or found from the value first assigned.
+
+    Args of the class statement:
+        pytree: Whether instances are JAX pytrees; ``False`` makes them leaves, which
+            only graph mode accepts. The default is inherited.
+
+    Raises:
+        ValueError: If an array, or a container with arrays, is assigned to a static
+            attribute.
+        TraceContextError: If another trace owns the object that is changed.
+
+    Example:
+        >>> class Point(nnx.Pytree):
+        ...     def __init__(self, x, y):
+        ...         self.x = x
+        ...         self.y = y
+        >>> jax.tree.map(lambda leaf: leaf + 1, Point(jnp.array(1.0), "north"))
+        Point(
+          x=Array(2., dtype=float32, weak_type=True),
+          y='north'
+        )
+    """
+
+    def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        slots = cls.__dict__.get("__slots__", ())
+        if slots:
+            raise TypeError(
+                f"The Pytree class {cls.__name__} has non-empty __slots__ {slots!r}; "
+                "attributes of Pytrees are kept in __dict__. Remove __slots__."
+            )
+        if pytree is not None:
+            classes.declare_pytree(cls, pytree)
+        classes.declared_statuses(cls, warn=True)
+        if classes.facts_of(cls).is_pytree:
+            _register(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        obj = object.__new__(cls)
+        bookkeeping.start(obj, classes.facts_of(cls))
+        return obj
+
+    _pytree__nodes = bookkeeping.Default(_NODES)
+    _pytree__state = bookkeeping.Default(_STATE)
+
+    if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
+
+        @classes.stamping
+        def __setattr__(self, name: str, value: Any) -> None:
+            cls, entries = type(self), self.__dict__
+            facts = _facts.get(cls) or classes.facts_of(cls)
+            if name in facts.descriptors:
+                if type(value) is AttributeField:
+                    value = value.default
+                _use_descriptor(self, object.__setattr__, name, value)
+                return
+            if _STATE not in entries or _NODES not in entries:
+                bookkeeping.complete(self)
+            if entries[_STATE].owner is not ownership.current():
+                raise ownership.object_error(self, name)
+            status = None
+            if type(value) is AttributeField:
+                status, value = _take_apart(cls, name, value)
+            if facts.is_pytree:
+                status = _checked_status(self, facts, name, value, status)
+            elif status is None:
+                status = entries[_NODES].get(name, attributes.is_data(value))
+            store_attribute(self, name, value, status)
+
+    @classes.stamping
+    def __delattr__(self, name: str) -> None:
+        if name in classes.facts_of(type(self)).descriptors:
+            _use_descriptor(self, object.__delattr__, name)
+            return
+        state = bookkeeping.state_of(self)
+        if not state.is_owned():
+            raise ownership.object_error(self, name)
+        object.__delattr__(self, name)
+        entries = bookkeeping.complete(self)
+        if name in entries[_NODES]:
+            _put(entries, _NODES, entries[_NODES].without(name))
+        stamps.touch(state)
+
+    @property
+    def _object__nodes(self) -> AttributeTable:
+        warnings.warn(
+            "_object__nodes is deprecated, use _pytree__nodes.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._pytree__nodes
+
+    @property
+    def _object__state(self) -> PytreeState:
+        warnings.warn(
+            "_object__state is deprecated, use _pytree__state.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._pytree__state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: pickling.by_name(value) for name, value in vars(self).items()}
+
+    def __copy__(self) -> Any:
+        return rebuild(type(self), self.__dict__, bookkeeping.state_of(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        table = {_NODES: bookkeeping.table_of(self)}
+        copied = rebuild(type(self), table, bookkeeping.state_of(self))
+        # Known before its attributes are copied: they may refer back to it.
+        memo[id(self)] = copied
+        for name, value in bookkeeping.attribute_items(self):
+            found = pickling.by_name(value)
+            copied.__dict__[name] = (
+                copy.deepcopy(value, memo) if found is value else value
+            )
+        return copied
+
+    def __nnx_repr__(self) -> Iterable[Any]:
+        items, table = bookkeeping.attribute_items(self), bookkeeping.table_of(self)
+        return representations.pytree_repr(self, items, table)
+
+
+classes.forget()
+
+
+class Object(Pytree, pytree=False):
+    """A `Pytree` that is no JAX pytree: a graph node only.
+
+    Raises:
+        ValueError: If a subclass is declared with ``pytree=True``.
+
+    Example:
+        >>> class Node(nnx.Object):
+        ...     pass
+        >>> len(jax.tree.leaves([Node()]))
+        1
+    """
+
+    def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
+        if pytree:
+            raise ValueError(
+                f"{cls.__name__} derives from nnx.Object, which is no pytree; derive "
+                "from nnx.Pytree instead of passing pytree=True."
+            )
+        super().__init_subclass__(pytree=pytree, **options)
+
+
+def check_pytree(pytree: Any) -> None:
+    """Checks that no static attribute of a Pytree contains data.
+
+    Args:
+        pytree: A `Pytree`.
+
+    Raises:
+        TypeError: If ``pytree`` is no Pytree.
+        ValueError: If there is data in a static attribute, e.g. appended to a list.
+
+    Example:
+        >>> nnx.check_pytree(nnx.Rngs(0))
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"check_pytree: {type(pytree).__name__} is no Pytree.")
+    _check_static_attributes(pytree)
+
+
+def touch(obj: Any) -> None:
+    """Says that an object was changed past its ``__setattr__``.
+
+    What is known of an object, such as what `jit` found out in an earlier call, holds
+    until the object says that it changed. It says so when attributes are set and
+    deleted, also in ``vars(obj)``, and in classes with a ``__setattr__`` of their own.
+    Only a direct ``object.__setattr__(obj, ...)`` goes by unseen.
+
+    Args:
+        obj: The Pytree or Variable that was changed. Objects inside of it, if they were
+            changed, have to be touched on their own.
+
+    Raises:
+        TypeError: If ``obj`` is neither a Pytree nor a Variable.
+
+    Example:
+        >>> model = nnx.Dict(scale=2)
+        >>> double = nnx.jit(lambda model, x: model["scale"] * x)
+        >>> [int(double(model, 3)) for _ in range(3)]
+        [6, 6, 6]
+        >>> object.__setattr__(model, "scale", 5)
+        >>> nnx.touch(model)
+        >>> int(double(model, 3))
+        15
+    """
+    if isinstance(obj, Variable):
+        labels.touch(obj)
+    elif isinstance(obj, Pytree):
+        stamps.touch(bookkeeping.state_of(obj))
+    else:
+        raise TypeError(
+            f"touch expects a Pytree or a Variable, got {type(obj).__name__}."
+        )
+
+
+# What the rest of core does with objects without going through __setattr__.
+
+
+def rebuild(cls: type, entries: dict[str, Any], like: PytreeState) -> Any:
+    """An object of the current trace from its ``vars``; no ``__init__`` is run."""
+    obj = object.__new__(cls)
+    own = obj.__dict__
+    own.update(entries)
+    own[_STATE] = PytreeState(like.initializing, like.is_setup)
+    return obj
+
+
+def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
+    """Sets an attribute whose status is known, and stamps the object."""
+    entries = obj.__dict__
+    old = entries.get(name, attributes.MISSING)
+    _put(entries, name, value)
+    table = entries[_NODES]
+    extended = table.with_entry(name, status)
+    if extended is not table:
+        _put(entries, _NODES, extended)
+    elif _is_array(old) and _is_array(value):
+        # Another array in the place of an array is state, not structure.
+        return
+    stamps.touch(entries[_STATE])
+
+
+def check_assignment(obj: Pytree, name: str, value: Any) -> None:
+    """Raises what ``setattr`` would raise for the status of the attribute."""
+    facts = classes.facts_of(type(obj))
+    if facts.is_pytree and name not in facts.descriptors:
+        _checked_status(obj, facts, name, value, None)
+
+
+def replace_attributes(
+    obj: Pytree, table: AttributeTable, values: Iterable[tuple[str, Any]]
+) -> None:
+    """Gives an object exactly these attributes, and stamps it.
+
+    Like a single assignment, it leaves the stamp if only arrays are replaced by arrays.
+    """
+    state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
+    old = dict(entries)
+    dict.clear(entries)
+    dict.update(entries, {_NODES: table, _STATE: state})
+    dict.update(entries, values)
+    if table != old[_NODES] or not all(
+        value is old.get(name, attributes.MISSING)
+        or (_is_array(value) and _is_array(old.get(name)))
+        for name, value in bookkeeping.attribute_items(obj)
+    ):
+        stamps.touch(state)
+
+
+def _is_array(x: Any) -> bool:
+    return values.is_array(x) or isinstance(x, np.ndarray)
+
+
+def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
+    """Sets or deletes by code of the user, which may write into ``vars`` itself."""
+    # The one that it has now: it may be given another `__dict__`.
+    state = bookkeeping.state_of(obj)
+    try:
+        act(obj, *args)
+    finally:
+        stamps.touch(state)
+
+
+def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]:
+    if field.default is attributes.MISSING:
+        word = "data" if field.is_data else "static"
+        raise ValueError(
+            f"nnx.{word}() without a value was assigned to {cls.__name__}.{name}; "
+            f"write nnx.{word}(value)."
+        )
+    return field.is_data, field.default
+
+
+def _checked_status(
+    obj: Pytree, facts: classes.Facts, name: str, value: Any, status: bool | None
+) -> bool:
+    """The status the attribute will have; raises if the value doesn't fit it."""
+    cls = type(obj)
+    if status is not None:
+        if not status and attributes.has_data(value):
+            raise attributes.data_error("Found data in value of type", cls, name, value)
+        attributes.check_no_tags(cls, name, value)
+        return status
+    entries = obj.__dict__
+    known = entries[_NODES].get(name) if name in entries else None
+    declared = facts.statuses.get(name) if known is None else known
+    if type(value) in attributes.ATOMS:
+        return bool(declared)
+    if attributes.is_data(value):
+        if declared is False:
+            _refuse_data(obj, name, value, known)
+            return False
+        return True
+    attributes.check_no_tags(cls, name, value)
+    if declared:
+        return True
+    if attributes.has_data(value):
+        raise attributes.data_error("Found data on value of type", cls, name, value)
+    return False
+
+
+def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None:
+    if known is not None:
+        phrase = "Cannot assign data value of type"
+        error = attributes.data_error(phrase, type(obj), name, value)
+        if obj.__dict__.get(name, attributes.MISSING) is None:
+            hint = f"It was None first; begin with self.{name} = nnx.data(None)."
+            error = ValueError(f"{error}\n{hint}")
+        raise error
+    if bookkeeping.state_of(obj).built:
+        phrase = "Found data on value of type"
+        raise attributes.data_error(phrase, type(obj), name, value)
+    # Under construction: the check at its end reports it with all others.
+
+
+def _check_static_attributes(obj: Pytree) -> None:
+    naming = classes.facts_of(type(obj)).naming
+    entries = obj.__dict__
+    for name in bookkeeping.table_of(obj).names(naming)[2]:
+        bookkeeping.check_static(type(obj), name, entries[name])
+
+
+def _register(cls: type[Pytree]) -> None:
+    def getters(table: AttributeTable) -> Any:
+        return table.getters(classes.facts_of(cls).naming)
+
+    def flatten(obj: Any) -> Any:
+        entries = obj.__dict__
+        try:
+            table, state = entries[_NODES], entries[_STATE]
+            _, data_of, statics_of, _ = table.known_getters or getters(table)
+            if len(entries) == table.size + 2:
+                statics = imprints.told_apart(statics_of(entries))
+                aux = table, statics, state.initializing, state.is_setup
+                return data_of(entries), aux
+        except KeyError:
+            pass  # as above: something was written past `__setattr__`
+        bookkeeping.settle(obj)
+        return flatten(obj)
+
+    def flatten_with_keys(obj: Any) -> Any:
+        children, aux = flatten(obj)
+        naming = classes.facts_of(cls).naming
+        keys = [_key_entry(naming.key_of(name)) for name in aux[0].names(naming)[1]]
+        return list(zip(keys, children, strict=True)), aux
+
+    def unflatten(aux: Any, children: Any) -> Any:
+        table, (_, statics), initializing, is_setup = aux
+        names, _, _, in_order = table.known_getters or getters(table)
+        obj = object.__new__(cls)
+        entries = obj.__dict__
+        entries[_NODES] = table
+        entries[_STATE] = PytreeState(initializing, is_setup)
+        entries.update(zip(names, in_order((*children, *statics)), strict=True))
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def _key_entry(key: Any) -> Any:
+    if isinstance(key, int):
+        return jax.tree_util.SequenceKey(key)
+    return jax.tree_util.GetAttrKey(key)

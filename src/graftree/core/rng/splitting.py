@@ -1,0 +1,414 @@
+"""Deriving new random streams from all those inside an object: split, fork, broadcast.
+
+`split_rngs`, `fork_rngs` and `with_rngs` say which streams of an object are replaced by
+streams derived from them, and how; they share one way of doing so, in two forms:
+
+* in place (graph mode with graph updates; `with_rngs` has no such form): the streams of
+  the caller's object get the derived keys, and `SplitBackups` put the old ones back,
+* anew (otherwise): the result is a copy of the object with other streams. Variables
+  that were not derived are shared with the input.
+
+Either way each stream gives one key away, so its count is one higher afterwards, and no
+key is drawn twice. All keys are derived before the first stream is changed. Each of the
+three is a decorator as well: without an object, it acts on the arguments of a function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
+
+from graftree import config, errors
+from graftree.annotations import Filter, Path, Predicate
+from graftree.core import filters
+from graftree.core.graph import cloning
+from graftree.core.rng import reseeding, streams
+from graftree.core.rng.streams import RngStream
+from graftree.core.variables.variables import Variable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Derivation: TypeAlias = Callable[[RngStream], RngStream]
+"""Draws from a stream, and makes a new stream of the key."""
+Choice: TypeAlias = Callable[[Path, RngStream], Derivation | None]
+"""Says how the stream at a path is derived; ``None``: it stays as it is."""
+
+# Stands for the object where the functions below are used as decorators.
+_ARGUMENTS: Any = object()
+
+_FORK: Derivation = operator.methodcaller("fork")
+
+
+@overload
+def split_rngs(
+    node: Any,
+    /,
+    *,
+    splits: streams.Size,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def split_rngs(
+    *,
+    splits: streams.Size,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def split_rngs(
+    node: Any = _ARGUMENTS,
+    /,
+    *,
+    splits: streams.Size,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Replaces the keys of random streams by arrays of keys, for mapped axes.
+
+    The new key of a stream is ``jax.random.split(stream(), splits)``, its count zeros
+    of that shape.
+
+    Args:
+        node: An object that holds streams. If left out, the result is a decorator that
+            acts on all arguments of a function for the time of each call.
+        splits: The shape of the new keys; an integer is the size of their only axis.
+        only: Which streams to split: the filter must match both Variables of a stream,
+            so a stream's name, a path filter or `RngState` choose streams.
+        squeeze: Whether to drop the axis again; needs ``splits=1``.
+        graph: Whether ``node`` is a graph, whose shared streams are split once, or a
+            tree; ``None`` means the default in force.
+        graph_updates: Whether, in graph mode, to work in place; ``None`` means the
+            default in force.
+
+    Returns:
+        In place: the `SplitBackups`, which restore the streams with a count that is one
+        higher than before. Otherwise: a new object with the new streams, which shares
+        all other Variables with ``node``; the counts in ``node`` are one higher.
+
+    Raises:
+        ValueError: If ``squeeze`` is set and ``splits`` is not 1, if a stream was split
+            before, or, in tree mode, if a Variable is shared.
+        TraceContextError: If a stream belongs to another trace.
+
+    Example:
+        >>> @nnx.split_rngs(splits=5)
+        ... def create(rngs):
+        ...     return jax.vmap(lambda rngs: rngs.params.normal((2,)))(rngs)
+        >>> create(nnx.Rngs(0)).shape
+        (5, 2)
+    """
+    if squeeze and splits != 1:
+        raise ValueError(
+            f"squeeze=True is only supported for splits=1, got splits={splits}."
+        )
+    matches = _both_variables_match(filters.to_predicate(only))
+    derive = _split_once if squeeze else operator.methodcaller("split", splits)
+
+    def choose(path: Path, stream: RngStream) -> Derivation | None:
+        return derive if matches(path, stream) else None
+
+    return _derive(node, choose, graph, _in_place(graph, graph_updates))
+
+
+@overload
+def fork_rngs(
+    node: Any,
+    /,
+    *,
+    split: streams.Sizes = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def fork_rngs(
+    *,
+    split: streams.Sizes = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def fork_rngs(
+    node: Any = _ARGUMENTS,
+    /,
+    *,
+    split: streams.Sizes = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Replaces random streams by independent ones made of a key drawn from each.
+
+    Args:
+        node: An object that holds streams. If left out, the result is a decorator that
+            acts on all arguments of a function for the time of each call.
+        split: ``None`` forks all streams; a size forks and splits all of them; a
+            mapping of filters to sizes, or to ``None`` for no split, leaves the streams
+            that no filter matches unchanged. The first filter that matches counts; it
+            must match both Variables of a stream.
+        graph: As for `split_rngs`.
+        graph_updates: As for `split_rngs`.
+
+    Returns:
+        As for `split_rngs`: in place `SplitBackups`, otherwise a new object.
+
+    Raises:
+        ValueError: If a stream was split before, or, in tree mode, if a Variable is
+            shared.
+        TraceContextError: If a stream belongs to another trace.
+
+    Example:
+        >>> rngs = nnx.Rngs(params=0, dropout=1)
+        >>> with nnx.fork_rngs(rngs, split={"dropout": 4}):
+        ...     print(rngs.params.key.shape, rngs.dropout.key.shape)
+        () (4,)
+    """
+    sizes = {...: None} if split is None else streams.sizes_by_filter(split)
+    rules = [
+        (_both_variables_match(filters.to_predicate(key)), _split_or_fork(size))
+        for key, size in sizes.items()
+    ]
+
+    def choose(path: Path, stream: RngStream) -> Derivation | None:
+        return next(
+            (derive for matches, derive in rules if matches(path, stream)), None
+        )
+
+    return _derive(node, choose, graph, _in_place(graph, graph_updates))
+
+
+@overload
+def with_rngs(
+    node: Any,
+    /,
+    *,
+    split: streams.Sizes = None,
+    fork: Filter = None,
+    broadcast: streams.Sizes = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+@overload
+def with_rngs(
+    *,
+    split: streams.Sizes = None,
+    fork: Filter = None,
+    broadcast: streams.Sizes = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def with_rngs(
+    node: Any = _ARGUMENTS,
+    /,
+    *,
+    split: streams.Sizes = None,
+    fork: Filter = None,
+    broadcast: streams.Sizes = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Makes a copy of an object with random streams derived from its own.
+
+    Filters are called with the path of a stream and the `RngStream`, so that a string
+    is the name of a stream. Of the filters of one rule the first that matches counts.
+    If several rules match, ``split`` goes before ``broadcast`` before ``fork``, also
+    where the later rule is the more specific one; of the matching filters at most one
+    may be other than ``...`` and ``True``.
+
+    Args:
+        node: An object that holds streams. If left out, the result is a decorator that
+            gives a function copies of all its arguments.
+        split: Streams to split, as for `RngStream.split`: a size for all, or a mapping
+            of filters to sizes.
+        fork: Streams to fork: a filter or a sequence of filters.
+        broadcast: Streams to broadcast, as for `RngStream.broadcast`: a size for all,
+            or a mapping of filters to sizes.
+        only: Restricts all three to the streams that it matches.
+        graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
+            force.
+        graph_updates: Must be off in graph mode; ``None`` means the default in force.
+
+    Returns:
+        A new object with the derived streams, which shares all other Variables with
+        ``node``. The counts of the derived streams in ``node`` are one higher.
+
+    Raises:
+        NotImplementedError: In graph mode with graph updates.
+        ValueError: If specific filters of several rules match one stream, if a stream
+            was split before, or, in tree mode, if a Variable is shared.
+        TraceContextError: If a stream belongs to another trace.
+
+    Example:
+        >>> rngs = nnx.Rngs(params=0, dropout=1, noise=2)
+        >>> new = nnx.with_rngs(
+        ...     rngs,
+        ...     split={"params": 3},
+        ...     broadcast={"dropout": 3},
+        ...     fork=...,
+        ...     graph=False,
+        ... )
+        >>> {name: stream.key.shape for name, stream in sorted(new.items())}
+        {'dropout': (3,), 'noise': (), 'params': (3,)}
+    """
+    if _in_place(graph, graph_updates):
+        raise NotImplementedError(
+            "graph=True and graph_updates=True is not supported for `with_rngs`, which "
+            "always returns a copy.\nPass graph=False or graph_updates=False."
+        )
+    forked = fork if isinstance(fork, (list, tuple)) else (fork,)
+    rules = [
+        *_sized_rules("split", split),
+        *_sized_rules("broadcast", broadcast),
+        *(_Rule("fork", key, filters.to_predicate(key), _FORK) for key in forked),
+    ]
+    allowed = filters.to_predicate(only)
+
+    def choose(path: Path, stream: RngStream) -> Derivation | None:
+        return _choose_rule(rules, path, stream) if allowed(path, stream) else None
+
+    return _derive(node, choose, graph, in_place=False)
+
+
+def _both_variables_match(predicate: Predicate) -> Predicate:
+    """Chooses streams by a filter on their Variables."""
+
+    def matches(path: Path, stream: RngStream) -> bool:
+        return predicate((*path, "key"), stream.key) and predicate(
+            (*path, "count"), stream.count
+        )
+
+    return matches
+
+
+def _split_once(stream: RngStream) -> RngStream:
+    split = stream.split(1)
+    return type(stream)(split.key.get_value()[0], tag=stream.tag)
+
+
+def _split_or_fork(size: streams.Size | None) -> Derivation:
+    return _FORK if size is None else operator.methodcaller("split", size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """One filter given to `with_rngs`, and what it asks for."""
+
+    method: str
+    filter: Filter
+    matches: Predicate
+    derive: Derivation
+
+    @property
+    def is_specific(self) -> bool:
+        return self.filter is not ... and self.filter is not True
+
+
+def _sized_rules(method: str, sizes: streams.Sizes) -> list[_Rule]:
+    return [
+        _Rule(
+            method, key, filters.to_predicate(key), operator.methodcaller(method, size)
+        )
+        for key, size in streams.sizes_by_filter(sizes).items()
+    ]
+
+
+def _choose_rule(
+    rules: list[_Rule], path: Path, stream: RngStream
+) -> Derivation | None:
+    # The first match for each method, in the order of precedence.
+    matching: dict[str, _Rule] = {}
+    for rule in rules:
+        if rule.method not in matching and rule.matches(path, stream):
+            matching[rule.method] = rule
+    if sum(rule.is_specific for rule in matching.values()) > 1:
+        raise ValueError(
+            errors.message(
+                f"RngStream at path {path} matches multiple rules:",
+                where="\n".join(
+                    f"- {rule.method} matches filter {rule.filter!r}"
+                    for rule in matching.values()
+                ),
+                way_out="Let the filters of all rules but one exclude this stream.",
+            )
+        )
+    return next((rule.derive for rule in matching.values()), None)
+
+
+def _in_place(graph: bool | None, graph_updates: bool | None) -> bool:
+    return config.graph_mode(graph) and config.graph_updates(graph_updates)
+
+
+def _derive(node: Any, choose: Choice, graph: bool | None, in_place: bool) -> Any:
+    """Derives streams of ``node``, or makes a decorator that does for arguments."""
+    graph = config.graph_mode(graph)
+    if node is _ARGUMENTS:
+        return functools.partial(
+            _decorate, choose=choose, graph=graph, in_place=in_place
+        )
+    return _derive_in_place(node, choose) if in_place else _derived(node, choose, graph)
+
+
+def _decorate(
+    function: Callable[..., Any], *, choose: Choice, graph: bool, in_place: bool
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def on_derived_streams(*args: Any, **kwargs: Any) -> Any:
+        if in_place:
+            with _derive_in_place((args, kwargs), choose):
+                return function(*args, **kwargs)
+        args, kwargs = _derived((args, kwargs), choose, graph)
+        return function(*args, **kwargs)
+
+    return on_derived_streams
+
+
+def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
+    chosen = _chosen(node, choose, graph=True)
+    for stream, derive in chosen:
+        if stream.key.ref:
+            # On a copy: a draw that is refused must not count.
+            _check_shape(stream.key, derive(cloning.clone(stream)).key)
+    derived = [derive(stream) for stream, derive in chosen]
+    backups, writes = [], []
+    for (stream, _), new in zip(chosen, derived, strict=True):
+        # After the draw: the count restored later is past the key given away now.
+        backups.append((stream, stream.key.get_value(), stream.count.get_value()))
+        writes.append((stream, new.key.get_value(), new.count.get_value()))
+    reseeding.restore_rngs(writes)
+    return reseeding.SplitBackups(backups)
+
+
+def _derived(node: Any, choose: Choice, graph: bool) -> Any:
+    """A copy of ``node`` with derived streams; its other Variables are shared."""
+    copy = cloning.clone(node, variables=False, graph=graph)
+    for stream, derive in _chosen(copy, choose, graph):
+        new = derive(stream)
+        stream.key, stream.count = new.key, new.count
+    return copy
+
+
+def _chosen(
+    node: Any, choose: Choice, graph: bool
+) -> list[tuple[RngStream, Derivation]]:
+    choices = [(s, choose(path, s)) for path, s in reseeding.streams_in(node, graph)]
+    return [(stream, derive) for stream, derive in choices if derive is not None]
+
+
+def _check_shape(old: Variable, new: Variable) -> None:
+    if old.shape != new.shape:
+        raise ValueError(
+            "Cannot split a stream in place whose state is held by refs: a ref of "
+            f"shape {old.shape} can't hold a key of shape {new.shape}.\n"
+            "Pass graph_updates=False to get a new object, or call the method `split` "
+            "of the stream or of its Rngs."
+        )

@@ -1,0 +1,280 @@
+"""FlatState: the leaves of a state as a sequence of (path, leaf), sorted by path.
+
+The paths of a FlatState never change, the list of its leaves is the caller's to write.
+A FlatState that comes from one object is sorted and has each path once; merging keeps
+it sorted, and keeps both entries where two FlatStates have the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import jax
+
+from graftree import errors
+from graftree.annotations import Filter, Path
+from graftree.core import filters as filterlib
+from graftree.core import paths
+from graftree.core.states import nested
+from graftree.core.text import representations, writing
+from graftree.core.variables.variables import Variable
+
+L = TypeVar("L")
+
+
+class FlatState(Sequence[tuple[Path, L]], representations.Representable):
+    """A sequence of ``(path, leaf)`` pairs; a JAX pytree of its leaves.
+
+    Args:
+        items: The pairs.
+        sort: Whether to sort them by path; False takes them as they are.
+
+    Example:
+        >>> flat = nnx.FlatState([(("b",), 2), (("a",), 1)], sort=True)
+        >>> flat.paths, flat.leaves
+        ((('a',), ('b',)), [1, 2])
+        >>> flat[0]
+        (('a',), 1)
+    """
+
+    __slots__ = ("__weakref__", "_leaves", "_paths")
+    _paths: tuple[Path, ...]
+    _leaves: list[L]
+
+    def __init__(self, items: Iterable[tuple[Path, L]], /, *, sort: bool):
+        items = paths.sorted_by_path(items) if sort else list(items)
+        self._paths = tuple([path for path, _ in items])
+        self._leaves = [leaf for _, leaf in items]
+
+    @staticmethod
+    def from_sorted_keys_values(
+        keys: Iterable[Path], values: Iterable[L], /
+    ) -> FlatState[L]:
+        """Makes a FlatState of paths that are sorted already.
+
+        Args:
+            keys: The paths; a tuple is kept, not copied.
+            values: The leaves; a list is kept, not copied.
+
+        Returns:
+            A new FlatState.
+
+        Example:
+            >>> nnx.FlatState.from_sorted_keys_values((("a",),), [1]).leaves
+            [1]
+        """
+        flat = FlatState.__new__(FlatState)
+        flat._paths = keys if type(keys) is tuple else tuple(keys)
+        flat._leaves = values if type(values) is list else list(values)
+        return flat
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths."""
+        return self._paths
+
+    @property
+    def leaves(self) -> list[L]:
+        """The leaves: the list itself, not a copy."""
+        return self._leaves
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __iter__(self) -> Iterator[tuple[Path, L]]:
+        return zip(self._paths, self._leaves, strict=True)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Path, L]: ...
+    @overload
+    def __getitem__(self, index: slice) -> FlatState[L]: ...
+    def __getitem__(self, index: Any) -> Any:
+        chosen = self._paths[index], self._leaves[index]
+        if isinstance(index, slice):
+            return FlatState.from_sorted_keys_values(*chosen)
+        return chosen
+
+    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+        """Yields one entry per pair."""
+        yield writing.Object(type(self), start="([", end="])", kv_sep="")
+        for item in self:
+            yield writing.Attr("", item)
+
+    @staticmethod
+    def merge(flat_state: FlatState[L], /, *flat_states: FlatState[L]) -> FlatState[L]:
+        """Unites FlatStates.
+
+        Args:
+            flat_state: The first one.
+            *flat_states: Others.
+
+        Returns:
+            A new FlatState with all entries, sorted; of equal paths all are kept,
+            later ones last. A single FlatState is returned as it is.
+
+        Example:
+            >>> a, b = nnx.FlatState([(("a",), 1)], sort=True), nnx.FlatState(
+            ...     [(("b",), 2)], sort=True
+            ... )
+            >>> nnx.FlatState.merge(b, a).leaves
+            [1, 2]
+        """
+        if not flat_states:
+            return flat_state
+        parts = (flat_state, *flat_states)
+        return FlatState([item for part in parts for item in part], sort=True)
+
+    def split(self, first: Filter, /, *filters: Filter) -> Any:
+        """Divides the entries into groups that together hold all of them.
+
+        Args:
+            first: The filter of the first group.
+            *filters: The filters of further groups. An entry goes to the first group
+                whose filter matches.
+
+        Returns:
+            A FlatState, or with several filters a tuple with one per filter.
+
+        Raises:
+            ValueError: If an entry matches no filter, or ``...`` is not the last one.
+
+        Example:
+            >>> flat = nnx.FlatState([(("a",), 1), (("b",), 2)], sort=False)
+            >>> a, rest = flat.split(nnx.PathContains("a"), ...)
+            >>> rest.leaves
+            [2]
+        """
+        *groups, rest = self.grouped((first, *filters))
+        if rest:
+            raise ValueError(_remainder_message(rest))
+        return tuple(groups) if filters else groups[0]
+
+    def filter(self, first: Filter, /, *filters: Filter) -> Any:
+        """Divides the entries into groups and leaves out those that match no filter.
+
+        Args:
+            first: The filter of the first group.
+            *filters: The filters of further groups. An entry goes to the first group
+                whose filter matches.
+
+        Returns:
+            A FlatState, or with several filters a tuple with one per filter.
+
+        Raises:
+            ValueError: If ``...`` is not the last filter.
+
+        Example:
+            >>> flat = nnx.FlatState([(("a",), 1), (("b",), 2)], sort=False)
+            >>> flat.filter(nnx.PathContains("a")).leaves
+            [1]
+        """
+        *groups, _ = self.grouped((first, *filters))
+        return tuple(groups) if filters else groups[0]
+
+    def grouped(self, filters: Sequence[Filter]) -> list[FlatState[L]]:
+        """Divides the entries by the first filter that matches.
+
+        Args:
+            filters: One filter per group.
+
+        Returns:
+            One FlatState per filter, and a last one with all other entries.
+
+        Raises:
+            ValueError: If ``...`` stands before another filter.
+
+        Example:
+            >>> flat = nnx.FlatState([(("a",), 1), (("b",), 2)], sort=False)
+            >>> [len(group) for group in flat.grouped([nnx.PathContains("a")])]
+            [1, 1]
+        """
+        predicates = filterlib.filters_to_predicates(filters)
+        groups: list[tuple[list, list]] = [([], []) for _ in range(len(filters) + 1)]
+        numbered = tuple(zip(predicates, groups, strict=False))
+        for path, leaf in zip(self._paths, self._leaves, strict=True):
+            for predicate, (group_paths, group_leaves) in numbered:
+                if predicate(path, leaf):
+                    group_paths.append(path)
+                    group_leaves.append(leaf)
+                    break
+            else:
+                groups[-1][0].append(path)
+                groups[-1][1].append(leaf)
+        return [FlatState.from_sorted_keys_values(*group) for group in groups]
+
+    def to_nested_state(self) -> Any:
+        """Gives the State with these leaves.
+
+        Returns:
+            A new State; of equal paths the last one counts.
+
+        Raises:
+            ValueError: If a path is empty, or leads through the leaf of another path.
+
+        Example:
+            >>> nnx.FlatState([(("a", "b"), 1)], sort=False).to_nested_state()["a"]
+            State({
+              'b': 1
+            })
+        """
+        return _nested_form[0](nested.nest(self))
+
+
+def _remainder_message(rest: FlatState) -> str:
+    shown = [f"{path}: {type(leaf).__name__}" for path, leaf in rest[:20]]
+    if len(rest) > 20:
+        shown.append(f"and {len(rest) - 20} more")
+    return errors.message(
+        f"Non-exhaustive filters, got a non-empty remainder of {len(rest)} leaves:",
+        where="\n".join(shown),
+        way_out="Use `...` as the last filter to match all remaining elements.",
+    )
+
+
+def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
+    """Groups the paths of a state by the values of its leaves.
+
+    Args:
+        state: A nested mapping whose leaves, or the values of whose Variables, can be
+            hashed.
+
+    Returns:
+        A dict from one `PathIn` filter per value to the value.
+
+    Raises:
+        TypeError: If a value can't be hashed.
+
+    Example:
+        >>> nnx.statelib.create_path_filters(nnx.State({"a": 0, "b": None, "c": 0}))
+        {PathIn(('a',),('c',)): 0, PathIn(('b',)): None}
+    """
+    groups: dict[Any, list[Path]] = {}
+    for path, leaf in nested.sorted_leaves(state):
+        value = leaf.get_value() if isinstance(leaf, Variable) else leaf
+        groups.setdefault(value, []).append(path)
+    return {filterlib.PathIn(*group): value for value, group in groups.items()}
+
+
+def register_nested_form(make: Callable[[dict], Any]) -> None:
+    """Tells what nested dicts become in `FlatState.to_nested_state`.
+
+    Args:
+        make: A function of nested dicts; `states.py` gives State, which is defined on
+            top of this file.
+
+    Example:
+        >>> from graftree.core.states import flat_states
+        >>> callable(flat_states.register_nested_form)
+        True
+    """
+    _nested_form[:] = [make]
+
+
+_nested_form: list[Callable[[dict], Any]] = []
+
+jax.tree_util.register_pytree_node(
+    FlatState,
+    lambda flat: (flat.leaves, flat.paths),
+    FlatState.from_sorted_keys_values,
+)

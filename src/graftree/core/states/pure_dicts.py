@@ -1,0 +1,204 @@
+"""States as plain nested dicts of values, the form in which checkpoints keep them.
+
+The functions take any nested mapping of leaves: a State, a dict, a GraphState.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax, errors
+from graftree.annotations import Key, Path
+from graftree.core.states import nested
+from graftree.core.variables import values
+from graftree.core.variables.variables import Variable
+
+
+def to_pure_dict(
+    state: Mapping, extract_fn: Callable[[Any], Any] | None = None
+) -> dict[Key, Any]:
+    """Turns a state into nested dicts without Variables.
+
+    Args:
+        state: A State or another nested mapping.
+        extract_fn: What to make of a leaf; by default a Variable gives its value, and
+            other leaves stay.
+
+    Returns:
+        New nested dicts, sorted by key, without empty ones.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping.
+
+    Example:
+        >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
+        {'a': {'b': 1}}
+    """
+    extract = _value if extract_fn is None else extract_fn
+    return nested.nest(
+        [(path, extract(leaf)) for path, leaf in nested.sorted_leaves(state)]
+    )
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+
+def replace_by_pure_dict(
+    state: Mapping,
+    pure_dict: Mapping,
+    replace_fn: Callable[[Any, Any], Any] | None = None,
+) -> None:
+    """Replaces leaves of a state by those of a nested dict, in place.
+
+    A Variable is not written: a new one takes its place in the state, so an object
+    that shares it is not touched.
+
+    Args:
+        state: The state to change; values and shapes need not be those of before, and
+            leaves that ``pure_dict`` does not have stay.
+        pure_dict: Nested dicts of new values. A string may stand for an integer key.
+        replace_fn: A function of old leaf and new value that gives the new leaf; by
+            default ``old.replace(new)`` if there is such a method, else the new value.
+
+    Raises:
+        ValueError: If ``pure_dict`` has a path that ``state`` does not have; nothing
+            is changed then.
+
+    Example:
+        >>> state = nnx.State({"layers": {0: nnx.Param(1)}})
+        >>> nnx.replace_by_pure_dict(state, {"layers": {"0": 2}})
+        >>> state["layers"][0].get_value()
+        2
+    """
+    replace = _replaced if replace_fn is None else replace_fn
+    found: list[tuple[Any, Key, Any]] = []
+    _match(nested.raw_mapping(state), nested.raw_mapping(pure_dict), (), found)
+    made = [(mapping, key, replace(mapping[key], new)) for mapping, key, new in found]
+    for mapping, key, leaf in made:
+        mapping[key] = leaf
+
+
+def _replaced(old: Any, new: Any) -> Any:
+    # Strings have a method of that name which does something else.
+    if isinstance(old, str) or not hasattr(old, "replace"):
+        return new
+    return old.replace(new)
+
+
+def _match(
+    state: Mapping, pure: Mapping, path: Path, found: list[tuple[Any, Key, Any]]
+) -> None:
+    """Lists (mapping, key, new value) for each leaf of ``pure``."""
+    for key, new in pure.items():
+        if isinstance(new, Mapping) and not any(True for _ in nested.leaves(new)):
+            continue
+        here = (*path, key)
+        key = _matching_key(state, key)
+        if key not in state:
+            raise _unknown(here)
+        old = state[key]
+        if isinstance(old, Mapping):
+            if not isinstance(new, Mapping):
+                raise _unknown(here)
+            _match(nested.raw_mapping(old), new, here, found)
+        elif isinstance(new, Mapping) and not _holds_mapping(old):
+            raise _unknown((*here, next(iter(new))))
+        else:
+            found.append((state, key, new))
+
+
+def _holds_mapping(leaf: Any) -> bool:
+    return isinstance(leaf, Variable) and isinstance(leaf.get_raw_value(), Mapping)
+
+
+def _matching_key(state: Mapping, key: Key) -> Key:
+    return key if key in state else _restored_key(key)
+
+
+def _unknown(path: Path) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"key in pure_dict not available in state: {path}",
+            way_out="Rename or remove the entry, or make the state from the same "
+            "model as the dict.",
+        )
+    )
+
+
+def unboxed(value: Any) -> Any:
+    """The array in ``{"value": array}``; anything else as it is.
+
+    So a checkpoint that was restored without types writes a Variable.
+
+    Example:
+        >>> from graftree.core.states import pure_dicts
+        >>> pure_dicts.unboxed({"value": jnp.array(1)}), pure_dicts.unboxed({"a": 1})
+        (Array(1, dtype=int32, weak_type=True), {'a': 1})
+    """
+    if isinstance(value, Mapping) and len(value) == 1:
+        inner = value.get("value")
+        if isinstance(inner, (jax.Array, np.ndarray)) or values.is_stand_in(inner):
+            return inner
+    return value
+
+
+def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
+    """Turns keys that are integers written as strings into integers.
+
+    Args:
+        pure_dict: Nested dicts, e.g. from a checkpoint that knows string keys only.
+
+    Returns:
+        New nested dicts, without empty ones.
+
+    Raises:
+        TypeError: If ``pure_dict`` is not a mapping.
+
+    Example:
+        >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
+        {'layers': {0: 1, 1: 2}}
+    """
+    return nested.nest(
+        [
+            (tuple(map(_restored_key, path)), leaf)
+            for path, leaf in nested.leaves(nested.raw_mapping(pure_dict))
+        ]
+    )
+
+
+def _restored_key(key: Key) -> Key:
+    if not isinstance(key, str):
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        return key
+
+
+def as_pure(tree: Any) -> Any:
+    """Replaces each Variable by its raw value, and each ref by its array.
+
+    Args:
+        tree: Any pytree: a State, an object, a Variable.
+
+    Returns:
+        The same structure with plain values.
+
+    Example:
+        >>> pure = nnx.as_pure(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+        >>> pure["bias"]
+        Array([0., 0., 0.], dtype=float32)
+    """
+    return jax.tree.map(_pure, tree, is_leaf=lambda x: isinstance(x, Variable))
+
+
+def _pure(x: Any) -> Any:
+    if isinstance(x, Variable):
+        raw = x.get_raw_value()
+        return raw if isinstance(raw, jax.Array) else as_pure(raw)
+    return x[...] if _jax.is_ref(x) else x

@@ -1,0 +1,501 @@
+"""State: the leaves of an object in nested mappings, without its structure.
+
+A State wraps plain nested dicts: reading a sub-mapping gives a view of the inner dict,
+so writes go through, and storing a State stores its dict. Leaves are passed on as they
+are, so that the Variables in the state of an object are the object's own. Listings and
+JAX follow the order of `paths.sort_key`. The functions of this file take any mapping
+where they take a State; empty sub-mappings vanish in what they return.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+import jax
+
+from graftree.annotations import Filter, Key, Path
+from graftree.core import paths
+from graftree.core.states import flat_states, nested, pure_dicts
+from graftree.core.states.flat_states import FlatState
+from graftree.core.text import representations, writing
+
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S", bound="State")
+
+
+def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a method warn and name the function that its docstring refers to."""
+
+    @functools.wraps(method)
+    def warning(*args: Any, **kwargs: Any) -> Any:
+        function = method.__doc__.split("`")[1]
+        warnings.warn(
+            f"State.{method.__name__} is deprecated, since a plain dict is to replace "
+            f"State: use {function} instead.",
+            DeprecationWarning,
+            # This line, so that Python shows it only to those who ask for warnings:
+            # programs that run without a word elsewhere stay silent here.
+            stacklevel=1,
+        )
+        return method(*args, **kwargs)
+
+    return warning
+
+
+class State(MutableMapping[K, V], representations.Representable):
+    """A nested mapping of leaves, with access by item and by attribute.
+
+    A JAX pytree whose children are sorted by key. Subclasses are registered, too, and
+    their sub-mappings are read as the subclass.
+
+    Args:
+        mapping: A mapping or an iterable of pairs. Sub-mappings are shared, not copied.
+        _copy: Whether to copy the top level; False wraps the very dict given.
+
+    Raises:
+        ValueError: If ``_copy=False`` and ``mapping`` is not a dict.
+
+    Example:
+        >>> state = nnx.State({"linear": {"bias": 1}})
+        >>> state.linear.bias = 2
+        >>> state["linear"]["bias"]
+        2
+    """
+
+    __slots__ = ("__weakref__", "_mapping")
+
+    def __init__(
+        self,
+        mapping: Mapping[K, Any] | Iterable[tuple[K, Any]],
+        /,
+        *,
+        _copy: bool = True,
+    ):
+        if _copy:
+            if isinstance(mapping, Mapping):
+                mapping = nested.raw_mapping(mapping)
+            mapping = {key: _unwrapped(value) for key, value in dict(mapping).items()}
+        elif not isinstance(mapping, dict):
+            raise ValueError(
+                "Expected a dictionary when `_copy=False`, got "
+                f"{type(mapping).__name__} instead."
+            )
+        _set_mapping(self, mapping)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _register(cls)
+
+    @property
+    def raw_mapping(self) -> dict[K, Any]:
+        """The nested dicts that are wrapped: no copy."""
+        return self._mapping
+
+    def __getitem__(self, key: K) -> Any:
+        value = self._mapping[key]
+        return _view(type(self), value) if isinstance(value, dict) else value
+
+    def __setitem__(self, key: K, value: Any) -> None:
+        self._mapping[key] = _unwrapped(value)
+
+    def __delitem__(self, key: K) -> None:
+        del self._mapping[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._mapping
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._mapping)
+
+    def __len__(self) -> int:
+        return len(self._mapping)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_mapping":  # asked for before __init__: not by way of itself
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"No attribute '{name}' in State") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._mapping:
+            raise AttributeError(f"No attribute '{name}' in State")
+        del self._mapping[name]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, State):
+            return self._mapping == other._mapping
+        return self._mapping == other if isinstance(other, dict) else NotImplemented
+
+    def __or__(self: S, other: Mapping) -> S:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return merge_state(self, other, cls=type(self)) if other else self
+
+    def __ror__(self: S, other: Mapping) -> S:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return merge_state(type(self)(other), self, cls=type(self))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._mapping,)
+
+    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+        """Yields one entry per item; sub-mappings stand without a class name."""
+        return _items_repr(type(self), self._mapping, "({", "})")
+
+    # The methods of older programs.
+
+    @_deprecated
+    def map(self, f: Callable[[Path, V], Any]) -> State:
+        """Older form of `nnx.map_state`."""
+        return map_state(f, self)
+
+    @_deprecated
+    def flat_state(self) -> FlatState[V]:
+        """Older form of `nnx.to_flat_state`."""
+        return to_flat_state(self)
+
+    @classmethod
+    @_deprecated
+    def from_flat_path(cls, flat_state: Any, /) -> State:
+        """Older form of `nnx.from_flat_state`."""
+        return from_flat_state(flat_state, cls=cls)
+
+    @_deprecated
+    def to_pure_dict(
+        self, extract_fn: Callable[[Any], Any] | None = None
+    ) -> dict[Key, Any]:
+        """Older form of `nnx.to_pure_dict`."""
+        return pure_dicts.to_pure_dict(self, extract_fn)
+
+    @_deprecated
+    def replace_by_pure_dict(
+        self,
+        pure_dict: Mapping,
+        replace_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Older form of `nnx.replace_by_pure_dict`."""
+        pure_dicts.replace_by_pure_dict(self, pure_dict, replace_fn)
+
+    @_deprecated
+    def split(self, first: Filter, /, *filters: Filter) -> Any:
+        """Older form of `nnx.split_state`."""
+        return split_state(self, first, *filters)
+
+    @_deprecated
+    def filter(self, first: Filter, /, *filters: Filter) -> Any:
+        """Older form of `nnx.filter_state`."""
+        return filter_state(self, first, *filters)
+
+    @staticmethod
+    @_deprecated
+    def merge(state: Mapping, /, *states: Mapping) -> State:
+        """Older form of `nnx.merge_state`."""
+        return merge_state(state, *states)
+
+    @_deprecated
+    def __sub__(self, other: Mapping) -> State:
+        """Older form of `nnx.statelib.diff`."""
+        return diff(self, other)
+
+
+_set_mapping = State._mapping.__set__
+
+
+def _unwrapped(value: Any) -> Any:
+    return value._mapping if isinstance(value, State) else value
+
+
+def _view(cls: type[S], mapping: dict) -> S:
+    """A State over a dict, without the checks of the constructor."""
+    state = cls.__new__(cls)
+    _set_mapping(state, mapping)
+    return state
+
+
+def _items_repr(
+    name: str | type, mapping: Mapping, start: str, end: str
+) -> Iterator[writing.Object | writing.Attr]:
+    frame, *items = representations.mapping_items(name, mapping, start, end)
+    yield frame
+    for key, item in zip(mapping, items, strict=True):
+        value = mapping[key]
+        is_nested = isinstance(value, (dict, State))
+        yield writing.Attr(item.key, _NestedRepr(value)) if is_nested else item
+
+
+class _NestedRepr(representations.Representable):
+    """A sub-mapping of a State in its text."""
+
+    def __init__(self, mapping: Mapping):
+        self.mapping = nested.raw_mapping(mapping)
+
+    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+        return _items_repr("", self.mapping, "{", "}")
+
+
+# ----------------------------------------------------------------- State as a pytree
+
+
+def _register(cls: type[State]) -> None:
+    jax.tree_util.register_pytree_with_keys(
+        cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
+    )
+
+
+def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:
+    mapping = state._mapping
+    keys = tuple(paths.sorted_keys(mapping))
+    # Inner dicts are left to JAX, which is much faster, unless it can't sort them.
+    if _jax_can_sort(mapping):
+        return [mapping[key] for key in keys], keys
+    return [state[key] for key in keys], keys
+
+
+def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Any]], tuple[Key, ...]]:
+    children, keys = _flatten(state)
+    entries = map(jax.tree_util.DictKey, keys)
+    return list(zip(entries, children, strict=True)), keys
+
+
+def _jax_can_sort(mapping: Mapping) -> bool:
+    """Whether JAX would take all dicts in a mapping, and in our order."""
+    for value in mapping.values():
+        if not isinstance(value, dict):
+            continue
+        if type(value) is not dict or not _jax_can_sort(value):
+            return False
+        if not all(type(key) is str for key in value):
+            try:
+                sorted(value)
+            except TypeError:
+                return False
+    return True
+
+
+def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> S:
+    pairs = zip(keys, children, strict=True)
+    return _view(cls, {key: _unwrapped(c) if type(c) is cls else c for key, c in pairs})
+
+
+_register(State)
+flat_states.register_nested_form(functools.partial(_view, State))
+
+
+# --------------------------------------------------------------------- functions
+
+
+def to_flat_state(state: Mapping) -> FlatState:
+    """Lists the leaves of a state, sorted by path.
+
+    Args:
+        state: A State, a GraphState or another nested mapping.
+
+    Returns:
+        A new FlatState of the same leaves.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping.
+
+    Example:
+        >>> nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})).paths
+        (('a',), ('b', 'c'))
+    """
+    return FlatState(nested.sorted_leaves(state), sort=False)
+
+
+def from_flat_state(
+    flat_state: FlatState | Mapping[Path, Any] | Iterable[tuple[Path, Any]],
+    *,
+    cls: type[S] = State,
+) -> S:
+    """Builds a state from paths and leaves.
+
+    Args:
+        flat_state: A FlatState, a mapping from paths to leaves, or an iterable of
+            ``(path, leaf)`` pairs. Of equal paths the last one counts.
+        cls: The class of the result.
+
+    Returns:
+        A new state of the same leaves.
+
+    Raises:
+        ValueError: If a path is empty, or leads through the leaf of another path.
+
+    Example:
+        >>> nnx.from_flat_state({("a", "b"): 1})
+        State({
+          'a': {
+            'b': 1
+          }
+        })
+    """
+    if isinstance(flat_state, Mapping):
+        flat_state = flat_state.items()
+    return cls(nested.nest(flat_state), _copy=False)
+
+
+def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
+    """Applies a function to every leaf of a state.
+
+    Args:
+        f: A function of path and leaf; a Variable is passed itself, not its value.
+        state: A State, a GraphState or another nested mapping.
+
+    Returns:
+        A new State of the results.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping.
+
+    Example:
+        >>> nnx.map_state(lambda path, leaf: leaf + 1, nnx.State({"a": 1}))
+        State({
+          'a': 2
+        })
+    """
+    return from_flat_state(
+        [(path, f(path, leaf)) for path, leaf in nested.sorted_leaves(state)]
+    )
+
+
+def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
+    """Divides the leaves of a state into groups that together hold all of them.
+
+    Args:
+        state: A State, a GraphState or another nested mapping.
+        first: The filter of the first group.
+        *filters: The filters of further groups. A leaf goes to the first group whose
+            filter matches.
+
+    Returns:
+        A new State, or with several filters a tuple with one per filter; the leaves
+        are shared.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping, or something is no filter.
+        ValueError: If a leaf matches no filter, or ``...`` is not the last one.
+
+    Example:
+        >>> state = nnx.State({"a": nnx.Param(1), "b": nnx.Cache(2)})
+        >>> params, rest = nnx.split_state(state, nnx.Param, ...)
+        >>> list(params), list(rest)
+        (['a'], ['b'])
+    """
+    groups = to_flat_state(state).split(first, *filters)
+    return _nested(groups)
+
+
+def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
+    """Divides the leaves of a state and leaves out those that match no filter.
+
+    Args:
+        state: A State, a GraphState or another nested mapping.
+        first: The filter of the first group.
+        *filters: The filters of further groups. A leaf goes to the first group whose
+            filter matches.
+
+    Returns:
+        A new State, or with several filters a tuple with one per filter; the leaves
+        are shared.
+
+    Raises:
+        TypeError: If ``state`` is not a mapping, or something is no filter.
+        ValueError: If ``...`` is not the last filter.
+
+    Example:
+        >>> state = nnx.State({"a": nnx.Param(1), "b": nnx.Cache(2)})
+        >>> list(nnx.filter_state(state, nnx.Param))
+        ['a']
+    """
+    return _nested(to_flat_state(state).filter(first, *filters))
+
+
+def _nested(groups: FlatState | tuple[FlatState, ...]) -> Any:
+    if isinstance(groups, tuple):
+        return tuple(map(from_flat_state, groups))
+    return from_flat_state(groups)
+
+
+def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
+    """Unites states, sub-mappings included.
+
+    Args:
+        state: The first state: a State, a GraphState or another nested mapping.
+        *states: Others; of equal paths the last one counts.
+        cls: The class of the result.
+
+    Returns:
+        A new state of the same leaves; a single State of class ``cls`` as it is.
+
+    Raises:
+        TypeError: If something is not a mapping.
+        ValueError: If there is a leaf where a later state has a sub-mapping.
+
+    Example:
+        >>> nnx.merge_state(nnx.State({"a": 1, "b": 2}), {"b": 3})
+        State({
+          'a': 1,
+          'b': 3
+        })
+    """
+    if not states:
+        return state if isinstance(state, cls) else cls(nested.raw_mapping(state))
+    merged: dict = {}
+    for part in (state, *states):
+        _merge_into(merged, nested.raw_mapping(part), ())
+    return cls(merged, _copy=False)
+
+
+def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
+    for key, value in part.items():
+        if not isinstance(value, Mapping):
+            merged[key] = value
+            continue
+        inner = merged.get(key, _ABSENT)
+        known = {} if inner is _ABSENT else inner
+        if type(known) is dict:
+            _merge_into(known, nested.raw_mapping(value), (*path, key))
+            if known:
+                merged[key] = known
+        elif nested.leaves(value):
+            raise nested.conflict((*path, key), known)
+
+
+_ABSENT = object()
+
+
+def diff(state: Mapping, other: Mapping) -> State:
+    """Keeps the leaves of a state whose paths another one does not have.
+
+    Args:
+        state: A State, a GraphState or another nested mapping.
+        other: Another; only its paths matter.
+
+    Returns:
+        A new State of the same leaves; ``state`` itself if ``other`` is empty.
+
+    Raises:
+        TypeError: If one of them is not a mapping.
+
+    Example:
+        >>> nnx.statelib.diff(nnx.State({"a": 1, "b": 2}), nnx.State({"a": 3}))
+        State({
+          'b': 2
+        })
+    """
+    if not nested.raw_mapping(other):
+        return state
+    known = {path for path, _ in nested.sorted_leaves(other)}
+    return from_flat_state(
+        [item for item in nested.sorted_leaves(state) if item[0] not in known]
+    )

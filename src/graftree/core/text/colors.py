@@ -1,0 +1,95 @@
+"""The colours of text on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+
+class Color(NamedTuple):
+    """The escape codes that begin each kind of text, and the one that ends them all.
+
+    Example:
+        >>> from graftree.core.text import colors
+        >>> colors.NO_COLOR.TYPE
+        ''
+    """
+
+    TYPE: str = ""
+    ATTRIBUTE: str = ""
+    SEP: str = ""
+    PAREN: str = ""
+    COMMENT: str = ""
+    INT: str = ""
+    STRING: str = ""
+    FLOAT: str = ""
+    BOOL: str = ""
+    NONE: str = ""
+    END: str = ""
+
+
+NO_COLOR = Color()
+# Of the sixteen basic colours, which every terminal shows in its own scheme.
+COLOR = Color(
+    TYPE="\033[36m",
+    ATTRIBUTE="\033[94m",
+    SEP="\033[37m",
+    PAREN="\033[33m",
+    COMMENT="\033[90m",
+    INT="\033[32m",
+    STRING="\033[91m",
+    FLOAT="\033[32m",
+    BOOL="\033[34m",
+    NONE="\033[34m",
+    END="\033[0m",
+)
+
+
+def supports_color() -> bool:
+    """Tells whether ``str`` is coloured: on a terminal and in IPython.
+
+    Returns:
+        False also if the environment variable ``NO_COLOR`` is set.
+
+    Example:
+        >>> from graftree.core.text import colors
+        >>> isinstance(colors.supports_color(), bool)
+        True
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
+        return True
+    return bool(getattr(sys.stdout, "isatty", bool)())
+
+
+def default() -> Color:
+    """Gives the colours for output to the user: none where they would not show.
+
+    Example:
+        >>> from graftree.core.text import colors
+        >>> colors.default() in (colors.COLOR, colors.NO_COLOR)
+        True
+    """
+    return COLOR if supports_color() else NO_COLOR
+
+
+def remove(text: str) -> str:
+    """Takes all colours out of a text.
+
+    Args:
+        text: A text written in `COLOR`.
+
+    Returns:
+        The plain text.
+
+    Example:
+        >>> from graftree.core.text import colors
+        >>> colors.remove(colors.COLOR.TYPE + "Linear" + colors.COLOR.END)
+        'Linear'
+    """
+    for code in COLOR:
+        text = text.replace(code, "")
+    return text

@@ -1,0 +1,375 @@
+"""What a Variable carries besides its value, and how initializers hand it over.
+
+Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
+can be shared between Variables and skeletons without copies, and "did the metadata
+change?" is a comparison by identity in the usual case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from graftree.core import imprints
+from graftree.core.variables import defaults, sharding
+
+HOOKS = (
+    "on_get_value",
+    "on_set_value",
+    "on_create_value",
+    "on_add_axis",
+    "on_remove_axis",
+)
+
+REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
+
+# The hooks that the classes of Variables define.
+class_hooks: dict[Any, dict[str, Callable[..., Any]]] = {}
+
+# The hooks of a Variable get it first, then the value, or an index and a name.
+GetValueHook = Callable[[Any, Any], Any]
+SetValueHook = Callable[[Any, Any], Any]
+CreateValueHook = Callable[[Any, Any], Any]
+AddAxisHook = Callable[[Any, int, str | None], None]
+RemoveAxisHook = Callable[[Any, int, str | None], None]
+
+# Older metadata keys and the key that took their place.
+_RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
+
+# Older flags and those they set. Programs that write ``is_hijax=True`` expect writes
+# inside plain JAX transforms to propagate, which is what a ref does.
+_OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
+
+# What a Variable keeps when it takes over the metadata of another one.
+_OWN = ("hijax", "ref", "mutable")
+
+
+class HashableMapping(Mapping[str, Any]):
+    """An immutable mapping that compares by content and can be hashed.
+
+    Hashing needs hashable values. Values that are arrays compare element-wise, others
+    by type and value: ``1`` is not ``True`` here.
+
+    Example:
+        >>> from graftree.core.variables.metadata import HashableMapping
+        >>> HashableMapping({"a": 1, "b": 2}) == HashableMapping({"b": 2, "a": 1})
+        True
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_hash", "get")
+
+    def __init__(self, entries: Mapping[str, Any], /) -> None:
+        self._entries = dict(entries)
+        self._hash: int | None = None
+        # That of the dict, in C: each read and write of a Variable asks.
+        self.get = self._entries.get
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self._entries.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, HashableMapping):
+            return NotImplemented
+        mine, theirs = self._entries, other._entries
+        return mine.keys() == theirs.keys() and all(
+            value is theirs[key]
+            or (
+                imprints.imprint(value) == imprints.imprint(theirs[key])
+                and same_value(value, theirs[key])
+            )
+            for key, value in mine.items()
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._entries!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._entries,)
+
+    def with_entry(self, key: str, value: Any) -> Self:
+        """A mapping of the same type in which ``key`` has this value."""
+        return type(self)({**self._entries, key: value})
+
+    def without(self, key: str) -> Self:
+        """A mapping of the same type that lacks ``key``."""
+        return type(self)({k: v for k, v in self._entries.items() if k != key})
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
+    if a is b:
+        return True
+    if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
+        if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+            return False
+        return np.array_equal(np.asarray(a), np.asarray(b))
+    try:
+        return bool(a == b)
+    except ValueError:
+        # A container whose elements compare to arrays; only identity could decide.
+        return False
+
+
+def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Gives entries under older names their current name, with a warning."""
+    for old, new in _RENAMED.items():
+        if old in metadata:
+            warnings.warn(
+                f"The metadata {old!r} is deprecated, use {new!r} instead.",
+                DeprecationWarning,
+                # This line: see `states`. The documented spelling is still the old one.
+                stacklevel=1,
+            )
+            metadata[new] = metadata.pop(old)
+    return metadata
+
+
+def take_older_flags(entries: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Moves flags under older names out of ``entries``; a current flag wins."""
+    for older in _OLDER_FLAGS.keys() & entries.keys():
+        value = entries.pop(older)
+        for flag in _OLDER_FLAGS[older]:
+            if flags.get(flag) is None:
+                flags[flag] = value
+
+
+def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
+    """Applies one hook or several, left to right, each to the result of the last.
+
+    Args:
+        hooks: A callable, or a sequence of callables ``(variable, *args) -> value``.
+        variable: The Variable that is read, written or made.
+        *args: The value, or the index and name of an axis.
+
+    Returns:
+        The result of the last hook.
+    """
+    value = args[0] if args else None
+    for hook in hooks if isinstance(hooks, (tuple, list)) else (hooks,):
+        value = hook(variable, *args)
+        if len(args) == 1:
+            args = (value,)
+    return value
+
+
+def _as_hooks(hooks: Any) -> tuple[Callable[..., Any], ...]:
+    return (hooks,) if callable(hooks) else tuple(hooks)
+
+
+@dataclasses.dataclass
+class VariableMetadata:
+    """A value together with the metadata that its Variable shall get.
+
+    Initializers wrapped by `with_metadata` return it; a Variable takes it apart.
+
+    Attributes:
+        raw_value: The value.
+        on_set_value: Hooks; so are the next four.
+        metadata: Further metadata entries.
+
+    Example:
+        >>> boxed = nnx.VariableMetadata(jnp.ones(2), metadata={"tag": "x"})
+        >>> nnx.Param(boxed).tag
+        'x'
+    """
+
+    raw_value: Any
+    on_set_value: tuple[Callable[..., Any], ...] = ()
+    on_get_value: tuple[Callable[..., Any], ...] = ()
+    on_create_value: tuple[Callable[..., Any], ...] = ()
+    on_add_axis: tuple[Callable[..., Any], ...] = ()
+    on_remove_axis: tuple[Callable[..., Any], ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def with_metadata(
+    initializer: Callable[..., Any],
+    on_set_value: Any = (),
+    on_get_value: Any = (),
+    on_create_value: Any = (),
+    on_add_axis: Any = (),
+    on_remove_axis: Any = (),
+    **metadata: Any,
+) -> Callable[..., VariableMetadata]:
+    """Wraps an initializer so that the Variable made from its value gets metadata.
+
+    Args:
+        initializer: Called with the arguments of the wrapper.
+        on_set_value: One hook or a sequence of hooks (deprecated); so are the next
+            four.
+        on_get_value: See ``on_set_value``.
+        on_create_value: See ``on_set_value``.
+        on_add_axis: See ``on_set_value``.
+        on_remove_axis: See ``on_set_value``.
+        **metadata: Entries of the Variable's metadata, e.g. ``out_sharding``.
+
+    Returns:
+        A function with the arguments of ``initializer`` that returns a
+        `VariableMetadata`.
+
+    Example:
+        >>> init = nnx.with_metadata(nnx.initializers.ones, tag="x")
+        >>> nnx.Param(init(jax.random.key(0), (2,))).get_metadata("tag")
+        'x'
+    """
+    given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
+    hooks = [_as_hooks(hook) for hook in given]
+    if any(hooks):
+        warn_about_hooks(stacklevel=3)
+
+    @functools.wraps(initializer)
+    def boxed(*args: Any, **kwargs: Any) -> VariableMetadata:
+        value = initializer(*args, **kwargs)
+        return VariableMetadata(value, *hooks, metadata=dict(metadata))
+
+    return boxed
+
+
+def warn_about_hooks(stacklevel: int) -> None:
+    """Warns that value and axis hooks are deprecated."""
+    warnings.warn(
+        "Hooks on Variables are deprecated: override get_value/set_value in a "
+        "subclass of Variable instead.",
+        UserWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+# What the arguments of a Variable become.
+
+
+def absorb(
+    boxed: VariableMetadata, flags: dict[str, Any], metadata: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Takes a VariableMetadata apart; its entries win over the keyword metadata."""
+    own = dict(boxed.metadata)
+    for key in flags:
+        given = own.pop(key, None)
+        if given is None:
+            continue
+        if flags[key] is not None and flags[key] != given:
+            raise ValueError(
+                f"Conflicting values of `{key}`: {flags[key]} as an argument, {given} "
+                "in the metadata of the value."
+            )
+        flags[key] = given
+    hooks = {
+        hook: getattr(boxed, hook)
+        for hook in HOOKS
+        if getattr(boxed, hook) and hook not in metadata
+    }
+    return boxed.raw_value, flags, {**metadata, **own, **hooks}
+
+
+_DEFAULTS: dict[str, Callable[[], bool]] = {
+    "hijax": defaults.use_hijax.current_value,
+    "ref": defaults.use_refs.current_value,
+    "eager_sharding": sharding.use_eager_sharding.current_value,
+}
+
+
+def fill_defaults(flags: dict[str, Any]) -> None:
+    """Puts the defaults now in force in the place of missing flags."""
+    for flag, default in _DEFAULTS.items():
+        if flags[flag] is None:
+            flags[flag] = default()
+
+
+# The metadata of Variables without entries of their own, shared by all of them.
+_PLAIN = {
+    eager: HashableMapping({"hijax": False, "ref": False, "eager_sharding": eager})
+    for eager in (True, False)
+}
+
+
+def complete(
+    cls: Any, flags: dict[str, Any], metadata: dict[str, Any]
+) -> HashableMapping:
+    """All metadata of a new Variable: the user's, the flags, the hooks of its class."""
+    hooks = class_hooks[cls]
+    if not metadata and not hooks and not (flags["hijax"] or flags["ref"]):
+        return _PLAIN[flags["eager_sharding"]]
+    entries = {**rename_old_keys(metadata), **flags}
+    for hook, function in hooks.items():
+        entries.setdefault(hook, function)
+    if any(hook in entries for hook in HOOKS):
+        warn_about_hooks(stacklevel=3)
+    return HashableMapping(entries)
+
+
+def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMapping:
+    """The metadata of a copy with other entries; ``mutable=True`` undoes ``False``."""
+    if not updates:
+        return current
+    take_older_flags(updates, updates)
+    entries = {**current, **updates}
+    if updates.get("mutable"):
+        del entries["mutable"]
+    return HashableMapping(entries)
+
+
+def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapping:
+    """The metadata of a Variable after an update by the state of another one."""
+    entries = {key: value for key, value in other.items() if key != "mutable"}
+    entries |= {key: current[key] for key in _OWN if key in current}
+    return HashableMapping(entries)
+
+
+def changed(
+    current: Mapping[str, Any], args: tuple[Any, ...], entries: Mapping[str, Any]
+) -> HashableMapping:
+    """The metadata after ``Variable.set_metadata(*args, **entries)``.
+
+    Raises:
+        TypeError: If the arguments are none of its three forms.
+        ValueError: If an entry would change that is fixed.
+    """
+    if (args and entries) or len(args) > 2 or not (args or entries):
+        raise TypeError(
+            "set_metadata takes one dict, a name and a value, or keywords; got "
+            f"{len(args)} positional and {len(entries)} keyword arguments."
+        )
+    if len(args) == 1 and not isinstance(args[0], Mapping):
+        raise TypeError(
+            "set_metadata takes a dict if it takes one argument; got "
+            f"{type(args[0]).__name__}."
+        )
+    if len(args) == 1:
+        fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
+        kept = {key: current[key] for key in current if key in REQUIRED}
+        updated = kept | rename_old_keys(dict(args[0]))
+    else:
+        fixed = ("hijax", "ref")
+        if args:
+            name, value = args
+            entries = {name: value}
+        updated = dict(current) | rename_old_keys(dict(entries))
+    for key in fixed:
+        if updated[key] != current[key]:
+            raise ValueError(
+                f"Cannot change `{key}` metadata: expected {current[key]}, got "
+                f"{updated[key]}.\nUse variable.copy({key}={updated[key]})."
+            )
+    return HashableMapping(updated)

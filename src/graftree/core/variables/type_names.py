@@ -1,0 +1,130 @@
+"""Names of Variable types, and back: ``"params"`` is `Param`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+from graftree.core.variables.variables import (
+    MISSING,
+    BatchStat,
+    Cache,
+    Intermediate,
+    Param,
+    Perturbation,
+    Variable,
+)
+
+V = TypeVar("V", bound=type[Variable[Any]])
+
+# A type may have several names; its own is the first.
+TYPES: dict[str, type[Variable[Any]]] = {
+    "params": Param,
+    "batch_stats": BatchStat,
+    "cache": Cache,
+    "intermediates": Intermediate,
+    "perturbations": Perturbation,
+}
+
+
+def variable_type_from_name(
+    name: str,
+    /,
+    *,
+    base: type[Variable[Any]] = Variable,
+    allow_register: bool = False,
+) -> type[Variable[Any]]:
+    """The Variable type of a name.
+
+    Args:
+        name: A registered name.
+        base: The base class of a type that is made.
+        allow_register: Whether to make and register a type for an unknown name.
+
+    Raises:
+        ValueError: If the name is unknown and may not be registered.
+
+    Example:
+        >>> nnx.variable_type_from_name("params").__name__
+        'Param'
+    """
+    if name not in TYPES:
+        if not allow_register:
+            raise ValueError(
+                f"There is no Variable type named {name!r}; the names are "
+                f"{sorted(TYPES)}.\nRegister one with nnx.register_variable_name("
+                f"{name!r}, type), or pass allow_register=True."
+            )
+        TYPES[name] = cast(Any, type(base))(name, (base,), {})
+    return TYPES[name]
+
+
+def variable_name_from_type(
+    typ: type[Variable[Any]], /, *, allow_register: bool = False
+) -> str:
+    """The first name of a Variable type.
+
+    Args:
+        typ: Exactly this type; subclasses have names of their own.
+        allow_register: Whether to register an unknown type under its class name.
+
+    Raises:
+        ValueError: If the type has no name, or its class name means another type.
+
+    Example:
+        >>> nnx.variable_name_from_type(nnx.BatchStat)
+        'batch_stats'
+    """
+    for name, registered in TYPES.items():
+        if registered is typ:
+            return name
+    if not allow_register:
+        raise ValueError(
+            f"The Variable type {typ.__name__} has no name. Register one with "
+            "nnx.register_variable_name(name, type), or pass allow_register=True."
+        )
+    name = typ.__name__
+    if name in TYPES:
+        raise ValueError(
+            f"The name {name!r} can't be given to {typ}: it means {TYPES[name]}."
+        )
+    TYPES[name] = typ
+    return name
+
+
+@overload
+def register_variable_name(name: str, *, overwrite: bool = ...) -> Callable[[V], V]: ...
+@overload
+def register_variable_name(name: str, typ: V, *, overwrite: bool = ...) -> V: ...
+def register_variable_name(
+    name: str, typ: Any = MISSING, *, overwrite: bool = False
+) -> Any:
+    """Gives a Variable type a name.
+
+    Args:
+        name: The name.
+        typ: The type; without it, a class decorator is returned.
+        overwrite: Whether the name may be taken from another type.
+
+    Returns:
+        ``typ``, or a decorator.
+
+    Raises:
+        ValueError: If the name is taken.
+
+    Example:
+        >>> @nnx.register_variable_name("readings")
+        ... class Reading(nnx.Variable):
+        ...     pass
+        >>> nnx.variable_type_from_name("readings") is Reading
+        True
+    """
+    if typ is MISSING:
+        return lambda cls: register_variable_name(name, cls, overwrite=overwrite)
+    if name in TYPES and not overwrite:
+        raise ValueError(
+            f"The name {name!r} is taken by {TYPES[name].__name__}; pass "
+            "overwrite=True to give it to another type."
+        )
+    TYPES[name] = typ
+    return typ

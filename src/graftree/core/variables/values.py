@@ -1,0 +1,221 @@
+"""What Variables do with the values they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax, errors
+from graftree.core.variables import operators
+
+_is_array_type: dict[type, bool] = {}
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a JAX array or a tracer of one."""
+    kind = type(value)
+    known = _is_array_type.get(kind)
+    if known is None:
+        # A traced ref has the type of a traced array, so tracers are asked one by one.
+        if issubclass(kind, jax.core.Tracer):
+            return not _jax.is_ref(value)
+        known = _is_array_type[kind] = issubclass(kind, jax.Array)
+    return known
+
+
+def contains_ref(value: Any) -> bool:
+    """Whether there is a ref in a value."""
+    if is_array(value):
+        return False
+    kind = type(value)
+    # Not left to JAX, which wants the keys of a dict to be sortable.
+    if kind is dict:
+        return any(map(contains_ref, value.values()))
+    if kind is list or kind is tuple:
+        return any(map(contains_ref, value))
+    return any(map(_jax.is_ref, jax.tree.leaves(value)))
+
+
+def copy_containers(value: Any) -> Any:
+    """Copies lists, dicts and tuples, of subclasses too; what they hold is shared."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copy_containers(item) for key, item in value.items()}
+    if kind is list:
+        return [copy_containers(item) for item in value]
+    if kind is tuple:
+        return tuple([copy_containers(item) for item in value])
+    if isinstance(value, (dict, tuple)):
+        items, treedef = jax.tree.flatten(value, is_leaf=lambda x: x is not value)
+        if len(items) != 1 or items[0] is not value:
+            return treedef.unflatten(map(copy_containers, items))
+    return value
+
+
+def unwrap(value: Any) -> Any:
+    """The value of a Variable; any other value as it is."""
+    return value.get_value() if isinstance(value, operators.ValueOperators) else value
+
+
+# What takes the place of an array in the states of abstract or sharded models.
+_STAND_INS = (
+    jax.ShapeDtypeStruct,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Sharding,
+)
+
+
+def is_stand_in(value: Any) -> bool:
+    """Whether a value stands for an array, and so can't be in a ref."""
+    return isinstance(value, _STAND_INS)
+
+
+def stored(value: Any, *, ref: bool) -> Any:
+    """What a Variable stores of a value: the value itself, or a new ref of it.
+
+    Args:
+        value: Any value; what a ref holds is read.
+        ref: Whether to store it in a ref. Stand-ins for arrays are stored as they are.
+
+    Raises:
+        TypeError: If the value is neither array nor scalar.
+    """
+    if _jax.is_ref(value):
+        value = value[...]
+    if not ref or is_stand_in(value):
+        return value
+    return jax.new_ref(value)
+
+
+def read_ref(ref: Any, index: Any) -> Any:
+    """The part of a ref's value at an index, which may be any that arrays take."""
+    return ref[index] if _is_ref_index(index, ref.shape) else ref[...][index]
+
+
+def write_ref(ref: Any, index: Any, value: Any) -> None:
+    """Writes into a ref what ``array.at[index].set(value)`` writes into an array.
+
+    Args:
+        ref: The ref.
+        index: Any index that arrays take.
+        value: What arrays take, or another ref.
+    """
+    if _jax.is_ref(value):
+        value = value[...]
+    if not _is_ref_index(index, ref.shape):
+        ref[...] = ref[...].at[index].set(value)
+    elif is_array(value) and _is_part(value, ref, index):
+        ref[index] = value
+    else:
+        ref[index] = ref[index].at[...].set(value)
+
+
+def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
+    """Whether refs take an index as arrays do: numbers and slices within bounds.
+
+    Beyond those, refs differ from arrays in what they take, and outside of the bounds
+    in what they write.
+    """
+    if index is Ellipsis:
+        return True
+    parts = index if isinstance(index, tuple) else (index,)
+    return len(parts) <= len(shape) and all(map(_is_within, parts, shape))
+
+
+def _is_within(part: Any, size: int) -> bool:
+    if isinstance(part, slice):
+        if {*map(type, (part.start, part.stop, part.step))} <= {int, type(None)}:
+            return part.step != 0 and _is_upward(range(*part.indices(size)))
+        return False
+    return type(part) is int and -size <= part < size
+
+
+def _is_upward(numbers: range) -> bool:
+    return len(numbers) > 0 and numbers.step > 0
+
+
+def _is_part(value: Any, ref: Any, index: Any) -> bool:
+    """Whether an array has the shape and dtype of the part of a ref at an index."""
+    shape = ref.shape
+    if index is not Ellipsis:
+        # NumPy knows the shape of a part; this array has one element.
+        shape = np.broadcast_to(False, shape)[index].shape
+    return value.shape == shape and value.dtype == ref.dtype
+
+
+def check_fits(ref: Any, value: Any, where: str = "") -> None:
+    """Raises if a value can't become that of a ref, which keeps its shape and dtype.
+
+    A scalar fills the ref. Of dtypes that differ, JAX says the same as when it writes
+    into an array: it converts, warns if that loses something, or raises.
+
+    Args:
+        ref: The ref.
+        value: An array, a scalar or another ref.
+        where: The path to give in the message.
+
+    Raises:
+        ValueError: If its shape differs, or its dtype can't be converted.
+        TypeError: If it is no array.
+    """
+    if is_stand_in(value):
+        raise TypeError(f"A {type(value).__name__} can't be written into an array ref.")
+    given = value if is_array(value) or _jax.is_ref(value) else jax.typeof(value)
+    if given.shape not in ((), ref.shape):
+        raise _misfit("shape", ref, given, where)
+    if given.dtype != ref.dtype:
+        try:
+            jax.eval_shape(_replaced, _abstract(ref), _abstract(given))
+        except (TypeError, ValueError) as error:
+            raise _misfit("dtype", ref, given, where) from error
+
+
+def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"Invalid {what}: an array ref keeps the one it has.",
+            where=f"{f'at {where}: ' if where else ''}the ref holds "
+            f"{_describe(ref)}, the value is {_describe(given)}",
+            way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
+        )
+    )
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    is_weak = getattr(array, "weak_type", False)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=is_weak)
+
+
+def _replaced(array: Any, value: Any) -> Any:
+    return array.at[...].set(value)
+
+
+def _describe(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def write_at(raw: Any, index: Any, value: Any) -> Any:
+    """The array with a part of it replaced; its shape, dtype and sharding stay.
+
+    An abstract array becomes a concrete one if all of it is replaced.
+
+    Raises:
+        TypeError: If a part of an abstract array should be replaced.
+    """
+    if isinstance(raw, jax.ShapeDtypeStruct):
+        return _made_concrete(raw, index, value)
+    if index is Ellipsis and is_array(value) and _jax.same_type(raw, value):
+        return value
+    return raw.at[index].set(value)
+
+
+def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
+    if index is not Ellipsis:
+        raise TypeError(
+            f"The value {_describe(abstract)} is abstract: it has no elements yet.\n"
+            "Write all of it, variable[...] = array, before parts of it."
+        )
+    value = jax.numpy.asarray(value, abstract.dtype)
+    return jax.numpy.broadcast_to(value, abstract.shape)

@@ -1,0 +1,481 @@
+"""Variables: typed mutable boxes for values inside objects.
+
+A `Variable` holds a value (an array, an array ref, or any pytree), metadata that is
+static, and the trace that owns it. It is the only thing that can change inside a
+transform without changing structure. What always holds:
+
+- only the owning trace writes (ref-backed Variables excepted: their writes are effects
+  that JAX itself tracks), and nobody writes a read-only one;
+- writing the value is no structural change and moves no stamp; replacing metadata is
+  and does;
+- as a JAX pytree it has one child, the raw value, and its class and metadata are
+  static.
+
+The operators that let a Variable stand for its value are in `operators.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, Generic, TypeVar, overload
+
+import jax
+
+from graftree import _jax
+from graftree.core import ownership
+from graftree.core.text import representations, writing
+from graftree.core.variables import labels, older_accessors, operators, sharding, values
+from graftree.core.variables import metadata as variable_metadata
+from graftree.core.variables.labels import metadata_of
+from graftree.core.variables.metadata import HashableMapping, VariableMetadata
+
+A = TypeVar("A")
+MISSING = labels.MISSING
+
+
+def _register(cls: Any) -> None:
+    key = jax.tree_util.GetAttrKey("value")
+    jax.tree_util.register_pytree_with_keys(
+        cls,
+        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
+        functools.partial(_unflatten, cls),
+        lambda variable: ((variable._raw_value,), metadata_of(variable)),
+    )
+
+
+def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
+    variable = rebuild(cls, children[0], entries)
+    if entries.get("hijax") and _jax.is_tracing():
+        # Nobody's: what is written into this copy would not reach the caller.
+        _set_owner(variable, None)
+    return variable
+
+
+class VariableMeta(type):
+    """Gives subclasses no ``__dict__``, and registers each as a JAX pytree."""
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        **options: Any,
+    ) -> Any:
+        namespace.setdefault("__slots__", ())
+        cls = super().__new__(mcs, name, bases, namespace, **options)
+        _study(cls)
+        _register(cls)
+        return cls
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        for kind in (cls, *_below(cls)):
+            _study(kind)
+
+
+def _study(cls: Any) -> None:
+    """Notes for a class, whose attributes are the user's, what we ask on each write."""
+    variable_metadata.class_hooks[cls] = {
+        hook: getattr(cls, hook)
+        for hook in variable_metadata.HOOKS
+        if hasattr(cls, hook)
+    }
+    if cls._check_valid_context is labels.Labeled._check_valid_context:
+        labels.own_checks.discard(cls)
+    else:
+        labels.own_checks.add(cls)
+
+
+def _below(cls: type) -> list[type]:
+    found = type.__subclasses__(cls)
+    return [*found, *(x for kind in found for x in _below(kind))]
+
+
+class Variable(
+    operators.ValueOperators[A],
+    labels.Labeled,
+    older_accessors.OlderAccessors,
+    representations.Representable,
+    Generic[A],
+    metaclass=VariableMeta,
+):
+    """A typed mutable box for a value that belongs to the state of a model.
+
+    Args:
+        value: Any value: an array, a NumPy array, a scalar, a pytree, ``None``, or the
+            `VariableMetadata` that `with_metadata` makes. It is stored as it is.
+        hijax: Whether writes inside a plain JAX transform must not be lost: they are
+            an error if there is no ref. ``None`` takes the default of `var_defaults`.
+        ref: Whether to store the value in a ``jax.Ref``, so that plain JAX transforms
+            change it in place. ``None`` takes the default of `var_defaults`.
+        eager_sharding: Whether an ``out_sharding`` annotation places the value now.
+            ``None`` takes the default of `use_eager_sharding`.
+        **metadata: Further static entries, readable as attributes. Older releases said
+            ``use_ref`` for ``ref``, and ``is_hijax`` for ``hijax`` with ``ref``.
+
+    Raises:
+        ValueError: If the value contains a ref, or its annotation can't be placed.
+        TypeError: If it shall be in a ref, and is neither an array nor a scalar.
+
+    Example:
+        >>> count = nnx.Variable(jnp.array(1), tag="steps")
+        >>> count[...] += 1
+        >>> count[...]
+        Array(2, dtype=int32, weak_type=True)
+        >>> count.tag
+        'steps'
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(
+        self,
+        value: A | VariableMetadata,
+        *,
+        hijax: bool | None = None,
+        ref: bool | None = None,
+        eager_sharding: bool | None = None,
+        **metadata: Any,
+    ) -> None:
+        flags = {"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding}
+        if isinstance(value, VariableMetadata):
+            value, flags, metadata = variable_metadata.absorb(value, flags, metadata)
+        if metadata:
+            variable_metadata.take_older_flags(metadata, flags)
+        variable_metadata.fill_defaults(flags)
+        if values.contains_ref(value):
+            raise ValueError(
+                "Cannot pass a Ref directly into Variable constructor.\n"
+                "Pass the array and ref=True: Variable(array, ref=True)."
+            )
+        entries = variable_metadata.complete(type(self), flags, metadata)
+        _set_raw(self, value)
+        _set_metadata(self, entries)
+        _set_owner(self, ownership.current())
+        _set_stamp(self, 0)
+        if "on_create_value" in entries:
+            value = variable_metadata.run_hooks(entries["on_create_value"], self, value)
+        value = self.create_value(value)
+        if entries["eager_sharding"] and "out_sharding" in entries:
+            value = sharding.place(value, entries)
+        _set_raw(self, values.stored(value, ref=entries["ref"]))
+
+    # Reading and writing the value.
+
+    def create_value(self, value: A) -> A:
+        """Called with the value as the Variable is made; override to change it."""
+        return value
+
+    @overload
+    def get_value(self, *, index: EllipsisType = ...) -> A: ...
+    @overload
+    def get_value(self: Variable[jax.Array], *, index: Any) -> jax.Array: ...
+    @overload
+    def get_value(self, *, index: Any) -> Any: ...
+    def get_value(self, *, index: Any = MISSING) -> Any:
+        """The value, its containers copied, refs read.
+
+        Args:
+            index: Returns ``value[index]`` only; ``...`` gives a whole array.
+
+        Returns:
+            The value; arrays are the stored objects, not copies.
+
+        Raises:
+            TypeError: If ``index`` is given and the value has no items.
+        """
+        raw = self._raw_value
+        if values.is_array(raw):
+            value = raw if index is MISSING or index is Ellipsis else raw[index]
+        elif _jax.is_ref(raw):
+            value = values.read_ref(raw, ... if index is MISSING else index)
+        else:
+            value = values.copy_containers(raw)
+            if index is not MISSING and not (
+                index is Ellipsis and isinstance(value, jax.ShapeDtypeStruct)
+            ):
+                value = value[index]
+        hooks = metadata_of(self).get("on_get_value")
+        if hooks is not None:
+            return variable_metadata.run_hooks(hooks, self, value)
+        return value
+
+    def set_value(self, value: Any, *, index: Any = MISSING) -> None:
+        """Replaces the value, or the part of it at ``index``.
+
+        Args:
+            value: The new value. Without ``index`` it may have any shape, dtype and
+                type, if there is no ref; with one it is written into the stored array,
+                whose shape, dtype and sharding stay.
+            index: Where to write, as in ``array.at[index].set(value)``.
+
+        Raises:
+            TraceContextError: If another trace owns the Variable.
+            ValueError: If a ref would get another shape.
+        """
+        labels.check_writable(self)
+        value = values.copy_containers(value)
+        hooks = metadata_of(self).get("on_set_value")
+        if hooks is not None:
+            value = variable_metadata.run_hooks(hooks, self, value)
+        raw = self._raw_value
+        if _jax.is_ref(raw):
+            if index is MISSING:
+                values.check_fits(raw, values.unwrap(value))
+                index = ...
+            values.write_ref(raw, index, values.unwrap(value))
+        elif index is MISSING:
+            _replace_raw(self, value)
+        elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
+            _set_raw(self, values.write_at(raw, index, values.unwrap(value)))
+        else:
+            raw[index] = value
+
+    def get_raw_value(self) -> Any:
+        """What is stored: no hooks are run, and a ref is returned as a ref."""
+        return self._raw_value
+
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
+        """Stores ``value`` as it is, without hooks; a ref is replaced.
+
+        Raises:
+            TraceContextError: If another trace owns the Variable.
+        """
+        labels.check_writable(self)
+        _replace_raw(self, value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.set_value(value, index=key)
+
+    def __delitem__(self, key: Any) -> None:
+        value = self.get_value()
+        del value[key]
+        self.set_value(value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.get_value().shape
+
+    # Copies and updates.
+
+    def copy(
+        self, value: Any = MISSING, *, _copy_ref: bool = True, **updates: Any
+    ) -> Variable[A]:
+        """A new Variable of the same class; arrays are shared, containers copied.
+
+        Args:
+            value: The value of the copy; the default is the own value. A ref is read
+                into a new ref.
+            **updates: Metadata entries that differ; ``ref`` converts the storage.
+
+        Returns:
+            The copy, owned by the current trace. No hook and no `create_value` runs.
+
+        Raises:
+            TypeError: If ``raw_value`` is given.
+        """
+        if "raw_value" in updates:
+            raise TypeError("copy: give the new value as `value`, not as `raw_value`.")
+        entries = variable_metadata.updated(metadata_of(self), updates)
+        raw = self._raw_value if value is MISSING else value
+        if _copy_ref or entries["ref"] is not _jax.is_ref(raw):
+            raw = values.stored(raw, ref=entries["ref"])
+        return rebuild(type(self), values.copy_containers(raw), entries)
+
+    replace = copy
+    to_state = copy
+
+    @classmethod
+    def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Variable[Any]:
+        """A Variable with this value and metadata; nothing of ``__init__`` is run.
+
+        Raises:
+            KeyError: If ``attributes`` lacks ``hijax``.
+        """
+        entries = {"hijax": attributes["hijax"], "ref": False, "eager_sharding": True}
+        entries.update(attributes)
+        if entries["ref"] is not _jax.is_ref(value):
+            value = values.stored(value, ref=entries["ref"])
+        return rebuild(cls, value, HashableMapping(entries))
+
+    def copy_from(self, other: Variable[A]) -> None:
+        """Takes over the raw value and the metadata of a Variable of the same class.
+
+        Raises:
+            ValueError: If the classes differ.
+        """
+        if other is self:
+            return
+        if type(self) is not type(other):
+            raise ValueError(
+                f"Cannot copy from an incompatible container: expected "
+                f"{type(self).__name__}, got {type(other).__name__}."
+            )
+        labels.check_writable(self)
+        _replace_raw(self, other._raw_value)
+        labels.replace_metadata(self, metadata_of(other))
+
+    def update_from_state(self, variable_state: Variable[A]) -> None:
+        """Takes over the value and metadata of another Variable, of any type.
+
+        A ref stays the same ref; ``hijax``, ``ref`` and ``mutable`` stay as they are.
+        """
+        check_write(self, variable_state._raw_value)
+        store(self, variable_state._raw_value)
+        labels.take_metadata(self, variable_state)
+
+    def __copy__(self) -> Variable[A]:
+        return rebuild(type(self), self._raw_value, metadata_of(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable[A]:
+        # Known before its value is copied: that may refer back to the Variable.
+        memo[id(self)] = copied = rebuild(type(self), None, metadata_of(self))
+        raw = self._raw_value
+        is_ref = _jax.is_ref(raw)
+        _set_raw(copied, jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo))
+        entries = HashableMapping(copy.deepcopy(dict(metadata_of(self)), memo))
+        _set_metadata(copied, entries)
+        return copied
+
+    def __reduce__(self) -> Any:
+        raw = self._raw_value[...] if _jax.is_ref(self._raw_value) else self._raw_value
+        return _unpickle, (type(self), raw, metadata_of(self))
+
+    # What remains of the object protocol.
+
+    def __getattr__(self, name: str) -> Any:
+        # Unset while copy and pickle probe a half-made object.
+        if name == "_raw_value":
+            raise AttributeError(name)
+        entries = metadata_of(self)
+        if name in entries:
+            return entries[name]
+        raw = self._raw_value
+        # Views of refs, such as `.at` and (of tracers) `.T`, would be no arrays.
+        if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
+            raw = raw[...]
+        return getattr(raw, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function: Any = self.get_value()
+        return function(*args, **kwargs)
+
+    def __jax_array__(self) -> Any:
+        return self.get_value()
+
+    def __nnx_repr__(self) -> Iterable[Any]:
+        raw = self._raw_value
+        # Reading a traced ref would add an equation to the program.
+        is_traced_ref = isinstance(raw, _jax.Tracer) and _jax.is_ref(raw)
+        value = raw if is_traced_ref else self.get_value()
+        return representations.variable_repr(self, value, metadata_of(self))
+
+
+writing.register_variable_type(Variable)
+
+
+class Param(Variable[A]):
+    """A parameter that training changes by gradients.
+
+    Example:
+        >>> kernel = nnx.Param(jnp.ones((2, 3)))
+        >>> (jnp.ones((1, 2)) @ kernel).shape
+        (1, 3)
+    """
+
+
+class BatchStat(Variable[A]):
+    """A running statistic, e.g. the mean of batch normalization.
+
+    Example:
+        >>> nnx.BatchStat(jnp.zeros(3)).shape
+        (3,)
+    """
+
+
+class Cache(Variable[A]):
+    """A cache, e.g. of keys and values while decoding.
+
+    Example:
+        >>> nnx.Cache(jnp.zeros((1, 8))).shape
+        (1, 8)
+    """
+
+
+class Intermediate(Variable[A]):
+    """A value recorded inside a call, e.g. by ``Module.sow``.
+
+    Example:
+        >>> nnx.Intermediate((1.0, 2.0)).get_value()
+        (1.0, 2.0)
+    """
+
+
+class Perturbation(Intermediate[A]):
+    """A zero added to a value inside a call, so that gradients reach that value.
+
+    Example:
+        >>> isinstance(nnx.Perturbation(jnp.zeros(3)), nnx.Intermediate)
+        True
+    """
+
+
+def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
+    """A Variable owned by the current trace, made of its parts; nothing is run."""
+    variable = object.__new__(cls)
+    _set_raw(variable, raw)
+    _set_metadata(variable, entries)
+    _set_owner(variable, ownership.current())
+    _set_stamp(variable, 0)
+    return variable
+
+
+_set_raw = labels.raw_slot.__set__
+_set_owner = labels.owner_slot.__set__
+_set_metadata = labels.metadata_slot.__set__
+_set_stamp = labels.stamp_slot.__set__
+
+
+def read(boxes: Sequence[Variable[Any]]) -> list[Any]:
+    """The raw values of many Variables."""
+    return [x._raw_value for x in boxes]
+
+
+def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
+    """Raises if a raw value can't be written now; a ref keeps its shape and dtype.
+
+    Raises:
+        TraceContextError, ImmutableVariableError: See `labels.check_writable`.
+        TypeError, ValueError: See `values.check_fits`.
+    """
+    labels.check_writable(variable, path)
+    if _jax.is_ref(variable._raw_value):
+        values.check_fits(variable._raw_value, raw, path)
+
+
+def store(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value that `check_write` allows; into the ref, if there is one."""
+    current = variable._raw_value
+    if raw is current:
+        return
+    if _jax.is_ref(current):
+        values.write_ref(current, ..., raw)
+    else:
+        # An abstract Variable gets its ref together with its first array.
+        _replace_raw(variable, values.stored(raw, ref=variable.ref))
+
+
+def _replace_raw(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
+    old = variable._raw_value
+    _set_raw(variable, raw)
+    if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
+        labels.touch(variable)
+
+
+def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
+    return rebuild(cls, values.stored(raw, ref=entries["ref"]), entries)

@@ -1,0 +1,4 @@
+"""What people look at: displays of models.
+
+- ``displays.py``: objects in notebooks, drawn by treescope.
+"""

@@ -1,0 +1,163 @@
+"""Objects in notebooks: what they say about themselves, drawn by treescope.
+
+Treescope is optional and is imported only when it draws. It asks objects for a
+``__treescope_repr__``; ours answer with the function that this file registers. So a
+notebook in which treescope is switched on needs no call of `display`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from graftree.core.text import writing
+
+
+def display(*args: Any) -> None:
+    """Shows objects: as trees to click through in a notebook, else as text.
+
+    Args:
+        *args: Any values. Without treescope a notebook shows text too.
+
+    Example:
+        >>> nnx.display(nnx.Param(2))
+        Param(
+          value=2
+        )
+    """
+    show = _show_tree if _in_ipython() else print
+    for arg in args:
+        show(arg)
+
+
+def _in_ipython() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def _show_tree(x: Any) -> None:
+    try:
+        treescope = _treescope()
+    except ImportError:
+        print(x)
+    else:
+        treescope.display(x, ignore_exceptions=True, autovisualize=True)
+
+
+def _treescope() -> Any:
+    import treescope
+
+    return treescope
+
+
+def render_object_constructor(
+    object_type: type,
+    attributes: Mapping[str, Any],
+    path: str | None,
+    subtree_renderer: Any,
+    roundtrippable: bool = False,
+    color: str | None = None,
+    first_line_annotation: Any = None,
+) -> Any:
+    """Draws an object as ``Type(name=value, ...)``; for a ``__treescope_repr__``.
+
+    Args:
+        object_type: The class to name.
+        attributes: The attributes to show, by name.
+        path: Where the object is, as treescope gave it.
+        subtree_renderer: Draws the values, as treescope gave it.
+        roundtrippable: Whether the text, taken as Python, makes an equal object.
+        color: The background; None for none.
+        first_line_annotation: A part that stands behind the first line.
+
+    Returns:
+        A part of treescope.
+
+    Raises:
+        ImportError: If treescope is not installed.
+
+    Example:
+        >>> import treescope
+        >>> class Point:
+        ...     def __treescope_repr__(self, path, subtree_renderer):
+        ...         return nnx.visualization.render_object_constructor(
+        ...             Point, {"x": 1}, path, subtree_renderer, roundtrippable=True
+        ...         )
+        >>> treescope.render_to_text(Point())
+        'Point(x=1)'
+    """
+    drawn = [
+        (f"{name}=", subtree_renderer(value, path=_join(path, f".{name}")))
+        for name, value in attributes.items()
+    ]
+    frame = writing.Object(object_type)
+    return _node(frame, drawn, path, color, first_line_annotation, roundtrippable)
+
+
+def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
+    """Draws what ``repr`` writes: the same attributes, the same comment."""
+    parts = _treescope().rendering_parts
+    frame, attributes = writing.described(obj)
+    drawn = []
+    for index, attribute in enumerate(attributes):
+        step = _step(frame, attribute.key, index)
+        if attribute.use_raw_value:
+            value = parts.text(str(attribute.value))
+        else:
+            value = subtree_renderer(attribute.value, path=_join(path, step))
+        drawn.append((f"{attribute.key}{frame.kv_sep}" if attribute.key else "", value))
+    comment = parts.comment_color(parts.text(frame.comment))
+    has_color = frame.kv_sep == "=" and not isinstance(frame.type, str)
+    color = _color(frame.type) if has_color else None
+    return _node(frame, drawn, path, color, comment if frame.comment else None)
+
+
+def _step(frame: writing.Object, key: Any, index: int) -> str:
+    if frame.kv_sep == "=":
+        return f".{key}"
+    return f"[{key}]" if key else f"[{index}]"
+
+
+def _join(path: str | None, step: str) -> str | None:
+    # The root has an empty path; None is an object that has none.
+    return None if path is None else path + step
+
+
+def _color(cls: Any) -> str:
+    """A background of its own for each class."""
+    return _treescope().formatting_util.color_from_string(cls.__qualname__)
+
+
+def _node(
+    frame: writing.Object,
+    drawn: Iterable[tuple[str, Any]],
+    path: str | None,
+    color: str | None,
+    comment: Any,
+    roundtrippable: bool = False,
+) -> Any:
+    parts = _treescope().rendering_parts
+    if isinstance(frame.type, str):
+        name = parts.text(frame.type)
+    else:
+        name = parts.maybe_qualified_type_name(frame.type)
+    start, end = parts.text(frame.start), parts.text(frame.end)
+    if not roundtrippable:
+        # In a mode that writes Python, angle brackets say that this is none.
+        name = parts.siblings(
+            parts.roundtrip_condition(roundtrip=parts.text("<")), name
+        )
+        end = parts.siblings(end, parts.roundtrip_condition(roundtrip=parts.text(">")))
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.siblings(name, start),
+        children=[parts.siblings_with_annotations(*line) for line in drawn],
+        suffix=end,
+        comma_separated=True,
+        path=path,
+        background_color=color,
+        first_line_annotation=comment,
+    )
+
+
+writing.register_renderer("treescope", _render)

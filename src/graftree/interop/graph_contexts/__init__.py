@@ -1,0 +1,5 @@
+"""The older, explicit way into a trace and back; new programs don't need it.
+
+- ``contexts.py``: `split_context`, `merge_context`, `update_context`.
+- ``node_states.py``: `to_tree` and `from_tree`, objects as pytrees of `NodeStates`.
+"""

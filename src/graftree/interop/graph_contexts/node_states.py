@@ -1,0 +1,382 @@
+"""Objects as plain pytrees on their way through a JAX transform, by hand.
+
+    to_tree     every object in a tree becomes a `NodeStates`: GraphDef and states
+    from_tree   and back; what was shared anywhere in the tree is shared again
+
+    split_inputs(jax_transform(merge_inputs(f)))     both around any JAX transform
+
+`split_inputs` and `merge_inputs` are the four steps of `contexts.py`: with them the
+caller's own objects are updated. New programs don't need any of this: the transforms
+of this library cross by `boundary.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+
+from graftree.core.graph import nodes
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.interop.graph_contexts import contexts
+from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
+from graftree.transforms.crossing import alias_reports, decorators, propagation
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.prefixes import Assignment
+
+_TAG = "split_merge_inputs"
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeStates:
+    """One object in a tree: its GraphDef and one or several states.
+
+    A pytree whose leaves are those of the states. With axes in the place of states it
+    is a prefix of one.
+
+    Args:
+        _graphdef: The GraphDef; ``None`` in prefixes.
+        states: The states.
+        metadata: Anything hashable to go with it; static.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> node = nnx.NodeStates.from_split(*nnx.split(model))
+        >>> list(node.state)
+        ['bias', 'kernel']
+    """
+
+    _graphdef: GraphDef[Any] | None
+    states: tuple[Any, ...]
+    metadata: Any
+
+    @property
+    def graphdef(self) -> GraphDef[Any]:
+        """The GraphDef.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if self._graphdef is None:
+            raise ValueError(
+                "No graphdef available: this NodeStates was made of states or prefixes "
+                "only. Use NodeStates.from_split(graphdef, state)."
+            )
+        return self._graphdef
+
+    @property
+    def state(self) -> Any:
+        """The one state.
+
+        Raises:
+            ValueError: If there is not exactly one.
+        """
+        if len(self.states) != 1:
+            raise ValueError(
+                f"Expected exactly one state, got {len(self.states)}. "
+                "Use `NodeStates.states`."
+            )
+        return self.states[0]
+
+    @classmethod
+    def from_split(
+        cls,
+        graphdef: GraphDef[Any] | None,
+        state: Any,
+        /,
+        *states: Any,
+        metadata: Any = None,
+    ) -> NodeStates:
+        """Makes it of what ``split`` returns."""
+        return cls(graphdef, (state, *states), metadata)
+
+    @classmethod
+    def from_states(cls, state: Any, *states: Any) -> NodeStates:
+        """Makes it of states alone."""
+        return cls(None, (state, *states), None)
+
+    @classmethod
+    def from_prefixes(
+        cls, prefixes: Iterable[Any], /, *, metadata: Any = None
+    ) -> NodeStates:
+        """Makes the prefix that has one entry per state, such as an axis.
+
+        Args:
+            prefixes: The entries.
+            metadata: That of the NodeStates that it is a prefix of.
+        """
+        return cls(None, tuple(prefixes), metadata)
+
+    def replace(self, **changes: Any) -> NodeStates:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+jax.tree_util.register_dataclass(NodeStates, ["_graphdef", "states"], ["metadata"])
+
+
+def _is_node_states(x: Any) -> bool:
+    return isinstance(x, NodeStates)
+
+
+def _split(ctx: SplitContext, path: Any, prefix: Any, leaf: Any) -> NodeStates:
+    return NodeStates.from_split(*ctx.split(leaf))
+
+
+def _merge(ctx: MergeContext, path: Any, prefix: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, NodeStates):
+        raise ValueError(
+            f"from_tree expected NodeStates, got {type(leaf).__name__} at path "
+            f"{jax.tree_util.keystr(path) or '()'}. Pass a merge_fn that takes it."
+        )
+    return ctx.merge(leaf.graphdef, *leaf.states)
+
+
+def to_tree(
+    tree: Any,
+    /,
+    *,
+    prefix: Any = MISSING,
+    split_fn: Callable[[SplitContext, Any, Any, Any], Any] = _split,
+    map_non_graph_nodes: bool = False,
+    ctxtag: Hashable | None = None,
+    check_aliasing: bool = True,
+) -> Any:
+    """Replaces every object in a tree, Variables and refs included, by a `NodeStates`.
+
+    All are split with one numbering: an object that occurs again has an empty state.
+    Nothing is copied; other leaves stay.
+
+    Args:
+        tree: Any pytree with objects in it.
+        prefix: A pytree prefix of ``tree`` for ``split_fn``; objects count as leaves.
+            ``None`` is no prefix.
+        split_fn: ``(ctx, path, prefix, leaf) -> replacement``. The path is JAX's, and
+            ``()`` without a prefix.
+        map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves, too.
+        ctxtag: The tag of the `update_context` it belongs to, if any.
+        check_aliasing: Whether to refuse a Variable with two different prefixes.
+
+    Returns:
+        The new tree.
+
+    Raises:
+        ValueError: If a Variable has two different prefixes, the prefix doesn't fit, or
+            there is no context with that tag.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> first, again, one = nnx.to_tree((model, model, 1))
+        >>> list(first.state), list(again.state), one
+        (['bias', 'kernel'], [], 1)
+    """
+    if check_aliasing and _is_given(prefix):
+        check_consistent_aliasing(tree, prefix)
+    is_chosen = _everything if map_non_graph_nodes else nodes.is_graph_node
+    with contexts.split_context(ctxtag) as ctx:
+        return _map(split_fn, ctx, tree, prefix, nodes.is_graph_node, is_chosen)
+
+
+def from_tree(
+    tree: Any,
+    /,
+    *,
+    prefix: Any = MISSING,
+    merge_fn: Callable[[MergeContext, Any, Any, Any], Any] = _merge,
+    is_node_leaf: Callable[[Any], bool] = _is_node_states,
+    is_leaf: Callable[[Any], bool] = _is_node_states,
+    map_non_graph_nodes: bool = False,
+    is_inner: bool | None = None,
+    ctxtag: Hashable | None = None,
+) -> Any:
+    """The inverse of `to_tree`: new objects, shared as they were.
+
+    Refs stay the same refs. Within an `update_context` the outer call gives the
+    caller's own objects, updated.
+
+    Args:
+        tree: What `to_tree` returned.
+        prefix: A pytree prefix of ``tree`` for ``merge_fn``; see `to_tree`.
+        merge_fn: ``(ctx, path, prefix, leaf) -> replacement``; see `to_tree`.
+        is_node_leaf: For which leaves to call ``merge_fn``.
+        is_leaf: What counts as a leaf besides those of JAX.
+        map_non_graph_nodes: Whether to call ``merge_fn`` for all leaves.
+        is_inner: With a tag, whether this is inside the JAX transform.
+        ctxtag: The tag of the `update_context` it belongs to, if any.
+
+    Returns:
+        The new tree.
+
+    Raises:
+        ValueError: If the prefix doesn't fit, there is no context with that tag, or
+            ``is_inner`` is missing.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> a, b = nnx.from_tree(nnx.to_tree((model, model)))
+        >>> a is b, a is model
+        (True, False)
+    """
+    is_chosen = _everything if map_non_graph_nodes else is_node_leaf
+    with contexts.merge_context(ctxtag, is_inner) as ctx:
+        return _map(merge_fn, ctx, tree, prefix, is_leaf, is_chosen)
+
+
+def _map(
+    function: Callable[..., Any],
+    ctx: Any,
+    tree: Any,
+    prefix: Any,
+    is_leaf: Callable[[Any], bool],
+    is_chosen: Callable[[Any], bool],
+) -> Any:
+    """Replaces the chosen leaves of a tree by ``function(ctx, path, prefix, leaf)``."""
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    paths, leaves = [path for path, _ in flat], [leaf for _, leaf in flat]
+    if _is_given(prefix):
+        full = treedef.unflatten([0] * len(flat))
+        spread = jax.tree.broadcast(prefix, full, lambda x: x is None or is_leaf(x))
+        prefixes = treedef.flatten_up_to(spread)
+    else:
+        paths, prefixes = [()] * len(flat), [prefix] * len(flat)
+    replaced = [
+        function(ctx, path, value, leaf) if is_chosen(leaf) else leaf
+        for path, value, leaf in zip(paths, prefixes, leaves, strict=True)
+    ]
+    return treedef.unflatten(replaced)
+
+
+def _is_given(prefix: Any) -> bool:
+    return prefix is not MISSING and prefix is not None
+
+
+def _everything(leaf: Any) -> bool:
+    return True
+
+
+def check_consistent_aliasing(
+    node: Any,
+    prefix: Any,
+    /,
+    *,
+    node_prefixes: dict[int, list[tuple[Any, Any, Any]]] | None = None,
+) -> None:
+    """Refuses a Variable that occurs with different prefixes.
+
+    Args:
+        node: An object, or a tree of them.
+        prefix: A pytree prefix of it.
+        node_prefixes: What earlier calls found, to check together; it is filled.
+
+    Raises:
+        ValueError: If there is one; names the type, the paths and the prefixes.
+    """
+    found = {} if node_prefixes is None else node_prefixes
+    assignment = Assignment(prefix, "prefix", "to_tree", propagation.GRAPH_UPDATES)
+    for occurrence in assignment.occurrences(node, True):
+        found.setdefault(id(occurrence[1]), []).append(occurrence)
+    alias_reports.check_consistent(
+        "to_tree", [o for same in found.values() for o in same]
+    )
+
+
+def clear_non_graph_nodes(tree: Any) -> Any:
+    """The tree with ``None`` in the place of every leaf that is no object."""
+    return jax.tree.map(
+        lambda x: x if nodes.is_graph_node(x) else None,
+        tree,
+        is_leaf=nodes.is_graph_node,
+    )
+
+
+def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
+    """The outer half of a transform over objects; see `merge_inputs`.
+
+    Args:
+        f: A JAX transform of a function made by `merge_inputs`. It, or what it is
+            given as functions, returns ``(arguments, output)``.
+        ctxtag: The tag of the pair.
+
+    Returns:
+        A function that takes objects by position, updates them in place and returns
+        the output; or a decorator if ``f`` is not given. If ``f`` raises, nothing is
+        updated.
+
+    Raises:
+        TypeError: At a call, if ``f`` does not return a pair.
+
+    Example:
+        >>> from graftree.transforms.general import merge_inputs, split_inputs
+        >>> @split_inputs
+        ... @jax.jit
+        ... @merge_inputs
+        ... def add_one(model):
+        ...     model.count[...] += 1
+        >>> model = nnx.Dict(count=nnx.Variable(jnp.array(0)))
+        >>> add_one(model)
+        >>> int(model.count[...])
+        1
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @decorators.wraps(function)
+        def split_call(*args: Any) -> Any:
+            with contexts.update_context(ctxtag):
+                returned = function(*to_tree(args, ctxtag=ctxtag))
+                if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+                    raise TypeError(
+                        "split_inputs needs a function that returns the pair "
+                        f"(arguments, output), got {type(returned).__name__}.\n"
+                        "Wrap the innermost function with merge_inputs."
+                    )
+                _, out = from_tree(returned, ctxtag=ctxtag, is_inner=False)
+                return out
+
+        return split_call
+
+    return decorate if f is MISSING else decorate(f)
+
+
+def merge_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
+    """The inner half: ``split_inputs(jax_transform(merge_inputs(f)))``.
+
+    This lifts any JAX transform with free outputs (not ``grad`` or ``scan``). The
+    transform sees ``(arguments, output)``, with ``None`` for all arguments that are no
+    objects; so for ``jax.vmap`` pass ``out_axes=(in_axes, out_axes)``. For
+    ``jax.lax.cond`` wrap each branch with `merge_inputs` and ``cond`` itself with
+    `split_inputs`.
+
+    Args:
+        f: A function of objects by position.
+        ctxtag: The tag of the pair.
+
+    Returns:
+        The function on what `to_tree` makes of its arguments, or a decorator if ``f``
+        is not given.
+
+    Raises:
+        ValueError: At a call outside of a `split_inputs` with the same tag.
+
+    Example:
+        >>> from graftree.transforms.general import merge_inputs, split_inputs
+        >>> axes = (0, None)
+        >>> def scale(model, x):
+        ...     return model.w * x
+        >>> scaled = jax.vmap(merge_inputs(scale), in_axes=axes, out_axes=(axes, 0))
+        >>> model = nnx.Dict(w=nnx.Param(jnp.arange(3.0)))
+        >>> split_inputs(scaled)(model, 2.0)
+        Array([0., 2., 4.], dtype=float32)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @decorators.wraps(function)
+        def merge_call(*trees: Any) -> Any:
+            args = from_tree(trees, ctxtag=ctxtag, is_inner=True)
+            out = function(*args)
+            return to_tree((clear_non_graph_nodes(args), out), ctxtag=ctxtag)
+
+        return merge_call
+
+    return decorate if f is MISSING else decorate(f)

@@ -1,0 +1,157 @@
+"""Where the files of earlier versions went, so that pickles made with them load.
+
+A pickle names a class by its module. `MOVED` says for each module that is no more which
+ones have its names now; `install` makes the old name importable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Mapping
+from importlib import abc, machinery
+from typing import Any
+
+MOVED: Mapping[str, str] = {
+    "core.aliases": "core.graph.tree_checks",
+    "core.attributes": "core.objects.attributes",
+    "core.bookkeeping": "core.objects.bookkeeping",
+    "core.calling": "core.graph.calling",
+    "core.capturing": "core.modules.capturing",
+    "core.classes": "core.objects.classes",
+    "core.cloning": "core.graph.cloning",
+    "core.colors": "core.text.colors",
+    "core.containers": "core.modules.containers",
+    "core.flat_states": "core.states.flat_states",
+    "core.flattening": "core.graph.flattening",
+    "core.functional": "core.graph.functional",
+    "core.graph_states": "core.graph.graph_states",
+    "core.labels": "core.variables.labels",
+    "core.mappings": "core.states.nested",
+    "core.matching": "core.graph.matching",
+    "core.memos": "core.graph.memos",
+    "core.metadata": "core.variables.metadata",
+    "core.modules": "core.modules.modules",
+    "core.nodes": "core.graph.nodes",
+    "core.older_accessors": "core.variables.older_accessors",
+    "core.operators": "core.variables.operators",
+    "core.output_recorders": "core.modules.output_recorders",
+    "core.partitioning": "core.variables.partitioning",
+    "core.pure_dicts": "core.states.pure_dicts",
+    "core.pytrees": "core.objects.pytrees",
+    "core.random_methods": "core.rng.distributions",
+    "core.raw_values": "core.variables.raw_values",
+    "core.recorders": "core.modules.recorders",
+    "core.refs": "core.modules.refs",
+    "core.rng_keys": "core.rng.reseeding",
+    "core.rng_splitting": "core.rng.splitting",
+    "core.rngs": "core.rng.streams",
+    "core.sharding": "core.variables.sharding",
+    "core.skeletons": "core.graph.graphdefs",
+    "core.states": "core.states.states",
+    "core.surveys": "core.graph.surveys",
+    "core.text": "core.text.representations",
+    "core.traversals": "core.graph.traversals core.modules.modules",
+    "core.updating": "core.graph.updating",
+    "core.values": "core.variables.values",
+    "core.variable_defaults": "core.variables.defaults",
+    "core.variable_names": "core.variables.type_names",
+    "core.variables": "core.variables.variables",
+    "core.views": "core.modules.views",
+    "core.writing": "core.text.writing",
+    "nn.arguments": "nn.support.arguments",
+    "nn.checks": "nn.support.checks",
+    "nn.operations": "nn.support.operations",
+    "nn.parameters": "nn.support.parameters",
+    "nn.promotion": "nn.support.promotion",
+    "nn.rollbacks": "nn.support.rollbacks",
+    "tools": "debugging",
+    "tools.display": "debugging.displays",
+    "transforms.aliasing": "transforms.crossing.alias_reports",
+    "transforms.arguments": "transforms.crossing.arguments",
+    "transforms.axis_names": "transforms.crossing.axis_names",
+    "transforms.boundary": "transforms.crossing.boundary",
+    "transforms.branching": "transforms.control_flow.cond_switch",
+    "transforms.call_skeletons": "transforms.crossing.signatures",
+    "transforms.captures": "transforms.crossing.captures",
+    "transforms.carrying": "transforms.control_flow.loop_bodies",
+    "transforms.checking": "transforms.checkify",
+    "transforms.contexts": "interop.graph_contexts.contexts",
+    "transforms.cotangents": "transforms.derivatives.cotangents",
+    "transforms.custom_vjp": "transforms.derivatives.custom_vjp",
+    "transforms.decorators": "transforms.crossing.decorators",
+    "transforms.jacobian_products": "transforms.derivatives.vjp_jvp",
+    "transforms.jit": "transforms.compiled.jit",
+    "transforms.lifting": "transforms.crossing.lifting",
+    "transforms.loops": "transforms.control_flow.loops",
+    "transforms.lost_updates": "transforms.crossing.loss_warnings",
+    "transforms.mapping": "transforms.mapped.vmap_pmap",
+    "transforms.node_states": "interop.graph_contexts.node_states",
+    "transforms.packing": "transforms.crossing.packing",
+    "transforms.partials": "transforms.compiled.partials",
+    "transforms.plans": "transforms.crossing.plans",
+    "transforms.prefixes": "transforms.crossing.prefixes",
+    "transforms.propagation": "transforms.crossing.propagation",
+    "transforms.ref_contents": "transforms.crossing.ref_contents",
+    "transforms.scan": "transforms.control_flow.scan",
+    "transforms.shard_map": "transforms.mapped.shard_map",
+    "transforms.stages": "transforms.compiled.stages",
+    "transforms.static_contents": "transforms.crossing.static_contents",
+    "transforms.traced_once": "transforms.crossing.traced_once",
+    "transforms.tree_prefixes": "transforms.crossing.tree_prefixes",
+}
+
+
+class _Finder(abc.MetaPathFinder, abc.Loader):
+    """Finds the modules of `MOVED`, each when it is first asked for."""
+
+    def find_spec(
+        self, fullname: str, path: Any, target: Any = None
+    ) -> machinery.ModuleSpec | None:
+        """The module of a moved file; ``None`` for any other name."""
+        name = fullname.removeprefix("graftree.")
+        if name == fullname or name not in MOVED:
+            return None
+        return machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: machinery.ModuleSpec) -> types.ModuleType:
+        """A module that finds its names elsewhere."""
+        module = types.ModuleType(spec.name)
+        _find_elsewhere(module)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Does nothing: the module is complete."""
+
+
+def _find_elsewhere(module: types.ModuleType) -> None:
+    """Gives a module the names that the file of its name had."""
+    places = MOVED[module.__name__.removeprefix("graftree.")].split()
+    setattr(module, "__getattr__", _finder(module.__name__, places))  # noqa: B010
+
+
+def _finder(old: str, places: list[str]) -> Callable[[str], Any]:
+    def find(name: str) -> Any:
+        for place in places:
+            found = vars(importlib.import_module(f"graftree.{place}"))
+            if name in found and not name.startswith("__"):
+                return found[name]
+        raise AttributeError(f"Module {old} has no attribute {name!r}.")
+
+    return find
+
+
+def install() -> None:
+    """Makes the old names importable; the public namespace calls it, once.
+
+    Example:
+        >>> from graftree.core.skeletons import GraphDef
+        >>> GraphDef is nnx.GraphDef
+        True
+    """
+    sys.meta_path.append(_Finder())
+    for name in MOVED:
+        # These are folders now, which the import system finds by itself.
+        if (package := sys.modules.get(f"graftree.{name}")) is not None:
+            _find_elsewhere(package)

@@ -1,0 +1,60 @@
+"""Calls that fail leave state as it was, where a layer has to write before it knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from graftree import _jax
+from graftree.core.rng.streams import RngStream
+from graftree.core.variables import raw_values
+from graftree.core.variables.variables import Variable
+
+
+@contextlib.contextmanager
+def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
+    """Gives Variables their values back if what is done in the block fails.
+
+    A layer checks first and writes last where it can. It cannot if it hands its state
+    to a function of the user, or to another layer.
+
+    Args:
+        *variables: What the block may write.
+
+    Example:
+        >>> from graftree.nn.support import rollbacks
+        >>> count = nnx.Variable(jnp.array(1))
+        >>> try:
+        ...     with rollbacks.undone_on_failure(count):
+        ...         count[...] += 1
+        ...         raise ValueError
+        ... except ValueError:
+        ...     print(count[...])
+        1
+    """
+    before = [_content(variable) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        # What may not be written now was not written in the block.
+        changed = [
+            (variable, content)
+            for variable, content in zip(variables, before, strict=True)
+            if raw_values.may_write(variable) and _content(variable) is not content
+        ]
+        raw_values.store([v for v, _ in changed], [content for _, content in changed])
+        raise
+
+
+def _content(variable: Variable[Any]) -> Any:
+    """What is stored, past all hooks, which would change it on its way back."""
+    raw = variable.get_raw_value()
+    # A trace that fails drops its writes; reading would be one operation more.
+    is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
+    return raw[...] if is_eager_ref else raw
+
+
+def counts_of(*streams: Any) -> list[Variable[Any]]:
+    """The counts of those of the arguments that are random streams."""
+    return [stream.count for stream in streams if isinstance(stream, RngStream)]

@@ -1,0 +1,70 @@
+"""``checkify``: run-time checks in functions over objects, as a returned error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from graftree import _jax
+from graftree.transforms.crossing import decorators, lifting, propagation
+from graftree.transforms.crossing.lifting import Call, Row
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checkify(
+    f: Callable[P, R],
+    errors: Any = _jax.user_checks,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[P, tuple[Any, R]]:
+    """Makes a function return its failed checks, with ``jax.experimental.checkify``.
+
+    Updates of the arguments reach the caller's objects whether or not a check failed.
+
+    Args:
+        f: The function. With graph updates it takes keyword arguments, too.
+        errors: What is checked, such as ``jax.experimental.checkify.float_checks``; by
+            default the calls of ``jax.experimental.checkify.check``.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A function that returns ``(error, output)``. ``error.throw()`` raises if a check
+        failed; ``error.get()`` is the message, or ``None``.
+
+    Raises:
+        ValueError: If ``f`` is a method bound to a Module; at a call, for aliases that
+            the mode doesn't allow.
+        TypeError: At a call without graph updates, for keyword arguments.
+
+    Example:
+        >>> from jax.experimental import checkify
+        >>> def invert(v):
+        ...     checkify.check(jnp.all(v[...] != 0), "zero in the input")
+        ...     v[...] = 1 / v[...]
+        >>> error, _ = nnx.checkify(invert)(nnx.Variable(jnp.array([1.0, 0.0])))
+        >>> print(error.get())
+        zero in the input (`check` failed)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    decorators.check_not_bound(f, "checkify")
+    row = Row.uniform(
+        "checkify",
+        mode,
+        takes_keywords=mode.structure,
+        keeps_keywords=True,
+        returns_captured=True,
+    )
+    checked = lifting.returning_arrays(
+        _jax.checkify(lifting.interior(f, row), errors=errors)
+    )
+
+    @decorators.wraps(f)
+    def with_error(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        call = Call(f, row, args, kwargs)
+        error, result = checked(*call.groups)
+        return error, call.commit(result)
+
+    return with_error

@@ -1,0 +1,273 @@
+"""``jit``: compiled functions over objects.
+
+The arguments are packed into groups of leaves, one per distinct pair of sharding and
+donation; ``jax.jit`` compiles the function of these groups. The skeleton is static data
+of the groups, so it is part of JAX's own cache key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+import jax
+
+from graftree.core.pickling import Rebuilt
+from graftree.transforms.compiled.stages import Lowered, Traced
+from graftree.transforms.crossing import arguments, decorators, lifting, propagation
+from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.prefixes import Assignment, Roles
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import Skeletons
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JitWrapped(Rebuilt, decorators.Method[P, R]):
+    """A function compiled by `jit`; call it like the function.
+
+    Args:
+        name: The public name of the transform.
+        fun: The function.
+        mode: What propagates.
+        bound: The first arguments, if they are the same at each call.
+        **options: See `configure`.
+
+    Attributes:
+        fun: The function that was given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fun: Callable[P, R],
+        mode: Propagation,
+        bound: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
+        row, jax_options = configure(name, fun, mode, **options)
+        decorators.wraps(fun)(self)
+        self.fun = fun
+        self._row = row
+        self._jitted = jax.jit(self.interior(row), **jax_options)
+        self._plans = Plans(row, bound)
+
+    def interior(self, row: Row) -> Callable[..., Any]:
+        """What JAX traces."""
+        return lifting.interior(self.fun, row)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = self._plans.call(self.prepare, args, kwargs)
+        return call.commit(self._jitted(*call.groups))
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
+    ) -> Call:
+        """The outside of a call.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            statics: Static arguments to put between them.
+        """
+        return Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
+        """Traces the function for arguments, which stay as they are.
+
+        Args:
+            *args: Arguments of the function; ``jax.ShapeDtypeStruct`` may stand for
+                arrays, also in Variables.
+            **kwargs: Keyword arguments of it.
+        """
+        call = self.prepare(args, kwargs)
+        return Traced(self._jitted.trace(*call.groups), self.prepare)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Traces the function and lowers it to the language of the compiler.
+
+        Args:
+            *args: See `trace`.
+            **kwargs: See `trace`.
+        """
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The output with ``jax.ShapeDtypeStruct`` in the place of arrays.
+
+        Args:
+            *args: See `trace`.
+            **kwargs: See `trace`.
+        """
+        return self.trace(*args, **kwargs).out_info
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def jit(fun: Callable[P, R], **options: Unpack[Options]) -> JitWrapped[P, R]: ...
+@overload
+def jit(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], JitWrapped[P, R]]: ...
+def jit(
+    fun: Any = MISSING,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Compiles a function over objects with ``jax.jit``.
+
+    Changes that the function makes to its arguments reach the caller's objects after
+    the call: the values of Variables always, attributes with ``graph_updates``. A
+    function that raises changes nothing.
+
+    Args:
+        fun: The function. Its arguments and outputs may contain Modules, Variables,
+            arrays and containers of them.
+        in_shardings: The sharding of each positional argument that is not static: a
+            pytree prefix of shardings, ``None`` for "as it comes"; for an object it may
+            be a `StateSharding`. With graph updates all Variables take theirs on, also
+            those that don't change.
+        out_shardings: The sharding of the output.
+        static_argnums: Positions of arguments that are compile-time constants.
+        static_argnames: Names of such arguments.
+        donate_argnums: Positions of arguments whose buffers may be reused. Donated
+            Variables stay readable; donated arrays don't.
+        donate_argnames: Names of such arguments.
+        keep_unused: As in ``jax.jit``, like the next three.
+        device: See ``jax.jit``.
+        backend: See ``jax.jit``.
+        inline: See ``jax.jit``.
+        graph: Whether shared references are kept (graph mode) or refused (tree mode);
+            ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        The compiled function, which has the methods ``eval_shape``, ``trace`` and
+        ``lower`` of ``jax.jit``; or a decorator if ``fun`` is not given.
+
+    Raises:
+        ValueError: If ``fun`` is a method bound to a Module; at a call, for aliases
+            that the mode doesn't allow.
+        TraceContextError: At a call, if another trace owns an object that changed.
+
+    Example:
+        >>> @nnx.jit
+        ... def double(model):
+        ...     model.kernel[...] *= 2
+        >>> model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+        >>> before = model.kernel[...]
+        >>> double(model)
+        >>> bool((model.kernel[...] == 2 * before).all())
+        True
+    """
+    mode = propagation.resolve(graph, graph_updates)
+
+    def decorate(function: Callable[..., Any]) -> JitWrapped[..., Any]:
+        return JitWrapped(
+            "jit",
+            function,
+            mode,
+            shardings=(in_shardings, out_shardings),
+            statics=(static_argnums, static_argnames),
+            donated=(donate_argnums, donate_argnames),
+            keep_unused=keep_unused,
+            device=device,
+            backend=backend,
+            inline=inline,
+        )
+
+    return decorate if fun is MISSING else decorate(fun)
+
+
+def configure(
+    name: str,
+    function: Callable[..., Any],
+    mode: Propagation,
+    *,
+    shardings: tuple[Any, Any],
+    statics: tuple[Any, Any],
+    donated: tuple[Any, Any],
+    **options: Any,
+) -> tuple[Row, dict[str, Any]]:
+    """The row of a compiled function, and what ``jax.jit`` is told.
+
+    Args:
+        name: The public name of the transform.
+        function: The function.
+        mode: What propagates.
+        shardings: Those of the arguments and of the output.
+        statics: The positions and the names of the static arguments.
+        donated: The positions and the names of the donated arguments.
+        **options: What ``jax.jit`` gets as it is; ``None`` for its default.
+
+    Raises:
+        ValueError: If the function is a bound method, has no such argument, or a
+            sharding contains what it can't.
+    """
+    decorators.check_not_bound(function, name)
+    static = arguments.choose(function, "static", *statics)
+    donate = arguments.choose(function, "donate", *donated)
+    arguments.check_disjoint(static, donate)
+    ins, outs = shardings
+    roles = Roles(
+        ins,
+        "in_shardings",
+        name,
+        mode,
+        keywords=None,
+        donated=donate,
+        statics=static,
+    )
+    outputs = Assignment(outs, "out_shardings", name, mode)
+    row = Row(
+        name,
+        mode,
+        roles,
+        outputs,
+        statics=static,
+        keeps_keywords=True,
+        skeletons=Skeletons(),
+        returns_unchanged=lambda sharding: mode.structure and sharding is not None,
+    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return row, given | _group_options(row)
+
+
+def _group_options(row: Row) -> dict[str, Any]:
+    """What ``jax.jit`` is told of the groups of leaves and of the result."""
+    ins, outs = row.inputs.values, row.outputs.values
+    options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
+    if any(sharding is not None for sharding in (*ins, *outs)):
+        options |= {"in_shardings": ins, "out_shardings": (None, ins, ins, outs)}
+    return options

@@ -1,0 +1,261 @@
+"""Functions with arguments bound to them: ``jit_partial``, ``cached_partial``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from graftree import _jax
+from graftree.core import stamps
+from graftree.core.graph import cloning, flattening
+from graftree.core.graph.flattening import Builder, IndexMap, RefMap
+from graftree.core.graph.surveys import Survey
+from graftree.core.pickling import Rebuilt
+from graftree.core.variables.variables import Variable
+from graftree.transforms.compiled.jit import JitWrapped
+from graftree.transforms.crossing import alias_reports, decorators, packing, propagation
+from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.propagation import Propagation
+
+R = TypeVar("R")
+
+
+def jit_partial(
+    fun: Callable[..., R],
+    *partial_args: Any,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> JitWrapped[..., R]:
+    """`jit` with the first arguments bound: all the objects that the function uses.
+
+    The values of their Variables may change between calls, and are updated by calls.
+    What else changes in them makes the next call trace again.
+
+    Args:
+        fun: The function.
+        *partial_args: Its first arguments.
+        in_shardings: See `jit`; one entry per bound argument, then one per argument of
+            a call.
+        out_shardings: See `jit`, like all that follow. Positions are those of the
+            arguments of ``fun``.
+        static_argnums: See ``out_shardings``.
+        static_argnames: See ``out_shardings``.
+        donate_argnums: See ``out_shardings``.
+        donate_argnames: See ``out_shardings``.
+        keep_unused: See ``out_shardings``.
+        device: See ``out_shardings``.
+        backend: See ``out_shardings``.
+        inline: See ``out_shardings``.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Must be false, here or by default: structural changes don't reach
+            the bound objects.
+
+    Returns:
+        The compiled function of the other arguments.
+
+    Raises:
+        ValueError: If graph updates are on, ``fun`` is a method bound to a Module, or
+            in tree mode a Variable occurs twice; at a call, if an argument contains a
+            Variable, or the function changes the metadata of one.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> predict = nnx.jit_partial(nnx.Linear.__call__, model, graph=False)
+        >>> predict(jnp.ones((1, 2))).shape
+        (1, 3)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    if mode.structure:
+        raise ValueError(
+            "`graph_updates` not supported by `jit_partial`: pass graph=False or "
+            "graph_updates=False, or use nnx.jit."
+        )
+    packing.pack((partial_args, {}), mode, "jit_partial")
+    return _JitPartial(
+        "jit_partial",
+        fun,
+        mode,
+        partial_args,
+        shardings=(in_shardings, out_shardings),
+        statics=(static_argnums, static_argnames),
+        donated=(donate_argnums, donate_argnames),
+        keep_unused=keep_unused,
+        device=device,
+        backend=backend,
+        inline=inline,
+    )
+
+
+class _JitPartial(JitWrapped):
+    """A compiled function that adds its first arguments itself."""
+
+    def __init__(
+        self,
+        name: str,
+        fun: Any,
+        mode: Propagation,
+        bound: tuple[Any, ...],
+        **options: Any,
+    ) -> None:
+        super().__init__(name, fun, mode, bound, **options)
+        self._bound = bound
+
+    def interior(self, row: Row) -> Callable[..., Any]:
+        return _with_fixed_metadata(super().interior(row))
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
+    ) -> Call:
+        self._check_has_no_variables((args, kwargs))
+        given = dict(statics)
+        bound = [x for number, x in enumerate(self._bound) if number not in given]
+        return super().prepare((*bound, *args), kwargs, statics)
+
+    def _check_has_no_variables(self, tree: Any) -> None:
+        for path, leaf in alias_reports.labeled({"args": tree[0], "kwargs": tree[1]}):
+            if isinstance(leaf, Variable):
+                raise ValueError(
+                    f"Found Variable in non-partial arguments: {path} of a call of "
+                    f"nnx.jit_partial({decorators.name_of(self)}, ...) is a "
+                    f"{type(leaf).__name__}.\nBind the object that has it when the "
+                    "function is made, or use nnx.jit."
+                )
+
+
+def _with_fixed_metadata(interior: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(*groups: Any) -> Any:
+        result = interior(*groups)
+        changed = result[0].returned.metadata
+        if changed:
+            position, _ = changed[0]
+            raise ValueError(
+                "Variable metadata changed inside jit: that of "
+                f"{groups[0].skeleton.names()[position]}.\nUse nnx.jit, which passes "
+                "such changes on, or change the metadata outside."
+            )
+        return result
+
+    return decorators.named_after(interior, traced)
+
+
+def cached_partial(
+    f: Callable[..., R],
+    *cached_args: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Callable[..., R]:
+    """Binds the first arguments of a function, as copies that keep their structure.
+
+    The copies share their Variables with the originals, so both see all updates. The
+    function may change their structure for a while, but must leave it as it was.
+
+    Args:
+        f: The function, such as one made by `jit`.
+        *cached_args: Its first arguments.
+        graph: Must be true, here or by default, like ``graph_updates``.
+        graph_updates: See ``graph``.
+
+    Returns:
+        The function of the other arguments. Where ``f`` returns a bound object, it
+        returns the copy, at each call the same one.
+
+    Raises:
+        ValueError: If graph updates are off; at a call, if the structure of a copy is
+            another afterwards. Then the call is undone.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> @nnx.jit
+        ... def shift(model, by):
+        ...     model.bias[...] += by
+        >>> nnx.cached_partial(shift, model)(1.0)
+        >>> model.bias[...]
+        Array([1., 1., 1.], dtype=float32)
+    """
+    if not propagation.resolve(graph, graph_updates).structure:
+        raise ValueError(
+            "cached_partial is a graph-mode-only API and requires graph_updates=True. "
+            "Other modes need nothing of the kind: use functools.partial."
+        )
+    bound = cloning.clone(cached_args, variables=False, graph=True)
+    snapshot = _Snapshot(bound)
+
+    @decorators.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> R:
+        values = snapshot.values()
+        out = f(*bound, *args, **kwargs)
+        if snapshot.has_changed():
+            snapshot.restore(values)
+            raise ValueError(
+                "The graph structure of a node added to cached_partial was mutated "
+                "inside the transformation, this is not allowed: attributes, types and "
+                f"metadata must be the same after a call of {decorators.name_of(f)}.\n"
+                "Pass the object to the call, or undo the change before the end."
+            )
+        return out
+
+    return call
+
+
+class _Snapshot(Rebuilt):
+    """How an object is built, and what is needed to make it so again."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self._take()
+
+    def _take(self) -> None:
+        node = self._node
+        made = stamps.clock.now
+        self._numbers = numbers = RefMap()
+        # With one map for both, each object gets its number as its outer number, too.
+        self._graphdef, self._leaves = flattening.flatten_graph(node, numbers, numbers)
+        self._survey = Survey(numbers, made)
+        self._is_watched = self._survey.is_complete and all(
+            isinstance(leaf, Variable) for leaf in self._leaves
+        )
+
+    def values(self) -> list[Any]:
+        """The raw values of all leaves, as they are now."""
+        if not self._holds():
+            self._take()
+        return [*map(flattening.raw_of, self._leaves)]
+
+    def has_changed(self) -> bool:
+        """Whether the object is built otherwise now, or of other objects."""
+        if self._holds():
+            return False
+        now, _ = flattening.flatten_graph(self._node, RefMap(), self._numbers)
+        return now != self._graphdef
+
+    def restore(self, values: list[Any]) -> None:
+        """Makes the object what it was, but for values whose buffers were donated."""
+        leaves = zip(self._leaves, values, strict=True)
+        kept = [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves]
+        builder = Builder(IndexMap(), IndexMap.from_refmap(self._numbers))
+        builder.build(self._graphdef, kept)
+        builder.check()
+        builder.commit()
+
+    def _holds(self) -> bool:
+        return self._is_watched and self._survey.holds()
+
+
+def _is_deleted(value: Any) -> bool:
+    return any(
+        isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and x.is_deleted()
+        for x in jax.tree.leaves(value)
+    )

@@ -1,0 +1,256 @@
+"""The stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
+
+JAX's stages know groups of leaves and a result (`lifting`). Those here say the same
+about the arguments and the output of the user's function: in the place of a leaf is
+what JAX says of it, and objects around it are fresh ones of the same structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from graftree.core.graph.flattening import IndexMap
+from graftree.transforms.crossing import lifting, packing
+from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing.lifting import Call
+from graftree.transforms.crossing.packing import Packed
+from graftree.transforms.crossing.signatures import Skeleton
+
+R = TypeVar("R")
+
+Prepare = Callable[[tuple[Any, ...], dict[str, Any], Statics], Call]
+
+
+class Stage(Generic[R]):
+    """What all stages tell; static arguments are left out, as JAX does.
+
+    Args:
+        stage: The stage of JAX.
+        prepare: Packs a call: positional, keyword and static arguments.
+    """
+
+    def __init__(self, stage: Any, prepare: Prepare) -> None:
+        self._stage = stage
+        self._prepare = prepare
+
+    @property
+    def args_info(self) -> Any:
+        """``(args, kwargs)`` with shape, dtype and donation of each array."""
+        return _arguments(self._stage.args_info)
+
+    @property
+    def in_avals(self) -> Any:
+        """``(args, kwargs)`` with the abstract value of each array."""
+        return _arguments(self._stage.in_avals)
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of ``(args, kwargs)``."""
+        return jax.tree.structure(self.in_avals)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the arrays that are donated, counted over all arguments."""
+        infos = jax.tree.leaves(_join(self._stage.args_info).leaves)
+        return tuple(number for number, info in enumerate(infos) if info.donated)
+
+    @property
+    def out_info(self) -> Any:
+        """The output with shape and dtype of each array."""
+        avals = jax.tree.map(_describe, self._stage.in_avals)
+        return _output(self._stage.out_info, avals)
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the output."""
+        return jax.tree.structure(self.out_info)
+
+
+class Traced(Stage[R]):
+    """A function that was traced for some arguments; see `jit`."""
+
+    @property
+    def jaxpr(self) -> Any:
+        """What was traced: a function of the arrays in the arguments."""
+        return self._stage.jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        """The name of the function."""
+        return self._stage.fun_name
+
+    def lower(
+        self, *, lowering_platforms: tuple[str, ...] | None = None, **options: Any
+    ) -> Lowered[R]:
+        """The function in the language of the compiler.
+
+        Args:
+            lowering_platforms: For which platforms; ``None`` for the one in use.
+            **options: None are taken; ``jax.export`` gives some.
+
+        Raises:
+            TypeError: If options are given.
+        """
+        if options:
+            raise TypeError(
+                "The lower method of a function made by nnx.jit takes no options "
+                f"{sorted(options)}.\njax.export takes functions of arrays, made by "
+                "jax.jit: jax.export.export(jax.jit(f)).\nTake models apart before: "
+                "graphdef, state = nnx.split(model), and nnx.merge them in f."
+            )
+        lowered = self._stage.lower(lowering_platforms=lowering_platforms)
+        return Lowered(lowered, self._prepare)
+
+
+class Lowered(Stage[R]):
+    """A function in the language of the compiler."""
+
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[R]:
+        """Compiles it.
+
+        Args:
+            compiler_options: Options of XLA.
+        """
+        return Compiled(self._stage.compile(compiler_options), self._prepare)
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """A text for people, in no stable form.
+
+        Args:
+            dialect: As in ``jax.stages.Lowered``.
+            debug_info: Whether to show where operations come from.
+        """
+        return self._stage.as_text(dialect, debug_info=debug_info)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program as an object, in no stable form.
+
+        Args:
+            dialect: As in ``jax.stages.Lowered``.
+        """
+        return self._stage.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """What the compiler estimates: operations, bytes."""
+        return self._stage.cost_analysis()
+
+
+class Compiled(Stage[R]):
+    """A compiled function for arguments of one structure, shapes and dtypes.
+
+    It is called like the function, without its static arguments. Changes reach the
+    objects that are passed, which need not be those it was compiled for.
+    """
+
+    def __init__(self, stage: Any, prepare: Prepare) -> None:
+        super().__init__(stage, prepare)
+        # Not of `in_avals`: those of JAX have the array refs in closures, too.
+        tree = stage.in_tree
+        inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
+        self._skeleton = _join(inputs).skeleton
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        call = self._prepare(args, kwargs, self._skeleton.statics)
+        if call.packed.skeleton != self._skeleton:
+            raise _mismatch_error(self._skeleton, call.packed.skeleton)
+        return call.commit(self._stage(*call.groups))
+
+    def as_text(self) -> str:
+        """A text for people, in no stable form."""
+        return self._stage.as_text()
+
+    def cost_analysis(self) -> Any:
+        """What the compiler estimates: operations, bytes."""
+        return self._stage.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """What the compiler estimates: bytes of arguments, output, temporaries."""
+        return self._stage.memory_analysis()
+
+    def runtime_executable(self) -> Any:
+        """The executable, in no stable form."""
+        return self._stage.runtime_executable()
+
+    @property
+    def input_shardings(self) -> Any:
+        """``(args, kwargs)`` with the sharding of each array."""
+        return _arguments(self._stage.input_shardings)
+
+    @property
+    def input_formats(self) -> Any:
+        """``(args, kwargs)`` with the memory layout and sharding of each array."""
+        return _arguments(self._stage.input_formats)
+
+    @property
+    def input_layouts(self) -> Any:
+        """The older name of `input_formats`."""
+        return self.input_formats
+
+    @property
+    def output_shardings(self) -> Any:
+        """The output with the sharding of each array."""
+        stage = self._stage
+        return _output(stage.output_shardings, stage.input_shardings)
+
+    @property
+    def output_formats(self) -> Any:
+        """The output with the memory layout and sharding of each array."""
+        return _output(self._stage.output_formats, self._stage.input_formats)
+
+
+def _mismatch_error(compiled: Skeleton, called: Skeleton) -> TypeError:
+    """The error for a call with arguments of another structure."""
+    wanted, given = set(compiled.names()), set(called.names())
+    lines = [f"  missing: {name}" for name in sorted(wanted - given)]
+    lines += [f"  unexpected: {name}" for name in sorted(given - wanted)]
+    return TypeError(
+        "Function compiled with input pytree does not match the input pytree it was "
+        "called with.\n"
+        + "\n".join(lines or ["  other types, static attributes, metadata or sharing"])
+        + "\nPass arguments that are built like those it was compiled for, without "
+        "the static ones."
+    )
+
+
+def _join(inputs: Any) -> Packed:
+    """A call of fresh objects that hold what JAX says of its groups."""
+    skeleton, values = packing.join(inputs[0])
+    objects = IndexMap()
+    packing.unpack(skeleton, values, objects)
+    leaves = [
+        value if definition is None else objects[definition.index]
+        for definition, value in zip(skeleton.definitions(), values, strict=True)
+    ]
+    return Packed(skeleton, leaves, objects)
+
+
+def _arguments(inputs: Any) -> Any:
+    """``(args, kwargs)`` with what JAX says of the groups of a call."""
+    skeleton, values = packing.join(inputs[0])
+    return packing.unpack(skeleton, values, IndexMap())[0]
+
+
+def _output(result: Any, inputs: Any) -> Any:
+    """The output of the function with what JAX says of a result.
+
+    Args:
+        result: What it says.
+        inputs: The same of the groups of the call: an argument that is returned
+            unchanged is not in the result.
+    """
+    return lifting.commit(_join(inputs), result)
+
+
+def _describe(aval: Any) -> Any:
+    """Shape, dtype and sharding of an abstract value; of a ref, those of its array."""
+    aval = getattr(aval, "inner_aval", aval)
+    is_typed = jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        weak_type=aval.weak_type,
+        sharding=aval.sharding if is_typed else None,
+    )

@@ -1,0 +1,446 @@
+"""The inside of a loop: some leaves go round, some are scanned, the others stay.
+
+A loop is a call with one step. `Loop.step` is what JAX's loop runs as its body. There,
+`Inside` rebuilds all arguments from the leaves that go round, the slices of those that
+are scanned, and those that stay as they are. What the step did, and where each leaf of
+that is found after the loop, is noted in Python (`traced_once` says why that is right).
+`Loop.finish` puts it together.
+
+An array ref stays outside the loop, and the steps write to it in place. Where JAX can't
+do that, its content goes round or is scanned, each step has a ref of its own, and the
+last content is written to the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import _jax
+from graftree.core.graph import flattening
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.graphdefs import GraphDef, VariableDef
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import loss_warnings, packing
+from graftree.transforms.crossing.boundary import Collected, Linked
+from graftree.transforms.crossing.lifting import Inside, Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.signatures import Skeleton
+
+
+class Carry:
+    """In the axes of `scan`: what goes from one step to the next.
+
+    The class itself is used, not an instance of it.
+
+    Example:
+        >>> def add(total, x):
+        ...     return total + x, total
+        >>> cumulate = nnx.scan(add, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        >>> total, before = cumulate(jnp.array(0), jnp.arange(4))
+        >>> int(total), before.tolist()
+        (6, [0, 0, 1, 3])
+    """
+
+
+# Where a leaf is after the loop: stacked, at a number in the list of what every step
+# returned; or carried, at a position among the arguments.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stacked:
+    number: int
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Carried:
+    position: int
+
+
+_Source = _Stacked | _Carried
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the carry is in the arguments and in the output of the step.
+
+    Attributes:
+        argument: The number of the positional argument; ``None`` if there is no carry.
+        output: The number in a tuple of outputs; ``None`` if it is the whole output.
+    """
+
+    argument: int | None
+    output: int | None = None
+
+    def split(self, out: Any) -> tuple[Any, Any]:
+        """The carry of an output, and the output without it.
+
+        Raises:
+            ValueError: If the output is no tuple that has it.
+        """
+        if self.argument is None:
+            return None, out
+        if self.output is None:
+            return out, None
+        number = self.output
+        if not isinstance(out, (tuple, list)) or len(out) <= number:
+            raise ValueError(
+                f"The function must return a tuple with the carry at index {number}, "
+                f"as out_axes says, got {type(out).__name__}."
+            )
+        return out[number], (*out[:number], None, *out[number + 1 :])
+
+
+class Loop:
+    """One loop, while it is traced.
+
+    Args:
+        row: The transform. In the prefix of its inputs, integers are scanned axes,
+            `Carry` goes round, and ``None`` stays: without graph updates the Variables
+            there go round, too.
+        place: Where the carry is.
+        groups: The arguments.
+        moves_refs: Whether the content of refs goes round.
+
+    Attributes:
+        initial: The leaves that go round, as they are before the first step.
+        scanned: The leaves that are scanned, with their axis in front.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        place: Place,
+        groups: Sequence[Values],
+        moves_refs: bool = False,
+    ) -> None:
+        self.row = row
+        self.place = place
+        self.skeleton, self.values = packing.join(groups)
+        self.roles = packing.roles(groups, len(self.values))
+        self._span = self.skeleton.span(place.argument)
+        axes = [row.inputs.values[role] for role in self.roles]
+        # JAX slices refs along their first axis only.
+        self._moved = [
+            i
+            for i, (x, axis) in enumerate(zip(self.values, axes, strict=True))
+            if _jax.is_ref(x) and (axis if isinstance(axis, int) else moves_refs)
+        ]
+        self._carried = [i for i, x in enumerate(axes) if self._goes_round(i, x)]
+        self._scanned = {i: x for i, x in enumerate(axes) if isinstance(x, int)}
+        Inside(row, groups)  # checks the arguments before JAX looks at them
+        contents = list(self.values)
+        for i in self._moved:
+            contents[i] = contents[i][...]
+        self.initial = self._pick(contents, self._carried)
+        self.scanned = self._pick(
+            [_to_front(x, self._scanned.get(i)) for i, x in enumerate(contents)],
+            list(self._scanned),
+        )
+
+    def _goes_round(self, position: int, axis: Any) -> bool:
+        if isinstance(axis, int):
+            return False
+        if _jax.is_ref(self.values[position]):
+            return position in self._moved
+        is_variable = isinstance(self.skeleton.definitions()[position], VariableDef)
+        return axis is not None or (is_variable and not self.row.mode.structure)
+
+    def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
+        return Values([values[i] for i in positions], self.skeleton, tuple(positions))
+
+    def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
+        """The arguments of one step."""
+        values = list(self.values)
+        for group in (carried, scanned):
+            if group is not None:
+                for position, value in zip(group.positions, group.values, strict=True):
+                    values[position] = value
+        for position in self._moved:
+            values[position] = _jax.new_ref(values[position])
+        count = len(self.row.inputs.values)
+        groups = packing.part(values, self.skeleton, self.roles, count)
+        return Inside(self.row, groups)
+
+    def step(
+        self, f: Callable[..., Any], carried: Values, scanned: Values | None = None
+    ) -> tuple[Values, list[Any]]:
+        """Runs the user's function once.
+
+        Args:
+            f: The function.
+            carried: The leaves that go round.
+            scanned: The slices of those that are scanned.
+
+        Returns:
+            The leaves for the next step, and a list of what is stacked.
+
+        Raises:
+            ValueError: If the carry is not what it was, or the output contains what
+                can't leave the trace.
+            TypeError: If the structure of a carried object changed.
+        """
+        inside = self.inside(carried, scanned)
+        before = _Form(self.row, self._argument(inside))
+        out = inside.run(f)
+        carry, others = self.place.split(out)
+        after = _Form(self.row, carry)
+        after.check_same(before)
+        found, groups = inside.collect(out, Linked(after.variables(), others))
+        stacked: list[Any] = []
+        self._note(found, groups, stacked)
+        values = self._next_values(inside, found, after)
+        for position in self._moved:
+            values[position] = inside.crossing.values[position][...]
+        self._written = [self._source_of_ref(i, values, stacked) for i in self._moved]
+        return self._pick(values, self._carried), stacked
+
+    def _source_of_ref(
+        self, position: int, values: list[Any], stacked: list[Any]
+    ) -> _Source:
+        if position not in self._scanned:
+            return _Carried(position)
+        stacked.append(values[position])
+        return _Stacked(len(stacked) - 1, self._scanned[position])
+
+    def _argument(self, inside: Inside) -> Any:
+        number = self.place.argument
+        return None if number is None else inside.crossing.tree[0][number]
+
+    def _next_values(self, inside: Inside, found: Collected, carry: _Form) -> list[Any]:
+        """The raw values of all leaves after the step."""
+        values = [inside.crossing.current(i) for i in range(len(self.values))]
+        # Arrays that are attributes may have been replaced.
+        new = zip(self._new(found, False), found.structure.values(), strict=True)
+        for position, leaf in new:
+            if position is not None:
+                values[position] = leaf
+        position = self._span.leaves[0]
+        entries = self.skeleton.entries[slice(*self._span.entries)]
+        for entry, leaves in zip(entries, carry.parts(), strict=True):
+            # There are fewer here if an earlier argument has the same Variable.
+            if _count(entry) == len(leaves):
+                values[position : position + len(leaves)] = map(
+                    flattening.raw_of, leaves
+                )
+            position += _count(entry)
+        return values
+
+    def _note(self, found: Collected, groups: Any, stacked: list[Any]) -> None:
+        """Notes what leaves the loop, and where each leaf of it is found then."""
+        returned = found.returned
+        ins, outs = self.row.inputs.values, self.row.outputs.values
+
+        def place(axis: Any, value: Any, position: int | None) -> _Source:
+            if isinstance(axis, int):
+                stacked.append(value)
+                return _Stacked(len(stacked) - 1, axis)
+            if position is None:
+                raise TypeError(
+                    f"nnx.{self.row.name}: the structure of a carried or broadcast "
+                    "argument must not change, but it has new data.\nAdd it before the "
+                    "loop, or give the argument an axis."
+                )
+            return _Carried(position)
+
+        changed, structure, out = (
+            [axes[number] for number in numbers]
+            for axes, numbers in zip((ins, ins, outs), groups, strict=True)
+        )
+        listed = [*zip(changed, found.changed, returned.changed, strict=True)]
+        kept = [x for x in listed if x[0] is not None or not self.row.mode.structure]
+        if len(kept) < len(listed):
+            self._warn({position for axis, _, position in listed if axis is None})
+        positions = tuple(position for _, _, position in kept)
+        self._returned = dataclasses.replace(returned, changed=positions)
+        self._sources = [
+            [place(*x) for x in kept],
+            [*map(place, structure, found.structure.values(), self._new(found, False))],
+            [*map(place, out, found.out.values(), self._new(found, True))],
+        ]
+
+    def _warn(self, dropped: set[int]) -> None:
+        axes = self.row.inputs.prefix[0]
+        if isinstance(axes, tuple):
+            for number, axis in enumerate(axes):
+                if axis is not None:  # by filters, it is meant
+                    dropped -= set(range(*self.skeleton.span(number).leaves))
+        names = self.skeleton.names()
+        loss_warnings.warn_about_broadcasts(names[i] for i in sorted(dropped))
+
+    def _out_start(self, out: Skeleton) -> int:
+        """By how many entries the carry is earlier in the arguments than in ``out``."""
+        start = 0
+        if self.place.output is not None:
+            children = out.treedef.children()[: self.place.output]
+            start = sum(child.num_leaves for child in children)
+        return self._span.entries[0] - start
+
+    def _new(self, found: Collected, is_out: bool) -> list[int | None]:
+        """For each new leaf of the structure or output the argument in its place."""
+        returned = found.returned
+        skeleton, leaves, shift = returned.structure, found.structure, 0
+        if is_out:
+            skeleton, leaves = returned.out, found.out
+            shift = self._out_start(skeleton)
+        aligned = [] if skeleton is None else self._aligned(skeleton, shift)
+        return [i for i, new in zip(aligned, leaves.is_new, strict=True) if new]
+
+    def _aligned(self, skeleton: Skeleton, shift: int) -> list[int | None]:
+        """For each leaf of a skeleton the position of the argument in its place.
+
+        Args:
+            skeleton: Of the arguments after the step, or of the output.
+            shift: What to add to the number of an entry to get that of the argument.
+        """
+        starts = [0]
+        for entry in self.skeleton.entries:
+            starts.append(starts[-1] + _count(entry))
+        aligned: list[int | None] = []
+        for number, entry in enumerate(skeleton.entries, shift):
+            inside = 0 <= number < len(self.skeleton.entries)
+            old = self.skeleton.entries[number] if inside else None
+            if inside and _paths(entry) == _paths(old):
+                aligned += range(starts[number], starts[number + 1])
+            else:
+                aligned += [None] * _count(entry)
+        return aligned
+
+    def finish(self, carried: Values, stacked: Sequence[Any]) -> tuple[Any, ...]:
+        """What `boundary.commit` takes, after the loop.
+
+        Args:
+            carried: The leaves that went round.
+            stacked: What the steps returned besides.
+        """
+        last = dict(zip(self._carried, carried.values, strict=True))
+
+        def value(source: _Source) -> Any:
+            if isinstance(source, _Stacked):
+                return _from_front(stacked[source.number], source.axis)
+            position = source.position
+            return last[position] if position in last else self.values[position]
+
+        for position, source in zip(self._moved, self._written, strict=True):
+            self.values[position][...] = value(source)
+        lists = [[value(source) for source in listed] for listed in self._sources]
+        return (self._returned, *lists)
+
+
+def _count(entry: GraphDef[Any] | None) -> int:
+    return 1 if entry is None else entry.num_leaves
+
+
+def _paths(entry: GraphDef[Any] | None) -> Any:
+    return None if entry is None else entry.paths()
+
+
+def _to_front(value: Any, axis: int | None) -> Any:
+    if axis is None:
+        return value
+    for x in jax.tree.leaves(value):
+        if not -jnp.ndim(x) <= axis < jnp.ndim(x):
+            raise ValueError(
+                f"nnx.scan can't scan axis {axis} of an array of shape {jnp.shape(x)}: "
+                "it has no such axis."
+            )
+    return jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), value) if axis else value
+
+
+def _from_front(value: Any, axis: int) -> Any:
+    if not axis:
+        return value
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), value)
+
+
+class _Form:
+    """The form of a carry: its structure, and which objects are in it."""
+
+    def __init__(self, row: Row, tree: Any) -> None:
+        self.row = row
+        self.tree = tree
+        self.refs = RefMap()
+        self.treedef, self.entries, self.leaves = packing.take_apart(
+            tree, row.mode, self.refs, RefMap(), row.name
+        )
+
+    def variables(self) -> list[Any]:
+        """The Variables and refs in it."""
+        return [x for x in self.refs if isinstance(x, Variable) or _jax.is_ref(x)]
+
+    def parts(self) -> Iterator[list[Any]]:
+        """The leaves of each entry."""
+        start = 0
+        for entry in self.entries:
+            yield self.leaves[start : start + _count(entry)]
+            start += _count(entry)
+
+    def check_same(self, before: _Form) -> None:
+        """Refuses a carry with other objects, or of another structure."""
+        if self.row.mode.structure:
+            if not _are_same(self._roots(), before._roots()):
+                raise self._references_error()
+        elif not _are_same(self.variables(), before.variables()):
+            raise ValueError(
+                f"{self.row.name} Variable identity must be preserved across "
+                "iterations: the carry has other Variables out than in, or has them "
+                "in other places.\nWrite to them in place (`variable[...] = value`)."
+            )
+        if self.treedef != before.treedef or self.entries != before.entries:
+            raise self._structure_error(before)
+        if self.row.mode.structure and not _are_same(
+            self._inner_objects(), before._inner_objects()
+        ):
+            raise self._references_error()
+
+    def _roots(self) -> list[Any]:
+        """The objects that are entries, but Variables."""
+        objects = IndexMap.from_refmap(self.refs)
+        first = [entry.nodes[0] for entry in self.entries if entry is not None]
+        return [objects[node.index] for node in first if not self._may_be_new(node)]
+
+    def _inner_objects(self) -> list[Any]:
+        first = [entry.nodes[0] for entry in self.entries if entry is not None]
+        new = {node.index for node in first if self._may_be_new(node)}
+        return [obj for obj, number in self.refs.items() if number not in new]
+
+    def _may_be_new(self, node: Any) -> bool:
+        # Scan takes a new Variable where the carry itself is one.
+        return self.row.name == "scan" and isinstance(node, VariableDef)
+
+    def _references_error(self) -> ValueError:
+        if self.row.name == "scan":
+            return ValueError(
+                "Carry references must be the same between iterations: nnx.scan got "
+                "other objects back than it gave to the function.\nChange them in "
+                "place, or split them and carry their State."
+            )
+        return ValueError(
+            f"nnx.{self.row.name}: the body must return the same reference and pytree "
+            "structure as the initial value, but it returned other objects.\nChange "
+            "them in place, or split them and carry their State."
+        )
+
+    def _structure_error(self, before: _Form) -> TypeError:
+        if self.treedef != before.treedef:
+            change = f"it changed from {before.treedef} to {self.treedef}"
+        else:
+            pairs = zip(self.entries, before.entries, strict=True)
+            number = next(i for i, (new, old) in enumerate(pairs) if new != old)
+            entry = before.entries[number] or self.entries[number]
+            change = f"that of the {entry.nodes[0].type.__name__} in it changed"
+        return TypeError(
+            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
+            f"loop, but {change}.\nAttributes of carried objects, and metadata of "
+            "carried Variables, can't be added, removed or changed there."
+        )
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))

@@ -1,0 +1,232 @@
+"""``scan``: a function applied step by step along an axis of objects and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+import jax
+
+from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
+from graftree.transforms.crossing import boundary, decorators, propagation, traced_once
+from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.prefixes import Assignment, StateAxes
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import Skeletons
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NO_METADATA: Mapping[str, Any] = {}
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `scan`."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    in_axes: Any
+    out_axes: Any
+    transform_metadata: Mapping[str, Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def scan(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
+@overload
+def scan(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def scan(
+    f: Any = MISSING,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    in_axes: Any = (Carry, 0),
+    out_axes: Any = (Carry, 0),
+    transform_metadata: Mapping[str, Any] = _NO_METADATA,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Applies a function step by step along axes of its arguments: ``jax.lax.scan``.
+
+    An argument is the carry, which the function gets and returns in each step; or it is
+    scanned, and each step gets a slice of it; or it is the same for all steps. What a
+    step writes to a scanned Variable comes back on the same axis. What it writes to a
+    Variable that is the same for all steps is kept without graph updates, and dropped
+    with graph updates.
+
+    Args:
+        f: The function.
+        length: The number of steps, if nothing is scanned.
+        reverse: Whether to begin with the last slice.
+        unroll: As in ``jax.lax.scan``.
+        in_axes: For each positional argument `Carry`, the axis to scan, or ``None``; a
+            pytree prefix of these; for an object it may be a `StateAxes`, which may
+            have `Carry`, too. `Carry` alone if there is just the carry.
+        out_axes: The same of the output, without ``None``.
+        transform_metadata: ``{nnx.PARTITION_NAME: name}`` tells the annotations of the
+            Variables about the axis.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        The scanned function, or a decorator if ``f`` is not given. Objects in the carry
+        that it returns are the caller's own; in tree mode and without graph updates
+        just their Variables are.
+
+    Raises:
+        ValueError: If the axes contain what they can't, or ``f`` is a method bound to a
+            Module; at a call, if the carry has other objects out than in.
+        TypeError: At a call, if the structure of the carry changes.
+
+    Example:
+        >>> @nnx.vmap
+        ... def make_layers(key):
+        ...     return nnx.Linear(2, 2, rngs=nnx.Rngs(key))
+        >>> layers = make_layers(jax.random.split(jax.random.key(0), 5))
+        >>> @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        ... def apply(x, layer):
+        ...     return jnp.tanh(layer(x))
+        >>> apply(jnp.ones(2), layers).shape
+        (2,)
+    """
+    options = {
+        "length": length,
+        "reverse": reverse,
+        "unroll": unroll,
+        "_split_transpose": _split_transpose,
+    }
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "scan")
+        mode = propagation.resolve(graph, graph_updates)
+        axes = _Axes(in_axes, out_axes, mode)
+        row = Row(
+            "scan",
+            mode,
+            Assignment((axes.inputs, 0), "in_axes", "scan", mode),
+            Assignment(axes.outputs, "out_axes", "scan", mode),
+            takes_keywords=mode.structure,
+            labels=axes.labels,
+            axis_metadata=transform_metadata,
+            skeletons=Skeletons(),
+        )
+        return _scanned(function, row, axes, options)
+
+    return decorate if f is MISSING else decorate(f)
+
+
+def _scanned(
+    f: Callable[..., Any], row: Row, axes: _Axes, options: dict[str, Any]
+) -> Callable[..., Any]:
+    def make(get_function: Callable[[], Any], _: Propagation) -> Callable[..., Any]:
+        def traced(*groups: Values) -> Any:
+            function = get_function()
+            loop = Loop(row, axes.place, groups)
+
+            def body(carried: Values, scanned: Values) -> Any:
+                return loop.step(function, carried, scanned)
+
+            last = jax.lax.scan(body, loop.initial, loop.scanned, **options)
+            return loop.finish(*last)
+
+        return traced
+
+    traces = traced_once.PerFunction(make)
+
+    @decorators.wraps(f)
+    def scanned(*args: Any, **kwargs: Any) -> Any:
+        axes.check_call((*args, *kwargs))
+        call = Call(f, row, args, kwargs)
+        run = traces.get((f,), call.packed.skeleton, row.mode)
+        return boundary.commit(call.packed, *run(*call.groups))
+
+    return scanned
+
+
+class _Axes:
+    """The axes of a scan, checked.
+
+    Attributes:
+        inputs: Of the positional arguments.
+        outputs: Of the output.
+        place: Where the carry is.
+        labels: What the arguments are called.
+    """
+
+    def __init__(self, in_axes: Any, out_axes: Any, mode: Propagation) -> None:
+        self.inputs = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        self.outputs = tuple(out_axes) if isinstance(out_axes, list) else out_axes
+        argument = _find_carry(self.inputs, "in_axes")
+        output = _find_carry(self.outputs, "out_axes")
+        if (argument is None) != (output is None):
+            raise ValueError(
+                "If one of in_axes or out_axes has Carry, the other must also have "
+                f"Carry. Got in_axes={in_axes!r}, out_axes={out_axes!r} in nnx.scan."
+            )
+        _check_outputs(self.outputs)
+        whole = self.outputs is Carry
+        self.place = Place(argument, None if whole else output)
+        self.labels = Labels(named={} if argument is None else {argument: "carry"})
+
+    def check_call(self, args: tuple[Any, ...]) -> None:
+        """Refuses arguments that can't have these axes; names stand for keywords."""
+        if self.inputs is Carry and len(args) != 1:
+            raise ValueError(
+                "When in_axes=Carry, the function must take exactly one argument, got "
+                f"{len(args)} arguments in nnx.scan. Give in_axes as a tuple with one "
+                "entry per argument."
+            )
+
+
+def _find_carry(axes: Any, argument: str) -> int | None:
+    """The place of `Carry` in a tuple of axes; 0 if it is all of them."""
+    if axes is Carry:
+        return 0
+    entries = axes if isinstance(axes, tuple) else (axes,)
+    found = [i for i, axis in enumerate(entries) if axis is Carry]
+    if len(found) > 1:
+        raise ValueError(
+            f"Found multiple Carry definitions at {argument}={axes!r} in nnx.scan: "
+            "there is one carry. Put its parts into a tuple."
+        )
+    for axis in entries:
+        inner = jax.tree.leaves(axis, is_leaf=lambda x: isinstance(x, StateAxes))
+        if axis is not Carry and any(x is Carry for x in inner):
+            raise ValueError(
+                f"Carry must be a whole argument or output, found it nested in "
+                f"{argument}={axes!r} of nnx.scan."
+            )
+    return found[0] if found else None
+
+
+def _check_outputs(out_axes: Any) -> None:
+    leaves = jax.tree.leaves(
+        out_axes, is_leaf=lambda x: x is None or isinstance(x, StateAxes)
+    )
+    for axis in leaves:
+        if axis is None:
+            raise ValueError(
+                "Cannot broadcast output state: an entry of out_axes is None in "
+                f"nnx.scan, got out_axes={out_axes!r}. Outputs are stacked; use an "
+                "axis, or carry the state."
+            )
+        if isinstance(axis, StateAxes):
+            if None in axis.axes:
+                raise ValueError(
+                    f"Cannot broadcast output state. Got StateAxes with None in "
+                    f"out_axes of nnx.scan: {axis!r}. Use an axis."
+                )
+            if Carry in axis.axes:
+                raise ValueError(
+                    f"Cannot carry output state. Got StateAxes with Carry in out_axes "
+                    f"of nnx.scan: {axis!r}. Use an axis."
+                )

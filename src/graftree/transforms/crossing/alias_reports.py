@@ -1,0 +1,227 @@
+"""What transforms refuse: objects at two places, objects that can't leave a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core import paths
+from graftree.core.graph import flattening, nodes, tree_checks
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing.propagation import Propagation
+
+
+def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The Variables and refs of labeled trees, with paths such as ``.args[0].kernel``.
+
+    Every occurrence is listed; objects are entered once, so that cycles end.
+    """
+    found: list[tuple[str, Any]] = []
+    for label, x in tree.items():
+        _list(x, f".{label}", found, set())
+    return found
+
+
+def _list(x: Any, path: str, found: list[tuple[str, Any]], above: set[int]) -> None:
+    if tree_checks.is_variable_or_ref(x):
+        found.append((path, x))
+        return
+    if id(x) in above:
+        return
+    above = above | {id(x)}
+    if nodes.is_node_module(x):
+        for key, child, is_data in nodes.children(x):
+            if is_data is not False:
+                _list(child, path + _key_text(key), found, above)
+        return
+    flat, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=nodes.is_graph_node)
+    for jax_path, leaf in flat:
+        if leaf is not x and nodes.is_graph_node(leaf):
+            _list(leaf, path + jax.tree_util.keystr(jax_path), found, above)
+
+
+def _key_text(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) else f"[{key!r}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What positional arguments are called in messages.
+
+    Attributes:
+        args: All of them; the second one is ``args[1]``.
+        named: Those that have names of their own, by position.
+    """
+
+    args: str = "args"
+    named: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, number: int) -> str:
+        """The name of one argument."""
+        return self.named.get(number, f"{self.args}[{number}]")
+
+
+ARGS = Labels()
+
+
+def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:
+    """Refuses arguments in which a Variable or ref occurs twice.
+
+    Args:
+        tree: ``(args, kwargs)``.
+        transform: The public name of the transform.
+        labels: What the positional arguments are called.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    args, kwargs = tree
+    named = {labels.of(number): x for number, x in enumerate(args)}
+    _check(labeled({**named, "kwargs": kwargs}), transform)
+
+
+def check_arguments(args: Sequence[Any], transform: str) -> None:
+    """Refuses a Variable or ref that is in two positional arguments.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    flat: list[tuple[str, Any]] = []
+    for i, x in enumerate(args):
+        flat += _each_once(labeled({ARGS.of(i): x}))
+    _check(flat, transform)
+
+
+def check_outputs(
+    inputs: Sequence[tuple[str, Any]],
+    out: Any,
+    propagation: Propagation,
+    transform: str,
+) -> None:
+    """Refuses outputs that contain an input Variable, or (as trees) one Variable twice.
+
+    Args:
+        inputs: The Variables and refs that came in, each once, with their paths.
+        out: The output.
+        propagation: Whether the output may have shared references.
+        transform: The public name of the transform.
+
+    Raises:
+        ValueError: If there is one; names both paths and the ways out.
+    """
+    outputs = labeled({"out": out})
+    if propagation.sharing:
+        outputs = _each_once(outputs)
+    _check([*inputs, *outputs], transform)
+
+
+def check_no_refs(objects: Iterable[Any], out: Any, transform: str) -> None:
+    """Refuses new refs in the output of a program that JAX records.
+
+    Where it doesn't, as in ``jax.vmap``, it returns refs like other values.
+
+    Args:
+        objects: The new objects in the output.
+        out: The output.
+        transform: The public name of the transform.
+
+    Raises:
+        ValueError: If there is one; names its path and the ways out.
+    """
+    if not _jax.is_staging():
+        return
+    for obj in objects:
+        if _jax.is_ref(flattening.raw_of(obj)):
+            path = next(path for path, x in labeled({"out": out}) if x is obj)
+            raise ValueError(
+                f"nnx.{transform} with graph_updates=False returned an array ref at "
+                f"{path}, but mutable array references cannot be returned.\nReturn a "
+                "copy with arrays, made by nnx.to_arrays, and use nnx.to_refs outside"
+                + _other_ways_out(transform)
+            )
+
+
+def _each_once(flat: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Each object with its first path, in the order of the first paths."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, leaf in flat:
+        found.setdefault(id(leaf), (path, leaf))
+    return [*found.values()]
+
+
+def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
+    found = tree_checks.find_duplicate(flat)
+    if found is not None:
+        obj, first, second = found
+        raise ValueError(
+            tree_checks.duplicate_report(obj, first, second)
+            + f"\nnnx.{transform} with graph_updates=False does not support Variable "
+            "aliasing.\nRemove the duplicates, or pass a copy made by nnx.clone()"
+            + _other_ways_out(transform)
+        )
+
+
+# These have no graph updates.
+_VALUES_ONLY = frozenset(
+    {"jit_partial", "jvp", "make_jaxpr", "transform_metadata", "vjp"}
+)
+
+
+def _other_ways_out(transform: str) -> str:
+    if transform in _VALUES_ONLY:
+        return "."
+    return (
+        f",\nor use nnx.{transform}(..., graph=True, graph_updates=True),\n"
+        f"or use nnx.compat.{transform}."
+    )
+
+
+def check_consistent(
+    transform: str, occurrences: Iterable[tuple[tuple[Any, ...], Any, Any]]
+) -> None:
+    """Refuses a Variable that occurs twice with different prefixes.
+
+    Args:
+        transform: The public name of the transform.
+        occurrences: For each occurrence of a Variable or ref its path, itself, and the
+            prefix (axis, sharding, ...) that it has there.
+
+    Raises:
+        ValueError: If there is one; names the type, the paths and the prefixes.
+    """
+    seen: dict[int, list[tuple[str, Any]]] = {}
+    for path, leaf, prefix in occurrences:
+        listed = seen.setdefault(id(leaf), [])
+        listed.append((paths.to_string(path, "<root>"), prefix))
+        if listed[0][1] != prefix:
+            lines = "\n".join(f"  {where}: {given}" for where, given in listed)
+            raise ValueError(
+                "Inconsistent aliasing detected. The following nodes have different "
+                f"prefixes in nnx.{transform}:\nNode: {type(leaf).__name__}\n"
+                f"{lines}\nGive both paths the same prefix, or pass nnx.clone() of "
+                "one of them."
+            )
+
+
+def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueError:
+    """The error for returning a Variable of an outer trace."""
+    path = next(path for path, leaf in labeled({"out": out}) if leaf is variable)
+    return ValueError(
+        f"Cannot return captured Variable of type {type(variable).__name__} from "
+        f"nnx.{transform}. Found at path: {path}\n"
+        "Pass it as an argument, or return its value."
+    )
+
+
+def extracted_error(obj: Any, transform: str) -> ValueError:
+    """The error for an object of an outer trace in the output or the arguments."""
+    return ValueError(
+        f"Cannot extract graph node from different trace level: a "
+        f"{type(obj).__name__} that nnx.{transform} did not get as an argument is in "
+        "its output or was put into an argument.\n"
+        "Pass it as an argument, or return a copy made by nnx.clone()."
+    )

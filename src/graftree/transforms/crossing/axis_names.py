@@ -1,0 +1,75 @@
+"""Annotations of Variables while a transform takes an axis away from them.
+
+Inside, a mapped Variable lacks the mapped axis, so the name of that axis must not be in
+its sharding. The name is taken out before the function runs and put back afterwards,
+and new Variables get it as they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from graftree.core.variables import partitioning
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing.prefixes import Occurrence
+
+
+class Hidden:
+    """The names of mapped axes, taken out of Variables.
+
+    If the function raises they are not put back: its objects are dropped then.
+
+    Args:
+        occurrences: The Variables, with their axes; those whose axis is no integer are
+            passed over.
+        names: The ``transform_metadata`` of the public functions.
+
+    Raises:
+        ValueError: If a Variable has another name in this place.
+    """
+
+    def __init__(
+        self, occurrences: Iterable[Occurrence], names: Mapping[str, Any]
+    ) -> None:
+        self._names = names
+        self._mapped = _by_identity(occurrences)
+        self._annotations = {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
+        for variable, axis in self._mapped.values():
+            partitioning.remove_axis(variable, _from_start(axis, variable), names)
+
+    def put_back(self, occurrences: Iterable[Occurrence]) -> None:
+        """Puts the names back, and into new Variables.
+
+        Args:
+            occurrences: The Variables after the function ran, with their axes.
+        """
+        for variable, axis in (_by_identity(occurrences) | self._mapped).values():
+            partitioning.add_axis(variable, _from_start(axis, variable), self._names)
+            # The change makes a tuple of it; the caller's stays as it was.
+            before = self._annotations.get(id(variable))
+            if isinstance(before, PartitionSpec) and variable.get_metadata(
+                "out_sharding", None
+            ) == tuple(before):
+                variable.set_metadata(out_sharding=before)
+
+
+def _by_identity(
+    occurrences: Iterable[Occurrence],
+) -> dict[int, tuple[Variable[Any], int]]:
+    return {
+        id(leaf): (leaf, axis)
+        for _, leaf, axis in occurrences
+        if isinstance(leaf, Variable) and isinstance(axis, int)
+    }
+
+
+def _from_start(axis: int, variable: Variable[Any]) -> int:
+    """The axis counted from the start; the value lacks it inside."""
+    rank = len(getattr(variable.get_raw_value(), "shape", ()))
+    return axis + rank + 1 if axis < 0 else axis

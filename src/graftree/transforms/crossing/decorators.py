@@ -1,0 +1,117 @@
+"""What all transforms share as decorators: forms of use, signatures, bound methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from graftree.core.modules.modules import Module
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
+
+
+class Method(Generic[P, R]):
+    """The base of transformed functions that a class may hold as its methods."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Method[Concatenate[Any, Q], R], instance: Any, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+
+def check_not_bound(function: Any, transform: str) -> None:
+    """Refuses methods that are bound to a Module: its updates would be lost.
+
+    Raises:
+        ValueError: If ``function``, or what a partial of it calls, is such a method.
+    """
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner) and isinstance(inner.__self__, Module):
+        owner = type(inner.__self__).__name__
+        raise ValueError(
+            f"nnx.{transform} does not support bound methods, got "
+            f"{owner}.{inner.__name__} of an instance: the instance would be a "
+            "constant.\n"
+            f"Decorate the method with @nnx.{transform}, or call "
+            f"nnx.{transform}({owner}.{inner.__name__})(instance, ...)."
+        )
+
+
+def to_positions(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    count: int = 0,
+) -> tuple[Any, ...]:
+    """Turns keyword arguments into positional ones, defaults included.
+
+    Args:
+        function: Whose signature tells the positions.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        count: How many a prefix is for; defaults fill up to that without keywords, too.
+
+    Returns:
+        All arguments by position; ``args`` if there is nothing to add.
+
+    Raises:
+        TypeError: If a keyword argument has no position.
+    """
+    if not kwargs and len(args) >= count:
+        return args
+    if isinstance(function, functools.partial):
+        if kwargs:
+            raise _unresolvable(function, kwargs)
+        return args
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs.keys() & kwargs.keys():
+        raise _unresolvable(function, bound.kwargs)
+    return bound.args
+
+
+def _unresolvable(function: Any, kwargs: Mapping[str, Any]) -> TypeError:
+    return TypeError(
+        f"The keyword arguments could not be resolved to positions: {sorted(kwargs)} "
+        f"of {name_of(function)}. Pass them by position."
+    )
+
+
+def name_of(function: Any) -> str:
+    """The name of a function for messages."""
+    return getattr(function, "__name__", repr(function))
+
+
+def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """``functools.wraps`` that also takes callables without a name."""
+
+    def decorate(wrapper: Any) -> Any:
+        names = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(function, n)]
+        updated = functools.update_wrapper(
+            wrapper, function, assigned=names, updated=()
+        )
+        return updated
+
+    return decorate
+
+
+def named_after(function: Callable[..., Any], inner: Any) -> Any:
+    """Gives a function that JAX traces the name of the user's function.
+
+    JAX must not see more of it: its signature is not that of the groups of leaves.
+    """
+    inner = wraps(function)(inner)
+    del inner.__wrapped__
+    return inner

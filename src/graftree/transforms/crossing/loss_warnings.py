@@ -1,0 +1,86 @@
+"""Warnings about changes that don't reach the caller, where nothing else tells."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from graftree import errors
+from graftree.core import paths
+from graftree.core.graph import flattening, nodes
+from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.signatures import Skeleton
+
+_Form = tuple[GraphDef[Any], list[Any]]
+
+
+def pytrees_in(tree: Any) -> list[Any]:
+    """The objects with a structure of their own in a tree of arguments, each once.
+
+    Containers around them don't count: what is put into these is never seen outside.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=nodes.is_graph_node)
+    found = {id(x): x for x in leaves if nodes.is_node_module(x)}
+    return [*found.values()]
+
+
+def warn(
+    transform: str, skeleton: Skeleton, leaves: Sequence[Any], objects: Iterable[Any]
+) -> None:
+    """Warns about objects whose structure is not what it was.
+
+    Args:
+        transform: The public name of the transform.
+        skeleton: The arguments as they were.
+        leaves: The leaves that they had.
+        objects: The objects in the arguments, found by `pytrees_in` at first.
+    """
+    before, _ = packing.unpack(skeleton, leaves, IndexMap())
+    for old, new in zip(pytrees_in(before), objects, strict=True):
+        change = _first_change(
+            flattening.flatten_graph(old), flattening.flatten_graph(new)
+        )
+        if change is not None:
+            warnings.warn(
+                f"nnx.{transform} without graph updates drops a change of a "
+                f"{type(new).__name__}: {change}. Only the values of Variables "
+                "reach the caller.\nPass graph=True, graph_updates=True, or keep "
+                "what changes in a Variable.",
+                errors.LostUpdateWarning,
+                stacklevel=2,
+            )
+
+
+def _first_change(before: _Form, after: _Form) -> str | None:
+    (old, old_leaves), (new, new_leaves) = before, after
+    old_named = dict(zip(old.paths(), old_leaves, strict=True))
+    new_named = dict(zip(new.paths(), new_leaves, strict=True))
+    for path in {**old_named, **new_named}:
+        if old_named.get(path) is not new_named.get(path):
+            return f"{paths.to_string(path)!r} was set or deleted"
+    if old.attributes != new.attributes:
+        static = [
+            key
+            for key, value in new.attributes
+            if (key, value) not in old.attributes and not isinstance(key, int)
+        ]
+        return f"static attributes changed ({', '.join(map(str, static)) or 'deleted'})"
+    return None
+
+
+def warn_about_broadcasts(names: Iterable[str]) -> None:
+    """Warns about writes to Variables that are the same for all steps of a scan."""
+    listed = ", ".join(names)
+    if listed:
+        warnings.warn(
+            f"nnx.scan with graph updates drops writes to broadcast Variables: "
+            f"{listed}.\nCarry them, give them an axis, or assign None by an "
+            "nnx.StateAxes to say that this is meant.",
+            errors.LostUpdateWarning,
+            stacklevel=2,
+        )

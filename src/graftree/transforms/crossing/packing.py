@@ -1,0 +1,359 @@
+"""Arguments and outputs as JAX gets them: a skeleton and flat groups of leaves.
+
+    Packed      a tree outside: its skeleton, its leaves, its numbered objects
+    Values      a group of leaves on its way in, a pytree node
+    Changes     a group of changed leaves on its way out, a pytree node
+
+What is static is a `call_skeletons.Skeleton`. A transform gives different leaves
+different axes, shardings or roles by putting them in different groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from graftree.core.graph import flattening, nodes, tree_checks
+from graftree.core.graph.flattening import Builder, IndexMap, RefMap
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.transforms.crossing import alias_reports
+from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import Skeleton
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """A tree outside: its skeleton, its leaves, and its numbered objects.
+
+    Attributes:
+        skeleton: The static part.
+        leaves: Variables, refs, arrays and other values, in order.
+        objects: The objects by their number.
+    """
+
+    skeleton: Skeleton
+    leaves: list[Any]
+    objects: IndexMap
+
+    def values(self) -> list[Any]:
+        """What JAX gets: raw values in the place of Variables."""
+        return [flattening.raw_of(leaf) for leaf in self.leaves]
+
+
+def is_entry(sharing: bool) -> Callable[[Any], bool]:
+    """Tells what pack takes apart itself; trees leave objects to JAX."""
+    return nodes.is_graph_node if sharing else tree_checks.is_variable_or_ref
+
+
+def pack(
+    tree: Any,
+    propagation: Propagation,
+    transform: str,
+    statics: tuple[tuple[Any, Any], ...] = (),
+    labels: Labels = alias_reports.ARGS,
+) -> Packed:
+    """Takes a tree of arguments apart.
+
+    Args:
+        tree: ``(args, kwargs)``, or another pytree with objects in it.
+        propagation: Trees refuse aliases here.
+        transform: The public name to give in error messages.
+        statics: Static arguments to keep with the skeleton.
+        labels: What the positional arguments are called in messages.
+
+    Raises:
+        ValueError: In tree mode, if a Variable or ref occurs twice.
+    """
+    refs = RefMap()
+    treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
+    if not propagation.sharing and any(map(is_repeated, entries)):
+        alias_reports.check_inputs(tree, transform, labels)
+    skeleton = Skeleton(treedef, tuple(entries), statics, labels)
+    return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
+
+
+def is_repeated(entry: GraphDef[Any] | None) -> bool:
+    """Whether an entry refers to an object of an earlier entry."""
+    return entry is not None and entry.num_leaves == 0 and len(entry.nodes) == 1
+
+
+def take_apart(
+    tree: Any, propagation: Propagation, refs: RefMap, outer: RefMap, transform: str
+) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
+    """The treedef, the entries and the leaves of a tree; see `Skeleton`.
+
+    Args:
+        tree: Any pytree with objects in it.
+        propagation: Whether objects are entered with sharing, or left to JAX.
+        refs: The numbering; it is filled.
+        outer: Numbers that objects have outside, recorded in the GraphDefs.
+        transform: The public name to give in error messages.
+    """
+    is_leaf = is_entry(propagation.sharing)
+    if propagation.sharing:
+        flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
+    else:
+        flat, treedef = tree_checks.flatten(tree)
+    entries: list[GraphDef[Any] | None] = []
+    leaves: list[Any] = []
+    for x in flat:
+        if is_leaf(x):
+            graphdef, found = flattening.flatten_graph(x, refs, outer)
+            entries.append(graphdef)
+            leaves += found
+        else:
+            if nodes.kind_of(x) is nodes.PYTREE:
+                raise tree_checks.not_a_pytree_error(x, "", transform)
+            entries.append(None)
+            leaves.append(x)
+    return treedef, entries, leaves
+
+
+def unpack(
+    skeleton: Skeleton, values: Sequence[Any], objects: IndexMap
+) -> tuple[Any, list[Any]]:
+    """Rebuilds a tree of arguments as fresh objects of the current trace.
+
+    Args:
+        skeleton: The static part.
+        values: The raw values of all leaves, or Variables to be used as they are.
+        objects: Filled with the objects by number.
+
+    Returns:
+        The tree, and the leaves of its treedef.
+    """
+    builder = Builder(objects, {})
+    roots = build_entries(builder, skeleton.entries, values)
+    builder.commit()
+    return jax.tree.unflatten(skeleton.treedef, roots), roots
+
+
+def build_entries(
+    builder: Builder, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
+) -> list[Any]:
+    """The objects and plain leaves that these entries describe."""
+    roots: list[Any] = []
+    position = 0
+    for entry in entries:
+        if entry is None:
+            roots.append(leaves[position])
+            position += 1
+        else:
+            end = position + entry.num_leaves
+            roots.append(builder.build(entry, leaves[position:end]))
+            position = end
+    return roots
+
+
+def is_same_tree(tree: Any, skeleton: Skeleton, roots: Sequence[Any]) -> bool:
+    """Whether a tree, unpacked without sharing, still has its structure and leaves."""
+    try:
+        leaves, treedef = tree_checks.flatten(tree)
+    except ValueError:  # a cycle; there was none
+        return False
+    return treedef == skeleton.treedef and all(map(operator.is_, leaves, roots))
+
+
+# How leaves travel through JAX.
+
+
+class Values:
+    """A pytree node that carries some leaves of a skeleton.
+
+    Attributes:
+        values: The raw values.
+        skeleton: What all groups of a call are leaves of.
+        positions: Which leaves these are; ``None`` for all.
+    """
+
+    __slots__ = ("positions", "skeleton", "values")
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        skeleton: Skeleton,
+        positions: tuple[int, ...] | None,
+    ) -> None:
+        self.values = values
+        self.skeleton = skeleton
+        self.positions = positions
+
+    def by_position(self) -> dict[int, Any]:
+        """The values by the number of the leaf."""
+        if self.positions is None:
+            return dict(enumerate(self.values))
+        return dict(zip(self.positions, self.values, strict=True))
+
+
+def _flatten_values(group: Values) -> Any:
+    skeleton = group.skeleton
+    return group.values, (skeleton.number, skeleton, group.positions)
+
+
+def _flatten_values_with_keys(group: Values) -> Any:
+    # Runs on errors and once per trace: names in messages, jaxprs and profiles.
+    names = group.skeleton.names()
+    if group.positions is not None:
+        names = [names[position] for position in group.positions]
+    keys = map(jax.tree_util.GetAttrKey, names)
+    return list(zip(keys, group.values, strict=True)), _flatten_values(group)[1]
+
+
+def _unflatten_values(aux: Any, values: Any) -> Values:
+    return Values(values, *aux[1:])
+
+
+jax.tree_util.register_pytree_with_keys(
+    Values, _flatten_values_with_keys, _unflatten_values, _flatten_values
+)
+
+
+class Changes:
+    """A pytree node that carries new values of Variables out, under their names.
+
+    The names are in quotes, as in ``args[0]['kernel']``, where JAX reports about them.
+
+    Attributes:
+        values: The raw values.
+        names: From `Skeleton.names`.
+    """
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, values: Sequence[Any], names: Sequence[str]) -> None:
+        self.values = values
+        self.names = tuple(names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class _Key(str):
+    """A path entry that JAX prints as it is."""
+
+
+def _flatten_changes_with_keys(group: Changes) -> Any:
+    keys = [_Key(re.sub(r"\.(\w+)", r"['\1']", name)) for name in group.names]
+    return list(zip(keys, group.values, strict=True)), group.names
+
+
+jax.tree_util.register_pytree_with_keys(
+    Changes,
+    _flatten_changes_with_keys,
+    lambda names, values: Changes(values, names),
+    lambda group: (group.values, group.names),
+)
+
+
+def join(groups: Sequence[Values]) -> tuple[Skeleton, list[Any]]:
+    """The skeleton of the groups of a call, and all its values in order."""
+    skeleton = groups[0].skeleton
+    if groups[0].positions is None:
+        return skeleton, list(groups[0].values)
+    values: list[Any] = [None] * len(skeleton.definitions())
+    for group in groups:
+        for position, value in zip(group.positions or (), group.values, strict=True):
+            values[position] = value
+    return skeleton, values
+
+
+def part(
+    values: Sequence[Any], skeleton: Skeleton, assignment: Sequence[int], count: int
+) -> list[Values]:
+    """The values of a call in ``count`` groups.
+
+    Args:
+        values: The raw values of all leaves.
+        skeleton: What they are leaves of.
+        assignment: For each leaf the number of its group.
+        count: How many groups there are; they may be empty.
+    """
+    if count == 1:
+        return [Values(values, skeleton, None)]
+    positions: list[list[int]] = [[] for _ in range(count)]
+    for position, group in enumerate(assignment):
+        positions[group].append(position)
+    return [
+        Values([values[i] for i in listed], skeleton, tuple(listed))
+        for listed in positions
+    ]
+
+
+def roles(groups: Sequence[Values], count: int) -> list[int]:
+    """For each of ``count`` leaves the number of its group."""
+    numbers = [0] * count
+    for number, group in enumerate(groups):
+        for position in group.positions or ():
+            numbers[position] = number
+    return numbers
+
+
+def leaves_of(x: Any) -> list[tuple[Any, Any]]:
+    """The Variables and refs of one object, with their paths, each once."""
+    graphdef, leaves = flattening.flatten_graph(x)
+    return [
+        (path, leaf)
+        for path, leaf in zip(graphdef.paths(), leaves, strict=True)
+        if tree_checks.is_variable_or_ref(leaf)
+    ]
+
+
+class Matched(NamedTuple):
+    """A value of a prefix tree, and what of a skeleton it is for.
+
+    Attributes:
+        value: The value.
+        entries: The entries; see `Skeleton`.
+        is_whole: Whether it is right at an entry; else at a container of them.
+    """
+
+    value: Any
+    entries: list[GraphDef[Any] | None]
+    is_whole: bool
+
+
+def match(
+    prefix: Any, skeleton: Skeleton, is_leaf: Callable[[Any], bool]
+) -> list[Matched]:
+    """The values of a prefix tree, each with the entries of the skeleton it is for.
+
+    Args:
+        prefix: A pytree prefix of the packed tree; each object counts as one leaf.
+        skeleton: Of the packed tree.
+        is_leaf: What is a value of the prefix tree, besides the leaves of JAX.
+
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    full = jax.tree.unflatten(skeleton.treedef, range(len(skeleton.entries)))
+    found: list[Matched] = []
+
+    def add(value: Any, subtree: Any) -> None:
+        entries = [skeleton.entries[number] for number in jax.tree.leaves(subtree)]
+        found.append(Matched(value, entries, isinstance(subtree, int)))
+
+    jax.tree.map(add, prefix, full, is_leaf=is_leaf)
+    return found
+
+
+def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
+    """The value of a prefix tree for each leaf of a skeleton.
+
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    return [
+        matched.value
+        for matched in match(prefix, skeleton, lambda x: x is None)
+        for entry in matched.entries
+        for _ in range(1 if entry is None else entry.num_leaves)
+    ]

@@ -1,0 +1,131 @@
+"""No tracer stays in what a static attribute holds.
+
+The fresh objects inside a transform share their static values with the caller's. So a
+list in a static attribute is the caller's own list, and what a traced function appends
+to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
+noted before the function runs; afterwards those that hold a new tracer get their
+content back, also if the function raised. It is no error: a program may well have used
+them as a place to put values that it needs only while it is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from graftree import _jax, errors
+from graftree.core import paths
+from graftree.core.graph import nodes
+from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import attributes
+
+# Objects in objects are looked into so far; beyond that they are no mere containers.
+_DEPTH = 3
+_CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
+
+
+@contextlib.contextmanager
+def guarded(arguments: Any, transform: str) -> Iterator[None]:
+    """Keeps tracers out of the static attributes of arguments.
+
+    Args:
+        arguments: ``(args, kwargs)`` inside the transform.
+        transform: Its public name.
+
+    Warns:
+        LostUpdateWarning: On leaving, if a tracer was taken out; names the path.
+    """
+    noted = [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
+    try:
+        yield
+    finally:
+        found = [note for note in noted if _has_new_tracer(*note[1:])]
+        for _, holder, items in found:
+            _restore(holder, items)
+        if found:
+            _warn([path for path, *_ in found], transform)
+
+
+def _warn(places: list[Any], transform: str) -> None:
+    warnings.warn(
+        errors.message(
+            f"nnx.{transform}: a traced value was put into a static attribute, where "
+            "it would outlive the trace. It was taken out again.",
+            where="\n".join(map(_describe, places)),
+            way_out="Return the value, or keep it in a Variable: nnx.Variable(...), "
+            "or Module.sow under nnx.capture.",
+        ),
+        errors.LostUpdateWarning,
+        stacklevel=2,
+    )
+
+
+def _describe(path: Any) -> str:
+    kind, key, *rest = path
+    argument = f"args[{key}]" if kind == 0 else f"argument {key!r}"
+    return f"{argument}, at {paths.to_string(tuple(rest))}"
+
+
+def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """The path and the object of all that a static attribute holds and may change."""
+    seen: dict[int, Any] = {}
+    pending: list[tuple[Any, Any]] = [((), tree)]
+    while pending:
+        path, node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node
+        for key, value, is_data in nodes.children(node):
+            kind = nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                if type(value) not in attributes.ATOMS:
+                    yield from _holders(value, (*path, key), _DEPTH, seen)
+            elif not isinstance(kind, Leaf):
+                pending.append(((*path, key), value))
+
+
+def _holders(
+    x: Any, path: Any, depth: int, seen: dict[int, Any]
+) -> Iterator[tuple[Any, Any]]:
+    if isinstance(x, _CLOSED) or nodes.is_node_leaf(x) or id(x) in seen:
+        return
+    seen[id(x)] = x
+    content = _content(x)
+    if content is not None:
+        yield path, x
+    members = x if content is None and isinstance(x, tuple) else content
+    if members is None or not depth:
+        return
+    for member in members.values() if isinstance(members, dict) else members:
+        if type(member) not in attributes.ATOMS:
+            yield from _holders(member, path, depth - 1, seen)
+
+
+def _content(x: Any) -> Any:
+    """The list, dict or set that an object is, or that holds its attributes."""
+    return x if isinstance(x, (list, dict, set)) else getattr(x, "__dict__", None)
+
+
+def _items(holder: Any) -> Any:
+    content = _content(holder)
+    return dict(content) if isinstance(content, dict) else [*content]
+
+
+def _has_new_tracer(holder: Any, items: Any) -> bool:
+    now = _items(holder)
+    if isinstance(now, dict):
+        now, items = [*now.values()], [*items.values()]
+    known = {*map(id, items)}
+    leaves = jax.tree.leaves([x for x in now if id(x) not in known])
+    return any(isinstance(x, _jax.Tracer) for x in leaves)
+
+
+def _restore(holder: Any, items: Any) -> None:
+    content = _content(holder)
+    content.clear()
+    content.extend(items) if isinstance(content, list) else content.update(items)

@@ -1,0 +1,263 @@
+"""Derivatives in the form of what they belong to, for all transforms that have any.
+
+JAX differentiates functions of flat lists of leaves. For the user, a derivative has the
+form of an argument or of the output. Without graph updates objects stand for objects of
+the same types; with them, the State of an object stands for it, and of an object that
+occurs twice the first State has it all.
+
+    tree, arguments       leaves in, derivatives in the form of a skeleton out
+    leaves                the inverse
+    numbers, positions    the arguments that ``argnums`` and the like mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree.core import paths
+from graftree.core.graph import flattening, nodes
+from graftree.core.graph.flattening import Builder, IndexMap
+from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
+from graftree.core.states import states
+from graftree.core.states.states import State
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import Skeleton
+
+
+class FormError(TypeError, ValueError):
+    """A derivative hasn't the form of what it belongs to; in JAX it is one or other."""
+
+
+# Leaves in, derivatives out.
+
+
+def tree(skeleton: Skeleton, given: Mapping[int, Any], mode: Propagation) -> Any:
+    """Derivatives in the form of a whole skeleton.
+
+    Args:
+        skeleton: The form.
+        given: The derivatives, by the number of the leaf. States lack the others, and
+            ``None`` is in their place elsewhere.
+        mode: Whether States stand for objects.
+    """
+    return jax.tree.unflatten(skeleton.treedef, _roots(skeleton, given, mode))
+
+
+def arguments(
+    skeleton: Skeleton,
+    given: Mapping[int, Any],
+    mode: Propagation,
+    argnums: Iterable[int],
+) -> tuple[Any, ...]:
+    """Derivatives in the form of some positional arguments.
+
+    Args:
+        skeleton: Of ``(args, kwargs)``.
+        given: See `tree`.
+        mode: See `tree`.
+        argnums: Which arguments.
+    """
+    roots = _roots(skeleton, given, mode)
+    found: list[Any] = []
+    for number in argnums:
+        start, stop = skeleton.span(number).entries
+        treedef = skeleton.treedef.children()[0].children()[number]
+        found.append(jax.tree.unflatten(treedef, roots[start:stop]))
+    return tuple(found)
+
+
+def argument(skeleton: Skeleton, number: int) -> Skeleton:
+    """The part of a skeleton that is one positional argument."""
+    start, stop = skeleton.span(number).entries
+    treedef = skeleton.treedef.children()[0].children()[number]
+    return Skeleton(treedef, skeleton.entries[start:stop])
+
+
+def _roots(
+    skeleton: Skeleton, given: Mapping[int, Any], mode: Propagation
+) -> list[Any]:
+    """What stands for each object or plain leaf of a skeleton."""
+    # All are built: an object may refer to one of an earlier argument.
+    builder = Builder(IndexMap(), {}, recreate_variables=False)
+    roots: list[Any] = []
+    start = 0
+    for entry in skeleton.entries:
+        if entry is None:
+            roots.append(given.get(start))
+            start += 1
+            continue
+        numbered = [*enumerate((d for _, d in entry.leaves()), start)]
+        start += len(numbered)
+        values = [_value(given, number, d) for number, d in numbered]
+        if not mode.structure:
+            roots.append(builder.build(entry, values))
+        else:
+            is_given = [number in given for number, _ in numbered]
+            roots.append(_state(entry, values, is_given))
+    return roots
+
+
+def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
+    value = given.get(number)
+    if isinstance(definition, VariableDef):
+        # The builder looks for the ref of a Variable, so there has to be a Variable.
+        if number in given or definition.array_refdef is not None:
+            return flattening.make_variable(definition, value)
+    return value
+
+
+def _state(
+    entry: GraphDef[Any], values: Sequence[Any], is_given: Sequence[bool]
+) -> Any:
+    listed = zip(entry.paths(), values, is_given, strict=True)
+    found = [(path, value) for path, value, flag in listed if flag]
+    if found and found[0][0] == ():
+        return found[0][1]  # a Variable by itself is its own State
+    return states.from_flat_state(found)
+
+
+# Derivatives in, leaves out.
+
+
+def leaves(
+    skeleton: Skeleton,
+    given: Any,
+    mode: Propagation,
+    what: str,
+    wanted: Iterable[int],
+) -> list[Any]:
+    """The derivatives of some leaves of a skeleton, from a tree of the user.
+
+    Args:
+        skeleton: The form that the tree should have.
+        given: The tree. ``None`` may stand for an object, and is then the derivative of
+            each of its leaves.
+        mode: Whether States stand for objects.
+        what: What the tree is, for error messages.
+        wanted: The numbers of the leaves.
+
+    Raises:
+        FormError: If the tree hasn't the form, or an object in it has other leaves than
+            these.
+    """
+    try:
+        roots = skeleton.treedef.flatten_up_to(given)
+    except ValueError as error:
+        raise FormError(f"Wrong structure of {what}: {error}") from None
+    wanted = dict.fromkeys(wanted)
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    start = 0
+    for entry, root in zip(skeleton.entries, roots, strict=True):
+        if entry is None:
+            found[start] = flattening.raw_of(root)
+            start += 1
+            continue
+        numbered = enumerate(entry.paths(), start)
+        numbers = {path: number for number, path in numbered if number in wanted}
+        start += entry.num_leaves
+        if root is not None:
+            listed = _leaves_of(entry, root, mode, what)
+            # What an earlier object shares with this one counts there only.
+            listed = {
+                p: x for p, x in listed.items() if p in numbers or id(x) not in seen
+            }
+            _check_paths(listed.keys(), numbers.keys(), what)
+            found |= {numbers[path]: flattening.raw_of(x) for path, x in listed.items()}
+            seen.update(map(id, listed.values()))
+    return [found.get(number) for number in wanted]
+
+
+def _leaves_of(
+    entry: GraphDef[Any], x: Any, mode: Propagation, what: str
+) -> dict[Any, Any]:
+    """The leaves, by path, of what stands for an object."""
+    if packing.is_repeated(entry) and not mode.structure:
+        return {}  # the first occurrence has them all
+    if mode.structure and isinstance(x, State):
+        return dict(states.to_flat_state(x))
+    if isinstance(entry.nodes[0], (VariableDef, ArrayRefDef)):
+        if isinstance(x, Variable) or not mode.structure:
+            return {(): x}
+    elif not mode.structure and nodes.is_graph_node(x):
+        graphdef, found = flattening.flatten_graph(x)
+        return dict(zip(graphdef.paths(), found, strict=True))
+    expected = "State or Variable" if mode.structure else entry.nodes[0].type.__name__
+    raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")
+
+
+def _check_paths(given: Collection[Any], expected: Collection[Any], what: str) -> None:
+    if given == expected:
+        return
+    wrong = [path for path in given if path not in expected]
+    missing = [path for path in expected if path not in given]
+    lines = [f"  too much: {paths.to_string(path)}" for path in wrong]
+    lines += [f"  missing: {paths.to_string(path)}" for path in missing]
+    raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
+
+
+# Arguments, and the output.
+
+
+def refuse_axes(reduce_axes: Sequence[Any]) -> None:
+    """Refuses an option that JAX doesn't have any more."""
+    if reduce_axes:
+        raise NotImplementedError("reduce_axes is not supported; leave it empty.")
+
+
+def pair(out: Any) -> tuple[Any, Any]:
+    """What is differentiated of an output with ``has_aux``, and the rest."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise TypeError(
+            "With has_aux=True the function must return a pair (output, aux), got "
+            f"{type(out).__name__}."
+        )
+    return out[0], out[1]
+
+
+def numbers(
+    given: Sequence[int | DiffState], argument: str, transform: str
+) -> tuple[int, ...]:
+    """The numbers of arguments, as given.
+
+    Raises:
+        ValueError: If one is repeated.
+    """
+    found = tuple(x.argnum if isinstance(x, DiffState) else int(x) for x in given)
+    for number in found:
+        if found.count(number) > 1:
+            raise ValueError(
+                f"argnum {number} is repeated in {argument} of nnx.{transform}."
+            )
+    return found
+
+
+def positions(
+    argnums: Sequence[int], count: int, argument: str, transform: str
+) -> tuple[int, ...]:
+    """The positions of arguments, counted from the start.
+
+    Args:
+        argnums: From `numbers`; negative ones count from the end.
+        count: How many positional arguments there are.
+        argument: The public name of ``argnums``, for error messages.
+        transform: The public name of the transform.
+
+    Raises:
+        TypeError: If there is no such argument.
+        ValueError: If one is repeated.
+    """
+    for number in argnums:
+        if not -count <= number < count:
+            least = number + 1 if number >= 0 else -number
+            raise TypeError(
+                f"{argument}={number} of nnx.{transform} requires at least {least} "
+                f"positional arguments, but got only {count}."
+            )
+    return numbers([number % count for number in argnums], argument, transform)

@@ -1,0 +1,500 @@
+"""``custom_vjp``: functions over objects with gradients that the user defines.
+
+Each call makes a ``jax.custom_vjp`` of functions of groups of leaves:
+
+    chosen   leaves with a cotangent
+    others   leaves without: substate that is not selected, ``nondiff_argnums``
+    fixed    what in these JAX can't take, such as strings; closed over
+
+Only what the function changes comes back through JAX. So what it leaves alone has its
+gradient from elsewhere, also if the user's rule doesn't pass on what it is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
+
+import jax
+
+from graftree import _jax, errors
+from graftree.core.graph import flattening
+from graftree.core.graph.flattening import IndexMap
+from graftree.core.pickling import Rebuilt
+from graftree.transforms.crossing import alias_reports, decorators, lifting, packing
+from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing.decorators import MISSING, P, R
+from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.packing import Changes, Values
+from graftree.transforms.crossing.prefixes import Assignment, DiffState, Unchecked
+from graftree.transforms.crossing.propagation import GRAPH, Propagation, resolve
+from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.derivatives import cotangents
+from graftree.transforms.derivatives.cotangents import FormError
+
+_NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
+_RESIDUAL = Labels(named={0: "residual"})
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `custom_vjp`."""
+
+    nondiff_argnums: tuple[int | DiffState, ...]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def custom_vjp(fun: Callable[P, R], **options: Unpack[Options]) -> CustomVjp[P, R]: ...
+@overload
+def custom_vjp(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
+def custom_vjp(
+    fun: Any = MISSING,
+    *,
+    nondiff_argnums: tuple[int | DiffState, ...] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """A function whose gradient is defined by the user, with ``jax.custom_vjp``.
+
+    The rules are given by ``f.defvjp(fwd, bwd)``. ``fwd`` has the arguments of ``fun``
+    and returns its output and a residual: any pytree, with objects in it. ``bwd`` gets
+    the arguments without gradient, the residual and ``g``, and returns a tuple with a
+    cotangent, or ``None`` for zero, for each other argument.
+
+    With graph updates ``g`` is ``(input_updates_g, out_g)``. The first has for each of
+    these arguments a State of cotangents: of what ``fun`` wrote, else zeros. The tuple
+    that ``bwd`` returns has the same form, without the substate that isn't
+    differentiable. Without graph updates ``g`` is the cotangent of the output, and the
+    cotangent of an object is an object. A ``bwd`` that has a keyword argument
+    ``updates_g`` gets the cotangents of what ``fun`` wrote, ``None`` for the rest. With
+    any other, that part of the gradient is dropped, with a `LostUpdateWarning`.
+
+    Args:
+        fun: The function. What it, or ``fwd``, writes to its arguments is kept.
+        nondiff_argnums: Positions of arguments without a gradient, which may be any
+            values, and with graph updates no objects. There, a `DiffState` says what of
+            an argument *is* differentiable.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A `CustomVjp`, or a decorator if ``fun`` is not given.
+
+    Raises:
+        ValueError: If ``fun`` is a method bound to a Module, an argument is repeated,
+            or a `DiffState` is used without graph updates.
+
+    Example:
+        >>> @nnx.custom_vjp
+        ... def clipped(v):
+        ...     return v[...] ** 2
+        >>> def fwd(v):
+        ...     return clipped(v), v[...]
+        >>> def bwd(x, g):
+        ...     (v_g,), out_g = g
+        ...     v_g[...] = jnp.clip(2 * x * out_g, -1, 1)
+        ...     return (v_g,)
+        >>> clipped.defvjp(fwd, bwd)
+        >>> float(nnx.grad(clipped)(nnx.Param(jnp.array(3.0)))[...])
+        1.0
+    """
+    mode = resolve(graph, graph_updates)
+
+    def decorate(function: Callable[P, R]) -> CustomVjp[P, R]:
+        return CustomVjp(function, nondiff_argnums, mode)
+
+    return decorate if fun is MISSING else decorate(fun)
+
+
+class _Rules(NamedTuple):
+    """What `CustomVjp.defvjp` is given."""
+
+    fwd: Callable[..., Any]
+    bwd: Callable[..., Any]
+    symbolic_zeros: bool
+    takes_updates: bool
+
+
+def _takes_updates(bwd: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(bwd).parameters.values()
+    except ValueError:  # some functions of C have none
+        return False
+    return any(p.name == "updates_g" or p.kind == p.VAR_KEYWORD for p in parameters)
+
+
+class CustomVjp(Rebuilt, decorators.Method[P, R]):
+    """A function with a gradient of its own; call it like the function.
+
+    Args:
+        fun: The function.
+        nondiff_argnums: See `custom_vjp`.
+        mode: What propagates.
+
+    Attributes:
+        fun: The function that was given.
+    """
+
+    def __init__(
+        self, fun: Callable[P, R], nondiff_argnums: Sequence[Any], mode: Propagation
+    ) -> None:
+        decorators.check_not_bound(fun, "custom_vjp")
+        decorators.wraps(fun)(self)
+        self.fun = fun
+        self._mode = mode
+        self._nondiff = tuple(nondiff_argnums)
+        Assignment(self._nondiff, _ARGUMENT, _NAME, mode)  # checks what is in it
+        self._numbers = cotangents.numbers(self._nondiff, _ARGUMENT, _NAME)
+        self._rules: _Rules | None = None
+        self._signature = functools.cache(self._signature_of)
+
+    def defvjp(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+    ) -> None:
+        """Defines the gradient; see `custom_vjp`.
+
+        Args:
+            fwd: The rule for the way forward.
+            bwd: The rule for the way back.
+            symbolic_zeros: As in ``jax.custom_vjp``; the ``CustomVJPPrimal`` are then
+                the values of the Variables in the arguments of ``fwd``.
+        """
+        self._rules = _Rules(fwd, bwd, symbolic_zeros, _takes_updates(bwd))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        name = decorators.name_of(self.fun)
+        if self._rules is None:
+            # JAX raises the one, programs with graph updates expect the other.
+            kind = ValueError if self._mode.structure else AttributeError
+            raise kind(
+                f"No VJP defined for custom_vjp function {name} using defvjp: call "
+                f"{name}.defvjp(fwd, bwd) first."
+            )
+        # Defaults are arguments with a cotangent, as in JAX.
+        given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
+        if self._mode == GRAPH:
+            alias_reports.check_arguments(given, _NAME)
+        signature = self._signature(len(given))
+        call = Call(self.fun, signature.row, given, {})
+        self._check_nondiff(call.packed.skeleton, signature)
+        lifted = _Lifted(self.fun, self._rules, signature, call.groups)
+        chosen, *others, _ = call.groups
+        result = lifted.function()(chosen, others)
+        if not (self._mode.structure or self._rules.takes_updates):
+            result = _telling_of_cotangents(result, self.fun, self._rules.bwd)
+        return call.commit(result)
+
+    def kept(self) -> dict[str, Any]:
+        """What `defvjp` was given; see `Rebuilt.kept`."""
+        return {"_rules": self._rules}
+
+    def _signature_of(self, count: int) -> _Signature:
+        positions = cotangents.positions(self._numbers, count, _ARGUMENT, _NAME)
+        filters = {
+            position: x if isinstance(x, DiffState) else False
+            for position, x in zip(positions, self._nondiff, strict=True)
+        }
+        prefix = tuple(filters.get(position, True) for position in range(count))
+        mode = self._mode
+        inputs = _Groups(prefix, _ARGUMENT, _NAME, mode, keywords=True)
+        outputs = Unchecked(None, _NAME, mode)
+        nondiff = tuple(p for p in positions if filters[p] is False)
+        return _Signature(
+            Row(_NAME, mode, inputs, outputs, returns_captured=True),
+            tuple(p for p in range(count) if p not in nondiff),
+            nondiff,
+        )
+
+    def _check_nondiff(self, skeleton: Skeleton, signature: _Signature) -> None:
+        if not self._mode.structure:
+            return
+        for number in signature.nondiff:
+            for entry in cotangents.argument(skeleton, number).entries:
+                if entry is not None:
+                    raise TypeError(
+                        "Passing integers to nondiff_argnums for graph nodes arguments "
+                        "in nnx.custom_vjp is not supported: argument "
+                        f"{number} has a {entry.nodes[0].type.__name__}.\n"
+                        f"Use nnx.DiffState({number}, False), or return None for it."
+                    )
+
+
+class _Signature(NamedTuple):
+    """The arguments of calls with the same number of them.
+
+    Attributes:
+        row: What is lifted.
+        diff: The positions of arguments with a cotangent.
+        nondiff: Those of the others, in the order of ``nondiff_argnums``.
+    """
+
+    row: Row
+    diff: tuple[int, ...]
+    nondiff: tuple[int, ...]
+
+
+class _Groups(Assignment):
+    """The groups ``chosen``, perhaps ``others``, and ``fixed``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.values = (*self.values, "fixed")
+
+    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
+        """The group of each leaf; see `Assignment.assign`."""
+        fixed = len(self.values) - 1
+        return [
+            group if group == 0 or _is_operand(leaf) else fixed
+            for group, leaf in zip(
+                super().assign(skeleton, objects), objects, strict=True
+            )
+        ]
+
+
+def _is_operand(leaf: Any) -> bool:
+    """Whether JAX has to take a leaf: then it may be a tracer."""
+    return any(
+        isinstance(x, jax.Array) or _jax.is_ref(x)
+        for x in jax.tree.leaves(flattening.raw_of(leaf))
+    )
+
+
+class _Lifted:
+    """One call: the functions that JAX gets, and what they know of the arguments.
+
+    It doesn't hold the operands: JAX keeps the functions for as long as the gradient.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        rules: _Rules,
+        signature: _Signature,
+        groups: Sequence[Values],
+    ) -> None:
+        chosen, *others, self.fixed = groups
+        self.fun = fun
+        self.rules = rules
+        self.row, self.diff, self.nondiff = signature
+        self.mode = self.row.mode
+        self.skeleton = chosen.skeleton
+        self.positions = chosen.positions or ()
+        # What `fun` changed, if it was traced before `fwd`, which must return the same.
+        self.changed: frozenset[int] | None = None
+        self.shapes = _shapes([chosen, *others]) if self.mode.structure else {}
+        # They can't be residuals.
+        self.refs = {k: v for k, v in _by_position(others).items() if _has_ref(v)}
+
+    def function(self) -> Callable[..., Any]:
+        """What is called with the groups ``chosen`` and ``[others]``."""
+        function = jax.custom_vjp(
+            decorators.named_after(self.fun, lambda *groups: self._fun(*groups))
+        )
+        function.defvjp(
+            decorators.named_after(self.rules.fwd, lambda *groups: self._fwd(*groups)),
+            decorators.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
+            symbolic_zeros=self.rules.symbolic_zeros,
+        )
+        return function
+
+    def _fun(self, chosen: Values, others: list[Values]) -> Any:
+        inside = Inside(self.row, (chosen, *others, self.fixed))
+        result = inside.leave(inside.run(self.fun))
+        self.changed = frozenset(lifting.parts_of(result)[0].changed)
+        return result
+
+    def _fwd(self, chosen: Values, others: list[Values]) -> Any:
+        if self.rules.symbolic_zeros:
+            others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
+        inside = Inside(self.row, (chosen, *others, self.fixed))
+        pair = inside.run(self.rules.fwd)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                "Custom VJP fwd rule must produce a pair (output, residual), got "
+                f"{type(pair).__name__} from {decorators.name_of(self.rules.fwd)}."
+            )
+        out, residual = pair
+        kept = _by_position(others) if self.nondiff else {}
+        kept = {k: v for k, v in kept.items() if k not in self.refs}
+        packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
+        stored = Values(packed.values(), packed.skeleton, None)
+        places, *leaves = inside.leave(out, self.changed or frozenset())
+        returned = dataclasses.replace(places.returned, kept=())
+        self._check_changed(returned.changed)
+        return (dataclasses.replace(places, returned=returned), *leaves), (kept, stored)
+
+    def _check_changed(self, changed: tuple[int, ...]) -> None:
+        extra = () if self.changed is None else {*changed} - self.changed
+        if extra:
+            listed = ", ".join(self.skeleton.names()[p] for p in sorted(extra))
+            raise TypeError(
+                f"Custom VJP fwd rule {decorators.name_of(self.rules.fwd)} wrote what "
+                f"{decorators.name_of(self.fun)} does not write: {listed}.\n"
+                "Where both are traced, as in a gradient of nnx.jit, they must write "
+                "the same Variables."
+            )
+
+    def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
+        kept, stored = residuals
+        (residual,), _ = packing.unpack(stored.skeleton, stored.values, IndexMap())[0]
+        nondiff = self._arguments(
+            self.fixed.by_position() | kept | self.refs, self.nondiff
+        )
+        returned, changed, structure, out = lifting.parts_of(result)
+        updates = dict(zip(returned.changed, changed, strict=True))
+        g = cotangents.tree(returned.out, _arrived(returned.out, out), self.mode)
+        keywords = {}
+        if self.mode.structure:
+            g = self._input_updates(returned.structure, updates, structure), g
+        elif self.rules.takes_updates:
+            count = len(self.diff) + len(self.nondiff)
+            keywords["updates_g"] = self._arguments(updates, range(count))
+        found = self._read(self.rules.bwd(*nondiff, residual, g, **keywords))
+        return Values(found, self.skeleton, self.positions), None
+
+    def _arguments(self, given: dict[int, Any], argnums: Iterable[int]) -> Any:
+        return cotangents.arguments(self.skeleton, given, self.mode, argnums)
+
+    def _input_updates(
+        self,
+        structure: Skeleton | None,
+        updates: dict[int, Any],
+        new: Sequence[Any],
+    ) -> Any:
+        """The cotangents of the arguments as the function left them, as States."""
+        zero = jax.custom_derivatives.zero_from_primal
+        given = jax.tree.map(zero, self.shapes) | updates
+        if structure is None:
+            return self._arguments(given, self.diff)
+        given = self._restructured(structure, given, iter(new))
+        return cotangents.arguments(structure, given, self.mode, self.diff)
+
+    def _restructured(
+        self, skeleton: Skeleton, before: dict[int, Any], arrived: Iterator[Any]
+    ) -> dict[int, Any]:
+        """Cotangents by position in the structure that the function left."""
+        by_index = {
+            definition.index: before.get(position)
+            for position, definition in enumerate(self.skeleton.definitions())
+            if definition is not None
+        }
+        found: dict[int, Any] = {}
+        leaves = zip(skeleton.definitions(), skeleton.inner_paths(), strict=True)
+        for position, (definition, path) in enumerate(leaves):
+            if definition is None:
+                if path != ():
+                    found[position] = next(arrived)
+            elif definition.outer_index is None:
+                found[position] = next(arrived)
+            else:
+                found[position] = by_index[definition.outer_index]
+        return found
+
+    def _read(self, given: Any) -> list[Any]:
+        """The cotangents of ``chosen``, from what the user's rule returns."""
+        name = decorators.name_of(self.rules.bwd)
+        if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
+            length = f" of length {len(given)}" if hasattr(given, "__len__") else ""
+            raise FormError(
+                f"Custom VJP bwd rule {name} must produce a tuple of {len(self.diff)}: "
+                "a cotangent for each differentiable argument. Got "
+                f"{type(given).__name__}{length}."
+            )
+        found: dict[int, Any] = {}
+        for number, cotangent in zip(self.diff, given, strict=True):
+            if cotangent is None:
+                continue
+            start, stop = self.skeleton.span(number).leaves
+            wanted = [p for p in self.positions if start <= p < stop]
+            leaves = cotangents.leaves(
+                cotangents.argument(self.skeleton, number),
+                cotangent,
+                self.mode,
+                f"the cotangent that {name} returns for argument {number}",
+                [position - start for position in wanted],
+            )
+            found |= dict(zip(wanted, leaves, strict=True))
+        return [found.get(position) for position in self.positions]
+
+
+def _telling_of_cotangents(
+    result: Any, fun: Callable[..., Any], bwd: Callable[..., Any]
+) -> Any:
+    """A result that tells if a gradient of what `fun` wrote is asked for, and lost."""
+    places, changed, *others = result
+
+    def telling(name: str, value: Any) -> Any:
+        return _without_cotangent(
+            value,
+            "A gradient depends on what a function of nnx.custom_vjp wrote; this part "
+            f"of it is dropped: {decorators.name_of(bwd)} does not take its cotangent."
+            f"\n  written by {decorators.name_of(fun)}: {name}\n"
+            "Return the new value and write it outside, give the bwd rule a keyword "
+            "argument\n`updates_g`, or use graph_updates=True.",
+        )
+
+    guarded = [
+        Changes([*map(telling, group.names, group.values)], group.names)
+        for group in changed
+    ]
+    return (places, tuple(guarded), *others)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _without_cotangent(value: Any, message: str) -> Any:
+    """The value; the message is given where JAX has a cotangent for it."""
+    return value
+
+
+def _drop_cotangent(message: str, _: None, __: Any) -> tuple[None]:
+    warnings.warn(message, errors.LostUpdateWarning, stacklevel=2)
+    return (None,)
+
+
+_without_cotangent.defvjp(lambda value, _: (value, None), _drop_cotangent)
+
+
+def _by_position(groups: Sequence[Values]) -> dict[int, Any]:
+    return {k: v for group in groups for k, v in group.by_position().items()}
+
+
+def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
+    """Shapes and dtypes of the leaves inside objects, by position."""
+    skeleton = groups[0].skeleton
+    definitions, paths = skeleton.definitions(), skeleton.inner_paths()
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        aval = jax.typeof(x)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    return {
+        position: jax.tree.map(shape, value)
+        for position, value in _by_position(groups).items()
+        if (definitions[position] is not None or paths[position] != ())
+        and not _has_ref(value)
+    }
+
+
+def _has_ref(value: Any) -> bool:
+    return any(map(_jax.is_ref, jax.tree.leaves(value)))
+
+
+def _arrived(skeleton: Skeleton, values: Sequence[Any]) -> dict[int, Any]:
+    """Cotangents of an output by position: those of inputs in it are elsewhere."""
+    positions = [
+        position
+        for position, definition in enumerate(skeleton.definitions())
+        if definition is None or definition.outer_index is None
+    ]
+    return dict(zip(positions, values, strict=True))

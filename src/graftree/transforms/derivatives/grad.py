@@ -1,0 +1,263 @@
+"""``grad`` and ``value_and_grad``: gradients of functions over objects.
+
+The leaves are parted into those that are differentiated and the rest. `cotangents`
+gives gradients their form.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+import jax
+
+from graftree.core.graph import flattening
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.pickling import Rebuilt
+from graftree.core.variables.variables import Param
+from graftree.transforms.crossing import decorators, prefixes, propagation, ref_contents
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.prefixes import Assignment, DiffState, Unchecked
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.derivatives import cotangents
+
+P = ParamSpec("P")
+R = TypeVar("R")
+X = TypeVar("X")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `grad` and `value_and_grad`, less ``has_aux``."""
+
+    argnums: int | DiffState | Sequence[int | DiffState]
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Sequence[Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def grad(
+    f: Callable[P, tuple[Any, X]],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[Options],
+) -> Callable[P, tuple[Any, X]]: ...
+@overload
+def grad(
+    f: Callable[P, Any], *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    *, has_aux: Literal[True], **options: Unpack[Options]
+) -> Callable[[Callable[P, tuple[Any, X]]], Callable[P, tuple[Any, X]]]: ...
+@overload
+def grad(
+    *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+def grad(
+    f: Any = MISSING,
+    *,
+    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """A function that gives the gradient of ``f``; see `value_and_grad`.
+
+    Args:
+        f: See `value_and_grad`; so are the other arguments.
+        argnums: Which arguments to differentiate, and what of them.
+        has_aux: Whether ``f`` returns a pair.
+        holomorphic: As in ``jax.grad``.
+        allow_int: As in ``jax.grad``.
+        reduce_axes: Not supported any more; leave it empty.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        A function that returns the gradients, or with ``has_aux`` a pair of them and
+        the second output of ``f``.
+
+    Raises:
+        NotImplementedError: If ``reduce_axes`` is given.
+        ValueError: See `value_and_grad`.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> grads = nnx.grad(lambda m, x: jnp.mean(m(x) ** 2))(model, jnp.ones((1, 2)))
+        >>> jax.tree.map(jnp.shape, grads)
+        State({
+          'bias': Param(
+            value=(3,)
+          ),
+          'kernel': Param(
+            value=(2, 3)
+          )
+        })
+    """
+    cotangents.refuse_axes(reduce_axes)
+    mode = propagation.resolve(graph, graph_updates)
+    options = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return _decorator(f, _Targets(argnums, "grad", mode), has_aux, options)
+
+
+@overload
+def value_and_grad(
+    f: Callable[P, R], *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[P, tuple[R, Any]]: ...
+@overload
+def value_and_grad(
+    *, has_aux: bool = False, **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
+def value_and_grad(
+    f: Any = MISSING,
+    *,
+    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """A function that gives the value and the gradient of ``f``.
+
+    Args:
+        f: A function that returns a real scalar, or with ``has_aux`` a pair of it and
+            anything else. Its arguments may contain objects.
+        argnums: Which positional arguments to differentiate, and what of them: an
+            integer, a `DiffState`, or a sequence of these. With graph updates, an
+            integer means the `Param` Variables of objects.
+        has_aux: Whether ``f`` returns a pair.
+        holomorphic: As in ``jax.grad``.
+        allow_int: As in ``jax.grad``.
+        reduce_axes: Not supported any more; leave it empty.
+        graph: Whether shared references are kept (graph mode) or refused (tree mode);
+            ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects. Then the
+            gradient of an object is a State; else all its leaves are differentiated,
+            and the gradient is an object of the same type.
+
+    Returns:
+        A function with the arguments of ``f`` that returns ``(value, gradients)``, or
+        a decorator if ``f`` is not given. What ``f`` writes to Variables is kept.
+
+    Raises:
+        NotImplementedError: If ``reduce_axes`` is given.
+        ValueError: If ``f`` is a method bound to a Module, an argument is repeated in
+            ``argnums``, or a `DiffState` is used without graph updates.
+
+    Example:
+        >>> model = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
+        >>> loss = lambda model, x: jnp.sum(3 * model(x))
+        >>> value, grads = nnx.value_and_grad(loss)(model, jnp.ones((1, 1)))
+        >>> grads["kernel"][...]
+        Array([[3.]], dtype=float32)
+    """
+    cotangents.refuse_axes(reduce_axes)
+    mode = propagation.resolve(graph, graph_updates)
+    options = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return _decorator(f, _Targets(argnums, "value_and_grad", mode), has_aux, options)
+
+
+class _Targets(Rebuilt):
+    """What is differentiated: the ``argnums`` of a gradient.
+
+    Attributes:
+        transform: The public name of the transform.
+        mode: What propagates.
+        least_count: How many positional arguments there must be.
+        row: Gives the row of a call with so many positional arguments.
+    """
+
+    def __init__(self, argnums: Any, transform: str, mode: Propagation) -> None:
+        self.transform = transform
+        self.mode = mode
+        self._is_single = isinstance(argnums, DiffState) or hasattr(
+            argnums, "__index__"
+        )
+        if isinstance(argnums, Pytree):
+            # Before it is taken for a sequence; it is no prefix in any mode.
+            raise prefixes.node_error(argnums, "argnums", transform)
+        targets = (argnums,) if self._is_single else tuple(argnums)
+        if not targets:
+            raise ValueError(f"argnums of nnx.{transform} is empty.")
+        Assignment(targets, "argnums", transform, mode)  # checks what is in it
+        self._prefixes = [self._prefix(target) for target in targets]
+        self._numbers = cotangents.numbers(targets, "argnums", transform)
+        self.least_count = max(self._numbers) + 1
+        self.row = functools.cache(self._row)
+
+    def _prefix(self, target: Any) -> Any:
+        if isinstance(target, DiffState):
+            return target
+        return DiffState(target, Param) if self.mode.structure else True
+
+    def _positions(self, count: int) -> tuple[int, ...]:
+        return cotangents.positions(self._numbers, count, "argnums", self.transform)
+
+    def _row(self, count: int) -> Row:
+        chosen = dict(zip(self._positions(count), self._prefixes, strict=True))
+        prefix = tuple(chosen.get(position, False) for position in range(count))
+        name, mode = self.transform, self.mode
+        inputs = Assignment(prefix, "argnums", name, mode, keywords=False)
+        return Row(
+            name, mode, inputs, Unchecked(None, name, mode), returns_captured=True
+        )
+
+    def gradients(self, found: Values, count: int) -> Any:
+        """Gradients in the form of the arguments, in the order of ``argnums``."""
+        trees = cotangents.arguments(
+            found.skeleton, found.by_position(), self.mode, self._positions(count)
+        )
+        return trees[0] if self._is_single else trees
+
+
+def _decorator(f: Any, targets: _Targets, has_aux: bool, options: Any) -> Any:
+    name, mode = targets.transform, targets.mode
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, name)
+
+        @decorators.wraps(function)
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            if mode.structure:
+                count = targets.least_count
+                args = decorators.to_positions(function, args, kwargs, count)
+                kwargs = {}
+            row = targets.row(len(args))
+            call = Call(function, row, args, kwargs)
+            ref_contents.refuse(call.groups[1:], name, ref_contents.NO_GRADIENT)
+            inner = _interior_of_gradient(function, row, has_aux)
+            # The group of False comes first, then that of True.
+            gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
+            (value, result), found = gradient(*call.groups)
+            _, aux = call.commit(result)
+            grads = targets.gradients(found, len(args))
+            if name == "grad":
+                return (grads, aux) if has_aux else grads
+            return ((value, aux) if has_aux else value), grads
+
+        return differentiated
+
+    return decorate if f is MISSING else decorate(f)
+
+
+def _interior_of_gradient(
+    f: Callable[..., Any], row: Row, has_aux: bool
+) -> Callable[..., Any]:
+    def traced(*groups: Values) -> Any:
+        inside = Inside(row, groups)
+        out = inside.run(f)
+        value, aux = cotangents.pair(out) if has_aux else (out, None)
+        return flattening.raw_of(value), inside.leave((None, aux))
+
+    return decorators.named_after(f, traced)

@@ -1,0 +1,298 @@
+"""``vjp`` and ``jvp``: products of vectors with Jacobians of functions over objects.
+
+The traced function returns the leaves of what is differentiated as its output, and the
+rest of its result as the auxiliary one. `cotangents` gives derivatives their form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+
+from graftree import _jax
+from graftree.transforms.crossing import (
+    alias_reports,
+    decorators,
+    propagation,
+    ref_contents,
+)
+from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.prefixes import Assignment, Unchecked
+from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.derivatives import cotangents
+
+R = TypeVar("R")
+X = TypeVar("X")
+
+
+@overload
+def vjp(
+    f: Callable[..., tuple[R, X]],
+    primal: Any,
+    /,
+    *primals: Any,
+    has_aux: Literal[True],
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, Callable[..., Any], X]: ...
+@overload
+def vjp(
+    f: Callable[..., R],
+    primal: Any,
+    /,
+    *primals: Any,
+    has_aux: Literal[False] = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tuple[R, Callable[..., Any]]: ...
+@overload
+def vjp(
+    f: Any = MISSING,
+    *primals: Any,
+    has_aux: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any: ...
+def vjp(
+    f: Any = MISSING,
+    *primals: Any,
+    has_aux: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """The output of ``f`` and a function that pulls cotangents of it back.
+
+    All leaves of the arguments are differentiated. What ``f`` writes to Variables is
+    kept. There is no such function with graph updates: pass ``graph=False`` or
+    ``graph_updates=False``.
+
+    Args:
+        f: The function. Without it, the result is a decorator.
+        *primals: Its arguments. Without them, the result is a function of them.
+        has_aux: Whether ``f`` returns a pair, of which only the first is
+            differentiated.
+        reduce_axes: Not supported any more; leave it empty.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Must be false in graph mode.
+
+    Returns:
+        ``(output, vjp_fn)`` or ``(output, vjp_fn, aux)``. ``vjp_fn`` takes a cotangent
+        in the form of the output, and returns one gradient for each argument, in the
+        form of that argument.
+
+    Raises:
+        NotImplementedError: With graph updates, or if ``reduce_axes`` is given.
+        ValueError: If ``f`` is a method bound to a Module, for aliases that the mode
+            doesn't allow, or if a cotangent hasn't the form of the output.
+
+    Example:
+        >>> model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+        >>> y, vjp_fn = nnx.vjp(lambda m, x: m(x), model, jnp.ones((1, 1)), graph=False)
+        >>> model_grad, x_grad = vjp_fn(5 * jnp.ones_like(y))
+        >>> model_grad.bias[...]
+        Array([5.], dtype=float32)
+    """
+    mode = _without_structure("vjp", graph, graph_updates)
+    cotangents.refuse_axes(reduce_axes)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "vjp")
+
+        @decorators.wraps(function)
+        def with_pullback(*primals: Any) -> Any:
+            return _vjp(function, primals, has_aux, mode)
+
+        return with_pullback
+
+    if f is MISSING:
+        return decorate
+    return decorate(f)(*primals) if primals else decorate(f)
+
+
+def jvp(
+    f: Any = MISSING,
+    primals: Any = MISSING,
+    tangents: Any = MISSING,
+    *,
+    has_aux: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """The output of ``f`` and its derivative in the direction of ``tangents``.
+
+    What ``f`` writes to Variables is kept. There is no such function with graph
+    updates: pass ``graph=False`` or ``graph_updates=False``.
+
+    Args:
+        f: The function. Without it, the result is a decorator.
+        primals: The tuple of its arguments. Without it, the result is a function of
+            ``primals`` and ``tangents``.
+        tangents: A tuple of the same form.
+        has_aux: Whether ``f`` returns a pair, of which only the first is
+            differentiated.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Must be false in graph mode.
+
+    Returns:
+        ``(output, tangent)`` or ``(output, tangent, aux)``; the tangent has the form of
+        the output.
+
+    Raises:
+        NotImplementedError: With graph updates.
+        TypeError: If the tangents haven't the form of the primals.
+        ValueError: If ``f`` is a method bound to a Module, or for aliases that the mode
+            doesn't allow.
+
+    Example:
+        >>> scale = nnx.Param(jnp.array(3.0))
+        >>> direction = nnx.Param(jnp.array(1.0))
+        >>> y, dy = nnx.jvp(lambda v: v[...] ** 2, (scale,), (direction,), graph=False)
+        >>> float(y), float(dy)
+        (9.0, 6.0)
+    """
+    mode = _without_structure("jvp", graph, graph_updates)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "jvp")
+
+        @decorators.wraps(function)
+        def with_tangent(primals: Any, tangents: Any) -> Any:
+            return _jvp(function, primals, tangents, has_aux, mode)
+
+        return with_tangent
+
+    if f is MISSING:
+        return decorate
+    if primals is MISSING and tangents is MISSING:
+        return decorate(f)
+    return decorate(f)(primals, tangents)
+
+
+def _without_structure(
+    name: str, graph: bool | None, graph_updates: bool | None
+) -> Propagation:
+    mode = propagation.resolve(graph, graph_updates)
+    if mode.structure:
+        raise NotImplementedError(
+            f"graph-mode with graph_updates is not supported for nnx.{name}: a "
+            "derivative has the type of its argument, and that may change.\n"
+            "Pass graph=False or graph_updates=False."
+        )
+    return mode
+
+
+def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
+    inputs = Assignment(None, "primals", name, mode)
+    # The groups of the output: what is differentiated, and the rest.
+    outputs = Unchecked((True, False) if has_aux else True, name, mode)
+    return Row(name, mode, inputs, outputs, labels=Labels("primals"))
+
+
+def _interior_of_product(
+    f: Callable[..., Any], row: Row, has_aux: bool
+) -> Callable[..., Any]:
+    def traced(*groups: Values) -> Any:
+        inside = Inside(row, groups)
+        out = inside.run(f)
+        *rest, (values, *aux) = inside.leave(cotangents.pair(out) if has_aux else out)
+        return values, (*rest, aux)
+
+    return decorators.named_after(f, traced)
+
+
+def _commit(
+    call: Call, values: Any, rest: Any, has_aux: bool
+) -> tuple[Any, tuple[Any, ...], Skeleton]:
+    """The output, the auxiliary output if there is one, and the form of the first."""
+    *others, aux_values = rest
+    out = call.commit((*others, (values, *aux_values)))
+    form = others[0].returned.out
+    if not has_aux:
+        return out, (), form
+    treedef = form.treedef.children()[0]
+    return out[0], (out[1],), Skeleton(treedef, form.entries[: treedef.num_leaves])
+
+
+def _vjp(
+    f: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool, mode: Propagation
+) -> Any:
+    row = _product_row("vjp", mode, has_aux)
+    call = Call(f, row, primals, {})
+    ref_contents.refuse(call.groups, "vjp", ref_contents.NO_GRADIENT)
+    inner = _interior_of_product(f, row, has_aux)
+    values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
+    out, aux, form = _commit(call, values, rest, has_aux)
+    pulled = _Pullback(call.packed.skeleton, form, len(values), mode)
+    # A pytree, like that of JAX: it may leave a `jax.jit`.
+    return out, jax.tree_util.Partial(pulled, pull_back), *aux
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pullback:
+    """What a ``vjp_fn`` does around the function that JAX gives."""
+
+    primals: Skeleton
+    out: Skeleton
+    size: int
+    mode: Propagation
+
+    def __call__(self, pull_back: Callable[..., Any], cotangent: Any) -> Any:
+        values = cotangents.leaves(
+            self.out, cotangent, self.mode, "the cotangent", range(self.size)
+        )
+        (found,) = pull_back(values)
+        argnums = range(len(self.primals.treedef.children()[0].children()))
+        return cotangents.arguments(
+            self.primals, found.by_position(), self.mode, argnums
+        )
+
+
+def _jvp(
+    f: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool, mode: Propagation
+) -> Any:
+    for what, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise TypeError(
+                f"The {what} of nnx.jvp must be a tuple or a list, got "
+                f"{type(given).__name__}."
+            )
+    row = _product_row("jvp", mode, has_aux)
+    call = Call(f, row, tuple(primals), {})
+    (group,) = call.groups
+    if not mode.sharing:
+        alias_reports.check_inputs((tangents, {}), "jvp", Labels("tangents"))
+    given = tuple(tangents), {}
+    positions = range(len(group.values))
+    directions = Values(
+        cotangents.leaves(group.skeleton, given, mode, "the tangents", positions),
+        group.skeleton,
+        None,
+    )
+    _check_refs(group, directions)
+    inner = _interior_of_product(f, row, has_aux)
+    values, derivatives, rest = jax.jvp(inner, (group,), (directions,), has_aux=True)
+    out, aux, form = _commit(call, values, rest, has_aux)
+    tangent = cotangents.tree(form, dict(enumerate(derivatives)), mode)
+    return out, tangent, *aux
+
+
+def _check_refs(primals: Values, tangents: Values) -> None:
+    """Refuses a ref as its own tangent: the function would write both into it."""
+    refs = [x for x in primals.values if _jax.is_ref(x)]
+    for name, x in zip(primals.skeleton.names(), tangents.values, strict=True):
+        if any(x is ref for ref in refs):
+            raise ValueError(
+                f"nnx.jvp got one array ref as a primal and as the tangent of {name}.\n"
+                "Pass the tangent in a ref of its own, made by nnx.clone."
+            )

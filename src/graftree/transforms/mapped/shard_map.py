@@ -1,0 +1,124 @@
+"""``shard_map``: functions that run on each device, on its part of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+
+import jax
+from jax.sharding import PartitionSpec
+
+from graftree import _jax
+from graftree.transforms.crossing import decorators, lifting, propagation, ref_contents
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Row
+from graftree.transforms.crossing.prefixes import Assignment
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `shard_map`."""
+
+    mesh: Required[Any]
+    in_specs: Required[Any]
+    out_specs: Required[Any]
+    axis_names: Any
+    check_vma: bool
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def shard_map(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
+@overload
+def shard_map(
+    **options: Unpack[Options],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def shard_map(
+    f: Any = MISSING,
+    *,
+    mesh: Any,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = frozenset(),
+    check_vma: bool = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Runs a function on each device of a mesh with ``jax.shard_map``.
+
+    Inside, Variables and arrays have the shapes of the parts that their specs give to
+    one device. What the function writes to a Variable comes back with its spec. With
+    graph updates all Variables that have a spec come back sharded by it, also those
+    that it did not write.
+
+    Args:
+        f: The function; it takes positional arguments only.
+        mesh: The devices.
+        in_specs: The spec of each argument: a ``PartitionSpec``, or a pytree prefix of
+            them; for an object it may be a `StateSharding`.
+        out_specs: The specs of the output; ``None`` is the empty spec.
+        axis_names: The axes of the mesh over which ``f`` is split; none for all.
+        check_vma: As in ``jax.shard_map``.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        The sharded function, or a decorator if ``f`` is not given. Its ``inner`` is
+        what ``jax.shard_map`` gave.
+
+    Raises:
+        ValueError: If a prefix contains what it can't, or ``f`` is a method bound to a
+            Module; at a call, for aliases with different specs.
+        TypeError: At a call, for keyword arguments.
+
+    Example:
+        >>> P = jax.sharding.PartitionSpec
+        >>> mesh = jax.sharding.Mesh(jax.devices(), ("data",))
+        >>> @nnx.shard_map(mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+        ... def apply(model, x):
+        ...     return model(x)
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> tuple(apply(model, jnp.ones((8, 2))).sharding.spec)
+        ('data',)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    row = Row(
+        "shard_map",
+        mode,
+        Assignment(in_specs, "in_specs", "shard_map", mode, keywords=None),
+        Assignment(out_specs, "out_specs", "shard_map", mode),
+        takes_keywords=False,
+        returns_unchanged=lambda spec: mode.structure and spec is not None,
+    )
+
+    def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+        mapped = jax.shard_map(
+            inner,
+            mesh=mesh,
+            in_specs=ins,
+            out_specs=jax.tree.map(_or_empty, outs, is_leaf=lambda spec: spec is None),
+            axis_names=axis_names,
+            check_vma=check_vma,
+        )
+
+        def sharded(*groups: Any) -> Any:
+            if not _jax.is_staging():
+                reason = "takes array refs under jax.jit only"
+                ref_contents.refuse(groups, "shard_map", reason)
+            return mapped(*groups)
+
+        return sharded
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "shard_map")
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)
+
+
+def _or_empty(spec: PartitionSpec | None) -> PartitionSpec:
+    # For JAX, None is an output without leaves.
+    return PartitionSpec() if spec is None else spec

@@ -1,0 +1,398 @@
+"""``vmap`` and ``pmap``: functions mapped over an axis of objects and arrays.
+
+``transform_metadata`` does the part of them that concerns the names of axes, for the
+mapping transforms of JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+
+import jax
+import jax.numpy as jnp
+
+from graftree.core.graph.graphdefs import VariableDef
+from graftree.core.rng.streams import RngState
+from graftree.core.variables.partitioning import PARTITION_NAME
+from graftree.transforms.crossing import (
+    arguments,
+    decorators,
+    lifting,
+    propagation,
+    ref_contents,
+)
+from graftree.transforms.crossing.arguments import Chosen
+from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.lifting import Row
+from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.prefixes import Assignment, Roles
+from graftree.transforms.crossing.signatures import Skeletons
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NO_METADATA: Mapping[str, Any] = {}
+
+
+class VmapOptions(TypedDict, total=False):
+    """The keyword arguments of `vmap`."""
+
+    in_axes: Any
+    out_axes: Any
+    axis_name: Any
+    axis_size: int | None
+    spmd_axis_name: Any
+    transform_metadata: Mapping[str, Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def vmap(f: Callable[P, R], **options: Unpack[VmapOptions]) -> Callable[P, R]: ...
+@overload
+def vmap(
+    **options: Unpack[VmapOptions],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def vmap(
+    f: Any = MISSING,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    transform_metadata: Mapping[str, Any] = _NO_METADATA,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Maps a function over axes of its arguments with ``jax.vmap``.
+
+    Inside, mapped Variables lack their axis. What the function writes to them comes
+    back on the same axis; Variables with the axis ``None`` are shared by all elements,
+    and what is written to them must not depend on the element.
+
+    Args:
+        f: The function.
+        in_axes: The axis of each positional argument: an integer, ``None``, a pytree
+            prefix of these, or for an object a `StateAxes`. Keyword arguments are
+            mapped over axis 0.
+        out_axes: The axis of the output; new objects in it are stacked there.
+        axis_name: A name of the axis, for collectives.
+        axis_size: Its size, if no argument is mapped.
+        spmd_axis_name: As in ``jax.vmap``.
+        transform_metadata: ``{nnx.PARTITION_NAME: name}`` tells the annotations of the
+            Variables about the axis.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        The mapped function, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: If a prefix contains what it can't, or ``f`` is a method bound to a
+            Module; at a call, for aliases with different axes.
+
+    Example:
+        >>> @nnx.vmap(in_axes=0, out_axes=0)
+        ... def make(key):
+        ...     return nnx.Linear(2, 3, rngs=nnx.Rngs(key))
+        >>> make(jax.random.split(jax.random.key(0), 5)).kernel.shape
+        (5, 2, 3)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    row = Row(
+        "vmap",
+        mode,
+        Assignment(in_axes, "in_axes", "vmap", mode, keywords=0),
+        Assignment(out_axes, "out_axes", "vmap", mode),
+        axis_metadata=transform_metadata,
+    )
+
+    def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+        mapped = jax.vmap(
+            inner,
+            in_axes=ins,
+            out_axes=outs,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+        return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "vmap")
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)
+
+
+class PmapOptions(TypedDict, total=False):
+    """The keyword arguments of `pmap`."""
+
+    axis_name: Any
+    in_axes: Any
+    out_axes: Any
+    static_broadcasted_argnums: int | Sequence[int]
+    devices: Any
+    backend: str | None
+    axis_size: int | None
+    donate_argnums: int | Sequence[int]
+    transform_metadata: Mapping[str, Any]
+    graph: bool | None
+    graph_updates: bool | None
+
+
+@overload
+def pmap(f: Callable[P, R], **options: Unpack[PmapOptions]) -> Callable[P, R]: ...
+@overload
+def pmap(
+    **options: Unpack[PmapOptions],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def pmap(
+    f: Any = MISSING,
+    *,
+    axis_name: Any = None,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Sequence[int] = (),
+    devices: Any = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    transform_metadata: Mapping[str, Any] = _NO_METADATA,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Maps a function over devices with ``jax.pmap``; otherwise like `vmap`.
+
+    With graph updates there are no keyword arguments.
+
+    Args:
+        f: The function.
+        axis_name: A name of the axis, for collectives.
+        in_axes: See `vmap`.
+        out_axes: See `vmap`.
+        static_broadcasted_argnums: Positions of arguments that are compile-time
+            constants; they have entries in a tuple ``in_axes``, which don't count.
+        devices: As in ``jax.pmap``, like the next two.
+        backend: See ``devices``.
+        axis_size: See ``devices``.
+        donate_argnums: Positions of arguments whose buffers may be reused. Donated
+            Variables stay readable; donated arrays don't.
+        transform_metadata: See `vmap`.
+        graph: The mode; ``None`` takes the default.
+        graph_updates: Whether structural changes reach the caller's objects.
+
+    Returns:
+        The mapped function, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: See `vmap`.
+        TypeError: At a call, for keyword arguments with graph updates.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> apply = nnx.pmap(lambda m, x: m(x), in_axes=(None, 0))
+        >>> apply(model, jnp.ones((1, 4, 2))).shape
+        (1, 4, 3)
+    """
+    mode = propagation.resolve(graph, graph_updates)
+    outputs = Assignment(out_axes, "out_axes", "pmap", mode)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        decorators.check_not_bound(function, "pmap")
+        statics = arguments.choose(function, "static", static_broadcasted_argnums)
+        donated = arguments.choose(function, "donate", donate_argnums)
+        arguments.check_disjoint(statics, donated)
+        inputs = Roles(
+            _without(statics, in_axes),
+            "in_axes",
+            "pmap",
+            mode,
+            keywords=0,
+            donated=donated,
+            statics=statics,
+        )
+        row = Row(
+            "pmap",
+            mode,
+            inputs,
+            outputs,
+            statics=statics,
+            takes_keywords=not mode.structure,
+            axis_metadata=transform_metadata,
+            skeletons=Skeletons(),
+        )
+
+        def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+            mapped = jax.pmap(
+                decorators.named_after(inner, lambda *boxes: inner(*map(_open, boxes))),
+                axis_name,
+                in_axes=tuple([(_or_front(axis),) for axis in ins]),
+                out_axes=jax.tree.map(_or_front, outs),
+                devices=devices,
+                backend=backend,
+                axis_size=axis_size,
+                donate_argnums=sorted(inputs.donated),
+            )
+
+            def moved(*groups: Any) -> Any:
+                ref_contents.refuse(groups, "pmap", "takes no array refs")
+                boxes = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
+                result = mapped(*boxes)
+                return _move(result, outs, lambda axis: (0, axis))
+
+            return moved
+
+        return lifting.lift(function, transform, row)
+
+    return decorate if f is MISSING else decorate(f)
+
+
+def _with_hint_at_rngs(
+    mapped: Callable[..., Any], axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """Adds the way out to what JAX says of random streams that have no axis."""
+
+    def wrapper(*groups: Values) -> Any:
+        try:
+            return mapped(*groups)
+        except ValueError as error:
+            streams = [
+                group.skeleton.names()[position]
+                for group, axis in zip(groups, axes, strict=True)
+                for position, value in group.by_position().items()
+                if axis is not None and getattr(value, "shape", None) == ()
+                if _is_rng_state(group.skeleton.definitions()[position])
+            ]
+            if streams:
+                error.add_note(
+                    f"These random streams have no axis: {', '.join(streams)}.\n"
+                    "Split them first: rngs.split(n), or @nnx.split_rngs(splits=n) "
+                    "on top of nnx.vmap; or give them the axis None."
+                )
+            raise
+
+    return wrapper
+
+
+def _is_rng_state(definition: Any) -> bool:
+    return isinstance(definition, VariableDef) and issubclass(definition.type, RngState)
+
+
+# jax.pmap takes a tuple of plain axes for those of the single leaves if there are as
+# many leaves as arguments. So each group goes in a tuple of its own, as does its axis.
+
+
+def _open(box: tuple[Any]) -> Any:
+    return box[0]
+
+
+# For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
+# and moved outside of it.
+
+
+def _or_front(axis: Any) -> Any:
+    return 0 if _is_negative(axis) else axis
+
+
+def _move(groups: Any, axes: Any, places: Callable[[int], tuple[int, int]]) -> Any:
+    def move(axis: Any, group: Any) -> Any:
+        if not _is_negative(axis):
+            return group
+        return jax.tree.map(lambda x: jnp.moveaxis(x, *places(axis)), group)
+
+    return jax.tree.map(move, axes, groups, is_leaf=lambda axis: axis is None)
+
+
+def _is_negative(axis: Any) -> bool:
+    return isinstance(axis, int) and axis < 0
+
+
+def _without(statics: Chosen, in_axes: Any) -> Any:
+    """The axes without those of static arguments."""
+    if not statics or not isinstance(in_axes, (tuple, list)):
+        return in_axes
+    numbers = statics.positions(len(in_axes))
+    return tuple(axis for i, axis in enumerate(in_axes) if i not in numbers)
+
+
+class MetadataOptions(TypedDict, total=False):
+    """The keyword arguments of `transform_metadata`."""
+
+    in_axes: Any
+    out_axes: Any
+    partition: Required[str | None]
+    graph: bool | None
+
+
+@overload
+def transform_metadata(
+    f: Callable[P, R], **options: Unpack[MetadataOptions]
+) -> Callable[P, R]: ...
+@overload
+def transform_metadata(
+    **options: Unpack[MetadataOptions],
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def transform_metadata(
+    f: Any = MISSING,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    partition: str | None,
+    graph: bool | None = None,
+) -> Any:
+    """Keeps the sharding annotations of Variables right inside a mapped function.
+
+    `vmap` does that itself if it is given ``transform_metadata``; this is for any
+    transform that takes an axis away, such as ``jax.vmap`` and ``jax.lax.scan``. Wrap
+    the function inside of it, with the same axes. The function sees Variables without
+    the name of the axis; what it writes to them is kept, and new Variables that it
+    returns get the name.
+
+    Args:
+        f: The function. Its keyword arguments become positional ones.
+        in_axes: See `vmap`. What is no integer has no name to change.
+        out_axes: See ``in_axes``.
+        partition: The name of the axis in ``out_sharding``; ``None`` if it has none.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        The wrapped function, or a decorator if ``f`` is not given.
+
+    Raises:
+        ValueError: If a prefix contains what it can't; at a call, if the annotation of
+            a Variable has another name, or if an argument is returned.
+
+    Example:
+        >>> @jax.vmap
+        ... @nnx.transform_metadata(partition="layers")
+        ... def make(key):
+        ...     return nnx.Param(
+        ...         jax.random.normal(key, 2), out_sharding=("a",), eager_sharding=False
+        ...     )
+        >>> make(jax.random.split(jax.random.key(0), 3)).out_sharding
+        ('layers', 'a')
+    """
+    name, mode = "transform_metadata", propagation.resolve(graph, False)
+    row = Row(
+        name,
+        mode,
+        Assignment(in_axes, "in_axes", name, mode, keywords=None),
+        Assignment(out_axes, "out_axes", name, mode),
+        axis_metadata={PARTITION_NAME: partition},
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        # The axis is another transform's: here nothing is mapped.
+        lifted = lifting.lift(function, lambda inner, ins, outs: inner, row)
+
+        @decorators.wraps(function)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            count = row.inputs.count
+            return lifted(*decorators.to_positions(function, args, kwargs, count))
+
+        return named
+
+    return decorate if f is MISSING else decorate(f)

@@ -1,0 +1,194 @@
+"""update and pop: planned whole, then carried out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.core.graph import nodes
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Param(jnp.array(1.0))
+        self.b = nnx.Param(jnp.array(2.0))
+        self.static = 1
+        self.items = nnx.data([jnp.array(3.0)])
+
+
+def test_failed_update_changes_nothing():
+    model = Model()
+    for wrong in ({"b": 5.0, "static": jnp.ones(1)}, {"a": 5.0, "items": {7: 1.0}}):
+        with pytest.raises((ValueError, IndexError)):
+            nnx.update(model, {"a": jnp.array(9.0), **wrong})
+        assert (model.a[...], model.b[...], model.static) == (1.0, 2.0, 1)
+
+
+def test_update_of_a_captured_model_changes_nothing():
+    model = Model()
+
+    def f(x):
+        inner = nnx.Dict(model=model, own=nnx.Param(x))
+        nnx.update(inner, {"own": x * 2, "model": {"a": x}})
+
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(f)(1.0)
+    assert model.a[...] == 1.0 and not isinstance(model.a[...], jax.core.Tracer)
+
+
+@pytest.mark.parametrize("is_ref", [False, True])
+def test_variables_take_values_and_metadata(is_ref):
+    model = {
+        "a": nnx.Param(jnp.zeros(2), tag="old"),
+        "b": nnx.Param(jnp.zeros(2), ref=is_ref),
+    }
+    kept = [*model.values()]
+    given = {"a": nnx.BatchStat(jnp.ones(2), tag="new"), "b": jnp.full(2, 2.0)}
+    nnx.update(model, given)
+    assert [*model.values()] == kept and type(model["a"]) is nnx.Param
+    assert model["a"].tag == "new" and model["b"].ref is is_ref
+    assert [float(model[key][0]) for key in "ab"] == [1.0, 2.0]
+
+
+def test_an_error_names_the_path_of_the_variable():
+    model = nnx.Dict(a=nnx.List([nnx.Param(1.0), nnx.Param(2.0, mutable=False)]))
+    with pytest.raises(nnx.errors.ImmutableVariableError, match="a/1"):
+        nnx.update(model, {"a": {0: 3.0, 1: 4.0}})
+    assert model.a[0].get_raw_value() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("node", "keys"),
+    [
+        (nnx.List([nnx.Param(1.0), nnx.Param(2.0)]), [0, 1, "_length"]),
+        ({0: nnx.Param(1.0), 1: nnx.Param(2.0)}, [0, 1]),
+        ([nnx.Param(1.0), nnx.Param(2.0)], [0, 1]),
+    ],
+    ids=["List", "dict", "list"],
+)
+def test_indices_may_be_strings(node, keys):
+    nnx.update(node, {"1": 5.0, 0: 4.0})
+    assert [node[0].get_value(), node[1].get_value()] == [4.0, 5.0]
+    assert [child.key for child in nodes.children(node)] == keys
+
+
+def test_strings_that_are_no_index_of_the_node_stay_strings():
+    mixed, module = {0: nnx.Param(1.0)}, nnx.Dict(a=1)
+    nnx.update(mixed, {"7": 2.0})
+    nnx.update(module, {"7": 2.0})
+    assert list(mixed) == [0, "7"] and module["7"] == 2.0
+
+
+def test_attributes_of_classes_that_are_no_pytrees_are_known_by_their_values():
+    node = nnx.Object()
+    node.items, node.k = [nnx.Param(1.0)], 1
+    variable = node.items[0]
+    nnx.update(node, {"items": {0: 2.0}, "k": 3})
+    assert node.items[0] is variable and variable.get_value() == 2.0 and node.k == 3
+
+
+def test_failed_pop_removes_nothing():
+    model = nnx.List([nnx.Param(jnp.array(1.0))])
+    outer = nnx.Dict(a=nnx.Param(jnp.array(2.0)), b=model)
+    with pytest.raises(ValueError, match="b/0"):
+        nnx.pop(outer, nnx.Param)
+    assert hasattr(outer, "a") and len(model) == 1
+
+
+def test_static_values_are_not_popped():
+    node = nnx.Object()
+    node.items, node.k, node.x = [1, 2], 3, nnx.data(jnp.ones(1))
+    assert list(nnx.pop(node, ...)) == ["x"]
+    assert node.items == [1, 2] and node.k == 3
+
+
+def test_static_attributes_stay_static():
+    model = Model()
+    nnx.update(model, {"static": 5})
+    assert model.static == 5 and model._pytree__nodes["static"] is False
+
+
+def test_gradients_in_the_form_of_the_model_are_a_state():
+    model, grads = Model(), jax.tree.map(lambda x: x * 10, Model())
+    nnx.update(model, grads)
+    assert (model.a[...], model.b[...], model.items[0]) == (10.0, 20.0, 30.0)
+
+
+@pytest.mark.parametrize("value", [jnp.ones(2), 3, "x"])
+def test_what_is_no_node_can_not_be_updated(value):
+    with pytest.raises((RuntimeError, TypeError), match="Unsupported type"):
+        nnx.update(value, {})
+
+
+def test_new_variables_are_copies():
+    given = nnx.Param(jnp.array(1.0))
+    model = Model()
+    nnx.update(model, {"new": given})
+    assert model.new is not given and model.new[...] == 1.0
+
+
+def test_update_that_does_not_fit_a_ref_changes_nothing():
+    node = {"a": nnx.Param(jnp.zeros(2)), "b": nnx.Param(jnp.zeros(2), ref=True)}
+    with pytest.raises(ValueError, match="Invalid shape"):
+        nnx.update(node, {"a": jnp.ones(2), "b": jnp.ones(3)})
+    assert node["a"][...].tolist() == node["b"][...].tolist() == [0.0, 0.0]
+
+
+# ------------------------------------------------- issue 12: partial checkpoints
+
+
+@pytest.mark.parametrize(
+    "held",
+    [jnp.zeros(2), np.zeros(2), jax.ShapeDtypeStruct((2,), jnp.float32)],
+    ids=["jax", "numpy", "abstract"],
+)
+def test_an_array_in_a_box_of_a_checkpoint_is_taken_out(held):
+    model = nnx.Dict(layers=nnx.List([nnx.Dict(w=nnx.Param(held))]))
+    given = {"layers": {"0": {"w": {"value": jnp.ones(2)}}}}
+    for state in (given, nnx.State(given)):
+        nnx.update(model, state)
+        assert model.layers[0].w[...].tolist() == [1.0, 1.0]
+    merged = nnx.merge(nnx.graphdef(model), given)
+    assert merged.layers[0].w[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_ref", [False, True])
+def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
+    model = nnx.Dict(
+        a=nnx.Param(jnp.zeros(2)),
+        b=nnx.List([nnx.BatchStat(jnp.zeros((2, 3)), ref=is_ref)]),
+        c=nnx.Param(np.zeros(1)),
+    )
+    given = {"a": jnp.ones(2), "b": {0: {"x": 1, "y": 2}}, "c": {"value": {"z": 3}}}
+    with pytest.raises(ValueError, match="can't take the place of an array") as caught:
+        nnx.update(model, given)
+    where = "b/0: the BatchStat holds float32[2, 3], got a dict with the keys 'x', 'y'"
+    assert where in str(caught.value) and "c: the Param holds" in str(caught.value)
+    assert "Pass the array at that path" in str(caught.value)
+    assert model.a[...].tolist() == [0.0, 0.0]
+
+
+def test_values_that_are_mappings_keep_their_keys():
+    model = nnx.Dict(a=nnx.Variable({"value": 1}), b=nnx.Variable(None))
+    nnx.update(model, {"a": {"value": jnp.ones(1)}, "b": {"value": 2}})
+    assert list(model.a.get_raw_value()) == ["value"]
+    assert model.b.get_raw_value() == {"value": 2}
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, nnx.Param], ids=["raw", "Variable"])
+@pytest.mark.parametrize("held", [jnp.zeros(2), jax.ShapeDtypeStruct((2,), "float32")])
+def test_numpy_arrays_become_arrays_of_jax(wrap, held):
+    model, given = nnx.Dict(a=nnx.Param(held)), np.ones(2, np.float64)
+    nnx.update(model, {"a": wrap(given)})
+    value = model.a.get_raw_value()
+    assert isinstance(value, jax.Array) and value.dtype == jnp.float32
+    given[:] = 5.0
+    assert value.tolist() == [1.0, 1.0]
+
+
+def test_numpy_arrays_stay_where_they_are_held_or_are_no_numbers():
+    model = nnx.Dict(a=nnx.Param(np.zeros(2)), b=nnx.Param(jnp.zeros(2)))
+    given = {"a": np.ones(2), "b": np.array(["x", "y"])}
+    nnx.update(model, given)
+    assert all(model[key].get_raw_value() is given[key] for key in "ab")

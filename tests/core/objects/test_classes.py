@@ -1,0 +1,176 @@
+"""What is known of classes of Pytrees, before and after they change (issue 12, §15)."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.core.objects import classes
+
+
+def test_declarations_of_all_bases_count():
+    class Base(nnx.Pytree):
+        a: object = nnx.data()
+
+    class Child(Base):
+        b: int = nnx.static()
+
+    assert classes.facts_of(Child).statuses == {"a": True, "b": False}
+
+
+def test_declaration_may_be_repeated():
+    class Base(nnx.Pytree):
+        a: object = nnx.data()
+
+    class Child(Base):
+        a: list = nnx.data()
+
+    assert classes.facts_of(Child).statuses == {"a": True}
+
+
+class Base(nnx.Module):
+    def __new__(cls, kind=None):
+        return super().__new__(Derived if cls is Base else cls)
+
+    def __init__(self, kind):
+        self.kind = "base"
+
+
+class Derived(Base):
+    def __init__(self, kind):
+        self.kind = kind
+        self.w = nnx.Param(jnp.ones(2))
+
+
+def test_init_is_that_of_the_class_which_new_chose():
+    obj = Base("chosen")
+    assert type(obj) is Derived and obj.kind == "chosen"
+
+
+def test_new_may_take_arguments_where_there_is_no_init():
+    class Named(nnx.Module):
+        def __new__(cls, name):
+            obj = super().__new__(cls)
+            obj.name = name
+            return obj
+
+    assert Named("a").name == "a"
+    with pytest.raises(TypeError, match="Plain.. takes no arguments"):
+        type("Plain", (nnx.Module,), {})(1)
+
+
+class Bare(nnx.Module):
+    """Made past `Pytree.__new__`."""
+
+    def __new__(cls, by_hand=False):
+        obj = object.__new__(cls)
+        if by_hand:
+            vars(obj)["_pytree__state"] = nnx.pytreelib.PytreeState()
+        obj.made = True
+        return obj
+
+    def __init__(self, by_hand):
+        self.w = nnx.Param(jnp.ones(2))
+
+
+USES = {
+    "flatten": lambda m: jax.tree.map(lambda x: x, m),
+    "split": lambda m: nnx.merge(*nnx.split(m)),
+    "clone": nnx.clone,
+    "jit": nnx.jit(lambda m: m),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "in place": lambda m: m,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_objects_made_past_new_are_like_others(by_hand, use):
+    m = Bare(by_hand)
+    got = USES[use](m)
+    assert got.made and got.w[...].tolist() == [1.0, 1.0]
+    assert dict(got._pytree__nodes) == {"made": False, "w": True}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_objects_without_any_bookkeeping_are_like_empty_ones(use):
+    got = USES[use](object.__new__(Derived))
+    assert type(got) is Derived and dict(got._pytree__nodes) == {}
+    assert not got._pytree__state.initializing
+
+
+def test_deleting_and_changing_class_need_no_bookkeeping():
+    m = object.__new__(Derived)
+    vars(m)["a"] = 1
+    del m.a
+    m.__class__ = Bare
+    assert type(m) is Bare and repr(m) == "Bare()"
+
+
+def with_property():
+    class Reads(nnx.Module):
+        @property
+        def k(self):
+            return self.inner
+
+        @k.setter
+        def k(self, value):
+            self.inner = value
+
+    return Reads
+
+
+def test_attributes_follow_the_bases_that_a_class_has_now():
+    class Plain(nnx.Module):
+        pass
+
+    class Child(Plain):
+        pass
+
+    m = Child()
+    m.k = 1
+    Child.__bases__ = (with_property(),)
+    m.k = 2
+    assert (vars(m)["k"], m.inner) == (1, 2)
+
+
+def test_attributes_follow_a_property_that_comes_and_goes():
+    Reads = with_property()
+    m, prop = Reads(), Reads.k
+    del Reads.k
+    m.k = jnp.ones(2)
+    assert m._pytree__nodes["k"] and len(jax.tree.leaves(m)) == 1
+    Reads.k = prop
+    m.k = 3
+    assert m.inner == 3
+    Reads.k = "plain"
+    m.k = 4
+    assert vars(m)["k"] == 4
+
+
+def test_calls_follow_a_class_that_changes():
+    """A `__setattr__` assigned later may write past ours."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.k = 1
+
+    m, f = Model(), nnx.jit(lambda m: m.k * jnp.ones(()))
+    assert [f(m).item() for _ in range(3)] == [1.0] * 3
+    Model.__setattr__ = object.__setattr__
+    m.k = 2
+    assert [f(m).item() for _ in range(3)] == [2.0] * 3
+    m.k = 3
+    assert f(m) == 3.0
+
+
+def test_state_has_the_names_of_older_releases():
+    state = nnx.Linear(2, 2, rngs=nnx.Rngs(0))._pytree__state
+    state._initializing = state._is_setup = True
+    assert state.initializing and state.is_setup
+    assert state._initializing and state._is_setup

@@ -1,0 +1,438 @@
+"""Splitting, forking and broadcasting all streams inside an object."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.core.rng import reseeding
+
+GRAPH_COPY = {"graph": True, "graph_updates": False}
+TREE = {"graph": False}
+COPY_MODES = pytest.mark.parametrize("mode", [GRAPH_COPY, TREE], ids=["graph", "tree"])
+FUNCTIONS = pytest.mark.parametrize(
+    "function", [lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs]
+)
+
+
+class Model(nnx.Module):
+    """Holds parameters and two streams, one of which it was given."""
+
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(rngs.params.normal((2,)))
+        self.dropout = rngs.dropout.fork()
+        self.rngs = rngs
+
+
+def model():
+    return Model(nnx.Rngs(params=0, dropout=1))
+
+
+def nth_key(seed, n):
+    return jax.random.fold_in(jax.random.key(seed), n)
+
+
+def data(key):
+    return jax.random.key_data(getattr(key, "get_value", lambda: key)()).tolist()
+
+
+def keys(rngs):
+    return {name: data(stream.key) for name, stream in rngs.items()}
+
+
+def shapes(rngs):
+    return {name: stream.key.shape for name, stream in rngs.items()}
+
+
+def counts(rngs):
+    return {name: stream.count[...].tolist() for name, stream in rngs.items()}
+
+
+# ------------------------------------------------------------------- split_rngs, copy
+
+
+@COPY_MODES
+@pytest.mark.parametrize("splits", [3, (2, 3)])
+def test_split_rngs_gives_split_keys(mode, splits):
+    rngs = nnx.Rngs(a=5)
+    new = nnx.split_rngs(rngs, splits=splits, **mode)
+    assert data(new.a.key) == data(jax.random.split(nth_key(5, 0), splits))
+    assert new.a.count.shape == new.a.key.shape
+    assert data(rngs.a.key) == [0, 5]
+    assert counts(rngs) == {"a": 1}
+
+
+@COPY_MODES
+def test_a_copy_shares_the_other_variables(mode):
+    node = model()
+    new = nnx.split_rngs(node, splits=3, only="params", **mode)
+    assert type(new) is Model
+    assert new is not node
+    assert new.kernel is node.kernel
+    assert new.dropout is not node.dropout
+    assert new.dropout.count is node.dropout.count
+    assert shapes(new.rngs) == {"params": (3,), "dropout": ()}
+    assert shapes(node.rngs) == {"params": (), "dropout": ()}
+
+
+@pytest.mark.parametrize(
+    ("only", "split"),
+    [
+        (..., {"a", "b"}),
+        (nnx.RngState, {"a", "b"}),
+        ("a", {"a"}),
+        (["a", "b"], {"a", "b"}),
+        (nnx.PathContains("b"), {"b"}),
+        (nnx.RngKey, set()),
+        (nnx.RngCount, set()),
+        (nnx.RngStream, set()),
+        (nnx.Not("a"), {"b"}),
+        (None, set()),
+    ],
+)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_both_variables_must_match(only, split, in_place):
+    rngs = nnx.Rngs(a=0, b=1)
+    result = nnx.split_rngs(rngs, splits=2, only=only, graph_updates=in_place)
+    new = rngs if in_place else result
+    assert {name for name, shape in shapes(new).items() if shape} == split
+
+
+def test_filters_see_the_paths_of_both_variables():
+    seen = []
+    node = {"x": [nnx.Rngs(a=0)]}
+    nnx.split_rngs(node, splits=2, only=lambda *call: seen.append(call) or True)
+    assert [(path, type(value)) for path, value in seen] == [
+        (("x", 0, "a", "key"), nnx.RngKey),
+        (("x", 0, "a", "count"), nnx.RngCount),
+    ]
+
+
+@pytest.mark.parametrize("graph_updates", [True, False])
+def test_squeeze_drops_the_axis(graph_updates):
+    rngs = nnx.Rngs(a=0)
+    options = {"squeeze": True, "graph_updates": graph_updates}
+    new = nnx.split_rngs(rngs, splits=1, **options)
+    key = (rngs if graph_updates else new).a.key
+    assert data(key) == data(jax.random.split(nth_key(0, 0), 1)[0])
+
+
+@pytest.mark.parametrize("splits", [2, (1,)])
+def test_squeeze_needs_one_split(splits):
+    with pytest.raises(ValueError, match="squeeze=True is only supported for splits=1"):
+        nnx.split_rngs(splits=splits, squeeze=True)
+
+
+@FUNCTIONS
+def test_shared_streams_stay_shared_in_graph_mode(function):
+    stream = nnx.RngStream(0, tag="a")
+    first, second = function([stream, stream], **GRAPH_COPY)
+    assert first is second
+    assert stream.count[...] == 1
+
+
+@FUNCTIONS
+def test_shared_streams_are_refused_in_tree_mode(function):
+    stream = nnx.RngStream(0, tag="a")
+    with pytest.raises(ValueError, match="Duplicate") as error:
+        function([stream, stream], **TREE)
+    assert "found at paths" in str(error.value)
+    assert stream.count[...] == 0
+
+
+def test_cycles_are_kept_in_graph_mode():
+    node = model()
+    node.self = node
+    new = nnx.split_rngs(node, splits=2, **GRAPH_COPY)
+    assert new.self is new
+    assert new.dropout.key.shape == (2,)
+
+
+# --------------------------------------------------------------- split_rngs, in place
+
+
+def test_in_place_is_the_default_and_gives_backups():
+    rngs = nnx.Rngs(a=5)
+    stream, key, count = rngs.a, rngs.a.key, rngs.a.count
+    backups = nnx.split_rngs(rngs, splits=3)
+    assert type(backups) is reseeding.SplitBackups
+    assert rngs.a is stream and stream.key is key and stream.count is count
+    assert data(key) == data(jax.random.split(nth_key(5, 0), 3))
+    assert count[...].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_backups_restore_on_exit(error):
+    rngs = nnx.Rngs(a=5)
+    try:
+        with nnx.split_rngs(rngs, splits=3):
+            assert rngs.a.key.shape == (3,)
+            if error:
+                raise error
+    except KeyError:
+        pass
+    assert keys(rngs) == {"a": [0, 5]}
+    assert counts(rngs) == {"a": 1}
+
+
+def test_restored_streams_give_no_key_twice():
+    rngs = nnx.Rngs(a=0)
+    nnx.restore_rngs(nnx.split_rngs(rngs, splits=2))
+    assert data(rngs.a()) == data(nth_key(0, 1))
+
+
+@FUNCTIONS
+def test_split_streams_can_not_be_split_again(function):
+    rngs = nnx.Rngs(a=0, b=1)
+    nnx.split_rngs(rngs, splits=2, only="b")
+    with pytest.raises(ValueError, match="vmap"):
+        function(rngs)
+    assert shapes(rngs) == {"a": (), "b": (2,)}
+
+
+@FUNCTIONS
+def test_streams_of_another_trace_are_refused(function):
+    rngs = nnx.Rngs(a=0)
+    phrase = "Cannot mutate RngCount from a different trace level"
+    for mode in ({}, GRAPH_COPY, TREE):
+        with pytest.raises(nnx.errors.TraceContextError, match=phrase):
+            jax.jit(lambda mode=mode: function(rngs, **mode) and None)()
+    assert keys(rngs) == {"a": [0, 0]}
+    assert counts(rngs) == {"a": 0}
+
+
+def test_refs_can_be_forked_but_not_split_in_place():
+    with nnx.var_defaults(ref=True):
+        rngs = nnx.Rngs(0)
+    with nnx.fork_rngs(rngs):
+        assert keys(rngs) == {"default": data(nth_key(0, 0))}
+    assert keys(rngs) == {"default": [0, 0]}
+    with pytest.raises(ValueError, match="graph_updates=False"):
+        nnx.split_rngs(rngs, splits=2)
+    assert shapes(rngs) == {"default": ()}
+
+
+# -------------------------------------------------------------------------- decorators
+
+
+@pytest.mark.parametrize("mode", [{}, GRAPH_COPY, TREE], ids=["place", "graph", "tree"])
+def test_decorator_acts_on_all_arguments(mode):
+    @nnx.split_rngs(splits=3, **mode)
+    def function(x, rngs, *, other):
+        """Says what came."""
+        return x, shapes(rngs), shapes(other)
+
+    rngs, other = nnx.Rngs(0), nnx.Rngs(1)
+    result = function(7, rngs, other=other)
+    assert result == (7, {"default": (3,)}, {"default": (3,)})
+    assert shapes(rngs) == shapes(other) == {"default": ()}
+    assert counts(rngs) == counts(other) == {"default": 1}
+    assert function.__doc__ == "Says what came."
+
+
+def test_decorator_restores_after_an_exception():
+    @nnx.split_rngs(splits=3)
+    def function(rngs):
+        raise KeyError
+
+    rngs = nnx.Rngs(0)
+    with pytest.raises(KeyError):
+        function(rngs)
+    assert shapes(rngs) == {"default": ()}
+
+
+def test_paths_of_a_decorator_start_at_args_and_kwargs():
+    seen = []
+    with nnx.set_graph_updates(False):
+        decorate = nnx.with_rngs(fork=..., only=lambda *call: seen.append(call))
+    decorate(lambda a, *, b: None)(nnx.Rngs(0), b=nnx.Rngs(1))
+    assert [path for path, _ in seen] == [(0, 0, "default"), (1, "b", "default")]
+
+
+def test_decorator_reads_the_mode_when_it_is_made():
+    with nnx.set_graph_updates(False):
+        decorate = nnx.split_rngs(splits=2)
+    rngs = nnx.Rngs(0)
+    assert decorate(lambda inner: inner is rngs)(rngs) is False
+    assert nnx.split_rngs(splits=2)(lambda inner: inner is rngs)(rngs) is True
+
+
+def test_an_initializer_may_be_decorated():
+    class Ensemble(nnx.Module):
+        @nnx.split_rngs(splits=3)
+        def __init__(self, rngs):
+            self.kernel = nnx.Param(jax.vmap(lambda r: r.params.normal())(rngs))
+
+    assert Ensemble(nnx.Rngs(0)).kernel.shape == (3,)
+
+
+def test_split_rngs_for_vmap_gives_different_numbers():
+    @nnx.split_rngs(splits=4)
+    def sample(rngs):
+        return jax.vmap(lambda rngs: rngs.params.normal())(rngs)
+
+    rngs = nnx.Rngs(0)
+    first, second = sample(rngs), sample(rngs)
+    assert len(set([*first.tolist(), *second.tolist()])) == 8
+
+
+# --------------------------------------------------------------------------- fork_rngs
+
+
+@COPY_MODES
+def test_fork_rngs_forks_all_streams(mode):
+    rngs = nnx.Rngs(a=0, b=1)
+    new = nnx.fork_rngs(rngs, **mode)
+    assert keys(new) == {"a": data(nth_key(0, 0)), "b": data(nth_key(1, 0))}
+    assert counts(new) == {"a": 0, "b": 0}
+    assert counts(rngs) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("mode", [{}, GRAPH_COPY, TREE], ids=["place", "graph", "tree"])
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (3, {"a": (3,), "b": (3,)}),
+        ((2, 3), {"a": (2, 3), "b": (2, 3)}),
+        ({"a": 3}, {"a": (3,), "b": ()}),
+        ({"a": 3, nnx.RngState: 2, ...: None}, {"a": (3,), "b": (2,)}),
+        ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
+    ],
+)
+def test_first_match_gives_the_split(mode, split, expected):
+    rngs = nnx.Rngs(a=0, b=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = nnx.fork_rngs(rngs, split=split, **mode)
+    new = result if mode else rngs
+    assert shapes(new) == expected
+    if not mode:
+        nnx.restore_rngs(result)
+        assert keys(rngs) == {"a": [0, 0], "b": [0, 1]}
+
+
+def test_fork_rngs_leaves_streams_that_no_filter_matches():
+    rngs = nnx.Rngs(a=0, b=1)
+    backups = nnx.fork_rngs(rngs, split={"a": None})
+    assert keys(rngs) == {"a": data(nth_key(0, 0)), "b": [0, 1]}
+    assert [stream for stream, *_ in backups] == [rngs.a]
+
+
+# --------------------------------------------------------------------------- with_rngs
+
+
+@COPY_MODES
+def test_with_rngs_derives_by_rule(mode):
+    rngs = nnx.Rngs(a=0, b=1, c=2, d=3)
+    split, broadcast, fork = {"a": 2}, {"b": (3,)}, ["c"]
+    new = nnx.with_rngs(rngs, split=split, broadcast=broadcast, fork=fork, **mode)
+    like = nnx.Rngs(a=0, b=1, c=2)
+    assert data(new.a.key) == data(like.a.split(2).key)
+    assert data(new.b.key) == data(like.b.broadcast(3).key)
+    assert data(new.c.key) == data(like.c.fork().key)
+    assert new.d.key is rngs.d.key
+    assert new.d is not rngs.d
+    assert counts(rngs) == {"a": 1, "b": 1, "c": 1, "d": 0}
+
+
+def test_with_rngs_passes_streams_with_their_paths():
+    seen = []
+    node = model()
+    nnx.with_rngs(node, fork=lambda *call: seen.append(call), **TREE)
+    assert [path for path, _ in seen] == [
+        ("dropout",),
+        ("rngs", "dropout"),
+        ("rngs", "params"),
+    ]
+    assert {type(stream) for _, stream in seen} == {nnx.RngStream}
+
+
+@pytest.mark.parametrize("options", [{}, {"graph": True, "graph_updates": True}])
+def test_with_rngs_does_not_work_in_place(options):
+    with pytest.raises(NotImplementedError, match="not supported for"):
+        nnx.with_rngs(nnx.Rngs(0), split=2, **options)
+    with pytest.raises(NotImplementedError, match="not supported for"):
+        nnx.with_rngs(split=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"split": {"a": 2}, "broadcast": 3, "fork": ...}, {"a": (2,), "b": (3,)}),
+        ({"split": {"a": 2}, "fork": ...}, {"a": (2,), "b": ()}),
+        ({"split": 2, "fork": "a"}, {"a": (2,), "b": (2,)}),
+        ({"split": {"a": 2, ...: 4}, "broadcast": 3}, {"a": (2,), "b": (4,)}),
+        ({"split": {True: 2}, "fork": ["a", "b"]}, {"a": (2,), "b": (2,)}),
+        ({"split": 2, "only": "b"}, {"a": (), "b": (2,)}),
+        ({}, {"a": (), "b": ()}),
+    ],
+)
+def test_split_goes_before_broadcast_before_fork(rules, expected):
+    assert shapes(nnx.with_rngs(nnx.Rngs(a=0, b=1), **rules, **TREE)) == expected
+
+
+@COPY_MODES
+def test_two_specific_rules_for_one_stream_are_refused(mode):
+    rngs = nnx.Rngs(a=0, b=1)
+    with pytest.raises(ValueError, match="multiple rules") as error:
+        nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **mode)
+    message = str(error.value)
+    assert "('b',)" in message
+    assert "split matches filter 'b'" in message
+    assert "fork matches filter PathContains('b', exact=True)" in message
+    assert counts(rngs) == {"a": 0, "b": 0}
+
+
+def test_with_rngs_as_a_decorator_gives_copies():
+    rngs = nnx.Rngs(0)
+
+    @nnx.with_rngs(broadcast=3, graph=False)
+    def sample(inner):
+        return jax.vmap(lambda inner: inner.normal())(inner)
+
+    assert jnp.unique(sample(rngs)).shape == (1,)
+    assert counts(rngs) == {"default": 1}
+
+
+# ------------------------------------------------------------------------------- peers
+
+
+PEER_CALLS = [
+    ("split_rngs", {"splits": 3}),
+    ("split_rngs", {"splits": (2, 3), "only": "a"}),
+    ("split_rngs", {"splits": 1, "squeeze": True}),
+    ("fork_rngs", {}),
+    ("with_rngs", {"split": {"a": 3}, "broadcast": 2}),
+    ("with_rngs", {"fork": ...}),
+]
+
+
+def assert_same_streams(ours, theirs):
+    assert keys(ours) == {name: data(theirs[name].key) for name in ours}
+    assert counts(ours) == {name: theirs[name].count[...].tolist() for name in ours}
+
+
+@pytest.mark.peers
+@COPY_MODES
+@pytest.mark.parametrize(("name", "options"), PEER_CALLS)
+def test_copies_have_the_keys_of_the_peer(name, options, mode):
+    peer = pytest.importorskip("flax.nnx")
+    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
+    new = getattr(nnx, name)(ours, **options, **mode)
+    assert_same_streams(new, getattr(peer, name)(theirs, **options, **mode))
+    assert_same_streams(ours, theirs)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("name", "options"), PEER_CALLS[:4])
+def test_streams_have_the_keys_of_the_peer_in_place(name, options):
+    peer = pytest.importorskip("flax.nnx")
+    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
+    backups = getattr(nnx, name)(ours, **options)
+    peer_backups = getattr(peer, name)(theirs, **options)
+    assert_same_streams(ours, theirs)
+    nnx.restore_rngs(backups)
+    peer.restore_rngs(peer_backups)
+    assert_same_streams(ours, theirs)

@@ -1,0 +1,412 @@
+"""Streams of random keys, and sets of them."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.core.rng.streams import NotKey
+
+MODES = pytest.mark.parametrize(
+    "mode", [{"graph": True}, {"graph": False}], ids=["graph", "tree"]
+)
+
+
+def nth_key(seed, n):
+    return jax.random.fold_in(jax.random.key(seed), n)
+
+
+def data(key):
+    """The numbers of a key, which can be compared."""
+    return jax.random.key_data(getattr(key, "get_value", lambda: key)()).tolist()
+
+
+def counts(rngs):
+    return {name: stream.count[...].tolist() for name, stream in rngs.items()}
+
+
+def keys(rngs):
+    return {name: data(stream.key) for name, stream in rngs.items()}
+
+
+# ------------------------------------------------------------------------- variables
+
+
+def test_variables_carry_the_name_of_the_stream():
+    stream = nnx.RngStream(0, tag="dropout")
+    assert type(stream.key) is nnx.RngKey
+    assert type(stream.count) is nnx.RngCount
+    assert stream.tag == stream.key.tag == stream.count.tag == "dropout"
+    assert issubclass(nnx.RngKey, nnx.RngState)
+    assert issubclass(nnx.RngCount, nnx.RngState)
+
+
+def test_leaves_are_count_and_key():
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(nnx.Rngs(0))]
+    assert paths == [".default.count.value", ".default.key.value"]
+
+
+def test_count_is_a_uint32_zero_of_the_shape_of_the_key():
+    stream = nnx.RngStream(jax.random.split(jax.random.key(0), (2, 3)), tag="a")
+    assert stream.count.dtype == jnp.uint32
+    assert stream.count[...].tolist() == [[0] * 3] * 2
+
+
+def test_not_key_matches_the_count_only():
+    state = nnx.state(nnx.Rngs(0), NotKey)
+    assert state == nnx.state(nnx.Rngs(0), nnx.RngCount)
+
+
+def test_a_stream_is_selected_by_its_name():
+    rngs = nnx.Rngs(params=0, dropout=1)
+    assert list(nnx.state(rngs, "dropout")) == ["dropout"]
+
+
+# -------------------------------------------------------------------- what keys may be
+
+
+@pytest.mark.parametrize("seed", [3, True, np.int64(3), np.uint8(3)])
+def test_an_integer_is_a_seed(seed):
+    assert data(nnx.RngStream(seed, tag="a").key) == data(jax.random.key(int(seed)))
+
+
+def test_key_data_is_wrapped():
+    assert data(nnx.Rngs(jax.random.PRNGKey(3)).default.key) == [0, 3]
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_a_typed_key_is_kept_as_it_is(implementation):
+    key = jax.random.key(0, impl=implementation)
+    assert nnx.RngStream(key, tag="a").key.get_raw_value() is key
+    assert nnx.Rngs(key).default.key.get_raw_value() is key
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])]
+)
+def test_anything_else_is_refused(value):
+    with pytest.raises(ValueError, match="Invalid rng value") as error:
+        nnx.Rngs(params=value)
+    assert str(value) in str(error.value)
+
+
+# --------------------------------------------------------------------------- drawing
+
+
+def test_the_nth_draw_folds_n_into_the_key():
+    stream = nnx.RngStream(5, tag="a")
+    drawn = [data(stream()) for _ in range(3)]
+    assert drawn == [data(nth_key(5, n)) for n in range(3)]
+    assert data(stream.key) == data(jax.random.key(5))
+
+
+def test_drawing_from_an_array_of_keys_is_an_error_of_jax():
+    with pytest.raises(ValueError, match="vmap"):
+        nnx.RngStream(0, tag="a").split(2)()
+
+
+def test_the_count_goes_on_after_jit_returned_the_rngs():
+    rngs = nnx.Rngs(0)
+    key, returned = jax.jit(lambda rngs: (rngs.params(), rngs))(rngs)
+    assert data(key) == data(nth_key(0, 0))
+    assert data(returned()) == data(nth_key(0, 1))
+    assert counts(rngs) == {"default": 0}
+
+
+def test_drawing_adds_two_equations_to_a_trace():
+    jaxpr = jax.make_jaxpr(lambda stream: stream())(nnx.RngStream(0, tag="a"))
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    assert names == ["random_fold_in", "add"]
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
+def test_a_stream_of_another_trace_is_refused(transform):
+    rngs = nnx.Rngs(0)
+    phrase = "Cannot mutate RngCount from a different trace level"
+    with pytest.raises(nnx.errors.TraceContextError, match=phrase):
+        transform(lambda x: x.sum() * rngs.normal())(jnp.ones(2))
+    assert counts(rngs) == {"default": 0}
+
+
+def test_a_stream_made_in_a_finished_trace_is_refused():
+    made = []
+    jax.jit(lambda: made.append(nnx.Rngs(0)))()
+    with pytest.raises(nnx.errors.TraceContextError, match="RngCount"):
+        made[0]()
+
+
+def test_refs_count_in_plain_jit():
+    with nnx.var_defaults(ref=True):
+        rngs = nnx.Rngs(0)
+    drawn = [data(jax.jit(lambda: rngs())()) for _ in range(2)]
+    assert drawn == [data(nth_key(0, n)) for n in range(2)]
+
+
+# ------------------------------------------------------------- streams out of streams
+
+
+@pytest.mark.parametrize("k", [3, np.int64(3), (2, 3), ()])
+def test_split_gives_the_keys_that_jax_splits(k):
+    parent = nnx.RngStream(0, tag="a")
+    stream = parent.split(k)
+    assert data(stream.key) == data(jax.random.split(nth_key(0, 0), k))
+    assert stream.count.shape == stream.key.shape
+    assert stream.tag == stream.key.tag == "a"
+    assert parent.count[...] == 1
+
+
+@pytest.mark.parametrize("k", [3, np.int64(3), (2, 3), ()])
+def test_broadcast_repeats_one_key(k):
+    parent = nnx.RngStream(0, tag="a")
+    stream = parent.broadcast(k)
+    assert stream.key.shape == stream.count.shape == np.empty(k).shape
+    each = jax.random.key_data(stream.key[...]).reshape(-1, 2)
+    assert np.unique(each, axis=0).tolist() == [data(nth_key(0, 0))]
+    assert parent.count[...] == 1
+
+
+def test_fork_starts_from_the_next_key():
+    parent = nnx.RngStream(0, tag="a")
+    parent()
+    stream = parent.fork()
+    assert data(stream.key) == data(nth_key(0, 1))
+    assert (parent.count[...], stream.count[...]) == (2, 0)
+
+
+def test_fork_with_split_is_deprecated():
+    parent = nnx.RngStream(0, tag="a")
+    with pytest.warns(DeprecationWarning, match="use the 'split' method instead"):
+        stream = parent.fork(split=3)
+    assert data(stream.key) == data(jax.random.split(nth_key(0, 0), 3))
+
+
+def test_derived_streams_keep_the_class():
+    class Own(nnx.RngStream):
+        pass
+
+    stream = Own(0, tag="a")
+    derived = [stream.split(2), stream.fork(), stream.broadcast(2)]
+    assert {type(s) for s in derived} == {Own}
+
+
+def test_split_streams_are_mapped():
+    samples = jax.vmap(lambda rngs: rngs.normal((2,)))(nnx.Rngs(0).split(3))
+    expected = [
+        jax.random.normal(jax.random.fold_in(key, 0), (2,))
+        for key in jax.random.split(nth_key(0, 0), 3)
+    ]
+    np.testing.assert_array_equal(samples, jnp.stack(expected))
+
+
+def test_rngs_are_carried_through_scan():
+    def draw(rngs, _):
+        return rngs, jax.random.key_data(rngs())
+
+    rngs, drawn = jax.lax.scan(draw, nnx.Rngs(0), length=3)
+    assert drawn.tolist() == [data(nth_key(0, n)) for n in range(3)]
+    assert counts(rngs) == {"default": 3}
+
+
+# ------------------------------------------------------------------------ sets: names
+
+
+def test_streams_are_attributes_in_the_order_given_default_last():
+    rngs = nnx.Rngs(0, b=1, a=2)
+    assert list(rngs) == ["b", "a", "default"]
+    assert [stream.tag for _, stream in rngs.items()] == ["b", "a", "default"]
+    assert len(rngs) == 3
+
+
+def test_keywords_override_a_mapping():
+    rngs = nnx.Rngs({"a": 1, "default": 2}, a=3, c=4)
+    assert keys(rngs) == {"a": [0, 3], "default": [0, 2], "c": [0, 4]}
+
+
+def test_default_by_keyword():
+    assert keys(nnx.Rngs(default=3, a=4)) == {"a": [0, 4], "default": [0, 3]}
+
+
+def test_default_is_given_once():
+    with pytest.raises(TypeError):
+        nnx.Rngs(0, default=1)
+
+
+def test_of_a_stream_only_the_key_is_taken():
+    stream = nnx.RngStream(3, tag="z")
+    stream()
+    rngs = nnx.Rngs(stream, a=stream)
+    assert keys(rngs) == {"a": [0, 3], "default": [0, 3]}
+    assert counts(rngs) == {"a": 0, "default": 0}
+    assert (rngs.a.tag, rngs.default.tag, stream.tag) == ("a", "default", "z")
+
+
+def test_other_names_draw_from_the_default_stream():
+    rngs = nnx.Rngs(5)
+    drawn = [data(rngs.foo()), data(rngs["bar"]()), data(rngs())]
+    assert drawn == [data(nth_key(5, n)) for n in range(3)]
+
+
+def test_no_default_stream():
+    rngs = nnx.Rngs(params=0)
+    phrase = "No RngStream named 'foo' found in Rngs."
+    with pytest.raises(AttributeError, match=phrase):
+        rngs.foo
+    with pytest.raises(KeyError, match=phrase):
+        rngs["foo"]
+    with pytest.raises(AttributeError, match="No RngStream named 'default'"):
+        rngs()
+
+
+@pytest.mark.parametrize(
+    ("rngs", "has"), [(nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'")]
+)
+def test_a_missing_stream_is_told_with_those_there_are(rngs, has):
+    # Issue 12: it said no more than that.
+    with pytest.raises(AttributeError, match="named 'params' found") as caught:
+        nnx.Linear(2, 3, rngs=rngs)
+    message = str(caught.value)
+    assert f"It has {has}." in message
+    assert "nnx.Rngs(params=0)" in message and "nnx.Rngs(0)" in message
+
+
+def test_protocols_are_no_streams():
+    assert not hasattr(nnx.Rngs(0), "__json__")
+
+
+def test_only_real_attributes_are_in_the_set():
+    rngs = nnx.Rngs(0, params=1)
+    rngs.extra = 3
+    assert "params" in rngs
+    assert "default" in rngs
+    assert "dropout" not in rngs
+    assert list(rngs) == ["params", "default"]
+
+
+def test_streams_may_be_named_like_methods():
+    rngs = nnx.Rngs(split=0, items=1)
+    assert list(nnx.clone(rngs)) == ["items", "split"]
+    assert list(rngs) == ["split", "items"]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        nnx.clone,
+        lambda rngs: pickle.loads(pickle.dumps(rngs)),
+        lambda rngs: jax.tree.map(lambda leaf: leaf, rngs),
+        lambda rngs: nnx.merge(*nnx.split(rngs)),
+    ],
+)
+def test_copies_go_on_counting(copied):
+    rngs = nnx.Rngs(0, params=1)
+    rngs.params()
+    other = copied(rngs)
+    assert keys(other) == keys(rngs)
+    assert counts(other) == {"params": 1, "default": 0}
+
+
+# -------------------------------------------------------------------- sets: derivation
+
+
+@pytest.mark.parametrize("k", [3, (2, 3)])
+def test_split_and_broadcast_apply_to_all_streams(k):
+    rngs = nnx.Rngs(0, a=1)
+    split, broadcast = rngs.split(k), rngs.broadcast(k)
+    for name, stream in nnx.Rngs(0, a=1).items():
+        assert data(split[name].key) == data(stream.split(k).key)
+        assert data(broadcast[name].key) == data(stream.broadcast(k).key)
+    assert counts(rngs) == {"a": 2, "default": 2}
+
+
+def test_first_matching_filter_gives_the_size():
+    rngs = nnx.Rngs(0, a=1).split({"a": 2, nnx.RngStream: (3,), ...: 4})
+    assert {name: s.key.shape for name, s in rngs.items()} == {
+        "a": (2,),
+        "default": (3,),
+    }
+
+
+def test_path_filters_match_no_stream():
+    rngs = nnx.Rngs(a=1).split({nnx.PathContains("a"): 2})
+    assert rngs.a.key.shape == ()
+
+
+@pytest.mark.parametrize("sizes", [{"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}])
+@pytest.mark.parametrize("method", ["split", "broadcast"])
+def test_other_streams_are_copied_with_their_count(method, sizes):
+    rngs = nnx.Rngs(a=0, b=1)
+    rngs.a()
+    derived = getattr(rngs, method)(sizes)
+    assert derived.b.key.shape == (2,)
+    assert data(derived.a.key) == data(rngs.a.key)
+    assert derived.a.count[...] == rngs.a.count[...] == 1
+    assert derived.a is not rngs.a
+    assert derived.a.count is not rngs.a.count
+
+
+@pytest.mark.parametrize("sizes", [{}, None])
+@pytest.mark.parametrize("method", ["split", "broadcast"])
+def test_no_size_copies_all_streams(method, sizes):
+    rngs = nnx.Rngs(0, a=1)
+    rngs.a()
+    derived = getattr(rngs, method)(sizes)
+    assert keys(derived) == keys(rngs)
+    assert counts(derived) == counts(rngs) == {"a": 1, "default": 0}
+
+
+def test_fork_draws_from_all_streams():
+    rngs = nnx.Rngs(0, a=1)
+    forked = rngs.fork()
+    assert keys(forked) == {"a": data(nth_key(1, 0)), "default": data(nth_key(0, 0))}
+    assert counts(rngs) == {"a": 1, "default": 1}
+    assert counts(forked) == {"a": 0, "default": 0}
+
+
+@pytest.mark.parametrize("split", [{"a": 3}, {"a": 3, "default": None}])
+def test_fork_with_split_forks_the_other_streams(split):
+    rngs = nnx.Rngs(0, a=1)
+    with pytest.warns(DeprecationWarning, match="'split' argument"):
+        forked = rngs.fork(split=split)
+    assert data(forked.a.key) == data(jax.random.split(nth_key(1, 0), 3))
+    assert data(forked.default.key) == data(nth_key(0, 0))
+
+
+def test_derived_sets_are_plain_and_tagged_by_attribute():
+    class Own(nnx.Rngs):
+        pass
+
+    rngs = Own(0)
+    rngs.extra = nnx.RngStream(1, tag="other")
+    for derived in (rngs.split(2), rngs.broadcast(2), rngs.fork(), rngs.split({})):
+        assert type(derived) is nnx.Rngs
+        assert {name: stream.key.tag for name, stream in derived.items()} == {
+            "default": "default",
+            "extra": "extra",
+        }
+
+
+@MODES
+def test_rngs_survive_split_and_merge(mode):
+    rngs = nnx.Rngs(0, params=1)
+    rngs.params()
+    merged = nnx.merge(*nnx.split(rngs, **mode))
+    assert list(merged) == ["default", "params"]
+    assert data(merged.params()) == data(nth_key(1, 1))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("method", ["split", "broadcast"])
+@pytest.mark.parametrize("size", [3, (2, 3), {"a": 2}, {"a": 2, ...: 3}])
+def test_derived_keys_are_those_of_the_peer(method, size):
+    peer = pytest.importorskip("flax.nnx")
+    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
+    for _ in range(2):
+        assert keys(getattr(ours, method)(size)) == keys(getattr(theirs, method)(size))
+        assert keys(ours.fork()) == keys(theirs.fork())
+    assert counts(ours) == counts(theirs)

@@ -1,0 +1,196 @@
+"""The engine that writes objects as text."""
+
+import io
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from graftree import config
+from graftree.core.modules.modules import Module
+from graftree.core.text import colors, writing
+from graftree.core.text.representations import (
+    PrettyMapping,
+    PrettySequence,
+    Representable,
+)
+from graftree.core.text.writing import Attr, Object
+from graftree.core.variables.variables import Param
+
+
+class Shown(Representable):
+    """Shows the items it is given."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __nnx_repr__(self):
+        yield from self.items
+
+
+def model(**attributes):
+    result = Module()
+    for name, value in attributes.items():
+        setattr(result, name, value)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([Object("A")], "A()"),
+        ([Object(int)], "int()"),
+        ([Object("A", empty_repr="-")], "A(-)"),
+        ([Object("A", comment=" # c"), Attr("k", 1)], "A( # c\n  k=1\n)"),
+        ([Object("A"), Attr("k", "v"), Attr(3, None)], "A(\n  k='v',\n  3=None\n)"),
+        ([Object("A"), Attr("k", "v", use_raw_value=True)], "A(\n  k=v\n)"),
+        ([Object("A", same_line=True), Attr("a", 1), Attr("b", 2)], "A(a=1, b=2)"),
+        ([Object("A", "<", ">", ": ", "   "), Attr("a", 1)], "A<\n   a: 1\n>"),
+        ([Object("A"), Attr("a", 1, start="[", end="]")], "A(\n  [a=1]\n)"),
+    ],
+)
+def test_items_are_framed(items, expected):
+    assert repr(Shown(*items)) == expected
+
+
+def test_nested_objects_are_indented():
+    inner = Shown(Object("B"), Attr("b", [1]))
+    assert repr(Shown(Object("A"), Attr("a", inner))) == "A(\n  a=B(\n    b=[1]\n  )\n)"
+
+
+@pytest.mark.parametrize(
+    ("items", "phrase"),
+    [
+        (
+            [Attr("a", 1)],
+            "First item of Shown.__nnx_repr__ must be an Object, got Attr",
+        ),
+        ([], "First item of Shown.__nnx_repr__ must be an Object, got NoneType"),
+        ([Object("A"), 3], "Item of Shown.__nnx_repr__ must be an Attr, got int"),
+    ],
+)
+def test_wrong_items_are_refused(items, phrase):
+    with pytest.raises(TypeError, match=phrase):
+        repr(Shown(*items))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ((1,), "(1,)"),
+        ([int, jnp.float32], "[int, float32]"),
+        ({"a": {1: ()}}, "{'a': {1: ()}}"),
+        (None, "None"),
+        ("a\nb", r"'a\nb'"),
+        (np.float32(1), "np.float32(1.0)"),
+    ],
+)
+def test_values_are_written_as_by_python_and_classes_by_name(value, expected):
+    assert colors.remove(writing.colorized(value)) == expected
+
+
+def test_lists_that_hold_themselves_end():
+    cyclic = [1]
+    cyclic.append(cyclic)
+    assert repr(PrettySequence(cyclic)).count("[...]") == 1
+
+
+def test_a_node_is_written_out_once():
+    node = model(a=1)
+    node.itself = node
+    node.other = model()
+    node.same = node.other
+    assert repr(node) == (
+        "Module(\n  a=1,\n  itself=Module(...),\n  other=Module(),\n"
+        "  same=Module(...)\n)"
+    )
+    assert repr(node) == repr(node)
+
+
+def test_other_objects_end_only_at_cycles():
+    inner = Shown(Object("B"))
+    outer = Shown(Object("A"), Attr("x", inner), Attr("y", inner))
+    assert repr(outer) == "A(\n  x=B(),\n  y=B()\n)"
+    outer.items += (Attr("z", outer),)
+    assert repr(outer).endswith("z=A(...)\n)")
+
+
+def test_cycles_through_foreign_containers_end():
+    class Foreign:
+        def __repr__(self):
+            return f"Foreign({self.node!r})"
+
+    foreign = Foreign()
+    foreign.node = model(x=foreign)
+    assert repr(foreign.node) == "Module(\n  x=Foreign(Module(...))\n)"
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (0, "Module(...)"),
+        (1, "Module(\n  a=Module(...)\n)"),
+        (None, "Module(\n  a=Module()\n)"),
+    ],
+)
+def test_depth_is_limited_by_a_flag(depth, expected):
+    config.update("flax_max_repr_depth", depth)
+    try:
+        assert repr(model(a=model())) == expected
+    finally:
+        config.update("flax_max_repr_depth", None)
+
+
+def test_arrays_of_a_node_are_shortened():
+    node = model(a=jnp.ones((2, 3)), b=np.ones(1), c=jnp.array(2), d=(int,))
+    assert repr(node) == (
+        "Module(\n  a=Array(shape=(2, 3), dtype=dtype('float32')),\n"
+        "  b=array([1.]),\n  c=Array(2, dtype=int32, weak_type=True),\n  d=(int,)\n)"
+    )
+
+
+def test_arrays_in_variables_and_mappings_of_a_node_are_shortened():
+    node = model(a=Param({"x": jnp.ones(3)}))
+    assert "Array(shape=(3,), dtype=dtype('float32'))" in repr(node)
+    assert "Array([1., 1., 1.]" in repr(PrettyMapping({"x": jnp.ones(3)}))
+
+
+def test_refs_of_a_node_are_shortened():
+    node = model(a=jax.new_ref(jnp.ones(3)), b=Param(jnp.ones(3), ref=True))
+    assert repr(node).count("=ArrayRef(shape=(3,), dtype=dtype('float32'))") == 2
+
+
+def test_deleted_arrays_have_a_text():
+    array = jnp.ones(3)
+    array.delete()
+    assert "value=Array(shape=(3,)" in repr(Param(array))
+
+
+def test_only_str_is_coloured_and_only_on_a_terminal(monkeypatch):
+    node = model(a=Param(1), b=[None, True, 1.5, "x", {}])
+    plain = repr(node)
+    assert str(node) == plain
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert repr(node) == plain
+    assert str(node) != plain and colors.remove(str(node)) == plain
+
+
+def test_a_failing_text_leaves_no_trace():
+    broken = Shown(Object("A"), Attr("a", Shown()))
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            repr(broken)
+    assert repr(model()) == "Module()"
+
+
+def test_renderers_are_registered(monkeypatch):
+    monkeypatch.setattr(writing, "_renderers", {})
+    node = model()
+    assert node.__treescope_repr__("path", None) is NotImplemented
+    writing.register_renderer("treescope", lambda *arguments: arguments)
+    assert node.__treescope_repr__("path", 1) == (node, "path", 1)

@@ -1,0 +1,59 @@
+"""Pickles made when `core` and `transforms` were flat folders still load (issue 13).
+
+What is in ``old_places/`` was written at that time: pickles, and ``names.txt`` with the
+modules and names of everything public, and of what is in the pickles besides.
+"""
+
+import importlib
+import pathlib
+import pickle
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+
+FOLDER = pathlib.Path(__file__).parent / "old_places"
+LINES = (FOLDER / "names.txt").read_text().splitlines()
+
+
+def load(name):
+    return pickle.loads((FOLDER / f"{name}.pickle").read_bytes())
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split(":")[0])
+def test_names_are_found_where_they_were(line):
+    module, _, names = line.partition(": ")
+    found = importlib.import_module(module)
+    for name in names.split():
+        assert getattr(found, name).__qualname__ == name
+
+
+def test_models_load():
+    model = load("list")
+    assert type(model) is nnx.List
+    assert type(model[0]) is nnx.Dict
+    np.testing.assert_array_equal(model[1][...], jnp.arange(3.0))
+
+
+def test_a_split_model_is_merged():
+    model = nnx.merge(*load("split"))
+    assert [type(x) for x in model] == [nnx.Linear, nnx.BatchNorm]
+    assert model[0](jnp.ones((1, 2))).shape == (1, 3)
+
+
+def test_filters_and_metrics_load():
+    both, axes, *_ = load("filters")
+    assert both(("b",), nnx.Param(0)) and not both(("a",), nnx.Param(0))
+    assert type(axes) is nnx.StateAxes
+    metric = load("metrics")
+    metric.update(logits=jnp.ones((2, 3)), labels=jnp.zeros(2, int), loss=1.0, values=1)
+    assert metric.compute()["loss"] == 1
+
+
+def test_names_that_never_were_are_not_found():
+    with pytest.raises(AttributeError, match="core.skeletons has no attribute 'Nothi"):
+        importlib.import_module("graftree.core.skeletons").Nothing
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("graftree.core.nothing")

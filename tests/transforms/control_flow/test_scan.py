@@ -1,0 +1,494 @@
+"""`scan`: steps along axes of objects, with a carry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.transforms.crossing.propagation import resolve
+from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE, VALUE_MODES
+
+
+class Scale(nnx.Module):
+    """Multiplies by a parameter, counts its calls."""
+
+    def __init__(self, factor=2.0):
+        self.factor = nnx.Param(jnp.asarray(factor))
+        self.calls = nnx.BatchStat(jnp.array(0))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.factor * x
+
+
+class Holder(nnx.Module):
+    """Has an array that is no Variable, and a static attribute."""
+
+    def __init__(self):
+        self.variable = nnx.Variable(jnp.arange(3.0))
+        self.array = nnx.data(jnp.array(1.0))
+        self.static = 1
+
+
+def stack(*factors):
+    return nnx.vmap(Scale)(jnp.array(factors))
+
+
+@MODES
+def test_a_stack_of_layers_is_applied_one_after_the_other(mode):
+    layers = stack(2.0, 3.0, 4.0)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **mode)
+    def forward(x, layer):
+        assert layer.factor.shape == ()
+        return layer(x)
+
+    assert forward(jnp.array(1.0), layers) == 24.0
+    np.testing.assert_array_equal(layers.calls[...], [1, 1, 1])
+
+
+@MODES
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_updates_and_outputs_are_stacked_on_their_axis(mode, axis):
+    variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
+
+    @nnx.scan(in_axes=axis, out_axes=axis, **mode)
+    def double(variable):
+        variable[...] *= 2
+        return variable + 1
+
+    out = double(variable)
+    expected = 2 * np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(variable[...], expected)
+    np.testing.assert_array_equal(out, expected + 1)
+
+
+@MODES
+def test_outputs_may_have_different_axes(mode):
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0, 1), **mode)
+    def scan(c, x):
+        return c + 1, x, x
+
+    count, rows, columns = scan(0, jnp.arange(6.0).reshape(2, 3))
+    assert count == 2
+    np.testing.assert_array_equal(rows, np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(columns, rows.T)
+
+
+@MODES
+def test_new_objects_are_stacked(mode):
+    make = nnx.scan(Scale, in_axes=0, out_axes=0, **mode)
+    np.testing.assert_array_equal(make(jnp.arange(3.0)).factor[...], np.arange(3.0))
+
+
+@MODES
+def test_the_place_of_the_carry_in_the_output_is_free(mode):
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry), **mode)
+    def scan(x, c):
+        return x * c, c + x
+
+    products, last = scan(jnp.arange(1.0, 4.0), 0.0)
+    np.testing.assert_array_equal(products, [0, 2, 9])
+    assert last == 6
+
+
+@MODES
+def test_reverse_and_length_and_unroll_are_those_of_jax(mode):
+    @nnx.scan(in_axes=(nnx.Carry, 0), reverse=True, unroll=2, **mode)
+    def f(c, x):
+        return c + x, c
+
+    _, before = f(0, jnp.arange(4))
+    np.testing.assert_array_equal(before, [6, 5, 3, 0])
+    add = nnx.scan(
+        lambda c: c + 1, in_axes=nnx.Carry, out_axes=nnx.Carry, length=5, **mode
+    )
+    assert add(0) == 5
+
+
+@MODES
+def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
+    model = Scale(1.0)
+
+    def step(model, x):
+        model.factor[...] *= x
+        return model, model.factor[...]
+
+    out, factors = nnx.scan(step, **mode)(model, jnp.arange(1.0, 4.0))
+    assert (out is model) == (mode is GRAPH_UPDATES)
+    assert out.factor is model.factor and out.calls is model.calls
+    assert model.factor[...] == 6.0
+    np.testing.assert_array_equal(factors, [1, 2, 6])
+
+
+@VALUE_MODES
+def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(mode):
+    class Box(nnx.Pytree):
+        def __init__(self, variable):
+            self.variable = variable
+
+    def step(box, x):
+        box.variable[...] += x
+        return Box(box.variable), x
+
+    box = Box(nnx.Variable(jnp.array(0.0)))
+    out, _ = nnx.scan(step, **mode)(box, jnp.arange(4.0))
+    assert out.variable is box.variable and out is not box
+    assert box.variable[...] == 6
+
+
+@MODES
+def test_arrays_of_a_carried_object_are_carried(mode):
+    holder = Holder()
+
+    def step(holder, x):
+        holder.array = holder.array + x
+        return holder, holder.array
+
+    out, arrays = nnx.scan(step, **mode)(holder, jnp.arange(3.0))
+    np.testing.assert_array_equal(arrays, [1, 2, 4])
+    assert out.array == 4
+    assert holder.array == (4 if mode is GRAPH_UPDATES else 1)
+
+
+def test_scanned_objects_may_get_new_attributes():
+    layers = stack(1.0, 2.0)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def step(c, layer):
+        layer.square = nnx.Param(layer.factor**2)
+        layer.kind = "squared"
+        return c
+
+    step(0, layers)
+    np.testing.assert_array_equal(layers.square[...], [1, 4])
+    assert layers.kind == "squared"
+
+
+@VALUE_MODES
+def test_without_graph_updates_writes_to_broadcast_variables_accumulate(mode):
+    model, rngs = Scale(2.0), nnx.Rngs(0)
+
+    @nnx.scan(in_axes=(0, None, None), out_axes=0, **mode)
+    def step(x, model, rngs):
+        return model(x), rngs()
+
+    out, keys = step(jnp.arange(3.0), model, rngs)
+    np.testing.assert_array_equal(out, [0, 2, 4])
+    assert model.calls[...] == 3 and rngs.default.count[...] == 3
+    expected = nnx.Rngs(0)
+    assert all(keys[i] == expected() for i in range(3))
+
+
+def test_with_graph_updates_writes_to_broadcast_variables_are_dropped():
+    model, rngs = Scale(2.0), nnx.Rngs(0)
+
+    @nnx.scan(in_axes=(0, None, None), out_axes=0)
+    def step(x, model, rngs):
+        return model(x), rngs()
+
+    out, keys = step(jnp.arange(3.0), model, rngs)
+    np.testing.assert_array_equal(out, [0, 2, 4])
+    assert model.calls[...] == 0 and rngs.default.count[...] == 0
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_new_data_in_a_broadcast_object_is_refused():
+    model = Scale()
+
+    @nnx.scan(in_axes=(0, None), out_axes=0)
+    def step(x, model):
+        model.extra = nnx.Param(x)
+        return x
+
+    with pytest.raises(TypeError, match=r"nnx\.scan.*broadcast argument must not"):
+        step(jnp.arange(3.0), model)
+    assert not hasattr(model, "extra")
+
+
+def test_state_axes_part_an_object():
+    class Cell(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
+            self.total = nnx.BatchStat(jnp.array(0.0))
+            self.array = nnx.data(jnp.array(1.0))
+            self.fixed = nnx.Cache(jnp.array(10.0))
+
+    cell = Cell()
+    axes = nnx.StateAxes({nnx.Param: 0, nnx.Cache: None, ...: nnx.Carry})
+
+    @nnx.scan(in_axes=(axes, 0), out_axes=0)
+    def step(cell, x):
+        cell.total[...] += cell.weight
+        cell.array = cell.array * 2
+        cell.fixed[...] += 1
+        return cell.total + cell.fixed + x
+
+    out = step(cell, jnp.zeros(3))
+    np.testing.assert_array_equal(out, [12, 14, 17])
+    assert cell.total[...] == 6 and cell.array == 8 and cell.fixed[...] == 10
+
+
+def test_dropout_keys_may_be_the_same_in_every_step():
+    class Cell(nnx.Module):
+        def __init__(self, rngs):
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.total = nnx.BatchStat(jnp.zeros(8))
+
+    cell = Cell(nnx.Rngs(dropout=0))
+    axes = nnx.StateAxes({"dropout": None, ...: nnx.Carry})
+
+    @nnx.scan(in_axes=(axes, 0), out_axes=0)
+    def step(cell, x):
+        cell.total[...] += 1
+        return cell.dropout(x)
+
+    out = step(cell, jnp.ones((3, 8)))
+    np.testing.assert_array_equal(out[0], out[1])
+    np.testing.assert_array_equal(out[0], out[2])
+    assert (cell.total[...] == 3).all()
+
+
+@MODES
+def test_pytree_values_and_numpy_arrays_are_scanned(mode):
+    variable = nnx.Variable({"a": np.arange(3.0), "b": jnp.ones((3, 2))})
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **mode)
+    def step(total, variable):
+        value = variable.get_value()
+        variable.set_value({"a": value["a"] + 1, "b": value["b"]})
+        return total + value["a"] + value["b"].sum()
+
+    assert step(0.0, variable) == 9.0
+    np.testing.assert_array_equal(variable.get_value()["a"], [1, 2, 3])
+
+
+@VALUE_MODES  # in the default mode a list outside may change what a function does
+def test_equal_shapes_are_traced_once(mode):
+    traces = []
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **mode)
+    def forward(x, layer):
+        traces.append(1)
+        return layer(x)
+
+    for _ in range(3):
+        forward(jnp.array(1.0), stack(2.0, 3.0))
+    assert len(traces) == 1
+
+
+@MODES
+def test_shared_variables_in_scanned_arguments(mode):
+    variable = nnx.Variable(jnp.zeros(3))
+
+    @nnx.scan(in_axes=(0, 0), out_axes=0, **mode)
+    def step(a, b):
+        assert a is b
+        a[...] += 1
+        return b[...]
+
+    if mode is TREE:
+        with pytest.raises(ValueError, match=r"Duplicate Variable") as error:
+            step(variable, variable)
+        assert ".args[0]" in str(error.value) and "nnx.scan" in str(error.value)
+    else:
+        np.testing.assert_array_equal(step(variable, variable), np.ones(3))
+        np.testing.assert_array_equal(variable[...], np.ones(3))
+
+
+@MODES
+def test_one_variable_as_carry_and_scanned_is_refused(mode):
+    variable = nnx.Variable(jnp.zeros(3))
+    phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
+
+
+def test_a_scanned_input_may_be_returned_with_its_axis():
+    variable = nnx.Variable(jnp.zeros(3))
+    assert nnx.scan(lambda v: v, in_axes=0, out_axes=0)(variable) is variable
+    for mode in (GRAPH, TREE):
+        with pytest.raises(ValueError, match="Duplicate Variable"):
+            nnx.scan(lambda v: v, in_axes=0, out_axes=0, **mode)(variable)
+
+
+@MODES
+def test_a_failed_call_leaves_the_caller_untouched(mode):
+    model = Scale(2.0)
+
+    def step(model, x):
+        model(x)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        nnx.scan(step, **mode)(model, jnp.arange(3.0))
+    assert model.calls[...] == 0 and isinstance(model.calls[...], jax.Array)
+
+
+@MODES
+def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
+    del float64
+    layers = stack(2.0, 3.0, 0.5)
+
+    def loss(factors, x):
+        def step(x, factor):
+            return jnp.sin(factor * x), x
+
+        last, rest = jax.lax.scan(step, x, factors)
+        return last + rest.sum()
+
+    def object_loss(layers, x):
+        step = nnx.scan(lambda x, layer: (jnp.sin(layer(x)), x), **mode)
+        last, rest = step(x, layers)
+        return last + rest.sum()
+
+    split = nnx.split(layers, nnx.Param, ...)
+    graphdef, params, others = split
+
+    def of_params(params):
+        return object_loss(nnx.merge(graphdef, params, others, copy=True), 0.7)
+
+    expected = jax.grad(loss)(layers.factor[...], 0.7)
+    grads = jax.grad(of_params)(params)
+    np.testing.assert_allclose(grads["factor"][...], expected, rtol=1e-12)
+
+
+def test_nothing_is_around_the_loop_that_jax_compiles():
+    layers = stack(2.0, 3.0)
+    forward = nnx.scan(lambda x, m: m.factor * x, out_axes=nnx.Carry)
+    jaxpr = jax.make_jaxpr(forward)(jnp.array(1.0), layers)
+    # Newer versions of JAX inline later.
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] in (["scan"], ["jit"])
+    text = jax.jit(forward).lower(jnp.array(1.0), layers).as_text()
+    plain = jax.jit(lambda x, y: jax.lax.scan(lambda x, y: (y * x, None), x, y)[0])
+    expected = plain.lower(jnp.array(1.0), layers.factor[...]).as_text()
+    assert text.count("func.func") == expected.count("func.func")
+
+
+def test_it_decorates_methods():
+    class Stack(nnx.Module):
+        def __init__(self):
+            self.factor = nnx.Param(jnp.array([2.0, 3.0]))
+
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def __call__(self, x):
+            return self.factor * x
+
+    assert Stack()(1.0) == 6.0
+
+
+@pytest.mark.parametrize(
+    "axes, message",
+    [
+        ({"in_axes": ((nnx.Carry, 0), 0)}, "Carry must"),
+        ({"in_axes": (nnx.Carry, nnx.Carry)}, "Found multiple Carry definitions"),
+        ({"in_axes": (0, 0)}, "If one of in_axes or out_axes has Carry, the other"),
+        ({"out_axes": 0}, "If one of in_axes or out_axes has Carry, the other"),
+        ({"out_axes": (nnx.Carry, None)}, "Cannot broadcast output state"),
+        (
+            {"out_axes": (nnx.Carry, nnx.StateAxes({...: None}))},
+            "Cannot broadcast output state. Got StateAxes",
+        ),
+        (
+            {"out_axes": (nnx.Carry, nnx.StateAxes({...: nnx.Carry}))},
+            "Cannot carry output state",
+        ),
+    ],
+)
+def test_wrong_axes_are_refused_at_creation(axes, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.scan(lambda c, x: (c, x), **axes)
+
+
+@VALUE_MODES
+def test_state_axes_need_graph_updates(mode):
+    axes = (nnx.Carry, nnx.StateAxes({...: 0}))
+    with pytest.raises(
+        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
+    ):
+        nnx.scan(lambda c, x: (c, x), in_axes=axes, **mode)
+
+
+@MODES
+def test_wrong_calls_are_refused(mode):
+    carry = nnx.scan(lambda c: c, in_axes=nnx.Carry, out_axes=nnx.Carry, **mode)
+    with pytest.raises(ValueError, match="must take exactly one argument, got 2"):
+        carry(1, 2)
+    with pytest.raises(ValueError):
+        carry(1)  # no length
+    step = nnx.scan(lambda c, *x: (c, x), **mode)
+    for args in [(1, 2), (1,), (1, jnp.arange(3), jnp.arange(3))]:
+        with pytest.raises(ValueError):
+            step(*args)
+    with pytest.raises(ValueError, match="axis 2"):
+        nnx.scan(lambda c, x: (c, x), in_axes=(nnx.Carry, 2), **mode)(1, jnp.ones(3))
+    with pytest.raises(ValueError, match="index 0"):
+        nnx.scan(lambda c, x: c, **mode)(1, jnp.arange(3))
+
+
+def test_the_mode_is_resolved_when_the_function_is_given():
+    with nnx.set_graph_updates(False):
+        decorate = nnx.scan(in_axes=(0, None), out_axes=0)
+    counter = nnx.Variable(jnp.array(0))
+
+    def step(x, counter):
+        counter[...] += 1
+        return x
+
+    assert resolve(None, None).structure
+    decorate(step)(jnp.arange(3), counter)
+    assert counter[...] == 0  # as with graph updates
+
+
+@MODES
+def test_other_objects_in_the_carry_are_refused(mode):
+    phrase = {True: "Carry references must be the same between iterations"}.get(
+        mode is GRAPH_UPDATES,
+        "scan Variable identity must be preserved across iterations",
+    )
+    with pytest.raises(ValueError, match=phrase):
+        nnx.scan(lambda m, x: (Scale(), x), **mode)(Scale(), jnp.arange(3.0))
+
+
+def test_attributes_of_carried_objects_stay():
+    def step(model, x):
+        model.extra = nnx.Param(x)
+        return model, x
+
+    model = Scale()
+    with pytest.raises(TypeError, match=r"nnx\.scan.*structure of the carry"):
+        nnx.scan(step)(model, jnp.arange(3.0))
+    assert not hasattr(model, "extra")
+
+
+def test_a_carried_variable_may_be_a_new_one_with_graph_updates():
+    def step(v, x):
+        return nnx.Variable(v[...] + x), x
+
+    out, _ = nnx.scan(step)(nnx.Variable(jnp.array(0.0)), jnp.arange(4.0))
+    assert out[...] == 6
+
+
+@MODES
+def test_axis_names_are_hidden_inside(mode):
+    def make(key):
+        init = nnx.with_partitioning(nnx.initializers.ones, (None, "x"))
+        return nnx.Linear(2, 2, kernel_init=init, rngs=nnx.Rngs(key))
+
+    metadata = {nnx.PARTITION_NAME: "layers"}
+    keys = jax.random.split(jax.random.key(0), 3)
+    with jax.set_mesh(
+        jax.make_mesh((1, 1), ("layers", "x"), (jax.sharding.AxisType.Auto,) * 2)
+    ):
+        layers = nnx.vmap(make, transform_metadata=metadata, **mode)(keys)
+        names = []
+
+        @nnx.scan(out_axes=nnx.Carry, transform_metadata=metadata, **mode)
+        def forward(x, layer):
+            names.append(layer.kernel.out_sharding)
+            return layer(x)
+
+        forward(jnp.ones(2), layers)
+    assert names == [(None, "x")]
+    assert layers.kernel.out_sharding == ("layers", None, "x")

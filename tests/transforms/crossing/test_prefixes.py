@@ -1,0 +1,238 @@
+"""What is assigned to the leaves of an object."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.transforms.crossing import prefixes
+from tests.modes import MODES
+
+
+class Foo(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Param(jnp.arange(4.0))
+        self.b = nnx.BatchStat(jnp.arange(4.0))
+
+
+def test_diff_state_is_a_frozen_pair():
+    target = nnx.DiffState(0, nnx.Param)
+    assert (target.argnum, target.filter) == (0, nnx.Param)
+    assert target == nnx.DiffState(0, nnx.Param) and hash(target) is not None
+    with pytest.raises(AttributeError):
+        target.argnum = 1
+    assert isinstance(target, prefixes.PrefixMapping)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (nnx.Param, [True, False]),
+        ("tagged", [False, True]),
+        (nnx.PathContains("a"), [True, False]),
+        ((nnx.Param, nnx.BatchStat), [True, True]),
+        (..., [True, True]),
+    ],
+    ids=str,
+)
+def test_diff_state_maps_leaves_by_its_filter(chosen, expected):
+    leaves = {
+        ("a",): nnx.Param(jnp.array(1.0)),
+        ("b",): nnx.BatchStat(jnp.array(1.0), tag="tagged"),
+    }
+    target = nnx.DiffState(0, chosen)
+    assert [target.map_prefix(path, leaf) for path, leaf in leaves.items()] == expected
+
+
+# --------------------------------------------------------------- prefixes as trees
+
+
+@MODES
+@pytest.mark.parametrize("in_axes", [[0, None], (0, None), ({"foo": 0}, None)])
+def test_prefixes_are_trees_or_lists(mode, in_axes):
+    def product(first, x):
+        return (first["foo"].a * x)[None]
+
+    y = nnx.vmap(product, in_axes=in_axes, out_axes=1, **mode)({"foo": Foo()}, 2.0)
+    np.testing.assert_array_equal(y, [[0, 2, 4, 6]])
+
+
+@MODES
+def test_a_state_of_axes_is_the_prefix_of_a_state(mode):
+    axes = nnx.State({"a": 0, "b": None})
+
+    def product(state):
+        state["a"][...] += 1
+        return state["a"] * state["b"]
+
+    state = nnx.state(Foo())
+    y = nnx.vmap(product, in_axes=(axes,), **mode)(state)
+    np.testing.assert_array_equal(y, np.outer(np.arange(1.0, 5.0), np.arange(4.0)))
+    np.testing.assert_array_equal(state["a"][...], np.arange(1.0, 5.0))
+
+
+@MODES
+def test_a_prefix_that_does_not_fit_is_named(mode):
+    x = jnp.ones(3)
+    phrase = r"(?s)`in_axes` of nnx.vmap must be a tree prefix.* in_axes\[0\]\n"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.vmap(lambda x, y: x, in_axes=((0, 0), 0), **mode)([x], x)
+    with pytest.raises(ValueError, match="`in_axes` of nnx.vmap must be a tree prefix"):
+        nnx.vmap(lambda x, y: x, in_axes=(0,), **mode)(x, x)
+    phrase = r"(?s)`out_axes` of nnx.vmap must be a tree prefix.* out_axes\n"
+    with pytest.raises(ValueError, match=phrase):
+        nnx.vmap(lambda x: x, out_axes=(0, 1), **mode)(x)
+
+
+@pytest.mark.parametrize("argument", ["in_axes", "out_axes"])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [([Foo()], "a container"), (Foo().a[...], "an array"), ((), None)],
+    ids=["list", "array", "nothing"],
+)
+def test_state_axes_are_for_one_object(argument, value, what):
+    axes = nnx.StateAxes({...: 0})
+    options = {"in_axes": (axes, 0)} if argument == "in_axes" else {"out_axes": axes}
+    mapped = nnx.vmap(lambda x, _: x, **options)
+    if what is None:
+        assert mapped(value, jnp.ones(3)) == value
+        return
+    phrase = f"`StateAxes` must be the prefix of one object.*`{argument}`.*{what}"
+    with pytest.raises(ValueError, match=phrase):
+        mapped(value, jnp.ones(4))
+
+
+def test_state_axes_of_a_bare_variable():
+    axes = nnx.StateAxes({nnx.Param: 1})
+    y = nnx.vmap(lambda v: v[...], in_axes=(axes,))(nnx.Param(jnp.ones((2, 3))))
+    assert y.shape == (3, 2)
+
+
+def test_the_first_filter_of_state_axes_counts():
+    axes = nnx.StateAxes({"a": None, nnx.Param: 0, ...: 1})
+    foo = Foo()
+    assert axes.map_prefix(("a",), nnx.Param(0, tag="a")) is None
+    assert axes.map_prefix(("a",), foo.a) == 0
+    assert axes.map_prefix(("b",), foo.b) == 1
+    assert axes.filters == ("a", nnx.Param, ...) and axes.axes == (None, 0, 1)
+
+
+def test_state_axes_of_a_state_are_exact_paths():
+    axes = nnx.StateAxes(nnx.State({"a": 0, "b": None}))
+    y = nnx.vmap(lambda foo: foo.a * foo.b, in_axes=(axes,))(Foo())
+    assert y.shape == (4, 4)
+    with pytest.raises(ValueError, match="No axis found for"):
+        axes.map_prefix(("c",), nnx.Param(0))
+
+
+def test_state_axes_may_carry():
+    axes = nnx.StateAxes({nnx.Param: nnx.Carry, ...: None})
+    assert axes.axes == (nnx.Carry, None)
+    with pytest.raises(TypeError, match="Carry"):
+        nnx.vmap(lambda foo: None, in_axes=(axes,))(Foo())
+
+
+def test_state_axes_without_a_match_name_the_path():
+    axes = nnx.StateAxes({nnx.Param: 0})
+    with pytest.raises(ValueError, match="No axis found for.*'b'"):
+        nnx.vmap(lambda foo: foo.a[...], in_axes=(axes,))(Foo())
+
+
+def test_state_axes_are_a_mapping_compared_by_content():
+    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+    assert axes == nnx.StateAxes([(nnx.Param, 0), (..., None)])
+    assert hash(axes) == hash(nnx.StateAxes({nnx.Param: 0, ...: None}))
+    assert axes != nnx.StateAxes({nnx.Param: 1, ...: None})
+    assert (list(axes), axes[...], len(axes)) == ([nnx.Param, ...], None, 2)
+    assert repr(axes).startswith("StateAxes({")
+
+
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
+def test_state_axes_need_graph_updates(mode):
+    axes = nnx.StateAxes({...: 0})
+    with pytest.raises(
+        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
+    ):
+        nnx.vmap(lambda foo: foo, in_axes=(axes,), **mode)
+
+
+# -------------------------------------------------------------------- what is no prefix
+
+MESH = jax.sharding.Mesh(jax.devices(), ("d",))
+EMPTY = jax.sharding.PartitionSpec()
+
+
+def identity(x):
+    return x
+
+
+# Each takes a prefix for the argument of `identity`, or for its output.
+PLACES = {
+    "vmap in_axes": lambda p, **mode: nnx.vmap(identity, in_axes=(p,), **mode),
+    "vmap out_axes": lambda p, **mode: nnx.vmap(identity, out_axes=(p,), **mode),
+    "pmap in_axes": lambda p, **mode: nnx.pmap(identity, in_axes=(p,), **mode),
+    "pmap out_axes": lambda p, **mode: nnx.pmap(identity, out_axes=(p,), **mode),
+    "jit in_shardings": lambda p, **mode: nnx.jit(identity, in_shardings=(p,), **mode),
+    "jit out_shardings": lambda p, **mode: nnx.jit(
+        identity, out_shardings=(p,), **mode
+    ),
+    "shard_map in_specs": lambda p, **mode: nnx.shard_map(
+        identity, mesh=MESH, in_specs=(p,), out_specs=EMPTY, **mode
+    ),
+    "shard_map out_specs": lambda p, **mode: nnx.shard_map(
+        identity, mesh=MESH, in_specs=EMPTY, out_specs=(p,), **mode
+    ),
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    """A place for a prefix: its name, and a transform that has a prefix there."""
+    return request.param, PLACES[request.param]
+
+
+def assert_refused(place, prefix, phrase, mode):
+    (name, make), refused = place, pytest.raises(ValueError, match=phrase)
+    transform, argument = name.split()
+    with refused as error:
+        make(prefix, **mode)
+    assert f"nnx.{transform}" in str(error.value)
+    assert f"{argument}[0]" in str(error.value) or "hashable" in str(error.value)
+
+
+@MODES
+def test_variables_are_no_prefixes(place, mode):
+    phrase = "Variables prefixes are not supported: found a Param"
+    assert_refused(place, nnx.Param(0), phrase, mode)
+    assert_refused(place, {"x": nnx.Param(0)}, r"\[0\]\['x'\]", mode)
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}])
+def test_objects_are_no_prefixes_of_graphs(place, mode):
+    prefix = nnx.prefix(Foo(), {...: None}, graph=False)
+    phrase = "Graph nodes are not allowed as prefixes.*Foo"
+    assert_refused(place, prefix, phrase, mode)
+
+
+@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
+@pytest.mark.parametrize(
+    "prefix",
+    [nnx.StateAxes({...: 0}), nnx.StateSharding({...: 0}), nnx.DiffState(0, ...)],
+    ids=lambda prefix: type(prefix).__name__,
+)
+def test_filters_need_graph_updates(place, mode, prefix):
+    phrase = f"`{place[0].split()[1]}` cannot contain `{type(prefix).__name__}` objects"
+    assert_refused(place, prefix, phrase, mode)
+
+
+@pytest.mark.parametrize("mode", [{}, {"graph": False}])
+def test_tree_states_are_for_graphs_without_graph_updates(place, mode):
+    prefix = nnx.prefix(Foo(), {...: None}, graph=True)
+    phrase = "`TreeState` objects are only allowed as prefixes when graph=True and"
+    assert_refused(place, prefix, phrase, mode)
+
+
+@MODES
+def test_prefixes_must_be_hashable(place, mode):
+    assert_refused(place, np.ones(2), "Prefixes must be hashable", mode)

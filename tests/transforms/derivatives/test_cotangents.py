@@ -1,0 +1,99 @@
+"""Derivatives in the form of arguments and outputs."""
+
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.propagation import GRAPH, GRAPH_UPDATES, TREE
+from graftree.transforms.derivatives import cotangents
+from graftree.transforms.derivatives.cotangents import FormError
+
+MODES = pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
+
+
+class Pair(nnx.Module):
+    def __init__(self, a, b):
+        self.a, self.b = nnx.Param(a), nnx.BatchStat(b)
+
+
+def pack(*args, mode):
+    return packing.pack((args, {}), mode, "example").skeleton
+
+
+@MODES
+def test_leaves_and_arguments_are_inverse(mode):
+    skeleton = pack(Pair(1, 2), {"x": jnp.zeros(2)}, nnx.Param(3), mode=mode)
+    given = {0: 10, 1: 20, 2: 30, 3: 40}
+    args = cotangents.arguments(skeleton, given, mode, range(3))
+    assert type(args[0]) is (nnx.State if mode.structure else Pair)
+    assert args[1] == {"x": 30} and type(args[2]) is nnx.Param
+    found = cotangents.leaves(skeleton, (args, {}), mode, "it", range(4))
+    assert found == [10, 20, 30, 40]
+    assert cotangents.arguments(skeleton, given, mode, (1,)) == ({"x": 30},)
+    assert cotangents.tree(skeleton, given, mode)[0][1] == {"x": 30}
+
+
+@MODES
+def test_what_is_not_given_is_missing_or_none(mode):
+    skeleton = pack(Pair(1, 2), 3.0, mode=mode)
+    pair, x = cotangents.arguments(skeleton, {1: 20}, mode, range(2))
+    assert x is None and pair.b.get_value() == 20
+    assert "a" not in pair if mode.structure else pair.a is None
+
+
+def test_shared_objects_stay_shared_or_are_in_the_first_state():
+    pair = Pair(1, 2)
+    skeleton = pack(pair, [pair], mode=GRAPH)
+    first, (second,) = cotangents.arguments(skeleton, {0: 1, 1: 2}, GRAPH, (0, 1))
+    assert first is second
+    for given in (first, [second]), (first, [None]):
+        assert cotangents.leaves(skeleton, (given, {}), GRAPH, "it", (0, 1)) == [1, 2]
+    skeleton = pack(pair, [pair], mode=GRAPH_UPDATES)
+    first, (second,) = cotangents.arguments(
+        skeleton, {0: 1, 1: 2}, GRAPH_UPDATES, (0, 1)
+    )
+    assert set(first) == {"a", "b"} and len(second) == 0
+
+
+def test_one_argument_is_part_of_a_skeleton():
+    skeleton = pack(Pair(1, 2), 3.0, mode=GRAPH)
+    assert [e is None for e in cotangents.argument(skeleton, 0).entries] == [False]
+    assert [e is None for e in cotangents.argument(skeleton, 1).entries] == [True]
+
+
+@MODES
+def test_none_stands_for_an_object(mode):
+    skeleton = pack([Pair(1, 2)] if mode.sharing else [nnx.Param(1)], mode=mode)
+    given = (([None],), {})
+    assert set(cotangents.leaves(skeleton, given, mode, "it", (0,))) == {None}
+
+
+@MODES
+def test_forms_must_fit(mode):
+    skeleton = pack([Pair(1, 2)], mode=mode)
+
+    def leaves(given, wanted=(0, 1)):
+        return cotangents.leaves(skeleton, (given, {}), mode, "the example", wanted)
+
+    with pytest.raises(FormError, match="Wrong structure of the example"):
+        leaves(([1, 2],))
+    with pytest.raises(FormError, match="the example"):
+        leaves(([nnx.Dict(a=nnx.Param(1))],))
+    if mode.structure:
+        with pytest.raises(FormError, match="Expected State or Variable, got Pair"):
+            leaves(([Pair(1, 2)],))
+        with pytest.raises(FormError, match="(?s)too much: b"):
+            leaves(([nnx.state(Pair(1, 2))],), wanted=(0,))
+    assert issubclass(FormError, TypeError) and issubclass(FormError, ValueError)
+
+
+def test_positions_count_from_the_start():
+    numbers = cotangents.numbers([nnx.DiffState(-1, ...), 0], "argnums", "grad")
+    assert cotangents.positions(numbers, 3, "argnums", "grad") == (2, 0)
+    with pytest.raises(ValueError, match="argnum 0 is repeated in argnums of nnx.grad"):
+        cotangents.positions(numbers, 1, "argnums", "grad")
+    with pytest.raises(ValueError, match="argnum 2 is repeated in argnums of nnx.grad"):
+        cotangents.numbers([2, 1, 2], "argnums", "grad")
+    with pytest.raises(TypeError, match="argnums=2 of nnx.grad requires at least 3"):
+        cotangents.positions((2,), 1, "argnums", "grad")
