@@ -45,6 +45,7 @@ check "ruff format" $bin/ruff format --check
 check "import-linter" $bin/lint-imports
 check "pyright" $bin/pyright --pythonpath $bin/python
 check "mypy" $bin/mypy
+if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
 check "tests, oldest" $bin/python -m pytest --numprocesses 2 --tb short --durations 25
 check "tests, newest" .venv/newest/bin/python -m pytest --numprocesses 2 --tb short --durations 25
 

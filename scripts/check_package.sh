@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Builds the source distribution and the wheel, and trains with what a user would install.
+#
+# The wheel is made from the source distribution, so both are known to be whole. It is
+# installed into an empty environment, and the program in README.md is run far from here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=$PWD/out/package
+rm -rf "$out"
+mkdir -p "$out"
+trap 'rm -rf "$out/tools" "$out/user"' EXIT # 700 MB
+python=$(scripts/find_python.sh any)
+install() { # ENVIRONMENT REQUIREMENT...
+    "$python" -m venv "$out/$1"
+    "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+}
+
+install tools 'build>=1.2' 'twine>=6.1'
+"$out/tools/bin/python" -m build --outdir "$out/dist" .
+"$out/tools/bin/twine" check --strict "$out"/dist/*
+
+# The package, its documents and nothing else: no tests, no caches.
+"$python" - "$out"/dist/* <<'PROGRAM'
+import re, sys, tarfile, zipfile
+
+wheel, sdist = sorted(sys.argv[1:], key=lambda path: path.endswith(".gz"))
+in_wheel = set(zipfile.ZipFile(wheel).namelist())
+in_sdist = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
+package = {name for name in in_wheel if name.startswith("graftree/")}
+documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+assert "graftree/py.typed" in package
+assert any(re.fullmatch(r"graftree-.*\.dist-info/licenses/LICENSE", n) for n in in_wheel)
+assert all(name.endswith((".py", "py.typed")) for name in package), package
+assert all(re.match(r"graftree(-.*\.dist-info)?/", n) for n in in_wheel), in_wheel
+strangers = in_sdist - documents - {f"src/{name}" for name in package} - {".gitignore"}
+assert documents <= in_sdist and not strangers, strangers
+PROGRAM
+
+install user "$out"/dist/*.whl
+sed -n '/^```python$/,/^```$/p' README.md | sed '/^```/d' >"$out/train.py"
+cd "$out"
+JAX_PLATFORMS=cpu user/bin/python -I train.py
+echo "the wheel, $(basename dist/*.whl), trains in an empty environment"
