@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
 import jax.experimental.layout

@@ -1,8 +1,8 @@
 """Exponential moving averages of Variables.
 
-An `EMA` follows the Variables of a model in Variables of its own, of the same types and
-metadata. Only floating point and complex arrays are averaged; integers and random keys
-take the newest value.
+An `EMA` keeps the averages in Variables of its own, with the types and metadata of
+those it follows. Only floating-point and complex arrays are averaged; integers and
+random keys take the newest value.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ M = TypeVar("M")
 class EMA(pytrees.Pytree):
     """Exponential moving averages of the Variables of a model.
 
-    Each `update` sets ``average = decay * average + (1 - decay) * newest``. Half
-    precision averages are computed in float32 and rounded once per update; with a
-    ``decay`` near one, keep the params in float32, since rounding loses small changes.
+    Each `update` sets ``average = decay * average + (1 - decay) * newest``. Averages in
+    half precision are computed in float32 and rounded once per update; if ``decay`` is
+    near one, keep the params in float32, because rounding loses small changes.
 
     Args:
         params: A Module, State or other node whose Variables to follow. Their arrays
-            are copied, so that the model may be donated.
+            are copied, so the model may be donated.
         decay: The weight of the old average, between 0 and 1.
         only: The filter that selects the leaves to follow; all must be Variables.
-        graph: Whether shared references are followed (graph mode). ``None`` asks the
-            default in force at each use.
+        graph: Whether shared references are followed (graph mode). ``None`` means
+            the default in force at each use.
 
     Attributes:
-        params: A State of Variables, as ``nnx.state(params, only)``.
+        params: The averages, a State shaped like ``nnx.state(params, only)``.
         decay: As given; static.
         filter: The argument ``only``; static.
         graph: As given; static.
@@ -78,8 +78,8 @@ class EMA(pytrees.Pytree):
         """Moves the averages towards new values, in place.
 
         Args:
-            updates: A Module, State or dict with the same paths as `params` once
-                filtered by ``only``; its leaves are Variables or arrays.
+            updates: A Module, State or dict of which ``only`` selects the same paths as
+                of the model; its leaves are Variables or arrays.
 
         Raises:
             ValueError: If the paths differ.
@@ -113,14 +113,14 @@ class EMA(pytrees.Pytree):
         return mean.astype(average.dtype)
 
     def apply_to(self, model: M) -> M:
-        """Gives a model that holds the averages.
+        """Returns a model that holds the averages.
 
         Args:
-            model: A node with the structure of the one that is followed.
+            model: A node with the structure of the model that is followed.
 
         Returns:
-            A new object of the same structure. Its followed Variables are those of the
-            EMA, so they change with later updates; the others are those of ``model``.
+            A new object of the same structure. The Variables that the EMA follows are
+            those of the EMA and change with later updates; the others are the model's.
 
         Raises:
             ValueError: If ``model`` lacks a path of the EMA, or in tree mode shares a
@@ -142,7 +142,7 @@ class EMA(pytrees.Pytree):
                     f"EMA.apply_to: {type(model).__name__} lacks Variables that the "
                     "EMA follows.",
                     where="\n".join(missing),
-                    way_out="Give a model of the structure that the EMA was made for.",
+                    way_out="Pass a model of the structure that the EMA was made for.",
                 )
             )
         return functional.merge(

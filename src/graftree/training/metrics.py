@@ -1,8 +1,8 @@
 """Metrics: running statistics over batches.
 
 A metric is a Pytree whose counters are `MetricState` Variables: `update` adds a batch,
-`compute` gives the statistic so far, `reset` starts again. All three work eagerly and
-in every transform, and keep the shapes and dtypes of the counters, so that a metric
+`compute` returns the statistic so far, `reset` starts again. All three work eagerly and
+in every transform, and keep the shapes and dtypes of the counters, so a metric that was
 made under ``vmap`` stays vectorized.
 """
 
@@ -67,7 +67,7 @@ class Metric(pytrees.Pytree):
         """Adds a batch, in place.
 
         Args:
-            **kwargs: What the metric is made of; names it does not know are ignored.
+            **kwargs: The values that the metric reads; it ignores other names.
 
         Raises:
             NotImplementedError: If the subclass does not override it.
@@ -75,7 +75,7 @@ class Metric(pytrees.Pytree):
         raise _must_override("update")
 
     def compute(self) -> Any:
-        """Gives the statistic of all batches since the last `reset`.
+        """Returns the statistic of all batches since the last `reset`.
 
         Raises:
             NotImplementedError: If the subclass does not override it.
@@ -86,7 +86,7 @@ class Metric(pytrees.Pytree):
         """Splits the metric like ``nnx.split(metric, *filters)``.
 
         Args:
-            *filters: One State is returned for each; none for a single State.
+            *filters: One State is returned for each; without filters, a single State.
 
         Returns:
             ``(graphdef, state, ...)``.
@@ -101,8 +101,8 @@ class Metric(pytrees.Pytree):
 
 def _must_override(method: str) -> NotImplementedError:
     return NotImplementedError(
-        f"Must override `{method}()` method: nnx.Metric is the base of metrics, use "
-        "one of nnx.metrics or write a subclass."
+        f"Must override `{method}()` method: nnx.Metric is the base class of metrics; "
+        "use one of nnx.metrics, or write a subclass."
     )
 
 
@@ -114,8 +114,8 @@ class Average(Metric):
 
     Attributes:
         argname: As given; static.
-        total: Sum of the values, float32.
-        count: Number of the values, int32; up to 2**31 - 1.
+        total: The sum of the values, float32.
+        count: The number of values, int32; up to 2**31 - 1.
 
     Example:
         >>> loss = nnx.metrics.Average("loss")
@@ -131,14 +131,14 @@ class Average(Metric):
         self.count = MetricState(jnp.array(0, dtype=jnp.int32))
 
     def reset(self) -> None:
-        """Sets sum and count to zero, in place."""
+        """Sets the sum and the count to zero, in place."""
         _reset(self.total, self.count)
 
     def update(self, mask: Any = None, **kwargs: Any) -> None:
-        """Adds a batch, in place. Half precision values are summed in float32.
+        """Adds a batch, in place; half-precision values are summed in float32.
 
         Args:
-            mask: Weights of the values, usually booleans; of any shape that broadcasts
+            mask: Weights of the values, usually booleans, in any shape that broadcasts
                 with the values. ``None`` counts each value once.
             **kwargs: The values, under the keyword ``argname``: a Python number or an
                 array of any shape; other keywords are ignored.
@@ -160,7 +160,7 @@ class Average(Metric):
         _add(self.count, values.size if mask is None else jnp.sum(mask))
 
     def compute(self) -> jax.Array:
-        """Gives the mean of all values so far; nan if there are none.
+        """Returns the mean of all values so far; nan if there are none.
 
         Returns:
             A float32 array of the shape of the counters, usually a scalar.
@@ -178,7 +178,7 @@ def _reset(*counters: MetricState) -> None:
 
 
 def _add(counter: MetricState, amount: Any) -> None:
-    """Adds to a counter, whose dtype stays."""
+    """Adds to a counter, in its own dtype."""
     value = counter[...]
     counter[...] = value + jnp.asarray(amount).astype(value.dtype)
 
@@ -193,7 +193,7 @@ def _argument(argname: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _prepare(values: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Brings values and mask to float32 or wider, and to one shape."""
+    """Converts values and mask to float32 or wider, and to one shape."""
     if mask is not None and isinstance(values, (int, float)):
         raise ValueError(
             "If mask is provided, values should be a jax array, got the Python number "
@@ -203,7 +203,7 @@ def _prepare(values: Any, mask: Any) -> tuple[jax.Array, jax.Array | None]:
     if mask is None:
         return values, None
     mask = _widen(mask)
-    # A mask of fewer dimensions weighs every value it is broadcast to.
+    # A mask of fewer dimensions weights every value it is broadcast to.
     shape = jnp.broadcast_shapes(values.shape, mask.shape)
     return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
 
@@ -214,11 +214,12 @@ def _widen(x: Any) -> jax.Array:
 
 
 class Accuracy(Average):
-    """The share of right predictions so far.
+    """The fraction of correct predictions so far.
 
     Args:
-        threshold: ``None`` for classes chosen by the largest logit. A float for binary
-            labels: a logit of at least ``threshold`` predicts a label above zero.
+        threshold: ``None`` predicts the class with the largest logit. A float is for
+            binary labels: a logit of at least ``threshold`` predicts a label above
+            zero.
         *args: As for `Average`.
         **kwargs: As for `Average`.
 
@@ -244,9 +245,7 @@ class Accuracy(Average):
         self.threshold = threshold
         super().__init__(*args, **kwargs)
 
-    def update(  # type: ignore[override]
-        self, *, logits: Any, labels: Any, mask: Any = None, **_: Any
-    ) -> None:
+    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:
         """Adds a batch of predictions, in place.
 
         Args:
@@ -255,7 +254,7 @@ class Accuracy(Average):
             mask: As for `Average.update`.
 
         Raises:
-            ValueError: If the numbers of dimensions don't fit, or the labels have
+            ValueError: If the numbers of dimensions do not match, or the labels have
                 another dtype.
 
         Example:
@@ -290,19 +289,19 @@ def _check_predictions(logits: Any, labels: Any, binary: bool) -> None:
     if labels.dtype not in (jnp.int32, np.int64):
         raise ValueError(
             f"Expected labels.dtype==jnp.int32 or int64, got {labels.dtype}; convert "
-            "them by labels.astype(jnp.int32)."
+            "them with labels.astype(jnp.int32)."
         )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What `Welford` computes.
+    """The statistics that `Welford` computes.
 
     Attributes:
         mean: The mean.
-        standard_error_of_mean: The standard deviation over the root of the count.
-        standard_deviation: Of the population: divided by the count.
+        standard_error_of_mean: The standard deviation divided by the root of the count.
+        standard_deviation: That of the population, which divides by the count.
 
     Example:
         >>> nnx.metrics.Statistics(1.0, 0.1, 0.2).replace(mean=2.0)
@@ -314,7 +313,7 @@ class Statistics:
     standard_deviation: jax.Array
 
     def replace(self, **updates: Any) -> Statistics:
-        """Gives a copy with other values of some fields.
+        """Returns a copy with new values of some fields.
 
         Args:
             **updates: New values by field name.
@@ -328,7 +327,7 @@ class Statistics:
 class Welford(Metric):
     """Mean, standard error and standard deviation of all values so far.
 
-    Merges the moments of each batch into those before it, which stays exact where the
+    Merges the moments of each batch into those so far. That stays accurate where the
     difference of two sums of squares would cancel.
 
     Args:
@@ -336,9 +335,9 @@ class Welford(Metric):
 
     Attributes:
         argname: As given; static.
-        count: Number of the values, int32.
-        mean: Mean of the values, float32.
-        m2: Sum of the squared distances from the mean, float32.
+        count: The number of values, int32.
+        mean: The mean of the values, float32.
+        m2: The sum of the squared distances from the mean, float32.
 
     Example:
         >>> welford = nnx.metrics.Welford()
@@ -358,7 +357,7 @@ class Welford(Metric):
         self.m2 = MetricState(jnp.array(0, dtype=jnp.float32))
 
     def reset(self) -> None:
-        """Sets count and moments to zero, in place."""
+        """Sets the count and the moments to zero, in place."""
         _reset(self.count, self.mean, self.m2)
 
     def update(self, mask: Any = None, **kwargs: Any) -> None:
@@ -395,7 +394,7 @@ class Welford(Metric):
         _add(self.count, n)
 
     def compute(self) -> Statistics:
-        """Gives the statistics of all values so far; without any, nan deviations.
+        """Returns the statistics so far; without values, the deviations are nan.
 
         Returns:
             Mean, standard error of the mean, and standard deviation, in float32.
@@ -410,18 +409,18 @@ class Welford(Metric):
 
 
 def _or_one(n: jax.Array) -> jax.Array:
-    """A divisor that is never zero: where there are no values, there is no change."""
+    """A divisor that is never zero: without values, nothing changes."""
     return jnp.where(n == 0, jnp.ones_like(n), n)
 
 
 class MultiMetric(Metric):
-    """Several metrics that are updated by one call.
+    """Several metrics, updated by one call.
 
     Args:
         **metrics: The metrics by name; each becomes an attribute.
 
     Raises:
-        ValueError: If a name is that of a method, e.g. ``update``.
+        ValueError: If a name is taken by a method, e.g. ``update``.
 
     Example:
         >>> metrics = nnx.MultiMetric(
@@ -465,12 +464,12 @@ class MultiMetric(Metric):
         """Adds a batch to all metrics, in place.
 
         Args:
-            **updates: Given to every metric, which takes what it knows. ``mask`` is
+            **updates: Passed to every metric, which reads what it knows. ``mask`` is
                 either one mask for all, or a dict of masks by metric name; a metric
                 without a mask is not given that keyword.
 
         Raises:
-            TypeError: If a metric misses its argument.
+            TypeError: If the argument of a metric is missing.
 
         Example:
             >>> metrics = nnx.MultiMetric(
@@ -493,7 +492,7 @@ class MultiMetric(Metric):
             getattr(self, name).update(**given)
 
     def compute(self) -> dict[str, Any]:
-        """Gives the statistics of all metrics so far.
+        """Returns the statistics of all metrics so far.
 
         Returns:
             A new dict in the order in which the metrics were given.

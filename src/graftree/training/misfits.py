@@ -1,7 +1,7 @@
-"""What is told when an optimizer, its model and gradients don't fit each other.
+"""Errors for an optimizer, a model and gradients that do not match each other.
 
-Optax sees trees of arrays; it can't know which parameter a shape belongs to, nor what
-the caller did. The functions here can, and say it in terms of paths and arguments.
+Optax sees trees of arrays: it cannot know which parameter a shape belongs to, nor what
+the caller did. The functions here can, and they report paths and arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graftree.core.states import states
 
 
 def check_transformation(tx: Any) -> None:
-    """Raises a TypeError if ``tx`` is no Optax transformation."""
+    """Raises a TypeError if ``tx`` is not an Optax transformation."""
     if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
         return
     is_function = callable(tx)
@@ -32,17 +32,15 @@ def check_transformation(tx: Any) -> None:
             f"`tx`, got {got}.",
             way_out="Call it to make one, e.g. optax.adam(1e-3)."
             if is_function
-            else "Pass e.g. optax.adam(1e-3): a learning rate goes into optax.",
+            else "Pass e.g. optax.adam(1e-3): the learning rate is Optax's.",
         )
     )
 
 
 def warn_of_nothing(params: Any, wrt: Filter) -> None:
-    """Warns if there is nothing to optimize.
-
-    No error: a program may have an optimizer for each of several groups of parameters,
-    and models in which one group is empty.
-    """
+    """Warns if there is nothing to optimize."""
+    # Not an error: a program may have one optimizer for each group of parameters, and a
+    # model in which one group is empty.
     if jax.tree.leaves(params):
         return
     warnings.warn(
@@ -55,18 +53,15 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
 
 
 def check_order(model: Any, grads: Any) -> None:
-    """Raises a TypeError if the arguments of ``update`` are swapped.
-
-    Gradients are States, unless they have the form of the model; then nothing tells
-    them apart from it.
-    """
+    """Raises a TypeError if the arguments of ``update`` are swapped."""
+    # Gradients are States, or have the form of the model and cannot be told from it.
     if isinstance(model, states.State) and isinstance(grads, pytrees.Pytree):
         raise TypeError(
             errors.message(
                 "Optimizer.update expects the model first and the gradients second, "
                 f"got a State as the model and a {type(grads).__name__} as the "
                 "gradients.",
-                way_out="Call optimizer.update(model, grads). To change a State, pass "
+                way_out="Call optimizer.update(model, grads). To update a State, pass "
                 "gradients in that form: nnx.state(grads).",
             )
         )
@@ -85,8 +80,8 @@ def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
     way_out = "Differentiate the same model, with respect to the same filter."
     if not given:
         way_out += (
-            "\nGradients of bare arrays match no Variable type: give them as the State "
-            "or Module that nnx.grad returns, or select them by path."
+            "\nGradients of bare arrays match no Variable type: pass the State or "
+            "Module that nnx.grad returns, or select them by path."
         )
     raise ValueError(
         errors.message(
@@ -113,8 +108,8 @@ def check_updates(params: Any, updates: Any) -> None:
     ]
     raise ValueError(
         errors.message(
-            "The gradients don't fit the parameters: the updates made of them have "
-            "other shapes.",
+            "The gradients don't fit the parameters: the updates computed from them "
+            "have other shapes.",
             where="\n".join(where),
             way_out="Differentiate the model as it is now.",
         )
@@ -133,17 +128,10 @@ def _keeps_shape(param: Any, update: Any) -> bool:
 
 
 def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> None:
-    """Raises a ValueError if a failed update is due to a state of another model.
-
-    Args:
-        tx: The transformation, whose ``update`` failed.
-        params: The parameters, as arrays.
-        opt_state: The state that was given with them, as arrays.
-        error: How it failed.
-    """
+    """Raises a ValueError if ``tx.update`` failed on the state of another model."""
     try:
         expected = _shapes(jax.eval_shape(tx.init, params))
-    except Exception:  # then there is nothing to compare with
+    except Exception:  # There is nothing to compare with.
         return
     given = _shapes(opt_state)
     where = [
@@ -165,7 +153,7 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
 
 
 def _shapes(tree: Any) -> Mapping[str, str]:
-    """Path and shape of each leaf, as text."""
+    """The path and the shape of each leaf, as text."""
     return {
         _path_string(path): f"shape {np.shape(leaf)}"
         for path, leaf in jax.tree.leaves_with_path(tree)

@@ -1,9 +1,9 @@
 """Optimizers: an Optax transformation together with its state.
 
-An `Optimizer` holds no model. It keeps the state of one Optax transformation for the
-leaves that ``wrt`` selects, boxed in Variables so that it takes part in ``split``,
-``jit`` and checkpoints like any other state; each `Optimizer.update` is given the model
-again. What always holds:
+An `Optimizer` does not hold the model: each `Optimizer.update` takes it again. It keeps
+the state of one Optax transformation for the leaves that ``wrt`` selects, boxed in
+Variables so that it takes part in ``split``, ``jit`` and checkpoints like any other
+state. What always holds:
 
 - Optax sees States: of Variables in ``init``, of plain arrays in ``update``;
 - all Variables stay the same objects, only their raw values change;
@@ -55,7 +55,7 @@ class OptState(Variable):
 
 
 class OptArray(OptState):
-    """Optimizer state that belongs to no Variable: a counter or a hyperparameter.
+    """Optimizer state that does not belong to a Variable, such as a counter.
 
     Example:
         >>> from graftree.training import optimizers
@@ -82,19 +82,19 @@ class OptVariable(OptState):
 def to_opt_state(tree: Any) -> Any:
     """Boxes the leaves of an Optax state in optimizer Variables.
 
-    A Variable becomes an `OptVariable` with its value and all of its metadata, except
-    that an entry ``optimizer_sharding`` takes the place of ``out_sharding``. Any other
-    leaf becomes an `OptArray`.
+    A Variable becomes an `OptVariable` with its value and its metadata, except that an
+    entry ``optimizer_sharding`` replaces ``out_sharding``. Any other leaf becomes an
+    `OptArray`.
 
     Args:
         tree: A pytree; Variables are leaves.
 
     Returns:
-        A new tree of the same structure. Arrays are shared with ``tree``, or placed
-        anew where metadata annotates a sharding.
+        A new tree of the same structure. It shares the arrays of ``tree``, except those
+        that are moved because metadata annotates a sharding.
 
     Raises:
-        ValueError: If an annotation can't be placed.
+        ValueError: If an array cannot have the annotated sharding.
 
     Example:
         >>> from graftree.training import optimizers
@@ -110,7 +110,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _box(leaf: Any, param_shape: tuple[int, ...] | None = None) -> OptState:
-    """Boxes one leaf; with ``param_shape`` an annotation must fit that shape."""
+    """Boxes one leaf, without its annotation if that is for another shape."""
     if not _is_variable(leaf):
         return OptArray(leaf)
     value = leaf.get_value()
@@ -118,7 +118,7 @@ def _box(leaf: Any, param_shape: tuple[int, ...] | None = None) -> OptState:
     if "optimizer_sharding" in entries:
         entries["out_sharding"] = entries.pop("optimizer_sharding")
     if param_shape not in (None, getattr(value, "shape", None)):
-        # Factored moments have other dimensions than those the annotation names.
+        # Factored moments do not have the dimensions that the annotation names.
         entries.pop("out_sharding", None)
     return _make_placed(value, entries)
 
@@ -136,7 +136,7 @@ def _make_placed(value: Any, entries: dict[str, Any]) -> OptVariable:
 
 
 def _has_mesh(entries: Mapping[str, Any]) -> bool:
-    """Whether an annotation, if there is one, can be placed."""
+    """Whether there is a mesh for the annotation, or no annotation."""
     annotation = entries.get("out_sharding")
     return (
         not annotation
@@ -151,22 +151,22 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
     Args:
         model: A Module, or any other node, State, dict or list that holds the leaves to
-            optimize. It is read, not kept.
+            optimize. It is only read.
         tx: An Optax gradient transformation.
-        wrt: The filter that selects what is optimized, usually ``nnx.Param``. Arrays
-            outside of Variables may be selected as well.
-        graph: Whether shared references are followed (graph mode). ``None`` asks the
-            default in force at each use.
+        wrt: The filter that selects what is optimized, usually ``nnx.Param``. It may
+            select arrays outside of Variables too.
+        graph: Whether shared references are followed (graph mode). ``None`` means
+            the default in force at each use.
 
     Attributes:
-        step: How often `update` has run; uint32.
+        step: The number of updates so far; uint32.
         opt_state: The state of ``tx``, its leaves boxed by `to_opt_state`.
         tx: As given; static.
         wrt: As given; static.
         graph: As given; static.
 
     Raises:
-        TypeError: If ``wrt`` is missing, or ``tx`` is no Optax transformation.
+        TypeError: If ``wrt`` is missing, or ``tx`` is not an Optax transformation.
         ValueError: If a Variable is shared, in tree mode.
 
     Warns:
@@ -195,7 +195,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         if positional or wrt is MISSING:
             raise TypeError(
                 "Missing required argument `wrt` of nnx.Optimizer: the filter of what "
-                f"to optimize, given by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
+                f"to optimize, passed by keyword, e.g. wrt=nnx.Param.\n{_OLD_USE}"
             )
         misfits.check_transformation(tx)
         params = functional.state(model, wrt, graph=graph)
@@ -206,37 +206,37 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         self.opt_state = attributes.data(_init(tx, params))
         self.wrt = wrt
 
-    if not TYPE_CHECKING:  # A type checker would take every attribute as known.
+    if not TYPE_CHECKING:  # A type checker would accept every attribute.
 
         def __getattr__(self, name: str) -> Any:
             reason = f"'{type(self).__name__}' object has no attribute {name!r}"
             if name == "model":
                 reason = (
                     f"{type(self).__name__} does not have attribute 'model': it is "
-                    f"given to each update(model, grads).\n{_OLD_USE}"
+                    f"passed to each update(model, grads).\n{_OLD_USE}"
                 )
             raise AttributeError(reason, name=name, obj=self)
 
     def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 
-        The new values are written raw: no hooks and no overridden ``set_value`` of a
-        Variable are run.
+        The new values are written raw: no hook and no overridden ``set_value`` of a
+        Variable runs.
 
         Args:
-            model: What to change; it has the structure that the optimizer was made for.
+            model: The model, with the structure that the optimizer was made for.
             grads: A State, or any other node of which ``wrt`` selects the same paths as
                 of ``model``; what ``wrt`` does not select is ignored.
-            **kwargs: Given on to ``tx.update``, with Variables replaced by their
+            **kwargs: Passed on to ``tx.update``, with Variables replaced by their
                 values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
 
         Returns:
             What Optax added to the params: a State of arrays.
 
         Raises:
-            TypeError: If ``grads`` is missing, or in the place of the model.
+            TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths of ``grads`` than of ``model``,
-                or if shapes don't fit, also those of the optimizer's state.
+                or if their shapes or those of the optimizer's state do not match.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -277,7 +277,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         opt_state: _Boxes,
         new_opt_state: Any,
     ) -> None:
-        """Stores the results; all that can fail comes before the first write."""
+        """Stores the results, after everything that can fail."""
         param_boxes, param_values, bare_params = params.assign(new_params)
         boxes, values, bare_state = opt_state.assign(new_opt_state)
         step = pure_dicts.as_pure(self.step) + 1
@@ -310,7 +310,7 @@ def _init(tx: optax.GradientTransformation, params: Any) -> Any:
 
 
 def _read_ref(leaf: Any) -> Any:
-    """The same Variable around an array: Optax computes with arrays, not with refs."""
+    """The Variable with an array in place of its ref, for Optax cannot use refs."""
     if _is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
         return variables.rebuild(type(leaf), raw[...], labels.metadata_of(leaf))
     return leaf
@@ -327,7 +327,7 @@ def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
 def _shape_of_param(
     jax_path: tuple, params: Mapping[Path, Any]
 ) -> tuple[int, ...] | None:
-    """The shape of the param that a leaf of Optax state stands for, if any."""
+    """The shape of the param that a leaf of the Optax state belongs to, if any."""
     path = paths.from_jax(jax_path)
     suffixes = (path[start:] for start in range(len(path) + 1))
     param = next((params[suffix] for suffix in suffixes if suffix in params), None)
@@ -335,7 +335,7 @@ def _shape_of_param(
 
 
 def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
-    """An argument of ``update``, which may also have been given by keyword."""
+    """An argument of ``update``, which may also be passed by keyword."""
     if given is not MISSING:
         return given
     if name not in kwargs:
@@ -347,22 +347,16 @@ def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class _Boxes:
-    """A tree of Variables and bare leaves, flattened once.
-
-    Attributes:
-        pure: The same tree with the values of the Variables in their places.
-    """
+    """A tree of Variables and bare leaves; ``pure`` holds their values."""
 
     def __init__(self, tree: Any) -> None:
         self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
         self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
     def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
-        """Parts new values into what Variables take, and what replaces bare leaves.
+        """Returns the Variables, their new values, and the tree with new bare leaves.
 
-        Returns:
-            The Variables; their new raw values; and the tree with its bare leaves
-            replaced and the same Variables, or ``None`` if there are no bare leaves.
+        The tree is ``None`` if there are no bare leaves.
         """
         values = self._treedef.flatten_up_to(pure)
         pairs = list(zip(self._leaves, values, strict=True))
@@ -396,14 +390,14 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 @functools.cache
 def _optax() -> types.ModuleType:
-    # Here and not above, because importing Optax takes longer than importing us.
+    # Here, because importing Optax takes longer than importing Graftree.
     import optax
 
     return optax
 
 
 def _keep_sharding(new: Any, old: Any) -> Any:
-    """Brings a param back to its own sharding if its update has another one."""
+    """Moves a param back to its own sharding if its update has another one."""
     if isinstance(new, _jax.Tracer):
         wanted = jax.typeof(old).sharding
         explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types
@@ -411,7 +405,7 @@ def _keep_sharding(new: Any, old: Any) -> Any:
             return new
         return jax.sharding.reshard(new, wanted)
     wanted = getattr(old, "sharding", None)
-    # An array on a single device may well move to where its gradients are.
+    # An array on a single device may move to the device of its gradients.
     if not isinstance(wanted, jax.sharding.NamedSharding):
         return new
     if new.sharding.is_equivalent_to(wanted, new.ndim):
@@ -422,8 +416,8 @@ def _keep_sharding(new: Any, old: Any) -> Any:
 class ModelAndOptimizer(Optimizer[M]):
     """An `Optimizer` that keeps the model it trains.
 
-    Deprecated in favour of `Optimizer`: a model that sits in two arguments of a
-    transform is passed twice.
+    Deprecated in favor of `Optimizer`: a model that is in two arguments of a transform
+    is passed twice.
 
     Args:
         model: As for `Optimizer`; kept as the attribute ``model``, the same object.

@@ -1,14 +1,22 @@
 """TrainState: skeleton, params and optimizer state in one immutable pytree.
 
-The functional counterpart of a Module with an `Optimizer`: each step gives a new
-object, and plain JAX transforms take and return it. Classes derived from it are made
-frozen dataclasses and registered as pytrees by themselves.
+The functional counterpart of a Module with an `Optimizer`: each step returns a new
+object, and plain JAX transforms take and return it. Subclasses become frozen
+dataclasses and registered pytrees without a decorator.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Self,
+    TypeVar,
+    dataclass_transform,
+)
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +39,13 @@ class _FrozenPytree:
     ``static=True`` are part of the structure.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
     def __init_subclass__(cls, **dataclass_options: Any) -> None:
         super().__init_subclass__()
         dataclasses.dataclass(frozen=True, **dataclass_options)(cls)
         fields: dict[bool, list[str]] = {True: [], False: []}
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        for field in dataclasses.fields(cls):
             fields[_is_child(field)].append(field.name)
         jax.tree_util.register_dataclass(cls, fields[True], fields[False])
 
@@ -48,15 +58,15 @@ def _is_child(field: dataclasses.Field) -> bool:
 class TrainState(_FrozenPytree, Generic[M]):
     """Skeleton, params and optimizer state in one immutable pytree.
 
-    Derive from it and annotate more fields for further state, e.g.
+    To hold more state, write a subclass and annotate its fields, e.g.
     ``batch_stats: nnx.State``; the subclass is a frozen pytree dataclass too.
 
     Attributes:
         graphdef: The skeleton of the model.
-        params: The State that is optimized.
+        params: The State to optimize.
         opt_state: The state of ``tx``; its moments are Variables of the types of the
             params.
-        step: How often `apply_gradients` was called; an int32 scalar.
+        step: The number of calls of `apply_gradients`; an int32 scalar.
         tx: The Optax transformation; static.
 
     Raises:
@@ -98,11 +108,11 @@ class TrainState(_FrozenPytree, Generic[M]):
             graphdef: The skeleton of the model.
             params: The State to optimize.
             tx: An Optax gradient transformation.
-            step: The first value of the step counter.
-            **kwargs: The fields that a subclass adds.
+            step: The initial value of the step counter.
+            **kwargs: Values of the fields that a subclass adds.
 
         Returns:
-            The new object; ``params`` is kept as it is.
+            The new object; it holds ``params`` itself, not a copy.
 
         Example:
             >>> import optax
@@ -120,22 +130,22 @@ class TrainState(_FrozenPytree, Generic[M]):
         return cls(
             graphdef=graphdef,
             params=params,
-            opt_state=tx.init(params),  # type: ignore[arg-type]
+            opt_state=tx.init(params),
             step=jnp.asarray(step),
             tx=tx,
             **kwargs,
         )
 
     def apply(self, state: State | str, *states: State | str) -> Any:
-        """Gives a caller of the model with the given state.
+        """Returns a stand-in for the model, to be called with the given state.
 
         Args:
             state: A State, or the name of a field that holds one.
-            *states: More of them; together they are the whole state of the model.
+            *states: More of them; together they must be the whole state of the model.
 
         Returns:
-            An object to be called like the model, or one of its methods. A call gives
-            ``(output, (graphdef, state))`` with the state after it.
+            An object to call like the model, or whose methods to call. Each call
+            returns ``(output, (graphdef, state))``, with the state after the call.
 
         Raises:
             TypeError: If a named field is not a State.
@@ -149,7 +159,7 @@ class TrainState(_FrozenPytree, Generic[M]):
             (1, 5)
         """
         given = map(self._resolve, (state, *states))
-        return self.graphdef.apply(*given)  # type: ignore[attr-defined]
+        return self.graphdef.apply(*given)
 
     def _resolve(self, state: State | str) -> Any:
         if not isinstance(state, str):
@@ -158,16 +168,16 @@ class TrainState(_FrozenPytree, Generic[M]):
         if not isinstance(value, State):
             raise TypeError(
                 f"Expected {type(self).__name__}.{state} to be a State, got "
-                f"{type(value).__name__}; give the name of a field that holds a State."
+                f"{type(value).__name__}; pass the name of a field that holds a State."
             )
         return value
 
     def apply_gradients(self, grads: Any, **kwargs: Any) -> Self:
-        """Gives the TrainState after one optimizer step.
+        """Returns the TrainState after one optimizer step.
 
         Args:
             grads: Gradients with the structure of ``params``.
-            **kwargs: New values of further fields.
+            **kwargs: New values of other fields.
 
         Returns:
             A new object with ``step + 1``; this one is unchanged.
@@ -180,11 +190,7 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> ts.apply_gradients(grads).params["weight"][...].item()
             2.0
         """
-        updates, opt_state = self.tx.update(
-            grads,
-            self.opt_state,
-            self.params,  # type: ignore[arg-type]
-        )
+        updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             params=optimizers.apply_updates(self.params, updates),
             opt_state=opt_state,
@@ -193,7 +199,7 @@ class TrainState(_FrozenPytree, Generic[M]):
         )
 
     def replace(self, **updates: Any) -> Self:
-        """Gives a copy with other values of some fields.
+        """Returns a copy with new values of some fields.
 
         Args:
             **updates: New values by field name.
