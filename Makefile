@@ -1,15 +1,17 @@
-# Each target does its own set-up, in .venv/; all it needs is Python 3.11 or newer
-# (`make test`: Python 3.11 and a newer one).
+# Each target does its own set-up, in .venv/; all it needs is Python 3.11 or newer.
 #   make demo ARGS="--epochs 3"     passes arguments on; also for bench
 ARGS ?=
 
-.PHONY: demo test bench docs format clean
+.PHONY: demo test test-all bench docs format clean
 
 demo: # Train a network on handwritten digits
 	@scripts/demo.sh $(ARGS)
 
-test: # All checks and tests, at both ends of the support range
+test: # All checks; all tests on the newest Python found, part of them on Python 3.11
 	@scripts/test.sh
+
+test-all: # All checks; all tests on both
+	@scripts/test.sh --all
 
 bench: # Time the library beside raw JAX, Flax NNX and Equinox
 	@scripts/tool.sh bench '.[peers]' python -m benchmarks $(ARGS)

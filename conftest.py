@@ -4,15 +4,13 @@ JAX runs on the CPU, as eight devices, so that sharding is tested everywhere. It
 refuses implicit rank promotion: a missing axis is an error, not a broadcast.
 
 The tests compile thousands of tiny programs, which is most of their time. So these are
-compiled with little optimization, as in JAX's own tests, and kept in a folder that all
-processes of pytest share. Both together make the tests twice as fast. Programs that
-tests start compile for themselves.
+compiled with little optimization, as in JAX's own tests, and kept in ``out/jax-cache``,
+for all processes of pytest and for the next run. Programs that tests start compile for
+themselves.
 """
 
-import atexit
 import os
-import shutil
-import tempfile
+import pathlib
 
 # All are read once, when JAX makes its backend; programs that tests start inherit
 # them.
@@ -27,13 +25,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # leaves an entry half-written for a while (tests/compiled_programs.py).
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
-# The first process makes the folder, and removes it; workers that it starts inherit the
-# name.
-if "GRAFTREE_TESTS_PROGRAMS" not in os.environ:
-    _programs = tempfile.mkdtemp(prefix="graftree-tests-")
-    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
-    os.environ["GRAFTREE_TESTS_PROGRAMS"] = _programs
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -42,10 +33,9 @@ from tests import compiled_programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-compiled_programs.keep_in_whole_files()
-jax.config.update("jax_compilation_cache_dir", os.environ["GRAFTREE_TESTS_PROGRAMS"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+compiled_programs.keep_in_whole_files(
+    pathlib.Path(__file__).parent / "out" / "jax-cache" / jax.__version__
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -54,3 +44,10 @@ def names_in_doctests(doctest_namespace):
     import graftree as nnx
 
     doctest_namespace.update(nnx=nnx, jax=jax, jnp=jnp)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs_in_memory():
+    """Bounds the memory of a long run, where each file leaves its programs behind."""
+    yield
+    compiled_programs.forget_when_many()

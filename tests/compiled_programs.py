@@ -1,15 +1,21 @@
-"""Compiled programs in a folder that several processes write to at once.
+"""Where the tests keep compiled programs: on disk for ever, in memory for a while.
 
 JAX's own cache of compiled programs writes an entry in place. Whoever reads it
 meanwhile, another process or another thread, gets half of it, and JAX warns. Here an
 entry has its name only once it is whole.
 """
 
+import ctypes
 import os
 import pathlib
+import resource
 import tempfile
 
+import jax
 from jax._src import compilation_cache
+
+STEP = 300_000_000  # bytes
+_bound = 1_200_000_000
 
 
 class WholeFiles:
@@ -33,8 +39,30 @@ class WholeFiles:
         os.replace(unnamed, self._path / key)
 
 
-def keep_in_whole_files():
-    """Makes JAX keep its compiled programs that way, in this process."""
+def keep_in_whole_files(folder):
+    """Makes JAX keep its compiled programs in the folder that way, in this process."""
     # A JAX that has moved this function fails here, and not at random.
     assert callable(compilation_cache.get_file_cache)
     compilation_cache.get_file_cache = lambda folder: (WholeFiles(folder), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def forget_when_many():
+    """Has JAX forget its programs, when they have taken much memory since last time."""
+    global _bound
+    if memory() > _bound:
+        jax.clear_caches()
+        ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what is free
+        _bound = max(_bound, memory() + STEP)
+
+
+def memory():
+    """How many bytes this process has in memory; elsewhere than on Linux: none."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    except FileNotFoundError:
+        return 0
+    return int(pages) * resource.getpagesize()

@@ -7,15 +7,33 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests import compiled_programs
+from tests import compiled_programs, sources
 from tests.threads import run_in_threads
 
 
-def test_programs_are_kept_in_the_folder_of_this_run():
-    folder = os.environ["GRAFTREE_TESTS_PROGRAMS"]
-    before = set(os.listdir(folder))
-    jax.jit(lambda x: x * 0.12345 - os.getpid())(jnp.ones(3))
-    assert set(os.listdir(folder)) - before
+def test_programs_are_kept_in_a_folder_of_this_version_of_jax():
+    def kept():
+        folder = sources.ROOT / "out" / "jax-cache" / jax.__version__
+        return list(folder.glob("jit_programs_are_kept-*"))
+
+    for path in kept():
+        path.unlink()
+    jax.jit(programs_are_kept)(jnp.ones(3))
+    assert kept()
+
+
+def programs_are_kept(x):
+    return x * 0.12345
+
+
+@pytest.mark.skipif(not compiled_programs.memory(), reason="needs /proc")
+def test_programs_are_forgotten_when_they_take_much_memory(monkeypatch):
+    compiled = jax.jit(lambda x: x + 1)
+    compiled(jnp.ones(3))
+    assert compiled._cache_size() == 1
+    monkeypatch.setattr(compiled_programs, "_bound", 0)
+    compiled_programs.forget_when_many()
+    assert compiled._cache_size() == 0
 
 
 def test_entries_are_read_whole_while_another_writes_them(tmp_path):
