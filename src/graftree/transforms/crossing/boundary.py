@@ -39,11 +39,11 @@ from graftree import _jax
 from graftree.core.graph import flattening
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
+from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.variables import labels, raw_values, variables
 from graftree.core.variables import values as variable_values
-from graftree.core.variables.metadata import HashableMapping
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import alias_reports, loss_warnings, packing
 from graftree.transforms.crossing.packing import Packed
@@ -245,7 +245,7 @@ class Crossing:
             is_forced = position in forced and not _jax.is_ref(raw)
             if is_forced or not self._is_same(raw, position):
                 changed.append(position)
-            entries = labels.metadata_of(variable)
+            entries = variables.metadata_of(variable)
             if entries is not definition.metadata and entries != definition.metadata:
                 metadata.append((position, entries))
         return changed, metadata
@@ -332,7 +332,7 @@ class Crossing:
         for obj in refs:
             if obj in outer:
                 continue
-            is_owned = not isinstance(obj, Variable) or labels.is_owned(obj)
+            is_owned = not isinstance(obj, Variable) or variables.is_owned(obj)
             if isinstance(obj, Pytree) and self.propagation.structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned:
@@ -435,7 +435,7 @@ class _Writes:
             (position, value)
             for position, value in zip(returned.changed, changed, strict=True)
             if position not in returned.kept
-            or raw_values.may_write(packed.leaves[position])
+            or variables.may_write(packed.leaves[position])
         ]
 
     def check(self) -> None:
@@ -444,7 +444,7 @@ class _Writes:
         for position, value in self.values:
             self._check(variables.check_write, position, leaves[position], value)
         for position, _ in self.metadata:
-            self._check(labels.check_owned, position, leaves[position])
+            self._check(variables.check_owned, position, leaves[position])
 
     def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
         try:
@@ -457,12 +457,12 @@ class _Writes:
     def commit(self) -> None:
         """Carries them out."""
         leaves = self.packed.leaves
-        raw_values.store(
+        variables.store_all(
             [leaves[position] for position, _ in self.values],
             [value for _, value in self.values],
         )
         for position, entries in self.metadata:
-            labels.replace_metadata(leaves[position], entries)
+            variables.replace_metadata(leaves[position], entries)
 
 
 def _filled(

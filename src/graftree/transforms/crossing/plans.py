@@ -30,7 +30,7 @@ from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.nodes import Leaf
 from graftree.core.graph.surveys import Attribute, Survey
 from graftree.core.objects.bookkeeping import state_of
-from graftree.core.variables import raw_values, variables
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import arguments, lifting, packing
 from graftree.transforms.crossing.lifting import Call, Places, Row
@@ -180,7 +180,7 @@ class Plan:
         # Variables, and None in the place of all other leaves.
         self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
         boxes = [x for x in self._leaves if x is not None]
-        self.is_plain = raw_values.may_replace(boxes, ())
+        self.is_plain = variables.may_replace_all(boxes, ())
         self._groups = None
         if not row.inputs.reads_leaves:
             self._groups = _groups(row, packed, self._leaves, [*self._sources])
@@ -226,7 +226,7 @@ class Plan:
         others = self._others(given) if self._reads_attributes else given
         groups = []
         for boxes, inserts, positions in self._groups:
-            values = variables.read(boxes)
+            values = variables.read_all(boxes)
             for place, number in inserts:
                 values.insert(place, others[number])
             groups.append(Values(values, self.skeleton, positions))
@@ -294,7 +294,7 @@ class PlannedCall:
         _, changed, _, out = result
         if places.changed:
             values = lifting.in_order(changed, places.changed)
-            raw_values.replace(plan.targets(places), values)
+            variables.replace_all(plan.targets(places), values)
         return places.unflatten(lifting.in_order(out, places.out))
 
 
