@@ -3,7 +3,7 @@
 The process dies of a segmentation fault, mostly within seconds (JAX 0.12.0.1, Python
 3.12.1 and 3.13.0). A jitted function compares the static data of pytree nodes inside
 its cache in C++. Here the comparison runs Python, so another thread may take its turn,
-and add to the same cache under the feet of the first. `call_skeletons.Skeletons` sees
+and add to the same cache under the feet of the first. `signatures.Signatures` sees
 to it that what JAX compares for us never runs Python.
 """
 

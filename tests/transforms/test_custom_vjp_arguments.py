@@ -226,7 +226,7 @@ def test_states_must_have_the_differentiable_leaves():
     assert use(nnx.State({"x": jnp.array(5.0)}))["x"][...] == 5.0
     with pytest.raises(ValueError, match="Expected State or Variable, got Foo"):
         use(Foo())
-    with pytest.raises(TypeError, match="(?s)argument 0:.*too much: y"):
+    with pytest.raises(TypeError, match="(?s)argument 0:.*unexpected: y"):
         use(nnx.state(Foo()))
     with pytest.raises(TypeError, match="(?s)argument 0:.*missing: x"):
         use(nnx.State({}))

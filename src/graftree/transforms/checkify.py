@@ -7,7 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from graftree import _jax
 from graftree.transforms.crossing import decorators, lifting, propagation
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.rows import Keywords, Row
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,8 +54,7 @@ def checkify(
     row = Row.uniform(
         "checkify",
         mode,
-        takes_keywords=mode.structure,
-        keeps_keywords=True,
+        keywords=(Keywords.REFUSED, Keywords.STAY),
         returns_captured=True,
     )
     checked = lifting.returning_arrays(

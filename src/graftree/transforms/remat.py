@@ -17,8 +17,8 @@ from graftree.transforms.crossing import (
     ref_contents,
 )
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Row
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,19 +91,18 @@ def remat(
         seeing = functools.partial(_seeing_the_present, checkpoint)
         return lifting.returning_arrays(ref_contents.by_content(inner, seeing))
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "remat")
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         statics = arguments.choose(function, "static", static_argnums)
         row = Row.uniform(
             "remat",
             mode,
             statics=statics,
             returns_captured=True,
-            skeletons=Skeletons(),
+            signatures=Signatures(),
         )
         return lifting.lift(function, transform, row)
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, "remat", make)
 
 
 def _seeing_the_present(

@@ -17,14 +17,15 @@ from graftree import _jax
 from graftree.core.graph import flattening, functional, traversals
 from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
-from graftree.core.variables import partitioning, variables
+from graftree.core.variables import labels, partitioning
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import alias_reports, arguments, decorators, lifting
 from graftree.transforms.crossing import propagation as modes
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signature
 
 P = ParamSpec("P")
 
@@ -68,10 +69,14 @@ def eval_shape(
         f, args = type(f).__call__, (f, *args)
     decorators.check_not_bound(f, "eval_shape")
     row = Row.uniform(
-        "eval_shape", mode, keeps_keywords=True, returns_captured=True, is_detached=True
+        "eval_shape",
+        mode,
+        keywords=(Keywords.STAY, Keywords.STAY),
+        returns_captured=True,
+        is_detached=True,
     )
     call = Call(f, row, args, kwargs)
-    if not mode.structure and _is_shared(call.packed.skeleton):
+    if not mode.structure and _is_shared(call.packed.signature):
         alias_reports.check_inputs((args, kwargs), "eval_shape")
     interior = lifting.interior(f, row)
 
@@ -84,10 +89,10 @@ def eval_shape(
     return call.commit(_placed(result))
 
 
-def _is_shared(skeleton: Skeleton) -> bool:
+def _is_shared(signature: Signature) -> bool:
     """Whether two arguments have an object in common."""
     seen: set[Any] = set()
-    for entry in skeleton.entries:
+    for entry in signature.entries:
         nodes = [] if entry is None else entry.nodes
         numbers = {node.index for node in nodes} - {None}
         if numbers & seen:
@@ -104,9 +109,11 @@ def _abstract(raw: Any) -> Any:
 
 
 def _with_refs(group: Values) -> Values:
-    pairs = zip(group.skeleton.definitions(), group.values, strict=True)
-    values = [jax.new_ref(raw) if _is_of_ref(x) else raw for x, raw in pairs]
-    return Values(values, group.skeleton, group.positions)
+    values = [
+        jax.new_ref(raw) if _is_of_ref(slot.definition) else raw
+        for slot, raw in group.slots()
+    ]
+    return Values(values, group.signature, group.positions)
 
 
 def _is_of_ref(definition: Any) -> bool:
@@ -121,15 +128,14 @@ def _read(raw: Any) -> Any:
 
 def _placed(result: Any) -> Any:
     """The result with shardings for the Variables in the output."""
-    places, changed, structure, (values,) = result
-    definitions = places.returned.out.definitions()
+    returned, changed, structure, (values,) = result
     placed = [
-        partitioning.place_abstract(value, definition.metadata, is_replicated=True)
-        if isinstance(definition, VariableDef)
+        partitioning.place_abstract(value, slot.definition.metadata, is_replicated=True)
+        if slot.is_variable
         else value
-        for definition, value in zip(definitions, values, strict=True)
+        for slot, value in zip(returned.out.slots, values, strict=True)
     ]
-    return places, changed, structure, (placed,)
+    return returned, changed, structure, (placed,)
 
 
 def as_abstract(tree: A, graph: bool | None = None) -> A:
@@ -160,7 +166,7 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         if not isinstance(leaf, Variable):
             return leaf
         raw = leaf.get_raw_value()
-        placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
+        placed = partitioning.place_abstract(raw, labels.metadata_of(leaf))
         return leaf if placed is raw else leaf.copy(placed)
 
     return traversals.map(place, tree, graph=graph)
@@ -256,14 +262,13 @@ def make_jaxpr(
         { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         mode = modes.resolve(graph, graph_updates)
         if mode.structure:
             raise ValueError(
                 "nnx.make_jaxpr does not support graph_updates=True.\n"
                 "Pass graph_updates=False, or graph=False."
             )
-        decorators.check_not_bound(function, "make_jaxpr")
         statics = arguments.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
         trace = jax.make_jaxpr(lifting.interior(function, row))
@@ -274,4 +279,4 @@ def make_jaxpr(
 
         return jaxpr_of
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, "make_jaxpr", make)

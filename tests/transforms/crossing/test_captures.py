@@ -14,15 +14,16 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms.crossing import captures
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.propagation import GRAPH_UPDATES
+from graftree.transforms.crossing.rows import Row
 
 ROW = Row.uniform("cond", GRAPH_UPDATES)
 
 
 def record(*functions, args=(), strict=True):
-    skeleton = Call(functions[0], ROW, args, {}).packed.skeleton
-    return captures.record(functions, skeleton, strict=strict)
+    signature = Call(functions[0], ROW, args, {}).packed.signature
+    return captures.record(functions, signature, strict=strict)
 
 
 class Size(enum.IntEnum):

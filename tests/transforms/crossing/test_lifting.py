@@ -6,14 +6,14 @@ import numpy as np
 
 import graftree as nnx
 from graftree.transforms.crossing import lifting
-from graftree.transforms.crossing.lifting import Row
-from graftree.transforms.crossing.prefixes import Assignment
+from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.propagation import GRAPH_UPDATES
+from graftree.transforms.crossing.rows import Row
 
 
 def lift(f, transform, in_prefix, out_prefix):
-    inputs = Assignment((in_prefix, 0), "in", "example", GRAPH_UPDATES)
-    outputs = Assignment(out_prefix, "out", "example", GRAPH_UPDATES)
+    inputs = Prefix((in_prefix, 0), "in", "example", GRAPH_UPDATES)
+    outputs = Prefix(out_prefix, "out", "example", GRAPH_UPDATES)
     return lifting.lift(f, transform, Row("example", GRAPH_UPDATES, inputs, outputs))
 
 

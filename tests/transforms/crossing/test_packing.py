@@ -1,4 +1,4 @@
-"""Arguments as skeleton and groups of leaves."""
+"""Arguments as signature and groups of leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ def pack(*args, mode=GRAPH, **kwargs):
     return packing.pack((args, kwargs), mode, "jit")
 
 
-def test_equal_structures_have_equal_skeletons():
+def test_equal_structures_have_equal_signatures():
     first = pack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), 1.0)
     second = pack(nnx.Linear(2, 3, rngs=nnx.Rngs(1)), 2.0)
-    assert first.skeleton == second.skeleton
-    assert first.skeleton != pack(nnx.Linear(2, 4, rngs=nnx.Rngs(0)), 1.0).skeleton
+    assert first.signature == second.signature
+    assert first.signature != pack(nnx.Linear(2, 4, rngs=nnx.Rngs(0)), 1.0).signature
 
 
 def test_a_shared_variable_is_one_leaf():
@@ -29,7 +29,7 @@ def test_a_shared_variable_is_one_leaf():
 
 def test_leaves_are_named_as_in_python():
     packed = pack({"x": 1.0}, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    assert packed.skeleton.names() == [
+    assert [slot.name for slot in packed.signature.slots] == [
         "args[0]['x']",
         "kwargs['model'].bias",
         "kwargs['model'].kernel",
@@ -38,20 +38,15 @@ def test_leaves_are_named_as_in_python():
 
 def test_groups_join_to_what_was_parted():
     packed = pack(1.0, 2.0, 3.0)
-    groups = packing.part(packed.values(), packed.skeleton, [1, 0, 1], 2)
+    groups = packing.part(packed.values(), packed.signature, [1, 0, 1], 2)
     assert [group.values for group in groups] == [[2.0], [1.0, 3.0]]
-    assert packing.join(groups) == (packed.skeleton, [1.0, 2.0, 3.0])
+    assert packing.join(groups) == (packed.signature, [1.0, 2.0, 3.0])
     assert packing.roles(groups, 3) == [1, 0, 1]
 
 
 def test_groups_pass_through_jax_with_their_static_part():
     packed = pack(1.0, [2.0])
-    (group,) = packing.part(packed.values(), packed.skeleton, [0, 0], 1)
+    (group,) = packing.part(packed.values(), packed.signature, [0, 0], 1)
     doubled = jax.tree.map(lambda x: 2 * x, group)
-    assert doubled.skeleton is group.skeleton
+    assert doubled.signature is group.signature
     assert list(doubled.values) == [2.0, 4.0]
-
-
-def test_prefixes_count_objects_as_one_leaf():
-    packed = pack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), [1.0, 2.0])
-    assert packing.spread(((0, [1, None]), {}), packed.skeleton) == [0, 0, 1, None]

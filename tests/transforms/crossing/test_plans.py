@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.transforms.compiled import jit
 from graftree.transforms.crossing import packing, plans
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
 from tests.static_values import Tag
 from tests.threads import run_in_threads
@@ -158,14 +158,14 @@ def test_unchanged_objects_are_packed_twice(mode, packs):
 
 
 @MODES
-def test_skeletons_are_those_that_jax_knows(mode, monkeypatch):
+def test_signatures_are_those_that_jax_knows(mode, monkeypatch):
     step = nnx.jit(double, **mode)
     models = [Model(), Model()]
     for model in models:
         for _ in range(3):
             step(model)
     compared = []
-    monkeypatch.setattr(Skeleton, "__eq__", lambda *_: compared.append(1))
+    monkeypatch.setattr(Signature, "__eq__", lambda *_: compared.append(1))
     for model in models:
         step(model)
     assert compared == []

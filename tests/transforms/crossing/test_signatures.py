@@ -1,4 +1,4 @@
-"""What a compiled function knows again: equal skeletons are the same one."""
+"""What a compiled function knows again: equal signatures are the same one."""
 
 import gc
 import threading
@@ -12,13 +12,13 @@ import pytest
 import graftree as nnx
 from graftree.transforms.crossing import packing, propagation
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.signatures import Signatures
 from tests.static_values import Tag
 from tests.threads import run_in_threads
 
 
-def skeleton_of(*args, mode=propagation.GRAPH):
-    return packing.pack((args, {}), mode, "jit").skeleton
+def signature_of(*args, mode=propagation.GRAPH):
+    return packing.pack((args, {}), mode, "jit").signature
 
 
 def tagged(name):
@@ -28,58 +28,58 @@ def tagged(name):
     return model
 
 
-def test_the_first_of_equal_skeletons_is_kept():
-    known = Skeletons()
-    first = known.intern(skeleton_of(tagged("a"), 1))
-    assert known.intern(skeleton_of(tagged("a"), 2)) is first
-    assert known.intern(skeleton_of(tagged("b"), 1)) is not first
+def test_the_first_of_equal_signatures_is_kept():
+    known = Signatures()
+    first = known.intern(signature_of(tagged("a"), 1))
+    assert known.intern(signature_of(tagged("a"), 2)) is first
+    assert known.intern(signature_of(tagged("b"), 1)) is not first
 
 
 @pytest.mark.parametrize("mode", [propagation.TREE, propagation.GRAPH])
 @pytest.mark.parametrize("name", ["a", ["a", "b"]])
-def test_equal_skeletons_have_one_number_and_others_another(name, mode):
+def test_equal_signatures_have_one_number_and_others_another(name, mode):
     # JAX must not have to compare what follows the number (issue 12, §7). It hashes no
     # static data, so in tree mode these have equal hashes; a list has none.
-    known = Skeletons()
+    known = Signatures()
     first, equal, other = (
-        known.intern(skeleton_of(tagged(x), mode=mode)) for x in (name, name, ["c"])
+        known.intern(signature_of(tagged(x), mode=mode)) for x in (name, name, ["c"])
     )
     assert first is equal and first.number is not None
     assert other.number != first.number
 
 
-def test_threads_that_come_at_once_get_one_skeleton():
-    known, found = Skeletons(), []  # issue 12, §7
+def test_threads_that_come_at_once_get_one_signature():
+    known, found = Signatures(), []  # issue 12, §7
     start = threading.Barrier(4)
 
     def come():
-        skeleton = skeleton_of(tagged("a"))
+        signature = signature_of(tagged("a"))
         start.wait()
-        found.append(known.intern(skeleton))
+        found.append(known.intern(signature))
 
     run_in_threads(*[come] * 4)
-    assert len({id(skeleton) for skeleton in found}) == 1
+    assert len({id(signature) for signature in found}) == 1
 
 
-def test_skeletons_are_not_kept_alive():
-    known = Skeletons()
-    gone = weakref.ref(known.intern(skeleton_of(tagged("a"))))
+def test_signatures_are_not_kept_alive():
+    known = Signatures()
+    gone = weakref.ref(known.intern(signature_of(tagged("a"))))
     gc.collect()
     assert gone() is None
 
 
-def test_different_skeletons_are_told_apart_by_their_number():
-    known = Skeletons()
+def test_different_signatures_are_told_apart_by_their_number():
+    known = Signatures()
     trees = [
-        jax.tree.structure(Values([1], known.intern(skeleton_of(tagged(name))), None))
+        jax.tree.structure(Values([1], known.intern(signature_of(tagged(name))), None))
         for name in "aba"
     ]
     assert trees[0] == trees[2]
     assert trees[0] != trees[1]
     # As of a value that was changed in place after JAX compiled for it.
     for tree in trees:
-        skeleton = tree.node_data()[1][1]
-        vars(skeleton.entries[0].attributes[1][1].value)["name"] = "c"
+        signature = tree.node_data()[1][1]
+        vars(signature.entries[0].attributes[1][1].value)["name"] = "c"
     assert trees[0] != trees[1]
 
 

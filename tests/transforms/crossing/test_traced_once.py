@@ -10,10 +10,10 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms.crossing.propagation import GRAPH, GRAPH_UPDATES
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 from graftree.transforms.crossing.traced_once import PerFunction
 
-NOTHING = Skeleton(jax.tree.structure(()), ())
+NOTHING = Signature(jax.tree.structure(()), ())
 
 
 class Calls:

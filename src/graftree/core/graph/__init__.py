@@ -10,6 +10,7 @@
   ``matching.py``: the leaves of States to the places of a GraphDef.
 - ``surveys.py``: is an object built as it was? ``memos.py``: then it is taken apart
   from memory.
+- ``differences.py``: what differs between two structures, by path, for all messages.
 - ``functional.py``: `split`, `merge`, `state`, ...; ``updating.py``: `update`, `pop`;
   ``cloning.py``, ``calling.py``: `clone`, `call`.
 - ``traversals.py``: walks: `iter_graph`, `map`, `find_duplicates`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graftree.core import paths
+from graftree.core.graph import differences
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import pure_dicts
@@ -83,12 +83,7 @@ def _count_error(
         if count != graphdef.num_leaves
         else "The paths of the state don't fit the GraphDef."
     ]
-    for word, listed in (("missing", missing), ("unexpected", extra)):
-        lines += [
-            f"  {word}: {paths.to_string(path, '<root>')}" for path in listed[:10]
-        ]
-        if len(listed) > 10:
-            lines.append(f"  ... and {len(listed) - 10} more")
+    lines += differences.missing_and_unexpected(missing, extra)
     lines.append("Pass the states of the same model, each leaf once.")
     return ValueError("\n".join(lines))
 

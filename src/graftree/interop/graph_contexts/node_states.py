@@ -7,7 +7,7 @@
 
 `split_inputs` and `merge_inputs` are the four steps of `contexts.py`: with them the
 caller's own objects are updated. New programs don't need any of this: the transforms
-of this library cross by `boundary.py`.
+of this library cross by `transforms/crossing`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from graftree.interop.graph_contexts import contexts
 from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
 from graftree.transforms.crossing import alias_reports, decorators, propagation
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.prefixes import Assignment
+from graftree.transforms.crossing.prefixes import Prefix
 
 _TAG = "split_merge_inputs"
 
@@ -274,8 +274,8 @@ def check_consistent_aliasing(
         ValueError: If there is one; names the type, the paths and the prefixes.
     """
     found = {} if node_prefixes is None else node_prefixes
-    assignment = Assignment(prefix, "prefix", "to_tree", propagation.GRAPH_UPDATES)
-    for occurrence in assignment.occurrences(node, True):
+    checked = Prefix(prefix, "prefix", "to_tree", propagation.GRAPH_UPDATES)
+    for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
     alias_reports.check_consistent(
         "to_tree", [o for same in found.values() for o in same]

@@ -1,8 +1,8 @@
 """``jit``: compiled functions over objects.
 
 The arguments are packed into groups of leaves, one per distinct pair of sharding and
-donation; ``jax.jit`` compiles the function of these groups. The skeleton is static data
-of the groups, so it is part of JAX's own cache key.
+donation; ``jax.jit`` compiles the function of these groups. The signature is static
+data of the groups, so it is part of JAX's own cache key.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
+from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.crossing import arguments, decorators, lifting, propagation
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.plans import Plans
-from graftree.transforms.crossing.prefixes import Assignment, Roles
+from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,7 +63,11 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return lifting.interior(self.fun, row)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = self._plans.call(self.prepare, args, kwargs)
+        call = self._plans.find(args, kwargs)
+        if call is None:
+            made = stamps.clock.now
+            call = self.prepare(args, kwargs)
+            self._plans.learn(args, kwargs, call.packed, made)
         return call.commit(self._jitted(*call.groups))
 
     def prepare(
@@ -193,7 +199,7 @@ def jit(
     """
     mode = propagation.resolve(graph, graph_updates)
 
-    def decorate(function: Callable[..., Any]) -> JitWrapped[..., Any]:
+    def make(function: Callable[..., Any]) -> JitWrapped[..., Any]:
         return JitWrapped(
             "jit",
             function,
@@ -207,7 +213,7 @@ def jit(
             inline=inline,
         )
 
-    return decorate if fun is MISSING else decorate(fun)
+    return decorators.decorate(fun, "jit", make)
 
 
 def configure(
@@ -232,33 +238,29 @@ def configure(
         **options: What ``jax.jit`` gets as it is; ``None`` for its default.
 
     Raises:
-        ValueError: If the function is a bound method, has no such argument, or a
-            sharding contains what it can't.
+        ValueError: If the function has no such argument, or a sharding contains what it
+            can't.
     """
-    decorators.check_not_bound(function, name)
     static = arguments.choose(function, "static", *statics)
     donate = arguments.choose(function, "donate", *donated)
     arguments.check_disjoint(static, donate)
     ins, outs = shardings
-    roles = Roles(
-        ins,
-        "in_shardings",
-        name,
-        mode,
-        keywords=None,
-        donated=donate,
-        statics=static,
-    )
-    outputs = Assignment(outs, "out_shardings", name, mode)
     row = Row(
         name,
         mode,
-        roles,
-        outputs,
+        Prefix(
+            ins,
+            "in_shardings",
+            name,
+            mode,
+            keywords=None,
+            donation=Donation(donate, static, keeps_arrays=mode.structure),
+        ),
+        Prefix(outs, "out_shardings", name, mode),
         statics=static,
-        keeps_keywords=True,
-        skeletons=Skeletons(),
-        returns_unchanged=lambda sharding: mode.structure and sharding is not None,
+        keywords=(Keywords.STAY, Keywords.STAY),
+        signatures=Signatures(),
+        returns_placed=True,
     )
     given = {name: value for name, value in options.items() if value is not None}
     return row, given | _group_options(row)

@@ -17,8 +17,9 @@ from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
 from graftree.transforms.crossing import alias_reports, decorators, packing, propagation
 from graftree.transforms.crossing.arguments import Statics
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.rows import Row
 
 R = TypeVar("R")
 
@@ -83,6 +84,7 @@ def jit_partial(
             "`graph_updates` not supported by `jit_partial`: pass graph=False or "
             "graph_updates=False, or use nnx.jit."
         )
+    decorators.check_not_bound(fun, "jit_partial")
     packing.pack((partial_args, {}), mode, "jit_partial")
     return _JitPartial(
         "jit_partial",
@@ -138,13 +140,12 @@ class _JitPartial(JitWrapped):
 def _with_fixed_metadata(interior: Callable[..., Any]) -> Callable[..., Any]:
     def traced(*groups: Any) -> Any:
         result = interior(*groups)
-        changed = result[0].returned.metadata
+        changed = result[0].metadata
         if changed:
-            position, _ = changed[0]
+            slot = groups[0].signature.slots[changed[0][0]]
             raise ValueError(
-                "Variable metadata changed inside jit: that of "
-                f"{groups[0].skeleton.names()[position]}.\nUse nnx.jit, which passes "
-                "such changes on, or change the metadata outside."
+                f"Variable metadata changed inside jit: that of {slot.name}.\nUse "
+                "nnx.jit, which passes such changes on, or change the metadata outside."
             )
         return result
 

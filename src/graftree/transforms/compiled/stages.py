@@ -1,6 +1,6 @@
 """The stages of compilation: `Traced`, `Lowered`, `Compiled`, as in ``jax.stages``.
 
-JAX's stages know groups of leaves and a result (`lifting`). Those here say the same
+JAX's stages know groups of leaves and a result (`inside`). Those here say the same
 about the arguments and the output of the user's function: in the place of a leaf is
 what JAX says of it, and objects around it are fresh ones of the same structure.
 """
@@ -12,12 +12,13 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from graftree.core.graph import differences
 from graftree.core.graph.flattening import IndexMap
-from graftree.transforms.crossing import lifting, packing
+from graftree.transforms.crossing import outside, packing, signatures
 from graftree.transforms.crossing.arguments import Statics
-from graftree.transforms.crossing.lifting import Call
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Packed
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 
 R = TypeVar("R")
 
@@ -150,12 +151,12 @@ class Compiled(Stage[R]):
         # Not of `in_avals`: those of JAX have the array refs in closures, too.
         tree = stage.in_tree
         inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
-        self._skeleton = _join(inputs).skeleton
+        self._signature = _join(inputs).signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        call = self._prepare(args, kwargs, self._skeleton.statics)
-        if call.packed.skeleton != self._skeleton:
-            raise _mismatch_error(self._skeleton, call.packed.skeleton)
+        call = self._prepare(args, kwargs, self._signature.statics)
+        if call.packed.signature != self._signature:
+            raise _mismatch_error(self._signature, call.packed.signature)
         return call.commit(self._stage(*call.groups))
 
     def as_text(self) -> str:
@@ -201,15 +202,14 @@ class Compiled(Stage[R]):
         return _output(self._stage.output_formats, self._stage.input_formats)
 
 
-def _mismatch_error(compiled: Skeleton, called: Skeleton) -> TypeError:
+def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
     """The error for a call with arguments of another structure."""
-    wanted, given = set(compiled.names()), set(called.names())
-    lines = [f"  missing: {name}" for name in sorted(wanted - given)]
-    lines += [f"  unexpected: {name}" for name in sorted(given - wanted)]
+    found = differences.between(compiled.facts(), called.facts())
+    lines = differences.in_words(found, "when compiled", "now", signatures.name_of)
     return TypeError(
         "Function compiled with input pytree does not match the input pytree it was "
-        "called with.\n"
-        + "\n".join(lines or ["  other types, static attributes, metadata or sharing"])
+        "called with.\n  "
+        + "\n  ".join(lines or ["other containers, or other static arguments"])
         + "\nPass arguments that are built like those it was compiled for, without "
         "the static ones."
     )
@@ -217,20 +217,17 @@ def _mismatch_error(compiled: Skeleton, called: Skeleton) -> TypeError:
 
 def _join(inputs: Any) -> Packed:
     """A call of fresh objects that hold what JAX says of its groups."""
-    skeleton, values = packing.join(inputs[0])
+    signature, values = packing.join(inputs[0])
     objects = IndexMap()
-    packing.unpack(skeleton, values, objects)
-    leaves = [
-        value if definition is None else objects[definition.index]
-        for definition, value in zip(skeleton.definitions(), values, strict=True)
-    ]
-    return Packed(skeleton, leaves, objects)
+    packing.unpack(signature, values, objects)
+    leaves = packing.leaves_of(signature, values, objects)
+    return Packed(signature, leaves, objects)
 
 
 def _arguments(inputs: Any) -> Any:
     """``(args, kwargs)`` with what JAX says of the groups of a call."""
-    skeleton, values = packing.join(inputs[0])
-    return packing.unpack(skeleton, values, IndexMap())[0]
+    signature, values = packing.join(inputs[0])
+    return packing.unpack(signature, values, IndexMap())[0]
 
 
 def _output(result: Any, inputs: Any) -> Any:
@@ -241,7 +238,7 @@ def _output(result: Any, inputs: Any) -> Any:
         inputs: The same of the groups of the call: an argument that is returned
             unchanged is not in the result.
     """
-    return lifting.commit(_join(inputs), result)
+    return outside.commit(_join(inputs), result)
 
 
 def _describe(aval: Any) -> Any:

@@ -9,18 +9,25 @@ say so in terms of what is inside here; `_Branches` says it first, in the user's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, NodeDef, VariableDef
-from graftree.transforms.crossing import decorators, propagation, traced_once
+from graftree.core.graph import differences
+from graftree.transforms.crossing import (
+    decorators,
+    propagation,
+    signatures,
+    traced_once,
+)
 from graftree.transforms.crossing.alias_reports import Labels
-from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.inside import Inside
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton, Skeletons
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signature, Signatures
 
 R = TypeVar("R")
 
@@ -62,8 +69,8 @@ def cond(
         >>> int(count[...])
         1
     """
-    mode = propagation.resolve(graph, graph_updates)
-    return _choose("cond", mode, pred, (true_fun, false_fun), operands)
+    row = _row("cond", propagation.resolve(graph, graph_updates))
+    return _choose(row, pred, (true_fun, false_fun), operands)
 
 
 def switch(
@@ -97,27 +104,41 @@ def switch(
         >>> float(nnx.switch(1, branches, scale))
         20.0
     """
-    mode = propagation.resolve(graph, graph_updates)
-    return _choose("switch", mode, index, tuple(branches), operands)
+    if not branches:
+        raise ValueError("Empty branch sequence: nnx.switch needs a function.")
+    row = _row("switch", propagation.resolve(graph, graph_updates))
+    return _choose(row, index, tuple(branches), operands)
 
 
-_JAX: dict[str, Callable[..., Any]] = {
-    "cond": lambda pred, branches: jax.lax.cond(pred, *branches),
-    "switch": jax.lax.switch,
+class _Kind(NamedTuple):
+    """One of the two transforms.
+
+    Attributes:
+        select: JAX's, called with what chooses and the branches.
+        name_of: What a branch is called, by its number.
+    """
+
+    select: Callable[..., Any]
+    name_of: Callable[[int], str]
+
+
+_KINDS = {
+    "cond": _Kind(
+        lambda pred, branches: jax.lax.cond(pred, *branches),
+        ("true_fun", "false_fun").__getitem__,
+    ),
+    "switch": _Kind(jax.lax.switch, "branches[{}]".format),
 }
 
 
 def _choose(
-    name: str,
-    mode: Propagation,
+    row: Row,
     index: Any,
     functions: tuple[Callable[..., Any], ...],
     operands: tuple[Any, ...],
 ) -> Any:
-    if not functions:
-        raise ValueError(f"Empty branch sequence: nnx.{name} needs a function.")
-    call = Call(functions[0], _row(name, mode), operands, {})
-    select = _selections.get(functions, call.packed.skeleton, mode, name)
+    call = Call(functions[0], row, operands, {})
+    select = _selections.get(functions, call.packed.signature, row.mode, row.name)
     return call.commit(select(index, *call.groups))
 
 
@@ -126,13 +147,13 @@ def _row(name: str, mode: Propagation) -> Row:
         name,
         mode,
         labels=Labels("operands"),
-        keeps_keywords=True,
+        keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
-        skeletons=_skeletons,
+        signatures=_signatures,
     )
 
 
-_skeletons = Skeletons()
+_signatures = Signatures()
 
 
 def _selection(*given: Any) -> Callable[..., Any]:
@@ -140,7 +161,9 @@ def _selection(*given: Any) -> Callable[..., Any]:
 
     def select(index: Any, *groups: Values) -> Any:
         functions = [getter() for getter in getters]
-        return _Branches(_row(name, mode), functions, groups).choose(index)
+        return _Branches(_row(name, mode), _KINDS[name], functions, groups).choose(
+            index
+        )
 
     return select
 
@@ -150,7 +173,7 @@ _selections = traced_once.PerFunction(_selection)
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     """What is remembered of a function; the same for the same function and mode."""
-    nothing = Skeleton(jax.tree.structure(()), ())
+    nothing = Signature(jax.tree.structure(()), ())
     return _selections.get((f,), nothing, propagation.resolve(graph, False), "cond")
 
 
@@ -159,6 +182,7 @@ class _Branches:
 
     Args:
         row: The transform.
+        kind: What else there is to say of it.
         functions: One for each branch.
         groups: The operands.
     """
@@ -166,10 +190,12 @@ class _Branches:
     def __init__(
         self,
         row: Row,
+        kind: _Kind,
         functions: Sequence[Callable[..., Any]],
         groups: Sequence[Values],
     ) -> None:
         self.row = row
+        self.kind = kind
         self.functions = functions
         self.leaves, self.treedef = jax.tree.flatten(groups)
         self.written: set[int] = set()
@@ -184,8 +210,8 @@ class _Branches:
         for number, f in enumerate(self.functions):
             wrappers.setdefault(id(f), self._wrap(number, f))
         branches = [wrappers[id(f)] for f in self.functions]
-        result = _JAX[self.row.name](index, branches)
-        kept = set(result[0].returned.changed) - self.written
+        result = self.kind.select(index, branches)
+        kept = set(result[0].changed) - self.written
         return _with_kept(result, kept, self.keeps_structure)
 
     def _wrap(self, number: int, f: Callable[..., Any]) -> Callable[[], Any]:
@@ -193,127 +219,68 @@ class _Branches:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
             inside = Inside(self.row, groups)
-            result = inside.leave(inside.run(f), _all_in_objects(inside.skeleton))
-            returned = result[0].returned
+            slots = enumerate(inside.signature.slots)
+            in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
+            result = inside.leave(inside.run(f), in_objects)
+            returned = result[0]
             self.written |= set(returned.changed) - set(returned.kept)
             self.keeps_structure &= returned.keeps_structure
             result = _with_kept(result, set(), False)
-            self._compare(self._name_of(number), result, inside.skeleton)
+            self._compare(self.kind.name_of(number), result, inside.signature)
             return result
 
         return decorators.named_after(f, branch)
 
-    def _name_of(self, number: int) -> str:
-        if self.row.name == "cond":
-            return ("true_fun", "false_fun")[number]
-        return f"branches[{number}]"
-
-    def _compare(self, name: str, result: Any, operands: Skeleton) -> None:
+    def _compare(self, name: str, result: Any, operands: Signature) -> None:
         result = jax.tree.map(lambda _: 0, result)
         if self.first is None:
             self.first = name, result
             return
         first_name, first = self.first
-        lines = _differences((first_name, name), (first, result), operands.names())
-        if lines:
-            listed = "\n".join(f"  - {line}" for line in lines[:_MAX_LINES])
-            raise TypeError(
-                f"The branches of nnx.{self.row.name} must return the same structure "
-                "and do the same to that of the operands, but "
-                f"{first_name} and {name} differ:\n{listed}"
-            )
+        if jax.tree.structure(first) == jax.tree.structure(result):
+            return
+        found = differences.between(_facts(first, operands), _facts(result, operands))
+        lines = differences.in_words(
+            found, f"in {first_name}", f"in {name}", signatures.name_of
+        )
+        listed = "\n".join(f"  - {line}" for line in lines or [_ELSEWHERE])
+        raise TypeError(
+            f"The branches of nnx.{self.row.name} must return the same structure "
+            "and do the same to that of the operands, but "
+            f"{first_name} and {name} differ:\n{listed}"
+        )
 
 
-def _all_in_objects(skeleton: Skeleton) -> frozenset[int]:
-    """The positions of all leaves that belong to objects."""
-    pairs = zip(skeleton.definitions(), skeleton.inner_paths(), strict=True)
-    return frozenset(
-        i for i, (definition, path) in enumerate(pairs) if definition or path
-    )
+_ELSEWHERE = "which operands are where"
+
+
+def _facts(result: Any, operands: Signature) -> dict[Any, Any]:
+    """What a result of `Inside.leave` says of the operands and of the output."""
+    returned, (changes,), _, (out,) = result
+    found = (returned.structure or operands).facts(identity=False)
+    names = operands.entry_names()
+    for position, entries in returned.metadata:
+        slot = operands.slots[position]
+        found |= differences.metadata((names[slot.entry], *slot.path), entries)
+    for position, value in zip(returned.changed, changes, strict=True):
+        found[operands.slots[position].name, "value"] = _form(value)
+    found |= returned.out.facts("out")
+    names = returned.out.entry_names("out")
+    new = [slot for slot in returned.out.slots if slot.outer_index is None]
+    for slot, value in zip(new, out, strict=True):
+        if slot.is_variable:
+            found[(names[slot.entry], *slot.path, "value")] = _form(value)
+    return found
+
+
+def _form(value: Any) -> differences.Form:
+    return differences.Form(jax.tree.structure(value))
 
 
 def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
     """The result with another note of what came back without a change."""
-    places, *groups = result
+    returned, *groups = result
     returned = dataclasses.replace(
-        places.returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
+        returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
     )
-    return dataclasses.replace(places, returned=returned), *groups
-
-
-_MAX_LINES = 8
-
-
-def _differences(
-    names: tuple[str, str], results: tuple[Any, Any], operands: list[str]
-) -> list[str]:
-    """How two results of `Inside.leave` differ in structure, in words."""
-    first, second = (result[0].returned for result in results)
-    if jax.tree.structure(results[0]) == jax.tree.structure(results[1]):
-        return []
-    metadata = [dict(first.metadata), dict(second.metadata)]
-    lines = [
-        f"the metadata of {operands[position]}"
-        for position in sorted({*metadata[0], *metadata[1]})
-        if metadata[0].get(position) != metadata[1].get(position)
-    ]
-    lines += [
-        f"the structure of the value of {operands[position]}"
-        for position, one, other in _changed_by_both(results)
-        if jax.tree.structure(one) != jax.tree.structure(other)
-    ]
-    if first.structure != second.structure and first.metadata == second.metadata:
-        lines.append("which attributes of the operands they add, remove or replace")
-    if first.out != second.out:
-        lines += _output_differences(names, first.out, second.out)
-    elif not lines:
-        lines.append("the structure of the value of a Variable in the output")
-    return lines
-
-
-def _changes(result: Any) -> Iterator[tuple[int, Any]]:
-    """The positions and values of the Variables in a result of `Inside.leave`."""
-    places, (changes,), *_ = result
-    return zip(places.returned.changed, changes, strict=True)
-
-
-def _changed_by_both(results: tuple[Any, Any]) -> list[tuple[int, Any, Any]]:
-    """The positions of Variables that both results have, and the two values."""
-    one, other = (dict(_changes(result)) for result in results)
-    return [(i, one[i], other[i]) for i in sorted(one.keys() & other)]
-
-
-def _output_differences(
-    names: tuple[str, str], first: Skeleton, second: Skeleton
-) -> list[str]:
-    kinds = [_kinds(first), _kinds(second)]
-    lines = [
-        f"out{path}: {kinds[0].get(path, 'nothing')} in {names[0]}, "
-        f"{kinds[1].get(path, 'nothing')} in {names[1]}"
-        for path in {**kinds[0], **kinds[1]}
-        if kinds[0].get(path) != kinds[1].get(path)
-    ]
-    return lines or [
-        "the attributes or metadata of objects in the output, or which are operands"
-        if first.treedef == second.treedef
-        else "the types of containers in the output"
-    ]
-
-
-def _kinds(out: Skeleton) -> dict[str, str]:
-    """What is where in an output."""
-    places = jax.tree.unflatten(out.treedef, range(len(out.entries)))
-    flat, _ = jax.tree_util.tree_flatten_with_path(places)
-    return {
-        jax.tree_util.keystr(path): _kind(entry)
-        for (path, _), entry in zip(flat, out.entries, strict=True)
-    }
-
-
-def _kind(entry: GraphDef[Any] | None) -> str:
-    if entry is None:
-        return "an array"
-    root = entry.nodes[0]
-    if isinstance(root, (NodeDef, VariableDef)):
-        return root.type.__name__
-    return "a ref" if isinstance(root, ArrayRefDef) else "a known object"
+    return returned, *groups

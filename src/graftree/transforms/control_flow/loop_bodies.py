@@ -14,23 +14,30 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.graph import flattening
+from graftree.core.graph import differences, flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import loss_warnings, packing
-from graftree.transforms.crossing.boundary import Collected, Linked
-from graftree.transforms.crossing.lifting import Inside, Row
+from graftree.transforms.crossing import loss_warnings, packing, signatures
+from graftree.transforms.crossing.inside import (
+    Collected,
+    Inside,
+    Leaf,
+    Linked,
+    Returned,
+)
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signature
 
 
 class Carry:
@@ -73,10 +80,15 @@ class Place:
     Attributes:
         argument: The number of the positional argument; ``None`` if there is no carry.
         output: The number in a tuple of outputs; ``None`` if it is the whole output.
+        takes_new_variables: Whether a Variable that is itself a leaf of the carry may
+            come back as another one.
+        identity: The rule that other objects break, for the message.
     """
 
     argument: int | None
     output: int | None = None
+    takes_new_variables: bool = False
+    identity: str = ""
 
     def split(self, out: Any) -> tuple[Any, Any]:
         """The carry of an output, and the output without it.
@@ -122,9 +134,9 @@ class Loop:
     ) -> None:
         self.row = row
         self.place = place
-        self.skeleton, self.values = packing.join(groups)
+        self.signature, self.values = packing.join(groups)
         self.roles = packing.roles(groups, len(self.values))
-        self._span = self.skeleton.span(place.argument)
+        self._span = self.signature.span(place.argument)
         axes = [row.inputs.values[role] for role in self.roles]
         # JAX slices refs along their first axis only.
         self._moved = [
@@ -134,7 +146,7 @@ class Loop:
         ]
         self._carried = [i for i, x in enumerate(axes) if self._goes_round(i, x)]
         self._scanned = {i: x for i, x in enumerate(axes) if isinstance(x, int)}
-        Inside(row, groups)  # checks the arguments before JAX looks at them
+        self._notes: _Notes | None = None
         contents = list(self.values)
         for i in self._moved:
             contents[i] = contents[i][...]
@@ -149,11 +161,11 @@ class Loop:
             return False
         if _jax.is_ref(self.values[position]):
             return position in self._moved
-        is_variable = isinstance(self.skeleton.definitions()[position], VariableDef)
+        is_variable = self.signature.slots[position].is_variable
         return axis is not None or (is_variable and not self.row.mode.structure)
 
     def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
-        return Values([values[i] for i in positions], self.skeleton, tuple(positions))
+        return Values([values[i] for i in positions], self.signature, tuple(positions))
 
     def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
         """The arguments of one step."""
@@ -165,7 +177,7 @@ class Loop:
         for position in self._moved:
             values[position] = _jax.new_ref(values[position])
         count = len(self.row.inputs.values)
-        groups = packing.part(values, self.skeleton, self.roles, count)
+        groups = packing.part(values, self.signature, self.roles, count)
         return Inside(self.row, groups)
 
     def step(
@@ -187,18 +199,20 @@ class Loop:
             TypeError: If the structure of a carried object changed.
         """
         inside = self.inside(carried, scanned)
-        before = _Form(self.row, self._argument(inside))
+        before = _Form(self, self._argument(inside))
         out = inside.run(f)
         carry, others = self.place.split(out)
-        after = _Form(self.row, carry)
+        after = _Form(self, carry)
         after.check_same(before)
-        found, groups = inside.collect(out, Linked(after.variables(), others))
+        found = inside.collect(out, Linked(after.variables(), others))
         stacked: list[Any] = []
-        self._note(found, groups, stacked)
-        values = self._next_values(inside, found, after)
+        aligned = self._align(found)
+        returned, sources = self._find_sources(found, aligned, stacked)
+        values = self._next_values(inside, aligned.structure, after)
         for position in self._moved:
-            values[position] = inside.crossing.values[position][...]
-        self._written = [self._source_of_ref(i, values, stacked) for i in self._moved]
+            values[position] = inside.values[position][...]
+        refs = [self._source_of_ref(i, values, stacked) for i in self._moved]
+        self._notes = _Notes(returned, sources, refs)
         return self._pick(values, self._carried), stacked
 
     def _source_of_ref(
@@ -211,35 +225,42 @@ class Loop:
 
     def _argument(self, inside: Inside) -> Any:
         number = self.place.argument
-        return None if number is None else inside.crossing.tree[0][number]
+        return None if number is None else inside.tree[0][number]
 
-    def _next_values(self, inside: Inside, found: Collected, carry: _Form) -> list[Any]:
+    def _next_values(
+        self, inside: Inside, structure: Sequence[_Aligned], carry: _Form
+    ) -> list[Any]:
         """The raw values of all leaves after the step."""
-        values = [inside.crossing.current(i) for i in range(len(self.values))]
+        values = [inside.current(i) for i in range(len(self.values))]
         # Arrays that are attributes may have been replaced.
-        new = zip(self._new(found, False), found.structure.values(), strict=True)
-        for position, leaf in new:
+        for leaf, position in structure:
             if position is not None:
-                values[position] = leaf
+                values[position] = leaf.value
         position = self._span.leaves[0]
-        entries = self.skeleton.entries[slice(*self._span.entries)]
+        entries = self.signature.entries[slice(*self._span.entries)]
         for entry, leaves in zip(entries, carry.parts(), strict=True):
+            count = signatures.count(entry)
             # There are fewer here if an earlier argument has the same Variable.
-            if _count(entry) == len(leaves):
-                values[position : position + len(leaves)] = map(
-                    flattening.raw_of, leaves
-                )
-            position += _count(entry)
+            if count == len(leaves):
+                values[position : position + count] = map(flattening.raw_of, leaves)
+            position += count
         return values
 
-    def _note(self, found: Collected, groups: Any, stacked: list[Any]) -> None:
-        """Notes what leaves the loop, and where each leaf of it is found then."""
-        returned = found.returned
+    def _find_sources(
+        self, found: Collected, aligned: _Leaving, stacked: list[Any]
+    ) -> tuple[Returned, list[list[_Source]]]:
+        """What leaves the loop, and where each leaf of it is found then."""
         ins, outs = self.row.inputs.values, self.row.outputs.values
+        changed = [(leaf, leaf.position) for leaf in found.changed]
+        if self.row.mode.structure:
+            dropped = {i for leaf, i in changed if ins[leaf.group] is None}
+            changed = [pair for pair in changed if pair[1] not in dropped]
+            self._warn(dropped)
 
-        def place(axis: Any, value: Any, position: int | None) -> _Source:
+        def place(axes: Sequence[Any], leaf: Leaf, position: int | None) -> _Source:
+            axis = axes[leaf.group]
             if isinstance(axis, int):
-                stacked.append(value)
+                stacked.append(leaf.value)
                 return _Stacked(len(stacked) - 1, axis)
             if position is None:
                 raise TypeError(
@@ -249,76 +270,66 @@ class Loop:
                 )
             return _Carried(position)
 
-        changed, structure, out = (
-            [axes[number] for number in numbers]
-            for axes, numbers in zip((ins, ins, outs), groups, strict=True)
-        )
-        listed = [*zip(changed, found.changed, returned.changed, strict=True)]
-        kept = [x for x in listed if x[0] is not None or not self.row.mode.structure]
-        if len(kept) < len(listed):
-            self._warn({position for axis, _, position in listed if axis is None})
-        positions = tuple(position for _, _, position in kept)
-        self._returned = dataclasses.replace(returned, changed=positions)
-        self._sources = [
-            [place(*x) for x in kept],
-            [*map(place, structure, found.structure.values(), self._new(found, False))],
-            [*map(place, out, found.out.values(), self._new(found, True))],
+        sources = [
+            [place(ins, *pair) for pair in changed],
+            [place(ins, *pair) for pair in aligned.structure],
+            [place(outs, *pair) for pair in aligned.out],
         ]
+        positions = tuple(position for _, position in changed)
+        # After the loop, each part is one group.
+        groups = tuple((0,) * len(part) for part in sources)
+        returned = dataclasses.replace(found.returned, changed=positions, groups=groups)
+        return returned, sources
 
     def _warn(self, dropped: set[int]) -> None:
-        axes = self.row.inputs.prefix[0]
+        axes = self.row.inputs.tree[0]
         if isinstance(axes, tuple):
             for number, axis in enumerate(axes):
                 if axis is not None:  # by filters, it is meant
-                    dropped -= set(range(*self.skeleton.span(number).leaves))
-        names = self.skeleton.names()
-        loss_warnings.warn_about_broadcasts(names[i] for i in sorted(dropped))
+                    dropped = dropped - {*range(*self.signature.span(number).leaves)}
+        slots = self.signature.slots
+        loss_warnings.warn_about_broadcasts(slots[i].name for i in sorted(dropped))
 
-    def _out_start(self, out: Skeleton) -> int:
-        """By how many entries the carry is earlier in the arguments than in ``out``."""
-        start = 0
+    def _align(self, found: Collected) -> _Leaving:
+        """For each new leaf of the structure and output the argument in its place."""
+        structure, out = found.returned.structure, found.returned.out
+        start = 0  # of the carry in the output
         if self.place.output is not None:
             children = out.treedef.children()[: self.place.output]
             start = sum(child.num_leaves for child in children)
-        return self._span.entries[0] - start
+        in_out = self._positions(out, self._span.entries[0] - start)
+        in_structure = [] if structure is None else self._positions(structure, 0)
+        return _Leaving(
+            [(leaf, in_structure[leaf.position]) for leaf in found.structure],
+            [(leaf, in_out[leaf.position]) for leaf in found.out],
+        )
 
-    def _new(self, found: Collected, is_out: bool) -> list[int | None]:
-        """For each new leaf of the structure or output the argument in its place."""
-        returned = found.returned
-        skeleton, leaves, shift = returned.structure, found.structure, 0
-        if is_out:
-            skeleton, leaves = returned.out, found.out
-            shift = self._out_start(skeleton)
-        aligned = [] if skeleton is None else self._aligned(skeleton, shift)
-        return [i for i, new in zip(aligned, leaves.is_new, strict=True) if new]
-
-    def _aligned(self, skeleton: Skeleton, shift: int) -> list[int | None]:
-        """For each leaf of a skeleton the position of the argument in its place.
+    def _positions(self, signature: Signature, shift: int) -> list[int | None]:
+        """For each leaf of a signature the position of the argument in its place.
 
         Args:
-            skeleton: Of the arguments after the step, or of the output.
+            signature: Of the arguments after the step, or of the output.
             shift: What to add to the number of an entry to get that of the argument.
         """
-        starts = [0]
-        for entry in self.skeleton.entries:
-            starts.append(starts[-1] + _count(entry))
-        aligned: list[int | None] = []
-        for number, entry in enumerate(skeleton.entries, shift):
-            inside = 0 <= number < len(self.skeleton.entries)
-            old = self.skeleton.entries[number] if inside else None
-            if inside and _paths(entry) == _paths(old):
-                aligned += range(starts[number], starts[number + 1])
+        olds = self.signature.entries
+        starts = [0, *itertools.accumulate(map(signatures.count, olds))]
+        found: list[int | None] = []
+        for number, entry in enumerate(signature.entries, shift):
+            old = olds[number] if 0 <= number < len(olds) else ()
+            if old != () and _paths(entry) == _paths(old):
+                found += range(starts[number], starts[number + 1])
             else:
-                aligned += [None] * _count(entry)
-        return aligned
+                found += [None] * signatures.count(entry)
+        return found
 
-    def finish(self, carried: Values, stacked: Sequence[Any]) -> tuple[Any, ...]:
-        """What `boundary.commit` takes, after the loop.
+    def finish(self, carried: Values, stacked: Sequence[Any]) -> Any:
+        """What `Call.commit` takes, after the loop.
 
         Args:
             carried: The leaves that went round.
             stacked: What the steps returned besides.
         """
+        assert self._notes is not None, "JAX traces the step before the loop ends"
         last = dict(zip(self._carried, carried.values, strict=True))
 
         def value(source: _Source) -> Any:
@@ -327,14 +338,35 @@ class Loop:
             position = source.position
             return last[position] if position in last else self.values[position]
 
-        for position, source in zip(self._moved, self._written, strict=True):
+        returned, sources, refs = self._notes
+        for position, source in zip(self._moved, refs, strict=True):
             self.values[position][...] = value(source)
-        lists = [[value(source) for source in listed] for listed in self._sources]
-        return (self._returned, *lists)
+        return returned, *([[*map(value, listed)]] for listed in sources)
 
 
-def _count(entry: GraphDef[Any] | None) -> int:
-    return 1 if entry is None else entry.num_leaves
+class _Notes(NamedTuple):
+    """What was found out about a loop while its step was traced.
+
+    Attributes:
+        returned: The static part of what leaves it.
+        sources: Where the leaves are: of what changed, the structure, the output.
+        refs: The same of the content of refs that was moved.
+    """
+
+    returned: Returned
+    sources: list[list[_Source]]
+    refs: list[_Source]
+
+
+# A leaf that leaves a step, and the position of the argument in its place.
+_Aligned = tuple[Leaf, int | None]
+
+
+class _Leaving(NamedTuple):
+    """The new leaves of the structure and of the output."""
+
+    structure: list[_Aligned]
+    out: list[_Aligned]
 
 
 def _paths(entry: GraphDef[Any] | None) -> Any:
@@ -362,9 +394,9 @@ def _from_front(value: Any, axis: int) -> Any:
 class _Form:
     """The form of a carry: its structure, and which objects are in it."""
 
-    def __init__(self, row: Row, tree: Any) -> None:
-        self.row = row
-        self.tree = tree
+    def __init__(self, loop: Loop, tree: Any) -> None:
+        self.row = row = loop.row
+        self.place = loop.place
         self.refs = RefMap()
         self.treedef, self.entries, self.leaves = packing.take_apart(
             tree, row.mode, self.refs, RefMap(), row.name
@@ -378,8 +410,9 @@ class _Form:
         """The leaves of each entry."""
         start = 0
         for entry in self.entries:
-            yield self.leaves[start : start + _count(entry)]
-            start += _count(entry)
+            end = start + signatures.count(entry)
+            yield self.leaves[start:end]
+            start = end
 
     def check_same(self, before: _Form) -> None:
         """Refuses a carry with other objects, or of another structure."""
@@ -411,35 +444,28 @@ class _Form:
         return [obj for obj, number in self.refs.items() if number not in new]
 
     def _may_be_new(self, node: Any) -> bool:
-        # Scan takes a new Variable where the carry itself is one.
-        return self.row.name == "scan" and isinstance(node, VariableDef)
+        return self.place.takes_new_variables and isinstance(node, VariableDef)
 
     def _references_error(self) -> ValueError:
-        if self.row.name == "scan":
-            return ValueError(
-                "Carry references must be the same between iterations: nnx.scan got "
-                "other objects back than it gave to the function.\nChange them in "
-                "place, or split them and carry their State."
-            )
         return ValueError(
-            f"nnx.{self.row.name}: the body must return the same reference and pytree "
-            "structure as the initial value, but it returned other objects.\nChange "
-            "them in place, or split them and carry their State."
+            f"{self.place.identity}, but nnx.{self.row.name} got other objects back "
+            "than it gave to the function.\nChange them in place, or split them and "
+            "carry their State."
         )
 
     def _structure_error(self, before: _Form) -> TypeError:
-        if self.treedef != before.treedef:
-            change = f"it changed from {before.treedef} to {self.treedef}"
-        else:
-            pairs = zip(self.entries, before.entries, strict=True)
-            number = next(i for i, (new, old) in enumerate(pairs) if new != old)
-            entry = before.entries[number] or self.entries[number]
-            change = f"that of the {entry.nodes[0].type.__name__} in it changed"
+        found = differences.between(before._facts(), self._facts())
+        lines = differences.in_words(found, "before", "after", signatures.name_of)
+        listed = "\n  ".join(lines or ["which objects are shared"])
         return TypeError(
             f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
-            f"loop, but {change}.\nAttributes of carried objects, and metadata of "
-            "carried Variables, can't be added, removed or changed there."
+            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
+            "and metadata of carried Variables, can't be added, removed or changed "
+            "there."
         )
+
+    def _facts(self) -> dict[Any, Any]:
+        return Signature(self.treedef, tuple(self.entries)).facts("carry")
 
 
 def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:

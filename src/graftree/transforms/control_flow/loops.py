@@ -11,13 +11,14 @@ import numpy as np
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import boundary, propagation, traced_once
+from graftree.transforms.crossing import propagation, traced_once
 from graftree.transforms.crossing.alias_reports import Labels
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Assignment
+from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signatures
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ def while_loop(
     """
     mode = propagation.resolve(graph, graph_updates)
     call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
-    run = _while.get((cond_fun, body_fun), call.packed.skeleton, mode)
-    return boundary.commit(call.packed, *run(*call.groups))
+    run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
+    return call.commit(run(*call.groups))
 
 
 @overload
@@ -146,8 +147,8 @@ def fori_loop(
     known, given = (None, ((lower, upper),)) if None in bounds else (bounds, ())
     # As a `Static`: to unroll once is something else than to unroll all.
     key = known, Static(unroll)
-    run = _fori.get((body_fun,), call.packed.skeleton, mode, *key)
-    return boundary.commit(call.packed, *run(*call.groups, *given))
+    run = _fori.get((body_fun,), call.packed.signature, mode, *key)
+    return call.commit(run(*call.groups, *given))
 
 
 def _static(bound: Any) -> tuple[Any, Any] | None:
@@ -161,23 +162,26 @@ def _static(bound: Any) -> tuple[Any, Any] | None:
 
 
 _LABELS = Labels(named={0: "init_val"})
+_PLACE = Place(
+    argument=0,
+    identity="The body must return the same reference and pytree structure as the "
+    "initial value",
+)
 
 
 def _row(name: str, mode: Propagation) -> Row:
-    inputs = Assignment(((Carry,), 0), "init_val", name, mode)
-    outputs = Assignment(Carry, "init_val", name, mode)
     return Row(
         name,
         mode,
-        inputs,
-        outputs,
-        keeps_keywords=True,
+        Prefix(((Carry,), 0), "init_val", name, mode),
+        Prefix(Carry, "init_val", name, mode),
+        keywords=(Keywords.STAY, Keywords.STAY),
         labels=_LABELS,
-        skeletons=_skeletons,
+        signatures=_signatures,
     )
 
 
-_skeletons = Skeletons()
+_signatures = Signatures()
 
 
 def _make_while(
@@ -186,7 +190,7 @@ def _make_while(
     def traced(*groups: Values) -> Any:
         condition, body = get_condition(), get_body()
         # The condition would not see what the body writes to a ref.
-        loop = Loop(_row("while_loop", mode), Place(0), groups, moves_refs=True)
+        loop = Loop(_row("while_loop", mode), _PLACE, groups, moves_refs=True)
 
         def go_on(carried: Values) -> Any:
             answer = loop.inside(carried).run(condition)
@@ -212,7 +216,7 @@ def _make_fori(
         else:
             groups, (lower, upper) = arguments, [kind(value) for kind, value in known]
         body = get_body()
-        loop = Loop(_row("fori_loop", mode), Place(0), groups)
+        loop = Loop(_row("fori_loop", mode), _PLACE, groups)
 
         def step(i: Any, carried: Values) -> Values:
             return loop.step(lambda value: body(i, value), carried)[0]

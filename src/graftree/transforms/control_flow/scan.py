@@ -8,14 +8,15 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax
 
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import boundary, decorators, propagation, traced_once
+from graftree.transforms.crossing import decorators, propagation, traced_once
 from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Call, Row
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Assignment, StateAxes
+from graftree.transforms.crossing.prefixes import Prefix, StateAxes
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,23 +106,22 @@ def scan(
         "_split_transpose": _split_transpose,
     }
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "scan")
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         mode = propagation.resolve(graph, graph_updates)
         axes = _Axes(in_axes, out_axes, mode)
         row = Row(
             "scan",
             mode,
-            Assignment((axes.inputs, 0), "in_axes", "scan", mode),
-            Assignment(axes.outputs, "out_axes", "scan", mode),
-            takes_keywords=mode.structure,
+            Prefix((axes.inputs, 0), "in_axes", "scan", mode),
+            Prefix(axes.outputs, "out_axes", "scan", mode),
+            keywords=(Keywords.REFUSED, Keywords.BECOME_POSITIONAL),
             labels=axes.labels,
             axis_metadata=transform_metadata,
-            skeletons=Skeletons(),
+            signatures=Signatures(),
         )
         return _scanned(function, row, axes, options)
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, "scan", make)
 
 
 def _scanned(
@@ -146,8 +146,8 @@ def _scanned(
     def scanned(*args: Any, **kwargs: Any) -> Any:
         axes.check_call((*args, *kwargs))
         call = Call(f, row, args, kwargs)
-        run = traces.get((f,), call.packed.skeleton, row.mode)
-        return boundary.commit(call.packed, *run(*call.groups))
+        run = traces.get((f,), call.packed.signature, row.mode)
+        return call.commit(run(*call.groups))
 
     return scanned
 
@@ -174,7 +174,12 @@ class _Axes:
             )
         _check_outputs(self.outputs)
         whole = self.outputs is Carry
-        self.place = Place(argument, None if whole else output)
+        self.place = Place(
+            argument,
+            None if whole else output,
+            takes_new_variables=True,
+            identity="Carry references must be the same between iterations",
+        )
         self.labels = Labels(named={} if argument is None else {argument: "carry"})
 
     def check_call(self, args: tuple[Any, ...]) -> None:

@@ -1,18 +1,32 @@
 """How objects get into a trace and back, the same way for every transform.
 
-    outside                                 inside
-    arguments --packing--> groups of leaves --boundary: unpack--> objects -> function
-                                                                               |
-    objects <--boundary: commit-- groups <-- collect, packing <----------------'
+    outside.py                                     inside.py
+    Call: pack   (args, kwargs) -> groups -> JAX -> Inside: unpack  fresh objects
+                                                            run     the function
+    commit       objects and output <- JAX <- result <----- leave   what changed
 
-- ``lifting.py``: a transform as a row of a table: `Call` outside, `Inside` inside.
-- ``boundary.py``: unpack, collect, commit.
-- ``packing.py``: the form in which leaves travel; ``signatures.py``: what is static.
-- ``prefixes.py``, ``tree_prefixes.py``: axes, filters and shardings for leaves.
-- ``plans.py``: the memo of a call; ``captures.py``, ``traced_once.py``: the memo of
-  a trace, good as long as what the function reaches is as it was.
+A call is a `Signature` (static: a treedef, and a GraphDef for each object) and a flat
+list of leaves. A leaf is a `Slot` of its signature: entry, path, definition, name. JAX
+sees groups of leaves only, one for each value of a `Prefix` (an axis, a sharding, a
+role); signatures are static data of the pytree nodes that carry the groups, so they are
+part of JAX's own cache key, and the static part of a result comes with a cached call.
+
+- ``rows.py``: a transform as a row of a table; ``lifting.py``: the two sides around it.
+- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
+- ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
+  ``prefixes.py``: their groups; ``tree_prefixes.py``: `prefix`.
 - ``propagation.py``: what survives the way back; ``arguments.py``, ``decorators.py``,
-  ``axis_names.py``: forms of use.
+  ``axis_names.py``: static and donated arguments, forms of use, names of mapped axes.
+- ``captures.py``, ``traced_once.py``: a trace is used again as long as what its
+  function reaches is as it was.
 - ``alias_reports.py``, ``loss_warnings.py``, ``static_contents.py``: what is refused or
   told; ``ref_contents.py``: array refs where JAX takes none.
+
+What always holds:
+
+- Nothing outside is written before `commit` has checked everything; then nothing fails.
+- A Variable whose value is the object that came in was not changed, is not returned and
+  not written.
+- What JAX traces closes over nothing but the user's function, except in `custom_vjp`
+  and inside control flow (see ``traced_once.py``).
 """

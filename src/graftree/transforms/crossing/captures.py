@@ -43,7 +43,7 @@ import numpy as np
 from graftree import _jax, config
 from graftree.core.graph.graphdefs import NodeDef, Static, VariableDef
 from graftree.core.variables import sharding
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 
 # What these packages hold stays as it is, or is compared by JAX itself.
 _TRUSTED = frozenset({"builtins", "graftree", "jax", "jaxlib", "math", "numpy"})
@@ -71,7 +71,7 @@ Record = list[Any]
 
 
 def record(
-    functions: Iterable[Callable[..., Any]], arguments: Skeleton, *, strict: bool
+    functions: Iterable[Callable[..., Any]], arguments: Signature, *, strict: bool
 ) -> Record | None:
     """All that functions reach besides their arguments; equal as long as that stays.
 
@@ -184,7 +184,7 @@ class _Walk:
             if name not in _DESCRIBING:
                 self.visit(value)
 
-    def visit_arguments(self, arguments: Skeleton) -> None:
+    def visit_arguments(self, arguments: Signature) -> None:
         """Follows the classes and the static values of the arguments, or raises."""
         kinds: set[type] = set()
         metadata: dict[int, Any] = {}

@@ -29,6 +29,28 @@ class Method(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
 
+def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
+    """What a transform returns, used with parentheses or without.
+
+    Args:
+        f: The function, or `MISSING`.
+        transform: The public name of the transform.
+        make: Makes the transformed function of it.
+
+    Returns:
+        ``make(f)``, or a decorator if there is no function yet.
+
+    Raises:
+        ValueError: If the function is a method bound to a Module.
+    """
+
+    def checked(function: Any) -> Any:
+        check_not_bound(function, transform)
+        return make(function)
+
+    return checked if f is MISSING else checked(f)
+
+
 def check_not_bound(function: Any, transform: str) -> None:
     """Refuses methods that are bound to a Module: its updates would be lost.
 

@@ -9,14 +9,10 @@ from typing import Any
 import jax
 
 from graftree import errors
-from graftree.core import paths
-from graftree.core.graph import flattening, nodes
+from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.graphdefs import GraphDef
 from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.signatures import Skeleton
-
-_Form = tuple[GraphDef[Any], list[Any]]
+from graftree.transforms.crossing.signatures import Signature
 
 
 def pytrees_in(tree: Any) -> list[Any]:
@@ -30,47 +26,31 @@ def pytrees_in(tree: Any) -> list[Any]:
 
 
 def warn(
-    transform: str, skeleton: Skeleton, leaves: Sequence[Any], objects: Iterable[Any]
+    transform: str, signature: Signature, leaves: Sequence[Any], objects: Iterable[Any]
 ) -> None:
     """Warns about objects whose structure is not what it was.
 
     Args:
         transform: The public name of the transform.
-        skeleton: The arguments as they were.
+        signature: The arguments as they were.
         leaves: The leaves that they had.
         objects: The objects in the arguments, found by `pytrees_in` at first.
     """
-    before, _ = packing.unpack(skeleton, leaves, IndexMap())
+    before, _ = packing.unpack(signature, leaves, IndexMap())
     for old, new in zip(pytrees_in(before), objects, strict=True):
-        change = _first_change(
-            flattening.flatten_graph(old), flattening.flatten_graph(new)
+        found = differences.between(
+            *(differences.facts(*flattening.flatten_graph(x)) for x in (old, new))
         )
-        if change is not None:
+        if found:
+            listed = "\n  ".join(differences.in_words(found, "before", "now"))
             warnings.warn(
                 f"nnx.{transform} without graph updates drops a change of a "
-                f"{type(new).__name__}: {change}. Only the values of Variables "
-                "reach the caller.\nPass graph=True, graph_updates=True, or keep "
-                "what changes in a Variable.",
+                f"{type(new).__name__}. Only the values of Variables reach the caller."
+                f"\n  {listed}\nPass graph=True, graph_updates=True, or keep what "
+                "changes in a Variable.",
                 errors.LostUpdateWarning,
                 stacklevel=2,
             )
-
-
-def _first_change(before: _Form, after: _Form) -> str | None:
-    (old, old_leaves), (new, new_leaves) = before, after
-    old_named = dict(zip(old.paths(), old_leaves, strict=True))
-    new_named = dict(zip(new.paths(), new_leaves, strict=True))
-    for path in {**old_named, **new_named}:
-        if old_named.get(path) is not new_named.get(path):
-            return f"{paths.to_string(path)!r} was set or deleted"
-    if old.attributes != new.attributes:
-        static = [
-            key
-            for key, value in new.attributes
-            if (key, value) not in old.attributes and not isinstance(key, int)
-        ]
-        return f"static attributes changed ({', '.join(map(str, static)) or 'deleted'})"
-    return None
 
 
 def warn_about_broadcasts(names: Iterable[str]) -> None:

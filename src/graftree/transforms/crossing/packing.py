@@ -1,11 +1,11 @@
-"""Arguments and outputs as JAX gets them: a skeleton and flat groups of leaves.
+"""Arguments and outputs as JAX gets them: a signature and flat groups of leaves.
 
-    Packed      a tree outside: its skeleton, its leaves, its numbered objects
+    Packed      a tree outside: its signature, its leaves, its numbered objects
     Values      a group of leaves on its way in, a pytree node
     Changes     a group of changed leaves on its way out, a pytree node
 
-What is static is a `call_skeletons.Skeleton`. A transform gives different leaves
-different axes, shardings or roles by putting them in different groups.
+A transform gives different leaves different axes, shardings or roles by putting them in
+different groups.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -24,20 +24,20 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.transforms.crossing import alias_reports
 from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature, Slot, count
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """A tree outside: its skeleton, its leaves, and its numbered objects.
+    """A tree outside: its signature, its leaves, and its numbered objects.
 
     Attributes:
-        skeleton: The static part.
+        signature: The static part.
         leaves: Variables, refs, arrays and other values, in order.
         objects: The objects by their number.
     """
 
-    skeleton: Skeleton
+    signature: Signature
     leaves: list[Any]
     objects: IndexMap
 
@@ -64,7 +64,7 @@ def pack(
         tree: ``(args, kwargs)``, or another pytree with objects in it.
         propagation: Trees refuse aliases here.
         transform: The public name to give in error messages.
-        statics: Static arguments to keep with the skeleton.
+        statics: Static arguments to keep with the signature.
         labels: What the positional arguments are called in messages.
 
     Raises:
@@ -74,8 +74,8 @@ def pack(
     treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
     if not propagation.sharing and any(map(is_repeated, entries)):
         alias_reports.check_inputs(tree, transform, labels)
-    skeleton = Skeleton(treedef, tuple(entries), statics, labels)
-    return Packed(skeleton, leaves, IndexMap.from_refmap(refs))
+    signature = Signature(treedef, tuple(entries), statics, labels)
+    return Packed(signature, leaves, IndexMap.from_refmap(refs))
 
 
 def is_repeated(entry: GraphDef[Any] | None) -> bool:
@@ -86,7 +86,7 @@ def is_repeated(entry: GraphDef[Any] | None) -> bool:
 def take_apart(
     tree: Any, propagation: Propagation, refs: RefMap, outer: RefMap, transform: str
 ) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
-    """The treedef, the entries and the leaves of a tree; see `Skeleton`.
+    """The treedef, the entries and the leaves of a tree; see `Signature`.
 
     Args:
         tree: Any pytree with objects in it.
@@ -116,12 +116,12 @@ def take_apart(
 
 
 def unpack(
-    skeleton: Skeleton, values: Sequence[Any], objects: IndexMap
+    signature: Signature, values: Sequence[Any], objects: IndexMap
 ) -> tuple[Any, list[Any]]:
     """Rebuilds a tree of arguments as fresh objects of the current trace.
 
     Args:
-        skeleton: The static part.
+        signature: The static part.
         values: The raw values of all leaves, or Variables to be used as they are.
         objects: Filled with the objects by number.
 
@@ -129,9 +129,19 @@ def unpack(
         The tree, and the leaves of its treedef.
     """
     builder = Builder(objects, {})
-    roots = build_entries(builder, skeleton.entries, values)
+    roots = build_entries(builder, signature.entries, values)
     builder.commit()
-    return jax.tree.unflatten(skeleton.treedef, roots), roots
+    return jax.tree.unflatten(signature.treedef, roots), roots
+
+
+def leaves_of(
+    signature: Signature, values: Sequence[Any], objects: IndexMap
+) -> list[Any]:
+    """The leaves of a tree that `unpack` made: Variables and refs, else raw values."""
+    return [
+        value if slot.definition is None else objects[slot.definition.index]
+        for slot, value in zip(signature.slots, values, strict=True)
+    ]
 
 
 def build_entries(
@@ -143,45 +153,44 @@ def build_entries(
     for entry in entries:
         if entry is None:
             roots.append(leaves[position])
-            position += 1
         else:
             end = position + entry.num_leaves
             roots.append(builder.build(entry, leaves[position:end]))
-            position = end
+        position += count(entry)
     return roots
 
 
-def is_same_tree(tree: Any, skeleton: Skeleton, roots: Sequence[Any]) -> bool:
+def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
     """Whether a tree, unpacked without sharing, still has its structure and leaves."""
     try:
         leaves, treedef = tree_checks.flatten(tree)
     except ValueError:  # a cycle; there was none
         return False
-    return treedef == skeleton.treedef and all(map(operator.is_, leaves, roots))
+    return treedef == signature.treedef and all(map(operator.is_, leaves, roots))
 
 
 # How leaves travel through JAX.
 
 
 class Values:
-    """A pytree node that carries some leaves of a skeleton.
+    """A pytree node that carries some leaves of a signature.
 
     Attributes:
         values: The raw values.
-        skeleton: What all groups of a call are leaves of.
+        signature: What all groups of a call are leaves of.
         positions: Which leaves these are; ``None`` for all.
     """
 
-    __slots__ = ("positions", "skeleton", "values")
+    __slots__ = ("positions", "signature", "values")
 
     def __init__(
         self,
         values: Sequence[Any],
-        skeleton: Skeleton,
+        signature: Signature,
         positions: tuple[int, ...] | None,
     ) -> None:
         self.values = values
-        self.skeleton = skeleton
+        self.signature = signature
         self.positions = positions
 
     def by_position(self) -> dict[int, Any]:
@@ -190,19 +199,23 @@ class Values:
             return dict(enumerate(self.values))
         return dict(zip(self.positions, self.values, strict=True))
 
+    def slots(self) -> Iterator[tuple[Slot, Any]]:
+        """The leaves with their values."""
+        slots = self.signature.slots
+        return ((slots[number], value) for number, value in self.by_position().items())
+
 
 def _flatten_values(group: Values) -> Any:
-    skeleton = group.skeleton
-    return group.values, (skeleton.number, skeleton, group.positions)
+    signature = group.signature
+    return group.values, (signature.number, signature, group.positions)
 
 
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles.
-    names = group.skeleton.names()
-    if group.positions is not None:
-        names = [names[position] for position in group.positions]
-    keys = map(jax.tree_util.GetAttrKey, names)
-    return list(zip(keys, group.values, strict=True)), _flatten_values(group)[1]
+    keyed = [
+        (jax.tree_util.GetAttrKey(slot.name), value) for slot, value in group.slots()
+    ]
+    return keyed, _flatten_values(group)[1]
 
 
 def _unflatten_values(aux: Any, values: Any) -> Values:
@@ -221,7 +234,7 @@ class Changes:
 
     Attributes:
         values: The raw values.
-        names: From `Skeleton.names`.
+        names: Those of the slots.
     """
 
     __slots__ = ("names", "values")
@@ -254,36 +267,36 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def join(groups: Sequence[Values]) -> tuple[Skeleton, list[Any]]:
-    """The skeleton of the groups of a call, and all its values in order."""
-    skeleton = groups[0].skeleton
+def join(groups: Sequence[Values]) -> tuple[Signature, list[Any]]:
+    """The signature of the groups of a call, and all its values in order."""
+    signature = groups[0].signature
     if groups[0].positions is None:
-        return skeleton, list(groups[0].values)
-    values: list[Any] = [None] * len(skeleton.definitions())
+        return signature, list(groups[0].values)
+    values: list[Any] = [None] * len(signature.slots)
     for group in groups:
         for position, value in zip(group.positions or (), group.values, strict=True):
             values[position] = value
-    return skeleton, values
+    return signature, values
 
 
 def part(
-    values: Sequence[Any], skeleton: Skeleton, assignment: Sequence[int], count: int
+    values: Sequence[Any], signature: Signature, assignment: Sequence[int], count: int
 ) -> list[Values]:
     """The values of a call in ``count`` groups.
 
     Args:
         values: The raw values of all leaves.
-        skeleton: What they are leaves of.
+        signature: What they are leaves of.
         assignment: For each leaf the number of its group.
         count: How many groups there are; they may be empty.
     """
     if count == 1:
-        return [Values(values, skeleton, None)]
+        return [Values(values, signature, None)]
     positions: list[list[int]] = [[] for _ in range(count)]
     for position, group in enumerate(assignment):
         positions[group].append(position)
     return [
-        Values([values[i] for i in listed], skeleton, tuple(listed))
+        Values([values[i] for i in listed], signature, tuple(listed))
         for listed in positions
     ]
 
@@ -297,63 +310,11 @@ def roles(groups: Sequence[Values], count: int) -> list[int]:
     return numbers
 
 
-def leaves_of(x: Any) -> list[tuple[Any, Any]]:
+def variables_in(x: Any) -> list[tuple[Any, Any]]:
     """The Variables and refs of one object, with their paths, each once."""
     graphdef, leaves = flattening.flatten_graph(x)
     return [
         (path, leaf)
         for path, leaf in zip(graphdef.paths(), leaves, strict=True)
         if tree_checks.is_variable_or_ref(leaf)
-    ]
-
-
-class Matched(NamedTuple):
-    """A value of a prefix tree, and what of a skeleton it is for.
-
-    Attributes:
-        value: The value.
-        entries: The entries; see `Skeleton`.
-        is_whole: Whether it is right at an entry; else at a container of them.
-    """
-
-    value: Any
-    entries: list[GraphDef[Any] | None]
-    is_whole: bool
-
-
-def match(
-    prefix: Any, skeleton: Skeleton, is_leaf: Callable[[Any], bool]
-) -> list[Matched]:
-    """The values of a prefix tree, each with the entries of the skeleton it is for.
-
-    Args:
-        prefix: A pytree prefix of the packed tree; each object counts as one leaf.
-        skeleton: Of the packed tree.
-        is_leaf: What is a value of the prefix tree, besides the leaves of JAX.
-
-    Raises:
-        ValueError: If the structures don't fit.
-    """
-    full = jax.tree.unflatten(skeleton.treedef, range(len(skeleton.entries)))
-    found: list[Matched] = []
-
-    def add(value: Any, subtree: Any) -> None:
-        entries = [skeleton.entries[number] for number in jax.tree.leaves(subtree)]
-        found.append(Matched(value, entries, isinstance(subtree, int)))
-
-    jax.tree.map(add, prefix, full, is_leaf=is_leaf)
-    return found
-
-
-def spread(prefix: Any, skeleton: Skeleton) -> list[Any]:
-    """The value of a prefix tree for each leaf of a skeleton.
-
-    Raises:
-        ValueError: If the structures don't fit.
-    """
-    return [
-        matched.value
-        for matched in match(prefix, skeleton, lambda x: x is None)
-        for entry in matched.entries
-        for _ in range(1 if entry is None else entry.num_leaves)
     ]

@@ -1,8 +1,8 @@
 """Calls that cost what JAX costs: the memo of pack.
 
 Between two steps of a training loop only the values of Variables change. So what
-`lifting.Call` found out about its arguments is kept as a `Plan` for the next call with
-the same objects: the skeleton, the Variables, the groups of leaves. With a plan, a call
+`outside.Call` found out about its arguments is kept as a `Plan` for the next call with
+the same objects: the signature, the Variables, the groups of leaves. With one, a call
 
     1. finds it by the objects in the arguments, and asks its `Survey` if it still holds
     2. reads the raw values of the Variables and calls what JAX compiled with them
@@ -10,7 +10,7 @@ the same objects: the skeleton, the Variables, the groups of leaves. With a plan
 
 Which Variables those are was decided when the function was traced, and comes back as
 static data of the result. Without a plan, or if the result contains objects or a change
-of structure, the steps of `boundary` do the same.
+of structure, `outside.commit` does the same.
 
 Plans refer to the objects of the caller weakly, and go with them.
 """
@@ -18,27 +18,44 @@ Plans refer to the objects of the caller weakly, and go with them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax
-from graftree.core import paths, stamps
+from graftree.core import paths
 from graftree.core.graph import flattening, nodes, surveys
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.nodes import Leaf
 from graftree.core.graph.surveys import Attribute, Survey
 from graftree.core.objects.bookkeeping import state_of
-from graftree.core.variables import variables
+from graftree.core.variables import raw_values, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import arguments, lifting, packing
-from graftree.transforms.crossing.lifting import Call, Places, Row
+from graftree.transforms.crossing import arguments, outside, packing
+from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.rows import Row
 
 # How many combinations of objects a function remembers. Those that are gone are
 # forgotten at once; so this is about how many models take turns.
 LIMIT = 64
+
+
+class _Arguments(NamedTuple):
+    """Arguments as a plan sees them.
+
+    Attributes:
+        key: What a plan is found by.
+        tree: ``(args, kwargs)``, without the static ones.
+        roots: The objects in it.
+        given: Its other leaves.
+    """
+
+    key: tuple[Any, ...]
+    tree: Any
+    roots: list[Any]
+    given: list[Any]
 
 
 class Plans:
@@ -59,36 +76,50 @@ class Plans:
         # without one, and is made when objects come a second time.
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def call(
-        self,
-        prepare: Callable[..., Call],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Call | PlannedCall:
-        """The outside of a call, by a plan if there is one.
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedCall | None:
+        """The outside of a call, if there is a plan for it.
 
         Args:
-            prepare: Makes it without a plan.
             args: The positional arguments that are not bound, static ones included.
             kwargs: The keyword arguments.
         """
         # Objects inside a trace are new ones each time.
         if _jax.is_tracing():
-            return prepare(args, kwargs)
+            return None
         # Most calls are like the one before, with objects and arrays as arguments.
         latest = self._latest
         if latest is not None and not kwargs:
             given = latest.match(self._bound + args)
             if given is not None:
                 return PlannedCall(latest, given)
-        return self._look_up(prepare, args, kwargs)
+        known = self._read(args, kwargs)
+        plan = None if known is None else self._known.get(known.key)
+        if plan is None or not plan.holds(known.roots):
+            return None
+        self._latest = plan
+        return PlannedCall(plan, known.given)
 
-    def _look_up(
-        self,
-        prepare: Callable[..., Call],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Call | PlannedCall:
+    def learn(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
+    ) -> None:
+        """Makes a plan of what a call found out, if its objects come a second time.
+
+        Args:
+            args: See `find`.
+            kwargs: See `find`.
+            packed: The arguments, taken apart.
+            made: The structure counter before that.
+        """
+        known = None if _jax.is_tracing() else self._read(args, kwargs)
+        if known is None:
+            return
+        states = [*map(state_of, known.roots)]
+        if all(state in self._seen for state in states):
+            self._remember(known, packed, made)
+        self._seen.update(states)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+        """What a plan is found by; ``None`` if there can be none."""
         row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
         if row.statics:
             *tree, statics = arguments.take(row.statics, *tree, row.name)
@@ -105,23 +136,11 @@ class Plans:
                 given.append(x)
                 tokens.append(None)
             else:  # a Variable or ref on its own, or a type without stamps
-                return prepare(args, kwargs)
-        key = tuple(tokens)
-        plan = self._known.get(key)
-        if plan is not None and plan.holds(roots):
-            self._latest = plan
-            return PlannedCall(plan, given)
-        made = stamps.clock.now
-        call = prepare(args, kwargs)
-        states = [*map(state_of, roots)]
-        if all(state in self._seen for state in states):
-            self._remember(key, tree, roots, call.packed, made)
-        self._seen.update(states)
-        return call
+                return None
+        return _Arguments(tuple(tokens), tree, roots, given)
 
-    def _remember(
-        self, key: Any, tree: Any, roots: list[Any], packed: Packed, made: int
-    ) -> None:
+    def _remember(self, known: _Arguments, packed: Packed, made: int) -> None:
+        key, tree, roots, _ = known
         if self._row.mode.sharing:
             objects: Any = packed.objects.values()
         else:
@@ -132,10 +151,10 @@ class Plans:
         if not survey.is_complete or survey.reaches(roots):
             return
         # The function may be gone before its objects are.
-        known = weakref.WeakMethod(self._forget)
+        weak = weakref.WeakMethod(self._forget)
 
         def forget(_: Any) -> None:
-            method = known()
+            method = weak()
             if method is not None:
                 method(key)
 
@@ -170,7 +189,7 @@ class Plan:
         roots: list[weakref.ref[Any]],
         survey: Survey,
     ) -> None:
-        self.skeleton = packed.skeleton
+        self.signature = packed.signature
         self._row = row
         self._roots = roots
         self._survey = survey
@@ -180,11 +199,11 @@ class Plan:
         # Variables, and None in the place of all other leaves.
         self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
         boxes = [x for x in self._leaves if x is not None]
-        self.is_plain = variables.may_replace_all(boxes, ())
+        self.is_plain = raw_values.may_replace(boxes, ())
         self._groups = None
         if not row.inputs.reads_leaves:
             self._groups = _groups(row, packed, self._leaves, [*self._sources])
-        self._targets: tuple[Places | None, Sequence[Variable[Any]]] = (None, ())
+        self._targets: tuple[Returned | None, Sequence[Variable[Any]]] = (None, ())
         self._layout = _layout(tree, roots) if not row.statics else None
 
     def match(self, args: tuple[Any, ...]) -> list[Any] | None:
@@ -222,23 +241,23 @@ class Plan:
         """
         if self._groups is None:
             packed = self.packed(given)
-            return lifting.groups(self._row, packed, packed.values())
+            return outside.groups(self._row, packed, packed.values())
         others = self._others(given) if self._reads_attributes else given
         groups = []
         for boxes, inserts, positions in self._groups:
-            values = variables.read_all(boxes)
+            values = variables.read(boxes)
             for place, number in inserts:
                 values.insert(place, others[number])
-            groups.append(Values(values, self.skeleton, positions))
+            groups.append(Values(values, self.signature, positions))
         return groups
 
-    def targets(self, places: Places) -> Sequence[Variable[Any]]:
-        """The Variables that a result with these static parts changes."""
+    def targets(self, returned: Returned) -> Sequence[Variable[Any]]:
+        """The Variables that a result with this static part changes."""
         # The same ones in each step, mostly.
         latest = self._targets
-        if latest[0] is not places:
-            picked = [self._leaves[position] for position in places.returned.changed]
-            self._targets = latest = (places, picked)
+        if latest[0] is not returned:
+            picked = [self._leaves[position] for position in returned.changed]
+            self._targets = latest = (returned, picked)
         return latest[1]
 
     def packed(self, given: Sequence[Any]) -> Packed:
@@ -251,7 +270,7 @@ class Plan:
         for position, value in zip(self._sources, self._others(given), strict=True):
             leaves[position] = value
         objects = [x() if isinstance(x, weakref.ref) else x for x in self._objects]
-        return Packed(self.skeleton, leaves, IndexMap(enumerate(objects)))
+        return Packed(self.signature, leaves, IndexMap(enumerate(objects)))
 
     def _others(self, given: Sequence[Any]) -> Sequence[Any]:
         """The leaves that are no Variables, in order."""
@@ -265,7 +284,7 @@ class Plan:
 
 
 class PlannedCall:
-    """The outside of a call that follows a plan; see `lifting.Call`.
+    """The outside of a call that follows a plan; see `outside.Call`.
 
     Args:
         plan: The plan.
@@ -283,19 +302,20 @@ class PlannedCall:
         self.groups = plan.groups(given)
 
     def commit(self, result: Any) -> Any:
-        """Writes a result of `lifting.Inside.leave` to the caller's objects.
+        """Writes a result of `Inside.leave` to the caller's objects.
 
         Returns:
             The output of the function.
         """
-        plan, places = self._plan, result[0]
-        if not (plan.is_plain and places.is_plain):
-            return lifting.commit(plan.packed(self._given), result)
+        plan, returned = self._plan, result[0]
+        if not (plan.is_plain and returned.is_plain):
+            return outside.commit(plan.packed(self._given), result)
         _, changed, _, out = result
-        if places.changed:
-            values = lifting.in_order(changed, places.changed)
-            variables.replace_all(plan.targets(places), values)
-        return places.unflatten(lifting.in_order(out, places.out))
+        positions, _, numbers = returned.groups
+        if positions:
+            values = outside.joined(changed, positions)
+            raw_values.replace(plan.targets(returned), values)
+        return returned.unflatten(outside.joined(out, numbers))
 
 
 # Stands for a leaf of the arguments that is in no object.
@@ -314,18 +334,14 @@ def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
     entries, _ = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=packing.is_entry(row.mode.sharing)
     )
-    inner = packed.skeleton.inner_paths()
     found: dict[int, Any] = {}
-    position = 0
-    for (start, _), entry in zip(entries, packed.skeleton.entries, strict=True):
-        for _ in range(1 if entry is None else entry.num_leaves):
-            leaf = packed.leaves[position]
-            if not isinstance(leaf, Variable):
-                path = paths.from_jax(start) + inner[position]
-                is_given = entry is None and path in given_paths
-                place = None if is_given else surveys.attribute_at(tree, path)
-                found[position] = _GIVEN if is_given else place or leaf
-            position += 1
+    located = zip(packed.signature.slots, packed.leaves, strict=True)
+    for position, (slot, leaf) in enumerate(located):
+        if not isinstance(leaf, Variable):
+            path = paths.from_jax(entries[slot.entry][0]) + slot.path
+            is_given = slot.is_plain and path in given_paths
+            place = None if is_given else surveys.attribute_at(tree, path)
+            found[position] = _GIVEN if is_given else place or leaf
     return found
 
 
@@ -364,7 +380,7 @@ def _groups(
         their number among all of these; and the positions of its leaves.
     """
     found = []
-    for group in lifting.groups(row, packed, [*range(len(leaves))]):
+    for group in outside.groups(row, packed, [*range(len(leaves))]):
         members = group.values
         inserts = [
             (place, others.index(position))

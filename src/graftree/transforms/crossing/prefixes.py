@@ -1,33 +1,33 @@
 """How axes, shardings and filters are assigned to the leaves of objects.
 
 A prefix tree has one value per object, or a `PrefixMapping`: different values for the
-leaves of that object (`DiffState`, `StateAxes`, `StateSharding`). An `Assignment` is a
-whole prefix tree, checked; it tells which group each leaf gets by it. `Roles` are the
-same for arguments of which some are donated.
+leaves of that object (`DiffState`, `StateAxes`, `StateSharding`). A `Prefix` is such a
+tree, checked. It puts leaves in groups: one for each value, and with a `Donation`
+another one for what is donated of it.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
 from graftree import _jax
 from graftree.core import filters, paths
 from graftree.core.graph import flattening
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
-from graftree.core.variables import variables
+from graftree.core.variables import labels
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, propagation
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 
 
 class PrefixMapping(abc.ABC):
@@ -205,66 +205,67 @@ Occurrence = tuple[Any, Any, Any]
 _NO_CALL: Any = object()
 
 
-class Assignment:
-    """A prefix of arguments or outputs, and which group each leaf gets by it.
+class Prefix:
+    """A prefix tree of arguments or outputs, and which group each leaf gets by it.
 
     Args:
-        prefix: A pytree prefix; each object counts as one leaf, for which a
+        tree: A pytree prefix; each object counts as one leaf, for which a
             `PrefixMapping` may assign different values to its leaves.
         argument: The public name of the argument, for error messages.
         transform: The public name of the transform.
         mode: What propagates.
-        keywords: The prefix of the keyword arguments, if ``prefix`` is that of the
+        keywords: The prefix of the keyword arguments, if ``tree`` is that of the
             positional ones; together they are that of ``(args, kwargs)``.
+        donation: Which arguments are donated.
+        binds: Whether a Variable that occurs twice needs the same value there.
 
     Attributes:
-        values: The values of the groups; distinct, unless some groups are donated.
-        prefixes: What must agree where a Variable occurs twice: the distinct values.
+        values: What JAX is told of each group.
         donated: The numbers of the groups whose buffers are donated.
+        distinct: What must agree where a Variable occurs twice.
         count: How many positional arguments it is for at least.
         reads_leaves: Whether a filter in it looks at the leaves.
 
     Raises:
-        ValueError: If the prefix contains what it can't.
+        ValueError: If the tree contains what it can't.
     """
-
-    donated: frozenset[int] = frozenset()
 
     def __init__(
         self,
-        prefix: Any,
+        tree: Any,
         argument: str,
         transform: str,
         mode: Propagation,
         *,
         keywords: Any = _NO_CALL,
+        donation: Donation | None = None,
+        binds: bool = True,
     ) -> None:
         self._argument, self._transform = argument, transform
-        # Trees may have a prefix of their own form, with objects.
-        kinds = (*_KINDS, Pytree) if mode.sharing else _KINDS
-        flat, _ = jax.tree_util.tree_flatten_with_path(
-            prefix, is_leaf=lambda x: x is None or isinstance(x, kinds)
-        )
-        listed: list[Any] = [] if keywords is _NO_CALL else [keywords]
-        for path, leaf in flat:
-            self._check_leaf(leaf, jax.tree_util.keystr(path), mode)
-            listed += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
+        leaves = check(tree, argument, transform, mode)
+        is_of_call = keywords is not _NO_CALL
         # What JAX calls the prefix in its messages.
-        self._roots = ["tree_map tree"]
-        if keywords is not _NO_CALL:
-            self._roots.insert(0, "tree_map tree[0]")
-            prefix = (tuple(prefix) if isinstance(prefix, list) else prefix, keywords)
-        self.prefix = prefix
-        positional = prefix if keywords is _NO_CALL else prefix[0]
+        self._roots = [*["tree_map tree[0]"][:is_of_call], "tree_map tree"]
+        if is_of_call:
+            tree = (tuple(tree) if isinstance(tree, list) else tree, keywords)
+        self.tree = tree
+        positional = tree[0] if is_of_call else tree
         self.count = len(positional) if isinstance(positional, tuple) else 0
-        self.prefixes = self.values = self._distinct(listed)
-        self._numbers = {value: number for number, value in enumerate(self.values)}
+        values = [keywords] if is_of_call else []
+        for leaf in leaves:
+            values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
+        distinct = self._distinct(values)
+        self._numbers = {value: number for number, value in enumerate(distinct)}
+        self._binds = binds
+        self.distinct = distinct if binds else ()
         # One value for everything; any other prefix may not fit.
-        is_plain = [
-            not (path or isinstance(leaf, PrefixMapping)) for path, leaf in flat
-        ]
-        self._is_uniform = is_plain == [True] and len(self.values) == 1
-        self.reads_leaves = any(isinstance(leaf, PrefixMapping) for _, leaf in flat)
+        self._is_uniform = len(distinct) == 1 and _is_value_alone(positional)
+        self.reads_leaves = any(isinstance(leaf, PrefixMapping) for leaf in leaves)
+        self._donation = donation if donation is not None and donation.chosen else None
+        self.values, self.donated = distinct, frozenset()
+        if self._donation is not None:
+            self.values = tuple(value for value in distinct for _ in range(2))
+            self.donated = frozenset(range(1, len(self.values), 2))
 
     def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
         try:
@@ -275,56 +276,44 @@ class Assignment:
                 f"nnx.{self._transform}: {error}."
             ) from error
 
-    def _check_leaf(self, leaf: Any, path: str, mode: Propagation) -> None:
-        kind, place = type(leaf).__name__, f"{self._argument}{path}"
-        if isinstance(leaf, Variable):
-            raise ValueError(
-                f"Variables prefixes are not supported: found a {kind} at {place} of "
-                f"nnx.{self._transform}. Give one prefix for the whole Variable."
-            )
-        if mode.sharing and isinstance(leaf, Pytree):
-            raise node_error(leaf, place, self._transform)
-        if isinstance(leaf, PrefixMapping) and leaf.mode != mode:
-            raise ValueError(
-                f"{leaf.refusal(self._argument)}: found one at {place} of "
-                f"nnx.{self._transform}."
-            )
-
-    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
-        """The group of each leaf of a skeleton.
+    def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
+        """The number of the group of each leaf of a signature.
 
         Raises:
             ValueError: If the prefix doesn't fit.
         """
         if self._is_uniform:
-            return [0] * len(objects)
-        numbers: list[int] = []
-        leaves = zip(skeleton.inner_paths(), objects, strict=True)
-        for matched in self._match(skeleton):
-            self._check_place(matched)
-            value, entries, _ = matched
-            count = sum(1 if entry is None else entry.num_leaves for entry in entries)
-            numbers += [
-                self._numbers[_resolve(value, path, leaf)]
-                for path, leaf in itertools.islice(leaves, count)
+            numbers = [0] * len(leaves)
+        else:
+            values = self._match(signature.treedef, signature.entries)
+            numbers = [
+                self._numbers[_resolve(values[slot.entry], slot.path, leaf)]
+                for slot, leaf in zip(signature.slots, leaves, strict=True)
             ]
-        return numbers
+        if self._donation is None:
+            return numbers
+        flags = self._donation.flags(signature, leaves)
+        return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
 
     def occurrences(self, tree: Any, sharing: bool) -> Iterator[Occurrence]:
-        """The Variables in a tree, each wherever it occurs."""
+        """The Variables in a tree, each wherever it occurs; none if none is bound."""
+        if not self._binds:
+            return
         is_leaf = packing.is_entry(sharing)
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-        leaves = iter(flat)
-        for value, entries, _ in self._match(Skeleton(treedef, (None,) * len(flat))):
-            for jax_path, x in itertools.islice(leaves, len(entries)):
-                if is_leaf(x):
-                    start = paths.from_jax(jax_path)
-                    for inner, leaf in packing.leaves_of(x):
-                        yield start + inner, leaf, _resolve(value, inner, leaf)
+        values = self._match(treedef, None)
+        for (jax_path, x), value in zip(flat, values, strict=True):
+            if is_leaf(x):
+                start = paths.from_jax(jax_path)
+                for inner, leaf in packing.variables_in(x):
+                    yield start + inner, leaf, _resolve(value, inner, leaf)
 
-    def _match(self, skeleton: Skeleton) -> list[packing.Matched]:
+    def _match(
+        self, treedef: Any, entries: Sequence[GraphDef[Any] | None] | None
+    ) -> list[Any]:
+        """The value for each leaf of a treedef; checks its place if it is known."""
         try:
-            return packing.match(self.prefix, skeleton, _is_value)
+            matched = _match(self.tree, treedef, _is_value)
         except ValueError as error:
             details = str(error)
             for root in self._roots:
@@ -333,16 +322,19 @@ class Assignment:
                 f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
                 f"what it is for; an object counts as one leaf there.\n{details}"
             ) from None
+        if entries is not None and self.reads_leaves:
+            for (value, is_whole), entry in zip(matched, entries, strict=True):
+                self._check_place(value, is_whole, entry is not None)
+        return [value for value, _ in matched]
 
-    def _check_place(self, matched: packing.Matched) -> None:
+    def _check_place(self, value: Any, is_whole: bool, is_object: bool) -> None:
         """Filters and paths start at an object, so they need one.
 
         A DiffState is for a whole argument, and filters each object in it.
         """
-        value, entries, is_whole = matched
         if not isinstance(value, PrefixMapping) or isinstance(value, DiffState):
             return
-        if entries and (not is_whole or entries[0] is None):
+        if not (is_whole and is_object):
             raise ValueError(
                 f"A `{type(value).__name__}` must be the prefix of one object, but "
                 f"`{self._argument}` of nnx.{self._transform} has one for "
@@ -350,6 +342,39 @@ class Assignment:
                 "Put it in the place of each object, and a plain value in the place of "
                 "each array."
             )
+
+
+def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[Any]:
+    """The leaves of a prefix tree.
+
+    Args:
+        tree: See `Prefix`, like the others.
+        argument: See ``tree``.
+        transform: See ``tree``.
+        mode: See ``tree``.
+
+    Raises:
+        ValueError: If it contains what it can't.
+    """
+    # Trees may have a prefix of their own form, with objects.
+    kinds = (PrefixMapping, Variable, *([Pytree] if mode.sharing else []))
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: x is None or isinstance(x, kinds)
+    )
+    for path, leaf in flat:
+        kind, place = type(leaf).__name__, argument + jax.tree_util.keystr(path)
+        if isinstance(leaf, Variable):
+            raise ValueError(
+                f"Variables prefixes are not supported: found a {kind} at {place} of "
+                f"nnx.{transform}. Give one prefix for the whole Variable."
+            )
+        if mode.sharing and isinstance(leaf, Pytree):
+            raise node_error(leaf, place, transform)
+        if isinstance(leaf, PrefixMapping) and leaf.mode != mode:
+            raise ValueError(
+                f"{leaf.refusal(argument)}: found one at {place} of nnx.{transform}."
+            )
+    return [leaf for _, leaf in flat]
 
 
 def node_error(node: Any, place: str, transform: str) -> ValueError:
@@ -369,57 +394,61 @@ def _is_value(x: Any) -> bool:
     return x is None or isinstance(x, PrefixMapping)
 
 
+def _is_value_alone(tree: Any) -> bool:
+    return not isinstance(tree, PrefixMapping) and jax.tree_util.all_leaves(
+        [tree], is_leaf=_is_value
+    )
+
+
 def _resolve(value: Any, path: Any, leaf: Any) -> Any:
     return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
 
 
-_KINDS = (PrefixMapping, Variable)
+class _Matched(NamedTuple):
+    """What a prefix tree has for a leaf; whether right there, or for a container."""
+
+    value: Any
+    is_whole: bool
 
 
-class Roles(Assignment):
-    """An assignment for arguments of which some are donated.
+def _match(prefix: Any, treedef: Any, is_leaf: Callable[[Any], bool]) -> list[_Matched]:
+    """The value of a prefix tree for each leaf of a treedef.
 
-    There is a group for each prefix value, and another one for what is donated of it.
+    Raises:
+        ValueError: If the structures don't fit.
+    """
+    full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+    found: list[Any] = [None] * treedef.num_leaves
 
-    Args:
-        prefix: See `Assignment`, like the next four.
-        argument: See ``prefix``.
-        transform: See ``prefix``.
-        mode: See ``prefix``.
-        keywords: See ``prefix``.
-        donated: Which arguments are donated.
-        statics: Which are static; a skeleton has them apart.
+    def add(value: Any, subtree: Any) -> None:
+        for number in jax.tree.leaves(subtree):
+            found[number] = _Matched(value, isinstance(subtree, int))
+
+    jax.tree.map(add, prefix, full, is_leaf=is_leaf)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Donation:
+    """Which leaves of a call are donated.
+
+    Attributes:
+        chosen: Which arguments.
+        statics: Which are static; a signature has them apart.
+        keeps_arrays: Whether arrays in attributes are kept, as with graph updates.
     """
 
-    def __init__(
-        self,
-        prefix: Any,
-        argument: str,
-        transform: str,
-        mode: Propagation,
-        *,
-        keywords: Any,
-        donated: Chosen,
-        statics: Chosen,
-    ) -> None:
-        super().__init__(prefix, argument, transform, mode, keywords=keywords)
-        self._chosen = donated
-        self._statics = statics
-        self._keeps_arrays = mode.structure
-        if donated:
-            self.values = tuple(value for value in self.values for _ in range(2))
-            self.donated = frozenset(range(1, len(self.values), 2))
+    chosen: Chosen
+    statics: Chosen
+    keeps_arrays: bool
 
-    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
-        """The group of each leaf; see `Assignment.assign`."""
-        numbers = super().assign(skeleton, objects)
-        if not self._chosen:
-            return numbers
-        flags = packing.spread(self._donated_arguments(skeleton), skeleton)
-        leaves = zip(objects, skeleton.inner_paths(), strict=True)
+    def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
+        """For each leaf whether it is."""
+        tree = self._arguments(signature)
+        matched = _match(tree, signature.treedef, lambda x: x is None)
         return [
-            2 * number + (flag and self._can_donate(leaf, path))
-            for number, flag, (leaf, path) in zip(numbers, flags, leaves, strict=True)
+            matched[slot.entry].value and self._can_donate(leaf, slot.path)
+            for slot, leaf in zip(signature.slots, leaves, strict=True)
         ]
 
     def _can_donate(self, leaf: Any, path: Any) -> bool:
@@ -428,34 +457,16 @@ class Roles(Assignment):
         if _jax.is_ref(flattening.raw_of(leaf)):
             return False
         if isinstance(leaf, Variable):
-            return variables.is_owned(leaf)
-        return path == () or not self._keeps_arrays
+            return labels.is_owned(leaf)
+        return path == () or not self.keeps_arrays
 
-    def _donated_arguments(self, skeleton: Skeleton) -> Any:
+    def _arguments(self, signature: Signature) -> Any:
         """A prefix of ``(args, kwargs)``: is it donated?"""
-        args, kwargs = skeleton.treedef.children()
-        by_position = [i for i, _ in skeleton.statics if isinstance(i, int)]
+        args, kwargs = signature.treedef.children()
+        by_position = [i for i, _ in signature.statics if isinstance(i, int)]
         total = len(args.children()) + len(by_position)
-        taken = self._statics.positions(total)
-        donated = self._chosen.positions(total)
+        taken = self.statics.positions(total)
+        donated = self.chosen.positions(total)
         flags = [i in donated for i in range(total) if i not in taken]
         names = kwargs.node_data()[1]
-        return tuple(flags), {name: name in self._chosen.argnames for name in names}
-
-
-class Unchecked(Assignment):
-    """An assignment for an output in which any Variable of the arguments may be.
-
-    Args:
-        prefix: See `Assignment`.
-        transform: The public name of the transform.
-        mode: What propagates.
-    """
-
-    def __init__(self, prefix: Any, transform: str, mode: Propagation) -> None:
-        super().__init__(prefix, "out", transform, mode)
-        self.prefixes = ()
-
-    def occurrences(self, tree: Any, sharing: bool) -> Iterator[Occurrence]:
-        """None: no prefix has to agree with that of an argument."""
-        return iter(())
+        return tuple(flags), {name: name in self.chosen.argnames for name in names}

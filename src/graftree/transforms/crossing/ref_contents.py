@@ -7,7 +7,7 @@ written to the caller's refs once. Where that doesn't help, an error tells the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from graftree import _jax, errors
 from graftree.transforms.crossing.packing import Values
 
 
-class _Slot:
+class _Place:
     """Where a ref was in a pytree; has no leaves.
 
     Attributes:
@@ -29,13 +29,13 @@ class _Slot:
         self.number = number
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Slot) and self.number == other.number
+        return isinstance(other, _Place) and self.number == other.number
 
     def __hash__(self) -> int:
-        return hash((_Slot, self.number))
+        return hash((_Place, self.number))
 
 
-jax.tree_util.register_static(_Slot)
+jax.tree_util.register_static(_Place)
 
 
 def by_content(
@@ -56,9 +56,9 @@ def by_content(
         refs = [*map(_jax.new_ref, contents)]
 
         def fill(x: Any) -> Any:
-            return refs[x.number] if isinstance(x, _Slot) else x
+            return refs[x.number] if isinstance(x, _Place) else x
 
-        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _Slot))
+        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _Place))
         out = function(*filled)
         return out, [ref[...] for ref in refs]
 
@@ -67,8 +67,8 @@ def by_content(
     def outer(*arguments: Any) -> Any:
         # One ref at two places is one ref inside, too.
         refs = {id(x): x for x in jax.tree.leaves(arguments) if _jax.is_ref(x)}
-        slots = {key: _Slot(number) for number, key in enumerate(refs)}
-        taken = jax.tree.map(lambda x: slots.get(id(x), x), arguments)
+        places = {key: _Place(number) for number, key in enumerate(refs)}
+        taken = jax.tree.map(lambda x: places.get(id(x), x), arguments)
         out, contents = transformed([ref[...] for ref in refs.values()], taken)
         for ref, content in zip(refs.values(), contents, strict=True):
             if _jax.is_differentiated(content) and not _jax.is_differentiated(ref):
@@ -94,13 +94,11 @@ def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
     Raises:
         TypeError: If there is one; names its path and the way out.
     """
-    for group in groups:
-        for position, value in group.by_position().items():
-            if _jax.is_ref(value):
-                raise TypeError(
-                    f"nnx.{transform} {reason}: {group.skeleton.names()[position]}.\n"
-                    "Pass a copy that has arrays, made by nnx.to_arrays."
-                )
+    for name in _refs(groups):
+        raise TypeError(
+            f"nnx.{transform} {reason}: {name}.\n"
+            "Pass a copy that has arrays, made by nnx.to_arrays."
+        )
 
 
 # What JAX says: of writes, of `cond` and `switch`, of `scan` in two versions.
@@ -126,9 +124,7 @@ def with_hint(
         except Exception as error:
             if any(words in str(error) for words in _COMPLAINTS):
                 pairs = zip(groups, axes, strict=True)
-                names = [
-                    x for group, axis in pairs if axis is None for x in _refs(group)
-                ]
+                names = [*_refs(group for group, axis in pairs if axis is None)]
                 if "unbatched array reference" in str(error) and names:
                     raise _broadcast_error(names) from error
                 error.add_note(
@@ -154,7 +150,9 @@ def _broadcast_error(names: Sequence[str]) -> ValueError:
     )
 
 
-def _refs(group: Values) -> list[str]:
-    """The names of the refs in a group."""
-    names, listed = group.skeleton.names(), group.by_position().items()
-    return [names[position] for position, value in listed if _jax.is_ref(value)]
+def _refs(groups: Iterable[Values]) -> Iterator[str]:
+    """The names of the refs in groups."""
+    for group in groups:
+        for slot, value in group.slots():
+            if _jax.is_ref(value):
+                yield slot.name

@@ -1,7 +1,12 @@
-"""The static part of the arguments or the output of a call."""
+"""The static part of the arguments or the output of a call.
+
+Signature   a treedef, and for each object in it a GraphDef
+Slot        one leaf of it: where it is, what it is called, how it is defined
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -9,20 +14,80 @@ from typing import Any, NamedTuple
 
 import jax
 
+from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import alias_reports
 from graftree.transforms.crossing.alias_reports import Labels
 
 
+class Slot(NamedTuple):
+    """One leaf of a signature.
+
+    Attributes:
+        entry: The number of the entry that it belongs to.
+        path: Its path inside the object there; ``()`` for a plain leaf.
+        definition: That of a Variable or ref; ``None`` for another leaf.
+        entry_names: What the entries are called.
+    """
+
+    entry: int
+    path: Any
+    definition: VariableDef | ArrayRefDef | None
+    entry_names: _EntryNames
+
+    @property
+    def name(self) -> str:
+        """Where it is in the arguments of the call, as in ``args[0].kernel``."""
+        return name_of((self.entry_names.listed[self.entry], *self.path))
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is a Variable."""
+        return isinstance(self.definition, VariableDef)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no part of an object: an argument or output by itself."""
+        return self.definition is None and self.path == ()
+
+    @property
+    def outer_index(self) -> int | None:
+        """The number of the object outside that it stands for, if there is one."""
+        return None if self.definition is None else self.definition.outer_index
+
+
+class _EntryNames:
+    """What the entries of the signature of ``(args, kwargs)`` are called."""
+
+    def __init__(self, treedef: Any, labels: Labels) -> None:
+        self._treedef = treedef
+        self._labels = labels
+
+    @functools.cached_property
+    def listed(self) -> list[str]:
+        """The names; made when they are asked for, which is in messages mostly."""
+        return [*map(self._name, _paths(self._treedef))]
+
+    def _name(self, path: Any) -> str:
+        if path[:1] == (_KWARGS,) or len(path) < 2:
+            return "kwargs" + jax.tree_util.keystr(path[1:])
+        return self._labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
+
+
+def _paths(treedef: Any) -> list[Any]:
+    places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
+    return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
+
+
 class Span(NamedTuple):
-    """Where an argument is in a skeleton, as (start, stop)."""
+    """Where an argument is in a signature, as (start, stop)."""
 
     entries: tuple[int, int]
     leaves: tuple[int, int]
 
 
-class Skeleton:
+class Signature:
     """The static part of a tree of arguments or outputs.
 
     Attributes:
@@ -31,13 +96,12 @@ class Skeleton:
             ``None`` for a plain leaf. The GraphDefs share one numbering.
         statics: Static arguments, as pairs of a position or name and a value.
         labels: What the positional arguments are called; not compared.
-        number: Its own, once it is known to `Skeletons`. JAX compares it first.
+        number: Its own, once it is known to `Signatures`. JAX compares it first.
     """
 
     __slots__ = (
         "__weakref__",
-        "_definitions",
-        "_names",
+        "_slots",
         "entries",
         "labels",
         "number",
@@ -57,14 +121,13 @@ class Skeleton:
         self.statics = statics
         self.labels = labels
         self.number: int | None = None
-        self._definitions: list[VariableDef | ArrayRefDef | None] | None = None
-        self._names: list[str] | None = None
+        self._slots: tuple[Slot, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         return (
-            isinstance(other, Skeleton)
+            isinstance(other, Signature)
             and self.treedef == other.treedef
             and self.entries == other.entries
             and self.statics == other.statics
@@ -76,14 +139,44 @@ class Skeleton:
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
-    def definitions(self) -> list[VariableDef | ArrayRefDef | None]:
-        """For each leaf its definition: of a Variable or ref, or ``None``; cached."""
-        if self._definitions is None:
-            listed: list[VariableDef | ArrayRefDef | None] = []
-            for entry in self.entries:
-                listed += [None] if entry is None else [d for _, d in entry.leaves()]
-            self._definitions = listed
-        return self._definitions
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Its leaves, in order; cached."""
+        if self._slots is None:
+            names = _EntryNames(self.treedef, self.labels)
+            self._slots = tuple(
+                [
+                    Slot(number, path, definition, names)
+                    for number, entry in enumerate(self.entries)
+                    for path, definition in leaves_of(entry)
+                ]
+            )
+        return self._slots
+
+    def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
+        """What it says, for `differences`, by paths that `name_of` prints.
+
+        Args:
+            root: What the tree is called; ``None`` for ``(args, kwargs)``.
+            identity: Whether it counts which object outside each stands for.
+        """
+        found: dict[Any, Any] = {}
+        if not jax.tree_util.treedef_is_leaf(self.treedef):
+            found[root or "arguments",] = differences.Form(self.treedef)
+        names = self.entry_names(root)
+        for entry, name in zip(self.entries, names, strict=True):
+            found |= differences.facts(entry, root=(name,), identity=identity)
+        return found
+
+    def entry_names(self, root: str | None = None) -> list[str]:
+        """What its entries are called.
+
+        Args:
+            root: See `facts`.
+        """
+        if root is None:
+            return _EntryNames(self.treedef, self.labels).listed
+        return [root + jax.tree_util.keystr(path) for path in _paths(self.treedef)]
 
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
@@ -93,13 +186,6 @@ class Skeleton:
             if entry is not None
             for node in entry.nodes
         )
-
-    def inner_paths(self) -> list[Any]:
-        """The path of each leaf inside its object; ``()`` for plain leaves."""
-        listed: list[Any] = []
-        for entry in self.entries:
-            listed += [()] if entry is None else entry.paths()
-        return listed
 
     def span(self, argument: int | None) -> Span:
         """Which entries and leaves are those of a positional argument.
@@ -112,38 +198,42 @@ class Skeleton:
         treedefs = self.treedef.children()[0].children()
         start = sum(treedef.num_leaves for treedef in treedefs[:argument])
         stop = start + treedefs[argument].num_leaves
-        counts = [1 if e is None else e.num_leaves for e in self.entries]
+        counts = [*map(count, self.entries)]
         return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
 
-    def names(self) -> list[str]:
-        """The paths of the leaves of ``(args, kwargs)``: ``args[0].kernel``; cached."""
-        if self._names is None:
-            self._names = self._list_names()
-        return self._names
-
-    def _list_names(self) -> list[str]:
-        places = jax.tree.unflatten(self.treedef, range(len(self.entries)))
-        flat, _ = jax.tree_util.tree_flatten_with_path(places)
-        named: list[str] = []
-        for (path, _), entry in zip(flat, self.entries, strict=True):
-            start = self._start(path)
-            paths = [()] if entry is None else entry.paths()
-            named += [start + "".join(map(_key_text, path)) for path in paths]
-        return named
-
-    def _start(self, path: Any) -> str:
-        if path[:1] == (_KWARGS,) or len(path) < 2:
-            return "kwargs" + jax.tree_util.keystr(path[1:])
-        return self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
+    def of_argument(self, number: int) -> Signature:
+        """The part of it that is one positional argument."""
+        start, stop = self.span(number).entries
+        treedef = self.treedef.children()[0].children()[number]
+        return Signature(treedef, self.entries[start:stop])
 
 
-class Skeletons(Rebuilt):
-    """The skeletons that a compiled function was called with.
+def name_of(path: Any) -> str:
+    """A path of `Signature.facts` as Python prints it: ``args[0].kernel``."""
+    start, *keys = path
+    return start + "".join(map(_key_text, keys))
+
+
+_PLAIN = (((), None),)
+
+
+def leaves_of(entry: GraphDef[Any] | None) -> Any:
+    """The path and the definition of each leaf of an entry."""
+    return _PLAIN if entry is None else entry.leaves()
+
+
+def count(entry: GraphDef[Any] | None) -> int:
+    """How many leaves an entry has."""
+    return 1 if entry is None else entry.num_leaves
+
+
+class Signatures(Rebuilt):
+    """The signatures that a compiled function was called with.
 
     JAX hashes no static data of pytree nodes; it compares with what it compiled for,
     inside its cache in C++. If a comparison runs code in Python, another thread may
     take its turn and change that cache meanwhile: then the process dies
-    (tests/stress/static_data.py). So equal skeletons are made the same one, with a
+    (tests/stress/static_data.py). So equal signatures are made the same one, with a
     number that no other one has in front: numbers decide, and are compared in C.
 
     Nor is a static value that was changed in place since, of which the hash is a new
@@ -151,20 +241,20 @@ class Skeletons(Rebuilt):
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Skeleton, weakref.ref[Skeleton]]
+        self._known: weakref.WeakKeyDictionary[Signature, weakref.ref[Signature]]
         self._known = weakref.WeakKeyDictionary()
         # Else two threads could both come first. User code compares static values.
         self._lock = threading.RLock()
 
-    def intern(self, skeleton: Skeleton) -> Skeleton:
-        """The skeleton that equals this one and came first."""
+    def intern(self, signature: Signature) -> Signature:
+        """The signature that equals this one and came first."""
         with self._lock:
-            weak = self._known.get(skeleton)
+            weak = self._known.get(signature)
             known = None if weak is None else weak()
             if known is None:
-                self._known[skeleton] = weakref.ref(skeleton)
-                skeleton.number = next(_numbers)
-                known = skeleton
+                self._known[signature] = weakref.ref(signature)
+                signature.number = next(_numbers)
+                known = signature
             return known
 
 
@@ -173,4 +263,6 @@ _KWARGS = jax.tree_util.SequenceKey(1)
 
 
 def _key_text(key: Any) -> str:
+    if isinstance(key, differences.MetadataKey):
+        return f", metadata {key!r}"
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"

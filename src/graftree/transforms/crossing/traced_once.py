@@ -22,7 +22,7 @@ import jax
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import captures
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 
 # How many traces of the same functions are remembered, for other things captured.
 _LIMIT = 8
@@ -45,7 +45,7 @@ class PerFunction(Rebuilt):
     def get(
         self,
         functions: tuple[Callable[..., Any], ...],
-        arguments: Skeleton,
+        arguments: Signature,
         mode: Propagation,
         *key: Any,
     ) -> Any:

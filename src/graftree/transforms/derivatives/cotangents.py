@@ -5,52 +5,55 @@ form of an argument or of the output. Without graph updates objects stand for ob
 the same types; with them, the State of an object stands for it, and of an object that
 occurs twice the first State has it all.
 
-    tree, arguments       leaves in, derivatives in the form of a skeleton out
+    tree, arguments       leaves in, derivatives in the form of a signature out
     leaves                the inverse
     numbers, positions    the arguments that ``argnums`` and the like mean
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from graftree.core import paths
-from graftree.core.graph import flattening, nodes
+from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.states import states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing
+from graftree.transforms.crossing import packing, signatures
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.signatures import Signature
 
 
 class FormError(TypeError, ValueError):
-    """A derivative hasn't the form of what it belongs to; in JAX it is one or other."""
+    """A derivative does not match what it belongs to.
+
+    Both TypeError and ValueError, because JAX raises either.
+    """
 
 
 # Leaves in, derivatives out.
 
 
-def tree(skeleton: Skeleton, given: Mapping[int, Any], mode: Propagation) -> Any:
-    """Derivatives in the form of a whole skeleton.
+def tree(signature: Signature, given: Mapping[int, Any], mode: Propagation) -> Any:
+    """Derivatives in the form of a whole signature.
 
     Args:
-        skeleton: The form.
+        signature: The form.
         given: The derivatives, by the number of the leaf. States lack the others, and
             ``None`` is in their place elsewhere.
         mode: Whether States stand for objects.
     """
-    return jax.tree.unflatten(skeleton.treedef, _roots(skeleton, given, mode))
+    return jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
 
 
 def arguments(
-    skeleton: Skeleton,
+    signature: Signature,
     given: Mapping[int, Any],
     mode: Propagation,
     argnums: Iterable[int],
@@ -58,48 +61,37 @@ def arguments(
     """Derivatives in the form of some positional arguments.
 
     Args:
-        skeleton: Of ``(args, kwargs)``.
+        signature: Of ``(args, kwargs)``.
         given: See `tree`.
         mode: See `tree`.
         argnums: Which arguments.
     """
-    roots = _roots(skeleton, given, mode)
+    roots = _roots(signature, given, mode)
     found: list[Any] = []
     for number in argnums:
-        start, stop = skeleton.span(number).entries
-        treedef = skeleton.treedef.children()[0].children()[number]
+        start, stop = signature.span(number).entries
+        treedef = signature.treedef.children()[0].children()[number]
         found.append(jax.tree.unflatten(treedef, roots[start:stop]))
     return tuple(found)
 
 
-def argument(skeleton: Skeleton, number: int) -> Skeleton:
-    """The part of a skeleton that is one positional argument."""
-    start, stop = skeleton.span(number).entries
-    treedef = skeleton.treedef.children()[0].children()[number]
-    return Skeleton(treedef, skeleton.entries[start:stop])
-
-
 def _roots(
-    skeleton: Skeleton, given: Mapping[int, Any], mode: Propagation
+    signature: Signature, given: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
-    """What stands for each object or plain leaf of a skeleton."""
+    """What stands for each object or plain leaf of a signature."""
     # All are built: an object may refer to one of an earlier argument.
     builder = Builder(IndexMap(), {}, recreate_variables=False)
     roots: list[Any] = []
-    start = 0
-    for entry in skeleton.entries:
+    numbers = itertools.count()
+    for entry in signature.entries:
+        listed = [(next(numbers), *leaf) for leaf in signatures.leaves_of(entry)]
         if entry is None:
-            roots.append(given.get(start))
-            start += 1
-            continue
-        numbered = [*enumerate((d for _, d in entry.leaves()), start)]
-        start += len(numbered)
-        values = [_value(given, number, d) for number, d in numbered]
-        if not mode.structure:
-            roots.append(builder.build(entry, values))
+            roots.append(given.get(listed[0][0]))
+        elif mode.structure:
+            roots.append(_state(given, listed))
         else:
-            is_given = [number in given for number, _ in numbered]
-            roots.append(_state(entry, values, is_given))
+            values = [_value(given, number, d) for number, _, d in listed]
+            roots.append(builder.build(entry, values))
     return roots
 
 
@@ -112,11 +104,8 @@ def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     return value
 
 
-def _state(
-    entry: GraphDef[Any], values: Sequence[Any], is_given: Sequence[bool]
-) -> Any:
-    listed = zip(entry.paths(), values, is_given, strict=True)
-    found = [(path, value) for path, value, flag in listed if flag]
+def _state(given: Mapping[int, Any], listed: Sequence[tuple[int, Any, Any]]) -> Any:
+    found = [(path, _value(given, n, d)) for n, path, d in listed if n in given]
     if found and found[0][0] == ():
         return found[0][1]  # a Variable by itself is its own State
     return states.from_flat_state(found)
@@ -126,16 +115,16 @@ def _state(
 
 
 def leaves(
-    skeleton: Skeleton,
+    signature: Signature,
     given: Any,
     mode: Propagation,
     what: str,
     wanted: Iterable[int],
 ) -> list[Any]:
-    """The derivatives of some leaves of a skeleton, from a tree of the user.
+    """The derivatives of some leaves of a signature, from a tree of the user.
 
     Args:
-        skeleton: The form that the tree should have.
+        signature: The form that the tree should have.
         given: The tree. ``None`` may stand for an object, and is then the derivative of
             each of its leaves.
         mode: Whether States stand for objects.
@@ -147,14 +136,14 @@ def leaves(
             these.
     """
     try:
-        roots = skeleton.treedef.flatten_up_to(given)
+        roots = signature.treedef.flatten_up_to(given)
     except ValueError as error:
         raise FormError(f"Wrong structure of {what}: {error}") from None
     wanted = dict.fromkeys(wanted)
     found: dict[int, Any] = {}
     seen: set[int] = set()
     start = 0
-    for entry, root in zip(skeleton.entries, roots, strict=True):
+    for entry, root in zip(signature.entries, roots, strict=True):
         if entry is None:
             found[start] = flattening.raw_of(root)
             start += 1
@@ -195,10 +184,10 @@ def _leaves_of(
 def _check_paths(given: Collection[Any], expected: Collection[Any], what: str) -> None:
     if given == expected:
         return
-    wrong = [path for path in given if path not in expected]
-    missing = [path for path in expected if path not in given]
-    lines = [f"  too much: {paths.to_string(path)}" for path in wrong]
-    lines += [f"  missing: {paths.to_string(path)}" for path in missing]
+    lines = differences.missing_and_unexpected(
+        [path for path in expected if path not in given],
+        [path for path in given if path not in expected],
+    )
     raise FormError("\n".join([f"Wrong leaves in {what}:", *lines]))
 
 

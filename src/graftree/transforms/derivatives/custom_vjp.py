@@ -17,23 +17,30 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 
 from graftree import _jax, errors
-from graftree.core.graph import flattening
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import alias_reports, decorators, lifting, packing
+from graftree.transforms.crossing import (
+    alias_reports,
+    decorators,
+    outside,
+    packing,
+    prefixes,
+)
 from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.decorators import MISSING, P, R
-from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.inside import Inside, Returned
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Changes, Values
-from graftree.transforms.crossing.prefixes import Assignment, DiffState, Unchecked
+from graftree.transforms.crossing.prefixes import DiffState, Prefix
 from graftree.transforms.crossing.propagation import GRAPH, Propagation, resolve
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signature
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import FormError
 
@@ -107,11 +114,9 @@ def custom_vjp(
         1.0
     """
     mode = resolve(graph, graph_updates)
-
-    def decorate(function: Callable[P, R]) -> CustomVjp[P, R]:
-        return CustomVjp(function, nondiff_argnums, mode)
-
-    return decorate if fun is MISSING else decorate(fun)
+    return decorators.decorate(
+        fun, _NAME, lambda function: CustomVjp(function, nondiff_argnums, mode)
+    )
 
 
 class _Rules(NamedTuple):
@@ -146,15 +151,14 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
     def __init__(
         self, fun: Callable[P, R], nondiff_argnums: Sequence[Any], mode: Propagation
     ) -> None:
-        decorators.check_not_bound(fun, "custom_vjp")
         decorators.wraps(fun)(self)
         self.fun = fun
         self._mode = mode
         self._nondiff = tuple(nondiff_argnums)
-        Assignment(self._nondiff, _ARGUMENT, _NAME, mode)  # checks what is in it
+        prefixes.check(self._nondiff, _ARGUMENT, _NAME, mode)
         self._numbers = cotangents.numbers(self._nondiff, _ARGUMENT, _NAME)
         self._rules: _Rules | None = None
-        self._signature = functools.cache(self._signature_of)
+        self._positions = functools.cache(self._positions_of)
 
     def defvjp(
         self,
@@ -185,12 +189,13 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             alias_reports.check_arguments(given, _NAME)
-        signature = self._signature(len(given))
-        call = Call(self.fun, signature.row, given, {})
-        self._check_nondiff(call.packed.skeleton, signature)
-        lifted = _Lifted(self.fun, self._rules, signature, call.groups)
-        chosen, *others, _ = call.groups
-        result = lifted.function()(chosen, others)
+        positions = self._positions(len(given))
+        call = Call(self.fun, positions.row, given, {})
+        self._check_nondiff(call.packed.signature, positions.nondiff)
+        chosen, *others = call.groups
+        operands, fixed = _parted(others)
+        lifted = _Lifted(self.fun, self._rules, positions, chosen, operands, fixed)
+        result = lifted.function()(chosen, operands)
         if not (self._mode.structure or self._rules.takes_updates):
             result = _telling_of_cotangents(result, self.fun, self._rules.bwd)
         return call.commit(result)
@@ -199,7 +204,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         """What `defvjp` was given; see `Rebuilt.kept`."""
         return {"_rules": self._rules}
 
-    def _signature_of(self, count: int) -> _Signature:
+    def _positions_of(self, count: int) -> _Positions:
         positions = cotangents.positions(self._numbers, count, _ARGUMENT, _NAME)
         filters = {
             position: x if isinstance(x, DiffState) else False
@@ -207,20 +212,20 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         }
         prefix = tuple(filters.get(position, True) for position in range(count))
         mode = self._mode
-        inputs = _Groups(prefix, _ARGUMENT, _NAME, mode, keywords=True)
-        outputs = Unchecked(None, _NAME, mode)
+        inputs = Prefix(prefix, _ARGUMENT, _NAME, mode, keywords=True)
+        outputs = Prefix(None, "out", _NAME, mode, binds=False)
         nondiff = tuple(p for p in positions if filters[p] is False)
-        return _Signature(
+        return _Positions(
             Row(_NAME, mode, inputs, outputs, returns_captured=True),
             tuple(p for p in range(count) if p not in nondiff),
             nondiff,
         )
 
-    def _check_nondiff(self, skeleton: Skeleton, signature: _Signature) -> None:
+    def _check_nondiff(self, signature: Signature, numbers: Sequence[int]) -> None:
         if not self._mode.structure:
             return
-        for number in signature.nondiff:
-            for entry in cotangents.argument(skeleton, number).entries:
+        for number in numbers:
+            for entry in signature.of_argument(number).entries:
                 if entry is not None:
                     raise TypeError(
                         "Passing integers to nondiff_argnums for graph nodes arguments "
@@ -230,7 +235,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                     )
 
 
-class _Signature(NamedTuple):
+class _Positions(NamedTuple):
     """The arguments of calls with the same number of them.
 
     Attributes:
@@ -244,30 +249,111 @@ class _Signature(NamedTuple):
     nondiff: tuple[int, ...]
 
 
-class _Groups(Assignment):
-    """The groups ``chosen``, perhaps ``others``, and ``fixed``."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.values = (*self.values, "fixed")
-
-    def assign(self, skeleton: Skeleton, objects: Sequence[Any]) -> list[int]:
-        """The group of each leaf; see `Assignment.assign`."""
-        fixed = len(self.values) - 1
-        return [
-            group if group == 0 or _is_operand(leaf) else fixed
-            for group, leaf in zip(
-                super().assign(skeleton, objects), objects, strict=True
-            )
-        ]
+def _parted(groups: Sequence[Values]) -> tuple[list[Values], list[Values]]:
+    """What JAX has to take of groups, as it may be a tracer; and the rest."""
+    return [_only(x, True) for x in groups], [_only(x, False) for x in groups]
 
 
-def _is_operand(leaf: Any) -> bool:
-    """Whether JAX has to take a leaf: then it may be a tracer."""
+def _only(group: Values, operands: bool) -> Values:
+    listed = group.by_position().items()
+    kept = {number: x for number, x in listed if _is_operand(x) is operands}
+    return Values([*kept.values()], group.signature, tuple(kept))
+
+
+def _is_operand(value: Any) -> bool:
     return any(
-        isinstance(x, jax.Array) or _jax.is_ref(x)
-        for x in jax.tree.leaves(flattening.raw_of(leaf))
+        isinstance(x, jax.Array) or _jax.is_ref(x) for x in jax.tree.leaves(value)
     )
+
+
+class _ObjectCotangents(NamedTuple):
+    """Cotangents without graph updates: objects; those of writes are a keyword.
+
+    Attributes:
+        signature: Of the arguments.
+        mode: What propagates.
+        count: How many positional arguments there are.
+        takes_updates: Whether the rule takes those of writes.
+    """
+
+    signature: Signature
+    mode: Propagation
+    count: int
+    takes_updates: bool
+
+    def given(
+        self,
+        returned: Returned,
+        updates: dict[int, Any],
+        new: Sequence[Any],
+        out_g: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the rule for the way back gets: ``g``, and keyword arguments.
+
+        Args:
+            returned: What the function returned.
+            updates: The cotangents of what it wrote, by position.
+            new: Those of the new leaves of the arguments.
+            out_g: That of its output.
+        """
+        if not self.takes_updates:
+            return out_g, {}
+        return out_g, {
+            "updates_g": cotangents.arguments(
+                self.signature, updates, self.mode, range(self.count)
+            )
+        }
+
+
+class _StateCotangents(NamedTuple):
+    """Cotangents with graph updates: States, of the arguments as they were left.
+
+    Attributes:
+        signature: Of the arguments.
+        mode: What propagates.
+        diff: The positions of arguments with a cotangent.
+        shapes: Shapes and dtypes of the leaves inside objects, by position.
+    """
+
+    signature: Signature
+    mode: Propagation
+    diff: tuple[int, ...]
+    shapes: dict[int, Any]
+
+    def given(
+        self,
+        returned: Returned,
+        updates: dict[int, Any],
+        new: Sequence[Any],
+        out_g: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """See `_ObjectCotangents.given`."""
+        zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, self.shapes)
+        given, signature = zeros | updates, self.signature
+        if returned.structure is not None:
+            signature = returned.structure
+            given = self._restructured(signature, given, iter(new))
+        return (
+            cotangents.arguments(signature, given, self.mode, self.diff),
+            out_g,
+        ), {}
+
+    def _restructured(
+        self, structure: Signature, before: dict[int, Any], new: Iterator[Any]
+    ) -> dict[int, Any]:
+        """Cotangents by position in the structure that the function left."""
+        by_index = {
+            slot.definition.index: before.get(position)
+            for position, slot in enumerate(self.signature.slots)
+            if slot.definition is not None
+        }
+        return {
+            position: next(new)
+            if slot.outer_index is None
+            else by_index[slot.outer_index]
+            for position, slot in enumerate(structure.slots)
+            if not slot.is_plain
+        }
 
 
 class _Lifted:
@@ -280,21 +366,32 @@ class _Lifted:
         self,
         fun: Callable[..., Any],
         rules: _Rules,
-        signature: _Signature,
-        groups: Sequence[Values],
+        positions: _Positions,
+        chosen: Values,
+        others: Sequence[Values],
+        fixed: Sequence[Values],
     ) -> None:
-        chosen, *others, self.fixed = groups
         self.fun = fun
         self.rules = rules
-        self.row, self.diff, self.nondiff = signature
-        self.mode = self.row.mode
-        self.skeleton = chosen.skeleton
-        self.positions = chosen.positions or ()
+        self.row, self.diff, self.nondiff = positions
+        self.fixed = fixed
+        self.mode = mode = self.row.mode
+        self.signature = signature = chosen.signature
+        self.positions = chosen.positions
         # What `fun` changed, if it was traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
-        self.shapes = _shapes([chosen, *others]) if self.mode.structure else {}
+        count = len(self.diff) + len(self.nondiff)
+        self.cotangents = (
+            _StateCotangents(signature, mode, self.diff, _shapes([chosen, *others]))
+            if mode.structure
+            else _ObjectCotangents(signature, mode, count, rules.takes_updates)
+        )
         # They can't be residuals.
         self.refs = {k: v for k, v in _by_position(others).items() if _has_ref(v)}
+
+    def _inside(self, chosen: Values, others: Sequence[Values]) -> Inside:
+        pairs = zip(others, self.fixed, strict=True)
+        return Inside(self.row, [chosen, *(_united(*pair) for pair in pairs)])
 
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``[others]``."""
@@ -309,15 +406,15 @@ class _Lifted:
         return function
 
     def _fun(self, chosen: Values, others: list[Values]) -> Any:
-        inside = Inside(self.row, (chosen, *others, self.fixed))
+        inside = self._inside(chosen, others)
         result = inside.leave(inside.run(self.fun))
-        self.changed = frozenset(lifting.parts_of(result)[0].changed)
+        self.changed = frozenset(result[0].changed)
         return result
 
     def _fwd(self, chosen: Values, others: list[Values]) -> Any:
         if self.rules.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
-        inside = Inside(self.row, (chosen, *others, self.fixed))
+        inside = self._inside(chosen, others)
         pair = inside.run(self.rules.fwd)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
@@ -328,16 +425,16 @@ class _Lifted:
         kept = _by_position(others) if self.nondiff else {}
         kept = {k: v for k, v in kept.items() if k not in self.refs}
         packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
-        stored = Values(packed.values(), packed.skeleton, None)
-        places, *leaves = inside.leave(out, self.changed or frozenset())
-        returned = dataclasses.replace(places.returned, kept=())
+        stored = Values(packed.values(), packed.signature, None)
+        returned, *leaves = inside.leave(out, self.changed or frozenset())
         self._check_changed(returned.changed)
-        return (dataclasses.replace(places, returned=returned), *leaves), (kept, stored)
+        return (dataclasses.replace(returned, kept=()), *leaves), (kept, stored)
 
     def _check_changed(self, changed: tuple[int, ...]) -> None:
         extra = () if self.changed is None else {*changed} - self.changed
         if extra:
-            listed = ", ".join(self.skeleton.names()[p] for p in sorted(extra))
+            slots = self.signature.slots
+            listed = ", ".join(slots[position].name for position in sorted(extra))
             raise TypeError(
                 f"Custom VJP fwd rule {decorators.name_of(self.rules.fwd)} wrote what "
                 f"{decorators.name_of(self.fun)} does not write: {listed}.\n"
@@ -347,59 +444,15 @@ class _Lifted:
 
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
         kept, stored = residuals
-        (residual,), _ = packing.unpack(stored.skeleton, stored.values, IndexMap())[0]
-        nondiff = self._arguments(
-            self.fixed.by_position() | kept | self.refs, self.nondiff
-        )
-        returned, changed, structure, out = lifting.parts_of(result)
+        (residual,), _ = packing.unpack(stored.signature, stored.values, IndexMap())[0]
+        given = _by_position(self.fixed) | kept | self.refs
+        nondiff = cotangents.arguments(self.signature, given, self.mode, self.nondiff)
+        returned, changed, structure, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
-        g = cotangents.tree(returned.out, _arrived(returned.out, out), self.mode)
-        keywords = {}
-        if self.mode.structure:
-            g = self._input_updates(returned.structure, updates, structure), g
-        elif self.rules.takes_updates:
-            count = len(self.diff) + len(self.nondiff)
-            keywords["updates_g"] = self._arguments(updates, range(count))
+        out_g = cotangents.tree(returned.out, _arrived(returned.out, out), self.mode)
+        g, keywords = self.cotangents.given(returned, updates, structure, out_g)
         found = self._read(self.rules.bwd(*nondiff, residual, g, **keywords))
-        return Values(found, self.skeleton, self.positions), None
-
-    def _arguments(self, given: dict[int, Any], argnums: Iterable[int]) -> Any:
-        return cotangents.arguments(self.skeleton, given, self.mode, argnums)
-
-    def _input_updates(
-        self,
-        structure: Skeleton | None,
-        updates: dict[int, Any],
-        new: Sequence[Any],
-    ) -> Any:
-        """The cotangents of the arguments as the function left them, as States."""
-        zero = jax.custom_derivatives.zero_from_primal
-        given = jax.tree.map(zero, self.shapes) | updates
-        if structure is None:
-            return self._arguments(given, self.diff)
-        given = self._restructured(structure, given, iter(new))
-        return cotangents.arguments(structure, given, self.mode, self.diff)
-
-    def _restructured(
-        self, skeleton: Skeleton, before: dict[int, Any], arrived: Iterator[Any]
-    ) -> dict[int, Any]:
-        """Cotangents by position in the structure that the function left."""
-        by_index = {
-            definition.index: before.get(position)
-            for position, definition in enumerate(self.skeleton.definitions())
-            if definition is not None
-        }
-        found: dict[int, Any] = {}
-        leaves = zip(skeleton.definitions(), skeleton.inner_paths(), strict=True)
-        for position, (definition, path) in enumerate(leaves):
-            if definition is None:
-                if path != ():
-                    found[position] = next(arrived)
-            elif definition.outer_index is None:
-                found[position] = next(arrived)
-            else:
-                found[position] = by_index[definition.outer_index]
-        return found
+        return Values(found, self.signature, self.positions), None
 
     def _read(self, given: Any) -> list[Any]:
         """The cotangents of ``chosen``, from what the user's rule returns."""
@@ -411,28 +464,31 @@ class _Lifted:
                 "a cotangent for each differentiable argument. Got "
                 f"{type(given).__name__}{length}."
             )
+        positions = self.positions
+        if positions is None:  # all are chosen
+            positions = range(len(self.signature.slots))
         found: dict[int, Any] = {}
         for number, cotangent in zip(self.diff, given, strict=True):
             if cotangent is None:
                 continue
-            start, stop = self.skeleton.span(number).leaves
-            wanted = [p for p in self.positions if start <= p < stop]
+            start, stop = self.signature.span(number).leaves
+            wanted = [p for p in positions if start <= p < stop]
             leaves = cotangents.leaves(
-                cotangents.argument(self.skeleton, number),
+                self.signature.of_argument(number),
                 cotangent,
                 self.mode,
                 f"the cotangent that {name} returns for argument {number}",
                 [position - start for position in wanted],
             )
             found |= dict(zip(wanted, leaves, strict=True))
-        return [found.get(position) for position in self.positions]
+        return [found.get(position) for position in positions]
 
 
 def _telling_of_cotangents(
     result: Any, fun: Callable[..., Any], bwd: Callable[..., Any]
 ) -> Any:
     """A result that tells if a gradient of what `fun` wrote is asked for, and lost."""
-    places, changed, *others = result
+    returned, changed, *others = result
 
     def telling(name: str, value: Any) -> Any:
         return _without_cotangent(
@@ -448,7 +504,7 @@ def _telling_of_cotangents(
         Changes([*map(telling, group.names, group.values)], group.names)
         for group in changed
     ]
-    return (places, tuple(guarded), *others)
+    return (returned, tuple(guarded), *others)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -469,20 +525,24 @@ def _by_position(groups: Sequence[Values]) -> dict[int, Any]:
     return {k: v for group in groups for k, v in group.by_position().items()}
 
 
+def _united(operands: Values, fixed: Values) -> Values:
+    """A group that `_parted` took apart."""
+    found = dict(sorted((operands.by_position() | fixed.by_position()).items()))
+    return Values([*found.values()], operands.signature, tuple(found))
+
+
 def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
     """Shapes and dtypes of the leaves inside objects, by position."""
-    skeleton = groups[0].skeleton
-    definitions, paths = skeleton.definitions(), skeleton.inner_paths()
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
         aval = jax.typeof(x)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
+    slots = groups[0].signature.slots
     return {
         position: jax.tree.map(shape, value)
         for position, value in _by_position(groups).items()
-        if (definitions[position] is not None or paths[position] != ())
-        and not _has_ref(value)
+        if not slots[position].is_plain and not _has_ref(value)
     }
 
 
@@ -490,11 +550,8 @@ def _has_ref(value: Any) -> bool:
     return any(map(_jax.is_ref, jax.tree.leaves(value)))
 
 
-def _arrived(skeleton: Skeleton, values: Sequence[Any]) -> dict[int, Any]:
+def _arrived(signature: Signature, values: Sequence[Any]) -> dict[int, Any]:
     """Cotangents of an output by position: those of inputs in it are elsewhere."""
-    positions = [
-        position
-        for position, definition in enumerate(skeleton.definitions())
-        if definition is None or definition.outer_index is None
-    ]
+    slots = enumerate(signature.slots)
+    positions = [position for position, slot in slots if slot.outer_index is None]
     return dict(zip(positions, values, strict=True))

@@ -15,13 +15,15 @@ import jax
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Param
 from graftree.transforms.crossing import decorators, prefixes, propagation, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.inside import Inside
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Assignment, DiffState, Unchecked
+from graftree.transforms.crossing.prefixes import DiffState, Prefix
 from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 
 P = ParamSpec("P")
@@ -106,7 +108,7 @@ def grad(
     cotangents.refuse_axes(reduce_axes)
     mode = propagation.resolve(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, _Targets(argnums, "grad", mode), has_aux, options)
+    return _decorator(f, _Targets(argnums, "grad", mode), has_aux, False, options)
 
 
 @overload
@@ -165,7 +167,8 @@ def value_and_grad(
     cotangents.refuse_axes(reduce_axes)
     mode = propagation.resolve(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, _Targets(argnums, "value_and_grad", mode), has_aux, options)
+    targets = _Targets(argnums, "value_and_grad", mode)
+    return _decorator(f, targets, has_aux, True, options)
 
 
 class _Targets(Rebuilt):
@@ -190,7 +193,7 @@ class _Targets(Rebuilt):
         targets = (argnums,) if self._is_single else tuple(argnums)
         if not targets:
             raise ValueError(f"argnums of nnx.{transform} is empty.")
-        Assignment(targets, "argnums", transform, mode)  # checks what is in it
+        prefixes.check(targets, "argnums", transform, mode)
         self._prefixes = [self._prefix(target) for target in targets]
         self._numbers = cotangents.numbers(targets, "argnums", transform)
         self.least_count = max(self._numbers) + 1
@@ -208,25 +211,25 @@ class _Targets(Rebuilt):
         chosen = dict(zip(self._positions(count), self._prefixes, strict=True))
         prefix = tuple(chosen.get(position, False) for position in range(count))
         name, mode = self.transform, self.mode
-        inputs = Assignment(prefix, "argnums", name, mode, keywords=False)
-        return Row(
-            name, mode, inputs, Unchecked(None, name, mode), returns_captured=True
-        )
+        inputs = Prefix(prefix, "argnums", name, mode, keywords=False)
+        # Any Variable of the arguments may be in the output.
+        outputs = Prefix(None, "out", name, mode, binds=False)
+        return Row(name, mode, inputs, outputs, returns_captured=True)
 
     def gradients(self, found: Values, count: int) -> Any:
         """Gradients in the form of the arguments, in the order of ``argnums``."""
         trees = cotangents.arguments(
-            found.skeleton, found.by_position(), self.mode, self._positions(count)
+            found.signature, found.by_position(), self.mode, self._positions(count)
         )
         return trees[0] if self._is_single else trees
 
 
-def _decorator(f: Any, targets: _Targets, has_aux: bool, options: Any) -> Any:
+def _decorator(
+    f: Any, targets: _Targets, has_aux: bool, has_value: bool, options: Any
+) -> Any:
     name, mode = targets.transform, targets.mode
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, name)
-
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
             if mode.structure:
@@ -242,13 +245,13 @@ def _decorator(f: Any, targets: _Targets, has_aux: bool, options: Any) -> Any:
             (value, result), found = gradient(*call.groups)
             _, aux = call.commit(result)
             grads = targets.gradients(found, len(args))
-            if name == "grad":
-                return (grads, aux) if has_aux else grads
-            return ((value, aux) if has_aux else value), grads
+            if has_value:
+                return ((value, aux) if has_aux else value), grads
+            return (grads, aux) if has_aux else grads
 
         return differentiated
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, name, make)
 
 
 def _interior_of_gradient(

@@ -21,11 +21,13 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Call, Inside, Row
+from graftree.transforms.crossing.inside import Inside
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Assignment, Unchecked
+from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Skeleton
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signature
 from graftree.transforms.derivatives import cotangents
 
 R = TypeVar("R")
@@ -106,18 +108,15 @@ def vjp(
     mode = _without_structure("vjp", graph, graph_updates)
     cotangents.refuse_axes(reduce_axes)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "vjp")
-
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def with_pullback(*primals: Any) -> Any:
             return _vjp(function, primals, has_aux, mode)
 
         return with_pullback
 
-    if f is MISSING:
-        return decorate
-    return decorate(f)(*primals) if primals else decorate(f)
+    made = decorators.decorate(f, "vjp", make)
+    return made(*primals) if primals else made
 
 
 def jvp(
@@ -163,20 +162,17 @@ def jvp(
     """
     mode = _without_structure("jvp", graph, graph_updates)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "jvp")
-
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def with_tangent(primals: Any, tangents: Any) -> Any:
             return _jvp(function, primals, tangents, has_aux, mode)
 
         return with_tangent
 
-    if f is MISSING:
-        return decorate
-    if primals is MISSING and tangents is MISSING:
-        return decorate(f)
-    return decorate(f)(primals, tangents)
+    made = decorators.decorate(f, "jvp", make)
+    if f is MISSING or (primals is MISSING and tangents is MISSING):
+        return made
+    return made(primals, tangents)
 
 
 def _without_structure(
@@ -193,9 +189,9 @@ def _without_structure(
 
 
 def _product_row(name: str, mode: Propagation, has_aux: bool) -> Row:
-    inputs = Assignment(None, "primals", name, mode)
+    inputs = Prefix(None, "primals", name, mode)
     # The groups of the output: what is differentiated, and the rest.
-    outputs = Unchecked((True, False) if has_aux else True, name, mode)
+    outputs = Prefix((True, False) if has_aux else True, "out", name, mode, binds=False)
     return Row(name, mode, inputs, outputs, labels=Labels("primals"))
 
 
@@ -213,15 +209,15 @@ def _interior_of_product(
 
 def _commit(
     call: Call, values: Any, rest: Any, has_aux: bool
-) -> tuple[Any, tuple[Any, ...], Skeleton]:
+) -> tuple[Any, tuple[Any, ...], Signature]:
     """The output, the auxiliary output if there is one, and the form of the first."""
     *others, aux_values = rest
     out = call.commit((*others, (values, *aux_values)))
-    form = others[0].returned.out
+    form = others[0].out
     if not has_aux:
         return out, (), form
     treedef = form.treedef.children()[0]
-    return out[0], (out[1],), Skeleton(treedef, form.entries[: treedef.num_leaves])
+    return out[0], (out[1],), Signature(treedef, form.entries[: treedef.num_leaves])
 
 
 def _vjp(
@@ -233,7 +229,7 @@ def _vjp(
     inner = _interior_of_product(f, row, has_aux)
     values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)
-    pulled = _Pullback(call.packed.skeleton, form, len(values), mode)
+    pulled = _Pullback(call.packed.signature, form, len(values), mode)
     # A pytree, like that of JAX: it may leave a `jax.jit`.
     return out, jax.tree_util.Partial(pulled, pull_back), *aux
 
@@ -242,8 +238,8 @@ def _vjp(
 class _Pullback:
     """What a ``vjp_fn`` does around the function that JAX gives."""
 
-    primals: Skeleton
-    out: Skeleton
+    primals: Signature
+    out: Signature
     size: int
     mode: Propagation
 
@@ -275,8 +271,8 @@ def _jvp(
     given = tuple(tangents), {}
     positions = range(len(group.values))
     directions = Values(
-        cotangents.leaves(group.skeleton, given, mode, "the tangents", positions),
-        group.skeleton,
+        cotangents.leaves(group.signature, given, mode, "the tangents", positions),
+        group.signature,
         None,
     )
     _check_refs(group, directions)
@@ -290,9 +286,10 @@ def _jvp(
 def _check_refs(primals: Values, tangents: Values) -> None:
     """Refuses a ref as its own tangent: the function would write both into it."""
     refs = [x for x in primals.values if _jax.is_ref(x)]
-    for name, x in zip(primals.skeleton.names(), tangents.values, strict=True):
+    for slot, x in zip(primals.signature.slots, tangents.values, strict=True):
         if any(x is ref for ref in refs):
             raise ValueError(
-                f"nnx.jvp got one array ref as a primal and as the tangent of {name}.\n"
+                "nnx.jvp got one array ref as a primal and as the tangent of "
+                f"{slot.name}.\n"
                 "Pass the tangent in a ref of its own, made by nnx.clone."
             )

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from graftree import _jax
 from graftree.transforms.crossing import decorators, lifting, propagation, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Row
-from graftree.transforms.crossing.prefixes import Assignment
+from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,10 +88,10 @@ def shard_map(
     row = Row(
         "shard_map",
         mode,
-        Assignment(in_specs, "in_specs", "shard_map", mode, keywords=None),
-        Assignment(out_specs, "out_specs", "shard_map", mode),
-        takes_keywords=False,
-        returns_unchanged=lambda spec: mode.structure and spec is not None,
+        Prefix(in_specs, "in_specs", "shard_map", mode, keywords=None),
+        Prefix(out_specs, "out_specs", "shard_map", mode),
+        keywords=(Keywords.REFUSED, Keywords.REFUSED),
+        returns_placed=True,
     )
 
     def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
@@ -112,11 +112,9 @@ def shard_map(
 
         return sharded
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "shard_map")
-        return lifting.lift(function, transform, row)
-
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(
+        f, "shard_map", lambda f: lifting.lift(f, transform, row)
+    )
 
 
 def _or_empty(spec: PartitionSpec | None) -> PartitionSpec:

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overloa
 import jax
 import jax.numpy as jnp
 
-from graftree.core.graph.graphdefs import VariableDef
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
 from graftree.transforms.crossing import (
@@ -24,10 +23,10 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.lifting import Row
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Assignment, Roles
-from graftree.transforms.crossing.signatures import Skeletons
+from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,8 +103,8 @@ def vmap(
     row = Row(
         "vmap",
         mode,
-        Assignment(in_axes, "in_axes", "vmap", mode, keywords=0),
-        Assignment(out_axes, "out_axes", "vmap", mode),
+        Prefix(in_axes, "in_axes", "vmap", mode, keywords=0),
+        Prefix(out_axes, "out_axes", "vmap", mode),
         axis_metadata=transform_metadata,
     )
 
@@ -120,11 +119,7 @@ def vmap(
         )
         return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "vmap")
-        return lifting.lift(function, transform, row)
-
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, "vmap", lambda f: lifting.lift(f, transform, row))
 
 
 class PmapOptions(TypedDict, total=False):
@@ -198,21 +193,19 @@ def pmap(
         (1, 4, 3)
     """
     mode = propagation.resolve(graph, graph_updates)
-    outputs = Assignment(out_axes, "out_axes", "pmap", mode)
+    outputs = Prefix(out_axes, "out_axes", "pmap", mode)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        decorators.check_not_bound(function, "pmap")
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         statics = arguments.choose(function, "static", static_broadcasted_argnums)
         donated = arguments.choose(function, "donate", donate_argnums)
         arguments.check_disjoint(statics, donated)
-        inputs = Roles(
+        inputs = Prefix(
             _without(statics, in_axes),
             "in_axes",
             "pmap",
             mode,
             keywords=0,
-            donated=donated,
-            statics=statics,
+            donation=Donation(donated, statics, keeps_arrays=mode.structure),
         )
         row = Row(
             "pmap",
@@ -220,9 +213,9 @@ def pmap(
             inputs,
             outputs,
             statics=statics,
-            takes_keywords=not mode.structure,
+            keywords=(Keywords.STAY, Keywords.REFUSED),
             axis_metadata=transform_metadata,
-            skeletons=Skeletons(),
+            signatures=Signatures(),
         )
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
@@ -247,7 +240,7 @@ def pmap(
 
         return lifting.lift(function, transform, row)
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, "pmap", make)
 
 
 def _with_hint_at_rngs(
@@ -260,11 +253,11 @@ def _with_hint_at_rngs(
             return mapped(*groups)
         except ValueError as error:
             streams = [
-                group.skeleton.names()[position]
+                slot.name
                 for group, axis in zip(groups, axes, strict=True)
-                for position, value in group.by_position().items()
+                for slot, value in group.slots()
                 if axis is not None and getattr(value, "shape", None) == ()
-                if _is_rng_state(group.skeleton.definitions()[position])
+                if slot.is_variable and issubclass(slot.definition.type, RngState)
             ]
             if streams:
                 error.add_note(
@@ -275,10 +268,6 @@ def _with_hint_at_rngs(
             raise
 
     return wrapper
-
-
-def _is_rng_state(definition: Any) -> bool:
-    return isinstance(definition, VariableDef) and issubclass(definition.type, RngState)
 
 
 # jax.pmap takes a tuple of plain axes for those of the single leaves if there are as
@@ -379,12 +368,12 @@ def transform_metadata(
     row = Row(
         name,
         mode,
-        Assignment(in_axes, "in_axes", name, mode, keywords=None),
-        Assignment(out_axes, "out_axes", name, mode),
+        Prefix(in_axes, "in_axes", name, mode, keywords=None),
+        Prefix(out_axes, "out_axes", name, mode),
         axis_metadata={PARTITION_NAME: partition},
     )
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
         # The axis is another transform's: here nothing is mapped.
         lifted = lifting.lift(function, lambda inner, ins, outs: inner, row)
 
@@ -395,4 +384,4 @@ def transform_metadata(
 
         return named
 
-    return decorate if f is MISSING else decorate(f)
+    return decorators.decorate(f, name, make)

@@ -1,0 +1,326 @@
+"""What differs between two structures, by path.
+
+What is compared is first a mapping of paths: `facts` makes one of a GraphDef, callers
+may make others. `between` lists where two of them differ, and `in_words` says it.
+`missing_and_unexpected` does that for leaves that one of two has. `is_unchanged` only
+tells whether an object is built as it was, and costs less.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from graftree.core import paths
+from graftree.core.graph.graphdefs import (
+    LEAF,
+    NODE,
+    ArrayRefDef,
+    GraphDef,
+    NodeDef,
+    NodeRef,
+    Static,
+    VariableDef,
+)
+
+Path = tuple[Any, ...]
+
+
+class Absent(enum.Enum):
+    """Stands where there is nothing at a path."""
+
+    ABSENT = "nothing"
+
+
+ABSENT = Absent.ABSENT
+
+
+class Difference(NamedTuple):
+    """A path at which two structures differ."""
+
+    path: Path
+    before: Any
+    after: Any
+
+
+def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Difference]:
+    """Where two structures differ, in the order of the paths of the first.
+
+    What is below an object that the other one lacks is left out, and so is an object
+    that differs in what is below it only.
+    """
+    found: dict[Path, Difference] = {}
+    for path in {**before, **after}:
+        old, new = before.get(path, ABSENT), after.get(path, ABSENT)
+        if old is not new and old != new:
+            found[path] = Difference(path, old, new)
+    parents = {path[:-1] for path in found}
+    return [
+        x
+        for path, x in found.items()
+        if _is_alike(found.get(path[:-1])) and not (path in parents and _is_alike(x))
+    ]
+
+
+def _is_alike(difference: Difference | None) -> bool:
+    """Whether it is in the details only."""
+    if difference is None:
+        return True
+    _, old, new = difference
+    return (
+        isinstance(old, (Node, Box)) and type(old) is type(new) and old[:2] == new[:2]
+    )
+
+
+def _name(path: Path) -> str:
+    if _is_metadata(path):
+        return f"{_name(path[:-1])}, metadata {path[-1]!r}"
+    return paths.to_string(path, "<root>")
+
+
+def in_words(
+    found: Sequence[Difference],
+    before: str,
+    after: str,
+    name: Callable[[Path], str] = _name,
+    most: int = 8,
+) -> list[str]:
+    """A line for each difference: what is there before, and what after.
+
+    Args:
+        found: The differences.
+        before: Where the first structure is, as in "in true_fun".
+        after: The same of the second one.
+        name: Prints a path.
+        most: How many lines there may be.
+    """
+    lines = [
+        f"{name(path)}: {_describe(old)} {before}, {_describe(new)} {after}"
+        for path, old, new in found[:most]
+    ]
+    return lines + _rest(found, most)
+
+
+def missing_and_unexpected(
+    missing: Sequence[Path], unexpected: Sequence[Path], most: int = 10
+) -> list[str]:
+    """Lines about leaves that only one of two structures has.
+
+    Args:
+        missing: Those that should be there.
+        unexpected: Those that should not.
+        most: How many lines there may be of each.
+    """
+    lines = []
+    for word, listed in (("missing", missing), ("unexpected", unexpected)):
+        lines += [f"  {word}: {_name(path)}" for path in listed[:most]]
+        lines += _rest(listed, most)
+    return lines
+
+
+def _rest(listed: Sequence[Any], most: int) -> list[str]:
+    return [f"  ... and {len(listed) - most} more"] if len(listed) > most else []
+
+
+# What a GraphDef says.
+
+
+class Node(NamedTuple):
+    """An object or a container."""
+
+    type: type
+    outer_index: int | None
+    metadata: Any
+
+
+class Box(NamedTuple):
+    """A Variable."""
+
+    type: type
+    outer_index: int | None
+    is_ref: bool
+
+
+class Repeated(NamedTuple):
+    """An object met before: at an earlier path, or (``None``) in another tree."""
+
+    path: Path | None
+
+
+class Form(NamedTuple):
+    """The structure of a pytree."""
+
+    treedef: Any
+
+
+class Exactly:
+    """A leaf that is compared by identity."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.leaf = leaf
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exactly) and self.leaf is other.leaf
+
+
+def facts(
+    graphdef: GraphDef[Any] | None,
+    leaves: Sequence[Any] | None = None,
+    root: Path = (),
+    identity: bool = True,
+) -> dict[Path, Any]:
+    """What a GraphDef says, by path: types, static attributes, metadata, sharing.
+
+    Args:
+        graphdef: Of an object; ``None`` for an array.
+        leaves: Its leaves. They count by identity then, in the place of what the
+            GraphDef says of them.
+        root: The path of the object.
+        identity: Whether it counts which object outside each stands for.
+    """
+    if graphdef is None:
+        return {root: LEAF}
+    found: dict[Path, Any] = {}
+    known: dict[int, Path] = {}
+    walk = _walk_tree if graphdef.is_tree else _walk
+    for path, what in walk(graphdef, root):
+        if isinstance(what, NodeRef):
+            found[path] = Repeated(known.get(what.index))
+            continue
+        found |= _facts_of(path, what, identity)
+        if (index := getattr(what, "index", None)) is not None:
+            known[index] = path
+    if leaves is None:
+        return found
+    given = zip(graphdef.paths(), leaves, strict=True)
+    exactly = {root + path: Exactly(leaf) for path, leaf in given}
+    kept = {p: x for p, x in found.items() if not _is_metadata(p)}
+    return kept | exactly
+
+
+class MetadataKey(str):
+    """The last key of a path to metadata of a Variable."""
+
+
+def metadata(path: Path, entries: Mapping[str, Any]) -> dict[Path, Any]:
+    """What the metadata of a Variable say, by path.
+
+    Args:
+        path: Of the Variable.
+        entries: Its metadata.
+    """
+    return {(*path, MetadataKey(key)): Static(value) for key, value in entries.items()}
+
+
+def _is_metadata(path: Path) -> bool:
+    return bool(path) and isinstance(path[-1], MetadataKey)
+
+
+def _facts_of(path: Path, what: Any, identity: bool) -> dict[Path, Any]:
+    index = getattr(what, "outer_index", None) if identity else None
+    if isinstance(what, NodeDef):
+        return {path: Node(what.type, index, what.metadata)}
+    if isinstance(what, VariableDef):
+        box = Box(what.type, index, what.array_refdef is not None)
+        return {path: box, **metadata(path, what.metadata)}
+    return {path: ArrayRefDef if isinstance(what, ArrayRefDef) else what}
+
+
+def _walk_tree(graphdef: GraphDef[Any], root: Path) -> Iterator[tuple[Path, Any]]:
+    top = graphdef.nodes[0]
+    yield root, NodeDef(top.type, None, None, 0, top.treedef)
+    for path, definition in graphdef.leaves():
+        yield root + path, definition or LEAF
+
+
+def _walk(graphdef: GraphDef[Any], root: Path) -> Iterator[tuple[Path, Any]]:
+    """Each node and attribute with its path, parents first."""
+    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+    # Nodes whose attributes are still to come. No recursion, whose depth Python limits.
+    pending: list[tuple[Path, int]] = []
+
+    def enter(path: Path, node: Any) -> tuple[Path, Any]:
+        if isinstance(node, NodeDef):
+            pending.append((path, node.num_attributes))
+        return path, node
+
+    top = next(nodes, None)
+    if top is not None:
+        yield enter(root, top)
+    while pending:
+        path, remaining = pending.pop()
+        if remaining:
+            pending.append((path, remaining - 1))
+            key, attribute = next(attributes)
+            below = (*path, key)
+            yield enter(below, next(nodes)) if attribute is NODE else (below, attribute)
+
+
+def _describe(fact: Any) -> str:
+    match fact:
+        case Node() | Box():
+            known = "" if fact.outer_index is None else " from outside"
+            return f"a {fact.type.__name__}{known}"
+        case Exactly():
+            return f"one {type(fact.leaf).__name__}"
+        case Repeated():
+            where = "" if fact.path is None else f": {paths.to_string(fact.path)}"
+            return f"a known object{where}"
+        case Form():
+            leaves = [_STAR] * fact.treedef.num_leaves
+            return _shortened(repr(fact.treedef.unflatten(leaves)), most=200)
+        case Static():
+            return _shortened(repr(fact.value))
+        case _ if fact is LEAF:
+            return "an array"
+        case _ if fact is ArrayRefDef:
+            return "a ref"
+        case Absent():
+            return fact.value
+        case _:
+            return _shortened(str(fact))
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+_STAR = _Star()
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# Is it built as it was?
+
+
+def is_unchanged(new: GraphDef[Any] | None, old: GraphDef[Any] | None) -> bool:
+    """Whether objects flattened again are those that came in, built as they were.
+
+    Args:
+        new: Made with the numbers of the objects of ``old`` as outer ones; ``None`` for
+            what is no object. Metadata of Variables is not compared.
+        old: Made first.
+    """
+    if new is None or old is None:
+        return new is old
+    return (
+        new.attributes == old.attributes
+        and len(new.nodes) == len(old.nodes)
+        and all(map(_is_same_node, new.nodes, old.nodes))
+    )
+
+
+def _is_same_node(new: Any, old: Any) -> bool:
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, VariableDef):
+        return new.type is old.type and new.index == old.index == new.outer_index
+    index = getattr(new, "outer_index", None)
+    return (new if index is None else new._replace(outer_index=None)) == old and (
+        index is None or index == new.index
+    )

@@ -1,0 +1,452 @@
+"""The inside of the crossing: fresh objects for the function, and what it did to them.
+
+    Inside      one call: objects of the inner trace, owned by it
+    Returned    the static part of what leaves the trace
+    Leaf        a value that leaves it
+
+A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
+values in the place of the last three, one group per value of the prefix. What they are
+is static data, part of JAX's own cache key; so a cached call needs no bookkeeping.
+
+A Variable whose value is the object that came in was not changed, is not returned and
+not written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from graftree import _jax
+from graftree.core.graph import differences, flattening
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.objects import bookkeeping
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.variables import labels, partitioning, values
+from graftree.core.variables.metadata import HashableMapping
+from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import (
+    alias_reports,
+    arguments,
+    axis_names,
+    loss_warnings,
+    packing,
+    static_contents,
+)
+from graftree.transforms.crossing.packing import Changes, Values
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signature
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """The static part of what leaves a trace.
+
+    Attributes:
+        changed: The positions of the input leaves whose Variables changed.
+        metadata: New metadata of Variables, with the positions of their leaves.
+        structure: The signature of the arguments, if their structure changed.
+        out: The signature of the output.
+        groups: For each leaf that is changed, of the structure, of the output, the
+            number of its group.
+        kept: Those of ``changed`` that came back without a change.
+        keeps_structure: Whether ``structure`` came back without a change.
+    """
+
+    changed: tuple[int, ...]
+    metadata: tuple[tuple[int, HashableMapping], ...]
+    structure: Signature | None
+    out: Signature
+    groups: tuple[tuple[int, ...], ...]
+    kept: tuple[int, ...] = ()
+    keeps_structure: bool = False
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether all that happened is: Variables got values, arrays were returned."""
+        has_objects = any(entry is not None for entry in self.out.entries)
+        return not (self.metadata or self.structure or has_objects)
+
+    @functools.cached_property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the output of its leaves, if it is plain."""
+        return self.out.treedef.unflatten
+
+
+jax.tree_util.register_static(Returned)
+
+
+class Leaf(NamedTuple):
+    """A leaf that leaves a trace.
+
+    Attributes:
+        position: Its number: that of the input which it changes, or in the signature of
+            the structure or output.
+        group: The number of its group.
+        value: Its raw value.
+    """
+
+    position: int
+    group: int
+    value: Any
+
+
+class Collected(NamedTuple):
+    """What leaves a trace: the static part, and the leaves."""
+
+    returned: Returned
+    changed: list[Leaf]
+    structure: list[Leaf]
+    out: list[Leaf]
+
+
+class Linked(NamedTuple):
+    """A part of an output that stands for arguments, as the carry of a loop does.
+
+    Attributes:
+        objects: The Variables in it; outside they are the caller's own.
+        others: The rest of the output, which is checked for aliases.
+    """
+
+    objects: list[Any]
+    others: Any
+
+
+class Inside:
+    """The inside of one call: the arguments as fresh objects of the current trace.
+
+    Args:
+        row: The transform.
+        groups: What JAX gives: groups of leaves, in the order of the prefix values.
+
+    Attributes:
+        signature: The static part of the arguments.
+        values: Their raw values.
+        roles: For each leaf the number of its group.
+        objects: The fresh objects by number.
+        tree: ``(args, kwargs)``, rebuilt, without the static arguments.
+    """
+
+    def __init__(self, row: Row, groups: Sequence[Values]) -> None:
+        self.row = row
+        self.signature, self.values = packing.join(groups)
+        self.roles = packing.roles(groups, len(self.values))
+        # In-place writes to a list or dict would change what they are compared with.
+        self._contents = {
+            position: jax.tree.flatten(value)
+            for position, value in enumerate(self.values)
+            if not values.is_array(value)
+        }
+        self.objects = IndexMap()
+        self.tree, self._roots = packing.unpack(
+            self.signature, self.values, self.objects
+        )
+        self._loses_structure = not (row.mode.structure or row.is_detached)
+        if self._loses_structure:
+            self._pytrees = loss_warnings.pytrees_in(self.tree)
+
+    # The function.
+
+    @functools.cached_property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the keyword arguments, static ones included."""
+        return arguments.put(self.tree, self.signature.statics)
+
+    def run(self, f: Callable[..., Any]) -> Any:
+        """The output of the function for these arguments."""
+        args, kwargs = self.arguments
+        with static_contents.guarded(self.tree, self.row.name):
+            if partitioning.PARTITION_NAME not in self.row.axis_metadata:
+                return f(*args, **kwargs)
+            names = axis_names.Hidden(self._given, self.row.axis_metadata)
+            out = f(*args, **kwargs)
+            names.put_back(self._occurrences(out))
+            return out
+
+    # What leaves.
+
+    def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
+        """The result: what the function did to its arguments, and its output.
+
+        Args:
+            out: The output.
+            forced: See `collect`.
+
+        Returns:
+            A pytree ``(returned, changed, structure, out)``: `Returned`, and groups of
+            raw values, the first two by the prefix of the inputs.
+
+        Raises:
+            ValueError: If the output contains what can't leave the trace, or an object
+                with different prefixes.
+        """
+        found = self.collect(out, forced=forced)
+        ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
+        slots = self.signature.slots
+        changed = [
+            Changes([x.value for x in group], [slots[x.position].name for x in group])
+            for group in _in_groups(found.changed, ins)
+        ]
+        structure = [
+            [x.value for x in group] for group in _in_groups(found.structure, ins)
+        ]
+        outputs = [[x.value for x in group] for group in _in_groups(found.out, outs)]
+        return found.returned, tuple(changed), tuple(structure), tuple(outputs)
+
+    def collect(
+        self,
+        out: Any,
+        linked: Linked | None = None,
+        forced: frozenset[int] = frozenset(),
+    ) -> Collected:
+        """Finds what the function did to its arguments, and takes its output apart.
+
+        Args:
+            out: The output.
+            linked: What of it stands for arguments, if any.
+            forced: Positions of leaves that are returned even if they didn't change: of
+                Variables, and of arrays in objects, with the structure around them.
+
+        Raises:
+            ValueError: If the output contains what can't leave the trace, or an object
+                with different prefixes.
+        """
+        row, mode = self.row, self.row.mode
+        forced |= self._returned_unchanged()
+        if self._loses_structure and linked is None:
+            self._warn_of_lost_structure()
+        refs, known = RefMap(), RefMap()
+        changed, metadata = [], ()
+        structure, structure_leaves, keeps = None, [], False
+        if not row.is_detached:
+            changed, metadata = self._find_changes(forced)
+            if mode.structure:
+                structure, structure_leaves, keeps = self._find_structure(refs, forced)
+                known = self._numbers
+        if linked is not None:
+            numbers = self._numbers
+            linked_objects = [x for x in linked.objects if x in numbers]
+            known = RefMap([*known.items(), *[(x, numbers[x]) for x in linked_objects]])
+        treedef, entries, leaves = packing.take_apart(out, mode, refs, known, row.name)
+        self._check_output(out if linked is None else linked.others, refs)
+        output = Signature(treedef, tuple(entries))
+        if row.may_differ(self.signature, structure, output):
+            alias_reports.check_consistent(row.name, self._occurrences(out))
+        parts = (
+            changed,
+            self._new_in_arguments(structure, structure_leaves),
+            self._new(row.outputs, output, leaves, known, mode.structure),
+        )
+        returned = Returned(
+            tuple([leaf.position for leaf in changed]),
+            metadata,
+            structure,
+            output,
+            tuple([tuple([leaf.group for leaf in part]) for part in parts]),
+            tuple(
+                [p for p, _, x in changed if p in forced and self._is_same(x, p)],
+            ),
+            keeps,
+        )
+        return Collected(returned, *parts)
+
+    def _returned_unchanged(self) -> frozenset[int]:
+        # A donated buffer is gone after the call, so its Variable needs a new one.
+        row, placed = self.row, self.row.returns_placed and self.row.mode.structure
+        flags = [
+            group in row.inputs.donated or (placed and value is not None)
+            for group, value in enumerate(row.inputs.values)
+        ]
+        if not any(flags):
+            return frozenset()
+        return frozenset(
+            position
+            for position, slot in enumerate(self.signature.slots)
+            if flags[self.roles[position]] and slot.is_variable
+        )
+
+    def _new_in_arguments(
+        self, structure: Signature | None, leaves: Sequence[Any]
+    ) -> list[Leaf]:
+        if structure is None:
+            return []
+        found = self._new(self.row.inputs, structure, leaves, self._numbers, True)
+        # Nothing can change a plain argument.
+        return [leaf for leaf in found if not structure.slots[leaf.position].is_plain]
+
+    def _new(
+        self,
+        prefix: Prefix,
+        signature: Signature,
+        leaves: Sequence[Any],
+        known: RefMap,
+        opens_refs: bool,
+    ) -> list[Leaf]:
+        """Those leaves of a signature that the caller doesn't have.
+
+        Args:
+            prefix: Says in which groups they are.
+            signature: What they are leaves of.
+            leaves: All its leaves.
+            known: What the caller has.
+            opens_refs: Whether the content of a ref travels; JAX doesn't let refs out.
+        """
+        found = []
+        groups = prefix.group(signature, leaves)
+        for position, (leaf, group) in enumerate(zip(leaves, groups, strict=True)):
+            if leaf not in known:
+                raw = flattening.raw_of(leaf)
+                value = raw[...] if opens_refs and _jax.is_ref(raw) else raw
+                found.append(Leaf(position, group, value))
+        return found
+
+    def current(self, position: int) -> Any:
+        """The raw value of a leaf now: that of its Variable, else what came in."""
+        definition = self.signature.slots[position].definition
+        if definition is None:
+            return self.values[position]
+        return flattening.raw_of(self.objects[definition.index])
+
+    def _is_same(self, raw: Any, position: int) -> bool:
+        """Whether a raw value consists of the objects that came in."""
+        if position not in self._contents:
+            return raw is self.values[position]
+        leaves, treedef = self._contents[position]
+        current, current_def = jax.tree.flatten(raw)
+        return current_def == treedef and all(map(operator.is_, current, leaves))
+
+    def _find_changes(
+        self, forced: frozenset[int]
+    ) -> tuple[list[Leaf], tuple[tuple[int, HashableMapping], ...]]:
+        """The Variables that changed, and the metadata that did."""
+        changed, metadata = [], []
+        for position, slot in enumerate(self.signature.slots):
+            if not slot.is_variable:
+                continue
+            variable = self.objects[slot.definition.index]
+            raw = variable.get_raw_value()
+            # A ref that is the same one was written in place, if at all.
+            is_forced = position in forced and not _jax.is_ref(raw)
+            if is_forced or not self._is_same(raw, position):
+                changed.append(Leaf(position, self.roles[position], raw))
+            before, entries = slot.definition.metadata, labels.metadata_of(variable)
+            if entries is not before and entries != before:
+                metadata.append((position, entries))
+        return changed, tuple(metadata)
+
+    # The structure.
+
+    @functools.cached_property
+    def _numbers(self) -> RefMap:
+        """The numbers of the objects."""
+        return RefMap.from_indexmap(self.objects)
+
+    def _find_structure(
+        self, refs: RefMap, forced: frozenset[int]
+    ) -> tuple[Signature | None, list[Any], bool]:
+        """Flattens the arguments again, and tells if they are built as they were.
+
+        Returns:
+            The structure, ``None`` if it need not come back; its leaves; whether it
+            comes back without a change.
+        """
+        structure, leaves = self._flatten_again(refs)
+        is_kept = self._is_unchanged(structure, leaves)
+        slots = self.signature.slots
+        if is_kept and all(slots[p].definition is not None for p in forced):
+            return None, [], False
+        return structure, leaves, is_kept
+
+    def _flatten_again(self, refs: RefMap) -> tuple[Signature, list[Any]]:
+        """The arguments as they are now: their signature and leaves."""
+        entries: list[GraphDef[Any] | None] = []
+        leaves: list[Any] = []
+        for root, entry in zip(self._roots, self.signature.entries, strict=True):
+            if entry is None:
+                entries.append(None)
+                leaves.append(root)
+            else:
+                graphdef, found = flattening.flatten_graph(root, refs, self._numbers)
+                entries.append(graphdef)
+                leaves += found
+        was = self.signature
+        now = Signature(was.treedef, tuple(entries), was.statics, was.labels)
+        return now, leaves
+
+    def _is_unchanged(self, now: Signature, leaves: Sequence[Any]) -> bool:
+        pairs = zip(now.entries, self.signature.entries, strict=True)
+        return (
+            len(leaves) == len(self.values)
+            and all(differences.is_unchanged(new, old) for new, old in pairs)
+            and all(
+                isinstance(leaf, Variable) or leaf is value
+                for leaf, value in zip(leaves, self.values, strict=True)
+            )
+        )
+
+    def _warn_of_lost_structure(self) -> None:
+        if self.row.mode.sharing:
+            is_kept = self._is_unchanged(*self._flatten_again(RefMap()))
+        else:
+            is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
+        if not is_kept:
+            leaves = [
+                value
+                if slot.definition is None
+                else self.objects[slot.definition.index]
+                for slot, value in zip(self.signature.slots, self.values, strict=True)
+            ]
+            loss_warnings.warn(self.row.name, self.signature, leaves, self._pytrees)
+
+    # What may not leave.
+
+    def _check_output(self, out: Any, refs: RefMap) -> None:
+        if not refs:
+            return  # no objects in it, as in most cases
+        row, structure = self.row, self.row.mode.structure
+        if not structure:
+            named = [
+                (f".{slot.name}", self.objects[slot.definition.index])
+                for slot in self.signature.slots
+                if slot.definition is not None
+            ]
+            alias_reports.check_outputs(named, out, row.mode, row.name)
+        if row.returns_captured and structure:
+            return
+        new = [obj for obj in refs if obj not in self._numbers]
+        for obj in new:
+            is_owned = not isinstance(obj, Variable) or labels.is_owned(obj)
+            if isinstance(obj, Pytree) and structure:
+                is_owned = bookkeeping.state_of(obj).is_owned()
+            if not is_owned and structure:
+                raise alias_reports.extracted_error(obj, row.name)
+            if not is_owned:
+                raise alias_reports.captured_error(obj, out, row.name)
+        if not (structure or row.is_detached):
+            alias_reports.check_no_refs(new, out, row.name)
+
+    @functools.cached_property
+    def _given(self) -> list[Occurrence]:
+        """The Variables in the arguments as they came."""
+        return [*self.row.occurrences(self.tree)]
+
+    def _occurrences(self, out: Any) -> list[Occurrence]:
+        """The Variables in the arguments as they are now, and in the output."""
+        # A changed structure that doesn't propagate needs no prefix, and may lack one.
+        row, structure = self.row, self.row.mode.structure
+        inputs = row.occurrences(self.tree) if structure else self._given
+        return [*inputs, *row.outputs.occurrences(out, row.mode.sharing)]
+
+
+def _in_groups(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
+    groups: list[list[Leaf]] = [[] for _ in range(count)]
+    for leaf in leaves:
+        groups[leaf.group].append(leaf)
+    return groups

@@ -1,0 +1,222 @@
+"""The outside of the crossing: arguments in, and after success all changes at once.
+
+    Call      packs the arguments of one call into groups of leaves for JAX
+    commit    writes a result of `Inside.leave` to the caller's objects
+
+Nothing of the caller's is written before everything is checked; then nothing fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax
+from graftree.core.graph.flattening import KEEP, Builder, IndexMap
+from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
+from graftree.core.variables import labels, raw_values, variables
+from graftree.transforms.crossing import (
+    alias_reports,
+    arguments,
+    decorators,
+    packing,
+    signatures,
+)
+from graftree.transforms.crossing.inside import Returned
+from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.rows import Keywords, Row
+
+
+class Call:
+    """The outside of one call.
+
+    Args:
+        f: The function; tells the positions of keyword arguments.
+        row: The transform.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Attributes:
+        packed: The arguments, taken apart.
+        groups: What JAX gets: one group of leaves per value of the prefix.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        row: Row,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if kwargs and row.keyword_rule is Keywords.REFUSED:
+            raise TypeError(
+                f"nnx.{row.name} takes no keyword arguments, got {sorted(kwargs)}. "
+                "Pass them by position."
+            )
+        if row.keyword_rule is Keywords.BECOME_POSITIONAL:
+            count = row.inputs.count
+            args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
+        args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
+        self.packed = packing.pack(
+            (args, kwargs), row.mode, row.name, statics, row.labels
+        )
+        if row.signatures is not None:
+            known = row.signatures.intern(self.packed.signature)
+            self.packed = dataclasses.replace(self.packed, signature=known)
+        self.groups = groups(row, self.packed, self.packed.values())
+        # Before the function runs: it can't if its values have different axes.
+        if row.may_differ(self.packed.signature):
+            found = row.occurrences((args, kwargs))
+            alias_reports.check_consistent(row.name, found)
+
+    def commit(self, result: Any) -> Any:
+        """Writes a result of `Inside.leave` to the caller's objects.
+
+        Returns:
+            The output of the function.
+        """
+        return commit(self.packed, result)
+
+
+def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
+    """What JAX gets: one group of leaves per value of the prefix.
+
+    Args:
+        row: The transform.
+        packed: The arguments, taken apart.
+        values: The raw values of all leaves.
+    """
+    numbers = row.inputs.group(packed.signature, packed.leaves)
+    return packing.part(values, packed.signature, numbers, len(row.inputs.values))
+
+
+def commit(packed: Packed, result: Any) -> Any:
+    """Writes what the function did into the caller's objects: all of it, or nothing.
+
+    Args:
+        packed: The arguments.
+        result: Of `Inside.leave`.
+
+    Returns:
+        The output; returned inputs are the caller's own objects.
+
+    Raises:
+        TraceContextError: If another trace owns an object that would change.
+    """
+    returned, changed, structure, out = in_order(result)
+    writes = _Writes(packed, returned, changed)
+    writes.check()
+    objects = packed.objects
+    if returned.structure is None or returned.keeps_structure:
+        builder = Builder(IndexMap(objects), objects)
+    else:
+        builder = Builder(IndexMap(), objects)
+        entries = [entry for entry in returned.structure.entries if entry is not None]
+        packing.build_entries(builder, entries, _filled(entries, structure, objects))
+    entries = returned.out.entries
+    roots = packing.build_entries(builder, entries, _filled(entries, out, objects))
+    builder.check()
+    writes.commit()
+    builder.commit()
+    return jax.tree.unflatten(returned.out.treedef, roots)
+
+
+def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
+    """A result of `Inside.leave` with flat lists in the place of groups."""
+    returned, *parts = result
+    changed, structure, out = map(joined, parts, returned.groups)
+    return returned, changed, structure, out
+
+
+def joined(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
+    """The leaves of some groups in one list, by the number of the group of each."""
+    if len(groups) == 1:
+        return groups[0]
+    filled = [group for group in groups if len(group)]
+    if len(filled) == 1:
+        return filled[0]
+    iterators = [iter(group) for group in groups]
+    return [next(iterators[number]) for number in numbers]
+
+
+class _Writes:
+    """What a call writes into Variables: values and metadata."""
+
+    def __init__(
+        self, packed: Packed, returned: Returned, changed: Sequence[Any]
+    ) -> None:
+        self.packed = packed
+        self.metadata = returned.metadata
+        # What came back unchanged needs no write where none is allowed.
+        self.values = [
+            (position, value)
+            for position, value in zip(returned.changed, changed, strict=True)
+            if position not in returned.kept
+            or raw_values.may_write(packed.leaves[position])
+        ]
+
+    def check(self) -> None:
+        """Raises if one of them is not allowed."""
+        leaves = self.packed.leaves
+        for position, value in self.values:
+            self._check(variables.check_write, position, leaves[position], value)
+        for position, _ in self.metadata:
+            self._check(labels.check_owned, position, leaves[position])
+
+    def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
+        try:
+            check(*args)
+            return
+        except Exception:
+            path = self.packed.signature.slots[position].name
+        check(*args, path)  # raises again, with the path, which costs more to find
+
+    def commit(self) -> None:
+        """Carries them out."""
+        leaves = self.packed.leaves
+        raw_values.store(
+            [leaves[position] for position, _ in self.values],
+            [value for _, value in self.values],
+        )
+        for position, entries in self.metadata:
+            labels.replace_metadata(leaves[position], entries)
+
+
+def _filled(
+    entries: Sequence[GraphDef[Any] | None],
+    leaves: Sequence[Any],
+    existing: Mapping[int, Any],
+) -> list[Any]:
+    """The leaves for a builder: KEEP where a Variable exists outside; refs made anew.
+
+    Args:
+        entries: What is built.
+        leaves: The new leaves, with the content of refs in their place.
+        existing: The objects outside, by number.
+    """
+    given = iter(leaves)
+    refs: dict[int, Any] = {}
+    filled: list[Any] = []
+    for entry in entries:
+        for _, definition in signatures.leaves_of(entry):
+            exists = definition is not None and definition.outer_index is not None
+            value = KEEP if exists else next(given)
+            ref = getattr(definition, "array_refdef", definition)
+            filled.append(value if ref is None else _opened(ref, value, refs, existing))
+    return filled
+
+
+def _opened(
+    definition: Any, value: Any, refs: dict[int, Any], existing: Mapping[int, Any]
+) -> Any:
+    """The ref outside for one that is in the output: its own, or a new one."""
+    if isinstance(definition, ArrayRefDef):
+        if definition.outer_index is not None:
+            refs[definition.index] = existing[definition.outer_index]
+        elif isinstance(value, (jax.Array, np.ndarray)):
+            refs[definition.index] = _jax.new_ref(value)
+    return value if value is KEEP else refs.get(definition.index, value)
