@@ -90,7 +90,7 @@ def test_the_program_sees_its_own_name_arguments_and_folder(run, tmp_path):
         print(__name__, os.path.basename(__file__), sys.argv[1:])
         print(neighbour.Param.__module__)
     """
-    expected = "__main__ script.py ['a', '--b']", "graftree.core.variables.variables"
+    expected = "__main__ script.py ['a', '--b']", "graftree.core.variables.kinds"
     check(run(program, "a", "--b"), *expected)
 
 

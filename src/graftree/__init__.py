@@ -82,6 +82,16 @@ from graftree.core.states.states import (
     to_flat_state,
 )
 from graftree.core.variables.defaults import var_defaults
+from graftree.core.variables.kinds import (
+    BatchStat,
+    Cache,
+    Intermediate,
+    Param,
+    Perturbation,
+    register_variable_name,
+    variable_name_from_type,
+    variable_type_from_name,
+)
 from graftree.core.variables.metadata import VariableMetadata, with_metadata
 from graftree.core.variables.partitioning import (
     PARTITION_NAME,
@@ -94,20 +104,7 @@ from graftree.core.variables.sharding import (
     use_eager_sharding,
     using_eager_sharding,
 )
-from graftree.core.variables.type_names import (
-    register_variable_name,
-    variable_name_from_type,
-    variable_type_from_name,
-)
-from graftree.core.variables.variables import (
-    A,
-    BatchStat,
-    Cache,
-    Intermediate,
-    Param,
-    Perturbation,
-    Variable,
-)
+from graftree.core.variables.variables import A, Variable
 from graftree.debugging.displays import display
 from graftree.interop.flax_names import install as _install
 from graftree.interop.flax_names import look_up as _look_up

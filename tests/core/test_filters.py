@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from graftree.core import filters
-from graftree.core.variables.variables import BatchStat, Param, Variable
+from graftree.core.variables.kinds import BatchStat, Param
+from graftree.core.variables.variables import Variable
 
 
 def matches(filter_, value, path=()):

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import enum
 import itertools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -136,3 +137,62 @@ def test_a_list_that_contains_itself_has_an_imprint():
 def test_an_imprint_keeps_no_array():
     value = [jnp.ones(2), np.ones(2)]
     assert imprints.imprint(value) == imprints.imprint([jnp.zeros(3), np.zeros(1)])
+
+
+def test_mappings_do_not_follow_the_dict_they_are_made_of():
+    given = {"a": 1}
+    mapping = imprints.HashableMapping(given)
+    given["a"] = 2
+    assert mapping["a"] == 1 and dict(mapping) == {"a": 1}
+
+
+def test_equal_mappings_have_equal_hashes_in_any_order():
+    a, b = (
+        imprints.HashableMapping({"x": 1, "y": 2}),
+        imprints.HashableMapping({"y": 2, "x": 1}),
+    )
+    assert a == b and hash(a) == hash(b) and a != imprints.HashableMapping({"x": 1})
+    assert a != {"x": 1, "y": 2}
+
+
+def test_unhashable_values_are_reported_by_hash():
+    with pytest.raises(TypeError):
+        hash(imprints.HashableMapping({"a": []}))
+
+
+def test_mappings_can_be_pickled():
+    mapping = imprints.HashableMapping({"a": (1, "x")})
+    assert pickle.loads(pickle.dumps(mapping)) == mapping
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (1, 1.0, True),
+        ("x", "y", False),
+        (np.ones(2), np.ones(2), True),
+        (np.ones(2), np.zeros(2), False),
+        (np.ones(2), np.ones(3), False),
+        (jnp.ones(2), np.ones(2), True),
+        (np.ones(2), "x", False),
+        ([np.ones(2)], [np.ones(2)], False),
+    ],
+    ids=str,
+)
+def test_static_values_compare_to_a_bool(a, b, same):
+    assert imprints.same_value(a, b) is same
+
+
+def test_the_same_object_is_always_equal():
+    value = [np.ones(2)]
+    assert imprints.same_value(value, value)
+
+
+def test_tracers_are_equal_only_to_themselves():
+    seen = []
+
+    def f(x, y):
+        seen.extend([imprints.same_value(x, x), imprints.same_value(x, y)])
+
+    jax.jit(f)(1.0, 1.0)
+    assert seen == [True, False]

@@ -56,3 +56,15 @@ def test_snapshots_are_leafless_and_taken_anew():
 
     f(state)
     assert seen == [True, True] and copy.deepcopy(state).is_valid()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ownership.read_only_error, ("read-only", "mutable=True")),
+        (ownership.lost_update_error, ("would be lost", "ref=True")),
+    ],
+)
+def test_error_names_type_path_and_way_out(error, words):
+    message = str(error(nnx.Param(1), "a/b"))
+    assert all(word in message for word in ("Param", "at a/b", *words))

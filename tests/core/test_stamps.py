@@ -10,7 +10,7 @@ import pytest
 import graftree as nnx
 from graftree.core import stamps
 from graftree.core.objects import bookkeeping
-from graftree.core.variables import labels
+from graftree.core.variables import variables
 
 
 class Model(nnx.Module):
@@ -26,7 +26,7 @@ class Model(nnx.Module):
 
 def stamp_of(obj):
     if isinstance(obj, nnx.Variable):
-        return labels.stamp_of(obj)
+        return variables.stamp_of(obj)
     return bookkeeping.state_of(obj).stamp
 
 

@@ -11,6 +11,8 @@ changed, its *imprint* stands beside it: a hashable value that differs in such c
     tuple, frozenset                       its type, and the imprints of its members
     list, dict, set, dataclass, object     the same, and their present content
       with a hash of its own
+
+A `HashableMapping` compares its values in this way.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -162,3 +164,85 @@ def _content(value: Any, depth: int) -> Any:
 def _is_hashable(value: Any) -> bool:
     # A traced array has a hash by identity in some versions; it must not be kept.
     return type(value).__hash__ is not None and not isinstance(value, jax.Array)
+
+
+class HashableMapping(Mapping[str, Any]):
+    """An immutable mapping that compares by content and can be hashed.
+
+    Hashing needs hashable values. Values that are arrays compare element-wise, others
+    by type and value: ``1`` is not ``True`` here.
+
+    Example:
+        >>> from graftree.core.imprints import HashableMapping
+        >>> HashableMapping({"a": 1, "b": 2}) == HashableMapping({"b": 2, "a": 1})
+        True
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_hash", "get")
+
+    def __init__(self, entries: Mapping[str, Any], /) -> None:
+        self._entries = dict(entries)
+        self._hash: int | None = None
+        # That of the dict, in C: each read and write of a Variable asks.
+        self.get = self._entries.get
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self._entries.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, HashableMapping):
+            return NotImplemented
+        mine, theirs = self._entries, other._entries
+        return mine.keys() == theirs.keys() and all(
+            value is theirs[key]
+            or (
+                imprint(value) == imprint(theirs[key])
+                and same_value(value, theirs[key])
+            )
+            for key, value in mine.items()
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._entries!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._entries,)
+
+    def with_entry(self, key: str, value: Any) -> Self:
+        """A mapping of the same type in which ``key`` has this value."""
+        return type(self)({**self._entries, key: value})
+
+    def without(self, key: str) -> Self:
+        """A mapping of the same type that lacks ``key``."""
+        return type(self)({k: v for k, v in self._entries.items() if k != key})
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
+    if a is b:
+        return True
+    if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
+        if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+            return False
+        return np.array_equal(np.asarray(a), np.asarray(b))
+    try:
+        return bool(a == b)
+    except ValueError:
+        # A container whose elements compare to arrays; only identity could decide.
+        return False

@@ -7,6 +7,7 @@ behind in an object that outlives the trace. Reading is always allowed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from graftree import _jax, errors
@@ -29,6 +30,35 @@ def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
             where=f"at {path}" if (path := path or places.find(variable)) else "",
             way_out=_WAY_OUT,
         )
+    )
+
+
+def read_only_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
+    """The error for writing a Variable that was made read-only."""
+    return _immutable_error(
+        f"Cannot write this {type(variable).__name__}: it was made read-only.",
+        path,
+        "Use nnx.with_vars(node, mutable=True) to undo that.",
+    )
+
+
+def lost_update_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
+    """The error for writing a Variable that is read-only in this trace."""
+    kind = type(variable).__name__
+    return _immutable_error(
+        f"Cannot update a non-ref HijaxVariable ({kind}) inside a JAX transform: "
+        "the update would be lost.",
+        path,
+        f"Make it with ref=True: nnx.{kind}(value, hijax=True, ref=True).",
+    )
+
+
+def _immutable_error(
+    what: str, path: str, way_out: str
+) -> errors.ImmutableVariableError:
+    where = f"at {path}" if path else ""
+    return errors.ImmutableVariableError(
+        errors.message(what, where=where, way_out=way_out)
     )
 
 
@@ -85,5 +115,29 @@ class TraceState:
         return TraceState, ()
 
 
-# A pytree without leaves; unflattening it takes a new snapshot.
+class Owner(TraceState):
+    """The trace that owns a Variable; setting another one writes it there."""
+
+    __slots__ = ("_read", "_variable", "_write")
+
+    def __init__(
+        self,
+        variable: Any,
+        read: Callable[[Any], Any],
+        write: Callable[[Any, Any], None],
+    ) -> None:
+        self._variable, self._read, self._write = variable, read, write
+
+    @property
+    def jax_trace(self) -> Any:
+        """An opaque token of the trace."""
+        return self._read(self._variable)
+
+    @jax_trace.setter
+    def jax_trace(self, token: Any) -> None:
+        self._write(self._variable, token)
+
+
+# Pytrees without leaves; unflattening one takes a new snapshot.
 _jax.register_leafless(TraceState)
+_jax.register_leafless(Owner)

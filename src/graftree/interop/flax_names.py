@@ -41,7 +41,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults",
         "core.variables.variables": "VariableMeta VariableState=Variable",
         "core.variables.defaults": "VarDefaults VarDefaultsContext",
-        "core.variables.type_names": "VariableTypeCache=TYPES",
+        "core.variables.kinds": "VariableTypeCache=TYPES",
         "core.modules.refs": "HijaxVariable AbstractVariable=HijaxVariable",
         "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
         " AddAxisHook RemoveAxisHook",
@@ -86,7 +86,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " is_graph_node is_node is_node_leaf is_node_module is_node_type"
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
-        "core.variables.metadata": "HashableMapping",
+        "core.imprints": "HashableMapping",
         "interop.graph_contexts.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
         "annotations": "Key PathParts=Path",
     },

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.nn.support import checks, parameters, promotion
 
 if TYPE_CHECKING:

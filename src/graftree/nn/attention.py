@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from graftree import errors
 from graftree.annotations import Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
-from graftree.core.variables.variables import Intermediate
+from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import promotion
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Shape
-from graftree.core.variables import labels
-from graftree.core.variables.variables import Cache
+from graftree.core.variables import variables
+from graftree.core.variables.kinds import Cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +103,8 @@ def of(layer: Any) -> KeyValueCache:
         TraceContextError: If another trace owns it.
         ImmutableVariableError: If it is read-only.
     """
-    variables = (layer.cached_key, layer.cached_value, layer.cache_index)
-    if any(variable is None for variable in variables):
+    boxes = (layer.cached_key, layer.cached_value, layer.cache_index)
+    if any(variable is None for variable in boxes):
         raise ValueError(
             errors.message(
                 "Autoregressive cache not initialized.",
@@ -114,9 +114,9 @@ def of(layer: Any) -> KeyValueCache:
                 ),
             )
         )
-    for variable in variables:
-        labels.check_writable(variable)
-    return KeyValueCache(*variables)
+    for variable in boxes:
+        variables.check_writable(variable)
+    return KeyValueCache(*boxes)
 
 
 def _wrong_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> str:

@@ -25,9 +25,10 @@ from graftree.annotations import (
     PromoteDtypeFn,
     Shape,
 )
+from graftree.core.imprints import HashableMapping
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.metadata import HashableMapping, VariableMetadata
+from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
 from graftree.nn.support import arguments, checks, operations, parameters, promotion
 

@@ -30,7 +30,7 @@ from graftree.nn.support import arguments, checks, parameters, promotion, rollba
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
-    from graftree.core.variables.variables import Cache
+    from graftree.core.variables.kinds import Cache
 
 # The arguments that say how Params are made; with ``out_`` in front, those of ``out``.
 _OF_PARAMS = ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata")

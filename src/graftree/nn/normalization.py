@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.variables import BatchStat
+from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
 from graftree.nn.support import checks, parameters, promotion
 

@@ -28,8 +28,9 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import states
-from graftree.core.variables import labels
-from graftree.core.variables.variables import BatchStat, Param, Variable
+from graftree.core.variables import variables
+from graftree.core.variables.kinds import BatchStat, Param
+from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
 from graftree.nn.support import arguments, operations, parameters, promotion, rollbacks
 
@@ -360,10 +361,10 @@ def _call_with(
 
     If the call fails, the Variables get their values back.
     """
-    variables = [variable for variable, _ in news]
-    for variable in variables:
-        labels.check_writable(variable)
-    with rollbacks.undone_on_failure(*variables):
+    boxes = [variable for variable, _ in news]
+    for variable in boxes:
+        variables.check_writable(variable)
+    with rollbacks.undone_on_failure(*boxes):
         for variable, new in news:
             # An array ref keeps its dtype, and takes no other.
             variable.set_value(new.astype(variable.dtype) if variable.ref else new)

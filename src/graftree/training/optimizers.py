@@ -26,8 +26,9 @@ from graftree.core import filters, paths
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
-from graftree.core.variables import labels, raw_values, sharding, variables
-from graftree.core.variables.variables import Param, Variable
+from graftree.core.variables import sharding, variables
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 from graftree.training import misfits
 
 if TYPE_CHECKING:
@@ -286,13 +287,13 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             [*param_values, *values, step],
         )
         for variable in boxes:
-            labels.check_writable(variable)
+            variables.check_writable(variable)
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
             functional.update(model, bare)
         if bare_state is not None:
             self.opt_state = bare_state
-        raw_values.write(boxes, values)
+        variables.write_all(boxes, values)
 
 
 def _init(tx: optax.GradientTransformation, params: Any) -> Any:
@@ -312,7 +313,7 @@ def _init(tx: optax.GradientTransformation, params: Any) -> Any:
 def _read_ref(leaf: Any) -> Any:
     """The Variable with an array in place of its ref, for Optax cannot use refs."""
     if _is_variable(leaf) and _jax.is_ref(raw := leaf.get_raw_value()):
-        return variables.rebuild(type(leaf), raw[...], labels.metadata_of(leaf))
+        return variables.rebuild(type(leaf), raw[...], variables.metadata_of(leaf))
     return leaf
 
 

@@ -17,7 +17,7 @@ from graftree import _jax
 from graftree.core.graph import flattening, functional, traversals
 from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
-from graftree.core.variables import labels, partitioning
+from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import alias_reports, arguments, decorators, lifting
 from graftree.transforms.crossing import propagation as modes
@@ -166,7 +166,7 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         if not isinstance(leaf, Variable):
             return leaf
         raw = leaf.get_raw_value()
-        placed = partitioning.place_abstract(raw, labels.metadata_of(leaf))
+        placed = partitioning.place_abstract(raw, variables.metadata_of(leaf))
         return leaf if placed is raw else leaf.copy(placed)
 
     return traversals.map(place, tree, graph=graph)

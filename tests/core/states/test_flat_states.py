@@ -9,7 +9,7 @@ import pytest
 from graftree.core import filters
 from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
-from graftree.core.variables.variables import BatchStat, Param
+from graftree.core.variables.kinds import BatchStat, Param
 
 A, B = ("a",), ("b", 0)
 

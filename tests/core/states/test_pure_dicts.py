@@ -6,7 +6,7 @@ import pytest
 
 from graftree.core.states import pure_dicts
 from graftree.core.states.states import State
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 
 
 def state_of(*values):

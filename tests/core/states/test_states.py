@@ -11,7 +11,7 @@ from graftree.core import filters
 from graftree.core.states import states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
-from graftree.core.variables.variables import BatchStat, Param
+from graftree.core.variables.kinds import BatchStat, Param
 
 
 class Special(State):

@@ -10,7 +10,7 @@ from graftree.core.objects.attributes import data
 from graftree.core.rng import streams
 from graftree.core.states import flat_states, states
 from graftree.core.text import representations
-from graftree.core.variables.variables import BatchStat, Cache, Param
+from graftree.core.variables.kinds import BatchStat, Cache, Param
 
 
 def module(base, **attributes):

@@ -17,7 +17,7 @@ from graftree.core.text.representations import (
     Representable,
 )
 from graftree.core.text.writing import Attr, Object
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 
 
 class Shown(Representable):

@@ -8,7 +8,8 @@ import pytest
 
 import graftree as nnx
 from graftree.core import stamps
-from graftree.core.variables import labels, variables
+from graftree.core.imprints import HashableMapping
+from graftree.core.variables import variables
 
 TraceContextError = nnx.errors.TraceContextError
 
@@ -23,17 +24,17 @@ def test_subclasses_have_no_dict_and_are_registered():
 def test_rebuilding_shares_the_parts():
     value = jnp.ones(2)
     first = nnx.Param(value, tag="x")
-    second = variables.rebuild(nnx.Cache, value, labels.metadata_of(first))
+    second = variables.rebuild(nnx.Cache, value, variables.metadata_of(first))
     assert type(second) is nnx.Cache and second[...] is value and second.tag == "x"
-    assert labels.metadata_of(second) is labels.metadata_of(first)
+    assert variables.metadata_of(second) is variables.metadata_of(first)
 
 
 def test_ownership_is_that_of_the_making_trace():
     plain, backed = nnx.Param(1), nnx.Param(jnp.array(1), ref=True)
     seen = []
-    jax.jit(lambda: seen.extend(map(labels.is_owned, (plain, backed))))()
+    jax.jit(lambda: seen.extend(map(variables.is_owned, (plain, backed))))()
     assert seen == [False, True]
-    assert labels.is_owned(plain) and labels.is_owned(backed)
+    assert variables.is_owned(plain) and variables.is_owned(backed)
 
 
 def test_deep_copy_of_a_variable_that_contains_itself_ends():
@@ -90,9 +91,9 @@ def new_ref():
 )
 def test_which_ref_is_held_is_structure(make, write):
     variable = make()
-    before = labels.stamp_of(variable)
+    before = variables.stamp_of(variable)
     write(variable)
-    assert labels.stamp_of(variable) > before
+    assert variables.stamp_of(variable) > before
 
 
 @pytest.mark.parametrize("make", [array_variable, ref_variable])
@@ -109,7 +110,36 @@ def test_which_ref_is_held_is_structure(make, write):
 )
 def test_another_value_is_no_structure(make, write):
     variable = make()
-    before = labels.stamp_of(variable), stamps.clock.now
+    before = variables.stamp_of(variable), stamps.clock.now
     write(variable)
-    assert labels.stamp_of(variable) == before[0]
+    assert variables.stamp_of(variable) == before[0]
     assert stamps.clock.now == before[1]
+
+
+def test_plain_variables_share_one_mapping():
+    first, second = nnx.Param(jnp.ones(2)), nnx.BatchStat(jnp.ones(3))
+    assert variables.metadata_of(first) is variables.metadata_of(second)
+
+
+def test_replacing_metadata_moves_the_stamp_and_leaves_other_variables_alone():
+    first, second = nnx.Param(1), nnx.Param(1)
+    before = variables.stamp_of(first)
+    variables.replace_metadata(
+        first, HashableMapping({**variables.metadata_of(first), "tag": "x"})
+    )
+    assert variables.stamp_of(first) > before
+    assert first.tag == "x"
+    assert not second.has_metadata("tag")
+
+
+def test_metadata_of_read_only_variables_may_change():
+    variable = nnx.with_vars(nnx.Param(1), mutable=False)
+    assert variables.is_read_only(variable)
+    variable.set_metadata(tag="x")
+    assert variable.tag == "x" and variables.is_read_only(variable)
+
+
+def test_entry_mutable_is_false_or_says_nothing():
+    assert not variables.is_read_only(nnx.Param(1))
+    assert not variables.is_read_only(nnx.Param(1, mutable=True))
+    assert variables.is_read_only(nnx.Param(1, mutable=False))

@@ -10,7 +10,7 @@ import jax
 from graftree import _jax
 from graftree.core.graph import flattening, memos
 from graftree.core.graph.flattening import RefMap
-from graftree.core.variables import labels, values
+from graftree.core.variables import values
 from graftree.core.variables import variables as variables_module
 from graftree.core.variables.variables import Variable
 
@@ -76,6 +76,8 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
             copied = jax.tree.map(copy_value, raw)
         else:
             copied = values.copy_containers(raw)
-        return variables_module.rebuild(type(leaf), copied, labels.metadata_of(leaf))
+        return variables_module.rebuild(
+            type(leaf), copied, variables_module.metadata_of(leaf)
+        )
 
     return copy_leaf

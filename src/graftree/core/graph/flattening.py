@@ -35,9 +35,9 @@ from graftree.core.graph.graphdefs import (
     VariableDef,
 )
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
+from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, pytrees
-from graftree.core.variables import labels, values, variables
-from graftree.core.variables.metadata import HashableMapping
+from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 
 MISSING: Any = variables.MISSING
@@ -184,7 +184,7 @@ class _Flattener:
         if kind is Leaf.REF:
             self.nodes.append(ArrayRefDef(index, outer))
         else:
-            entries = labels.metadata_of(x)
+            entries = variables.metadata_of(x)
             ref = self._ref_of(x)
             self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
         self.leaves.append(x)
@@ -227,7 +227,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     for path, i, leaf in listed:
         if isinstance(leaf, Variable):
             attributes.append((path, NODE))
-            metadata = labels.metadata_of(leaf)
+            metadata = variables.metadata_of(leaf)
             entries.append(VariableDef(type(leaf), i, None, metadata, None))
         else:
             attributes.append((path, LEAF))
@@ -392,8 +392,8 @@ class Builder:
             write_leaf(variable, leaf)
             if isinstance(leaf, Variable):
                 continue
-            if entries != labels.metadata_of(variable):
-                labels.replace_metadata(variable, entries)
+            if entries != variables.metadata_of(variable):
+                variables.replace_metadata(variable, entries)
 
 
 def _differs(
@@ -433,7 +433,7 @@ def write_leaf(variable: Variable[Any], leaf: Any) -> None:
     """
     variables.store(variable, raw_of(leaf))
     if isinstance(leaf, Variable):
-        labels.take_metadata(variable, leaf)
+        variables.take_metadata(variable, leaf)
 
 
 def raw_of(leaf: Any) -> Any:

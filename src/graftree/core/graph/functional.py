@@ -20,8 +20,8 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
-from graftree.core.variables import labels
 from graftree.core.variables import metadata as variable_metadata
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 Node = TypeVar("Node")
@@ -482,12 +482,12 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
     predicate = filters.to_predicate(only)
     skeleton, leaves = memos.flatten_node(node, None, "set_metadata")
     chosen = [
-        (leaf, variable_metadata.changed(labels.metadata_of(leaf), (), metadata))
+        (leaf, variable_metadata.changed(variables.metadata_of(leaf), (), metadata))
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)
         if isinstance(leaf, Variable) and predicate(path, leaf)
     ]
     # All or nothing: whatever one of them refuses is found before the first changes.
     for variable, _ in chosen:
-        labels.check_writable(variable)
+        variables.check_writable(variable)
     for variable, entries in chosen:
-        labels.replace_metadata(variable, entries)
+        variables.replace_metadata(variable, entries)

@@ -31,7 +31,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from graftree.core import imprints
-from graftree.core.variables.metadata import HashableMapping
+from graftree.core.imprints import HashableMapping
 
 Node = TypeVar("Node")
 

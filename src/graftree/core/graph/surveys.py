@@ -29,7 +29,7 @@ from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.states import nested
 from graftree.core.states.states import State
-from graftree.core.variables import labels, operators
+from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import Variable
 
 _stamp_of = operator.attrgetter("stamp")
@@ -78,7 +78,7 @@ class Survey:
         self._imprints = [*map(imprints.imprint, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
-        self._variable_stamps = [*map(labels.stamp_of, self._variables)]
+        self._variable_stamps = [*map(variables.stamp_of, self._variables)]
         latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
         self.is_complete &= latest == made
 
@@ -90,7 +90,7 @@ class Survey:
             # the one with the smaller number may be the last to write it.
             if [*map(_stamp_of, self._stamped)] != self._stamps:
                 return False
-            variable_stamps = [*map(labels.stamp_of, self._variables)]
+            variable_stamps = [*map(variables.stamp_of, self._variables)]
             if variable_stamps != self._variable_stamps:
                 return False
             self._checked = now

@@ -22,7 +22,7 @@ from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, nested, pure_dicts, states
-from graftree.core.variables import labels, raw_values, values, variables
+from graftree.core.variables import values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
 Path = tuple[Any, ...]
@@ -116,15 +116,15 @@ class _Plan:
             )
         boxes = self._boxes
         raw = [*map(_raw_for, boxes, self._leaves)]
-        if raw_values.may_replace(boxes, raw):
-            raw_values.replace(boxes, raw)
+        if variables.may_replace_all(boxes, raw):
+            variables.replace_all(boxes, raw)
         else:
             for variable, value, path in zip(boxes, raw, self._paths, strict=True):
                 variables.check_write(variable, value, paths.to_string(path))
-            raw_values.store(boxes, raw)
+            variables.store_all(boxes, raw)
         for variable, leaf in zip(boxes, self._leaves, strict=True):
             if isinstance(leaf, Variable):
-                labels.take_metadata(variable, leaf)
+                variables.take_metadata(variable, leaf)
         for step in self._steps:
             step()
 

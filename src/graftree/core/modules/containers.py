@@ -28,12 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from graftree.core import ownership
+from graftree.core import imprints, ownership
 from graftree.core.modules import modules, recorders
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.objects.attributes import Naming
 from graftree.core.text import representations
-from graftree.core.variables import metadata
 from graftree.core.variables.variables import Variable
 
 A = TypeVar("A")
@@ -300,7 +299,7 @@ def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Variable) and type(a) is type(b):
         a, b = a.get_value(), b.get_value()
-    return metadata.same_value(a, b)
+    return imprints.same_value(a, b)
 
 
 # Entries of `vars` that are no items of a Dict.

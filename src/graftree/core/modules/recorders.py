@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from graftree import config
-from graftree.core.variables import type_names
-from graftree.core.variables.variables import Perturbation, Variable
+from graftree.core.variables import kinds
+from graftree.core.variables.kinds import Perturbation
+from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
 
@@ -173,7 +174,7 @@ class Recorder:
 
 def _resolve(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
     if isinstance(variable_type, str):
-        return type_names.variable_type_from_name(variable_type, allow_register=True)
+        return kinds.variable_type_from_name(variable_type, allow_register=True)
     return variable_type
 
 

@@ -20,7 +20,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import filters, paths
 from graftree.core.graph import flattening, traversals
-from graftree.core.variables import labels
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 N = TypeVar("N")
@@ -83,7 +83,7 @@ def with_vars(
 
     def differs(leaf: Any) -> bool:
         return isinstance(leaf, Variable) and any(
-            labels.metadata_of(leaf).get(name, True) != value
+            variables.metadata_of(leaf).get(name, True) != value
             for name, value in flags.items()
         )
 

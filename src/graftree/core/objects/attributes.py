@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, overload
 import jax
 
 from graftree import _jax
-from graftree.core.variables.metadata import HashableMapping
+from graftree.core.imprints import HashableMapping
 from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from graftree.core.objects import attributes, bookkeeping, classes
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
-from graftree.core.variables import labels, values
+from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 
 T = TypeVar("T")
@@ -279,7 +279,7 @@ def touch(obj: Any) -> None:
         15
     """
     if isinstance(obj, Variable):
-        labels.touch(obj)
+        variables.touch(obj)
     elif isinstance(obj, Pytree):
         stamps.touch(bookkeeping.state_of(obj))
     else:

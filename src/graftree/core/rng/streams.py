@@ -37,7 +37,7 @@ from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
 from graftree.core.objects import pytrees
 from graftree.core.rng import distributions
-from graftree.core.variables import labels
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 RngValue: TypeAlias = int | np.integer | jax.Array
@@ -120,7 +120,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         """
         # Before the draw: the values of a stream of a finished trace are dead tracers.
         counter = self.count
-        labels.check_writable(counter)
+        variables.check_writable(counter)
         key, count = self.key.get_value(), counter.get_value()
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in the place of `fold_in` is called each time.

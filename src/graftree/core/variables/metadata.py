@@ -10,13 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
 
-import jax
-import numpy as np
-
-from graftree.core import imprints
+from graftree.core.imprints import HashableMapping
 from graftree.core.variables import defaults, sharding
 
 HOOKS = (
@@ -50,86 +47,37 @@ _OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", 
 _OWN = ("hijax", "ref", "mutable")
 
 
-class HashableMapping(Mapping[str, Any]):
-    """An immutable mapping that compares by content and can be hashed.
+class Entries(MutableMapping[str, Any]):
+    """The metadata of a Variable; what is written here is written there."""
 
-    Hashing needs hashable values. Values that are arrays compare element-wise, others
-    by type and value: ``1`` is not ``True`` here.
+    __slots__ = ("_read", "_variable", "_write")
 
-    Example:
-        >>> from graftree.core.variables.metadata import HashableMapping
-        >>> HashableMapping({"a": 1, "b": 2}) == HashableMapping({"b": 2, "a": 1})
-        True
-    """
-
-    __slots__ = ("__weakref__", "_entries", "_hash", "get")
-
-    def __init__(self, entries: Mapping[str, Any], /) -> None:
-        self._entries = dict(entries)
-        self._hash: int | None = None
-        # That of the dict, in C: each read and write of a Variable asks.
-        self.get = self._entries.get
+    def __init__(
+        self,
+        variable: Any,
+        read: Callable[[Any], HashableMapping],
+        write: Callable[[Any, HashableMapping], None],
+    ) -> None:
+        self._variable, self._read, self._write = variable, read, write
 
     def __getitem__(self, key: str) -> Any:
-        return self._entries[key]
+        return self._read(self._variable)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._write(self._variable, self._read(self._variable).with_entry(key, value))
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # a KeyError if it is missing
+        self._write(self._variable, self._read(self._variable).without(key))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._read(self._variable))
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(frozenset(self._entries.items()))
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, HashableMapping):
-            return NotImplemented
-        mine, theirs = self._entries, other._entries
-        return mine.keys() == theirs.keys() and all(
-            value is theirs[key]
-            or (
-                imprints.imprint(value) == imprints.imprint(theirs[key])
-                and same_value(value, theirs[key])
-            )
-            for key, value in mine.items()
-        )
+        return len(self._read(self._variable))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._entries!r})"
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._entries,)
-
-    def with_entry(self, key: str, value: Any) -> Self:
-        """A mapping of the same type in which ``key`` has this value."""
-        return type(self)({**self._entries, key: value})
-
-    def without(self, key: str) -> Self:
-        """A mapping of the same type that lacks ``key``."""
-        return type(self)({k: v for k, v in self._entries.items() if k != key})
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Whether two static values are equal; arrays (whose ``==`` is not a bool) too."""
-    if a is b:
-        return True
-    if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
-        if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
-            return False
-        return np.array_equal(np.asarray(a), np.asarray(b))
-    try:
-        return bool(a == b)
-    except ValueError:
-        # A container whose elements compare to arrays; only identity could decide.
-        return False
+        return repr(dict(self))
 
 
 def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:

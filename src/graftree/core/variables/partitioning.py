@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from graftree import _jax
 from graftree.core import ownership
 from graftree.core.text import representations
-from graftree.core.variables import labels
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables import variables
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.core.variables.variables import Variable
 
@@ -275,7 +275,7 @@ def _change(
         )
     name = transform_metadata[PARTITION_NAME]
     names = {**transform_metadata, "out_sharding": name}
-    variables = representations.variables_in(tree)
+    boxes = representations.variables_in(tree)
     # All before the first is written: an error must not leave half a model renamed.
     changes = [
         {
@@ -283,12 +283,12 @@ def _change(
             for key in names
             if _entries(variable, key)
         }
-        for variable in variables
+        for variable in boxes
     ]
-    for variable, entries in zip(variables, changes, strict=True):
-        if entries and not labels.is_owned(variable):
+    for variable, entries in zip(boxes, changes, strict=True):
+        if entries and not variables.is_owned(variable):
             raise ownership.variable_error(variable)
-    for variable, entries in zip(variables, changes, strict=True):
+    for variable, entries in zip(boxes, changes, strict=True):
         if entries:
             variable.set_metadata(**entries)
         getattr(variable, method)(index, name)

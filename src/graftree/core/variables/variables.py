@@ -1,8 +1,8 @@
 """Variables: typed mutable boxes for values inside objects.
 
-A `Variable` holds a value (an array, an array ref, or any pytree), metadata that is
-static, and the trace that owns it. It is the only thing that can change inside a
-transform without changing structure. What always holds:
+A `Variable` has four slots: its raw value (an array, an array ref, or any pytree), its
+metadata, the trace that owns it, and a stamp. It is the only thing that can change
+inside a transform without changing structure. What always holds:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
   that JAX itself tracks), and nobody writes a read-only one;
@@ -11,47 +11,61 @@ transform without changing structure. What always holds:
 - as a JAX pytree it has one child, the raw value, and its class and metadata are
   static.
 
-The operators that let a Variable stand for its value are in `operators.py`.
+Any name may be metadata of the user, or be defined in a subclass. So the slots but the
+first have no name on the class, and what the rest of the package does with Variables is
+a function below it. The operators are in `operators.py`.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import EllipsisType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
 
-from graftree import _jax
-from graftree.core import ownership
+from graftree import _jax, errors
+from graftree.core import ownership, stamps
+from graftree.core.imprints import HashableMapping
 from graftree.core.text import representations, writing
-from graftree.core.variables import labels, older_accessors, operators, sharding, values
 from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables.labels import metadata_of
-from graftree.core.variables.metadata import HashableMapping, VariableMetadata
+from graftree.core.variables import older_accessors, operators, sharding, values
+from graftree.core.variables.metadata import VariableMetadata
 
 A = TypeVar("A")
-MISSING = labels.MISSING
+MISSING: Any = object()
 
 
-def _register(cls: Any) -> None:
-    key = jax.tree_util.GetAttrKey("value")
-    jax.tree_util.register_pytree_with_keys(
-        cls,
-        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
-        functools.partial(_unflatten, cls),
-        lambda variable: ((variable._raw_value,), metadata_of(variable)),
-    )
+class _Slots:
+    """What a Variable is made of."""
+
+    __slots__ = ("_raw_value", "metadata", "owner", "stamp")
 
 
-def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
-    variable = rebuild(cls, children[0], entries)
-    if entries.get("hijax") and _jax.is_tracing():
-        # Nobody's: what is written into this copy would not reach the caller.
-        _set_owner(variable, None)
-    return variable
+def _nameless(name: str) -> Any:
+    """A slot, without its name on the class."""
+    slot = _Slots.__dict__[name]
+    delattr(_Slots, name)
+    return slot
+
+
+_metadata, _owner, _stamp = map(_nameless, ("metadata", "owner", "stamp"))
+
+# The metadata as it is stored: immutable, not a copy.
+metadata_of: Callable[[Variable[Any]], HashableMapping] = _metadata.__get__
+owner_of: Callable[[Variable[Any]], Any] = _owner.__get__
+stamp_of: Callable[[Variable[Any]], int] = _stamp.__get__
+
+# An assignment would go through `Variable.__setattr__`, and cost five times as much.
+_set_raw: Callable[[Any, Any], None] = _Slots.__dict__["_raw_value"].__set__
+_set_metadata, _set_owner, _set_stamp = (
+    slot.__set__ for slot in (_metadata, _owner, _stamp)
+)
 
 
 class VariableMeta(type):
@@ -83,10 +97,20 @@ def _study(cls: Any) -> None:
         for hook in variable_metadata.HOOKS
         if hasattr(cls, hook)
     }
-    if cls._check_valid_context is labels.Labeled._check_valid_context:
-        labels.own_checks.discard(cls)
+    if cls._check_valid_context is _check_trace:
+        _own_checks.discard(cls)
     else:
-        labels.own_checks.add(cls)
+        _own_checks.add(cls)
+
+
+# The classes with a `_check_valid_context` of their own, which is asked in our place.
+_own_checks: set[type] = set()
+
+
+def _check_trace(variable: Any, error_msg: Callable[[], str]) -> None:
+    """Raises if the current trace must not write; called before each write."""
+    if not is_owned(variable):
+        raise errors.TraceContextError(error_msg())
 
 
 def _below(cls: type) -> list[type]:
@@ -94,9 +118,27 @@ def _below(cls: type) -> list[type]:
     return [*found, *(x for kind in found for x in _below(kind))]
 
 
+def _register(cls: Any) -> None:
+    key = jax.tree_util.GetAttrKey("value")
+    jax.tree_util.register_pytree_with_keys(
+        cls,
+        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
+        functools.partial(_unflatten, cls),
+        lambda variable: ((variable._raw_value,), metadata_of(variable)),
+    )
+
+
+def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
+    variable = rebuild(cls, children[0], entries)
+    if entries.get("hijax") and _jax.is_tracing():
+        # Nobody's: what is written into this copy would not reach the caller.
+        _set_owner(variable, None)
+    return variable
+
+
 class Variable(
+    _Slots,
     operators.ValueOperators[A],
-    labels.Labeled,
     older_accessors.OlderAccessors,
     representations.Representable,
     Generic[A],
@@ -118,7 +160,7 @@ class Variable(
 
     Raises:
         ValueError: If the value contains a ref, or its annotation can't be placed.
-        TypeError: If it shall be in a ref, and is neither an array nor a scalar.
+        TypeError: If it goes into a ref and is neither an array nor a scalar.
 
     Example:
         >>> count = nnx.Variable(jnp.array(1), tag="steps")
@@ -130,6 +172,7 @@ class Variable(
     """
 
     __slots__ = ("__weakref__",)
+    required_metadata: ClassVar[frozenset[str]] = variable_metadata.REQUIRED
 
     def __init__(
         self,
@@ -216,7 +259,7 @@ class Variable(
             TraceContextError: If another trace owns the Variable.
             ValueError: If a ref would get another shape.
         """
-        labels.check_writable(self)
+        check_writable(self)
         value = values.copy_containers(value)
         hooks = metadata_of(self).get("on_set_value")
         if hooks is not None:
@@ -244,7 +287,7 @@ class Variable(
         Raises:
             TraceContextError: If another trace owns the Variable.
         """
-        labels.check_writable(self)
+        check_writable(self)
         _replace_raw(self, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -259,6 +302,97 @@ class Variable(
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
         return self.get_value().shape
+
+    # Metadata.
+
+    @property
+    def var_type(self) -> Any:
+        """The class of the Variable; also as ``type``."""
+        return type(self)
+
+    type = var_type
+
+    @property
+    def hijax(self) -> bool:
+        """Whether the Variable was made with ``hijax=True``."""
+        return metadata_of(self)["hijax"]
+
+    @property
+    def ref(self) -> bool:
+        """Whether the value is stored in a ``jax.Ref``."""
+        return metadata_of(self)["ref"]
+
+    def get_metadata(
+        self,
+        name: str | None = None,
+        default: Any = MISSING,
+        *,
+        exclude_required: bool | None = None,
+    ) -> Any:
+        """All metadata as a new dict, or the entry ``name``.
+
+        Args:
+            name: The entry to return; ``None`` for all.
+            default: Returned if there is no entry ``name``.
+            exclude_required: Leaves out ``hijax``, ``ref`` and ``eager_sharding``.
+
+        Raises:
+            KeyError: If the entry is missing and there is no default.
+            TypeError: If ``name`` and ``exclude_required`` are both given, or
+                ``default`` without ``name``.
+        """
+        if name is None:
+            if default is not MISSING:
+                raise TypeError("get_metadata: `default` needs `name`.")
+            hidden = self.required_metadata if exclude_required else ()
+            return {k: v for k, v in metadata_of(self).items() if k not in hidden}
+        if exclude_required is not None:
+            raise TypeError(
+                "get_metadata: give `name` or `exclude_required`, not both."
+            )
+        if default is MISSING:
+            return metadata_of(self)[name]
+        return metadata_of(self).get(name, default)
+
+    def set_metadata(self, *args: Any, **entries: Any) -> None:
+        """Replaces all metadata (one dict), sets one entry (two arguments), or updates.
+
+        Raises:
+            TypeError: If the arguments are none of these three forms.
+            ValueError: If ``hijax`` or ``ref`` would change.
+            TraceContextError: If another trace owns the Variable.
+        """
+        changed = variable_metadata.changed(metadata_of(self), args, entries)
+        replace_metadata(self, changed)
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is a metadata entry ``name``."""
+        return name in metadata_of(self)
+
+    def del_metadata(self, name: str) -> None:
+        """Removes the metadata entry ``name``.
+
+        Raises:
+            ValueError: For ``hijax`` and ``ref``.
+            KeyError: If there is no such entry.
+        """
+        if name in ("hijax", "ref"):
+            raise ValueError(f"Cannot delete `{name}` metadata: every Variable has it.")
+        entries = dict(metadata_of(self))
+        del entries[name]
+        replace_metadata(self, HashableMapping(entries))
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_add_axis`` hooks that a transform added a dimension."""
+        if "on_add_axis" in metadata_of(self):
+            hooks = metadata_of(self)["on_add_axis"]
+            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tells the ``on_remove_axis`` hooks that a transform removed a dimension."""
+        if "on_remove_axis" in metadata_of(self):
+            hooks = metadata_of(self)["on_remove_axis"]
+            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     # Copies and updates.
 
@@ -315,9 +449,9 @@ class Variable(
                 f"Cannot copy from an incompatible container: expected "
                 f"{type(self).__name__}, got {type(other).__name__}."
             )
-        labels.check_writable(self)
+        check_writable(self)
         _replace_raw(self, other._raw_value)
-        labels.replace_metadata(self, metadata_of(other))
+        replace_metadata(self, metadata_of(other))
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over the value and metadata of another Variable, of any type.
@@ -326,7 +460,7 @@ class Variable(
         """
         check_write(self, variable_state._raw_value)
         store(self, variable_state._raw_value)
-        labels.take_metadata(self, variable_state)
+        take_metadata(self, variable_state)
 
     def __copy__(self) -> Variable[A]:
         return rebuild(type(self), self._raw_value, metadata_of(self))
@@ -360,6 +494,27 @@ class Variable(
             raw = raw[...]
         return getattr(raw, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            old = self._raw_value if name == "_raw_value" else None
+            object.__setattr__(self, name, value)
+            # Its class, and which ref it holds, are structure.
+            if name == "__class__" or _jax.is_ref(old) or _jax.is_ref(value):
+                touch(self)
+        except AttributeError as error:
+            if hasattr(type(self), name):
+                raise
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}. Variables keep such "
+                f"entries as metadata: use variable.set_metadata({name}=value)."
+            ) from error
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(
+            f"Cannot delete {name!r} of a {type(self).__name__}: "
+            f"use variable.del_metadata({name!r})."
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function: Any = self.get_value()
         return function(*args, **kwargs)
@@ -374,54 +529,35 @@ class Variable(
         value = raw if is_traced_ref else self.get_value()
         return representations.variable_repr(self, value, metadata_of(self))
 
+    # What older programs know of.
+
+    @property
+    def _trace_state(self) -> ownership.TraceState:
+        """The trace that owns the Variable; another one can be set in it."""
+        return ownership.Owner(self, owner_of, _set_owner)
+
+    @_trace_state.setter
+    def _trace_state(self, state: ownership.TraceState) -> None:
+        _set_owner(self, state.jax_trace)
+
+    @property
+    def _var_metadata(self) -> MutableMapping[str, Any]:
+        """The metadata, as a mapping that can be written."""
+        return variable_metadata.Entries(self, metadata_of, replace_metadata)
+
+    @_var_metadata.setter
+    def _var_metadata(self, entries: Any) -> None:
+        replace_metadata(self, HashableMapping(entries))
+
+    _check_valid_context = _check_trace
+
 
 writing.register_variable_type(Variable)
 
 
-class Param(Variable[A]):
-    """A parameter that training changes by gradients.
-
-    Example:
-        >>> kernel = nnx.Param(jnp.ones((2, 3)))
-        >>> (jnp.ones((1, 2)) @ kernel).shape
-        (1, 3)
-    """
-
-
-class BatchStat(Variable[A]):
-    """A running statistic, e.g. the mean of batch normalization.
-
-    Example:
-        >>> nnx.BatchStat(jnp.zeros(3)).shape
-        (3,)
-    """
-
-
-class Cache(Variable[A]):
-    """A cache, e.g. of keys and values while decoding.
-
-    Example:
-        >>> nnx.Cache(jnp.zeros((1, 8))).shape
-        (1, 8)
-    """
-
-
-class Intermediate(Variable[A]):
-    """A value recorded inside a call, e.g. by ``Module.sow``.
-
-    Example:
-        >>> nnx.Intermediate((1.0, 2.0)).get_value()
-        (1.0, 2.0)
-    """
-
-
-class Perturbation(Intermediate[A]):
-    """A zero added to a value inside a call, so that gradients reach that value.
-
-    Example:
-        >>> isinstance(nnx.Perturbation(jnp.zeros(3)), nnx.Intermediate)
-        True
-    """
+def touch(variable: Variable[Any]) -> None:
+    """`stamps.touch` for a Variable."""
+    stamps.touch_slot(_set_stamp, variable)
 
 
 def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
@@ -434,25 +570,71 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     return variable
 
 
-_set_raw = labels.raw_slot.__set__
-_set_owner = labels.owner_slot.__set__
-_set_metadata = labels.metadata_slot.__set__
-_set_stamp = labels.stamp_slot.__set__
+def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
+    return rebuild(cls, values.stored(raw, ref=entries["ref"]), entries)
 
 
-def read(boxes: Sequence[Variable[Any]]) -> list[Any]:
-    """The raw values of many Variables."""
-    return [x._raw_value for x in boxes]
+# Who may write.
+
+
+def is_owned(variable: Variable[Any]) -> bool:
+    """Whether the current trace may write the Variable."""
+    is_own = owner_of(variable) is ownership.current()
+    return is_own or _jax.is_ref(variable._raw_value)
+
+
+def is_read_only(variable: Variable[Any]) -> bool:
+    """Whether the Variable was made with ``mutable=False``."""
+    return not metadata_of(variable).get("mutable", True)
+
+
+def may_write(variable: Variable[Any]) -> bool:
+    """Whether the value of a Variable may be written now."""
+    return is_owned(variable) and not is_read_only(variable)
+
+
+def check_owned(variable: Variable[Any], path: str = "") -> None:
+    """Raises if another trace owns the Variable: nothing in it may change then."""
+    if not is_owned(variable):
+        if metadata_of(variable)["hijax"]:
+            raise ownership.lost_update_error(variable, path)
+        raise ownership.variable_error(variable, path)
+
+
+def check_writable(variable: Variable[Any], path: str = "") -> None:
+    """Raises if the value can't be written now: `check_owned`, or it is read-only."""
+    if is_read_only(variable):
+        raise ownership.read_only_error(variable, path)
+    if type(variable) in _own_checks or owner_of(variable) is not ownership.current():
+        _check_context(variable, path)
+
+
+def _check_context(variable: Variable[Any], path: str = "") -> None:
+    if type(variable) in _own_checks:
+        variable._check_valid_context(lambda: str(ownership.variable_error(variable)))
+    else:
+        check_owned(variable, path)
+
+
+def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
+    """Replaces all metadata, if the current trace owns the Variable."""
+    _check_context(variable)
+    _set_metadata(variable, entries)
+    touch(variable)
+
+
+def take_metadata(variable: Variable[Any], other: Variable[Any]) -> None:
+    """Takes over the metadata of another Variable, but for what says how it is kept."""
+    given, own = metadata_of(other), metadata_of(variable)
+    if given is not own:
+        entries = variable_metadata.taken_over(own, given)
+        if entries != own:
+            replace_metadata(variable, entries)
 
 
 def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
-    """Raises if a raw value can't be written now; a ref keeps its shape and dtype.
-
-    Raises:
-        TraceContextError, ImmutableVariableError: See `labels.check_writable`.
-        TypeError, ValueError: See `values.check_fits`.
-    """
-    labels.check_writable(variable, path)
+    """Raises if a raw value can't be written now; a ref keeps its shape and dtype."""
+    check_writable(variable, path)
     if _jax.is_ref(variable._raw_value):
         values.check_fits(variable._raw_value, raw, path)
 
@@ -474,8 +656,44 @@ def _replace_raw(variable: Variable[Any], raw: Any) -> None:
     old = variable._raw_value
     _set_raw(variable, raw)
     if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
-        labels.touch(variable)
+        touch(variable)
 
 
-def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
-    return rebuild(cls, values.stored(raw, ref=entries["ref"]), entries)
+# Many at once.
+
+
+def read_all(boxes: Sequence[Variable[Any]]) -> list[Any]:
+    """The raw values of many Variables."""
+    return [x._raw_value for x in boxes]
+
+
+def write_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
+    """Writes raw values into many Variables: all, or it raises and writes none."""
+    for variable, raw in zip(boxes, raw_values, strict=True):
+        check_write(variable, raw)
+    store_all(boxes, raw_values)
+
+
+def store_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
+    """`store` for each of many Variables."""
+    for variable, raw in zip(boxes, raw_values, strict=True):
+        store(variable, raw)
+
+
+def may_replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> bool:
+    """Whether `replace_all` is allowed now: all may be written, and none is a ref."""
+    current = itertools.repeat(ownership.current())
+    if not all(map(operator.is_, map(owner_of, boxes), current)):
+        return False
+    # The Variables of a model mostly share a few entries, and a few types of values.
+    distinct = {id(x): x for x in map(metadata_of, boxes)}.values()
+    if any(entries["ref"] or not entries.get("mutable", True) for entries in distinct):
+        return False
+    kinds = {*map(type, read_all(boxes)), *map(type, raw_values)}
+    return not any(issubclass(kind, (_jax.Ref, _jax.Tracer)) for kind in kinds)
+
+
+def replace_all(boxes: Sequence[Variable[Any]], raw_values: Sequence[Any]) -> None:
+    """`store_all` where `may_replace_all` holds."""
+    # As a loop it would cost four times as much, of what a whole call may cost.
+    collections.deque(map(_set_raw, boxes, raw_values), maxlen=0)

@@ -17,7 +17,7 @@ from graftree import errors
 from graftree.annotations import Dtype, Initializer, Shape
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.nn.support import operations
 
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})

@@ -8,19 +8,19 @@ from typing import Any
 
 from graftree import _jax
 from graftree.core.rng.streams import RngStream
-from graftree.core.variables import raw_values
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 
 @contextlib.contextmanager
-def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
+def undone_on_failure(*boxes: Variable[Any]) -> Iterator[None]:
     """Gives Variables their values back if what is done in the block fails.
 
     A layer checks first and writes last where it can. It cannot if it hands its state
     to a function of the user, or to another layer.
 
     Args:
-        *variables: What the block may write.
+        *boxes: What the block may write.
 
     Example:
         >>> from graftree.nn.support import rollbacks
@@ -33,17 +33,17 @@ def undone_on_failure(*variables: Variable[Any]) -> Iterator[None]:
         ...     print(count[...])
         1
     """
-    before = [_content(variable) for variable in variables]
+    before = [_content(variable) for variable in boxes]
     try:
         yield
     except BaseException:
         # What may not be written now was not written in the block.
         changed = [
             (variable, content)
-            for variable, content in zip(variables, before, strict=True)
-            if raw_values.may_write(variable) and _content(variable) is not content
+            for variable, content in zip(boxes, before, strict=True)
+            if variables.may_write(variable) and _content(variable) is not content
         ]
-        raw_values.store([v for v, _ in changed], [content for _, content in changed])
+        variables.store_all([v for v, _ in changed], [x for _, x in changed])
         raise
 
 

@@ -26,10 +26,10 @@ from graftree import _jax
 from graftree.core.graph import differences, flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.variables import labels, partitioning, values
-from graftree.core.variables.metadata import HashableMapping
+from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
     alias_reports,
@@ -336,7 +336,7 @@ class Inside:
             is_forced = position in forced and not _jax.is_ref(raw)
             if is_forced or not self._is_same(raw, position):
                 changed.append(Leaf(position, self.roles[position], raw))
-            before, entries = slot.definition.metadata, labels.metadata_of(variable)
+            before, entries = slot.definition.metadata, variables.metadata_of(variable)
             if entries is not before and entries != before:
                 metadata.append((position, entries))
         return changed, tuple(metadata)
@@ -422,7 +422,7 @@ class Inside:
             return
         new = [obj for obj in refs if obj not in self._numbers]
         for obj in new:
-            is_owned = not isinstance(obj, Variable) or labels.is_owned(obj)
+            is_owned = not isinstance(obj, Variable) or variables.is_owned(obj)
             if isinstance(obj, Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:

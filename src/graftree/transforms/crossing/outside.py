@@ -18,7 +18,7 @@ import numpy as np
 from graftree import _jax
 from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
-from graftree.core.variables import labels, raw_values, variables
+from graftree.core.variables import variables
 from graftree.transforms.crossing import (
     alias_reports,
     arguments,
@@ -156,7 +156,7 @@ class _Writes:
             (position, value)
             for position, value in zip(returned.changed, changed, strict=True)
             if position not in returned.kept
-            or raw_values.may_write(packed.leaves[position])
+            or variables.may_write(packed.leaves[position])
         ]
 
     def check(self) -> None:
@@ -165,7 +165,7 @@ class _Writes:
         for position, value in self.values:
             self._check(variables.check_write, position, leaves[position], value)
         for position, _ in self.metadata:
-            self._check(labels.check_owned, position, leaves[position])
+            self._check(variables.check_owned, position, leaves[position])
 
     def _check(self, check: Callable[..., None], position: int, *args: Any) -> None:
         try:
@@ -178,12 +178,12 @@ class _Writes:
     def commit(self) -> None:
         """Carries them out."""
         leaves = self.packed.leaves
-        raw_values.store(
+        variables.store_all(
             [leaves[position] for position, _ in self.values],
             [value for _, value in self.values],
         )
         for position, entries in self.metadata:
-            labels.replace_metadata(leaves[position], entries)
+            variables.replace_metadata(leaves[position], entries)
 
 
 def _filled(

@@ -30,7 +30,7 @@ from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.nodes import Leaf
 from graftree.core.graph.surveys import Attribute, Survey
 from graftree.core.objects.bookkeeping import state_of
-from graftree.core.variables import raw_values, variables
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import arguments, outside, packing
 from graftree.transforms.crossing.inside import Returned
@@ -199,7 +199,7 @@ class Plan:
         # Variables, and None in the place of all other leaves.
         self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
         boxes = [x for x in self._leaves if x is not None]
-        self.is_plain = raw_values.may_replace(boxes, ())
+        self.is_plain = variables.may_replace_all(boxes, ())
         self._groups = None
         if not row.inputs.reads_leaves:
             self._groups = _groups(row, packed, self._leaves, [*self._sources])
@@ -245,7 +245,7 @@ class Plan:
         others = self._others(given) if self._reads_attributes else given
         groups = []
         for boxes, inserts, positions in self._groups:
-            values = variables.read(boxes)
+            values = variables.read_all(boxes)
             for place, number in inserts:
                 values.insert(place, others[number])
             groups.append(Values(values, self.signature, positions))
@@ -314,7 +314,7 @@ class PlannedCall:
         positions, _, numbers = returned.groups
         if positions:
             values = outside.joined(changed, positions)
-            raw_values.replace(plan.targets(returned), values)
+            variables.replace_all(plan.targets(returned), values)
         return returned.unflatten(outside.joined(out, numbers))
 
 

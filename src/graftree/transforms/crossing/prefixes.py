@@ -22,7 +22,7 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
-from graftree.core.variables import labels
+from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, propagation
 from graftree.transforms.crossing.arguments import Chosen
@@ -457,7 +457,7 @@ class Donation:
         if _jax.is_ref(flattening.raw_of(leaf)):
             return False
         if isinstance(leaf, Variable):
-            return labels.is_owned(leaf)
+            return variables.is_owned(leaf)
         return path == () or not self.keeps_arrays
 
     def _arguments(self, signature: Signature) -> Any:

@@ -15,7 +15,7 @@ import jax
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables.variables import Param
+from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import decorators, prefixes, propagation, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside

@@ -1,21 +1,60 @@
-"""Names of Variable types, and back: ``"params"`` is `Param`."""
+"""The kinds of Variables, and their names: ``"params"`` is `Param`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
-from graftree.core.variables.variables import (
-    MISSING,
-    BatchStat,
-    Cache,
-    Intermediate,
-    Param,
-    Perturbation,
-    Variable,
-)
+from graftree.core.variables.variables import MISSING, A, Variable
 
 V = TypeVar("V", bound=type[Variable[Any]])
+
+
+class Param(Variable[A]):
+    """A parameter that training changes by gradients.
+
+    Example:
+        >>> kernel = nnx.Param(jnp.ones((2, 3)))
+        >>> (jnp.ones((1, 2)) @ kernel).shape
+        (1, 3)
+    """
+
+
+class BatchStat(Variable[A]):
+    """A running statistic, e.g. the mean of batch normalization.
+
+    Example:
+        >>> nnx.BatchStat(jnp.zeros(3)).shape
+        (3,)
+    """
+
+
+class Cache(Variable[A]):
+    """A cache, e.g. of keys and values while decoding.
+
+    Example:
+        >>> nnx.Cache(jnp.zeros((1, 8))).shape
+        (1, 8)
+    """
+
+
+class Intermediate(Variable[A]):
+    """A value recorded inside a call, e.g. by ``Module.sow``.
+
+    Example:
+        >>> nnx.Intermediate((1.0, 2.0)).get_value()
+        (1.0, 2.0)
+    """
+
+
+class Perturbation(Intermediate[A]):
+    """A zero added to a value inside a call, so that gradients reach that value.
+
+    Example:
+        >>> isinstance(nnx.Perturbation(jnp.zeros(3)), nnx.Intermediate)
+        True
+    """
+
 
 # A type may have several names; its own is the first.
 TYPES: dict[str, type[Variable[Any]]] = {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.variables import raw_values, variables
+from graftree.core.variables import variables
 
 TraceContextError = nnx.errors.TraceContextError
 
@@ -13,8 +13,8 @@ TraceContextError = nnx.errors.TraceContextError
 def test_many_are_read_and_written_at_once():
     group = [nnx.Param(1), nnx.Param(jnp.array(2.0), ref=True)]
     ref = group[1].get_raw_value()
-    assert variables.read(group) == [1, ref]
-    raw_values.write(group, [3, jnp.array(4.0)])
+    assert variables.read_all(group) == [1, ref]
+    variables.write_all(group, [3, jnp.array(4.0)])
     assert group[0].get_raw_value() == 3
     assert group[1].get_raw_value() is ref and ref[...] == 4.0
 
@@ -26,7 +26,7 @@ def test_many_are_written_all_or_none():
     def f(x):
         inner = nnx.Param(2)
         with pytest.raises(TraceContextError):
-            raw_values.write([inner, outer], [x, x])
+            variables.write_all([inner, outer], [x, x])
         return inner.get_raw_value()
 
     assert f(5.0) == 2 and outer.get_raw_value() == 1
@@ -43,15 +43,15 @@ def test_many_are_written_all_or_none():
 def test_nothing_is_written_if_one_value_can_not_be(second, value):
     first = nnx.Param(jnp.zeros(2))
     with pytest.raises((ValueError, nnx.errors.ImmutableVariableError)):
-        raw_values.write([first, second], [jnp.ones(2), value])
+        variables.write_all([first, second], [jnp.ones(2), value])
     assert first[...].tolist() == [0.0, 0.0]
 
 
 def test_a_ref_is_written_by_what_another_ref_holds():
     first, second = nnx.Param(1.0, ref=True), nnx.Param(2.0, ref=True)
     ref = first.get_raw_value()
-    raw_values.write([first], [second.get_raw_value()])
-    raw_values.write([second], [second.get_raw_value()])
+    variables.write_all([first], [second.get_raw_value()])
+    variables.write_all([second], [second.get_raw_value()])
     assert first.get_raw_value() is ref and first[...] == second[...] == 2.0
 
 
@@ -70,11 +70,11 @@ def test_values_are_replaced_where_neither_refs_nor_checks_play_a_part(
     options, value, expected
 ):
     group = [nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2), **options)]
-    assert raw_values.may_replace(group, [1.0, value]) is expected
-    assert raw_values.may_replace([], [])
+    assert variables.may_replace_all(group, [1.0, value]) is expected
+    assert variables.may_replace_all([], [])
 
 
 def test_values_of_another_trace_are_not_replaced():
     outer, seen = nnx.Param(1.0), []
-    jax.jit(lambda: seen.append(raw_values.may_replace([outer], [2.0])))()
+    jax.jit(lambda: seen.append(variables.may_replace_all([outer], [2.0])))()
     assert seen == [False]
