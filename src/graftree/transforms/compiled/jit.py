@@ -226,21 +226,7 @@ def configure(
     donated: tuple[Any, Any],
     **options: Any,
 ) -> tuple[Row, dict[str, Any]]:
-    """The row of a compiled function, and what ``jax.jit`` is told.
-
-    Args:
-        name: The public name of the transform.
-        function: The function.
-        mode: What propagates.
-        shardings: Those of the arguments and of the output.
-        statics: The positions and the names of the static arguments.
-        donated: The positions and the names of the donated arguments.
-        **options: What ``jax.jit`` gets as it is; ``None`` for its default.
-
-    Raises:
-        ValueError: If the function has no such argument, or a sharding contains what it
-            can't.
-    """
+    """The row of a compiled function, and what ``jax.jit`` is told."""
     static = arguments.choose(function, "static", *statics)
     donate = arguments.choose(function, "donate", *donated)
     arguments.check_disjoint(static, donate)

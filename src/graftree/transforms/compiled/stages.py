@@ -231,13 +231,7 @@ def _arguments(inputs: Any) -> Any:
 
 
 def _output(result: Any, inputs: Any) -> Any:
-    """The output of the function with what JAX says of a result.
-
-    Args:
-        result: What it says.
-        inputs: The same of the groups of the call: an argument that is returned
-            unchanged is not in the result.
-    """
+    """The output of the function with what JAX says of a result."""
     return outside.commit(_join(inputs), result)
 
 

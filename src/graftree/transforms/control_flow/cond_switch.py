@@ -178,14 +178,7 @@ def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
 
 
 class _Branches:
-    """The branches of one call while they are traced.
-
-    Args:
-        row: The transform.
-        kind: What else there is to say of it.
-        functions: One for each branch.
-        groups: The operands.
-    """
+    """The branches of one call while they are traced."""
 
     def __init__(
         self,

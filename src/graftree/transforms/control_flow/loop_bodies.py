@@ -91,11 +91,7 @@ class Place:
     identity: str = ""
 
     def split(self, out: Any) -> tuple[Any, Any]:
-        """The carry of an output, and the output without it.
-
-        Raises:
-            ValueError: If the output is no tuple that has it.
-        """
+        """The carry of an output, and the output without it."""
         if self.argument is None:
             return None, out
         if self.output is None:
@@ -112,13 +108,9 @@ class Place:
 class Loop:
     """One loop, while it is traced.
 
-    Args:
-        row: The transform. In the prefix of its inputs, integers are scanned axes,
-            `Carry` goes round, and ``None`` stays: without graph updates the Variables
-            there go round, too.
-        place: Where the carry is.
-        groups: The arguments.
-        moves_refs: Whether the content of refs goes round.
+    In the prefix of its inputs, integers are scanned axes, `Carry` goes round, and
+    ``None`` stays: without graph updates the Variables there go round, too. The content
+    of refs goes round where JAX can't leave them outside (``moves_refs``).
 
     Attributes:
         initial: The leaves that go round, as they are before the first step.
@@ -183,21 +175,7 @@ class Loop:
     def step(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None = None
     ) -> tuple[Values, list[Any]]:
-        """Runs the user's function once.
-
-        Args:
-            f: The function.
-            carried: The leaves that go round.
-            scanned: The slices of those that are scanned.
-
-        Returns:
-            The leaves for the next step, and a list of what is stacked.
-
-        Raises:
-            ValueError: If the carry is not what it was, or the output contains what
-                can't leave the trace.
-            TypeError: If the structure of a carried object changed.
-        """
+        """Runs the user's function once: leaves for the next step, what is stacked."""
         inside = self.inside(carried, scanned)
         before = _Form(self, self._argument(inside))
         out = inside.run(f)
@@ -305,12 +283,7 @@ class Loop:
         )
 
     def _positions(self, signature: Signature, shift: int) -> list[int | None]:
-        """For each leaf of a signature the position of the argument in its place.
-
-        Args:
-            signature: Of the arguments after the step, or of the output.
-            shift: What to add to the number of an entry to get that of the argument.
-        """
+        """For each leaf of a signature the position of the argument in its place."""
         olds = self.signature.entries
         starts = [0, *itertools.accumulate(map(signatures.count, olds))]
         found: list[int | None] = []
@@ -323,12 +296,7 @@ class Loop:
         return found
 
     def finish(self, carried: Values, stacked: Sequence[Any]) -> Any:
-        """What `Call.commit` takes, after the loop.
-
-        Args:
-            carried: The leaves that went round.
-            stacked: What the steps returned besides.
-        """
+        """What `Call.commit` takes, after the loop."""
         assert self._notes is not None, "JAX traces the step before the loop ends"
         last = dict(zip(self._carried, carried.values, strict=True))
 

@@ -69,27 +69,14 @@ ARGS = Labels()
 
 
 def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:
-    """Refuses arguments in which a Variable or ref occurs twice.
-
-    Args:
-        tree: ``(args, kwargs)``.
-        transform: The public name of the transform.
-        labels: What the positional arguments are called.
-
-    Raises:
-        ValueError: If there is one; names both paths and the ways out.
-    """
+    """Refuses arguments in which a Variable or ref occurs twice."""
     args, kwargs = tree
     named = {labels.of(number): x for number, x in enumerate(args)}
     _check(labeled({**named, "kwargs": kwargs}), transform)
 
 
 def check_arguments(args: Sequence[Any], transform: str) -> None:
-    """Refuses a Variable or ref that is in two positional arguments.
-
-    Raises:
-        ValueError: If there is one; names both paths and the ways out.
-    """
+    """Refuses a Variable or ref that is in two positional arguments."""
     flat: list[tuple[str, Any]] = []
     for i, x in enumerate(args):
         flat += _each_once(labeled({ARGS.of(i): x}))
@@ -102,17 +89,7 @@ def check_outputs(
     propagation: Propagation,
     transform: str,
 ) -> None:
-    """Refuses outputs that contain an input Variable, or (as trees) one Variable twice.
-
-    Args:
-        inputs: The Variables and refs that came in, each once, with their paths.
-        out: The output.
-        propagation: Whether the output may have shared references.
-        transform: The public name of the transform.
-
-    Raises:
-        ValueError: If there is one; names both paths and the ways out.
-    """
+    """Refuses outputs with a Variable of the inputs, or (as trees) with one twice."""
     outputs = labeled({"out": out})
     if propagation.sharing:
         outputs = _each_once(outputs)
@@ -123,14 +100,6 @@ def check_no_refs(objects: Iterable[Any], out: Any, transform: str) -> None:
     """Refuses new refs in the output of a program that JAX records.
 
     Where it doesn't, as in ``jax.vmap``, it returns refs like other values.
-
-    Args:
-        objects: The new objects in the output.
-        out: The output.
-        transform: The public name of the transform.
-
-    Raises:
-        ValueError: If there is one; names its path and the ways out.
     """
     if not _jax.is_staging():
         return
@@ -183,16 +152,7 @@ def _other_ways_out(transform: str) -> str:
 def check_consistent(
     transform: str, occurrences: Iterable[tuple[tuple[Any, ...], Any, Any]]
 ) -> None:
-    """Refuses a Variable that occurs twice with different prefixes.
-
-    Args:
-        transform: The public name of the transform.
-        occurrences: For each occurrence of a Variable or ref its path, itself, and the
-            prefix (axis, sharding, ...) that it has there.
-
-    Raises:
-        ValueError: If there is one; names the type, the paths and the prefixes.
-    """
+    """Refuses a Variable that occurs twice with different prefixes."""
     seen: dict[int, list[tuple[str, Any]]] = {}
     for path, leaf, prefix in occurrences:
         listed = seen.setdefault(id(leaf), [])

@@ -35,15 +35,7 @@ class Chosen:
         return bool(self.argnums or self.argnames)
 
     def positions(self, count: int) -> set[int]:
-        """The positions, counted from the start.
-
-        Args:
-            count: How many positional arguments there are. One that has a default, or
-                is given by name, is not among them.
-
-        Raises:
-            ValueError: If one is out of range.
-        """
+        """The positions, counted from the start."""
         for number in self.argnums:
             if number < -count:
                 raise ValueError(
@@ -60,17 +52,7 @@ def choose(
     argnums: int | Sequence[int] | None,
     argnames: str | Sequence[str] | None = None,
 ) -> Chosen:
-    """Arguments by position and name; those not given are found by the signature.
-
-    Args:
-        function: Whose arguments are meant.
-        role: What they are chosen for, as in ``static_argnums``; for error messages.
-        argnums: Positions.
-        argnames: Names.
-
-    Raises:
-        ValueError: If the function has no such argument.
-    """
+    """Arguments by position and name; those not given are found by the signature."""
     numbers, names = _as_tuple(argnums), _as_tuple(argnames)
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -99,11 +81,7 @@ def choose(
 
 
 def check_disjoint(static: Chosen, donated: Chosen) -> None:
-    """Refuses to donate static arguments.
-
-    Raises:
-        ValueError: If an argument is both.
-    """
+    """Refuses to donate static arguments."""
     for kind in ("argnums", "argnames"):
         both = set(getattr(static, kind)) & set(getattr(donated, kind))
         if both:
@@ -122,20 +100,7 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 def take(
     chosen: Chosen, args: tuple[Any, ...], kwargs: dict[str, Any], transform: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
-    """Takes the chosen arguments out of a call, as static ones.
-
-    Args:
-        chosen: Which.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        transform: The public name to give in error messages.
-
-    Returns:
-        The others, and the static ones as pairs of a position or name and a value.
-
-    Raises:
-        StaticArgumentError: If one is not hashable, or contains data.
-    """
+    """Takes the chosen arguments out of a call, as static ones."""
     if not chosen:
         return args, kwargs, ()
     numbers = chosen.positions(len(args))
@@ -197,12 +162,7 @@ def _has_own_hash(kind: type) -> bool:
 
 
 def put(tree: Any, statics: Statics) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, with the static ones back in their places.
-
-    Args:
-        tree: ``(args, kwargs)`` without them.
-        statics: From `take`.
-    """
+    """The arguments of a call, with the static ones back in their places."""
     if not statics:
         return tree
     args, kwargs = list(tree[0]), dict(tree[1])

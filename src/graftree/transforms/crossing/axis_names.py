@@ -21,14 +21,6 @@ class Hidden:
     """The names of mapped axes, taken out of Variables.
 
     If the function raises they are not put back: its objects are dropped then.
-
-    Args:
-        occurrences: The Variables, with their axes; those whose axis is no integer are
-            passed over.
-        names: The ``transform_metadata`` of the public functions.
-
-    Raises:
-        ValueError: If a Variable has another name in this place.
     """
 
     def __init__(
@@ -44,11 +36,7 @@ class Hidden:
             partitioning.remove_axis(variable, _from_start(axis, variable), names)
 
     def put_back(self, occurrences: Iterable[Occurrence]) -> None:
-        """Puts the names back, and into new Variables.
-
-        Args:
-            occurrences: The Variables after the function ran, with their axes.
-        """
+        """Puts the names back, and into new Variables."""
         for variable, axis in (_by_identity(occurrences) | self._mapped).values():
             partitioning.add_axis(variable, _from_start(axis, variable), self._names)
             # The change makes a tuple of it; the caller's stays as it was.

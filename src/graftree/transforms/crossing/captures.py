@@ -75,17 +75,10 @@ def record(
 ) -> Record | None:
     """All that functions reach besides their arguments; equal as long as that stays.
 
-    Args:
-        functions: The functions.
-        arguments: Those that they are called with.
-        strict: Whether classes of the arguments are followed, and lists, dicts, sets
-            and names that a function assigns itself are a reason to give up. Else these
-            are left out if there is no object in them, so that a function that counts
-            its own traces is traced once.
-
-    Returns:
-        A list to be compared with later ones; ``None`` if there is something that could
-        change unseen.
+    It is ``None`` if there is something that could change unseen. If it is ``strict``,
+    classes of the arguments are followed, and lists, dicts, sets and names that a
+    function assigns itself are a reason to give up. Else these are left out if there is
+    no object in them, so that a function that counts its own traces is traced once.
     """
     if not _jax.is_as_imported():
         return None

@@ -30,19 +30,7 @@ class Method(Generic[P, R]):
 
 
 def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
-    """What a transform returns, used with parentheses or without.
-
-    Args:
-        f: The function, or `MISSING`.
-        transform: The public name of the transform.
-        make: Makes the transformed function of it.
-
-    Returns:
-        ``make(f)``, or a decorator if there is no function yet.
-
-    Raises:
-        ValueError: If the function is a method bound to a Module.
-    """
+    """What a transform returns, used with parentheses or without."""
 
     def checked(function: Any) -> Any:
         check_not_bound(function, transform)
@@ -52,11 +40,7 @@ def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:
 
 
 def check_not_bound(function: Any, transform: str) -> None:
-    """Refuses methods that are bound to a Module: its updates would be lost.
-
-    Raises:
-        ValueError: If ``function``, or what a partial of it calls, is such a method.
-    """
+    """Refuses methods that are bound to a Module: its updates would be lost."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func

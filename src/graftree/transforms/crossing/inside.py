@@ -122,10 +122,6 @@ class Linked(NamedTuple):
 class Inside:
     """The inside of one call: the arguments as fresh objects of the current trace.
 
-    Args:
-        row: The transform.
-        groups: What JAX gives: groups of leaves, in the order of the prefix values.
-
     Attributes:
         signature: The static part of the arguments.
         values: Their raw values.
@@ -173,20 +169,7 @@ class Inside:
     # What leaves.
 
     def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
-        """The result: what the function did to its arguments, and its output.
-
-        Args:
-            out: The output.
-            forced: See `collect`.
-
-        Returns:
-            A pytree ``(returned, changed, structure, out)``: `Returned`, and groups of
-            raw values, the first two by the prefix of the inputs.
-
-        Raises:
-            ValueError: If the output contains what can't leave the trace, or an object
-                with different prefixes.
-        """
+        """The result: what the function did to its arguments, and its output."""
         found = self.collect(out, forced=forced)
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
         slots = self.signature.slots
@@ -208,15 +191,9 @@ class Inside:
     ) -> Collected:
         """Finds what the function did to its arguments, and takes its output apart.
 
-        Args:
-            out: The output.
-            linked: What of it stands for arguments, if any.
-            forced: Positions of leaves that are returned even if they didn't change: of
-                Variables, and of arrays in objects, with the structure around them.
-
-        Raises:
-            ValueError: If the output contains what can't leave the trace, or an object
-                with different prefixes.
+        Leaves at ``forced`` positions are returned even if they didn't change: of
+        Variables, and of arrays in objects, with the structure around them. What of the
+        output is ``linked`` stands for arguments.
         """
         row, mode = self.row, self.row.mode
         forced |= self._returned_unchanged()
@@ -289,14 +266,9 @@ class Inside:
         known: RefMap,
         opens_refs: bool,
     ) -> list[Leaf]:
-        """Those leaves of a signature that the caller doesn't have.
+        """Those leaves of a signature that are not known outside, in their groups.
 
-        Args:
-            prefix: Says in which groups they are.
-            signature: What they are leaves of.
-            leaves: All its leaves.
-            known: What the caller has.
-            opens_refs: Whether the content of a ref travels; JAX doesn't let refs out.
+        JAX doesn't let refs out; with ``opens_refs`` their content travels.
         """
         found = []
         groups = prefix.group(signature, leaves)
@@ -351,12 +323,7 @@ class Inside:
     def _find_structure(
         self, refs: RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
-        """Flattens the arguments again, and tells if they are built as they were.
-
-        Returns:
-            The structure, ``None`` if it need not come back; its leaves; whether it
-            comes back without a change.
-        """
+        """The arguments now, ``None`` if they stay outside; whether they are as before."""
         structure, leaves = self._flatten_again(refs)
         is_kept = self._is_unchanged(structure, leaves)
         slots = self.signature.slots

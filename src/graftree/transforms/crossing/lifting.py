@@ -22,14 +22,9 @@ def lift(
 ) -> Callable[..., Any]:
     """Applies a JAX transform to a function over objects.
 
-    Args:
-        f: The function.
-        transform: Called as ``transform(inner, in_prefix, out_prefix)``; ``inner``
-            takes one group of leaves per entry of the tuple ``in_prefix``.
-        row: What else there is to say.
-
-    Returns:
-        A function with the arguments of ``f``; its ``inner`` is what JAX gave.
+    It is called as ``transform(inner, in_prefix, out_prefix)``; ``inner`` takes a group
+    of leaves per entry of the tuple ``in_prefix``. What it gave is ``inner`` of the
+    result.
     """
     inner = _Transformed(f, transform, row)
 

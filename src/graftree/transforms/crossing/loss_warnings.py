@@ -28,14 +28,7 @@ def pytrees_in(tree: Any) -> list[Any]:
 def warn(
     transform: str, signature: Signature, leaves: Sequence[Any], objects: Iterable[Any]
 ) -> None:
-    """Warns about objects whose structure is not what it was.
-
-    Args:
-        transform: The public name of the transform.
-        signature: The arguments as they were.
-        leaves: The leaves that they had.
-        objects: The objects in the arguments, found by `pytrees_in` at first.
-    """
+    """Warns about objects whose structure is not what it was."""
     before, _ = packing.unpack(signature, leaves, IndexMap())
     for old, new in zip(pytrees_in(before), objects, strict=True):
         found = differences.between(

@@ -34,12 +34,6 @@ from graftree.transforms.crossing.rows import Keywords, Row
 class Call:
     """The outside of one call.
 
-    Args:
-        f: The function; tells the positions of keyword arguments.
-        row: The transform.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-
     Attributes:
         packed: The arguments, taken apart.
         groups: What JAX gets: one group of leaves per value of the prefix.
@@ -74,39 +68,18 @@ class Call:
             alias_reports.check_consistent(row.name, found)
 
     def commit(self, result: Any) -> Any:
-        """Writes a result of `Inside.leave` to the caller's objects.
-
-        Returns:
-            The output of the function.
-        """
+        """Writes a result of `Inside.leave` to the caller's objects."""
         return commit(self.packed, result)
 
 
 def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
-    """What JAX gets: one group of leaves per value of the prefix.
-
-    Args:
-        row: The transform.
-        packed: The arguments, taken apart.
-        values: The raw values of all leaves.
-    """
+    """What JAX gets: one group of leaves per value of the prefix."""
     numbers = row.inputs.group(packed.signature, packed.leaves)
     return packing.part(values, packed.signature, numbers, len(row.inputs.values))
 
 
 def commit(packed: Packed, result: Any) -> Any:
-    """Writes what the function did into the caller's objects: all of it, or nothing.
-
-    Args:
-        packed: The arguments.
-        result: Of `Inside.leave`.
-
-    Returns:
-        The output; returned inputs are the caller's own objects.
-
-    Raises:
-        TraceContextError: If another trace owns an object that would change.
-    """
+    """Writes what the function did into the caller's objects: all of it, or nothing."""
     returned, changed, structure, out = in_order(result)
     writes = _Writes(packed, returned, changed)
     writes.check()
@@ -191,13 +164,7 @@ def _filled(
     leaves: Sequence[Any],
     existing: Mapping[int, Any],
 ) -> list[Any]:
-    """The leaves for a builder: KEEP where a Variable exists outside; refs made anew.
-
-    Args:
-        entries: What is built.
-        leaves: The new leaves, with the content of refs in their place.
-        existing: The objects outside, by number.
-    """
+    """The leaves for a builder: KEEP where a Variable exists outside; new refs."""
     given = iter(leaves)
     refs: dict[int, Any] = {}
     filled: list[Any] = []

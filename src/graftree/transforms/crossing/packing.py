@@ -58,18 +58,7 @@ def pack(
     statics: tuple[tuple[Any, Any], ...] = (),
     labels: Labels = alias_reports.ARGS,
 ) -> Packed:
-    """Takes a tree of arguments apart.
-
-    Args:
-        tree: ``(args, kwargs)``, or another pytree with objects in it.
-        propagation: Trees refuse aliases here.
-        transform: The public name to give in error messages.
-        statics: Static arguments to keep with the signature.
-        labels: What the positional arguments are called in messages.
-
-    Raises:
-        ValueError: In tree mode, if a Variable or ref occurs twice.
-    """
+    """Takes a tree of arguments apart."""
     refs = RefMap()
     treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
     if not propagation.sharing and any(map(is_repeated, entries)):
@@ -88,12 +77,8 @@ def take_apart(
 ) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
     """The treedef, the entries and the leaves of a tree; see `Signature`.
 
-    Args:
-        tree: Any pytree with objects in it.
-        propagation: Whether objects are entered with sharing, or left to JAX.
-        refs: The numbering; it is filled.
-        outer: Numbers that objects have outside, recorded in the GraphDefs.
-        transform: The public name to give in error messages.
+    Fills the numbering ``refs``. The GraphDefs record the numbers in ``outer``, which
+    objects have outside.
     """
     is_leaf = is_entry(propagation.sharing)
     if propagation.sharing:
@@ -120,13 +105,8 @@ def unpack(
 ) -> tuple[Any, list[Any]]:
     """Rebuilds a tree of arguments as fresh objects of the current trace.
 
-    Args:
-        signature: The static part.
-        values: The raw values of all leaves, or Variables to be used as they are.
-        objects: Filled with the objects by number.
-
-    Returns:
-        The tree, and the leaves of its treedef.
+    The values are raw ones, or Variables to be used as they are. Fills ``objects`` with
+    the objects by number; returns the tree and the leaves of its treedef.
     """
     builder = Builder(objects, {})
     roots = build_entries(builder, signature.entries, values)
@@ -282,14 +262,7 @@ def join(groups: Sequence[Values]) -> tuple[Signature, list[Any]]:
 def part(
     values: Sequence[Any], signature: Signature, assignment: Sequence[int], count: int
 ) -> list[Values]:
-    """The values of a call in ``count`` groups.
-
-    Args:
-        values: The raw values of all leaves.
-        signature: What they are leaves of.
-        assignment: For each leaf the number of its group.
-        count: How many groups there are; they may be empty.
-    """
+    """The values of a call in ``count`` groups."""
     if count == 1:
         return [Values(values, signature, None)]
     positions: list[list[int]] = [[] for _ in range(count)]

@@ -59,12 +59,7 @@ class _Arguments(NamedTuple):
 
 
 class Plans:
-    """The plans of one compiled function.
-
-    Args:
-        row: What is lifted.
-        bound: Its first arguments, if they are the same at each call.
-    """
+    """The plans of one compiled function."""
 
     def __init__(self, row: Row, bound: tuple[Any, ...] = ()) -> None:
         self._row = row
@@ -77,12 +72,7 @@ class Plans:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedCall | None:
-        """The outside of a call, if there is a plan for it.
-
-        Args:
-            args: The positional arguments that are not bound, static ones included.
-            kwargs: The keyword arguments.
-        """
+        """The outside of a call, if there is a plan for it."""
         # Objects inside a trace are new ones each time.
         if _jax.is_tracing():
             return None
@@ -102,14 +92,7 @@ class Plans:
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
     ) -> None:
-        """Makes a plan of what a call found out, if its objects come a second time.
-
-        Args:
-            args: See `find`.
-            kwargs: See `find`.
-            packed: The arguments, taken apart.
-            made: The structure counter before that.
-        """
+        """Makes a plan of what a call found out, if its objects come a second time."""
         known = None if _jax.is_tracing() else self._read(args, kwargs)
         if known is None:
             return
@@ -171,15 +154,7 @@ class Plans:
 
 
 class Plan:
-    """What is known about a call with certain objects.
-
-    Args:
-        row: What is lifted.
-        tree: The arguments.
-        packed: What they were packed to.
-        roots: The objects in them.
-        survey: Tells whether these are what they were.
-    """
+    """What is known about a call with certain objects."""
 
     def __init__(
         self,
@@ -207,11 +182,7 @@ class Plan:
         self._layout = _layout(tree, roots) if not row.statics else None
 
     def match(self, args: tuple[Any, ...]) -> list[Any] | None:
-        """The leaves of these arguments that are in no object.
-
-        Returns:
-            A list; ``None`` if the plan is not right for these arguments, or might not.
-        """
+        """The leaves that are in no object; ``None`` if the plan may not be right."""
         layout = self._layout
         if layout is None or len(layout) != len(args):
             return None
@@ -234,11 +205,7 @@ class Plan:
         return self._survey.holds()
 
     def groups(self, given: Sequence[Any]) -> Sequence[Values]:
-        """What JAX gets.
-
-        Args:
-            given: The leaves of the arguments that are in no object.
-        """
+        """What JAX gets."""
         if self._groups is None:
             packed = self.packed(given)
             return outside.groups(self._row, packed, packed.values())
@@ -261,11 +228,7 @@ class Plan:
         return latest[1]
 
     def packed(self, given: Sequence[Any]) -> Packed:
-        """What `packing.pack` gives for these arguments.
-
-        Args:
-            given: See `groups`.
-        """
+        """What `packing.pack` gives for these arguments."""
         leaves = self._leaves.copy()
         for position, value in zip(self._sources, self._others(given), strict=True):
             leaves[position] = value
@@ -286,10 +249,6 @@ class Plan:
 class PlannedCall:
     """The outside of a call that follows a plan; see `outside.Call`.
 
-    Args:
-        plan: The plan.
-        given: The leaves of the arguments that are in no object.
-
     Attributes:
         groups: What JAX gets.
     """
@@ -302,11 +261,7 @@ class PlannedCall:
         self.groups = plan.groups(given)
 
     def commit(self, result: Any) -> Any:
-        """Writes a result of `Inside.leave` to the caller's objects.
-
-        Returns:
-            The output of the function.
-        """
+        """Writes a result of `Inside.leave` to the caller's objects."""
         plan, returned = self._plan, result[0]
         if not (plan.is_plain and returned.is_plain):
             return outside.commit(plan.packed(self._given), result)
@@ -325,9 +280,8 @@ _GIVEN: Any = object()
 def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
     """Where the leaves are from that are no Variables, by position, in order.
 
-    Returns:
-        For each `_GIVEN`, the attribute of an object, or the leaf itself: what is in a
-        container stays as long as the survey holds.
+    For each `_GIVEN`, the attribute of an object, or the leaf itself: what is in a
+    container stays as long as the survey holds.
     """
     given, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
     given_paths = {paths.from_jax(path) for path, _ in given}
@@ -348,11 +302,7 @@ def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
 def _layout(
     tree: Any, roots: Sequence[weakref.ref[Any]]
 ) -> list[tuple[type, weakref.ref[Any] | None]] | None:
-    """The type of each argument, and a reference to each that is an object.
-
-    Returns:
-        ``None`` if an argument is a container, or a keyword argument.
-    """
+    """The type of each argument, a reference to each object; ``None`` if nested."""
     args, kwargs = tree
     if kwargs or not all(map(_is_leaf, args)):
         return None
@@ -369,15 +319,8 @@ def _groups(
 ) -> list[tuple[list[Variable[Any]], list[tuple[int, int]], tuple[int, ...] | None]]:
     """How the groups of leaves are made.
 
-    Args:
-        row: What is lifted.
-        packed: The arguments.
-        leaves: Variables, and ``None`` in the place of other leaves.
-        others: The positions of those, in order.
-
-    Returns:
-        For each group its Variables; where between them other leaves are put in, with
-        their number among all of these; and the positions of its leaves.
+    For each group its Variables; where between them other leaves are put in, with their
+    number among all of these; and the positions of its leaves.
     """
     found = []
     for group in outside.groups(row, packed, [*range(len(leaves))]):

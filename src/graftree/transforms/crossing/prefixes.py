@@ -108,11 +108,7 @@ class _FilterMapping(PrefixMapping):
         return self._values
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
-        """The value of the first filter that matches the leaf.
-
-        Raises:
-            ValueError: If none matches.
-        """
+        """The value of the first filter that matches the leaf."""
         for predicate, value in zip(self._predicates, self._values, strict=True):
             if predicate(path, variable):
                 return value
@@ -208,16 +204,10 @@ _NO_CALL: Any = object()
 class Prefix:
     """A prefix tree of arguments or outputs, and which group each leaf gets by it.
 
-    Args:
-        tree: A pytree prefix; each object counts as one leaf, for which a
-            `PrefixMapping` may assign different values to its leaves.
-        argument: The public name of the argument, for error messages.
-        transform: The public name of the transform.
-        mode: What propagates.
-        keywords: The prefix of the keyword arguments, if ``tree`` is that of the
-            positional ones; together they are that of ``(args, kwargs)``.
-        donation: Which arguments are donated.
-        binds: Whether a Variable that occurs twice needs the same value there.
+    Each object counts as one leaf, for which a `PrefixMapping` may assign different
+    values to its leaves. With ``keywords``, the tree is that of the positional
+    arguments and this that of the keyword arguments. If it ``binds``, a Variable that
+    occurs twice needs the same value there.
 
     Attributes:
         values: What JAX is told of each group.
@@ -225,9 +215,6 @@ class Prefix:
         distinct: What must agree where a Variable occurs twice.
         count: How many positional arguments it is for at least.
         reads_leaves: Whether a filter in it looks at the leaves.
-
-    Raises:
-        ValueError: If the tree contains what it can't.
     """
 
     def __init__(
@@ -277,11 +264,7 @@ class Prefix:
             ) from error
 
     def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
-        """The number of the group of each leaf of a signature.
-
-        Raises:
-            ValueError: If the prefix doesn't fit.
-        """
+        """The number of the group of each leaf of a signature."""
         if self._is_uniform:
             numbers = [0] * len(leaves)
         else:
@@ -345,17 +328,7 @@ class Prefix:
 
 
 def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[Any]:
-    """The leaves of a prefix tree.
-
-    Args:
-        tree: See `Prefix`, like the others.
-        argument: See ``tree``.
-        transform: See ``tree``.
-        mode: See ``tree``.
-
-    Raises:
-        ValueError: If it contains what it can't.
-    """
+    """The leaves of a prefix tree."""
     # Trees may have a prefix of their own form, with objects.
     kinds = (PrefixMapping, Variable, *([Pytree] if mode.sharing else []))
     flat, _ = jax.tree_util.tree_flatten_with_path(
@@ -412,11 +385,7 @@ class _Matched(NamedTuple):
 
 
 def _match(prefix: Any, treedef: Any, is_leaf: Callable[[Any], bool]) -> list[_Matched]:
-    """The value of a prefix tree for each leaf of a treedef.
-
-    Raises:
-        ValueError: If the structures don't fit.
-    """
+    """The value of a prefix tree for each leaf of a treedef."""
     full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     found: list[Any] = [None] * treedef.num_leaves
 

@@ -28,12 +28,7 @@ GRAPH_UPDATES = Propagation(sharing=True, structure=True)
 
 
 def resolve(graph: bool | None, graph_updates: bool | None) -> Propagation:
-    """The propagation that the arguments of a transform ask for.
-
-    Args:
-        graph: Graph or tree mode; ``None`` takes the default now in force.
-        graph_updates: Whether structure propagates; tree mode ignores it.
-    """
+    """The propagation that the arguments of a transform ask for."""
     if not config.graph_mode(graph):
         return TREE
     return GRAPH_UPDATES if config.graph_updates(graph_updates) else GRAPH

@@ -42,15 +42,7 @@ def by_content(
     function: Callable[..., Any],
     transform: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """A JAX transform of a function whose arguments may have refs.
-
-    Args:
-        function: Gets refs of its own.
-        transform: Gets and returns a function of pytrees without refs.
-
-    Returns:
-        A function with the arguments of ``function``, which writes to their refs.
-    """
+    """A JAX transform of a function whose arguments may have refs."""
 
     def run(contents: list[Any], taken: Any) -> tuple[Any, list[Any]]:
         refs = [*map(_jax.new_ref, contents)]
@@ -84,16 +76,7 @@ NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
 
 
 def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
-    """Refuses arguments with refs.
-
-    Args:
-        groups: The arguments.
-        transform: The public name of the transform.
-        reason: What to say of it: the middle of a sentence.
-
-    Raises:
-        TypeError: If there is one; names its path and the way out.
-    """
+    """Refuses arguments with refs."""
     for name in _refs(groups):
         raise TypeError(
             f"nnx.{transform} {reason}: {name}.\n"
@@ -108,15 +91,7 @@ _COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()
 def with_hint(
     mapped: Callable[..., Any], axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Adds paths and the way out to what JAX says of refs in a mapped function.
-
-    Args:
-        mapped: The function of groups.
-        axes: Those of the groups.
-
-    Raises:
-        ValueError: If the function writes to a ref that is not mapped.
-    """
+    """Adds paths and the way out to what JAX says of refs in a mapped function."""
 
     def wrapper(*groups: Values) -> Any:
         try:

@@ -154,12 +154,7 @@ class Signature:
         return self._slots
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
-        """What it says, for `differences`, by paths that `name_of` prints.
-
-        Args:
-            root: What the tree is called; ``None`` for ``(args, kwargs)``.
-            identity: Whether it counts which object outside each stands for.
-        """
+        """What it says, for `differences`, by paths that `name_of` prints."""
         found: dict[Any, Any] = {}
         if not jax.tree_util.treedef_is_leaf(self.treedef):
             found[root or "arguments",] = differences.Form(self.treedef)
@@ -169,11 +164,7 @@ class Signature:
         return found
 
     def entry_names(self, root: str | None = None) -> list[str]:
-        """What its entries are called.
-
-        Args:
-            root: See `facts`.
-        """
+        """What its entries are called."""
         if root is None:
             return _EntryNames(self.treedef, self.labels).listed
         return [root + jax.tree_util.keystr(path) for path in _paths(self.treedef)]
@@ -188,11 +179,7 @@ class Signature:
         )
 
     def span(self, argument: int | None) -> Span:
-        """Which entries and leaves are those of a positional argument.
-
-        Args:
-            argument: Its number; ``None`` for no argument.
-        """
+        """Which entries and leaves are those of a positional argument."""
         if argument is None:
             return Span((0, 0), (0, 0))
         treedefs = self.treedef.children()[0].children()

@@ -31,15 +31,7 @@ _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
 @contextlib.contextmanager
 def guarded(arguments: Any, transform: str) -> Iterator[None]:
-    """Keeps tracers out of the static attributes of arguments.
-
-    Args:
-        arguments: ``(args, kwargs)`` inside the transform.
-        transform: Its public name.
-
-    Warns:
-        LostUpdateWarning: On leaving, if a tracer was taken out; names the path.
-    """
+    """Keeps tracers out of the static attributes of arguments."""
     noted = [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
     try:
         yield

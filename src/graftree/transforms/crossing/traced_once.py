@@ -31,10 +31,8 @@ _LIMIT = 8
 class PerFunction(Rebuilt):
     """Compiled functions, remembered weakly by the user's functions in them.
 
-    Args:
-        make: Called as ``make(*getters, mode, *key)``. A getter returns one of the
-            functions: what is remembered must not keep them alive. It returns what to
-            compile.
+    What to compile is made by ``make(*getters, mode, *key)``. A getter returns one of
+    the functions: what is remembered must not keep them alive.
     """
 
     def __init__(self, make: Callable[..., Callable[..., Any]]) -> None:
@@ -51,13 +49,9 @@ class PerFunction(Rebuilt):
     ) -> Any:
         """The compiled function for these functions of the user.
 
-        Args:
-            functions: At least one.
-            arguments: What they are called with.
-            mode: What propagates. With graph updates, the default, a call sees all
-                that its functions can reach as it is now. Without, as in the peer, it
-                may go on with what a list or dict of constants held before.
-            *key: What else it depends on; hashable.
+        With graph updates, the default, a call sees all that its functions can reach as
+        it is now. Without, as in the peer, it may go on with what a list or dict of
+        constants held before.
         """
         record = captures.record(functions, arguments, strict=mode.structure)
         traces = None if record is None else self._traces(functions, (mode, *key))

@@ -41,13 +41,9 @@ class FormError(TypeError, ValueError):
 
 
 def tree(signature: Signature, given: Mapping[int, Any], mode: Propagation) -> Any:
-    """Derivatives in the form of a whole signature.
+    """Derivatives, given by the number of the leaf, in the form of a whole signature.
 
-    Args:
-        signature: The form.
-        given: The derivatives, by the number of the leaf. States lack the others, and
-            ``None`` is in their place elsewhere.
-        mode: Whether States stand for objects.
+    States lack the others, and ``None`` is in their place elsewhere.
     """
     return jax.tree.unflatten(signature.treedef, _roots(signature, given, mode))
 
@@ -58,14 +54,7 @@ def arguments(
     mode: Propagation,
     argnums: Iterable[int],
 ) -> tuple[Any, ...]:
-    """Derivatives in the form of some positional arguments.
-
-    Args:
-        signature: Of ``(args, kwargs)``.
-        given: See `tree`.
-        mode: See `tree`.
-        argnums: Which arguments.
-    """
+    """Derivatives in the form of some positional arguments."""
     roots = _roots(signature, given, mode)
     found: list[Any] = []
     for number in argnums:
@@ -123,17 +112,7 @@ def leaves(
 ) -> list[Any]:
     """The derivatives of some leaves of a signature, from a tree of the user.
 
-    Args:
-        signature: The form that the tree should have.
-        given: The tree. ``None`` may stand for an object, and is then the derivative of
-            each of its leaves.
-        mode: Whether States stand for objects.
-        what: What the tree is, for error messages.
-        wanted: The numbers of the leaves.
-
-    Raises:
-        FormError: If the tree hasn't the form, or an object in it has other leaves than
-            these.
+    ``None`` may stand for an object, and is then the derivative of each of its leaves.
     """
     try:
         roots = signature.treedef.flatten_up_to(given)
@@ -213,11 +192,7 @@ def pair(out: Any) -> tuple[Any, Any]:
 def numbers(
     given: Sequence[int | DiffState], argument: str, transform: str
 ) -> tuple[int, ...]:
-    """The numbers of arguments, as given.
-
-    Raises:
-        ValueError: If one is repeated.
-    """
+    """The numbers of arguments, as given."""
     found = tuple(x.argnum if isinstance(x, DiffState) else int(x) for x in given)
     for number in found:
         if found.count(number) > 1:
@@ -230,18 +205,7 @@ def numbers(
 def positions(
     argnums: Sequence[int], count: int, argument: str, transform: str
 ) -> tuple[int, ...]:
-    """The positions of arguments, counted from the start.
-
-    Args:
-        argnums: From `numbers`; negative ones count from the end.
-        count: How many positional arguments there are.
-        argument: The public name of ``argnums``, for error messages.
-        transform: The public name of the transform.
-
-    Raises:
-        TypeError: If there is no such argument.
-        ValueError: If one is repeated.
-    """
+    """The positions of arguments, counted from the start."""
     for number in argnums:
         if not -count <= number < count:
             least = number + 1 if number >= 0 else -number

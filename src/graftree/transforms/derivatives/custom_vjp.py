@@ -288,14 +288,7 @@ class _ObjectCotangents(NamedTuple):
         new: Sequence[Any],
         out_g: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """What the rule for the way back gets: ``g``, and keyword arguments.
-
-        Args:
-            returned: What the function returned.
-            updates: The cotangents of what it wrote, by position.
-            new: Those of the new leaves of the arguments.
-            out_g: That of its output.
-        """
+        """What the rule for the way back gets: ``g``, and keyword arguments."""
         if not self.takes_updates:
             return out_g, {}
         return out_g, {
