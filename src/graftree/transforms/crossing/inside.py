@@ -323,7 +323,7 @@ class Inside:
     def _find_structure(
         self, refs: RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
-        """The arguments now, ``None`` if they stay outside; whether they are as before."""
+        """The arguments now, ``None`` if they stay outside; are they unchanged?"""
         structure, leaves = self._flatten_again(refs)
         is_kept = self._is_unchanged(structure, leaves)
         slots = self.signature.slots
