@@ -10,12 +10,13 @@ filters is always "the first that matches".
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 import typing
 from collections.abc import Iterable
 
 from graftree import errors
-from graftree.annotations import Filter, FilterLiteral, Key, Path, Predicate
+from graftree.annotations import Filter, Key, Path, Predicate
 
 
 def to_predicate(filter_: Filter, /) -> Predicate:
@@ -59,14 +60,15 @@ def to_predicate(filter_: Filter, /) -> Predicate:
     )
 
 
-def _classes(filter_: FilterLiteral) -> type | tuple[type, ...] | None:
+def _classes(filter_: Filter) -> type | tuple[type, ...] | None:
     """The classes that a type expression stands for; None for anything else."""
     if isinstance(filter_, type) and not isinstance(filter_, types.GenericAlias):
         return filter_
     origin = typing.get_origin(filter_)
     if origin in (typing.Union, types.UnionType):
         members = [_classes(member) for member in typing.get_args(filter_)]
-        return None if None in members else tuple(members)
+        classes = tuple(member for member in members if isinstance(member, type))
+        return classes if len(classes) == len(members) else None
     # Param[jax.Array] is callable, so it would pass for a predicate that matches all.
     return origin if isinstance(origin, type) else None
 
@@ -90,7 +92,7 @@ def filters_to_predicates(filters: Iterable[Filter], /) -> tuple[Predicate, ...]
         Everything()
     """
     filters = tuple(filters)
-    for i, (filter_, following) in enumerate(zip(filters, filters[1:], strict=False)):
+    for i, (filter_, following) in enumerate(itertools.pairwise(filters)):
         if _is_rest(filter_) and not _is_rest(following):
             raise ValueError(
                 errors.message(
@@ -218,7 +220,11 @@ class _Combination:
         return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.predicates == other.predicates
+        return (
+            isinstance(other, _Combination)
+            and type(self) is type(other)
+            and self.predicates == other.predicates
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), self.predicates))

@@ -91,7 +91,7 @@ class TraceState:
     """
 
     __slots__ = ("jax_trace",)
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __init__(self) -> None:
         self.jax_trace = current()

@@ -74,13 +74,13 @@ def sorted_keys(keys: Iterable[Key]) -> list[Key]:
         >>> paths.sorted_keys({"b": 0, 1: 0, "a": 0})
         [1, 'a', 'b']
     """
-    keys = list(keys)
+    listed: list[Any] = list(keys)
     # Python's own comparison is several times faster, gives the same order where it
     # gives one, and raises for the mixed types that it can't order.
     try:
-        return sorted(keys)
+        return sorted(listed)
     except TypeError:
-        return sorted(keys, key=sort_key)
+        return sorted(listed, key=sort_key)
 
 
 def sorted_items(mapping: Mapping[Any, V]) -> list[tuple[Any, V]]:
@@ -176,7 +176,7 @@ def _check_key(key: Any) -> Key:
         return key
     try:
         hash(key)
-        orderable = type(key).__lt__ not in (object.__lt__, None)
+        orderable = type(key).__lt__ not in (vars(object)["__lt__"], None)
     except TypeError:
         orderable = False
     if not orderable:

@@ -41,7 +41,8 @@ class Rebuilt:
         if name is not None:
             return name
         # In two steps: what it is made of may refer to it.
-        return copyreg.__newobj__, (type(self),), (self._call, self.kept())
+        new = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
+        return new, (type(self),), (self._call, self.kept())
 
     def __setstate__(self, state: Any) -> None:
         (args, kwargs), kept = state

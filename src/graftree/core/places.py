@@ -51,7 +51,7 @@ def _children(x: Any) -> list[tuple[str, Any]]:
         return [(f"[{i}]", child) for i, child in enumerate(x)]
     if isinstance(x, dict):
         return [(f"[{key!r}]", child) for key, child in x.items()]
-    attributes = getattr(x, "__dict__", ()) if not hasattr(x, "get_raw_value") else ()
+    attributes = {} if hasattr(x, "get_raw_value") else getattr(x, "__dict__", {})
     if "_pytree__nodes" not in attributes:
         return []
     # The items of a List are attributes named by their index.

@@ -34,6 +34,8 @@ from graftree.training import misfits
 if TYPE_CHECKING:
     import optax
 
+    Transformation = optax.GradientTransformation | optax.MultiSteps
+
 M = TypeVar("M")
 MISSING: Any = variables.MISSING
 
@@ -188,7 +190,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
     def __init__(
         self,
         model: M,
-        tx: optax.GradientTransformation,
+        tx: Transformation,
         *positional: Any,
         wrt: Filter = MISSING,
         graph: bool | None = None,
@@ -296,7 +298,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         variables.write_all(boxes, values)
 
 
-def _init(tx: optax.GradientTransformation, params: Any) -> Any:
+def _init(tx: Transformation, params: Any) -> Any:
     """The boxed state of ``tx`` for a State of Variables and arrays."""
     params = jax.tree.map(_read_ref, params, is_leaf=_is_variable)
     values = {
@@ -435,9 +437,7 @@ class ModelAndOptimizer(Optimizer[M]):
         (True, 0.0)
     """
 
-    def __init__(
-        self, model: M, tx: optax.GradientTransformation, *, wrt: Filter = Param
-    ) -> None:
+    def __init__(self, model: M, tx: Transformation, *, wrt: Filter = Param) -> None:
         super().__init__(model, tx, wrt=wrt)
         self.model = attributes.data(model)
 

@@ -268,7 +268,7 @@ def _as_dict(x: WatchedDict) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
 jax.tree_util.register_pytree_with_keys(
     WatchedDict,
     _as_dict,
-    lambda names, values: dict(zip(names, values, strict=True)),
+    lambda names, values: dict(zip(names, values, strict=True)),  # pyright: ignore
 )
 
 

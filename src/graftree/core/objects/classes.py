@@ -8,6 +8,7 @@ depends on: its bases, a property, its ``__setattr__``.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 import warnings
 from collections.abc import Callable
@@ -166,7 +167,7 @@ def _word(is_data_status: bool) -> str:
 
 def _own_statuses(cls: type, warn: bool) -> list[tuple[str, bool]]:
     found: list[tuple[str, bool]] = []
-    for name, annotation in cls.__dict__.get("__annotations__", {}).items():
+    for name, annotation in inspect.get_annotations(cls).items():
         status = _annotated_status(annotation)
         if status is not None:
             found.append((name, status))

@@ -90,10 +90,10 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
     @overload
     def __getitem__(self, index: slice) -> FlatState[L]: ...
     def __getitem__(self, index: Any) -> Any:
-        chosen = self._paths[index], self._leaves[index]
         if isinstance(index, slice):
-            return FlatState.from_sorted_keys_values(*chosen)
-        return chosen
+            paths, leaves = self._paths[index], self._leaves[index]
+            return FlatState.from_sorted_keys_values(paths, leaves)
+        return self._paths[index], self._leaves[index]
 
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
         """Yields one entry per pair."""

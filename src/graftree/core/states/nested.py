@@ -129,17 +129,16 @@ def unflatten_mapping(
         >>> nnx.traversals.unflatten_mapping({("a", "b"): 1, ("c",): 2})
         {'a': {'b': 1}, 'c': 2}
     """
-    if isinstance(xs, Mapping):
-        xs = xs.items()
-    elif not isinstance(xs, Iterable):
+    pairs: Any = xs.items() if isinstance(xs, Mapping) else xs
+    if not isinstance(pairs, Iterable):
         raise TypeError(
             f"expected Mapping or Iterable; got {type(xs).__name__}, where pairs of "
             "path and value are needed."
         )
     if sep is not None:
-        xs = ((path.split(sep), value) for path, value in xs)
+        pairs = ((path.split(sep), value) for path, value in pairs)
     return nest(
-        (path, {} if isinstance(value, EmptyNode) else value) for path, value in xs
+        (path, {} if isinstance(value, EmptyNode) else value) for path, value in pairs
     )
 
 
@@ -299,8 +298,8 @@ def _check_mapping(xs: Any) -> None:
 
 
 def _walk(
-    xs: Mapping, path: Path, is_leaf: IsLeaf | None
-) -> Iterator[tuple[Path, Any]]:
+    xs: Mapping, path: tuple[Any, ...], is_leaf: IsLeaf | None
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yields leaves, and `empty_node` for empty mappings, with their paths."""
     if is_leaf is not None and is_leaf(path, xs):
         yield path, xs

@@ -25,6 +25,7 @@ from graftree.core.text import representations, writing
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S", bound="State")
+N = TypeVar("N", bound=Mapping)
 
 
 def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +33,7 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def warning(*args: Any, **kwargs: Any) -> Any:
-        function = method.__doc__.split("`")[1]
+        function = str(method.__doc__).split("`")[1]
         warnings.warn(
             f"State.{method.__name__} is deprecated, since a plain dict is to replace "
             f"State: use {function} instead.",
@@ -114,7 +115,7 @@ class State(MutableMapping[K, V], representations.Representable):
     def __len__(self) -> int:
         return len(self._mapping)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self: State[Any, V], name: str) -> Any:
         if name == "_mapping":  # asked for before __init__: not by way of itself
             raise AttributeError(name)
         try:
@@ -122,7 +123,7 @@ class State(MutableMapping[K, V], representations.Representable):
         except KeyError:
             raise AttributeError(f"No attribute '{name}' in State") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self: State[Any, V], name: str, value: Any) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -225,12 +226,11 @@ def _view(cls: type[S], mapping: dict) -> S:
 def _items_repr(
     name: str | type, mapping: Mapping, start: str, end: str
 ) -> Iterator[writing.Object | writing.Attr]:
-    frame, *items = representations.mapping_items(name, mapping, start, end)
-    yield frame
-    for key, item in zip(mapping, items, strict=True):
-        value = mapping[key]
-        is_nested = isinstance(value, (dict, State))
-        yield writing.Attr(item.key, _NestedRepr(value)) if is_nested else item
+    shown = {
+        key: _NestedRepr(value) if isinstance(value, (dict, State)) else value
+        for key, value in mapping.items()
+    }
+    return representations.mapping_items(name, shown, start, end)
 
 
 class _NestedRepr(representations.Representable):
@@ -474,7 +474,7 @@ def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
 _ABSENT = object()
 
 
-def diff(state: Mapping, other: Mapping) -> State:
+def diff(state: N, other: Mapping) -> N | State:
     """Keeps the leaves of a state whose paths another one does not have.
 
     Args:

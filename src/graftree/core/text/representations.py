@@ -79,7 +79,7 @@ class MappingReprMixin(Representable):
 
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
         """Yields the frame and one item per entry."""
-        return mapping_items(type(self), self)
+        return mapping_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
 
 class SequenceReprMixin(Representable):
@@ -100,7 +100,7 @@ class SequenceReprMixin(Representable):
 
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
         """Yields the frame and one item per element."""
-        return sequence_items(type(self), self)
+        return sequence_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -254,10 +254,11 @@ def format_bytes(count: int) -> str:
     """
     if count <= 1000:
         return f"{count:,} B"
-    for unit in ("KB", "MB", "GB"):
-        count /= 1000
-        if count <= 1000 or unit == "GB":
-            return f"{count:,.1f} {unit}"
+    size, unit = count / 1000, "KB"
+    for larger in ("MB", "GB"):
+        if size > 1000:
+            size, unit = size / 1000, larger
+    return f"{size:,.1f} {unit}"
 
 
 def variable_comment(raw_value: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from graftree import _jax
 
@@ -12,6 +13,14 @@ class OlderAccessors:
     """Values and metadata under the names that they used to have."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:  # What a Variable has.
+        hijax: bool
+        get_value: Callable[[], Any]
+        set_value: Callable[[Any], None]
+        get_raw_value: Callable[[], Any]
+        set_raw_value: Callable[[Any], None]
+        get_metadata: Callable[[str, Any], Any]
 
     @property
     def value(self) -> Any:

@@ -216,7 +216,7 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
 
 def _on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
     """Moves a value of other devices: JAX constrains only what is on the mesh."""
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, _jax.Tracer):
         return leaf
     mesh = sharding.mesh
     if isinstance(mesh, jax.sharding.AbstractMesh):

@@ -19,7 +19,7 @@ def is_array(value: Any) -> bool:
     known = _is_array_type.get(kind)
     if known is None:
         # A traced ref has the type of a traced array, so tracers are asked one by one.
-        if issubclass(kind, jax.core.Tracer):
+        if issubclass(kind, _jax.Tracer):
             return not _jax.is_ref(value)
         known = _is_array_type[kind] = issubclass(kind, jax.Array)
     return known
