@@ -155,7 +155,7 @@ def test_slow_operations_take_fewer_turns():
     assert [effort.turns_of(seconds) for seconds in (0.001, 1, 60)] == [25, 10, 3]
 
 
-@pytest.mark.parametrize("pick, picked", [(statistics.median, 2.0), (min, 1.0)])
+@pytest.mark.parametrize(("pick", "picked"), [(statistics.median, 2.0), (min, 1.0)])
 def test_first_readings_warm_up_and_of_the_others_one_is_picked(pick, picked):
     values = iter([0.0, 1.0, 5.0, 2.0])
     effort = gauges.Effort(turns=3, seconds=0, budget=60, pick=pick)

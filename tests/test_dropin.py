@@ -95,7 +95,7 @@ def test_the_program_sees_its_own_name_arguments_and_folder(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "statement, name",
+    ("statement", "name"),
     [
         ("from flax import linen", "flax.linen"),
         ("import flax.linen as nn", "flax.linen"),

@@ -62,7 +62,7 @@ def test_states_are_drawn_like_dicts(treescope):
 
 
 @pytest.mark.parametrize(
-    "x, text",
+    ("x", "text"),
     [
         (nnx.List([1, 2]), "List([1, 2])"),
         (nnx.Dict(a=1), "Dict({'a': 1})"),

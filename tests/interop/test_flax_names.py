@@ -42,13 +42,13 @@ def test_paths_are_importable_and_attributes(path):
     assert flax_names.has_path(path)
 
 
-@pytest.mark.parametrize("path, entry", LISTED)
+@pytest.mark.parametrize(("path", "entry"), LISTED)
 def test_every_name_of_the_table_exists(path, entry):
     module = importlib.import_module(f"graftree.{path}")
     assert getattr(module, entry.partition("=")[0]) is not None
 
 
-@pytest.mark.parametrize("path, entry", LISTED)
+@pytest.mark.parametrize(("path", "entry"), LISTED)
 def test_names_are_the_objects_of_the_namespace(path, entry):
     # In Flax NNX too these two have a meaning of their own.
     others = {("reprlib", "Object"), ("graphlib", "Static")}
@@ -58,7 +58,7 @@ def test_names_are_the_objects_of_the_namespace(path, entry):
 
 
 @pytest.mark.parametrize(
-    "first, second",
+    ("first", "second"),
     [
         ("object", "pytreelib"),
         ("graph", "graphlib"),
@@ -132,7 +132,7 @@ OLDER = [
 ]
 
 
-@pytest.mark.parametrize("file, entry", OLDER)
+@pytest.mark.parametrize(("file", "entry"), OLDER)
 def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
     name, _, current = entry.partition("=")
     module = importlib.import_module(f"graftree.{file}")

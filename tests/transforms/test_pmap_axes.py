@@ -69,7 +69,7 @@ def outcome(transform, arguments, out_axis, mode):
 def is_mapped(argument):
     counts, of_params, of_rest = argument
     params, rest = (0, 1) if counts is None else counts
-    return bool(params and of_params is not None or rest and of_rest is not None)
+    return bool((params and of_params is not None) or (rest and of_rest is not None))
 
 
 @modes.MODES

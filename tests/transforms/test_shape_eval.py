@@ -446,9 +446,9 @@ def test_issue_4520_jax_eval_shape_leaves_no_tracers_in_the_model(mode):
             return self.head(forward(self.stem(x), self.backbone))
 
     model = Net(nnx.Rngs(0))
-    before = {path: x for path, x in jax.tree.leaves_with_path(nnx.state(model))}
+    before = dict(jax.tree.leaves_with_path(nnx.state(model)))
     for eval_shape in (jax.eval_shape, functools.partial(nnx.eval_shape, **mode)):
         assert eval_shape(model, Shape((6, 3), jnp.float32)).shape == (6, 5)
-        after = {path: x for path, x in jax.tree.leaves_with_path(nnx.state(model))}
+        after = dict(jax.tree.leaves_with_path(nnx.state(model)))
         assert all(after[path] is x for path, x in before.items())
     np.testing.assert_allclose(model(jnp.ones((6, 3))).shape, (6, 5))

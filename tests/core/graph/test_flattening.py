@@ -32,7 +32,7 @@ def test_maps_are_inverse_to_each_other():
     objects = IndexMap.from_refmap(refs)
     assert objects[1] is keys[1] and RefMap.from_indexmap(objects)[keys[0]] == 0
     del refs[keys[0]]
-    assert keys[0] not in refs and list(refs)[0] is keys[1]
+    assert keys[0] not in refs and next(iter(refs)) is keys[1]
 
 
 def test_objects_known_before_are_only_referred_to():

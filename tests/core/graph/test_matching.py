@@ -38,8 +38,8 @@ def test_integer_keys_may_be_strings_beyond_nine():
     ("state", "phrase"),
     [
         ({"a": 1.0}, "missing: b/0"),
-        ({"a": 1.0, "b": {i: 0.0 for i in range(12)}, "c": 1}, "unexpected: c"),
-        ({"x": 1.0, "b": {i: 0.0 for i in range(12)}}, "unexpected: x"),
+        ({"a": 1.0, "b": dict.fromkeys(range(12), 0.0), "c": 1}, "unexpected: c"),
+        ({"x": 1.0, "b": dict.fromkeys(range(12), 0.0)}, "unexpected: x"),
     ],
 )
 def test_wrong_paths_are_named(state, phrase):

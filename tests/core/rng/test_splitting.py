@@ -275,7 +275,7 @@ def test_split_rngs_for_vmap_gives_different_numbers():
 
     rngs = nnx.Rngs(0)
     first, second = sample(rngs), sample(rngs)
-    assert len(set([*first.tolist(), *second.tolist()])) == 8
+    assert len({*first.tolist(), *second.tolist()}) == 8
 
 
 # --------------------------------------------------------------------------- fork_rngs

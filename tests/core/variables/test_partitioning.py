@@ -145,7 +145,7 @@ def test_specs_constrain_states_under_a_mesh(mesh):
 
 
 @pytest.mark.parametrize(
-    "index, expected",
+    ("index", "expected"),
     [
         (0, ("layers", "a", "b")),
         (1, ("a", "layers", "b")),
@@ -241,7 +241,7 @@ def test_the_name_of_the_axis_is_required(change):
 
 
 @pytest.mark.parametrize(
-    "index, found", [(0, "'a'"), (1, "'b'"), (5, "None"), (-1, "'b'")]
+    ("index", "found"), [(0, "'a'"), (1, "'b'"), (5, "None"), (-1, "'b'")]
 )
 def test_removing_another_name_is_an_error_that_shows_both(index, found):
     message = rf"Expected to remove 'layers' at index {index} from \('a', 'b'\)"

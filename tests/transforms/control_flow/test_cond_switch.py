@@ -44,7 +44,7 @@ def test_pred_is_anything_that_is_true(mode, pred):
 
 
 @MODES
-@pytest.mark.parametrize("index, number", [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
+@pytest.mark.parametrize(("index", "number"), [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
 def test_index_is_clamped(mode, index, number):
     branches = [lambda x, n=n: x + n for n in range(3)]
     assert nnx.switch(index, branches, 10, **mode) == 10 + number

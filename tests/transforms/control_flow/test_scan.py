@@ -379,7 +379,7 @@ def test_it_decorates_methods():
 
 
 @pytest.mark.parametrize(
-    "axes, message",
+    ("axes", "message"),
     [
         ({"in_axes": ((nnx.Carry, 0), 0)}, "Carry must"),
         ({"in_axes": (nnx.Carry, nnx.Carry)}, "Found multiple Carry definitions"),

@@ -411,9 +411,7 @@ def test_train_step_equals_the_unplanned_one(mode, donated):
     def train(make):
         model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-        losses = []
-        for _ in range(4):
-            losses.append(make()(model, optimizer, jnp.ones((4, 2))))
+        losses = [make()(model, optimizer, jnp.ones((4, 2))) for _ in range(4)]
         return jnp.stack(losses), nnx.state(model)
 
     def step(model, optimizer, x):
