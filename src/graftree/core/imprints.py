@@ -27,6 +27,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from graftree import _jax
+
 Rule = Callable[[Any, int], Any]
 
 # Values of these types, and of their subclasses, don't change, and equality tells them
@@ -238,7 +240,7 @@ def same_value(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, (jax.Array, np.ndarray)) or isinstance(b, (jax.Array, np.ndarray)):
-        if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        if isinstance(a, _jax.Tracer) or isinstance(b, _jax.Tracer):
             return False
         return np.array_equal(np.asarray(a), np.asarray(b))
     try:
