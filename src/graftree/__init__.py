@@ -148,36 +148,50 @@ from graftree.nn.activations import (
     swish,
     tanh,
 )
-from graftree.nn.attention import dot_product_attention
-from graftree.nn.bidirectional import Bidirectional
-from graftree.nn.conv import Conv
-from graftree.nn.conv_transpose import ConvTranspose
+from graftree.nn.attention import (
+    combine_masks,
+    dot_product_attention,
+    make_attention_mask,
+    make_causal_mask,
+)
+from graftree.nn.cells import (
+    GRUCell,
+    LSTMCell,
+    OptimizedLSTMCell,
+    RNNCellBase,
+    SimpleCell,
+)
+from graftree.nn.conv import Conv, ConvTranspose
 from graftree.nn.dropout import Dropout
 from graftree.nn.einsum import Einsum
 from graftree.nn.embed import Embed
-from graftree.nn.group_normalization import GroupNorm, InstanceNorm
 from graftree.nn.initializers import Initializer
 from graftree.nn.linear import Linear, LinearGeneral
 from graftree.nn.lora import LoRA, LoRALinear, LoRAParam
-from graftree.nn.lstm_cells import LSTMCell, OptimizedLSTMCell
-from graftree.nn.masks import combine_masks, make_attention_mask, make_causal_mask
 from graftree.nn.multi_head_attention import MultiHeadAttention
-from graftree.nn.normalization import BatchNorm, LayerNorm, RMSNorm
-from graftree.nn.pooling import avg_pool, max_pool, min_pool, pool
-from graftree.nn.pooling_layers import (
+from graftree.nn.normalization import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    RMSNorm,
+)
+from graftree.nn.pooling import (
     AvgPool,
     GlobalAvgPool,
     GlobalMaxPool,
     GlobalMinPool,
     MaxPool,
     MinPool,
+    avg_pool,
+    max_pool,
+    min_pool,
+    pool,
 )
-from graftree.nn.recurrent import RNN
-from graftree.nn.recurrent_cells import RNNCellBase
+from graftree.nn.recurrent import RNN, Bidirectional
 from graftree.nn.reparametrization import SpectralNorm, WeightNorm
 from graftree.nn.rope import RoPE, dot_product_attention_with_rope
 from graftree.nn.sequential import Sequential
-from graftree.nn.single_state_cells import GRUCell, SimpleCell
 from graftree.training import metrics
 from graftree.training.ema import EMA
 from graftree.training.metrics import Metric, MultiMetric

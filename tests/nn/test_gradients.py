@@ -15,7 +15,7 @@ from tests import catalog
 
 STEP = 1e-5
 # Tested elsewhere: SpectralNorm leaves out how its power iteration depends on the
-# weights; cells take long to compile, and are in test_recurrent_cells.py.
+# weights; cells take long to compile, and are in test_cells.py.
 WITHOUT = "SpectralNorm LSTMCell OptimizedLSTMCell SimpleCell GRUCell".split()
 
 BY_NAME = catalog.BY_NAME

@@ -153,11 +153,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     # Layers.
     "nn.attention": {
-        _PUBLIC: "MultiHeadAttention RoPE dot_product_attention_with_rope"
+        "nn.attention": "dot_product_attention dot_product_attention_weights"
         " make_attention_mask make_causal_mask combine_masks",
-        "nn.attention": "dot_product_attention dot_product_attention_weights",
+        _PUBLIC: "MultiHeadAttention RoPE dot_product_attention_with_rope",
     },
-    "nn.dtypes": {"nn.support.promotion": "canonicalize_dtype promote_dtype"},
+    "nn.dtypes": {"nn.support.computation": "canonicalize_dtype promote_dtype"},
     "nn.linear": {
         "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
         _PUBLIC: "Conv ConvTranspose Einsum Embed",
@@ -169,13 +169,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " default_b_initializer",
     },
     "nn.normalization": {
-        "nn.normalization": "BatchNorm LayerNorm RMSNorm",
-        _PUBLIC: "GroupNorm InstanceNorm SpectralNorm WeightNorm",
+        "nn.normalization": "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm",
+        _PUBLIC: "SpectralNorm WeightNorm",
     },
     "nn.recurrent": {
-        "nn.recurrent": "RNN RNNBase RNNCellBase flip_sequences",
-        _PUBLIC: "Bidirectional GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
-        "nn.recurrent_cells": "modified_orthogonal",
+        "nn.recurrent": "RNN RNNBase RNNCellBase Bidirectional flip_sequences",
+        _PUBLIC: "GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
+        "nn.cells": "modified_orthogonal",
         "nn.linear": "default_bias_init default_kernel_init",
     },
     "nn.stochastic": {_PUBLIC: "Dropout"},

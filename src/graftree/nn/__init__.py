@@ -1,15 +1,13 @@
 """Layers: Modules with Params, and the functions between them.
 
-- ``support/``: what layers share; ``initializers``, ``activations``
-- ``linear``, ``einsum``, ``conv``, ``conv_transpose``: contractions with a kernel
-- ``embed``: table look-up
-- ``moments``: mean and variance; ``normalization``, ``group_normalization``: the layers
-  that use them
-- ``dropout``, ``pooling``: random zeros, window reductions
-- ``pooling_layers``: pooling as Modules
-- ``recurrent_cells``, ``single_state_cells``, ``lstm_cells``: one step of time;
-  ``recurrent``, ``bidirectional``: sequences of them
+- ``support/``: what layers share
+- ``initializers``, ``activations``: functions that layers take
+- ``linear``, ``einsum``, ``conv``: contractions with a kernel; ``embed``: look-up
+- ``normalization``: the layers; ``moments``: mean, variance and what is done with them
+- ``dropout``, ``pooling``: random zeros; windows or images reduced
+- ``cells``: one step of time; ``recurrent``: sequences of them, in both directions
+- ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
+  ``multi_head_attention``, ``key_value_caches``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
-- ``masks``, ``attention``, ``rope``: who looks at whom, dot-product attention, rotary
-  positions; ``multi_head_attention``, ``key_value_caches``: the layer, how it decodes
+- ``sequential``: one layer after the other
 """

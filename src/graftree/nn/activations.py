@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
-from graftree.nn.support import checks, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -109,7 +109,7 @@ class PReLU(Module):
         *,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         negative_slope_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         self.negative_slope = Param(
@@ -130,10 +130,10 @@ class PReLU(Module):
             An array of the shape of ``inputs``, in ``dtype`` or that of ``inputs``.
 
         Raises:
-            TypeError: If ``inputs`` are no numbers.
+            TypeError: If ``inputs`` is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        inputs = checks.as_array(self, inputs)
+        inputs = arguments.as_array(self, inputs)
         slope = self.negative_slope[...]
         if self.dtype is None:
             slope = jnp.asarray(slope, inputs.dtype)

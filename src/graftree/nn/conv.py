@@ -1,4 +1,4 @@
-"""Convolution over any number of spatial axes.
+"""Convolution over any number of spatial axes, and its transpose.
 
 Arrays are laid out channels last: inputs ``[*batch, *spatial, in_features]``, kernels
 ``[*kernel_size, in_features / feature_group_count, out_features]``. As everywhere in
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import (
     ConvGeneralDilatedT,
     Dtype,
@@ -30,7 +29,7 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import arguments, checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -117,7 +116,7 @@ class Conv(Module):
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
         conv_general_dilated: ConvGeneralDilatedT = jax.lax.conv_general_dilated,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -166,111 +165,102 @@ class Conv(Module):
             An array ``[*batch, *out_spatial, out_features]``.
 
         Raises:
-            ValueError: If ``inputs`` have too few axes or another number of channels;
-                if ``padding`` has none of the known forms, or is ``"CAUSAL"`` with
+            ValueError: If ``inputs`` has too few axes or the wrong number of channels;
+                if the form of ``padding`` is unknown, or is ``"CAUSAL"`` with
                 several spatial axes; if strides or dilations are not one per spatial
-                axis; if the mask has not the kernel's shape; or if ``dtype`` is neither
-                floating nor complex.
-            TypeError: If ``inputs`` are no numbers.
+                axis; if the mask's shape differs from the kernel's; or if ``dtype`` is
+                neither floating nor complex.
+            TypeError: If ``inputs`` is not numeric.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
-        check_groups(self)
-        given = checks.as_array(self, inputs)
-        batch_shape, inputs = flatten_batch(self, given)
-        kernel = masked_kernel(self)
+        _check_groups(self)
+        given = arguments.as_array(self, inputs)
+        batch_shape, inputs = _flatten_batch(self, given)
+        kernel = _masked_kernel(self)
         rank = len(self.kernel_size)
-        kernel_dilation = per_axis(self, "kernel_dilation")
-        strides = per_axis(self, "strides")
+        kernel_dilation = _per_axis(self, "kernel_dilation")
+        strides = _per_axis(self, "strides")
         inputs, padding, input_dilation = _apply_padding(
             inputs,
             arguments.canonicalize_padding(self.padding, rank),
             strides,
             self.kernel_size,
             kernel_dilation,
-            per_axis(self, "input_dilation"),
+            _per_axis(self, "input_dilation"),
         )
         inputs, kernel, bias = self.promote_dtype(
-            (inputs, kernel, parameters.read(self.bias)), dtype=self.dtype
+            (inputs, kernel, computation.read(self.bias)), dtype=self.dtype
         )
         channels = kernel.shape[-2] * self.feature_group_count
-        outputs = operations.contract(
+        outputs = computation.contract(
             self.conv_general_dilated,
-            lambda: check_channels(self, given, inputs, kernel, channels),
+            lambda: _check_channels(self, given, inputs, kernel, channels),
             inputs,
             kernel,
             strides,
             padding,
             lhs_dilation=input_dilation,
             rhs_dilation=kernel_dilation,
-            dimension_numbers=channels_last(rank),
+            dimension_numbers=_channels_last(rank),
             feature_group_count=self.feature_group_count,
             **linear.contraction_options(self, out_sharding),
         )
-        return restore_batch(parameters.add_bias(outputs, bias), batch_shape)
+        return _restore_batch(computation.add_bias(outputs, bias), batch_shape)
 
 
-def check_groups(layer: Conv) -> None:
+def _check_groups(layer: Conv) -> None:
     """Raises unless the channels can be split into the groups that were asked for."""
     if layer.in_features % layer.feature_group_count:
         # An AssertionError, at call time: existing programs catch it here.
         raise AssertionError(
-            f"{checks.name(layer)}: feature_group_count={layer.feature_group_count} "
+            f"{arguments.name(layer)}: feature_group_count={layer.feature_group_count} "
             f"does not divide in_features={layer.in_features}."
         )
 
 
-def check_channels(
+def _check_channels(
     layer: Module, given: Any, inputs: jax.Array, kernel: jax.Array, channels: int
 ) -> None:
-    """Raises unless the inputs have the channels that the kernel is made for.
-
-    Args:
-        layer: Is named in the message.
-        given: The inputs of the call, shown in the message.
-        inputs: The same, promoted.
-        kernel: The promoted kernel.
-        channels: How many it is made for.
-    """
+    """Raises unless the inputs have as many channels as the kernel is made for."""
     if inputs.shape[-1] != channels:
         raise ValueError(
-            errors.message(
-                f"{checks.name(layer)} needs inputs with {channels} features (channels)"
-                f" along the last axis, got {inputs.shape[-1]}.",
-                where=f"inputs: {checks.describe(given)}\n"
-                f"kernel: {checks.describe(kernel)}",
+            arguments.misfit(
+                layer,
+                f"needs inputs with {channels} features (channels) along the last "
+                f"axis, got {inputs.shape[-1]}.",
+                inputs=given,
+                kernel=kernel,
             )
         )
 
 
-def per_axis(layer: Module, attribute: str) -> tuple[int, ...]:
+def _per_axis(layer: Module, attribute: str) -> tuple[int, ...]:
     """Reads an attribute that is one int for all spatial axes, or one each."""
     rank = len(layer.kernel_size)
     value = getattr(layer, attribute)
     entries = arguments.per_axis(value, rank)
     if len(entries) != rank:
+        what = f"needs {rank} {attribute}, one per spatial axis, or an int for all"
         raise ValueError(
-            f"{checks.name(layer)} with kernel_size={layer.kernel_size} needs {rank} "
-            f"{attribute}, one per spatial axis, or an int for all, got {value}."
+            f"{arguments.name(layer)} with kernel_size={layer.kernel_size} {what}, got "
+            f"{value}."
         )
     return entries
 
 
-def flatten_batch(
+def _flatten_batch(
     layer: Module, inputs: jax.Array
 ) -> tuple[tuple[int, ...], jax.Array]:
-    """Turns the batch axes of ``inputs`` into a single one.
-
-    Returns:
-        The shape of the batch axes, and the inputs ``[batch, *spatial, features]``.
-    """
+    """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
     rank = len(layer.kernel_size)
     if inputs.ndim < rank + 1:
         raise ValueError(
-            errors.message(
-                f"{checks.name(layer)} with kernel_size={layer.kernel_size} needs "
-                f"inputs with at least {rank + 1} axes, [*batch, *spatial, features].",
-                where=f"inputs: {checks.describe(inputs)}",
+            arguments.misfit(
+                layer,
+                f"with kernel_size={layer.kernel_size} needs inputs with at least "
+                f"{rank + 1} axes, [*batch, *spatial, features].",
                 way_out="Add the missing axes, or give a shorter kernel_size.",
+                inputs=inputs,
             )
         )
     batch_shape = inputs.shape[: inputs.ndim - rank - 1]
@@ -280,23 +270,23 @@ def flatten_batch(
     return batch_shape, inputs.reshape((size, *inputs.shape[len(batch_shape) :]))
 
 
-def restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Array:
-    """Undoes `flatten_batch`."""
+def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Array:
+    """Undoes `_flatten_batch`."""
     if len(batch_shape) == 1:
         return outputs
     return outputs.reshape(batch_shape + outputs.shape[1:])
 
 
-def masked_kernel(layer: Module) -> jax.Array:
+def _masked_kernel(layer: Module) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
-    kernel = parameters.read(layer.kernel)
+    kernel = computation.read(layer.kernel)
     if layer.mask is None:
         return kernel
     if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
         raise ValueError(
             "Mask needs to have the same shape as weights. Shapes are: "
             f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}, in "
-            f"{checks.name(layer)}."
+            f"{arguments.name(layer)}."
         )
     return kernel * jnp.asarray(layer.mask)
 
@@ -355,8 +345,182 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
     return jax.lax.pad(inputs, zero, [(0, 0, 0), *interior, (0, 0, 0)])
 
 
-def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
+def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     """Where batch, channels and spatial axes are in inputs, kernel and outputs."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))
     return jax.lax.ConvDimensionNumbers(array, kernel, array)
+
+
+class ConvTranspose(Module):
+    """A transposed convolution with a learned kernel.
+
+    Adds up, for each position of the inputs, a copy of ``kernel`` weighted with the
+    input there, copies of neighbours being ``strides`` apart; then adds ``bias``.
+
+    Args:
+        in_features: Number of channels of the inputs.
+        out_features: Number of channels of the outputs.
+        kernel_size: Extent of the kernel per spatial axis; an int means one axis.
+        strides: How much longer the outputs are than the inputs: one int for all
+            spatial axes, or one each; ``None`` means 1.
+        padding: What is cut off, or added, at the ends of the spatial axes:
+
+            - ``"SAME"``: so that the outputs are ``strides`` times as long as the
+              inputs
+            - ``"VALID"``: nothing is cut off, so all copies are there in full
+            - ``"CIRCULAR"``: as long as ``"SAME"``, what sticks out at one end is added
+              at the other, as on a torus
+            - an int, or a sequence with an int or a ``(low, high)`` pair per spatial
+              axis: the padding of the dilated inputs, as in ``jax.lax.conv_transpose``
+
+        kernel_dilation: Step between the outputs that one input reaches.
+        use_bias: Whether there is a bias.
+        mask: Multiplied with the kernel on each call; of the kernel's shape.
+        dtype: The dtype of the computation and the output; ``None``: inferred from
+            inputs and Params.
+        param_dtype: The dtype in which the Params are stored.
+        precision: Passed to the contraction.
+        kernel_init: Initializer of ``kernel``.
+        bias_init: Initializer of ``bias``.
+        transpose_kernel: Whether the kernel is that of the convolution which this layer
+            transposes: flipped along its spatial axes, with its channels swapped.
+        promote_dtype: Called as ``promote_dtype((inputs, kernel, bias), dtype=dtype)``.
+        preferred_element_type: Dtype in which the contraction accumulates and returns
+            its result; ``None``: that of its operands.
+        rngs: Gives one key to ``kernel``, then one to ``bias``.
+        kernel_metadata: Metadata of the Param ``kernel``.
+        bias_metadata: Metadata of the Param ``bias``.
+
+    Attributes:
+        kernel: Param, ``[*kernel_size, in_features, out_features]``, the last two
+            swapped if ``transpose_kernel``.
+        bias: Param, ``[out_features]``, or ``None``.
+
+    Raises:
+        AttributeError: If ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.ConvTranspose(1, 1, 3, 2, padding="CIRCULAR", rngs=nnx.Rngs(0))
+        >>> layer.kernel[...] = jnp.array([1.0, 2.0, 3.0]).reshape(3, 1, 1)
+        >>> layer(jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 4, 1)).ravel()
+        Array([3., 2., 1., 0., 0., 0., 0., 0.], dtype=float32)
+
+    References:
+        Zeiler, Krishnan, Taylor and Fergus, 2010, "Deconvolutional Networks".
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        *,
+        padding: PaddingLike = "SAME",
+        kernel_dilation: int | Sequence[int] | None = None,
+        use_bias: bool = True,
+        mask: Num[Array, "*kernel_shape"] | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: Initializer = linear.default_kernel_init,
+        bias_init: Initializer = linear.default_bias_init,
+        transpose_kernel: bool = False,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Rngs,
+        kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        self.kernel_size = arguments.sizes(kernel_size)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.strides = strides
+        self.padding = padding
+        self.kernel_dilation = kernel_dilation
+        self.use_bias = use_bias
+        self.mask = mask
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.transpose_kernel = transpose_kernel
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        channels = (in_features, out_features)
+        self.kernel_shape = self.kernel_size + (
+            channels[::-1] if transpose_kernel else channels
+        )
+        self.kernel = parameters.new_param(
+            rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
+        )
+        self.bias = parameters.optional_param(
+            use_bias, rngs, bias_init, (out_features,), param_dtype, bias_metadata
+        )
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial in_features"]
+    ) -> Inexact[Array, "*batch_out_spatial out_features"]:
+        """Convolves ``inputs`` with the transpose of the kernel.
+
+        Args:
+            inputs: ``[*batch, *spatial, in_features]``, with one spatial axis per entry
+                of ``kernel_size`` and any number of batch axes, also none.
+
+        Returns:
+            An array ``[*batch, *out_spatial, out_features]``.
+
+        Raises:
+            ValueError: If ``inputs`` has too few axes or the wrong number of channels;
+                if the form of ``padding`` is unknown; if strides or dilations are
+                not one per spatial axis; if the mask's shape differs from the kernel's;
+                or if ``dtype`` is neither floating nor complex.
+            TypeError: If ``inputs`` is not numeric.
+        """
+        given = arguments.as_array(self, inputs)
+        batch_shape, inputs = _flatten_batch(self, given)
+        inputs, kernel, bias = self.promote_dtype(
+            (inputs, _masked_kernel(self), computation.read(self.bias)),
+            dtype=self.dtype,
+        )
+        channels = kernel.shape[-1 if self.transpose_kernel else -2]
+        _check_channels(self, given, inputs, kernel, channels)
+        rank = len(self.kernel_size)
+        strides = _per_axis(self, "strides")
+        padding = arguments.canonicalize_padding(self.padding, rank)
+        is_circular = padding == "CIRCULAR"
+        outputs = jax.lax.conv_transpose(
+            inputs,
+            kernel,
+            strides,
+            "VALID" if is_circular else padding,
+            rhs_dilation=_per_axis(self, "kernel_dilation"),
+            dimension_numbers=_channels_last(rank),
+            transpose_kernel=self.transpose_kernel,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+        if is_circular:
+            for axis, stride in enumerate(strides, start=1):
+                period = inputs.shape[axis] * stride
+                outputs = _wrap(outputs, axis, period, self.transpose_kernel)
+        outputs = computation.add_bias(outputs, bias)
+        return _restore_batch(outputs, batch_shape)
+
+
+def _wrap(x: jax.Array, axis: int, period: int, is_transposed: bool) -> jax.Array:
+    """Adds up, along an axis, all entries that are a multiple of ``period`` apart.
+
+    The axis is padded to an odd number of periods, so that the middle one stays where
+    it is; what sticks out by half an entry more goes to the side that the direction of
+    the kernel demands.
+    """
+    missing = -(x.shape[axis] - period) % (2 * period)
+    low, high = missing - missing // 2, missing // 2
+    if is_transposed:
+        low, high = high, low
+    pads = [(0, 0)] * x.ndim
+    pads[axis] = (low, high)
+    x = jnp.pad(x, pads)
+    rows = x.shape[axis] // period
+    return x.reshape((*x.shape[:axis], rows, period, *x.shape[axis + 1 :])).sum(axis)

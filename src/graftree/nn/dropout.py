@@ -12,7 +12,7 @@ from graftree import _jax
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn.support import checks
+from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Num
@@ -27,7 +27,7 @@ class Dropout(Module):
 
     Args:
         rate: The probability of a zero, in ``[0, 1]``.
-        broadcast_dims: Axes along which all entries share their fate.
+        broadcast_dims: Axes along which one random choice is shared.
         deterministic: Whether nothing is dropped; ``None``: each call says so.
         rng_collection: The stream to draw from.
         rngs: Where the layer gets its own stream from, by forking: an Rngs with the
@@ -104,16 +104,16 @@ class Dropout(Module):
         Raises:
             ValueError: If neither the call nor the attribute says whether to be
                 deterministic; or if a key is needed and there are no ``rngs``.
-            TypeError: If ``rngs`` is something else, or if ``inputs`` are no numbers.
-            IndexError: If ``inputs`` lack one of the ``broadcast_dims``.
+            TypeError: If ``rngs`` is something else, or ``inputs`` is not numeric.
+            IndexError: If ``inputs`` lacks one of the ``broadcast_dims``.
             KeyError: If ``rngs`` lacks the stream.
         """
-        if checks.setting(self, "deterministic", deterministic) or self.rate == 0:
+        if arguments.setting(self, "deterministic", deterministic) or self.rate == 0:
             return inputs
-        inputs = checks.as_array(self, inputs)
+        inputs = arguments.as_array(self, inputs)
         if self.rate == 1:
             return jnp.zeros_like(inputs)
-        shared = checks.axes(self, "broadcast_dims", inputs)
+        shared = arguments.axes(self, "broadcast_dims", inputs)
         keep_rate = float(1 - self.rate)
         key = self._draw_key(rngs)
         is_kept = _keep_mask(key, keep_rate, inputs, shared)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import (
     Dtype,
     EinsumT,
@@ -20,7 +19,7 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -56,7 +55,7 @@ class Einsum(Module):
         bias: Param, of shape ``bias_shape``, or ``None``.
 
     Raises:
-        ValueError: If the equation lacks ``->`` or has not two operands.
+        ValueError: If the equation lacks ``->`` or two operands.
         AttributeError: If ``rngs`` has no stream ``params``.
 
     Example:
@@ -76,7 +75,7 @@ class Einsum(Module):
         precision: PrecisionLike = None,
         kernel_init: Initializer = linear.default_kernel_init,
         bias_init: Initializer = linear.default_bias_init,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         einsum_op: EinsumT = jnp.einsum,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
@@ -124,11 +123,11 @@ class Einsum(Module):
             A new array, of the shape that the equation says.
 
         Raises:
-            ValueError: If there is no equation, if it lacks ``->`` or has not two
-                operands; if ``inputs`` or kernel have not the axes that it says; or if
-                ``dtype`` is neither floating nor complex.
-            TypeError: If the bias does not fit the result, or if ``inputs`` are no
-                numbers.
+            ValueError: If there is no equation, if it lacks ``->`` or two operands; if
+                ``inputs`` or kernel do not have the axes that it says; or if ``dtype``
+                is neither floating nor complex.
+            TypeError: If the bias does not fit the result, or ``inputs`` is not
+                numeric.
         """
         if einsum_str is None:
             einsum_str = self.einsum_str
@@ -138,31 +137,33 @@ class Einsum(Module):
                 "call or as attribute."
             )
         einsum_str = _checked(einsum_str)
-        given = checks.as_array(self, inputs)
-        inputs, kernel, bias = self.promote_dtype(
-            (given, parameters.read(self.kernel), parameters.read(self.bias)),
-            dtype=self.dtype,
-        )
-        outputs = operations.contract(
-            self.einsum_op,
-            lambda: _check_operands(self, einsum_str, given, inputs, kernel),
-            einsum_str,
-            inputs,
-            kernel,
-            **linear.contraction_options(self, out_sharding),
-        )
+        given = arguments.as_array(self, inputs)
+        inputs, kernel, bias = computation.promoted(self, given)
+        options = linear.contraction_options(self, out_sharding)
+        try:
+            outputs = computation.current(self.einsum_op)(
+                einsum_str, inputs, kernel, **options
+            )
+        except ValueError as error:
+            if self.einsum_op is not jnp.einsum:
+                raise
+            what = f"with the equation {einsum_str!r}: {error}"
+            raise ValueError(
+                arguments.misfit(self, what, inputs=given, kernel=kernel)
+            ) from error
         if bias is None:
             return outputs
         shape = _bias_shape(einsum_str, inputs.ndim, kernel.shape)
         if math.prod(shape) != bias.size:
             raise TypeError(
-                errors.message(
-                    f"{checks.name(self)} with the equation {einsum_str!r} needs a "
-                    f"bias of {math.prod(shape)} numbers, to be reshaped to {shape}.",
-                    where=f"bias: {checks.describe(bias)}",
+                arguments.misfit(
+                    self,
+                    f"with the equation {einsum_str!r} needs a bias of "
+                    f"{math.prod(shape)} numbers, to be reshaped to {shape}.",
+                    bias=bias,
                 )
             )
-        return operations.add(outputs, bias, shape)
+        return computation.add(outputs, bias, shape)
 
 
 def _checked(einsum_str: str) -> str:
@@ -180,32 +181,6 @@ def _checked(einsum_str: str) -> str:
             f"{einsum_str!r}."
         )
     return einsum_str
-
-
-def _check_operands(
-    layer: Einsum, einsum_str: str, given: Any, inputs: Any, kernel: Any
-) -> None:
-    """Raises where ``jnp.einsum`` would, in terms of the layer."""
-    sizes: dict[str | int, int] = {}
-    operands = einsum_str.split("->")[0].split(",")
-    for subscripts, operand in zip(operands, (inputs, kernel), strict=True):
-        width = _ellipsis(subscripts, operand.ndim)
-        labels = _labels(subscripts, width)
-        does_fit = width >= 0 and len(labels) == operand.ndim
-        for label, size in zip(labels, operand.shape, strict=False):
-            # An axis of size one goes with any other.
-            if sizes.get(label, 1) == 1:
-                sizes[label] = size
-            does_fit &= size in (1, sizes[label])
-        if not does_fit:
-            raise ValueError(
-                errors.message(
-                    f"{checks.name(layer)} with the equation {einsum_str!r}: an "
-                    "operand has other axes, or the sizes of a letter differ.",
-                    where=f"inputs: {checks.describe(given)}\n"
-                    f"kernel: {checks.describe(kernel)}",
-                )
-            )
 
 
 def _bias_shape(

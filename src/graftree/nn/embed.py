@@ -12,7 +12,7 @@ from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments, checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Integer, Num
@@ -60,7 +60,7 @@ class Embed(Module):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         embedding_init: Initializer = default_embed_init,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
@@ -94,17 +94,17 @@ class Embed(Module):
             An array ``[*inputs.shape, features]`` in ``dtype``.
 
         Raises:
-            ValueError: If ``inputs`` are numbers, but no integers.
-            TypeError: If ``inputs`` are no numbers.
+            ValueError: If ``inputs`` holds numbers other than integers.
+            TypeError: If ``inputs`` is not numeric.
         """
-        inputs = checks.as_array(self, inputs)
+        inputs = arguments.as_array(self, inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             raise ValueError(
                 "Input type must be an integer or unsigned integer, but the inputs of "
-                f"{checks.name(self)} are {checks.describe(inputs)}."
+                f"{arguments.name(self)} are {arguments.describe(inputs)}."
             )
         (embedding,) = self.promote_dtype(
-            (parameters.read(self.embedding),), dtype=self.dtype, inexact=False
+            (computation.read(self.embedding),), dtype=self.dtype, inexact=False
         )
         if self.num_embeddings == 1:
             return jnp.broadcast_to(
@@ -130,23 +130,19 @@ class Embed(Module):
             The dot products, ``[*batch, num_embeddings]``.
 
         Raises:
-            TypeError: If the last axis of ``query`` is not ``features`` long, or if it
-                holds no numbers.
+            TypeError: If the last axis of ``query`` is not ``features`` long, or
+                ``query`` is not numeric.
 
         References:
             Press and Wolf, 2017, "Using the Output Embedding to Improve Language
             Models".
         """
-        given = checks.as_array(self, query)
+        given = arguments.as_array(self, query)
         query, embedding = self.promote_dtype(
-            (given, parameters.read(self.embedding)), dtype=self.dtype
+            (given, computation.read(self.embedding)), dtype=self.dtype
         )
-        numbers = (((query.ndim - 1,), (1,)), ((), ()))
-        return operations.contract(
-            jax.lax.dot_general,
-            lambda: linear.check_contraction(self, given, query, embedding, numbers),
-            query,
-            embedding,
-            numbers,
-            **arguments.if_set(out_sharding=out_sharding),
+        axes = (((query.ndim - 1,), (1,)), ((), ()))
+        options = arguments.if_set(out_sharding=out_sharding)
+        return linear.contract(
+            self, given, jax.lax.dot_general, query, embedding, axes, **options
         )

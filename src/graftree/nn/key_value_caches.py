@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.annotations import Dtype, Shape
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import Cache
@@ -52,7 +52,11 @@ class KeyValueCache:
         expected = (*batch, 1, heads, depth)
         for name, x in (("key", key), ("value", value)):
             if x.shape != expected:
-                raise ValueError(_wrong_shape(name, expected, x.shape))
+                raise ValueError(
+                    f"Autoregressive cache shape error, expected {name} shape "
+                    f"{expected} instead got {x.shape}.\nDecode one token per call, "
+                    "[*batch, 1, features], with the batch axes that `init_cache` got."
+                )
         if not isinstance(index, _jax.Tracer) and index >= max_length:
             raise ValueError(
                 f"The cache of attention is full: cache_index is {index}, max_length "
@@ -106,25 +110,9 @@ def of(layer: Any) -> KeyValueCache:
     boxes = (layer.cached_key, layer.cached_value, layer.cache_index)
     if any(variable is None for variable in boxes):
         raise ValueError(
-            errors.message(
-                "Autoregressive cache not initialized.",
-                way_out=(
-                    "Call `init_cache((*batch, max_length, features))` first, or pass "
-                    "`decode=False`."
-                ),
-            )
+            "Autoregressive cache not initialized.\nCall `init_cache((*batch, "
+            "max_length, features))` first, or pass `decode=False`."
         )
     for variable in boxes:
         variables.check_writable(variable)
     return KeyValueCache(*boxes)
-
-
-def _wrong_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> str:
-    return errors.message(
-        f"Autoregressive cache shape error, expected {name} shape {expected} instead "
-        f"got {got}.",
-        way_out=(
-            "Decode one token per call, [*batch, 1, features], with the batch axes "
-            "that `init_cache` got."
-        ),
-    )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import (
     DotGeneralT,
     Dtype,
@@ -30,7 +29,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -90,7 +89,7 @@ class Linear(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         dot_general: DotGeneralT = jax.lax.dot_general,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -127,71 +126,55 @@ class Linear(Module):
             An array ``[*batch, out_features]``.
 
         Raises:
-            TypeError: If the last axis of ``inputs`` has another size, or if they are
-                no numbers.
+            TypeError: If the last axis of ``inputs`` has the wrong size, or ``inputs``
+                is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        given = checks.as_array(self, inputs)
-        inputs, kernel, bias = self.promote_dtype(
-            (given, parameters.read(self.kernel), parameters.read(self.bias)),
-            dtype=self.dtype,
+        given = arguments.as_array(self, inputs)
+        inputs, kernel, bias = computation.promoted(self, given)
+        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
+        options = contraction_options(self, out_sharding)
+        outputs = contract(
+            self, given, self.dot_general, inputs, kernel, axes, **options
         )
-        numbers = (((inputs.ndim - 1,), (0,)), ((), ()))
-        outputs = operations.contract(
-            self.dot_general,
-            lambda: check_contraction(self, given, inputs, kernel, numbers),
-            inputs,
-            kernel,
-            numbers,
-            **contraction_options(self, out_sharding),
-        )
-        return parameters.add_bias(outputs, bias)
+        return computation.add_bias(outputs, bias)
 
 
-def check_contraction(
+def contract(
     layer: Any,
     given: Any,
+    function: Any,
     inputs: jax.Array,
     kernel: jax.Array,
-    dimension_numbers: jax.lax.DotDimensionNumbers,
-) -> None:
-    """Raises where ``jax.lax.dot_general`` would, in terms of the layer.
+    axes: jax.lax.DotDimensionNumbers,
+    **options: Any,
+) -> jax.Array:
+    """Calls a contraction like ``jax.lax.dot_general``, so that errors name the layer.
 
-    Args:
-        layer: Is named in the message.
-        given: The inputs of the call, shown in the message.
-        inputs: The first operand: ``given``, promoted.
-        kernel: The second operand.
-        dimension_numbers: The contracted axes of both, and the batch axes of both.
-
-    Raises:
-        TypeError: If ``inputs`` lack one of the axes, or if sizes differ.
+    ``inputs`` are what was ``given`` to the layer, promoted.
     """
-    kinds = zip(("contracting", "batch"), dimension_numbers, strict=True)
-    for kind, (axes, kernel_axes) in kinds:
-        expected = tuple([kernel.shape[axis] for axis in kernel_axes])
-        got = tuple([inputs.shape[axis] for axis in axes if -1 < axis < inputs.ndim])
-        if got != expected:
-            raise TypeError(
-                errors.message(
-                    f"{checks.name(layer)} requires {kind} dimensions to have the same "
-                    f"shape: its inputs must have {expected} where they have {got}.",
-                    where=f"inputs: {checks.describe(given)}\n"
-                    f"kernel: {checks.describe(kernel)}",
+
+    def explain() -> None:
+        kinds = zip(("contracting", "batch"), axes, strict=True)
+        for kind, (input_axes, kernel_axes) in kinds:
+            expected = tuple([kernel.shape[axis] for axis in kernel_axes])
+            got = tuple([inputs.shape[n] for n in input_axes if -1 < n < inputs.ndim])
+            if got != expected:
+                what = (
+                    f"requires {kind} dimensions to have the same shape: it expects "
+                    f"inputs with {expected} there, got {got}."
                 )
-            )
+                raise TypeError(
+                    arguments.misfit(layer, what, inputs=given, kernel=kernel)
+                )
+
+    return computation.contract(function, explain, inputs, kernel, axes, **options)
 
 
 def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
-    """Collects the keywords that the contraction of a layer is called with.
+    """The keywords of a contraction: ``precision`` always, the others only if set.
 
-    Args:
-        layer: Has ``precision`` and ``preferred_element_type``.
-        out_sharding: The sharding of the result, or ``None``.
-
-    Returns:
-        ``precision`` always; the others only if set, so that functions without these
-        keywords can be used.
+    So functions without these keywords can be used.
     """
     return {"precision": layer.precision} | arguments.if_set(
         preferred_element_type=layer.preferred_element_type, out_sharding=out_sharding
@@ -260,7 +243,7 @@ class LinearGeneral(Module):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         precision: PrecisionLike = None,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         dot_general: DotGeneralT | None = None,
         dot_general_cls: Callable[[], DotGeneralT] | None = None,
         preferred_element_type: Dtype | None = None,
@@ -319,32 +302,25 @@ class LinearGeneral(Module):
             contracted, and then the axes ``out_features``.
 
         Raises:
-            TypeError: If ``inputs`` lack an axis, if their sizes don't fit, or if they
-                are no numbers.
+            TypeError: If ``inputs`` lacks an axis, has the wrong sizes, or is not
+                numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        given = checks.as_array(self, inputs)
-        inputs, kernel, bias = self.promote_dtype(
-            (given, parameters.read(self.kernel), parameters.read(self.bias)),
-            dtype=self.dtype,
-        )
+        given = arguments.as_array(self, inputs)
+        inputs, kernel, bias = computation.promoted(self, given)
         axis = tuple(sorted([a + inputs.ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
-        numbers = ((axis, kernel_axis), (batch, batch))
-        outputs = operations.contract(
-            self._contraction(),
-            lambda: check_contraction(self, given, inputs, kernel, numbers),
-            inputs,
-            kernel,
-            numbers,
-            **contraction_options(self, out_sharding),
+        axes = ((axis, kernel_axis), (batch, batch))
+        options = contraction_options(self, out_sharding)
+        outputs = contract(
+            self, given, self._contraction(), inputs, kernel, axes, **options
         )
         if bias is None:
             return outputs
         kept = [n for n in range(inputs.ndim) if n not in axis]
         sizes = [inputs.shape[n] if n in batch else 1 for n in kept]
-        return operations.add(outputs, bias, (*sizes, *self.out_features))
+        return computation.add(outputs, bias, (*sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""

@@ -20,7 +20,7 @@ from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import A, Variable
 from graftree.nn import initializers, linear
-from graftree.nn.support import arguments, checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -101,7 +101,7 @@ class LoRA(Module):
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -140,29 +140,25 @@ class LoRA(Module):
         Raises:
             ValueError: If the base module is not callable, or if ``dtype`` is neither
                 floating nor complex.
-            TypeError: If the last axis of ``x`` has another size, or if it holds no
-                numbers.
+            TypeError: If the last axis of ``x`` has the wrong size, or ``x`` is not
+                numeric.
         """
         base = self.base_module
         if base is not None and not callable(base):
             raise ValueError(
                 f"The `base_module` of LoRA must be callable, got {type(base)}."
             )
-        given = checks.as_array(self, x)
+        given = arguments.as_array(self, x)
         x, a, b = self.promote_dtype(
             (given, self.lora_a[...], self.lora_b[...]), dtype=self.dtype
         )
-        numbers = (((x.ndim - 1,), (0,)), ((), ()))
+        axes = (((x.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
-        hidden = operations.contract(
-            jax.lax.dot_general,
-            lambda: linear.check_contraction(self, given, x, a, numbers),
-            x,
-            a,
-            numbers,
-            out_sharding=_along_batch(sharding, x.ndim),
+        between = _along_batch(sharding, x.ndim)
+        hidden = linear.contract(
+            self, given, jax.lax.dot_general, x, a, axes, out_sharding=between
         )
-        outputs = jax.lax.dot_general(hidden, b, numbers, out_sharding=sharding)
+        outputs = jax.lax.dot_general(hidden, b, axes, out_sharding=sharding)
         return outputs if base is None else outputs + base(x, **kwargs)
 
 
@@ -230,7 +226,7 @@ class LoRALinear(linear.Linear):
         a_initializer: Initializer = default_a_initializer,
         b_initializer: Initializer = default_b_initializer,
         lora_param_type: type[Variable[Any]] = LoRAParam,
-        lora_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        lora_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         a_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         b_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -266,8 +262,8 @@ class LoRALinear(linear.Linear):
             An array ``[*batch, out_features]``.
 
         Raises:
-            TypeError: If the last axis of ``x`` has another size, or if it holds no
-                numbers.
+            TypeError: If the last axis of ``x`` has the wrong size, or ``x`` is not
+                numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
         options = arguments.if_set(out_sharding=out_sharding)

@@ -23,20 +23,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from graftree import errors
 from graftree.core.modules.modules import Module
-from graftree.nn.support import checks, operations, parameters, promotion
+from graftree.nn.support import arguments, computation
 
 
 def promote(
     layer: Module, x: jax.Array, feature_axes: Sequence[int], *statistics: jax.Array
 ) -> tuple[Any, ...]:
-    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype.
-
-    Raises:
-        TypeError: If one of them has another size than ``x`` along its feature axes.
-    """
-    scale, bias = parameters.read(layer.scale), parameters.read(layer.bias)
+    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype."""
+    scale, bias = computation.read(layer.scale), computation.read(layer.bias)
     check_features(layer, x, feature_axes, *statistics, scale, bias)
     return layer.promote_dtype((x, *statistics, scale, bias), dtype=layer.dtype)
 
@@ -47,26 +42,17 @@ def check_features(
     feature_axes: Sequence[int],
     *flat: jax.Array | None,
 ) -> None:
-    """Raises unless flat parameters have one entry per feature of ``x``.
-
-    Args:
-        layer: Is named in the message.
-        x: The inputs.
-        feature_axes: Their non-negative axes along which the parameters vary.
-        *flat: The parameters; ``None`` entries don't count.
-
-    Raises:
-        TypeError: If one has another size.
-    """
+    """Raises unless flat parameters have one entry per feature of ``x``."""
     features = math.prod([x.shape[axis] for axis in feature_axes])
     for parameter in flat:
         if parameter is not None and parameter.size != features:
             raise TypeError(
-                errors.message(
-                    f"{checks.name(layer)} needs inputs with {parameter.size} features "
-                    f"along the axes {tuple(feature_axes)}, got {features}.",
-                    where=f"inputs: {checks.describe(x)}\n"
-                    f"parameters: {checks.describe(parameter)}",
+                arguments.misfit(
+                    layer,
+                    f"needs inputs with {parameter.size} features along the axes "
+                    f"{tuple(feature_axes)}, got {features}.",
+                    inputs=x,
+                    parameters=parameter,
                 )
             )
 
@@ -79,15 +65,8 @@ def moments(
     The fast variance is ``max(0, mean(|x|^2) - |mean(x)|^2)``, one pass over ``x``; the
     other is ``mean(|x - mean(x)|^2)``, which loses less where the mean is large.
 
-    Args:
-        layer: Says which formula, and which mapped axis to average over, too.
-        x: A real or complex array.
-        axes: The axes to reduce.
-        mask: The positions that count, as `prepare_mask` gives them; ``None``: all.
-
-    Returns:
-        Mean and variance, of the rank of ``x``. The variance of complex numbers is
-        real.
+    The layer says which, and which mapped axis to average over, too. Both results have
+    the rank of ``x``; the variance of complex numbers is real.
     """
     x = _widen(layer, x)
     if layer.use_fast_variance:
@@ -143,47 +122,23 @@ def normalize(
 ) -> jax.Array:
     """Computes ``(x - mean) * (rsqrt(variance + epsilon) * scale) + bias``.
 
-    Args:
-        layer: Says ``epsilon`` and the dtype of the result; if that is ``None``, it is
-            the promoted one of ``x``, ``scale`` and ``bias``.
-        x: The array to normalize.
-        mean: Subtracted, of the rank of ``x``; ``None``: nothing is.
-        variance: Of the rank of ``x``.
-        scale: Gains, flat, or ``None``.
-        bias: Offsets, flat, or ``None``.
-        feature_axes: The axes of ``x`` along which ``scale`` and ``bias`` vary.
-
-    Returns:
-        An array of the shape of ``x``.
-
-    Raises:
-        TypeError: If scale or bias have another size than ``x`` along these axes.
-        ValueError: If the dtype of the layer is neither floating nor complex.
+    Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
+    the ``feature_axes`` of ``x``. What is ``None`` is left out.
     """
-    dtype = promotion.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
-    shape = parameters.shape_along(feature_axes, x.shape)
+    dtype = computation.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
+    shape = computation.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
     multiplier = lax.rsqrt(variance + layer.epsilon)
     if scale is not None:
-        multiplier = operations.multiply(multiplier, scale, shape)
+        multiplier = computation.multiply(multiplier, scale, shape)
     y *= multiplier
     if bias is not None:
-        y = operations.add(y, bias, shape)
+        y = computation.add(y, bias, shape)
     return jnp.asarray(y, dtype)
 
 
 def prepare_mask(layer: Module, mask: Any, x: jax.Array) -> jax.Array | None:
-    """Checks a mask and gives it the rank of the array that it masks.
-
-    Args:
-        layer: Is named in the message.
-        mask: Booleans, broadcastable to ``x``; ``True`` where a position counts.
-            ``None`` stays ``None``.
-        x: The array.
-
-    Raises:
-        ValueError: If the mask is not boolean, or can't be broadcast to ``x``.
-    """
+    """Checks a mask, true where a position counts, and gives it the rank of ``x``."""
     if mask is None:
         return None
     mask = jnp.asarray(mask)
@@ -193,11 +148,13 @@ def prepare_mask(layer: Module, mask: Any, x: jax.Array) -> jax.Array | None:
     )
     if mask.dtype != bool or not does_fit:
         raise ValueError(
-            errors.message(
-                f"The mask of {checks.name(layer)} must be a boolean array that "
-                "broadcasts to its inputs.",
-                where=f"mask: {checks.describe(mask)}\ninputs: {checks.describe(x)}",
+            "The mask of "
+            + arguments.misfit(
+                layer,
+                "must be a boolean array that broadcasts to its inputs.",
                 way_out="Numbers become booleans by a comparison: `mask=mask != 0`.",
+                mask=mask,
+                inputs=x,
             )
         )
     return mask.reshape(shape)

@@ -6,6 +6,7 @@ leaves caches and random streams as they were.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,13 @@ from graftree.annotations import (
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
-from graftree.nn import attention, key_value_caches, linear, masks, normalization
-from graftree.nn.support import arguments, checks, parameters, promotion, rollbacks
+from graftree.nn import attention, key_value_caches, linear, normalization
+from graftree.nn.support import arguments, computation, parameters, rollbacks
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
 
     from graftree.core.variables.kinds import Cache
-
-# The arguments that say how Params are made; with ``out_`` in front, those of ``out``.
-_OF_PARAMS = ("kernel_init", "bias_init", "kernel_metadata", "bias_metadata")
 
 
 class MultiHeadAttention(Module):
@@ -114,31 +112,6 @@ class MultiHeadAttention(Module):
         2020, "Query-Key Normalization for Transformers".
     """
 
-    # The arguments that become attributes, in their order.
-    num_heads: int
-    in_features: int
-    qkv_features: int
-    out_features: int
-    in_kv_features: int
-    num_kv_heads: int
-    dtype: Dtype | None
-    param_dtype: Dtype
-    broadcast_dropout: bool
-    dropout_rate: float
-    deterministic: bool | None
-    precision: PrecisionLike
-    use_bias: bool
-    attention_fn: Callable[..., Any]
-    decode: bool | None
-    normalize_qk: bool
-    qkv_promote_dtype: PromoteDtypeFn
-    out_promote_dtype: PromoteDtypeFn
-    ln_promote_dtype: PromoteDtypeFn
-    qkv_dot_general: DotGeneralT | None
-    out_dot_general: DotGeneralT | None
-    qkv_dot_general_cls: Callable[[], DotGeneralT] | None
-    out_dot_general_cls: Callable[[], DotGeneralT] | None
-
     def __init__(
         self,
         num_heads: int,
@@ -162,9 +135,9 @@ class MultiHeadAttention(Module):
         attention_fn: Callable[..., Any] = attention.dot_product_attention,
         decode: bool | None = None,
         normalize_qk: bool = False,
-        qkv_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
-        out_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
-        ln_promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        qkv_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        out_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        ln_promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         qkv_dot_general: DotGeneralT | None = None,
         out_dot_general: DotGeneralT | None = None,
         qkv_dot_general_cls: Callable[[], DotGeneralT] | None = None,
@@ -183,60 +156,81 @@ class MultiHeadAttention(Module):
         in_kv_features = in_features if in_kv_features is None else in_kv_features
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(num_heads, num_kv_heads, qkv_features)
-        # With a line for each, this function is more than a page long.
-        given = locals()
-        for name in MultiHeadAttention.__annotations__:
-            setattr(self, name, given[name])
+        self.num_heads = num_heads
+        self.in_features = in_features
+        self.qkv_features = qkv_features
+        self.out_features = out_features
+        self.in_kv_features = in_kv_features
+        self.num_kv_heads = num_kv_heads
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = dropout_rate
+        self.deterministic = deterministic
+        self.precision = precision
+        self.use_bias = use_bias
+        self.attention_fn = attention_fn
+        self.decode = decode
+        self.normalize_qk = normalize_qk
+        self.qkv_promote_dtype = qkv_promote_dtype
+        self.out_promote_dtype = out_promote_dtype
+        self.ln_promote_dtype = ln_promote_dtype
+        self.qkv_dot_general = qkv_dot_general
+        self.out_dot_general = out_dot_general
+        self.qkv_dot_general_cls = qkv_dot_general_cls
+        self.out_dot_general_cls = out_dot_general_cls
         self.head_dim = qkv_features // num_heads
-        self._add_layers(given, rngs)
+        heads, kv_heads = (num_heads, self.head_dim), (num_kv_heads, self.head_dim)
+        new_layer = functools.partial(
+            linear.LinearGeneral,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            rngs=rngs,
+        )
+        new_projection = functools.partial(
+            new_layer,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            promote_dtype=qkv_promote_dtype,
+            dot_general=qkv_dot_general,
+            dot_general_cls=qkv_dot_general_cls,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        new_norm = functools.partial(
+            _optional_norm,
+            normalize_qk,
+            self.head_dim,
+            use_bias=False,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=ln_promote_dtype,
+            rngs=rngs,
+        )
+        self.query = new_projection(in_features, heads)
+        self.key = new_projection(in_kv_features, kv_heads)
+        self.value = new_projection(in_kv_features, kv_heads)
+        self.query_ln = new_norm(scale_metadata=query_ln_scale_metadata)
+        self.key_ln = new_norm(scale_metadata=key_ln_scale_metadata)
+        self.out = new_layer(
+            heads,
+            out_features,
+            axis=(-2, -1),
+            kernel_init=out_kernel_init or kernel_init,
+            bias_init=out_bias_init or bias_init,
+            promote_dtype=out_promote_dtype,
+            dot_general=out_dot_general,
+            dot_general_cls=out_dot_general_cls,
+            kernel_metadata=out_kernel_metadata or kernel_metadata,
+            bias_metadata=out_bias_metadata or bias_metadata,
+        )
         has_stream = keep_rngs and dropout_rate > 0
         self.rngs = rngs.dropout.fork() if has_stream else attributes.data(None)
         self.cached_key: Cache[jax.Array] | None = attributes.data(None)
         self.cached_value: Cache[jax.Array] | None = attributes.data(None)
         self.cache_index: Cache[jax.Array] | None = attributes.data(None)
-
-    def _add_layers(self, given: Mapping[str, Any], rngs: Rngs) -> None:
-        """Makes the nested layers, in the order in which they draw keys."""
-        common = {name: given[name] for name in ("dtype", "param_dtype")}
-
-        def projection(
-            role: str, in_features: Any, features: Any, axis: Any
-        ) -> linear.LinearGeneral:
-            own = "out_" if role == "out" else ""
-            return linear.LinearGeneral(
-                in_features,
-                features,
-                axis=axis,
-                use_bias=given["use_bias"],
-                precision=given["precision"],
-                promote_dtype=given[f"{role}_promote_dtype"],
-                dot_general=given[f"{role}_dot_general"],
-                dot_general_cls=given[f"{role}_dot_general_cls"],
-                rngs=rngs,
-                **{name: given[own + name] or given[name] for name in _OF_PARAMS},
-                **common,
-            )
-
-        def norm(role: str) -> normalization.LayerNorm | None:
-            if not given["normalize_qk"]:
-                return attributes.data(None)
-            return normalization.LayerNorm(
-                self.head_dim,
-                use_bias=False,
-                promote_dtype=given["ln_promote_dtype"],
-                scale_metadata=given[f"{role}_ln_scale_metadata"],
-                rngs=rngs,
-                **common,
-            )
-
-        heads = (self.num_heads, self.head_dim)
-        kv_heads = (self.num_kv_heads, self.head_dim)
-        self.query = projection("qkv", self.in_features, heads, -1)
-        self.key = projection("qkv", self.in_kv_features, kv_heads, -1)
-        self.value = projection("qkv", self.in_kv_features, kv_heads, -1)
-        self.query_ln = norm("query")
-        self.key_ln = norm("key")
-        self.out = projection("out", heads, self.out_features, (-2, -1))
 
     def __call__(
         self,
@@ -296,28 +290,33 @@ class MultiHeadAttention(Module):
                 the wrong size.
         """
         inputs = self._fill_in(inputs_q, inputs_k, inputs_v)
-        is_decoding = checks.setting(self, "decode", decode)
+        is_decoding = arguments.setting(self, "decode", decode)
         cache = key_value_caches.of(self) if is_decoding else None
         stream = self._key_stream(deterministic, rngs)
         query, key, value = self._project(inputs, qkv_sharding)
         if cache is not None:
             filled = cache.extended(key, value)
             key, value = filled[0].astype(key.dtype), filled[1].astype(value.dtype)
-            mask = masks.combine_masks(cache.mask(), mask, dtype=bool)
+            mask = attention.combine_masks(cache.mask(), mask, dtype=bool)
             is_causal = False  # the mask says so
             if input_positions is None and _takes_positions(self.attention_fn):
                 input_positions = jnp.reshape(cache.index[...], (1,))
         # A call that fails uses up no key.
-        with rollbacks.undone_on_failure(*rollbacks.counts_of(stream)):
-            outputs = self._attend(
+        with rollbacks.undone_on_failure(stream):
+            outputs = self.attention_fn(
                 query,
                 key,
                 value,
-                stream,
-                input_positions,
                 mask=mask,
+                dropout_rng=None if stream is None else stream(),
+                dropout_rate=self.dropout_rate,
+                broadcast_dropout=self.broadcast_dropout,
+                deterministic=stream is None,
+                dtype=self.dtype,
+                precision=self.precision,
                 module=self if sow_weights else None,
                 is_causal=is_causal,
+                **arguments.if_set(input_positions=input_positions),
             )
             outputs = self.out(outputs, **arguments.if_set(out_sharding=out_sharding))
         if cache is not None:
@@ -329,17 +328,17 @@ class MultiHeadAttention(Module):
         if inputs_k is None and inputs_v is not None:
             raise ValueError(
                 "`inputs_k` cannot be None if `inputs_v` is not None.\n"
-                "Pass what shall be both as `inputs_k`, and leave `inputs_v` out."
+                "To use one array for keys and values, pass it as `inputs_k` only."
             )
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        inputs = [checks.as_array(self, x) for x in (inputs_q, inputs_k, inputs_v)]
+        inputs = [arguments.as_array(self, x) for x in (inputs_q, inputs_k, inputs_v)]
         features = inputs[0].shape[-1:]
         if features != (self.in_features,):
             raise ValueError(
                 f"Incompatible input dimension, got {sum(features)} but module "
                 f"expects {self.in_features}: `inputs_q` of MultiHeadAttention are "
-                f"{checks.describe(inputs[0])}."
+                f"{arguments.describe(inputs[0])}."
             )
         return inputs
 
@@ -347,7 +346,7 @@ class MultiHeadAttention(Module):
         """The stream of the key for dropout, or ``None`` if nothing is dropped."""
         if not self.dropout_rate > 0:
             return None
-        if checks.setting(self, "deterministic", deterministic):
+        if arguments.setting(self, "deterministic", deterministic):
             return None
         rngs = self.rngs if rngs is None else rngs
         if isinstance(rngs, Rngs):
@@ -374,37 +373,12 @@ class MultiHeadAttention(Module):
             key = self.key_ln(key)
         return [query, key, value]
 
-    def _attend(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        stream: RngStream | None,
-        input_positions: Any,
-        **options: Any,
-    ) -> jax.Array:
-        """Calls ``attention_fn``, with a key of the stream if there is one."""
-        if input_positions is not None:
-            options["input_positions"] = input_positions
-        return self.attention_fn(
-            query,
-            key,
-            value,
-            dropout_rng=None if stream is None else stream(),
-            dropout_rate=self.dropout_rate,
-            broadcast_dropout=self.broadcast_dropout,
-            deterministic=stream is None,
-            dtype=self.dtype,
-            precision=self.precision,
-            **options,
-        )
-
     def init_cache(self, input_shape: Shape, dtype: Dtype = jnp.float32) -> None:
         """Makes an empty cache, with new Variables in place of old ones.
 
         Args:
             input_shape: ``(*batch, max_length, features)``, the shape of the inputs of
-                keys for the longest sequence; the features don't count.
+                keys for the longest sequence; the features are ignored.
             dtype: The dtype in which keys and values are stored.
 
         Raises:
@@ -445,6 +419,13 @@ class MultiHeadAttention(Module):
             return
         batch = arguments.sizes(batch_size)
         self.init_cache((*batch, max_length, self.in_kv_features))
+
+
+def _optional_norm(is_used: bool, *args: Any, **options: Any) -> Any:
+    """A LayerNorm, or what marks it as absent."""
+    return (
+        normalization.LayerNorm(*args, **options) if is_used else attributes.data(None)
+    )
 
 
 def _check_heads(num_heads: int, num_kv_heads: int, qkv_features: int) -> None:

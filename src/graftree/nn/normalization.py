@@ -1,13 +1,14 @@
-"""Normalization over the batch, with memory, and over the features.
+"""Normalization layers, which differ in what they average over.
 
 ``BatchNorm`` averages over all axes but the features, and remembers the averages;
-``LayerNorm`` and ``RMSNorm`` average over the features of each sample. The arithmetic
+``LayerNorm`` and ``RMSNorm`` over the features of each sample, ``InstanceNorm`` over
+its positions, ``GroupNorm`` over its positions and a group of features. The arithmetic
 is in ``moments``. State is written last: a failed call changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +19,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import BatchStat
 from graftree.nn import initializers, moments
-from graftree.nn.support import checks, parameters, promotion
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
@@ -95,7 +96,7 @@ class BatchNorm(Module):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -148,14 +149,14 @@ class BatchNorm(Module):
                 running statistics, if ``axis`` does not exist, if ``mask`` is not
                 boolean or can't be broadcast to ``x``, or if ``dtype`` is neither
                 floating nor complex. The statistics are then as before the call.
-            TypeError: If ``x`` has another number of features, or if it holds no
-                numbers. Here, too, the statistics stay.
+            TypeError: If ``x`` has the wrong number of features or is not numeric. The
+                statistics stay then, too.
         """
-        use_running_average = checks.setting(
+        use_running_average = arguments.setting(
             self, "use_running_average", use_running_average
         )
-        x = checks.as_array(self, x)
-        feature_axes = checks.axes(self, "axis", x)
+        x = arguments.as_array(self, x)
+        feature_axes = arguments.axes(self, "axis", x)
         if not use_running_average:
             mask = moments.prepare_mask(self, mask, x)
         x, mean, variance, scale, bias = moments.promote(
@@ -163,7 +164,7 @@ class BatchNorm(Module):
         )
 
         def at_features(statistic: jax.Array) -> jax.Array:
-            shape = parameters.shape_along(feature_axes, x.shape)
+            shape = computation.shape_along(feature_axes, x.shape)
             return jnp.reshape(statistic, shape)
 
         if use_running_average:
@@ -175,43 +176,28 @@ class BatchNorm(Module):
             mean, variance = moments.moments(self, x, axes)
         else:
             mask, is_known = self._split_mask(mask, axes)
-            running = at_features(mean), at_features(variance)
-            mean, variance = (
-                jnp.where(is_known, current, old)
-                for current, old in zip(
-                    moments.moments(self, x, axes, mask), running, strict=True
-                )
-            )
+            current = moments.moments(self, x, axes, mask)
+            mean = jnp.where(is_known, current[0], at_features(mean))
+            variance = jnp.where(is_known, current[1], at_features(variance))
         y = moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
-        self._move_statistics(mean, variance, is_known)
+        self.mean[...], self.var[...] = (
+            self._moved(self.mean[...], mean, is_known),
+            self._moved(self.var[...], variance, is_known),
+        )
         return y
 
     def _split_mask(
         self, mask: jax.Array, axes: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """Parts a mask into one without empty features, and which these are.
+        """A mask that leaves no feature empty, and which features it has statistics of.
 
         An empty mean is 0 / 0, with a NaN gradient even where it is not selected. So
         where nothing counts, let everything count, and say that the result is void.
-
-        Returns:
-            The mask to compute statistics with; and, with size one along ``axes``, the
-            features that have statistics, on all devices that are averaged over.
         """
         is_known = jnp.any(mask, axes, keepdims=True)
         mask = mask | ~is_known
         share_known = moments.average_over(self, is_known.astype(jnp.float32))
         return mask, share_known == 1.0
-
-    def _move_statistics(
-        self, mean: jax.Array, variance: jax.Array, is_known: jax.Array | None
-    ) -> None:
-        """Moves the running statistics of the known features towards the given ones."""
-        moved = [
-            self._moved(statistic[...], current, is_known)
-            for statistic, current in ((self.mean, mean), (self.var, variance))
-        ]
-        self.mean[...], self.var[...] = moved
 
     def _moved(
         self, old: jax.Array, current: jax.Array, is_known: jax.Array | None
@@ -238,7 +224,46 @@ class BatchNorm(Module):
             self.use_running_average = use_running_average
 
 
-class LayerNorm(Module):
+class _SampleNorm(Module):
+    """What `LayerNorm` and `InstanceNorm` share: they differ in their axes only."""
+
+    def __call__(
+        self,
+        x: Num[Array, "*shape"],
+        *,
+        mask: Bool[Array, "*mask_shape"] | None = None,
+    ) -> Inexact[Array, "*shape"]:
+        """Normalizes ``x``.
+
+        Args:
+            x: Inputs of any shape that fits ``feature_axes``; for `InstanceNorm` with
+                the samples along the first axis.
+            mask: Booleans, broadcastable to ``x``: the positions that count in the
+                statistics.
+
+        Returns:
+            A new array of the shape of ``x``.
+
+        Raises:
+            TypeError: If ``x`` has the wrong number of features or is not numeric.
+            ValueError: If an axis does not exist, if the ``feature_axes`` of an
+                `InstanceNorm` include the first axis, if ``mask`` is not boolean or
+                can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
+                complex.
+        """
+        x = arguments.as_array(self, x)
+        axes, feature_axes = self._axes(x)
+        mask = moments.prepare_mask(self, mask, x)
+        x, scale, bias = moments.promote(self, x, feature_axes)
+        mean, variance = moments.moments(self, x, axes, mask)
+        return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
+
+    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+        """The axes to compute statistics over, and those of scale and bias."""
+        raise NotImplementedError
+
+
+class LayerNorm(_SampleNorm):
     """Normalizes each sample over its features.
 
     Args:
@@ -294,7 +319,7 @@ class LayerNorm(Module):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
@@ -319,35 +344,9 @@ class LayerNorm(Module):
         self.use_fast_variance = use_fast_variance
         self.promote_dtype = promote_dtype
 
-    def __call__(
-        self,
-        x: Num[Array, "*shape"],
-        *,
-        mask: Bool[Array, "*mask_shape"] | None = None,
-    ) -> Inexact[Array, "*shape"]:
-        """Normalizes ``x``.
-
-        Args:
-            x: Inputs of any shape that fits ``feature_axes``.
-            mask: Booleans, broadcastable to ``x``: the positions that count in the
-                statistics.
-
-        Returns:
-            A new array of the shape of ``x``.
-
-        Raises:
-            TypeError: If ``x`` has another number of features, or if it holds no
-                numbers.
-            ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
-                be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
-        """
-        x = checks.as_array(self, x)
-        axes = checks.axes(self, "reduction_axes", x)
-        feature_axes = checks.axes(self, "feature_axes", x)
-        mask = moments.prepare_mask(self, mask, x)
-        x, scale, bias = moments.promote(self, x, feature_axes)
-        mean, variance = moments.moments(self, x, axes, mask)
-        return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
+    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+        axes = arguments.axes(self, "reduction_axes", x)
+        return axes, arguments.axes(self, "feature_axes", x)
 
 
 class RMSNorm(Module):
@@ -403,7 +402,7 @@ class RMSNorm(Module):
         axis_name: Any = None,
         axis_index_groups: Any = None,
         use_fast_variance: bool = True,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
         scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
@@ -438,17 +437,254 @@ class RMSNorm(Module):
             A new array of the shape of ``x``.
 
         Raises:
-            TypeError: If ``x`` has another number of features, or if it holds no
-                numbers.
+            TypeError: If ``x`` has the wrong number of features or is not numeric.
             ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        x = checks.as_array(self, x)
-        axes = checks.axes(self, "reduction_axes", x)
-        feature_axes = checks.axes(self, "feature_axes", x)
+        x = arguments.as_array(self, x)
+        axes = arguments.axes(self, "reduction_axes", x)
+        feature_axes = arguments.axes(self, "feature_axes", x)
         mask = moments.prepare_mask(self, mask, x)
-        scale = parameters.read(self.scale)
+        scale = computation.read(self.scale)
         moments.check_features(self, x, feature_axes, scale)
         x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
         mean_square = moments.mean_square(self, x, axes, mask)
         return moments.normalize(self, x, None, mean_square, scale, None, feature_axes)
+
+
+class InstanceNorm(_SampleNorm):
+    """Normalizes each feature of each sample over its positions.
+
+    The arguments that are not listed are those of `LayerNorm`.
+
+    Args:
+        feature_axes: The axes along which scale and bias vary. Statistics are computed
+            over all axes but these and the first.
+
+    Attributes:
+        scale: Param, ``[num_features]``, or ``None``.
+        bias: Param, ``[num_features]``, or ``None``.
+
+    Raises:
+        AttributeError: If a Param is wanted and ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.InstanceNorm(1, rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([[[0.0], [2.0], [4.0]]])).round(2).ravel()
+        Array([-1.22,  0.  ,  1.22], dtype=float32)
+
+    References:
+        Ulyanov, Vedaldi and Lempitsky, 2016, "Instance Normalization", eq. 4.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        feature_axes: Axes = -1,
+        axis_name: Any = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        shape = (num_features,)
+        self.scale = parameters.optional_param(
+            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
+        )
+        self.bias = parameters.optional_param(
+            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
+        )
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
+        feature_axes = arguments.axes(self, "feature_axes", x)
+        if 0 in feature_axes:
+            raise ValueError(
+                "The channel axes cannot include the leading dimension as this is "
+                f"assumed to be the batch axis, but {arguments.name(self)} has "
+                f"feature_axes={self.feature_axes} and inputs {arguments.describe(x)}."
+            )
+        axes = [axis for axis in range(1, x.ndim) if axis not in feature_axes]
+        return axes, feature_axes
+
+
+class GroupNorm(Module):
+    """Normalizes each group of features of each sample, over its positions.
+
+    The last axis is split into ``num_groups`` times ``group_size`` features. One group
+    makes a `LayerNorm` over all axes but the first, groups of one an `InstanceNorm`.
+
+    The arguments that are not listed are those of `LayerNorm`.
+
+    Args:
+        num_features: Size of the last axis of the inputs.
+        num_groups: Number of groups; give ``None`` with ``group_size``.
+        group_size: Number of features per group; ``None``: follows from ``num_groups``.
+        reduction_axes: The axes to compute the statistics over, the last one among
+            them, for which only a group's part is meant; ``None``: all but the first.
+
+    Attributes:
+        scale: Param, ``[num_features]``, or ``None``.
+        bias: Param, ``[num_features]``, or ``None``.
+
+    Raises:
+        ValueError: If both or neither of ``num_groups`` and ``group_size`` are given,
+            or if the features cannot be split that way.
+        AttributeError: If a Param is wanted and ``rngs`` has no stream ``params``.
+
+    Example:
+        >>> layer = nnx.GroupNorm(4, num_groups=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([[1.0, 3.0, 10.0, 50.0]])).round(2)
+        Array([[-1.,  1., -1.,  1.]], dtype=float32)
+
+    References:
+        Wu and He, 2018, "Group Normalization", eq. 7.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int | None = 32,
+        group_size: int | None = None,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Initializer = initializers.zeros,
+        scale_init: Initializer = initializers.ones,
+        reduction_axes: Axes | None = None,
+        axis_name: Any = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
+        rngs: Rngs,
+        bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+        scale_metadata: Mapping[str, Any] = parameters.NO_METADATA,
+    ):
+        self.feature_axis = -1
+        self.num_groups, self.group_size = _split_features(
+            num_features, num_groups, group_size
+        )
+        shape = (num_features,)
+        self.scale = parameters.optional_param(
+            use_scale, rngs, scale_init, shape, param_dtype, scale_metadata
+        )
+        self.bias = parameters.optional_param(
+            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
+        )
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @property
+    def num_features(self) -> int:
+        """The size of the last axis of the inputs."""
+        return self.num_groups * self.group_size
+
+    def __call__(
+        self,
+        x: Num[Array, "*shape features"],
+        *,
+        mask: Bool[Array, "*mask_shape"] | None = None,
+    ) -> Inexact[Array, "*shape features"]:
+        """Normalizes ``x``.
+
+        Args:
+            x: Inputs, ``[batch, *positions, num_features]``, or ``[num_features]``.
+            mask: Booleans, broadcastable to ``x``: the positions that count in the
+                statistics.
+
+        Returns:
+            A new array of the shape of ``x``.
+
+        Raises:
+            TypeError: If ``x`` has the wrong number of features or is not numeric.
+            ValueError: If ``reduction_axes`` lack the last axis or name one that does
+                not exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or
+                if ``dtype`` is neither floating nor complex.
+        """
+        x = arguments.as_array(self, x)
+        if x.shape[-1:] != (self.num_features,):
+            what = (
+                f"needs inputs with {self.num_features} features along the last axis, "
+                f"{self.num_groups} groups of {self.group_size}."
+            )
+            raise TypeError(arguments.misfit(self, what, inputs=x))
+        last = x.ndim - 1
+        axes = (*range(1, last), last)
+        if self.reduction_axes is not None:
+            axes = arguments.axes(self, "reduction_axes", x)
+        if last not in axes:
+            raise ValueError(
+                f"The reduction axes of {arguments.name(self)} must include the last "
+                f"axis, {last}, but reduction_axes={self.reduction_axes}."
+            )
+        mask = moments.prepare_mask(self, mask, x)
+        if mask is not None:
+            mask = self._group(jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1])))
+        x, scale, bias = moments.promote(self, x, (last,))
+        # The last axis becomes two: the group, and the place in the group.
+        y, axes = self._group(x), (*axes[:-1], last + 1)
+        mean, variance = moments.moments(self, y, axes, mask)
+        y = moments.normalize(self, y, mean, variance, scale, bias, (last, last + 1))
+        return y.reshape(x.shape)
+
+    def _group(self, x: jax.Array) -> jax.Array:
+        """Splits the last axis in two."""
+        return jnp.reshape(x, (*x.shape[:-1], self.num_groups, self.group_size))
+
+
+def _split_features(
+    num_features: int, num_groups: int | None, group_size: int | None
+) -> tuple[int, int]:
+    """Checks the arguments, and returns number and size of the groups."""
+    if (num_groups is None) == (group_size is None):
+        raise ValueError(
+            "Either `num_groups` or `group_size` should be specified, not both, got "
+            f"num_groups={num_groups} and group_size={group_size}.\n"
+            "Pass `num_groups=None` with `group_size`, to override the default of "
+            "`num_groups`, which is 32."
+        )
+    if group_size is not None:
+        if group_size <= 0 or num_features % group_size:
+            raise ValueError(
+                f"Number of features ({num_features}) is not multiple of the group "
+                f"size ({group_size})."
+            )
+        return num_features // group_size, group_size
+    is_count = arguments.is_int(num_groups) and num_groups > 0
+    if not is_count or num_features % num_groups:
+        raise ValueError(
+            f"Number of groups ({num_groups}) does not divide the number of channels "
+            f"({num_features})."
+        )
+    return num_groups, num_features // num_groups

@@ -1,19 +1,21 @@
-"""Reductions over sliding windows: average, maximum, minimum, or any other.
+"""Pooling: windows, or whole images, reduced to their average, maximum or minimum.
 
-Inputs are ``[*batch, *window axes, features]``, with one window axis per entry of
-``window_shape`` and any number of batch axes, also none.
+The functions come first; the layers with the same names do the same, for `Sequential`,
+and the global ones reduce all spatial axes. Inputs are ``[*batch, *spatial, features]``
+with any number of batch axes, also none. No layer has Params or takes ``rngs``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from graftree.annotations import PaddingLike
+from graftree.core.modules.modules import Module
 from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def pool(
         ``jax.lax.add``, ``max`` or ``min``.
 
     Raises:
-        AssertionError: If ``inputs`` have too few axes, or if the lengths of
+        AssertionError: If ``inputs`` has too few axes, or if the lengths of
             ``window_shape``, ``strides`` and ``padding`` differ.
 
     Example:
@@ -63,7 +65,12 @@ def pool(
             f"{rank + 1} axes, [*batch, *window axes, features], got "
             f"{inputs.dtype}{list(inputs.shape)}."
         )
-    strides = _per_axis("strides", 1 if strides is None else strides, rank)
+    steps = arguments.per_axis(strides, rank)
+    if len(steps) != rank:
+        raise AssertionError(
+            f"Pooling needs one entry of strides per entry of window_shape, {rank}, "
+            f"got {strides}."
+        )
     if not isinstance(padding, str):
         pads = _pads(padding, rank)
         padding = [(0, 0)] * batch + pads + [(0, 0)]
@@ -72,7 +79,7 @@ def pool(
         init,
         reduce_fn,
         (1,) * batch + window + (1,),
-        (1,) * batch + strides + (1,),
+        (1,) * batch + steps + (1,),
         padding,
     )
 
@@ -81,19 +88,6 @@ def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """One extent per window axis."""
     window = arguments.sizes(window_shape)
     return window * max(ndim - 2, 1) if arguments.is_int(window_shape) else window
-
-
-def _per_axis(name: str, values: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """One entry per window axis, repeating an int."""
-    entries = arguments.sizes(values)
-    if arguments.is_int(values):
-        return entries * rank
-    if len(entries) != rank:
-        raise AssertionError(
-            f"Pooling needs one entry of {name} per entry of window_shape, {rank}, got "
-            f"{values}."
-        )
-    return entries
 
 
 def _pads(padding: Any, rank: int) -> list[tuple[int, int]]:
@@ -209,3 +203,215 @@ def min_pool(
                [ 8., 10.]], dtype=float32)
     """
     return pool(inputs, jnp.inf, jax.lax.min, window_shape, strides, padding)
+
+
+class _WindowPool(Module):
+    """The arguments that pooling over windows has in common."""
+
+    def __init__(
+        self,
+        window_shape: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        padding: PaddingLike = "VALID",
+    ):
+        self.window_shape = _hashable(window_shape)
+        self.strides = _hashable(strides)
+        self.padding = _hashable(padding)
+
+
+def _hashable(value: Any) -> Any:
+    """Sizes or padding with tuples for lists."""
+    if value is None or isinstance(value, str):
+        return value
+    if arguments.is_int(value):
+        return int(value)
+    return tuple(map(_hashable, value))
+
+
+class MaxPool(_WindowPool):
+    """Takes the maximum of each window, as `max_pool` does.
+
+    Args:
+        window_shape: The extent of the windows per axis; an int means as much along all
+            axes but the first and the last (along the only one, if there is one).
+        strides: Step between windows: an int for all axes, or one each; ``None``: 1.
+        padding: ``"SAME"``, ``"VALID"``, an int for all sides, or a sequence with an
+            int or a ``(low, high)`` pair per window axis. It never is the maximum.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.MaxPool(2, strides=2), jnp.ravel)
+        >>> model(jnp.array([1.0, 4.0, 2.0, 3.0]).reshape(1, 4, 1))
+        Array([4., 3.], dtype=float32)
+    """
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial features"]
+    ) -> Num[Array, "*batch_out_spatial features"]:
+        """Pools ``inputs``; results and errors are those of `max_pool`."""
+        return max_pool(inputs, self.window_shape, self.strides, self.padding)
+
+
+class MinPool(_WindowPool):
+    """Takes the minimum of each window, as `min_pool` does.
+
+    Args:
+        window_shape: As for `MaxPool`.
+        strides: As for `MaxPool`.
+        padding: As for `MaxPool`. It never is the minimum.
+
+    Example:
+        >>> pool = nnx.MinPool((2,), strides=(2,))
+        >>> pool(jnp.array([1.0, 4.0, 2.0, 3.0]).reshape(1, 4, 1)).ravel()
+        Array([1., 2.], dtype=float32)
+    """
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial features"]
+    ) -> Num[Array, "*batch_out_spatial features"]:
+        """Pools ``inputs``; results and errors are those of `min_pool`."""
+        return min_pool(inputs, self.window_shape, self.strides, self.padding)
+
+
+class AvgPool(_WindowPool):
+    """Averages each window, as `avg_pool` does.
+
+    Args:
+        window_shape: As for `MaxPool`.
+        strides: As for `MaxPool`.
+        padding: As for `MaxPool`. It counts as zeros.
+        count_include_pad: Whether padding counts in the number that the sum of a window
+            is divided by.
+
+    Example:
+        >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
+        >>> nnx.AvgPool(2, 2, "SAME")(x).ravel()
+        Array([1.5, 1.5], dtype=float32)
+        >>> nnx.AvgPool(2, 2, "SAME", count_include_pad=False)(x).ravel()
+        Array([1.5, 3. ], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        window_shape: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        padding: PaddingLike = "VALID",
+        count_include_pad: bool = True,
+    ):
+        super().__init__(window_shape, strides, padding)
+        self.count_include_pad = count_include_pad
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial features"]
+    ) -> Inexact[Array, "*batch_out_spatial features"]:
+        """Pools ``inputs``; results and errors are those of `avg_pool`."""
+        window = (self.window_shape, self.strides, self.padding)
+        return avg_pool(inputs, *window, self.count_include_pad)
+
+
+class _GlobalPool(Module):
+    """Reduces all spatial axes; a subclass says how."""
+
+    _reduce: ClassVar[Callable[..., jax.Array]]
+
+    def __init__(self, num_spatial_axes: int | None = None):
+        if num_spatial_axes is not None and num_spatial_axes < 1:
+            raise ValueError(
+                f"{arguments.name(self)} needs a positive num_spatial_axes, or None, "
+                f"got {num_spatial_axes}."
+            )
+        self.num_spatial_axes = num_spatial_axes
+
+    def __call__(
+        self, inputs: Num[Array, "*batch_spatial features"]
+    ) -> Num[Array, "*batch features"]:
+        """Pools ``inputs``.
+
+        Args:
+            inputs: ``[*batch, *spatial, features]``.
+
+        Returns:
+            An array ``[*batch, features]`` of the dtype of ``inputs``; an average of
+            integers has the default float.
+
+        Raises:
+            ValueError: If ``inputs`` has too few axes.
+            TypeError: If ``inputs`` is not numeric.
+        """
+        inputs = arguments.as_array(self, inputs)
+        spatial = self.num_spatial_axes
+        if spatial is None:
+            spatial = inputs.ndim - 2
+        if spatial < 1 or inputs.ndim < spatial + 1:
+            raise ValueError(
+                arguments.misfit(
+                    self,
+                    f"with num_spatial_axes={self.num_spatial_axes} found no spatial "
+                    "axes to reduce: it takes inputs [*batch, *spatial, features], "
+                    "with one batch axis if num_spatial_axes is None.",
+                    way_out="Say how many axes before the last are spatial: "
+                    f"{arguments.name(self)}(num_spatial_axes=...).",
+                    inputs=inputs,
+                )
+            )
+        return self._reduce(inputs, tuple(range(-1 - spatial, -1)))
+
+
+class GlobalMaxPool(_GlobalPool):
+    """Takes the maximum over all spatial axes.
+
+    Args:
+        num_spatial_axes: How many axes, those before the last, are spatial; all before
+            them are batch axes. ``None``: all but the first and the last.
+
+    Raises:
+        ValueError: If ``num_spatial_axes`` is less than one.
+
+    Example:
+        >>> images = jnp.arange(16.0).reshape(2, 2, 2, 2)
+        >>> nnx.GlobalMaxPool()(images)
+        Array([[ 6.,  7.],
+               [14., 15.]], dtype=float32)
+        >>> nnx.GlobalMaxPool(num_spatial_axes=2)(images[0])
+        Array([6., 7.], dtype=float32)
+    """
+
+    _reduce = staticmethod(jnp.max)
+
+
+class GlobalMinPool(_GlobalPool):
+    """Takes the minimum over all spatial axes.
+
+    Args:
+        num_spatial_axes: As for `GlobalMaxPool`.
+
+    Raises:
+        ValueError: If ``num_spatial_axes`` is less than one.
+
+    Example:
+        >>> nnx.GlobalMinPool()(jnp.arange(16.0).reshape(2, 2, 2, 2))
+        Array([[0., 1.],
+               [8., 9.]], dtype=float32)
+    """
+
+    _reduce = staticmethod(jnp.min)
+
+
+class GlobalAvgPool(_GlobalPool):
+    """Averages over all spatial axes.
+
+    Args:
+        num_spatial_axes: As for `GlobalMaxPool`.
+
+    Raises:
+        ValueError: If ``num_spatial_axes`` is less than one.
+
+    Example:
+        >>> nnx.GlobalAvgPool()(jnp.arange(16.0).reshape(2, 2, 2, 2))
+        Array([[ 3.,  4.],
+               [11., 12.]], dtype=float32)
+
+    References:
+        Lin, Chen and Yan, 2013, "Network In Network", section 3.2.
+    """
+
+    _reduce = staticmethod(jnp.mean)

@@ -1,4 +1,4 @@
-"""Recurrent networks: a cell applied along a sequence.
+"""Recurrent networks: a cell applied along a sequence, in one or both directions.
 
 `RNN` is a scan over time. Its cell may be any Module with the members of `RNNCellBase`;
 what the cell keeps in Variables, such as the count of random keys, goes from step to
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,8 +24,7 @@ from graftree.core.objects import attributes
 from graftree.core.rng import reseeding, splitting
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.defaults import var_defaults
-from graftree.core.variables.variables import Variable
-from graftree.nn.recurrent_cells import RNNCellBase
+from graftree.nn.cells import RNNCellBase
 from graftree.nn.support import rollbacks
 from graftree.transforms.control_flow import scan
 from graftree.transforms.control_flow.loop_bodies import Carry
@@ -119,7 +119,7 @@ class RNN(Module):
                 f"{type(rngs)}."
             )
         is_stream = isinstance(rngs, RngStream)
-        self.rngs = attributes.data(rngs.fork() if is_stream else new_stream(rngs))
+        self.rngs = attributes.data(rngs.fork() if is_stream else _new_stream(rngs))
         self.state_axes = StateAxes({...: Carry} if state_axes is None else state_axes)
         self.broadcast_rngs = broadcast_rngs
 
@@ -175,7 +175,7 @@ class RNN(Module):
         is_valid = None
         if return_carry and lengths is not None:
             is_valid = _validity(lengths, inputs.shape[axis])
-        with rollbacks.undone_on_failure(*self._counts(rngs)):
+        with rollbacks.undone_on_failure(*self._streams(rngs)):
             stream = self._stream(rngs)
             if initial_carry is None:
                 initial_carry = self.cell.initialize_carry(step_shape, stream)
@@ -219,24 +219,16 @@ class RNN(Module):
         apply = _scanned_step(state_axes, axis, self.unroll)
         return _run(functools.partial(apply, cell), carry, inputs, is_valid)
 
-    def _counts(self, rngs: Any) -> list[Variable[Any]]:
-        """The counts that a call advances, besides what the cell does by itself."""
+    def _streams(self, rngs: Any) -> list[Any]:
+        """The streams that a call draws from, besides what the cell does by itself."""
         streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
         if self.broadcast_rngs is not None:
             streams += [s for _, s in reseeding.streams_in(self.cell, graph=True)]
-        return rollbacks.counts_of(*streams)
+        return streams
 
 
-def new_stream(rngs: Rngs | bool) -> RngStream | None:
-    """Makes the stream of a network, for the keys of its first carry.
-
-    Args:
-        rngs: An Rngs, whose stream ``carry`` is forked; ``True`` for a stream with a
-            constant seed; ``False`` for none.
-
-    Raises:
-        AttributeError: If ``rngs`` lacks the stream.
-    """
+def _new_stream(rngs: Rngs | bool) -> RngStream | None:
+    """A network's stream for the keys of the first carry; ``True``: a constant seed."""
     if isinstance(rngs, Rngs):
         return rngs.carry.fork()
     return RngStream(0, tag="carry") if rngs else None
@@ -267,7 +259,7 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
 
 
 def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
-    """For each step and sequence whether it is no padding, ``[time, *batch]``."""
+    """Which steps of each sequence are not padding, ``[time, *batch]``."""
     steps = jnp.arange(num_steps).reshape((-1,) + (1,) * lengths.ndim)
     return steps < lengths[None]
 
@@ -333,7 +325,7 @@ def _in_form_of(state: Any, new_state: Any, cell: Any) -> Any:
                 "shapes from step to step of nnx.RNN.",
                 where=f"got: {treedef}, shapes {shapes}\n"
                 f"returned: {new_treedef}, shapes {new_shapes}",
-                way_out="Mostly `initial_carry` has not the batch axes of the inputs.",
+                way_out="Usually `initial_carry` lacks the batch axes of the inputs.",
             )
         )
     dtypes, new_dtypes = ([_dtype(x) for x in xs] for xs in (leaves, new_leaves))
@@ -360,17 +352,17 @@ def flip_sequences(
     num_batch_dims: int,
     time_major: bool,
 ) -> Num[Array, "*shape"]:
-    """Turns sequences round in time; padding stays at the end.
+    """Reverses sequences in time; padding stays at the end.
 
     Args:
         inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``.
-        seq_lengths: How many steps of each sequence are no padding, ``[*batch]``;
+        seq_lengths: The length of each sequence without padding, ``[*batch]``;
             ``None``: all of them.
         num_batch_dims: The number of batch axes.
         time_major: Whether time is the first axis.
 
     Returns:
-        A new array of the same shape; the padding is turned round, too.
+        A new array of the same shape; the padding is reversed, too.
 
     Example:
         >>> from graftree.nn.recurrent import flip_sequences
@@ -388,3 +380,138 @@ def flip_sequences(
     sources = (sources + lengths) % num_steps
     features = (1,) * (inputs.ndim - sources.ndim)
     return jnp.take_along_axis(inputs, sources.reshape(sources.shape + features), axis)
+
+
+def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.concatenate([a, b], axis=-1)
+
+
+class Bidirectional(Module):
+    """Processes sequences in both directions, and merges the outputs step by step.
+
+    Args:
+        forward_rnn: The network that begins with the first step.
+        backward_rnn: The one that begins with the last step.
+        merge_fn: A function of the outputs of both for the same steps; the default
+            joins their last axes.
+        time_major: Whether inputs and outputs are ``[time, *batch, *features]``, not
+            ``[*batch, time, *features]``.
+        return_carry: Whether the last carries are returned, too.
+        rngs: Where the keys of the first carries come from: ``True`` for a stream with
+            a constant seed; an Rngs, whose stream ``carry`` is forked; an RngStream,
+            which is kept; ``False``: from those of the two networks.
+
+    Attributes:
+        rngs: An RngStream that both use, or ``None``.
+
+    Raises:
+        TypeError: If ``rngs`` is something else.
+        AttributeError: If it lacks the stream ``carry``.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> forward, backward = [nnx.RNN(nnx.GRUCell(2, 3, rngs=rngs)) for _ in "fb"]
+        >>> nnx.Bidirectional(forward, backward)(jnp.ones((4, 5, 2))).shape
+        (4, 5, 6)
+
+    References:
+        Schuster and Paliwal, 1997, "Bidirectional Recurrent Neural Networks".
+    """
+
+    forward_rnn: RNNBase
+    backward_rnn: RNNBase
+    merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenate
+    time_major: bool = False
+    return_carry: bool = False
+
+    def __init__(
+        self,
+        forward_rnn: RNNBase,
+        backward_rnn: RNNBase,
+        *,
+        merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenate,
+        time_major: bool = False,
+        return_carry: bool = False,
+        rngs: Rngs | RngStream | bool = True,
+    ):
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
+        if not isinstance(rngs, Rngs | RngStream | bool):
+            raise TypeError(
+                "rngs must be a Rngs, a RngStream or a bool in nnx.Bidirectional, got "
+                f"{type(rngs)}."
+            )
+        self.rngs = rngs if isinstance(rngs, RngStream) else _new_stream(rngs)
+        if forward_rnn is backward_rnn:
+            # The logger that programs for Flax listen to.
+            logging.getLogger("absl").warning(
+                "forward_rnn and backward_rnn of nnx.Bidirectional are the same object:"
+                " both directions share their parameters."
+            )
+
+    def __call__(
+        self,
+        inputs: Num[Array, "*shape"],
+        *,
+        initial_carry: tuple[Any, Any] | None = None,
+        rngs: Rngs | RngStream | None = None,
+        seq_lengths: Int[Array, "*batch"] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Processes a batch of sequences.
+
+        Args:
+            inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``.
+            initial_carry: The first carries, forward and backward; ``None``: the cells
+                make them.
+            rngs: Gives the keys of the first carries, forward first: an Rngs from its
+                stream ``carry``, or an RngStream. ``None``: the own stream.
+            seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
+            return_carry: Overrides the attribute, if not ``None``.
+            time_major: Overrides the attribute, if not ``None``.
+            reverse: Without effect; here for symmetry with `RNN`.
+            keep_order: Without effect; here for symmetry with `RNN`.
+
+        Returns:
+            The merged outputs; or a tuple of the carries, ``(forward, backward)``, and
+            the outputs.
+
+        Raises:
+            ValueError: If ``initial_carry`` is not a pair; and as `RNN`.
+            TypeError: As `RNN`.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        stream = self.rngs if rngs is None else rngs
+        options = {
+            "rngs": stream.carry if isinstance(stream, Rngs) else stream,
+            "seq_lengths": seq_lengths,
+            "return_carry": True,
+            "time_major": time_major,
+        }
+        first, last = _pair(initial_carry)
+        first, forward = self.forward_rnn(
+            inputs, initial_carry=first, reverse=False, **options
+        )
+        last, backward = self.backward_rnn(
+            inputs, initial_carry=last, reverse=True, keep_order=True, **options
+        )
+        outputs = jax.tree.map(self.merge_fn, forward, backward)
+        return ((first, last), outputs) if return_carry else outputs
+
+
+def _pair(initial_carry: Any) -> tuple[Any, Any]:
+    if initial_carry is None:
+        return None, None
+    if isinstance(initial_carry, tuple | list) and len(initial_carry) == 2:
+        return tuple(initial_carry)
+    raise ValueError(
+        "initial_carry of nnx.Bidirectional must be a pair of the forward and the "
+        f"backward carry, got {jax.tree.structure(initial_carry)}."
+    )

@@ -32,7 +32,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import initializers
-from graftree.nn.support import arguments, operations, parameters, promotion, rollbacks
+from graftree.nn.support import arguments, computation, parameters, rollbacks
 
 _U_INIT = initializers.normal(stddev=0.01)
 _KERNELS = filters.PathContains("kernel")
@@ -157,7 +157,15 @@ class SpectralNorm(Module):
         for path, param in _variables(self.layer_instance, Param):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
-                raise ValueError(_not_a_matrix(path, param))
+                raise ValueError(
+                    errors.message(
+                        "A parameter of the layer_instance of SpectralNorm is "
+                        f"{ndim}D but error_on_non_matrix is True.",
+                        where=f"{path} {list(param.shape)}",
+                        way_out="Pass error_on_non_matrix=False to take all axes but "
+                        "the last as one.",
+                    )
+                )
             if ndim >= 2:
                 found.append((path, param))
         return found
@@ -175,7 +183,7 @@ class SpectralNorm(Module):
             u = self._unit(jnp.matmul(v, constant))
         sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
         weights = weights / jnp.where(sigma != 0, sigma, 1.0)
-        (weights,) = promotion.promote_dtype((weights,), dtype=self.dtype)
+        (weights,) = computation.promote_dtype((weights,), dtype=self.dtype)
         return weights, u, jax.lax.stop_gradient(sigma)
 
     def _unit(self, a: jax.Array) -> jax.Array:
@@ -247,7 +255,7 @@ class WeightNorm(Module):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         variable_filter: Filter = _KERNELS,
-        promote_dtype: PromoteDtypeFn = promotion.promote_dtype,
+        promote_dtype: PromoteDtypeFn = computation.promote_dtype,
         rngs: Rngs,
     ):
         self.layer_instance = layer_instance
@@ -310,11 +318,11 @@ class WeightNorm(Module):
         square = (new * new).sum(others, keepdims=True)
         new = new * jax.lax.rsqrt(square + self.epsilon)
         if scale is not None:
-            shape = parameters.shape_along(axes, old.shape)
-            new = operations.multiply(new, scale, shape)
+            shape = computation.shape_along(axes, old.shape)
+            new = computation.multiply(new, scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
         # Whatever the dtype of the scale is: weights should stay as small as they are.
-        return new.astype(promotion.canonicalize_dtype(old, dtype=self.dtype))
+        return new.astype(computation.canonicalize_dtype(old, dtype=self.dtype))
 
 
 def _variables(layer: Module, filter_: Filter) -> list[tuple[Path, Variable[Any]]]:
@@ -340,15 +348,6 @@ def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:
                     way_out="Wrap the layer again when it is complete.",
                 )
             )
-
-
-def _not_a_matrix(path: Path, param: Variable[Any]) -> str:
-    return errors.message(
-        f"A parameter of the layer_instance of SpectralNorm is {len(param.shape)}D but "
-        "error_on_non_matrix is True.",
-        where=f"{path} {list(param.shape)}",
-        way_out="Pass error_on_non_matrix=False to take all axes but the last as one.",
-    )
 
 
 def _call_with(

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Dtype
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
-from graftree.nn.support import promotion
+from graftree.nn.support import arguments, computation
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -34,7 +33,7 @@ class RoPE(Module):
     also for half-precision inputs.
 
     Args:
-        theta: How slow the slowest pairs turn.
+        theta: How slowly the slowest pairs turn.
         embedding_size: Size of the embeddings that tables are made for; ``None``: no
             tables, everything is computed at each call.
         max_seq_len: Number of positions that tables are made for; given if
@@ -104,13 +103,13 @@ class RoPE(Module):
                 length, or if ``x`` does not fit the tables.
         """
         x = jnp.asarray(x)
-        dtype = promotion.canonicalize_dtype(x)
+        dtype = computation.canonicalize_dtype(x)
         wide = jnp.promote_types(dtype, jnp.float32)
         length, size = x.shape[-2:]
         _check_size(size)
         if input_positions is not None:
             positions = jnp.asarray(input_positions)
-            _check_positions(positions, x)
+            _check_positions(self, positions, x)
             sin, cos = _tables(positions, size, self.theta, wide)
         elif self.cached_sin is not None and self.cached_cos is not None:
             _check_fit(self.cached_sin.shape, x)
@@ -127,20 +126,19 @@ def _check_size(size: int) -> None:
         )
 
 
-def _check_positions(positions: jax.Array, x: jax.Array) -> None:
-    shape = f"`input_positions` {list(positions.shape)}, `x` {list(x.shape)}"
-    if positions.ndim == 0 or positions.shape[-1] != x.shape[-2]:
-        raise ValueError(
-            errors.message(
-                "RoPE: `input_positions` must have the same seq_len as `x`.",
-                where=shape,
-                way_out="Pass one position per vector: [length] or [*batch, length].",
-            )
+def _check_positions(rope: RoPE, positions: jax.Array, x: jax.Array) -> None:
+    is_long = positions.ndim > 0 and positions.shape[-1] == x.shape[-2]
+    if not is_long or positions.ndim >= x.ndim:
+        what = (
+            "have more batch axes than" if is_long else "must have the same seq_len as"
         )
-    if positions.ndim >= x.ndim:
         raise ValueError(
-            errors.message(
-                "RoPE: `input_positions` have more batch axes than `x`.", where=shape
+            arguments.misfit(
+                rope,
+                f"got `input_positions` that do not fit: they must have {what} `x`.",
+                way_out="Pass one position per vector: [length] or [*batch, length].",
+                input_positions=positions,
+                x=x,
             )
         )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn.support import parameters
+from graftree.nn.support import computation, parameters
 
 
 def test_a_param_draws_one_key_even_if_the_initializer_ignores_it():
@@ -23,7 +23,7 @@ def test_the_key_comes_from_the_stream_params():
 def test_an_absent_param_draws_nothing_and_reads_as_none():
     layer = nnx.Linear(2, 3, use_bias=False, rngs=(rngs := nnx.Rngs(0)))
     assert rngs.default.count[...] == 1
-    assert parameters.read(layer.bias) is None
+    assert computation.read(layer.bias) is None
 
 
 def test_metadata_of_the_initializer_wins_over_that_of_the_layer():

@@ -1,7 +1,7 @@
 """What layers share.
 
-- ``parameters.py``: how layers make and read Params; ``promotion.py``: the dtype of a
-  computation; ``operations.py``: JAX's functions, looked up when called.
-- ``arguments.py``: sizes, axes, padding; ``checks.py``: what inputs must be.
-- ``rollbacks.py``: state that comes back if a call fails.
+- ``arguments.py``: what layers are given: inputs to check, sizes, axes and padding
+- ``parameters.py``: how layers make Params
+- ``computation.py``: operands in one dtype, and calls of JAX's functions
+- ``rollbacks.py``: state that comes back if a call fails
 """

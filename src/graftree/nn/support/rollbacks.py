@@ -13,26 +13,14 @@ from graftree.core.variables.variables import Variable
 
 
 @contextlib.contextmanager
-def undone_on_failure(*boxes: Variable[Any]) -> Iterator[None]:
-    """Gives Variables their values back if what is done in the block fails.
+def undone_on_failure(*state: Any) -> Iterator[None]:
+    """Gives Variables, and counts of streams, their values back if the block fails.
 
     A layer checks first and writes last where it can. It cannot if it hands its state
     to a function of the user, or to another layer.
-
-    Args:
-        *boxes: What the block may write.
-
-    Example:
-        >>> from graftree.nn.support import rollbacks
-        >>> count = nnx.Variable(jnp.array(1))
-        >>> try:
-        ...     with rollbacks.undone_on_failure(count):
-        ...         count[...] += 1
-        ...         raise ValueError
-        ... except ValueError:
-        ...     print(count[...])
-        1
     """
+    counts = [stream.count for stream in state if isinstance(stream, RngStream)]
+    boxes = [*counts, *(leaf for leaf in state if isinstance(leaf, Variable))]
     before = [_content(variable) for variable in boxes]
     try:
         yield
@@ -53,8 +41,3 @@ def _content(variable: Variable[Any]) -> Any:
     # A trace that fails drops its writes; reading would be one operation more.
     is_eager_ref = _jax.is_ref(raw) and not isinstance(raw, _jax.Tracer)
     return raw[...] if is_eager_ref else raw
-
-
-def counts_of(*streams: Any) -> list[Variable[Any]]:
-    """The counts of those of the arguments that are random streams."""
-    return [stream.count for stream in streams if isinstance(stream, RngStream)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn import recurrent, recurrent_cells
+from graftree.nn import cells, recurrent
 from tests.nn import recurrent_cases
 
 CELLS = tuple(recurrent_cases.STEPS)
@@ -165,7 +165,7 @@ def test_orthogonal_is_that_of_jax(float64):
     del float64
     key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
     for dtype in (jnp.float32, jnp.float64):
-        got = recurrent_cells.orthogonal(key, (3, 3), dtype)
+        got = cells.orthogonal(key, (3, 3), dtype)
         np.testing.assert_array_equal(got, jax_init(key, (3, 3), dtype))
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from graftree.nn.support import promotion
+from graftree.nn.support import computation
 
 
 @pytest.mark.parametrize(
@@ -20,33 +20,33 @@ from graftree.nn.support import promotion
     ],
 )
 def test_inferred_dtype_is_the_promoted_inexact_one(args, expected):
-    assert promotion.canonicalize_dtype(*args) == expected
+    assert computation.canonicalize_dtype(*args) == expected
 
 
 def test_integers_stay_integers_if_not_inexact():
-    dtype = promotion.canonicalize_dtype(jnp.ones(2, jnp.int32), inexact=False)
+    dtype = computation.canonicalize_dtype(jnp.ones(2, jnp.int32), inexact=False)
     assert dtype == jnp.int32
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, "bfloat16", np.dtype("float32")])
 def test_given_dtype_is_returned_as_the_same_object(dtype):
-    assert promotion.canonicalize_dtype(jnp.ones(2), dtype=dtype) is dtype
+    assert computation.canonicalize_dtype(jnp.ones(2), dtype=dtype) is dtype
 
 
 def test_given_integer_dtype_is_refused_unless_allowed():
     with pytest.raises(ValueError, match="Dtype must be inexact.*int32"):
-        promotion.canonicalize_dtype(1.0, dtype=jnp.int32)
-    dtype = promotion.canonicalize_dtype(1.0, dtype=jnp.int32, inexact=False)
+        computation.canonicalize_dtype(1.0, dtype=jnp.int32)
+    dtype = computation.canonicalize_dtype(1.0, dtype=jnp.int32, inexact=False)
     assert dtype is jnp.int32
 
 
 def test_nothing_to_infer_from_is_an_error():
     with pytest.raises(ValueError):
-        promotion.canonicalize_dtype(None)
+        computation.canonicalize_dtype(None)
 
 
 def test_promote_dtype_converts_all_and_keeps_none():
-    result = promotion.promote_dtype([1, None, jnp.ones(2, jnp.bfloat16)])
+    result = computation.promote_dtype([1, None, jnp.ones(2, jnp.bfloat16)])
     assert isinstance(result, tuple)
     assert result[1] is None
     assert [x.dtype for x in (result[0], result[2])] == [jnp.bfloat16] * 2
@@ -54,9 +54,9 @@ def test_promote_dtype_converts_all_and_keeps_none():
 
 def test_promote_dtype_takes_one_positional_sequence():
     with pytest.raises(TypeError):
-        promotion.promote_dtype(jnp.ones(2), jnp.ones(2))
+        computation.promote_dtype(jnp.ones(2), jnp.ones(2))
     with pytest.raises(TypeError):
-        promotion.promote_dtype(args=(jnp.ones(2),))
+        computation.promote_dtype(args=(jnp.ones(2),))
 
 
 @pytest.mark.peers
@@ -66,7 +66,7 @@ def test_promotion_gives_the_peers_dtypes(peer, dtype):
     for a in kinds:
         for b in kinds:
             args = (jnp.ones(1, a), None, jnp.ones(1, b), 2.0)
-            ours = promotion.promote_dtype(args, dtype=dtype)
+            ours = computation.promote_dtype(args, dtype=dtype)
             theirs = peer.nn.dtypes.promote_dtype(args, dtype=dtype)
             assert [getattr(x, "dtype", x) for x in ours] == [
                 getattr(x, "dtype", x) for x in theirs

@@ -1,0 +1,180 @@
+"""How layers compute: the dtype of a computation, and the calls of JAX's functions.
+
+A layer has a *parameter dtype*, in which its Params are stored, and a computation
+dtype, to which inputs and Params are brought before they meet. The latter is what the
+layer's ``dtype`` says or, where that is ``None``, what JAX's promotion of all of them
+gives; integers become floats on the way.
+
+Libraries that quantize, count or record put functions of their own in the place of
+JAX's, for a while. So a layer looks a function up when it calls it, also the default of
+an argument, and it calls it bare. A `jax.jit` around it would save some time in tracing
+gradients, but keep what it met first, and trace that in a place of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree.annotations import Dtype, Shape
+from graftree.core.variables import values
+from graftree.core.variables.kinds import Param
+
+
+def canonicalize_dtype(
+    *args: Any, dtype: Dtype | None = None, inexact: bool = True
+) -> Dtype:
+    """Finds the dtype in which a computation on ``args`` is done.
+
+    Args:
+        *args: Arrays or Python scalars; ``None`` entries are ignored.
+        dtype: The answer, if already known; returned as it is.
+        inexact: Whether the result must be a floating or complex dtype. An inferred
+            integer or bool dtype is then promoted with float32.
+
+    Returns:
+        ``dtype`` itself (the same object) if given, else the promoted dtype of
+        ``args``.
+
+    Raises:
+        ValueError: If ``inexact`` and the given ``dtype`` is not; or if there is
+            neither an array nor a dtype.
+
+    Example:
+        >>> from graftree.nn.support import computation
+        >>> computation.canonicalize_dtype(jnp.ones(2, jnp.bfloat16), 1.0)
+        dtype(bfloat16)
+        >>> computation.canonicalize_dtype(jnp.ones(2, jnp.int32), None)
+        dtype('float32')
+    """
+    if dtype is None:
+        given = [x for x in args if x is not None]
+        arrays = [x if values.is_array(x) else jnp.asarray(x) for x in given]
+        dtype = jnp.result_type(*arrays)
+        if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.promote_types(jnp.float32, dtype)
+    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"Dtype must be inexact: {dtype}\n"
+            "Pass a floating or complex dtype, or None to infer one from the inputs."
+        )
+    return dtype
+
+
+def promote_dtype(
+    args: Sequence[Any], /, *, dtype: Dtype | None = None, inexact: bool = True
+) -> tuple[jax.Array | None, ...]:
+    """Converts several arrays to one dtype.
+
+    This is the default of every layer's ``promote_dtype`` argument. A replacement takes
+    the same arguments and may do something else, such as quantize.
+
+    Args:
+        args: Arrays, Python scalars, lists of numbers, or ``None``.
+        dtype: The wanted dtype; ``None`` takes what `canonicalize_dtype` infers.
+        inexact: Whether integers become floats.
+
+    Returns:
+        A tuple with one entry per entry of ``args``: a JAX array of the common dtype,
+        or ``None`` where the entry was ``None``.
+
+    Raises:
+        ValueError: As `canonicalize_dtype`.
+
+    Example:
+        >>> from graftree.nn.support import computation
+        >>> x, kernel, bias = computation.promote_dtype(
+        ...     (jnp.ones(2, jnp.bfloat16), jnp.ones((2, 3)), None)
+        ... )
+        >>> x.dtype, kernel.dtype, bias
+        (dtype('float32'), dtype('float32'), None)
+    """
+    dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
+    return tuple([None if x is None else _converted(x, dtype) for x in args])
+
+
+def _converted(x: Any, dtype: Dtype) -> jax.Array:
+    # Mostly there is nothing to do, which `jnp.asarray` takes long to find out: more
+    # than half of the time of an eager `Linear`.
+    if values.is_array(x) and x.dtype == dtype and not x.weak_type:
+        return x
+    return jnp.asarray(x, dtype)
+
+
+def read(param: Param[jax.Array] | None) -> jax.Array | None:
+    """Returns the value of a Param, or ``None`` for an absent one."""
+    return None if param is None else param[...]
+
+
+def promoted(layer: Any, inputs: Any) -> tuple[Any, Any, Any]:
+    """The inputs, kernel and bias of a layer in the dtype in which it computes."""
+    operands = (inputs, layer.kernel[...], read(layer.bias))
+    return layer.promote_dtype(operands, dtype=layer.dtype)
+
+
+# What arguments of layers are by default, and where JAX has it.
+_DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
+    (jax.lax.dot_general, jax.lax, "dot_general"),
+    (jax.lax.conv_general_dilated, jax.lax, "conv_general_dilated"),
+    (jnp.einsum, jnp, "einsum"),
+    (jnp.multiply, jnp, "multiply"),
+    (jnp.tanh, jnp, "tanh"),
+    (jax.nn.sigmoid, jax.nn, "sigmoid"),
+)
+
+
+def current(function: Any) -> Any:
+    """What JAX has now in the place of a default; any other function as it is."""
+    for default, module, name in _DEFAULTS:
+        if function is default:
+            return getattr(module, name)
+    return function
+
+
+def contract(
+    function: Any, explain: Callable[[], None], *operands: Any, **options: Any
+) -> Any:
+    """Calls the contraction of a layer.
+
+    Args:
+        function: The contraction that the layer was given.
+        explain: Raises in terms of the layer if operands are not for JAX's contraction.
+            It is asked only after that has refused them: what is in its place may take
+            others.
+        *operands: The positional arguments of the contraction.
+        **options: Its keywords.
+    """
+    try:
+        return current(function)(*operands, **options)
+    except Exception:
+        if any([function is default for default, _, _ in _DEFAULTS]):
+            explain()
+        raise
+
+
+def add(x: Any, parameter: Any, shape: Shape) -> jax.Array:
+    """Computes ``x + parameter``, the parameter reshaped to broadcast against ``x``.
+
+    Layers may not lean on implicit rank promotion, which users can forbid.
+    """
+    return x + jnp.reshape(parameter, shape)
+
+
+def multiply(x: Any, parameter: Any, shape: Shape) -> jax.Array:
+    """Computes ``x * parameter``; see `add`."""
+    return x * jnp.reshape(parameter, shape)
+
+
+def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
+    """The sizes of ``shape`` along ``axes``, and one elsewhere."""
+    return tuple([n if axis in axes else 1 for axis, n in enumerate(shape)])
+
+
+def add_bias(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Adds a bias along the last axis, if there is one."""
+    if bias is None:
+        return outputs
+    return outputs + jnp.reshape(bias, (1,) * (outputs.ndim - 1) + (-1,))
