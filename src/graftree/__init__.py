@@ -21,20 +21,17 @@ from graftree.core.filters import (
     PathContains,
     WithTag,
 )
-from graftree.core.graph.calling import call
-from graftree.core.graph.cloning import clone
 from graftree.core.graph.functional import (
     PureState,
+    call,
+    clone,
     flatten,
     graphdef,
     merge,
-    pop,
-    set_metadata,
     split,
     state,
     unflatten,
     unpack,
-    update,
 )
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
@@ -46,6 +43,7 @@ from graftree.core.graph.traversals import (
     map,
     recursive_map,
 )
+from graftree.core.graph.updates import pop, set_metadata, update
 from graftree.core.modules.capturing import capture
 from graftree.core.modules.containers import Dict, List
 from graftree.core.modules.modules import M, Module, iter_modules

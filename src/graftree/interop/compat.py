@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from graftree.core.graph import cloning, functional, traversals
+from graftree.core.graph import functional, traversals
 from graftree.core.modules import modules, views
 from graftree.core.rng import reseeding, splitting
 from graftree.transforms import checkify as checkify_module
@@ -29,7 +29,7 @@ _updates = {"graph": True, "graph_updates": True}
 
 split = functools.partial(functional.split, **_graph)
 state = functools.partial(functional.state, **_graph)
-clone = functools.partial(cloning.clone, **_graph)
+clone = functools.partial(functional.clone, **_graph)
 graphdef = functools.partial(functional.graphdef, **_graph)
 flatten = functools.partial(functional.flatten, **_graph)
 iter_graph = functools.partial(traversals.iter_graph, **_graph)

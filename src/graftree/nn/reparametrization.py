@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from graftree import errors
 from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
 from graftree.core import filters
-from graftree.core.graph import cloning, functional
+from graftree.core.graph import functional
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
@@ -271,7 +271,7 @@ class WeightNorm(Module):
 
     def _new_scales(self, rngs: Rngs) -> dict[Path, Param[Any]]:
         """Makes one scale per kernel, without drawing from ``rngs``."""
-        key = parameters.draw_key(cloning.clone(rngs))
+        key = parameters.draw_key(functional.clone(rngs))
         scales = {}
         for path, kernel in self._kernels():
             axes = arguments.canonical_axes(self.feature_axes, len(kernel.shape))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.annotations import Filter, Path
 from graftree.core import filters, paths
-from graftree.core.graph import functional
+from graftree.core.graph import functional, updates
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import sharding, variables
@@ -292,7 +292,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             variables.check_writable(variable)
         if bare_params is not None:
             bare = states.filter_state(bare_params, filters.Not(Variable))
-            functional.update(model, bare)
+            updates.update(model, bare)
         if bare_state is not None:
             self.opt_state = bare_state
         variables.write_all(boxes, values)

@@ -6,8 +6,9 @@ import pytest
 
 import graftree as nnx
 from graftree.core import stamps
-from graftree.core.graph import flattening
-from graftree.core.graph.flattening import KEEP, Builder, IndexMap, RefMap
+from graftree.core.graph import flattening, freshness, merging
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.merging import KEEP, Builder
 
 
 class Box(nnx.Pytree):
@@ -48,7 +49,7 @@ def reused(box, change):
     refs = RefMap()
     graphdef, leaves = flattening.flatten_graph(box, refs)
     objects = IndexMap()
-    inner = flattening.unflatten_graph(
+    inner = merging.unflatten(
         graphdef, [leaf.copy() for leaf in leaves], index_ref=objects
     )
     change(inner)
@@ -67,7 +68,7 @@ def test_existing_objects_are_updated_in_place():
     box = Box(a=nnx.Param(jnp.array(1.0)))
     variable = box.a
     (graphdef, leaves), existing = reused(box, change)
-    out = flattening.unflatten_graph(graphdef, leaves, outer_index_outer_ref=existing)
+    out = merging.unflatten(graphdef, leaves, outer_index_outer_ref=existing)
     assert out is box and box.a is box.b is variable
     assert variable[...] == 5.0 and box.c == 3
 
@@ -77,14 +78,14 @@ def test_failed_reuse_changes_nothing():
     (graphdef, leaves), existing = reused(box, lambda inner: setattr(inner, "c", 1))
 
     def inside():
-        flattening.unflatten_graph(graphdef, leaves, outer_index_outer_ref=existing)
+        merging.unflatten(graphdef, leaves, outer_index_outer_ref=existing)
 
     with pytest.raises(nnx.errors.TraceContextError):
         jax.jit(inside)()
     assert not hasattr(box, "c")
     wrong = {index: nnx.Dict() for index in existing}
     with pytest.raises(ValueError, match="Box(.|\n)*Dict|Param(.|\n)*Dict"):
-        flattening.unflatten_graph(graphdef, leaves, outer_index_outer_ref=wrong)
+        merging.unflatten(graphdef, leaves, outer_index_outer_ref=wrong)
 
 
 def test_kept_leaves_leave_a_variable_as_it_is():
@@ -114,7 +115,7 @@ def test_nothing_is_written_before_commit():
 def test_building_new_objects_is_no_structural_change():
     graphdef, leaves = flattening.flatten_graph(Box(a=Box(x=nnx.Param(1)), b=[2]))
     before = stamps.clock.now
-    flattening.unflatten_graph(graphdef, leaves)
+    merging.unflatten(graphdef, leaves)
     assert stamps.clock.now == before
 
 
@@ -122,7 +123,7 @@ def test_objects_refer_back_to_those_above_and_aside():
     box = Box(a=nnx.data([nnx.Param(1)]), b=Box())
     box.b.up, box.b.aside, box.c = box, box.a[0], box.b
     graphdef, leaves = flattening.flatten_graph(box)
-    out = flattening.unflatten_graph(graphdef, leaves)
+    out = merging.unflatten(graphdef, leaves)
     assert out is not box and out.b.up is out and out.c is out.b
     assert out.b.aside is out.a[0] is box.a[0]
 
@@ -145,7 +146,7 @@ def test_containers_are_rebuilt_around_objects_that_are_whole():
 
     graphdef, leaves = flattening.flatten_graph(Watcher(Box(x=1), Box(x=2)))
     seen.clear()
-    flattening.unflatten_graph(graphdef, leaves)
+    merging.unflatten(graphdef, leaves)
     assert seen == [[1, 2]]
 
 
@@ -157,6 +158,6 @@ def test_ref_metadata_follows_what_is_stored():
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_leaf_that_is_no_node_is_its_own_state(graph):
-    graphdef, leaves = flattening.flatten_node(jnp.ones(2), graph, "split")
+    graphdef, leaves = freshness.flatten_node(jnp.ones(2), graph, "split")
     assert graphdef.num_leaves == 1
-    assert flattening.unflatten_node(graphdef, leaves) is leaves[0]
+    assert merging.unflatten(graphdef, leaves) is leaves[0]

@@ -10,9 +10,9 @@ import pytest
 
 import graftree as nnx
 from graftree.core import stamps
-from graftree.core.graph import flattening, surveys
+from graftree.core.graph import flattening, freshness
 from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.surveys import Survey
+from graftree.core.graph.freshness import Survey
 from graftree.core.objects import bookkeeping
 from tests.static_values import Tag
 
@@ -202,8 +202,8 @@ def test_survey_tells_that_its_containers_refer_to_an_object():
 
 def test_attribute_reads_what_is_there_now():
     model = Model()
-    place = surveys.attribute_at([model], (0, "array"))
+    place = freshness.attribute_at([model], (0, "array"))
     assert place is not None
     model.array = array = jnp.ones(5)
     assert place.read() is array
-    assert surveys.attribute_at([model], (0, "plain", 2)) is None
+    assert freshness.attribute_at([model], (0, "plain", 2)) is None

@@ -1,27 +1,35 @@
-"""The functional form of objects: split and merge, state, update, pop, clone, call.
+"""The functional form of objects: split and merge, state, clone, call.
 
 State leaves *are* the Variables of the object; nothing is copied unless it is said so.
-`merge` matches a state to a skeleton by path. Each function first checks all its input
-and then changes, so a failed call leaves its arguments as they were.
+`merge` matches a state to a skeleton by path. What changes an object in place is in
+`updates.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from graftree import config
+import jax
+
+from graftree import _jax, config
 from graftree.annotations import Filter
 from graftree.core import filters
-from graftree.core.graph import flattening, graph_states, matching, memos, updating
+from graftree.core.graph import (
+    flattening,
+    freshness,
+    graph_states,
+    graphdefs,
+    merging,
+)
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
-from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import variables
+from graftree.core.variables import values
+from graftree.core.variables import variables as variables_module
 from graftree.core.variables.variables import Variable
 
 Node = TypeVar("Node")
@@ -112,8 +120,8 @@ def unflatten(
         >>> nnx.unflatten(graphdef, flat).kernel.shape
         (2, 3)
     """
-    if isinstance(state, list) or matching.is_mapping(state):
-        leaves = matching.match(graphdef, [state])
+    if isinstance(state, list) or merging.is_mapping(state):
+        leaves = merging.match(graphdef, [state])
     elif not graphdef.nodes or graphdef.paths() == ((),):
         leaves = [state]
     else:
@@ -121,21 +129,17 @@ def unflatten(
             f"Unsupported state type: {type(state).__name__}. Expected a State, a "
             "mapping, a FlatState or a list of leaves."
         )
-    if graphdef.is_tree:
-        return flattening.unflatten_tree(
-            graphdef,
-            leaves,
-            copy_variables=copy_variables,
-            recreate_variables=recreate_variables,
-        )
-    return flattening.unflatten_graph(
+    return merging.unflatten(
         graphdef,
-        leaves,
+        _copied(leaves) if copy_variables else leaves,
         index_ref=index_ref,
         outer_index_outer_ref=outer_index_outer_ref,
-        copy_variables=copy_variables,
         recreate_variables=recreate_variables,
     )
+
+
+def _copied(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf.copy() if isinstance(leaf, Variable) else leaf for leaf in leaves]
 
 
 @overload
@@ -178,7 +182,7 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> params["kernel"] is model.kernel, len(rest)
         (True, 0)
     """
-    graphdef, leaves = memos.flatten_node(node, graph, "split")
+    graphdef, leaves = freshness.flatten_node(node, graph, "split")
     return graphdef, *group_all(graphdef, leaves, filter_list)
 
 
@@ -251,7 +255,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> nnx.state(model, nnx.PathContains("kernel"))["kernel"] is model.kernel
         True
     """
-    graphdef, leaves = memos.flatten_node(node, graph, "state")
+    graphdef, leaves = freshness.flatten_node(node, graph, "state")
     groups = _group(graphdef, leaves, filter_list)[:-1]
     found = tuple(map(_as_state, groups))
     return found if len(found) > 1 else found[0]
@@ -276,7 +280,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         >>> nnx.graphdef(a) == nnx.graphdef(b)
         True
     """
-    return memos.flatten_node(node, graph, "graphdef")[0]
+    return freshness.flatten_node(node, graph, "graphdef")[0]
 
 
 @overload
@@ -339,9 +343,11 @@ def merge(
         )
     if not state_list:
         raise TypeError("merge() missing 1 required positional argument: 'state'")
-    leaves = matching.match(graphdef, state_list)
-    return flattening.unflatten_node(
-        graphdef, leaves, copy_variables=copy, recreate_variables=recreate_variables
+    leaves = merging.match(graphdef, state_list)
+    return merging.unflatten(
+        graphdef,
+        _copied(leaves) if copy else leaves,
+        recreate_variables=recreate_variables,
     )
 
 
@@ -359,74 +365,6 @@ def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], list[Any]]:
                 "different models."
             )
     return first, [graph_states.state_of(graph_state) for graph_state in given]
-
-
-# Changing an object in place.
-
-
-def update(node: Any, state: Any, /, *state_list: Any) -> None:
-    """Writes a state into an object, in place.
-
-    Variables keep their identity and type; they take over the value and metadata (or,
-    from a raw value, the value). Only the paths of the state are touched. As in Flax,
-    new paths make new attributes, for which Variables are copied, and shapes may
-    change. A NumPy array for a JAX array becomes one; ``{"value": array}``, of which
-    checkpoints without types consist, gives its array.
-
-    Args:
-        node: The object.
-        state: A State, mapping, FlatState, GraphState or a pytree with the structure of
-            ``node`` (such as gradients).
-        *state_list: Further states; later ones win.
-
-    Raises:
-        ValueError: If the state doesn't fit the object, e.g. has a mapping for an
-            array. Nothing has changed then.
-        TypeError: If the state is no mapping.
-        TraceContextError: If another trace owns an object that would change.
-
-    Example:
-        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> nnx.update(model, {"bias": jnp.ones(3)})
-        >>> model.bias[...]
-        Array([1., 1., 1.], dtype=float32)
-    """
-    updating.update(node, (state, *state_list))
-
-
-@overload
-def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
-@overload
-def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
-def pop(node: Any, *filter_list: Filter) -> Any:
-    """Removes the leaves that match from an object, and returns them.
-
-    Args:
-        node: The object.
-        *filter_list: Filters, at least one; the first that matches takes a leaf.
-
-    Returns:
-        A State, or one State per filter.
-
-    Raises:
-        ValueError: If no filter is given, or a leaf is in a list or tuple.
-        TraceContextError: If another trace owns the object.
-
-    Example:
-        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> model.loss = nnx.Intermediate(jnp.array(1.0))
-        >>> nnx.pop(model, nnx.Intermediate)["loss"][...]
-        Array(1., dtype=float32, weak_type=True)
-        >>> hasattr(model, "loss")
-        False
-    """
-    if not filter_list:
-        raise ValueError(
-            "Expected at least one filter, got none: nnx.pop(node, filter)."
-        )
-    predicates = [filters.to_predicate(f) for f in filter_list]
-    popped = [states.from_flat_state(p) for p in updating.pop(node, predicates)]
-    return tuple(popped) if len(popped) > 1 else popped[0]
 
 
 @overload
@@ -461,33 +399,125 @@ def unpack(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     return packed if len(packed) > 1 else packed[0]
 
 
-def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
-    """Sets metadata entries of all Variables that match, in place.
+def clone(
+    node: N,
+    variables: bool = True,
+    *,
+    arrays: bool = False,
+    graph: bool | None = None,
+) -> N:
+    """A copy of an object with the same sharing inside.
 
     Args:
-        node: Any object, container or Variable.
-        only: A filter on (path, Variable).
-        **metadata: The entries; others are kept.
+        node: Any object, container, Variable or array.
+        variables: Whether to copy the Variables too; without, they are shared.
+        arrays: Whether to copy the arrays too, into buffers of their own. Without, the
+            copy shares them.
+        graph: Whether to keep shared references; ``None`` takes the default.
+
+    Returns:
+        The copy.
 
     Raises:
-        ValueError: If ``hijax`` or ``ref`` would change.
-        TypeError: If no entry is given.
+        ValueError: If ``arrays`` is set without ``variables``; in tree mode also for
+            shared references.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> nnx.set_metadata(model, only=nnx.PathContains("bias"), frozen=True)
-        >>> model.bias.frozen, model.kernel.has_metadata("frozen")
-        (True, False)
+        >>> copied = nnx.clone(model)
+        >>> copied.kernel is model.kernel, copied.kernel[...] is model.kernel[...]
+        (False, True)
     """
-    predicate = filters.to_predicate(only)
-    skeleton, leaves = memos.flatten_node(node, None, "set_metadata")
-    chosen = [
-        (leaf, variable_metadata.changed(variables.metadata_of(leaf), (), metadata))
-        for path, leaf in zip(skeleton.paths(), leaves, strict=True)
-        if isinstance(leaf, Variable) and predicate(path, leaf)
-    ]
-    # All or nothing: whatever one of them refuses is found before the first changes.
-    for variable, _ in chosen:
-        variables.check_writable(variable)
-    for variable, entries in chosen:
-        variables.replace_metadata(variable, entries)
+    if arrays and not variables:
+        raise ValueError(
+            "If arrays is True, variables should be also True: a copied array needs a "
+            "Variable of its own."
+        )
+    graphdef, leaves = freshness.flatten_node(node, graph, "clone")
+    if variables:
+        leaves = list(map(_copier(arrays), leaves))
+    return merging.unflatten(graphdef, leaves)
+
+
+def _copier(arrays: bool) -> Callable[[Any], Any]:
+    """Copies leaves one by one; those with the same ref have the same one after."""
+    refs = RefMap()
+
+    def copy_value(x: Any) -> Any:
+        if _jax.is_ref(x):
+            if x not in refs:
+                refs[x] = jax.new_ref(copy_value(x[...]))
+            return refs[x]
+        return _jax.copy_array(x) if arrays and isinstance(x, jax.Array) else x
+
+    def copy_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return copy_value(leaf)
+        raw = leaf.get_raw_value()
+        if arrays or _jax.is_ref(raw):
+            copied = jax.tree.map(copy_value, raw)
+        else:
+            copied = values.copy_containers(raw)
+        return variables_module.rebuild(
+            type(leaf), copied, variables_module.metadata_of(leaf)
+        )
+
+    return copy_leaf
+
+
+def call(graphdef_state: Any, /) -> Any:
+    """Calls methods of an object in its functional form.
+
+    Args:
+        graphdef_state: A tuple ``(GraphDef, State, ...)``.
+
+    Returns:
+        A proxy. Attributes and items of it reach a method; calling it returns the
+        output and the new ``(graphdef, state)``.
+
+    Example:
+        >>> pair = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> y, pair = nnx.call(pair)(jnp.ones((1, 2)))
+        >>> y.shape
+        (1, 3)
+    """
+    skeleton, *state_list = graphdef_state
+    return _caller(skeleton, state_list, None)
+
+
+def _caller(
+    skeleton: GraphDef[Any], state_list: Sequence[Any], graph: bool | None
+) -> Any:
+    def call_method(accessors: Any, *args: Any, **kwargs: Any) -> Any:
+        node = method = merge(skeleton, *state_list)
+        for access, key in accessors:
+            method = access(method, key)
+        out = method(*args, **kwargs)
+        return out, split(node, graph=graph)
+
+    return _Caller(call_method)
+
+
+class _Caller:
+    """Reaches a method by attributes and items, merges, calls it and splits again."""
+
+    def __init__(
+        self, call_method: Callable[..., Any], accessors: tuple[Any, ...] = ()
+    ):
+        self._call_method = call_method
+        self._accessors = accessors
+
+    def __getattr__(self, name: str) -> _Caller:
+        step = (getattr, name)
+        return _Caller(self._call_method, (*self._accessors, step))
+
+    def __getitem__(self, key: Any) -> _Caller:
+        step = (lambda obj, k: obj[k], key)
+        return _Caller(self._call_method, (*self._accessors, step))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call_method(self._accessors, *args, **kwargs)
+
+
+# GraphDef.apply is defined below split and merge, which it needs.
+graphdefs.register_caller(_caller)

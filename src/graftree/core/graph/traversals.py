@@ -12,7 +12,7 @@ from typing import Any
 
 from graftree import _jax, config
 from graftree.core import filters, paths
-from graftree.core.graph import flattening, nodes, tree_checks
+from graftree.core.graph import flattening, freshness, merging, nodes, tree_checks
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.attributes import AttributeTable, is_data
@@ -258,13 +258,11 @@ def map(
         >>> zeros.kernel[...].sum()
         Array(0., dtype=float32)
     """
-    graphdef, leaves = flattening.flatten_node(node, graph, "map")
+    graphdef, leaves = freshness.flatten_node(node, graph, "map")
     mapped = [
         f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)
     ]
-    return flattening.unflatten_node(
-        graphdef, mapped, recreate_variables=recreate_variables
-    )
+    return merging.unflatten(graphdef, mapped, recreate_variables=recreate_variables)
 
 
 def recursive_map(

@@ -40,7 +40,7 @@ class PytreeState:
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then checks may be put off.
         stamp: The number of the last structural change (see `stamps.py`).
-        memos: What is known of the object's structure, by mode (see `memos.py`).
+        memos: What is known of the object's structure, by mode (see `freshness.py`).
     """
 
     __slots__ = (

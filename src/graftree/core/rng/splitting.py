@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 from graftree import config, errors
 from graftree.annotations import Filter, Path, Predicate
 from graftree.core import filters
-from graftree.core.graph import cloning
+from graftree.core.graph import functional
 from graftree.core.rng import reseeding, streams
 from graftree.core.rng.streams import RngStream
 from graftree.core.variables.variables import Variable
@@ -377,7 +377,7 @@ def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
     for stream, derive in chosen:
         if stream.key.ref:
             # On a copy: a draw that is refused must not count.
-            _check_shape(stream.key, derive(cloning.clone(stream)).key)
+            _check_shape(stream.key, derive(functional.clone(stream)).key)
     derived = [derive(stream) for stream, derive in chosen]
     backups, writes = [], []
     for (stream, _), new in zip(chosen, derived, strict=True):
@@ -390,7 +390,7 @@ def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
 
 def _derived(node: Any, choose: Choice, graph: bool) -> Any:
     """A copy of ``node`` with derived streams; its other Variables are shared."""
-    copy = cloning.clone(node, variables=False, graph=graph)
+    copy = functional.clone(node, variables=False, graph=graph)
     for stream, derive in _chosen(copy, choose, graph):
         new = derive(stream)
         stream.key, stream.count = new.key, new.count

@@ -33,7 +33,7 @@ from typing import Any
 import jax
 
 from graftree import _jax
-from graftree.core.graph import flattening, functional, matching
+from graftree.core.graph import flattening, functional, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
 from graftree.core.states.flat_states import FlatState
@@ -316,7 +316,7 @@ class MergeContext:
 
         A copy of a Variable with a ref has the same ref.
         """
-        leaves = self._with_refs(graphdef, matching.match(graphdef, (state, *states)))
+        leaves = self._with_refs(graphdef, merging.match(graphdef, (state, *states)))
         copies = [
             leaf.copy(_copy_ref=False) if isinstance(leaf, Variable) else leaf
             for leaf in leaves
@@ -333,7 +333,7 @@ class MergeContext:
         """
         if isinstance(flat_state, list) and flat_states:
             raise ValueError("Cannot use multiple flat_states with a list of leaves.")
-        leaves = matching.match(graphdef, (flat_state, *flat_states))
+        leaves = merging.match(graphdef, (flat_state, *flat_states))
         return self._unflatten(graphdef, self._with_refs(graphdef, leaves))
 
     def _with_refs(self, graphdef: GraphDef[Any], leaves: list[Any]) -> list[Any]:
@@ -389,10 +389,10 @@ def merge_context(
     context = None if ctxtag is None else current_update_context(ctxtag)
     if context is not None and inner is None:
         raise ValueError("inner_merge must be specified when using ctxtag.")
-    merging = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
+    fresh = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
     try:
-        yield merging
+        yield fresh
         if context is not None and inner:
-            context.inner_ref_outer_index = RefMap.from_indexmap(merging.index_ref)
+            context.inner_ref_outer_index = RefMap.from_indexmap(fresh.index_ref)
     finally:
-        vars(merging).clear()
+        vars(fresh).clear()

@@ -9,9 +9,10 @@ import jax
 
 from graftree import _jax
 from graftree.core import stamps
-from graftree.core.graph import cloning, flattening
-from graftree.core.graph.flattening import Builder, IndexMap, RefMap
-from graftree.core.graph.surveys import Survey
+from graftree.core.graph import flattening, functional
+from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.freshness import Survey
+from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
@@ -191,7 +192,7 @@ def cached_partial(
             "cached_partial is a graph-mode-only API and requires graph_updates=True. "
             "Other modes need nothing of the kind: use functools.partial."
         )
-    bound = cloning.clone(cached_args, variables=False, graph=True)
+    bound = functional.clone(cached_args, variables=False, graph=True)
     snapshot = _Snapshot(bound)
 
     @decorators.wraps(f)

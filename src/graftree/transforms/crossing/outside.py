@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core.graph.flattening import KEEP, Builder, IndexMap
+from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
+from graftree.core.graph.merging import KEEP, Builder
 from graftree.core.variables import variables
 from graftree.transforms.crossing import (
     alias_reports,

@@ -19,8 +19,9 @@ from typing import Any
 import jax
 
 from graftree.core.graph import flattening, nodes, tree_checks
-from graftree.core.graph.flattening import Builder, IndexMap, RefMap
+from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import alias_reports
 from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.propagation import Propagation

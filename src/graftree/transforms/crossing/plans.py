@@ -25,10 +25,10 @@ import jax
 
 from graftree import _jax
 from graftree.core import paths
-from graftree.core.graph import flattening, nodes, surveys
+from graftree.core.graph import flattening, freshness, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.freshness import Attribute, Survey
 from graftree.core.graph.nodes import Leaf
-from graftree.core.graph.surveys import Attribute, Survey
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -294,7 +294,7 @@ def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
         if not isinstance(leaf, Variable):
             path = paths.from_jax(entries[slot.entry][0]) + slot.path
             is_given = slot.is_plain and path in given_paths
-            place = None if is_given else surveys.attribute_at(tree, path)
+            place = None if is_given else freshness.attribute_at(tree, path)
             found[position] = _GIVEN if is_given else place or leaf
     return found
 

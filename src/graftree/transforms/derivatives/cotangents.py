@@ -18,9 +18,10 @@ from typing import Any
 
 import jax
 
-from graftree.core.graph import differences, flattening, nodes
-from graftree.core.graph.flattening import Builder, IndexMap
+from graftree.core.graph import differences, flattening, merging, nodes
+from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
+from graftree.core.graph.merging import Builder
 from graftree.core.states import states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
@@ -89,7 +90,7 @@ def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     if isinstance(definition, VariableDef):
         # The builder looks for the ref of a Variable, so there has to be a Variable.
         if number in given or definition.array_refdef is not None:
-            return flattening.make_variable(definition, value)
+            return merging.make_variable(definition, value)
     return value
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import flattening, memos
+from graftree.core.graph import flattening, freshness
 
 MODES = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
 
@@ -19,7 +19,13 @@ class Model(nnx.Module):
 
 
 def flatten(model, graph):
-    return memos.flatten_node(model, graph, "split")
+    return freshness.flatten_node(model, graph, "split")
+
+
+def flatten_anew(model, graph):
+    if graph:
+        return flattening.flatten_graph(model)
+    return flattening.flatten_tree(model, "split")
 
 
 @MODES
@@ -39,7 +45,7 @@ def test_memo_gives_the_leaves_as_they_are_now(graph):
     model.array = jnp.ones(4)
     model.linear.kernel[...] = jnp.ones((1, 2))
     leaves = flatten(model, graph)[1]
-    expected = flattening.flatten_node(model, graph, "split")[1]
+    expected = flatten_anew(model, graph)[1]
     assert len(leaves) == len(expected) == 5
     assert all(a is b for a, b in zip(leaves, expected, strict=True))
 
@@ -61,7 +67,7 @@ def test_memo_is_made_anew_after_a_change(graph):
     model.items["a"].append(nnx.Param(jnp.ones(2)))
     for _ in range(3):
         graphdef, leaves = flatten(model, graph)
-        expected, expected_leaves = flattening.flatten_node(model, graph, "split")
+        expected, expected_leaves = flatten_anew(model, graph)
         assert graphdef == expected
         assert all(a is b for a, b in zip(leaves, expected_leaves, strict=True))
 

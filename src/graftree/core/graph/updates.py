@@ -1,6 +1,6 @@
-"""Changing an object by a state: `update` writes one into it, `pop` takes one out.
+"""Changing an object in place: `update` writes a state into it, `pop` takes one out.
 
-Both work in two steps. First the whole change is planned, and everything that can be
+Each works in two steps. First the whole change is planned, and everything that can be
 wrong with it is found; then it is carried out. So a failed call changes nothing.
 """
 
@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.core import ownership, paths
-from graftree.core.graph import flattening, graph_states, nodes
+from graftree.annotations import Filter
+from graftree.core import filters, ownership, paths
+from graftree.core.graph import flattening, freshness, graph_states, nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, nested, pure_dicts, states
+from graftree.core.states.states import State
+from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -31,16 +34,42 @@ Step = Callable[[], None]
 _Visit = tuple[Any, Any, Pytree | None, Mapping[Any, Any], Path]
 
 
-def update(node: Any, state_list: Sequence[Any]) -> None:
-    """Carries out `functional.update`."""
+def update(node: Any, state: Any, /, *state_list: Any) -> None:
+    """Writes a state into an object, in place.
+
+    Variables keep their identity and type; they take over the value and metadata (or,
+    from a raw value, the value). Only the paths of the state are touched. As in Flax,
+    new paths make new attributes, for which Variables are copied, and shapes may
+    change. A NumPy array for a JAX array becomes one; ``{"value": array}``, of which
+    checkpoints without types consist, gives its array.
+
+    Args:
+        node: The object.
+        state: A State, mapping, FlatState, GraphState or a pytree with the structure of
+            ``node`` (such as gradients).
+        *state_list: Further states; later ones win.
+
+    Raises:
+        ValueError: If the state doesn't fit the object, e.g. has a mapping for an
+            array. Nothing has changed then.
+        TypeError: If the state is no mapping.
+        TraceContextError: If another trace owns an object that would change.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> nnx.update(model, {"bias": jnp.ones(3)})
+        >>> model.bias[...]
+        Array([1., 1., 1.], dtype=float32)
+    """
+    given = (state, *state_list)
     plan = _Plan()
     if isinstance(node, Variable):
-        plan.write(node, _single(state_list), ())
+        plan.write(node, _single(given), ())
     else:
         kind = nodes.kind_of(node)
         if isinstance(kind, Leaf):
             raise UnsupportedTypeError(node)
-        merged = states.merge_state(*[_as_mapping(given) for given in state_list])
+        merged = states.merge_state(*[_as_mapping(x) for x in given])
         plan.visit(node, kind, None, merged.raw_mapping, ())
     plan.carry_out()
 
@@ -181,7 +210,7 @@ class _Plan:
         if not isinstance(value, Variable) and _is_mapping(value):
             if _is_empty(value):
                 return
-            if isinstance(value, states.State):
+            if isinstance(value, State):
                 value = pure_dicts.to_pure_dict(value)
             held = variable.get_raw_value()
             if _holds_array(held):
@@ -227,7 +256,7 @@ class _Plan:
             )
         if isinstance(value, Variable):
             value = value.copy()
-        elif isinstance(value, (states.State, graph_states.GraphState)):
+        elif isinstance(value, (State, graph_states.GraphState)):
             value = jax.tree.map(
                 lambda x: x.copy() if isinstance(x, Variable) else x,
                 value,
@@ -295,7 +324,7 @@ def _content(
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
         name_of = functools.partial(facts.naming.name_of, type(node))
         return vars(node), statuses, name_of
-    if type(node) is dict or isinstance(node, states.State):
+    if type(node) is dict or isinstance(node, State):
         return nested.raw_mapping(node), {}, None
     listed = nodes.children(node)
     entries = {child.key: child.value for child in listed}
@@ -316,11 +345,37 @@ def _check_owned(owner: Pytree | None, key: Any) -> None:
         raise ownership.object_error(owner, str(key))
 
 
-# pop
+@overload
+def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
+@overload
+def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
+def pop(node: Any, *filter_list: Filter) -> Any:
+    """Removes the leaves that match from an object, and returns them.
 
+    Args:
+        node: The object.
+        *filter_list: Filters, at least one; the first that matches takes a leaf.
 
-def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
-    """Removes the matching leaves; the (path, leaf) pairs of each predicate."""
+    Returns:
+        A State, or one State per filter.
+
+    Raises:
+        ValueError: If no filter is given, or a leaf is in a list or tuple.
+        TraceContextError: If another trace owns the object.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> model.loss = nnx.Intermediate(jnp.array(1.0))
+        >>> nnx.pop(model, nnx.Intermediate)["loss"][...]
+        Array(1., dtype=float32, weak_type=True)
+        >>> hasattr(model, "loss")
+        False
+    """
+    if not filter_list:
+        raise ValueError(
+            "Expected at least one filter, got none: nnx.pop(node, filter)."
+        )
+    predicates = [filters.to_predicate(f) for f in filter_list]
     kind = nodes.kind_of(node)
     if isinstance(kind, Leaf):
         raise UnsupportedTypeError(node)
@@ -328,7 +383,8 @@ def pop(node: Any, predicates: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
     search.visit(node, kind, None, ())
     for step in search.steps:
         step()
-    return search.found
+    popped = [*map(states.from_flat_state, search.found)]
+    return tuple(popped) if len(popped) > 1 else popped[0]
 
 
 class _Search:
@@ -395,3 +451,35 @@ def _check_can_pop(node: Any, key: Any, path: Path) -> None:
             f"Cannot pop key {key!r} of a {type(node).__name__} (path "
             f"{paths.to_string(path)!r}): removing an item would move the others."
         )
+
+
+def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
+    """Sets metadata entries of all Variables that match, in place.
+
+    Args:
+        node: Any object, container or Variable.
+        only: A filter on (path, Variable).
+        **metadata: The entries; others are kept.
+
+    Raises:
+        ValueError: If ``hijax`` or ``ref`` would change.
+        TypeError: If no entry is given.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> nnx.set_metadata(model, only=nnx.PathContains("bias"), frozen=True)
+        >>> model.bias.frozen, model.kernel.has_metadata("frozen")
+        (True, False)
+    """
+    predicate = filters.to_predicate(only)
+    skeleton, leaves = freshness.flatten_node(node, None, "set_metadata")
+    chosen = [
+        (leaf, variable_metadata.changed(variables.metadata_of(leaf), (), metadata))
+        for path, leaf in zip(skeleton.paths(), leaves, strict=True)
+        if isinstance(leaf, Variable) and predicate(path, leaf)
+    ]
+    # All or nothing: whatever one of them refuses is found before the first changes.
+    for variable, _ in chosen:
+        variables.check_writable(variable)
+    for variable, entries in chosen:
+        variables.replace_metadata(variable, entries)

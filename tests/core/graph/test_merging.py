@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import matching
+from graftree.core.graph import merging
 
 
 class Model(nnx.Module):
@@ -24,14 +24,14 @@ def values(leaves):
 
 def test_states_may_come_in_any_order():
     params, rest = nnx.split_state(STATE, nnx.PathContains("b"), ...)
-    expected = values(matching.match(GRAPHDEF, [STATE]))
-    assert values(matching.match(GRAPHDEF, [params, rest])) == expected
-    assert values(matching.match(GRAPHDEF, [rest, params])) == expected
+    expected = values(merging.match(GRAPHDEF, [STATE]))
+    assert values(merging.match(GRAPHDEF, [params, rest])) == expected
+    assert values(merging.match(GRAPHDEF, [rest, params])) == expected
 
 
 def test_integer_keys_may_be_strings_beyond_nine():
     pure = {"a": 1.0, "b": {str(i): float(i) for i in range(12)}}
-    assert values(matching.match(GRAPHDEF, [pure])) == [1.0, *map(float, range(12))]
+    assert values(merging.match(GRAPHDEF, [pure])) == [1.0, *map(float, range(12))]
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_integer_keys_may_be_strings_beyond_nine():
 )
 def test_wrong_paths_are_named(state, phrase):
     with pytest.raises(ValueError, match=phrase):
-        matching.match(GRAPHDEF, [state])
+        merging.match(GRAPHDEF, [state])
 
 
 def test_counts_are_named_if_they_differ():
     with pytest.raises(
         ValueError, match="Incorrect number of leaves: expected 13, got 26"
     ):
-        matching.match(GRAPHDEF, [STATE, STATE])
+        merging.match(GRAPHDEF, [STATE, STATE])
     with pytest.raises(ValueError, match="Incorrect number of leaves"):
-        matching.match(GRAPHDEF, [[1, 2]])
+        merging.match(GRAPHDEF, [[1, 2]])
 
 
 def test_a_dict_may_be_the_value_of_a_variable():
     variable = nnx.Variable({"x": 1, "y": 2})
     graphdef, _ = nnx.split({"v": variable})
-    (leaf,) = matching.match(graphdef, [{"v": {"x": 3, "y": 4}}])
+    (leaf,) = merging.match(graphdef, [{"v": {"x": 3, "y": 4}}])
     assert leaf == {"x": 3, "y": 4}
 
 

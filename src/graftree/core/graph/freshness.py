@@ -1,4 +1,8 @@
-"""Has an object changed since it was taken apart?
+"""Is an object still as it was? Then it is taken apart from memory.
+
+The second time that an object is flattened in a mode, the result is kept with it: its
+skeleton and the places of its leaves, with a `Survey` that tells whether they are still
+right. So objects that are taken apart once, as inside a trace, pay nothing.
 
 A `Survey` of some objects lists all that their skeleton depends on, and tells later at
 the least cost whether that is still as it was:
@@ -22,15 +26,89 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from graftree import _jax
+from graftree import _jax, config
 from graftree.core import imprints, stamps
-from graftree.core.graph import nodes
+from graftree.core.graph import flattening, nodes
+from graftree.core.graph.flattening import RefMap
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.states import nested
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import Variable
+
+
+def flatten_node(
+    node: Any, graph: bool | None, function: str
+) -> tuple[GraphDef[Any], list[Any]]:
+    """The skeleton of any object, container, Variable or array, and its leaves.
+
+    Args:
+        node: What is taken apart, from memory if it is still as it was.
+        graph: Whether to keep shared references; ``None`` takes the default.
+        function: The public name to give in error messages.
+
+    Returns:
+        The skeleton, and the leaves in a new list.
+    """
+    sharing = config.graph_mode(graph)
+    is_pytree = nodes.kind_of(node) is nodes.PYTREE
+    memos = bookkeeping.memos_of(node) if is_pytree else {}
+    memo = memos.get(sharing, _NEVER)
+    if isinstance(memo, Memo) and memo.holds():
+        return memo.graphdef, memo.leaves()
+    made, refs = stamps.clock.now, RefMap()
+    if sharing:
+        graphdef, leaves = flattening.flatten_graph(node, refs)
+    else:
+        graphdef, leaves = flattening.flatten_tree(node, function)
+    # Twice at the same stamp; `None` says that it was taken apart once.
+    memos[sharing] = None
+    if memo is not _NEVER:
+        if not sharing:
+            flattening.flatten_graph(node, refs)
+        survey = Survey(refs, made)
+        if survey.is_complete:
+            memos[sharing] = Memo(node, graphdef, list(leaves), survey)
+    return graphdef, leaves
+
+
+_NEVER: Any = object()
+
+
+class Memo:
+    """The skeleton of an object, and where its leaves are."""
+
+    __slots__ = ("_arrays", "_leaves", "_survey", "graphdef")
+
+    def __init__(
+        self, root: Any, graphdef: GraphDef[Any], leaves: list[Any], survey: Survey
+    ) -> None:
+        self.graphdef = graphdef
+        self._leaves = leaves
+        self._survey = survey
+        self._arrays = []
+        for number, (leaf, path) in enumerate(
+            zip(leaves, graphdef.paths(), strict=True)
+        ):
+            if not isinstance(leaf, Variable):
+                place = attribute_at(root, path)
+                if place is not None:
+                    self._arrays.append((number, place))
+                    leaves[number] = None
+
+    def holds(self) -> bool:
+        """Whether it is still right."""
+        return self._survey.holds()
+
+    def leaves(self) -> list[Any]:
+        """The leaves, in a new list."""
+        leaves = self._leaves.copy()
+        for number, place in self._arrays:
+            leaves[number] = place.read()
+        return leaves
+
 
 _stamp_of = operator.attrgetter("stamp")
 

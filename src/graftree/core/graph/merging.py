@@ -1,0 +1,416 @@
+"""(skeleton, leaves) to object: leaves are matched by path, then the object is built.
+
+`match` finds which leaf of a state belongs where in a skeleton. In the usual case each
+state is walked once, guided by the tree of the paths of the skeleton. If anything
+doesn't fit, a second, slower look tells what: missing and unexpected paths, integer
+keys that a checkpoint made strings, dicts that are the value of a Variable.
+
+A `Builder` makes the object. With ``outer_index_outer_ref`` it reuses objects that
+exist: it first builds everything new, then writes into the existing ones. So it either
+succeeds, or changes nothing that existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core import ownership
+from graftree.core.graph import differences, flattening, nodes
+from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.graph_states import GraphState
+from graftree.core.graph.graphdefs import (
+    ArrayRefDef,
+    GraphDef,
+    NodeDef,
+    TreeNodeDef,
+    VariableDef,
+)
+from graftree.core.graph.nodes import GraphKind, TreeKind
+from graftree.core.imprints import HashableMapping
+from graftree.core.objects import bookkeeping, pytrees
+from graftree.core.states import pure_dicts
+from graftree.core.states.flat_states import FlatState
+from graftree.core.states.states import State
+from graftree.core.variables import values, variables
+from graftree.core.variables.variables import MISSING, Variable
+
+# Matching.
+
+
+def match(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+    """The leaves of states in the order of the skeleton.
+
+    Args:
+        graphdef: The skeleton.
+        state_list: States, mappings, FlatStates, a bare leaf; or one list of leaves.
+
+    Raises:
+        ValueError: If leaves are missing or superfluous; names the paths.
+        TypeError: If a state is no mapping.
+    """
+    if any(isinstance(given, list) for given in state_list):
+        return _match_list(graphdef, state_list)
+    if graphdef.paths() == ((),):
+        return _match_root(graphdef, state_list)
+    mappings = [_as_mapping(given) for given in state_list]
+    found = [MISSING] * graphdef.num_leaves
+    if all(_fill(graphdef.tree(), mapping, found) for mapping in mappings):
+        if not any(leaf is MISSING for leaf in found):
+            return found
+    return _match_slowly(graphdef, mappings)
+
+
+def _fill(
+    tree: Mapping[Any, Any], mapping: Mapping[Any, Any], found: list[Any]
+) -> bool:
+    """Puts the leaves of a mapping in their places; whether all had a free one."""
+    for key, child in mapping.items():
+        place = tree.get(key)
+        kind = type(child)
+        if type(place) is int:
+            # Asking for the abstract class takes longer than all the rest.
+            is_leaf = issubclass(kind, Variable) or not issubclass(kind, Mapping)
+            if not is_leaf or found[place] is not MISSING:
+                return False
+            found[place] = child
+        elif place is None or not (kind is dict or issubclass(kind, Mapping)):
+            return False
+        elif not _fill(place, child if kind is dict else _as_mapping(child), found):
+            return False
+    return True
+
+
+def _match_list(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+    if len(state_list) > 1:
+        raise ValueError(
+            f"Only one state can be passed as a list of leaves, got {len(state_list)} "
+            "states."
+        )
+    (leaves,) = state_list
+    if len(leaves) != graphdef.num_leaves:
+        raise _count_error(graphdef, len(leaves), [], [])
+    return leaves
+
+
+def _count_error(
+    graphdef: GraphDef[Any], count: int, missing: Sequence[Any], extra: Sequence[Any]
+) -> ValueError:
+    lines = [
+        f"Incorrect number of leaves: expected {graphdef.num_leaves}, got {count}."
+        if count != graphdef.num_leaves
+        else "The paths of the state don't fit the GraphDef."
+    ]
+    lines += differences.missing_and_unexpected(missing, extra)
+    lines.append("Pass the states of the same model, each leaf once.")
+    return ValueError("\n".join(lines))
+
+
+def _match_slowly(
+    graphdef: GraphDef[Any], mappings: Sequence[Mapping[Any, Any]]
+) -> list[Any]:
+    wanted = graphdef.paths()
+    found = [_look_up(mappings, path) for path in wanted]
+    missing = [
+        path
+        for (path, definition), leaf in zip(graphdef.leaves(), found, strict=True)
+        # Only a Variable may have a dict as its value.
+        if leaf is MISSING or (definition is None and isinstance(leaf, (dict, State)))
+    ]
+    taken = {id(leaf) for leaf in found if is_mapping(leaf)}
+    if missing or sum(_count(m, taken) for m in mappings) != len(wanted):
+        given = [path for m in mappings for path in _leaf_paths(m, taken)]
+        accounted = {_normal(path) for path in wanted}
+        extra = [path for path in given if _normal(path) not in accounted]
+        raise _count_error(graphdef, len(given), missing, extra)
+    return [*map(pure_dicts.unboxed, found)]
+
+
+def _match_root(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
+    given = [s for s in state_list if not (is_mapping(s) and not len(s))]
+    flat = [item for s in given if isinstance(s, FlatState) for item in s]
+    leaves = [s for s in given if not isinstance(s, FlatState)]
+    leaves += [leaf for path, leaf in flat if not path]
+    if len(leaves) != 1 or len(leaves) < len(flat):
+        extra = [path for path, _ in flat if path]
+        raise _count_error(graphdef, len(leaves) + len(extra), [], extra)
+    return leaves
+
+
+def is_mapping(x: Any) -> bool:
+    """Whether ``x`` is a state of some form: paths to leaves."""
+    return isinstance(x, (Mapping, FlatState))
+
+
+def _as_mapping(given: Any) -> Mapping[Any, Any]:
+    if isinstance(given, FlatState):
+        given = given.to_nested_state()
+    if isinstance(given, (State, GraphState)):
+        return given.raw_mapping
+    if isinstance(given, Mapping):
+        return given
+    raise TypeError(
+        f"Expected a State or another mapping of paths to leaves, got "
+        f"{type(given).__name__}."
+    )
+
+
+def _look_up(mappings: Sequence[Mapping[Any, Any]], path: Any) -> Any:
+    """The leaf at a path; an empty mapping counts only if there is nothing else."""
+    empty = MISSING
+    for mapping in mappings:
+        found: Any = mapping
+        for key in path:
+            found = _child(found, key)
+        if found is not MISSING and not (is_mapping(found) and not len(found)):
+            return found
+        empty = found if empty is MISSING else empty
+    return empty
+
+
+def _child(mapping: Any, key: Any) -> Any:
+    if type(mapping) is not dict:
+        if not is_mapping(mapping):
+            return MISSING
+        mapping = _as_mapping(mapping)
+    found = mapping.get(key, MISSING)
+    return mapping.get(_other_spelling(key), MISSING) if found is MISSING else found
+
+
+def _other_spelling(key: Any) -> Any:
+    """Integer keys come back from checkpoints as strings, or strings as integers."""
+    if isinstance(key, int):
+        return str(key)
+    return int(key) if isinstance(key, str) and key.isdecimal() else MISSING
+
+
+def _count(node: Any, taken: set[int]) -> int:
+    """How many leaves a nested mapping has; mappings in ``taken`` are leaves."""
+    if not is_mapping(node) or id(node) in taken:
+        return 1
+    return sum([_count(child, taken) for child in _as_mapping(node).values()])
+
+
+def _leaf_paths(mapping: Mapping[Any, Any], taken: set[int]) -> list[Any]:
+    listed: list[Any] = []
+
+    def walk(node: Any, path: tuple[Any, ...]) -> None:
+        if not is_mapping(node) or id(node) in taken:
+            listed.append(path)
+            return
+        for key, child in _as_mapping(node).items():
+            walk(child, (*path, key))
+
+    walk(mapping, ())
+    return listed
+
+
+def _normal(path: Any) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+# Building.
+
+
+def unflatten(
+    graphdef: GraphDef[Any],
+    leaves: Sequence[Any],
+    *,
+    index_ref: MutableMapping[int, Any] | None = None,
+    outer_index_outer_ref: Mapping[int, Any] | None = None,
+    recreate_variables: bool = True,
+) -> Any:
+    """The object of a skeleton of either mode, from its leaves in order."""
+    if graphdef.is_tree:
+        return _unflatten_tree(graphdef, leaves, recreate_variables)
+    if not graphdef.nodes:
+        return leaves[0]
+    builder = Builder(
+        IndexMap() if index_ref is None else index_ref,
+        outer_index_outer_ref or {},
+        recreate_variables=recreate_variables,
+    )
+    root = builder.build(graphdef, leaves)
+    builder.check()
+    builder.commit()
+    return root
+
+
+def _unflatten_tree(
+    graphdef: GraphDef[Any], leaves: Sequence[Any], recreate_variables: bool
+) -> Any:
+    root: TreeNodeDef = graphdef.nodes[0]
+    placed: list[Any] = [None] * len(leaves)
+    entries = zip(root.path_index, graphdef.leaves(), leaves, strict=True)
+    for (_, position), (_, definition), leaf in entries:
+        if definition is not None:
+            leaf = _as_variable(definition, leaf, recreate_variables)
+        placed[position] = leaf
+    return jax.tree.unflatten(root.treedef, placed)
+
+
+# A leaf that stands for "the existing Variable keeps what it has".
+KEEP: Any = object()
+
+
+class Builder:
+    """One reconstruction of one or several objects that share references.
+
+    `build` makes new objects and puts off all writes into existing ones; `check` raises
+    if one of them is not allowed; `commit` carries them out.
+
+    Args:
+        found: Objects by number; it is filled, and later skeletons may refer to it.
+        existing: Objects to reuse, by the ``outer_index`` of the skeleton.
+        recreate_variables: Whether raw leaves become Variables.
+    """
+
+    def __init__(
+        self,
+        found: MutableMapping[int, Any],
+        existing: Mapping[Any, Any],
+        *,
+        recreate_variables: bool = True,
+    ) -> None:
+        self.found = found
+        self.existing = existing
+        self.recreate_variables = recreate_variables
+        self.fills: list[tuple[Any, GraphKind, Any, Sequence[Any], Sequence[Any]]] = []
+        self.updates: list[tuple[Variable[Any], Any, Any]] = []
+
+    def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
+        """The object of a skeleton; what is reused in it is complete after `commit`."""
+        blueprint = graphdef.blueprint()
+        values = blueprint.values.copy()
+        # Objects first: what is below them may refer back to them.
+        for node in blueprint.objects:
+            self._make_object(node)
+        for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
+            values[place] = leaf if definition is None else self._leaf(definition, leaf)
+        for index, place in blueprint.references:
+            values[place] = self.found[index]
+        for node, place, keys, start, stop in blueprint.nodes:
+            values[place] = self._fill(node, keys, values[start:stop])
+        return values[0]
+
+    def _make_object(self, node: NodeDef) -> None:
+        obj = self._existing(node)
+        if obj is MISSING:
+            kind: Any = nodes.kind_of_type(node.type)
+            obj = kind.create_empty(node.metadata)
+        self.found[node.index] = obj
+
+    def _fill(self, node: NodeDef, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        kind = nodes.kind_of_type(node.type)
+        if isinstance(kind, TreeKind):
+            return kind.unflatten([*zip(keys, values, strict=True)], node.metadata)
+        obj = self.found[node.index]
+        if obj is self.existing.get(node.outer_index, MISSING):
+            self.fills.append((obj, kind, node.metadata, keys, values))
+        else:
+            # At once: a container around it may look into it.
+            kind.fill(obj, node.metadata, keys, values)
+        return obj
+
+    def _leaf(self, definition: Any, leaf: Any) -> Any:
+        if isinstance(definition, ArrayRefDef):
+            # A frozen array in the place of a ref is allowed and stays an array.
+            kept = leaf is KEEP
+            ref = self.existing[definition.outer_index] if kept else leaf
+            self.found[definition.index] = ref
+            return ref
+        variable = self._existing(definition)
+        if variable is MISSING:
+            variable = _as_variable(definition, leaf, self.recreate_variables)
+        elif leaf is not KEEP:
+            self.updates.append((variable, leaf, definition.metadata))
+        self.found[definition.index] = variable
+        if isinstance(definition.array_refdef, ArrayRefDef):
+            self.found[definition.array_refdef.index] = variable.get_raw_value()
+        return variable
+
+    def _existing(self, node: NodeDef | VariableDef) -> Any:
+        """The object that is reused for an entry of a skeleton, or `MISSING`."""
+        obj = self.existing.get(node.outer_index, MISSING)
+        if obj is not MISSING and type(obj) is not node.type:
+            raise ValueError(
+                f"Expected an object of type {node.type.__name__} to reuse for index "
+                f"{node.outer_index}, got {type(obj).__name__}."
+            )
+        return obj
+
+    def check(self) -> None:
+        """Raises if a write that was put off is not allowed.
+
+        Raises:
+            TraceContextError: If another trace owns an existing object that changes.
+        """
+        self.fills = [fill for fill in self.fills if _differs(*fill)]
+        for obj, *_ in self.fills:
+            if (
+                isinstance(obj, pytrees.Pytree)
+                and not bookkeeping.state_of(obj).is_owned()
+            ):
+                raise ownership.object_error(obj)
+        for variable, leaf, _ in self.updates:
+            variables.check_write(variable, flattening.raw_of(leaf))
+
+    def commit(self) -> None:
+        """Carries out the writes that were put off."""
+        for obj, kind, *content in self.fills:
+            kind.refill(obj, *content)
+        for variable, leaf, entries in self.updates:
+            write_leaf(variable, leaf)
+            if isinstance(leaf, Variable):
+                continue
+            if entries != variables.metadata_of(variable):
+                variables.replace_metadata(variable, entries)
+
+
+def _differs(
+    obj: Any,
+    kind: GraphKind,
+    metadata: Any,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+) -> bool:
+    children, current = kind.flatten(obj)
+    return (
+        current != metadata
+        or len(children) != len(keys)
+        or any(
+            child.key != key or child.value is not value
+            for child, key, value in zip(children, keys, values, strict=True)
+        )
+    )
+
+
+def _as_variable(node: Any, leaf: Any, recreate_variables: bool) -> Any:
+    if isinstance(leaf, Variable) or not recreate_variables:
+        return leaf
+    return make_variable(node, leaf)
+
+
+def make_variable(node: VariableDef, leaf: Any) -> Any:
+    """The Variable that a skeleton describes, around a value.
+
+    Its ``ref`` metadata says what it holds, also if a ref was recorded and an array
+    came, or the other way round. What stands in for an array may become a ref later.
+    """
+    entries = node.metadata
+    if entries["ref"] is not _jax.is_ref(leaf) and not values.is_stand_in(leaf):
+        entries = HashableMapping({**entries, "ref": _jax.is_ref(leaf)})
+    return variables.rebuild(node.type, leaf, entries)
+
+
+def write_leaf(variable: Variable[Any], leaf: Any) -> None:
+    """Writes a leaf of a state into a Variable, where `check_write` allows it.
+
+    A Variable gives its value and its metadata, any other leaf is the value.
+    """
+    variables.store(variable, flattening.raw_of(leaf))
+    if isinstance(leaf, Variable):
+        variables.take_metadata(variable, leaf)
