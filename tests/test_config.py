@@ -122,5 +122,5 @@ def test_arguments_beat_the_default():
     with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
         assert nnx.config.graph_mode(None) is False
         assert nnx.config.graph_mode(True) is True
-        assert nnx.config.graph_updates(None) is False
-        assert nnx.config.graph_updates(True) is True
+        assert nnx.config.propagation(True, None) == nnx.config.GRAPH
+        assert nnx.config.propagation(True, True) == nnx.config.GRAPH_UPDATES

@@ -8,6 +8,7 @@ thread-local values on top of one flag; what is on the stack wins.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import threading
@@ -218,6 +219,33 @@ def graph_mode(graph: bool | None) -> bool:
     return set_graph_mode.current_value() if graph is None else graph
 
 
-def graph_updates(updates: bool | None) -> bool:
-    """Resolves a ``graph_updates`` argument: ``None`` means the default in force."""
-    return set_graph_updates.current_value() if updates is None else updates
+# The mode of a transform.
+
+
+@dataclasses.dataclass(frozen=True)
+class Propagation:
+    """What survives the way back out of a transform.
+
+    Attributes:
+        sharing: Whether shared references stay shared (graph mode); else objects are
+            trees and aliases are errors.
+        structure: Whether added, removed and replaced attributes reach the caller's
+            objects; else only the values of Variables do.
+    """
+
+    sharing: bool
+    structure: bool
+
+
+TREE = Propagation(sharing=False, structure=False)
+GRAPH = Propagation(sharing=True, structure=False)
+GRAPH_UPDATES = Propagation(sharing=True, structure=True)
+
+
+def propagation(graph: bool | None, graph_updates: bool | None) -> Propagation:
+    """What the arguments of a transform, or the defaults in force, ask for."""
+    if not graph_mode(graph):
+        return TREE
+    if graph_updates is None:
+        graph_updates = set_graph_updates.current_value()
+    return GRAPH_UPDATES if graph_updates else GRAPH

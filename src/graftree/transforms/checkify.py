@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from graftree import _jax
-from graftree.transforms.crossing import decorators, lifting, propagation
+from graftree import _jax, config
+from graftree.transforms.crossing import decorators, lifting
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Keywords, Row
 
@@ -49,7 +49,7 @@ def checkify(
         >>> print(error.get())
         zero in the input (`check` failed)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     decorators.check_not_bound(f, "checkify")
     row = Row.uniform(
         "checkify",

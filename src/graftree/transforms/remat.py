@@ -8,12 +8,11 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, config
 from graftree.transforms.crossing import (
     arguments,
     decorators,
     lifting,
-    propagation,
     ref_contents,
 )
 from graftree.transforms.crossing.decorators import MISSING
@@ -82,7 +81,7 @@ def remat(
         >>> grads["linear"]["kernel"].shape
         (2, 2)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
 
     def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
         checkpoint = functools.partial(

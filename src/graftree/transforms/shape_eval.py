@@ -13,14 +13,13 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from graftree import _jax
+from graftree import _jax, config
 from graftree.core.graph import flattening, functional, traversals
 from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import alias_reports, arguments, decorators, lifting
-from graftree.transforms.crossing import propagation as modes
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -64,7 +63,7 @@ def eval_shape(
         >>> model.kernel[...]
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
-    mode = modes.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     if isinstance(f, Module):  # as an argument, it may write to its own Variables
         f, args = type(f).__call__, (f, *args)
     decorators.check_not_bound(f, "eval_shape")
@@ -263,7 +262,7 @@ def make_jaxpr(
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        mode = modes.resolve(graph, graph_updates)
+        mode = config.propagation(graph, graph_updates)
         if mode.structure:
             raise ValueError(
                 "nnx.make_jaxpr does not support graph_updates=True.\n"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing.propagation import resolve
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE, VALUE_MODES
 
 
@@ -436,7 +435,7 @@ def test_the_mode_is_resolved_when_the_function_is_given():
         counter[...] += 1
         return x
 
-    assert resolve(None, None).structure
+    assert nnx.config.propagation(None, None).structure
     decorate(step)(jnp.arange(3), counter)
     assert counter[...] == 0  # as with graph updates
 

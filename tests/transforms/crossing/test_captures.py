@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from graftree.config import GRAPH_UPDATES
 from graftree.transforms.crossing import captures
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.propagation import GRAPH_UPDATES
 from graftree.transforms.crossing.rows import Row
 
 ROW = Row.uniform("cond", GRAPH_UPDATES)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from graftree.config import GRAPH, GRAPH_UPDATES, TREE
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.propagation import GRAPH, GRAPH_UPDATES, TREE
 from graftree.transforms.crossing.rows import Row
 
 MODES = [GRAPH_UPDATES, GRAPH, TREE]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree as nnx
+from graftree.config import GRAPH_UPDATES
 from graftree.transforms.crossing import lifting
 from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.propagation import GRAPH_UPDATES
 from graftree.transforms.crossing.rows import Row
 
 

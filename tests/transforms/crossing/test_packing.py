@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from graftree.config import GRAPH, TREE
 from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.propagation import GRAPH, TREE
 
 
 def pack(*args, mode=GRAPH, **kwargs):

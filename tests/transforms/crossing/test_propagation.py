@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing import propagation
+from graftree import config
 
 MODES = {
     "graph_updates": {"graph": True, "graph_updates": True},
@@ -51,12 +51,12 @@ def call(request, mode):
 
 
 def test_modes_are_two_booleans():
-    assert propagation.resolve(True, True) == propagation.GRAPH_UPDATES
-    assert propagation.resolve(True, False) == propagation.GRAPH
-    assert propagation.resolve(False, True) == propagation.TREE
-    assert propagation.resolve(None, None) == propagation.GRAPH_UPDATES
+    assert config.propagation(True, True) == config.GRAPH_UPDATES
+    assert config.propagation(True, False) == config.GRAPH
+    assert config.propagation(False, True) == config.TREE
+    assert config.propagation(None, None) == config.GRAPH_UPDATES
     with nnx.set_graph_updates(False):
-        assert propagation.resolve(None, None) == propagation.GRAPH
+        assert config.propagation(None, None) == config.GRAPH
 
 
 def test_mode_is_that_of_the_decoration():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing import packing, propagation, ref_contents
+from graftree import config
+from graftree.transforms.crossing import packing, ref_contents
 from tests.modes import MODES
 
 
@@ -74,7 +75,7 @@ def test_gradients_pass_through_refs_that_are_differentiated(mode):
 
 def test_refused_refs_are_named():
     args = (nnx.Dict(a=jnp.ones(2)), nnx.Dict(w=nnx.Param(jnp.zeros(2), ref=True)))
-    packed = packing.pack((args, {}), propagation.GRAPH, "example")
+    packed = packing.pack((args, {}), config.GRAPH, "example")
     groups = packing.part(packed.values(), packed.signature, [0, 1], 2)
     ref_contents.refuse(groups[:1], "example", "has no refs")
     with pytest.raises(TypeError, match=r"nnx.example has no refs: args\[1\].w") as e:

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing import packing, propagation
+from graftree import config
+from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.signatures import Signatures
 from tests.static_values import Tag
 from tests.threads import run_in_threads
 
 
-def signature_of(*args, mode=propagation.GRAPH):
+def signature_of(*args, mode=config.GRAPH):
     return packing.pack((args, {}), mode, "jit").signature
 
 
@@ -35,7 +36,7 @@ def test_the_first_of_equal_signatures_is_kept():
     assert known.intern(signature_of(tagged("b"), 1)) is not first
 
 
-@pytest.mark.parametrize("mode", [propagation.TREE, propagation.GRAPH])
+@pytest.mark.parametrize("mode", [config.TREE, config.GRAPH])
 @pytest.mark.parametrize("name", ["a", ["a", "b"]])
 def test_equal_signatures_have_one_number_and_others_another(name, mode):
     # JAX must not have to compare what follows the number (issue 12, §7). It hashes no

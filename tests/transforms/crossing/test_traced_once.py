@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing.propagation import GRAPH, GRAPH_UPDATES
+from graftree.config import GRAPH, GRAPH_UPDATES
 from graftree.transforms.crossing.signatures import Signature
 from graftree.transforms.crossing.traced_once import PerFunction
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from graftree.config import GRAPH, GRAPH_UPDATES, TREE
 from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.propagation import GRAPH, GRAPH_UPDATES, TREE
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import FormError
 

@@ -2,8 +2,7 @@
 
 What is compared is first a mapping of paths: `facts` makes one of a GraphDef, callers
 may make others. `between` lists where two of them differ, and `in_words` says it.
-`missing_and_unexpected` does that for leaves that one of two has. `is_unchanged` only
-tells whether an object is built as it was, and costs less.
+`missing_and_unexpected` does that for leaves that one of two has.
 """
 
 from __future__ import annotations
@@ -293,34 +292,3 @@ _STAR = _Star()
 def _shortened(text: str, most: int = 60) -> str:
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-# Is it built as it was?
-
-
-def is_unchanged(new: GraphDef[Any] | None, old: GraphDef[Any] | None) -> bool:
-    """Whether objects flattened again are those that came in, built as they were.
-
-    Args:
-        new: Made with the numbers of the objects of ``old`` as outer ones; ``None`` for
-            what is no object. Metadata of Variables is not compared.
-        old: Made first.
-    """
-    if new is None or old is None:
-        return new is old
-    return (
-        new.attributes == old.attributes
-        and len(new.nodes) == len(old.nodes)
-        and all(map(_is_same_node, new.nodes, old.nodes))
-    )
-
-
-def _is_same_node(new: Any, old: Any) -> bool:
-    if type(new) is not type(old):
-        return False
-    if isinstance(new, VariableDef):
-        return new.type is old.type and new.index == old.index == new.outer_index
-    index = getattr(new, "outer_index", None)
-    return (new if index is None else new._replace(outer_index=None)) == old and (
-        index is None or index == new.index
-    )

@@ -345,7 +345,7 @@ def _choose_rule(
 
 
 def _in_place(graph: bool | None, graph_updates: bool | None) -> bool:
-    return config.graph_mode(graph) and config.graph_updates(graph_updates)
+    return config.propagation(graph, graph_updates).structure
 
 
 def _derive(node: Any, choose: Choice, graph: bool | None, in_place: bool) -> Any:

@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 
+from graftree import config
 from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop.graph_contexts import contexts
 from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
-from graftree.transforms.crossing import alias_reports, decorators, propagation
+from graftree.transforms.crossing import alias_reports, decorators
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.prefixes import Prefix
 
@@ -274,7 +275,7 @@ def check_consistent_aliasing(
         ValueError: If there is one; names the type, the paths and the prefixes.
     """
     found = {} if node_prefixes is None else node_prefixes
-    checked = Prefix(prefix, "prefix", "to_tree", propagation.GRAPH_UPDATES)
+    checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
     alias_reports.check_consistent(

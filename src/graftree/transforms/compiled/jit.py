@@ -12,16 +12,17 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
+from graftree import config
+from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, lifting, propagation
+from graftree.transforms.crossing import arguments, decorators, lifting
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
 
@@ -197,7 +198,7 @@ def jit(
         >>> bool((model.kernel[...] == 2 * before).all())
         True
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
 
     def make(function: Callable[..., Any]) -> JitWrapped[..., Any]:
         return JitWrapped(

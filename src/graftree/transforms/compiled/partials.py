@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, config
+from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.graph import flattening, functional
 from graftree.core.graph.flattening import IndexMap, RefMap
@@ -16,10 +17,9 @@ from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import alias_reports, decorators, packing, propagation
+from graftree.transforms.crossing import alias_reports, decorators, packing
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Row
 
 R = TypeVar("R")
@@ -79,7 +79,7 @@ def jit_partial(
         >>> predict(jnp.ones((1, 2))).shape
         (1, 3)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise ValueError(
             "`graph_updates` not supported by `jit_partial`: pass graph=False or "
@@ -187,7 +187,7 @@ def cached_partial(
         >>> model.bias[...]
         Array([1., 1., 1.], dtype=float32)
     """
-    if not propagation.resolve(graph, graph_updates).structure:
+    if not config.propagation(graph, graph_updates).structure:
         raise ValueError(
             "cached_partial is a graph-mode-only API and requires graph_updates=True. "
             "Other modes need nothing of the kind: use functools.partial."

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from graftree import config
+from graftree.config import Propagation
 from graftree.core.graph import differences
 from graftree.transforms.crossing import (
     decorators,
-    propagation,
     signatures,
     traced_once,
 )
-from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signature, Signatures
+from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
 
 R = TypeVar("R")
 
@@ -69,7 +68,7 @@ def cond(
         >>> int(count[...])
         1
     """
-    row = _row("cond", propagation.resolve(graph, graph_updates))
+    row = _row("cond", config.propagation(graph, graph_updates))
     return _choose(row, pred, (true_fun, false_fun), operands)
 
 
@@ -106,7 +105,7 @@ def switch(
     """
     if not branches:
         raise ValueError("Empty branch sequence: nnx.switch needs a function.")
-    row = _row("switch", propagation.resolve(graph, graph_updates))
+    row = _row("switch", config.propagation(graph, graph_updates))
     return _choose(row, index, tuple(branches), operands)
 
 
@@ -174,7 +173,7 @@ _selections = traced_once.PerFunction(_selection)
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     """What is remembered of a function; the same for the same function and mode."""
     nothing = Signature(jax.tree.structure(()), ())
-    return _selections.get((f,), nothing, propagation.resolve(graph, False), "cond")
+    return _selections.get((f,), nothing, config.propagation(graph, False), "cond")
 
 
 class _Branches:

@@ -8,17 +8,17 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
+from graftree import config
+from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import propagation, traced_once
-from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing import traced_once
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signatures
+from graftree.transforms.crossing.signatures import Labels, Signatures
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def while_loop(
         >>> last is counter, int(counter)
         (True, 3)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
     run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
     return call.commit(run(*call.groups))
@@ -140,7 +140,7 @@ def fori_loop(
         >>> int(nnx.fori_loop(0, 4, add, total))
         6
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
     # JAX can differentiate a loop in reverse only if it knows the number of steps.
     bounds = tuple(map(_static, (lower, upper)))

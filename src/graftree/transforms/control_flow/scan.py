@@ -7,16 +7,16 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
+from graftree import config
+from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import decorators, propagation, traced_once
-from graftree.transforms.crossing.alias_reports import Labels
+from graftree.transforms.crossing import decorators, traced_once
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import Prefix, StateAxes
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Keywords, Row
-from graftree.transforms.crossing.signatures import Signatures
+from graftree.transforms.crossing.signatures import Labels, Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +107,7 @@ def scan(
     }
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        mode = propagation.resolve(graph, graph_updates)
+        mode = config.propagation(graph, graph_updates)
         axes = _Axes(in_axes, out_axes, mode)
         row = Row(
             "scan",

@@ -15,8 +15,8 @@ part of JAX's own cache key, and the static part of a result comes with a cached
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``prefixes.py``: their groups; ``tree_prefixes.py``: `prefix`.
-- ``propagation.py``: what survives the way back; ``arguments.py``, ``decorators.py``,
-  ``axis_names.py``: static and donated arguments, forms of use, names of mapped axes.
+- ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
+  forms of use, names of mapped axes.
 - ``captures.py``, ``traced_once.py``: a trace is used again as long as what its
   function reaches is as it was.
 - ``alias_reports.py``, ``loss_warnings.py``, ``static_contents.py``: what is refused or

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from graftree import _jax
+from graftree.config import Propagation
 from graftree.core import paths
 from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing.propagation import Propagation
+from graftree.transforms.crossing.signatures import ARGS, Labels
 
 
 def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -48,26 +48,6 @@ def _key_text(key: Any) -> str:
     return f".{key}" if isinstance(key, str) else f"[{key!r}]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Labels:
-    """What positional arguments are called in messages.
-
-    Attributes:
-        args: All of them; the second one is ``args[1]``.
-        named: Those that have names of their own, by position.
-    """
-
-    args: str = "args"
-    named: Mapping[int, str] = dataclasses.field(default_factory=dict)
-
-    def of(self, number: int) -> str:
-        """The name of one argument."""
-        return self.named.get(number, f"{self.args}[{number}]")
-
-
-ARGS = Labels()
-
-
 def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:
     """Refuses arguments in which a Variable or ref occurs twice."""
     args, kwargs = tree
@@ -86,12 +66,12 @@ def check_arguments(args: Sequence[Any], transform: str) -> None:
 def check_outputs(
     inputs: Sequence[tuple[str, Any]],
     out: Any,
-    propagation: Propagation,
+    mode: Propagation,
     transform: str,
 ) -> None:
     """Refuses outputs with a Variable of the inputs, or (as trees) with one twice."""
     outputs = labeled({"out": out})
-    if propagation.sharing:
+    if mode.sharing:
         outputs = _each_once(outputs)
     _check([*inputs, *outputs], transform)
 

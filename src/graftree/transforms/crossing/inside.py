@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening
+from graftree.core.graph import flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping
 from graftree.core.objects.pytrees import Pytree
@@ -351,7 +351,7 @@ class Inside:
         pairs = zip(now.entries, self.signature.entries, strict=True)
         return (
             len(leaves) == len(self.values)
-            and all(differences.is_unchanged(new, old) for new, old in pairs)
+            and all(_is_built_alike(new, old) for new, old in pairs)
             and all(
                 isinstance(leaf, Variable) or leaf is value
                 for leaf, value in zip(leaves, self.values, strict=True)
@@ -417,3 +417,29 @@ def _in_groups(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
     for leaf in leaves:
         groups[leaf.group].append(leaf)
     return groups
+
+
+def _is_built_alike(new: GraphDef[Any] | None, old: GraphDef[Any] | None) -> bool:
+    """Whether objects are those that came in, built as they were.
+
+    The numbers of the objects of ``old`` are outer ones in ``new``. Metadata of
+    Variables travels on its own.
+    """
+    if new is None or old is None:
+        return new is old
+    return (
+        new.attributes == old.attributes
+        and len(new.nodes) == len(old.nodes)
+        and all(map(_is_same_node, new.nodes, old.nodes))
+    )
+
+
+def _is_same_node(new: Any, old: Any) -> bool:
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, VariableDef):
+        return new.type is old.type and new.index == old.index == new.outer_index
+    index = getattr(new, "outer_index", None)
+    return (new if index is None else new._replace(outer_index=None)) == old and (
+        index is None or index == new.index
+    )

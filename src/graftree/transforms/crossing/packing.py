@@ -18,14 +18,13 @@ from typing import Any
 
 import jax
 
+from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import alias_reports
-from graftree.transforms.crossing.alias_reports import Labels
-from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Signature, Slot, count
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot, count
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,15 +53,15 @@ def is_entry(sharing: bool) -> Callable[[Any], bool]:
 
 def pack(
     tree: Any,
-    propagation: Propagation,
+    mode: Propagation,
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
-    labels: Labels = alias_reports.ARGS,
+    labels: Labels = ARGS,
 ) -> Packed:
     """Takes a tree of arguments apart."""
     refs = RefMap()
-    treedef, entries, leaves = take_apart(tree, propagation, refs, RefMap(), transform)
-    if not propagation.sharing and any(map(is_repeated, entries)):
+    treedef, entries, leaves = take_apart(tree, mode, refs, RefMap(), transform)
+    if not mode.sharing and any(map(is_repeated, entries)):
         alias_reports.check_inputs(tree, transform, labels)
     signature = Signature(treedef, tuple(entries), statics, labels)
     return Packed(signature, leaves, IndexMap.from_refmap(refs))
@@ -74,15 +73,15 @@ def is_repeated(entry: GraphDef[Any] | None) -> bool:
 
 
 def take_apart(
-    tree: Any, propagation: Propagation, refs: RefMap, outer: RefMap, transform: str
+    tree: Any, mode: Propagation, refs: RefMap, outer: RefMap, transform: str
 ) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
     """The treedef, the entries and the leaves of a tree; see `Signature`.
 
     Fills the numbering ``refs``. The GraphDefs record the numbers in ``outer``, which
     objects have outside.
     """
-    is_leaf = is_entry(propagation.sharing)
-    if propagation.sharing:
+    is_leaf = is_entry(mode.sharing)
+    if mode.sharing:
         flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
     else:
         flat, treedef = tree_checks.flatten(tree)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, config
+from graftree.config import Propagation
 from graftree.core import filters, paths
 from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import GraphDef
@@ -24,9 +25,8 @@ from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, propagation
+from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.arguments import Chosen
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -38,7 +38,7 @@ class PrefixMapping(abc.ABC):
         True
     """
 
-    mode: ClassVar[Propagation] = propagation.GRAPH_UPDATES
+    mode: ClassVar[Propagation] = config.GRAPH_UPDATES
 
     @abc.abstractmethod
     def map_prefix(self, path: Any, variable: Any) -> Any:

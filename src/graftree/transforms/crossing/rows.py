@@ -7,12 +7,10 @@ import enum
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graftree.transforms.crossing import alias_reports
-from graftree.transforms.crossing.alias_reports import Labels
+from graftree.config import Propagation
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.propagation import Propagation
-from graftree.transforms.crossing.signatures import Signature, Signatures
+from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Signatures
 
 
 class Keywords(enum.Enum):
@@ -56,7 +54,7 @@ class Row:
     returns_placed: bool = False
     returns_captured: bool = False
     is_detached: bool = False
-    labels: Labels = alias_reports.ARGS
+    labels: Labels = ARGS
     signatures: Signatures | None = None
 
     @staticmethod

@@ -6,10 +6,12 @@ Slot        one leaf of it: where it is, what it is called, how it is defined
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +19,26 @@ import jax
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import alias_reports
-from graftree.transforms.crossing.alias_reports import Labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What positional arguments are called in messages.
+
+    Attributes:
+        args: All of them; the second one is ``args[1]``.
+        named: Those that have names of their own, by position.
+    """
+
+    args: str = "args"
+    named: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, number: int) -> str:
+        """The name of one argument."""
+        return self.named.get(number, f"{self.args}[{number}]")
+
+
+ARGS = Labels()
 
 
 class Slot(NamedTuple):
@@ -114,7 +134,7 @@ class Signature:
         treedef: Any,
         entries: tuple[GraphDef[Any] | None, ...],
         statics: tuple[tuple[Any, Any], ...] = (),
-        labels: Labels = alias_reports.ARGS,
+        labels: Labels = ARGS,
     ) -> None:
         self.treedef = treedef
         self.entries = entries

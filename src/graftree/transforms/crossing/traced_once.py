@@ -19,9 +19,9 @@ from typing import Any
 
 import jax
 
+from graftree.config import Propagation
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import captures
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.signatures import Signature
 
 # How many traces of the same functions are remembered, for other things captured.

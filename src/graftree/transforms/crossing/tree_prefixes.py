@@ -12,7 +12,6 @@ from graftree.core import filters, paths
 from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states import states
-from graftree.transforms.crossing import propagation
 from graftree.transforms.crossing.prefixes import PrefixMapping
 
 Value = Callable[[Any, Any], Any]
@@ -78,7 +77,7 @@ class TreeState(PrefixMapping):
         (True, [0, 0])
     """
 
-    mode = propagation.GRAPH
+    mode = config.GRAPH
 
     def __init__(self, graphdef: GraphDef[Any], values: Iterable[Any]) -> None:
         self.graphdef = graphdef

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, merging, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
@@ -27,7 +28,6 @@ from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, signatures
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.signatures import Signature
 
 

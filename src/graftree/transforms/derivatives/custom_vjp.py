@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack, overload
 import jax
 
 from graftree import _jax, errors
+from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import (
@@ -32,15 +33,13 @@ from graftree.transforms.crossing import (
     packing,
     prefixes,
 )
-from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Changes, Values
 from graftree.transforms.crossing.prefixes import DiffState, Prefix
-from graftree.transforms.crossing.propagation import GRAPH, Propagation, resolve
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import FormError
 
@@ -113,7 +112,7 @@ def custom_vjp(
         >>> float(nnx.grad(clipped)(nnx.Param(jnp.array(3.0)))[...])
         1.0
     """
-    mode = resolve(graph, graph_updates)
+    mode = propagation(graph, graph_updates)
     return decorators.decorate(
         fun, _NAME, lambda function: CustomVjp(function, nondiff_argnums, mode)
     )

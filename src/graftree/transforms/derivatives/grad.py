@@ -12,17 +12,18 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
+from graftree import config
+from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import decorators, prefixes, propagation, ref_contents
+from graftree.transforms.crossing import decorators, prefixes, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import DiffState, Prefix
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 
@@ -106,7 +107,7 @@ def grad(
         })
     """
     cotangents.refuse_axes(reduce_axes)
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
     return _decorator(f, _Targets(argnums, "grad", mode), has_aux, False, options)
 
@@ -165,7 +166,7 @@ def value_and_grad(
         Array([[3.]], dtype=float32)
     """
     cotangents.refuse_axes(reduce_axes)
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
     targets = _Targets(argnums, "value_and_grad", mode)
     return _decorator(f, targets, has_aux, True, options)

@@ -12,22 +12,20 @@ from typing import Any, Literal, TypeVar, overload
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, config
+from graftree.config import Propagation
 from graftree.transforms.crossing import (
     alias_reports,
     decorators,
-    propagation,
     ref_contents,
 )
-from graftree.transforms.crossing.alias_reports import Labels
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.propagation import Propagation
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 
 R = TypeVar("R")
@@ -178,7 +176,7 @@ def jvp(
 def _without_structure(
     name: str, graph: bool | None, graph_updates: bool | None
 ) -> Propagation:
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     if mode.structure:
         raise NotImplementedError(
             f"graph-mode with graph_updates is not supported for nnx.{name}: a "

@@ -8,8 +8,8 @@ from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overloa
 import jax
 from jax.sharding import PartitionSpec
 
-from graftree import _jax
-from graftree.transforms.crossing import decorators, lifting, propagation, ref_contents
+from graftree import _jax, config
+from graftree.transforms.crossing import decorators, lifting, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
@@ -84,7 +84,7 @@ def shard_map(
         >>> tuple(apply(model, jnp.ones((8, 2))).sharding.spec)
         ('data',)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     row = Row(
         "shard_map",
         mode,

@@ -12,13 +12,13 @@ from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overloa
 import jax
 import jax.numpy as jnp
 
+from graftree import config
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
 from graftree.transforms.crossing import (
     arguments,
     decorators,
     lifting,
-    propagation,
     ref_contents,
 )
 from graftree.transforms.crossing.arguments import Chosen
@@ -99,7 +99,7 @@ def vmap(
         >>> make(jax.random.split(jax.random.key(0), 5)).kernel.shape
         (5, 2, 3)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     row = Row(
         "vmap",
         mode,
@@ -192,7 +192,7 @@ def pmap(
         >>> apply(model, jnp.ones((1, 4, 2))).shape
         (1, 4, 3)
     """
-    mode = propagation.resolve(graph, graph_updates)
+    mode = config.propagation(graph, graph_updates)
     outputs = Prefix(out_axes, "out_axes", "pmap", mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -364,7 +364,7 @@ def transform_metadata(
         >>> make(jax.random.split(jax.random.key(0), 3)).out_sharding
         ('layers', 'a')
     """
-    name, mode = "transform_metadata", propagation.resolve(graph, False)
+    name, mode = "transform_metadata", config.propagation(graph, False)
     row = Row(
         name,
         mode,
