@@ -75,6 +75,8 @@ check "mypy" $bin/mypy
 if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
 if [ -n "$newest" ]; then run_tests newest; fi
 if [ -n "$oldest" ]; then run_tests oldest "${tests_of_oldest[@]}"; fi
+check "shapes" $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
+    src/graftree/nn src/graftree/training tests/contract/test_nn_layers
 
 echo
 printf '%s\n' "${report[@]}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype, PromoteDtypeFn
+from graftree.annotations import ArrayLike, Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Param
 from graftree.nn.support import arguments, computation, parameters
@@ -120,7 +120,7 @@ class PReLU(Module):
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
 
-    def __call__(self, inputs: Num[Array, "*shape"]) -> Num[Array, "*shape"]:
+    def __call__(self, inputs: Num[ArrayLike, "*shape"]) -> Num[Array, "*shape"]:
         """Scales the negative entries of ``inputs``.
 
         Args:
@@ -133,10 +133,10 @@ class PReLU(Module):
             TypeError: If ``inputs`` is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        inputs = arguments.as_array(self, inputs)
+        x = arguments.as_array(self, inputs)
         slope = self.negative_slope[...]
         if self.dtype is None:
-            slope = jnp.asarray(slope, inputs.dtype)
+            slope = jnp.asarray(slope, x.dtype)
         else:
-            inputs, slope = self.promote_dtype((inputs, slope), dtype=self.dtype)
-        return jnp.where(inputs >= 0, inputs, slope * inputs)
+            x, slope = self.promote_dtype((x, slope), dtype=self.dtype)
+        return jnp.where(x >= 0, x, slope * x)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree import errors
-from graftree.annotations import Dtype, PrecisionLike, PromoteDtypeFn, Shape
+from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
 from graftree.nn.support import computation
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 def dot_product_attention(
-    query: Num[Array, "*batch queries heads depth"],
-    key: Num[Array, "*batch keys kv_heads depth"],
-    value: Num[Array, "*batch keys v_heads v_depth"],
-    bias: Num[Array, "*bias_shape"] | None = None,
-    mask: Shaped[Array, "*mask_shape"] | None = None,
+    query: Num[ArrayLike, "*batch queries heads depth"],
+    key: Num[ArrayLike, "*batch keys kv_heads depth"],
+    value: Num[ArrayLike, "*batch keys v_heads v_depth"],
+    bias: Num[ArrayLike, "*bias_shape"] | None = None,
+    mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
     broadcast_dropout: bool = True,
     dropout_rng: Array | None = None,
     dropout_rate: float = 0.0,
@@ -135,10 +135,10 @@ def dot_product_attention(
 
 
 def dot_product_attention_weights(
-    query: Num[Array, "*batch queries heads depth"],
-    key: Num[Array, "*batch keys kv_heads depth"],
-    bias: Num[Array, "*bias_shape"] | None = None,
-    mask: Shaped[Array, "*mask_shape"] | None = None,
+    query: Num[ArrayLike, "*batch queries heads depth"],
+    key: Num[ArrayLike, "*batch keys kv_heads depth"],
+    bias: Num[ArrayLike, "*bias_shape"] | None = None,
+    mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
     broadcast_dropout: bool = True,
     dropout_rng: Array | None = None,
     dropout_rate: float = 0.0,
@@ -428,8 +428,8 @@ def make_causal_mask(
 
 
 def combine_masks(
-    *masks: Shaped[Array, "*mask_shape"] | None, dtype: Dtype = jnp.float32
-) -> Shaped[Array, "*mask_shape"] | None:
+    *masks: Shaped[ArrayLike, "..."] | None, dtype: Dtype = jnp.float32
+) -> Shaped[Array, "..."] | None:
     """Lets through what all masks let through.
 
     Args:

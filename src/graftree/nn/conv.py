@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    ArrayLike,
     ConvGeneralDilatedT,
     Dtype,
     Initializer,
@@ -109,7 +110,7 @@ class Conv(Module):
         kernel_dilation: int | Sequence[int] | None = 1,
         feature_group_count: int = 1,
         use_bias: bool = True,
-        mask: Num[Array, "*kernel_shape"] | None = None,
+        mask: Num[ArrayLike, "*kernel_shape"] | None = None,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         precision: PrecisionLike = None,
@@ -151,7 +152,9 @@ class Conv(Module):
         self.preferred_element_type = preferred_element_type
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial in_features"], out_sharding: Any = None
+        self,
+        inputs: Num[ArrayLike, "*batch_spatial in_features"],
+        out_sharding: Any = None,
     ) -> Inexact[Array, "*batch_out_spatial out_features"]:
         """Convolves ``inputs`` with the kernel.
 
@@ -277,9 +280,9 @@ def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Arra
     return outputs.reshape(batch_shape + outputs.shape[1:])
 
 
-def _masked_kernel(layer: Module) -> jax.Array:
+def _masked_kernel(layer: Any) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
-    kernel = computation.read(layer.kernel)
+    kernel = layer.kernel[...]
     if layer.mask is None:
         return kernel
     if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
@@ -420,7 +423,7 @@ class ConvTranspose(Module):
         padding: PaddingLike = "SAME",
         kernel_dilation: int | Sequence[int] | None = None,
         use_bias: bool = True,
-        mask: Num[Array, "*kernel_shape"] | None = None,
+        mask: Num[ArrayLike, "*kernel_shape"] | None = None,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         precision: PrecisionLike = None,
@@ -459,7 +462,7 @@ class ConvTranspose(Module):
         )
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial in_features"]
+        self, inputs: Num[ArrayLike, "*batch_spatial in_features"]
     ) -> Inexact[Array, "*batch_out_spatial out_features"]:
         """Convolves ``inputs`` with the transpose of the kernel.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    ArrayLike,
     Dtype,
     EinsumT,
     Initializer,
@@ -107,7 +108,7 @@ class Einsum(Module):
 
     def __call__(
         self,
-        inputs: Num[Array, "*shape"],
+        inputs: Num[ArrayLike, "*shape"],
         einsum_str: str | None = None,
         out_sharding: Any = None,
     ) -> Inexact[Array, "*out_shape"]:

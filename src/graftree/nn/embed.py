@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
+from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.nn import initializers, linear
@@ -78,7 +78,7 @@ class Embed(Module):
         self.promote_dtype = promote_dtype
 
     def __call__(
-        self, inputs: Integer[Array, "*shape"], out_sharding: Any = None
+        self, inputs: Integer[ArrayLike, "*shape"], out_sharding: Any = None
     ) -> Num[Array, "*shape features"]:
         """Looks up the rows with the numbers ``inputs``.
 
@@ -117,7 +117,7 @@ class Embed(Module):
         return embedding.at[inputs].get(mode="fill", out_sharding=out_sharding)
 
     def attend(
-        self, query: Num[Array, "*batch features"], out_sharding: Any = None
+        self, query: Num[ArrayLike, "*batch features"], out_sharding: Any = None
     ) -> Inexact[Array, "*batch num_embeddings"]:
         """Multiplies ``query`` with every row, as tied output layers do.
 

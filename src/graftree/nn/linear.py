@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    ArrayLike,
     DotGeneralT,
     Dtype,
     Initializer,
@@ -112,7 +113,7 @@ class Linear(Module):
         self.preferred_element_type = preferred_element_type
 
     def __call__(
-        self, inputs: Num[Array, "*batch in_features"], out_sharding: Any = None
+        self, inputs: Num[ArrayLike, "*batch in_features"], out_sharding: Any = None
     ) -> Inexact[Array, "*batch out_features"]:
         """Maps the last axis of ``inputs``.
 
@@ -288,7 +289,7 @@ class LinearGeneral(Module):
         )
 
     def __call__(
-        self, inputs: Num[Array, "*shape"], out_sharding: Any = None
+        self, inputs: Num[ArrayLike, "*shape"], out_sharding: Any = None
     ) -> Inexact[Array, "*out_shape"]:
         """Maps the axes ``axis`` of ``inputs``.
 

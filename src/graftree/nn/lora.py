@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype, Initializer, PromoteDtypeFn
+from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
@@ -125,7 +125,7 @@ class LoRA(Module):
         self.lora_b = matrix(b_initializer, lora_rank, out_features, b_metadata)
 
     def __call__(
-        self, x: Num[Array, "*batch in_features"], **kwargs: Any
+        self, x: Num[ArrayLike, "*batch in_features"], **kwargs: Any
     ) -> Inexact[Array, "*batch out_features"]:
         """Maps the last axis of ``x``.
 
@@ -249,7 +249,7 @@ class LoRALinear(linear.Linear):
         )
 
     def __call__(
-        self, x: Num[Array, "*batch in_features"], out_sharding: Any = None
+        self, x: Num[ArrayLike, "*batch in_features"], out_sharding: Any = None
     ) -> Inexact[Array, "*batch out_features"]:
         """Maps the last axis of ``x``.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Axes, Dtype, Initializer, PromoteDtypeFn
+from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import BatchStat
@@ -126,10 +126,10 @@ class BatchNorm(Module):
 
     def __call__(
         self,
-        x: Num[Array, "*shape"],
+        x: Num[ArrayLike, "*shape"],
         use_running_average: bool | None = None,
         *,
-        mask: Bool[Array, "*mask_shape"] | None = None,
+        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
     ) -> Inexact[Array, "*shape"]:
         """Normalizes ``x``; while training, updates the running statistics.
 
@@ -229,9 +229,9 @@ class _SampleNorm(Module):
 
     def __call__(
         self,
-        x: Num[Array, "*shape"],
+        x: Num[ArrayLike, "*shape"],
         *,
-        mask: Bool[Array, "*mask_shape"] | None = None,
+        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
     ) -> Inexact[Array, "*shape"]:
         """Normalizes ``x``.
 
@@ -423,8 +423,8 @@ class RMSNorm(Module):
 
     def __call__(
         self,
-        x: Num[Array, "*shape"],
-        mask: Bool[Array, "*mask_shape"] | None = None,
+        x: Num[ArrayLike, "*shape"],
+        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
     ) -> Inexact[Array, "*shape"]:
         """Normalizes ``x``.
 
@@ -612,9 +612,9 @@ class GroupNorm(Module):
 
     def __call__(
         self,
-        x: Num[Array, "*shape features"],
+        x: Num[ArrayLike, "*shape features"],
         *,
-        mask: Bool[Array, "*mask_shape"] | None = None,
+        mask: Bool[ArrayLike, "*mask_shape"] | None = None,
     ) -> Inexact[Array, "*shape features"]:
         """Normalizes ``x``.
 
@@ -681,8 +681,8 @@ def _split_features(
                 f"size ({group_size})."
             )
         return num_features // group_size, group_size
-    is_count = arguments.is_int(num_groups) and num_groups > 0
-    if not is_count or num_features % num_groups:
+    is_count = arguments.is_int(num_groups)
+    if not is_count or num_groups <= 0 or num_features % num_groups:
         raise ValueError(
             f"Number of groups ({num_groups}) does not divide the number of channels "
             f"({num_features})."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import PaddingLike
+from graftree.annotations import ArrayLike, PaddingLike
 from graftree.core.modules.modules import Module
 from graftree.nn.support import arguments
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def pool(
-    inputs: Num[Array, "*batch_spatial features"],
+    inputs: Num[ArrayLike, "*batch_spatial features"],
     init: Any,
     reduce_fn: Callable[[Any, Any], Any],
     window_shape: int | Sequence[int],
@@ -102,7 +102,7 @@ def _pads(padding: Any, rank: int) -> list[tuple[int, int]]:
 
 
 def avg_pool(
-    inputs: Num[Array, "*batch_spatial features"],
+    inputs: Num[ArrayLike, "*batch_spatial features"],
     window_shape: int | Sequence[int],
     strides: int | Sequence[int] | None = None,
     padding: PaddingLike = "VALID",
@@ -148,7 +148,7 @@ def avg_pool(
 
 
 def max_pool(
-    inputs: Num[Array, "*batch_spatial features"],
+    inputs: Num[ArrayLike, "*batch_spatial features"],
     window_shape: int | Sequence[int],
     strides: int | Sequence[int] | None = None,
     padding: PaddingLike = "VALID",
@@ -177,7 +177,7 @@ def max_pool(
 
 
 def min_pool(
-    inputs: Num[Array, "*batch_spatial features"],
+    inputs: Num[ArrayLike, "*batch_spatial features"],
     window_shape: int | Sequence[int],
     strides: int | Sequence[int] | None = None,
     padding: PaddingLike = "VALID",
@@ -245,7 +245,7 @@ class MaxPool(_WindowPool):
     """
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial features"]
+        self, inputs: Num[ArrayLike, "*batch_spatial features"]
     ) -> Num[Array, "*batch_out_spatial features"]:
         """Pools ``inputs``; results and errors are those of `max_pool`."""
         return max_pool(inputs, self.window_shape, self.strides, self.padding)
@@ -266,7 +266,7 @@ class MinPool(_WindowPool):
     """
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial features"]
+        self, inputs: Num[ArrayLike, "*batch_spatial features"]
     ) -> Num[Array, "*batch_out_spatial features"]:
         """Pools ``inputs``; results and errors are those of `min_pool`."""
         return min_pool(inputs, self.window_shape, self.strides, self.padding)
@@ -301,7 +301,7 @@ class AvgPool(_WindowPool):
         self.count_include_pad = count_include_pad
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial features"]
+        self, inputs: Num[ArrayLike, "*batch_spatial features"]
     ) -> Inexact[Array, "*batch_out_spatial features"]:
         """Pools ``inputs``; results and errors are those of `avg_pool`."""
         window = (self.window_shape, self.strides, self.padding)
@@ -322,7 +322,7 @@ class _GlobalPool(Module):
         self.num_spatial_axes = num_spatial_axes
 
     def __call__(
-        self, inputs: Num[Array, "*batch_spatial features"]
+        self, inputs: Num[ArrayLike, "*batch_spatial features"]
     ) -> Num[Array, "*batch features"]:
         """Pools ``inputs``.
 

@@ -31,7 +31,7 @@ from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Int, Num
+    from jaxtyping import Array, Integer, Num
 
 
 class RNNBase(Protocol):
@@ -128,7 +128,7 @@ class RNN(Module):
         inputs: Num[Array, "*shape"],
         *,
         initial_carry: Any = None,
-        seq_lengths: Int[Array, "*batch"] | None = None,
+        seq_lengths: Integer[Array, "*batch"] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -348,7 +348,7 @@ def _select(is_valid: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 
 def flip_sequences(
     inputs: Num[Array, "*shape"],
-    seq_lengths: Int[Array, "*batch"] | None,
+    seq_lengths: Integer[Array, "*batch"] | None,
     num_batch_dims: int,
     time_major: bool,
 ) -> Num[Array, "*shape"]:
@@ -458,7 +458,7 @@ class Bidirectional(Module):
         *,
         initial_carry: tuple[Any, Any] | None = None,
         rngs: Rngs | RngStream | None = None,
-        seq_lengths: Int[Array, "*batch"] | None = None,
+        seq_lengths: Integer[Array, "*batch"] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,

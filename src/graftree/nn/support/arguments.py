@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -21,7 +22,7 @@ from graftree.annotations import Axes, LaxPadding, PaddingLike
 from graftree.core.variables import values
 
 
-def as_array(layer: Any, inputs: Any) -> Any:
+def as_array(layer: Any, inputs: Any) -> jax.Array:
     """Makes an array of the inputs of a layer, if they are not one yet.
 
     Objects of other kinds that have a shape, as quantization hooks take, stay as they
@@ -100,7 +101,7 @@ def sizes(values: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(operator.index(value) for value in values)
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     """Whether ``value`` is a Python or NumPy integer."""
     return isinstance(value, int | np.integer)
 

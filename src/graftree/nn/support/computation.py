@@ -109,7 +109,7 @@ def read(param: Param[jax.Array] | None) -> jax.Array | None:
     return None if param is None else param[...]
 
 
-def promoted(layer: Any, inputs: Any) -> tuple[Any, Any, Any]:
+def promoted(layer: Any, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The inputs, kernel and bias of a layer in the dtype in which it computes."""
     operands = (inputs, layer.kernel[...], read(layer.bias))
     return layer.promote_dtype(operands, dtype=layer.dtype)
