@@ -128,7 +128,7 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
 def is_as_imported() -> bool:
     """Whether JAX's functions are those it had when this package was imported.
 
-    Libraries that quantize or record put functions of their own in the place of JAX's,
+    Libraries that quantize or record put functions of their own in place of JAX's,
     or other code into these, for a while.
     """
     # Some 800 functions, compared in C.

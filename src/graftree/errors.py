@@ -4,7 +4,7 @@
     ├── GraftreeError
     │   ├── TraceContextError        an object of another trace would be changed
     │   ├── ImmutableVariableError   a Variable made read-only would be changed
-    │   └── StaticArgumentError      a static argument is no constant
+    │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         └── LostUpdateWarning        a change that doesn't reach the caller
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from graftree.core.graph import functional, traversals
+from graftree.core.graph import functional, traversals, tree_checks
 from graftree.core.modules import modules, views
 from graftree.core.rng import reseeding, splitting
 from graftree.transforms import checkify as checkify_module
@@ -63,3 +63,10 @@ switch = functools.partial(cond_switch.switch, **_updates)
 remat = functools.partial(remat_module.remat, **_updates)
 checkify = functools.partial(checkify_module.checkify, **_updates)
 eval_shape = functools.partial(shape_eval.eval_shape, **_updates)
+
+tree_checks.register_compat(
+    name
+    for name, function in [*globals().items()]
+    # These two never work there.
+    if isinstance(function, functools.partial) and name not in ("vjp", "jvp")
+)

@@ -1,6 +1,6 @@
 """Where the files of earlier versions went, so that pickles made with them load.
 
-A pickle names a class by its module. `MOVED` says for each module that is no more which
+A pickle names a class by its module. `MOVED` says for each module that is gone which
 ones have its names now; `install` makes the old name importable.
 """
 

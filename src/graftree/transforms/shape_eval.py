@@ -38,7 +38,7 @@ def eval_shape(
     graph_updates: bool | None = None,
     **kwargs: Any,
 ) -> A:
-    """The output of a function with shapes in the place of arrays; computes nothing.
+    """The output of a function with shapes instead of arrays; computes nothing.
 
     Nothing that the function writes to its arguments reaches the caller's objects.
 

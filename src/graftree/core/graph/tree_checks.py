@@ -137,14 +137,21 @@ def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
         )
 
 
-# The functions that `nnx.compat` has, too.
-_IN_COMPAT = frozenset(
-    {"split", "state", "clone", "graphdef", "flatten", "iter_graph", "recursive_map"}
-)
+_in_compat: set[str] = set()
+
+
+def register_compat(names: Iterable[str]) -> None:
+    """Says which functions and transforms `nnx.compat` has too, as a way out."""
+    _in_compat.update(names)
+
+
+def is_in_compat(function: str) -> bool:
+    """Whether `nnx.compat` is a way out for a function or transform."""
+    return function in _in_compat
 
 
 def _ways_out(function: str) -> str:
-    if function not in _IN_COMPAT:
+    if not is_in_compat(function):
         return "or use graph mode: graph=True, or nnx.set_graph_mode(True)."
     return (
         f"or keep them shared with nnx.{function}(..., graph=True),\n"

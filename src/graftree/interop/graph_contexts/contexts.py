@@ -245,7 +245,7 @@ class SplitContext:
 
 
 def _stand_in(definition: Any, leaf: Any) -> Any:
-    """What leaves the trace in the place of a leaf."""
+    """What leaves the trace instead of a leaf."""
     ref = _ref_of(definition)
     if ref is None:
         return leaf

@@ -34,7 +34,7 @@ _TAG = "split_merge_inputs"
 class NodeStates:
     """One object in a tree: its GraphDef and one or several states.
 
-    A pytree whose leaves are those of the states. With axes in the place of states it
+    A pytree whose leaves are those of the states. With axes instead of states it
     is a prefix of one.
 
     Args:
@@ -153,7 +153,7 @@ def to_tree(
     Args:
         tree: Any pytree with objects in it.
         prefix: A pytree prefix of ``tree`` for ``split_fn``; objects count as leaves.
-            ``None`` is no prefix.
+            ``None`` means no prefix.
         split_fn: ``(ctx, path, prefix, leaf) -> replacement``. The path is JAX's, and
             ``()`` without a prefix.
         map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves, too.
@@ -284,7 +284,7 @@ def check_consistent_aliasing(
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """The tree with ``None`` in the place of every leaf that is no object."""
+    """The tree with ``None`` instead of every leaf that is not an object."""
     return jax.tree.map(
         lambda x: x if nodes.is_graph_node(x) else None,
         tree,

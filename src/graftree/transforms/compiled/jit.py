@@ -104,7 +104,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The output with ``jax.ShapeDtypeStruct`` in the place of arrays.
+        """The output with ``jax.ShapeDtypeStruct`` instead of arrays.
 
         Args:
             *args: See `trace`.

@@ -244,7 +244,7 @@ class _Snapshot(Rebuilt):
         return now != self._graphdef
 
     def restore(self, values: list[Any]) -> None:
-        """Makes the object what it was, but for values whose buffers were donated."""
+        """Makes the object what it was, except for values with donated buffers."""
         leaves = zip(self._leaves, values, strict=True)
         kept = [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves]
         builder = Builder(IndexMap(), IndexMap.from_refmap(self._numbers))

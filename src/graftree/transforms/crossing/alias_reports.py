@@ -114,14 +114,8 @@ def _check(flat: Iterable[tuple[str, Any]], transform: str) -> None:
         )
 
 
-# These have no graph updates.
-_VALUES_ONLY = frozenset(
-    {"jit_partial", "jvp", "make_jaxpr", "transform_metadata", "vjp"}
-)
-
-
 def _other_ways_out(transform: str) -> str:
-    if transform in _VALUES_ONLY:
+    if not tree_checks.is_in_compat(transform):  # it has no graph updates
         return "."
     return (
         f",\nor use nnx.{transform}(..., graph=True, graph_updates=True),\n"

@@ -136,7 +136,7 @@ def _check_static(where: int | str, value: Any, transform: str) -> None:
             errors.message(
                 f"Non-hashable static arguments are not supported in nnx.{transform}.",
                 where=place,
-                way_out="Pass a hashable value, such as a tuple in the place of a "
+                way_out="Pass a hashable value, such as a tuple instead of a "
                 "list, or pass it as an ordinary argument.",
             )
         ) from error

@@ -5,7 +5,7 @@
     Leaf        a value that leaves it
 
 A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
-values in the place of the last three, one group per value of the prefix. What they are
+values for each of the last three, one group per value of the prefix. What they are
 is static data, part of JAX's own cache key; so a cached call needs no bookkeeping.
 
 A Variable whose value is the object that came in was not changed, is not returned and

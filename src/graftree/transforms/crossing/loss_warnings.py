@@ -16,7 +16,7 @@ from graftree.transforms.crossing.signatures import Signature
 
 
 def pytrees_in(tree: Any) -> list[Any]:
-    """The objects with a structure of their own in a tree of arguments, each once.
+    """The distinct objects with a structure of their own in a tree of arguments.
 
     Containers around them don't count: what is put into these is never seen outside.
     """

@@ -100,7 +100,7 @@ def commit(packed: Packed, result: Any) -> Any:
 
 
 def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
-    """A result of `Inside.leave` with flat lists in the place of groups."""
+    """A result of `Inside.leave` with flat lists instead of groups."""
     returned, *parts = result
     changed, structure, out = map(joined, parts, returned.groups)
     return returned, changed, structure, out

@@ -42,7 +42,7 @@ class Packed:
     objects: IndexMap
 
     def values(self) -> list[Any]:
-        """What JAX gets: raw values in the place of Variables."""
+        """What JAX gets: raw values instead of Variables."""
         return [flattening.raw_of(leaf) for leaf in self.leaves]
 
 
@@ -284,7 +284,7 @@ def roles(groups: Sequence[Values], count: int) -> list[int]:
 
 
 def variables_in(x: Any) -> list[tuple[Any, Any]]:
-    """The Variables and refs of one object, with their paths, each once."""
+    """The Variables and refs of one object, with the path of the first occurrence."""
     graphdef, leaves = flattening.flatten_graph(x)
     return [
         (path, leaf)

@@ -171,7 +171,7 @@ class Plan:
         self._objects = [_weakly(obj) for obj in packed.objects.values()]
         self._sources = _sources(row, tree, packed)
         self._reads_attributes = any(s is not _GIVEN for s in self._sources.values())
-        # Variables, and None in the place of all other leaves.
+        # Variables, and None for all other leaves.
         self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
         boxes = [x for x in self._leaves if x is not None]
         self.is_plain = variables.may_replace_all(boxes, ())
@@ -236,7 +236,7 @@ class Plan:
         return Packed(self.signature, leaves, IndexMap(enumerate(objects)))
 
     def _others(self, given: Sequence[Any]) -> Sequence[Any]:
-        """The leaves that are no Variables, in order."""
+        """The leaves that are not Variables, in order."""
         rest = iter(given)
         return [
             next(rest)
@@ -278,7 +278,7 @@ _GIVEN: Any = object()
 
 
 def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
-    """Where the leaves are from that are no Variables, by position, in order.
+    """Where leaves that are not Variables come from, by position, in order.
 
     For each `_GIVEN`, the attribute of an object, or the leaf itself: what is in a
     container stays as long as the survey holds.

@@ -76,7 +76,7 @@ class DiffState(PrefixMapping):
     filter: Any
 
     def map_prefix(self, path: Any, variable: Any) -> bool:
-        """Whether the leaf is differentiated; one that is no part of an object is."""
+        """Whether the leaf is differentiated; one outside of objects is."""
         return not path or filters.to_predicate(self.filter)(path, variable)
 
     def values_of(self) -> tuple[Any, ...]:
@@ -351,7 +351,7 @@ def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[A
 
 
 def node_error(node: Any, place: str, transform: str) -> ValueError:
-    """The error for an object in the place of a prefix."""
+    """The error for an object where a prefix should be."""
     when = " when graph=True"
     ways_out = "Give one prefix for the whole object, or make one with nnx.prefix."
     if place.startswith("argnums"):

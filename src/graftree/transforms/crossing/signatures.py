@@ -68,7 +68,7 @@ class Slot(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is no part of an object: an argument or output by itself."""
+        """Whether it is outside of objects: an argument or output by itself."""
         return self.definition is None and self.path == ()
 
     @property

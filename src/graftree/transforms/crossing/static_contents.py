@@ -4,7 +4,7 @@ The fresh objects inside a transform share their static values with the caller's
 list in a static attribute is the caller's own list, and what a traced function appends
 to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
 noted before the function runs; afterwards those that hold a new tracer get their
-content back, also if the function raised. It is no error: a program may well have used
+content back, also if the function raised. It is not an error: a program may have used
 them as a place to put values that it needs only while it is traced.
 """
 
@@ -24,7 +24,7 @@ from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes
 
-# Objects in objects are looked into so far; beyond that they are no mere containers.
+# Objects in objects are looked into so far; beyond that they are not mere containers.
 _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 

@@ -39,8 +39,8 @@ def prefix(
             mode in force.
 
     Returns:
-        ``node`` with a value in the place of each Variable and each other leaf; in
-        graph mode with a `TreeState` in the place of each object.
+        ``node`` with a value instead of each Variable and each other leaf; in
+        graph mode with a `TreeState` instead of each object.
 
     Raises:
         ValueError: If no filter matches a leaf; in tree mode, if a Variable occurs

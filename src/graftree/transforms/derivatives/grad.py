@@ -189,7 +189,7 @@ class _Targets(Rebuilt):
             argnums, "__index__"
         )
         if isinstance(argnums, Pytree):
-            # Before it is taken for a sequence; it is no prefix in any mode.
+            # Before it is taken for a sequence; it is not a prefix in any mode.
             raise prefixes.node_error(argnums, "argnums", transform)
         targets = (argnums,) if self._is_single else tuple(argnums)
         if not targets:

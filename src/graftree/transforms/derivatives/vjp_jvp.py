@@ -94,7 +94,7 @@ def vjp(
     Raises:
         NotImplementedError: With graph updates, or if ``reduce_axes`` is given.
         ValueError: If ``f`` is a method bound to a Module, for aliases that the mode
-            doesn't allow, or if a cotangent hasn't the form of the output.
+            doesn't allow, or if a cotangent differs in form from the output.
 
     Example:
         >>> model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))

@@ -342,7 +342,7 @@ def transform_metadata(
 
     Args:
         f: The function. Its keyword arguments become positional ones.
-        in_axes: See `vmap`. What is no integer has no name to change.
+        in_axes: See `vmap`. Other axes have no name to change.
         out_axes: See ``in_axes``.
         partition: The name of the axis in ``out_sharding``; ``None`` if it has none.
         graph: The mode; ``None`` takes the default.
