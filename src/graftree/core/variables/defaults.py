@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
 
 from graftree import config
 
@@ -97,6 +97,10 @@ class VarDefaultsContext:
         return function
 
 
+@overload
+def var_defaults() -> VarDefaults: ...
+@overload
+def var_defaults(*, hijax: bool = ..., ref: bool = ...) -> VarDefaultsContext: ...
 def var_defaults(
     *, hijax: bool | None = None, ref: bool | None = None
 ) -> VarDefaults | VarDefaultsContext:

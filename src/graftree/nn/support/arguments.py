@@ -96,7 +96,7 @@ def describe(value: Any) -> str:
 
 def sizes(values: int | Sequence[int]) -> tuple[int, ...]:
     """Normalizes one size or several to a tuple."""
-    if is_int(values):
+    if isinstance(values, int | np.integer):
         return (int(values),)
     return tuple(operator.index(value) for value in values)
 
