@@ -12,8 +12,8 @@ themselves.
 import os
 import pathlib
 
-# All are read once, when JAX makes its backend; programs that tests start inherit
-# them.
+# For JAX's backend, which is not made yet, and for programs that tests start. JAX itself
+# is imported: pytest looks up the warnings that pyproject.toml names.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
@@ -31,6 +31,8 @@ import pytest
 
 from tests import compiled_programs
 
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 compiled_programs.keep_in_whole_files(

@@ -6,6 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import compiler
 
 from tests import compiled_programs, sources
 from tests.threads import run_in_threads
@@ -53,3 +54,10 @@ def test_entries_are_read_whole_while_another_writes_them(tmp_path):
 @pytest.mark.parametrize("verb", ["reading", "writing"])
 def test_warnings_about_the_programs_fail_no_test(verb):
     warnings.warn(f"Error {verb} persistent compilation cache entry", stacklevel=1)
+
+
+def test_programs_are_compiled_with_little_optimization():
+    # pytest imports JAX before conftest.py sets the environment: it must be told.
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+    chosen = options.executable_build_options.debug_options
+    assert chosen.xla_backend_optimization_level == 0
