@@ -12,7 +12,7 @@ themselves.
 import os
 import pathlib
 
-# For JAX's backend, which is not made yet, and for programs that tests start. JAX itself
+# For the backend, which is not made yet, and for programs that tests start. JAX itself
 # is imported: pytest looks up the warnings that pyproject.toml names.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(

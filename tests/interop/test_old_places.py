@@ -22,12 +22,15 @@ def load(name):
     return pickle.loads((FOLDER / f"{name}.pickle").read_bytes())
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split(":")[0])
-def test_names_are_found_where_they_were(line):
-    module, _, names = line.partition(": ")
-    found = importlib.import_module(module)
-    for name in names.split():
-        assert getattr(found, name).__qualname__ == name
+def test_names_are_found_where_they_were():
+    missing = []
+    for line in LINES:
+        module, _, names = line.partition(": ")
+        found = importlib.import_module(module)
+        for name in names.split():
+            if getattr(getattr(found, name, None), "__qualname__", None) != name:
+                missing.append(f"{module}.{name}")
+    assert len(LINES) > 50 and not missing
 
 
 def test_models_load():
