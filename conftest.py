@@ -9,6 +9,7 @@ for all processes of pytest and for the next run. Programs that tests start comp
 themselves.
 """
 
+import gc
 import os
 import pathlib
 
@@ -38,6 +39,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 compiled_programs.keep_in_whole_files(
     pathlib.Path(__file__).parent / "out" / "jax-cache" / jax.__version__
 )
+
+
+def pytest_collection_finish():
+    """Has garbage collection pass over all tests and modules, which stay anyway."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
