@@ -10,8 +10,10 @@ import graftree as nnx
 from tests import comparisons
 from tests.contract.test_transforms.matrix import (
     MODES,
+    ROWS,
     SLOW,
     Box,
+    Case,
     Model,
     X,
     cases,
@@ -330,6 +332,17 @@ OUTER = {
 
 # The rows that stand for all others where each outer transform is tried.
 TYPICAL = ("jit", "grad", "vmap", "scan", "cond")
+# Each outer transform with each of these rows, whose modes take turns.
+PAIRS = pytest.mark.parametrize(
+    ("outer", "case"),
+    [
+        pytest.param(outer, Case(row, mode), id=f"{outer}-{name}-{mode}")
+        for i, outer in enumerate(OUTER)
+        for j, (name, row) in enumerate(ROWS.items())
+        for mode in [row.modes[(i + j) % len(row.modes)]]
+        if row.transform in TYPICAL
+    ],
+)
 
 
 def check_read(outer, case):
@@ -350,8 +363,7 @@ def test_captured_objects_can_be_read_by_an_inner_transform(case):
     check_read("jax.eval_shape", case)
 
 
-@cases(lambda row: row.transform in TYPICAL)
-@pytest.mark.parametrize("outer", OUTER)
+@PAIRS
 def test_captured_objects_can_be_read_under_every_transform(outer, case):
     check_read(outer, case)
 
@@ -378,8 +390,7 @@ def test_captured_objects_can_not_be_written_by_an_inner_transform(case):
     check_refused("jax.jit", lambda m, x: write(m.a, x), case.keeps_values, case)
 
 
-@cases(lambda row: row.transform in TYPICAL)
-@pytest.mark.parametrize("outer", OUTER)
+@PAIRS
 def test_captured_objects_can_not_be_written_under_any_transform(outer, case):
     check_refused(outer, lambda m, x: write(m.a, x), case.keeps_values, case)
 
