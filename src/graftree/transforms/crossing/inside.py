@@ -221,16 +221,15 @@ class Inside:
             self._new_in_arguments(structure, structure_leaves),
             self._new(row.outputs, output, leaves, known, mode.structure),
         )
+        kept = [p for p, _, x in changed if p in forced and self._is_same(x, p)]
         returned = Returned(
-            tuple([leaf.position for leaf in changed]),
-            metadata,
-            structure,
-            output,
-            tuple([tuple([leaf.group for leaf in part]) for part in parts]),
-            tuple(
-                [p for p, _, x in changed if p in forced and self._is_same(x, p)],
-            ),
-            keeps,
+            changed=tuple([leaf.position for leaf in changed]),
+            metadata=metadata,
+            structure=structure,
+            out=output,
+            groups=tuple([tuple([leaf.group for leaf in part]) for part in parts]),
+            kept=tuple(kept),
+            keeps_structure=keeps,
         )
         return Collected(returned, *parts)
 
