@@ -56,9 +56,8 @@ def test_a_state_for_another_shape_is_named():
     model.layers[0] = nnx.Linear(7, 1, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="made for other parameters") as caught:
         optimizer.update(model, gradients(model))
-    assert (
-        "0/mu/layers/0/kernel: shape (2, 1), for the model as it is now shape (7, 1)"
-    ) in str(caught.value)
+    expected = "0/mu/layers/0/kernel: shape (2, 1) then, shape (7, 1) for the model"
+    assert expected in str(caught.value)
     assert "make its optimizer anew" in str(caught.value)
     assert "add got incompatible shapes" in str(caught.value)
 
@@ -67,7 +66,7 @@ def test_a_state_without_a_new_parameter_is_named():
     model = model_of(2)
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     model.scale = nnx.Param(jnp.ones(3))
-    with pytest.raises(ValueError, match="0/mu/scale: missing") as caught:
+    with pytest.raises(ValueError, match="0/mu/scale: nothing then") as caught:
         optimizer.update(model, gradients(model))
     assert "make its optimizer anew" in str(caught.value)
 

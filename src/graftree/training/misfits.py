@@ -7,15 +7,15 @@ the caller did. The functions here can, and they report paths and arguments.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from graftree import errors
-from graftree.annotations import Filter
+from graftree.annotations import Filter, Path
 from graftree.core import paths
+from graftree.core.graph import differences
 from graftree.core.objects import pytrees
 from graftree.core.states import states
 
@@ -75,8 +75,10 @@ def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
     expected, given = _shapes(params).keys(), _shapes(grads).keys()
     if expected == given:
         return
-    where = [f"missing in the gradients: {path}" for path in expected - given]
-    where += [f"not a parameter: {path}" for path in given - expected]
+    where = differences.missing_and_unexpected(
+        [path for path in expected if path not in given],
+        [path for path in given if path not in expected],
+    )
     way_out = "Differentiate the same model, with respect to the same filter."
     if not given:
         way_out += (
@@ -85,9 +87,9 @@ def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
         )
     raise ValueError(
         errors.message(
-            "pytree structure error: the gradients and the parameters selected by "
-            f"wrt={_describe(wrt)} differ.",
-            where="\n".join(sorted(where)),
+            "pytree structure error: the gradients differ from the parameters selected "
+            f"by wrt={_describe(wrt)}.",
+            where="\n".join(where),
             way_out=way_out,
         )
     )
@@ -101,8 +103,8 @@ def check_updates(params: Any, updates: Any) -> None:
         return
     listed = jax.tree.leaves_with_path(params)
     where = [
-        f"{_path_string(path)}: the parameter has shape {np.shape(param)}, its update "
-        f"{np.shape(update)}"
+        f"{paths.to_string(paths.from_jax(path), '<root>')}: the parameter has shape "
+        f"{np.shape(param)}, its update {np.shape(update)}"
         for (path, _), (param, update) in zip(listed, pairs, strict=True)
         if not _keeps_shape(param, update)
     ]
@@ -133,35 +135,27 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
         expected = _shapes(jax.eval_shape(tx.init, params))
     except Exception:  # There is nothing to compare with.
         return
-    given = _shapes(opt_state)
-    where = [
-        f"{path}: {given.get(path, 'missing')}, for the model as it is now "
-        f"{expected.get(path, 'nothing')}"
-        for path in sorted(expected.keys() | given.keys())
-        if expected.get(path) != given.get(path)
-    ]
-    if where:
+    found = differences.between(_shapes(opt_state), expected)
+    if found:
         raise ValueError(
             errors.message(
                 "The state of the optimizer was made for other parameters than the "
                 "model has now.",
-                where="\n".join(where),
+                where="\n".join(
+                    differences.in_words(found, "then", "for the model as it is now")
+                ),
                 way_out="After changing the parts of a model, make its optimizer anew: "
                 f"nnx.Optimizer(model, tx, wrt=...).\nThe update failed with: {error}",
             )
         ) from error
 
 
-def _shapes(tree: Any) -> Mapping[str, str]:
-    """The path and the shape of each leaf, as text."""
+def _shapes(tree: Any) -> dict[Path, str]:
+    """The shape of each leaf by its path."""
     return {
-        _path_string(path): f"shape {np.shape(leaf)}"
+        paths.from_jax(path): f"shape {np.shape(leaf)}"
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-
-
-def _path_string(jax_path: Any) -> str:
-    return paths.to_string(paths.from_jax(jax_path), "<root>")
 
 
 def _describe(wrt: Filter) -> str:
