@@ -114,65 +114,11 @@ def test_refs_are_written_in_place(mode):
 # ---------------------------------------------------------------------------- errors
 
 
-def test_bound_methods_are_refused():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="nnx.checkify does not support bound methods"):
-        nnx.checkify(model.__call__)
-
-
 @VALUE_MODES
 def test_returned_arguments_are_refused_without_graph_updates(mode):
     phrase = r"(?s)\.args\[0\]\.w\n  - \.out\.w\n.*nnx\.checkify with graph_updates"
     with pytest.raises(ValueError, match=phrase):
         nnx.checkify(lambda m: m, **mode)(Model())
-
-
-def test_trees_refuse_aliases():
-    model = Model()
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        nnx.checkify(lambda a, b: None, graph=False)(model, [model])
-    assert "  - .args[0].w\n  - .args[1][0].w" in str(error.value)
-
-
-# ------------------------------------------------------------------ captured objects
-
-
-@MODES
-def test_captured_objects_are_read_not_written(mode):
-    model = Model()
-    assert nnx.checkify(lambda x: model.w * x, **mode)(3.0)[1] == 6.0
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
-        nnx.checkify(lambda x: scale(model, x), **mode)(3.0)
-    assert model.w[...] == 2.0
-
-
-@MODES
-def test_arguments_of_an_outer_trace_may_be_read_not_written(mode):
-    model = Model()
-    read = nnx.checkify(lambda model, x: model.w * x, **mode)
-    assert jax.jit(lambda x: read(model, x)[1])(3.0) == 6.0
-    write = nnx.checkify(scale, **mode)
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.jit(lambda x: write(model, x)[1])(3.0)
-    assert model.w[...] == 2.0
-
-
-def test_captured_objects_are_returned_as_copies():
-    model = Model()
-    _, out = nnx.checkify(lambda x: model)(1.0)
-    assert out is not model and out.w is not model.w and out.w[...] == 2.0
-
-
-@MODES
-def test_failed_call_leaves_caller_untouched(mode):
-    def fail(model):
-        model.w[...] += 1
-        raise KeyError
-
-    model = Model()
-    with pytest.raises(KeyError):
-        nnx.checkify(fail, **mode)(model)
-    assert model.w[...] == 2.0
 
 
 @pytest.mark.peers

@@ -1,7 +1,5 @@
 """Functions that are computed again on the way back: `remat` (contract, section 5)."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,14 +168,6 @@ def test_constants_become_arrays(mode):
 # ---------------------------------------------------------------------------- errors
 
 
-def test_bound_methods_are_refused():
-    for method in (Block().__call__, functools.partial(Block().__call__, 1.0)):
-        with pytest.raises(
-            ValueError, match="nnx.remat does not support bound methods"
-        ):
-            nnx.remat(method)
-
-
 def test_static_positions_are_checked():
     with pytest.raises(ValueError, match="only accepts 1 positional argument"):
         nnx.remat(lambda x: x, static_argnums=1)
@@ -198,52 +188,3 @@ def test_trees_refuse_aliases():
         nnx.remat(lambda v, w: v + w, graph=False)(variable, w=variable)
     assert "  - .args[0]\n  - .kwargs['w']" in str(error.value)
     assert nnx.remat(lambda v, w: v + w)(variable, variable) == 2.0
-
-
-# ------------------------------------------------------------------ captured objects
-
-
-@MODES
-def test_captured_objects_are_read_not_written(mode):
-    block = Block()
-    assert nnx.remat(lambda x: block.scale * x, **mode)(3.0) == 6.0
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate BatchStat"):
-        nnx.remat(lambda x: block(x), **mode)(3.0)
-    assert block.count[...] == 0
-
-
-@MODES
-def test_arguments_of_an_outer_trace_may_be_read_not_written(mode):
-    block = Block()
-    read = nnx.remat(lambda block, x: block.scale * x, **mode)
-    assert jax.jit(lambda x: read(block, x))(3.0) == 6.0
-    write = nnx.remat(Block.__call__, **mode)
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.jit(lambda x: write(block, x))(3.0)
-    assert block.count[...] == 0 and hasattr(block, "scale")
-
-
-def test_captured_objects_are_returned_as_copies():
-    block = Block()
-    out = nnx.remat(lambda x: block)(1.0)
-    assert out is not block and out.scale is not block.scale and out.scale[...] == 2.0
-
-
-@VALUE_MODES
-def test_captured_variables_are_not_returned_without_graph_updates(mode):
-    block = Block()
-    with pytest.raises(ValueError, match="Cannot return captured Variable"):
-        nnx.remat(lambda x: block, **mode)(1.0)
-
-
-@MODES
-def test_failed_call_leaves_caller_untouched(mode):
-    def fail(block):
-        block.count[...] += 1
-        block.scale.set_metadata(tag="x")
-        raise KeyError
-
-    block = Block()
-    with pytest.raises(KeyError):
-        nnx.remat(fail, **mode)(block)
-    assert block.count[...] == 0 and not block.scale.has_metadata("tag")

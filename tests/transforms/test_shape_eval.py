@@ -167,18 +167,6 @@ def test_refs_may_be_returned():
     assert nnx.eval_shape(lambda v: v, out).ref
 
 
-@MODES
-def test_failed_call_leaves_caller_untouched(mode):
-    def fail(model):
-        model(2.0)
-        raise KeyError
-
-    model = Model()
-    with pytest.raises(KeyError):
-        nnx.eval_shape(fail, model, **mode)
-    assert is_concrete(model.w) and model.w.sum() == 6.0
-
-
 # ----------------------------------------------------------------- errors of aliases
 
 
@@ -228,15 +216,6 @@ def test_returned_arguments_are_refused_without_graph_updates(mode):
     model = Model()
     with pytest.raises(ValueError, match="Cannot return captured Variable"):
         nnx.eval_shape(lambda: model, **mode)
-
-
-def test_bound_methods_are_refused():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    phrase = "nnx.{} does not support bound methods"
-    with pytest.raises(ValueError, match=phrase.format("eval_shape")):
-        nnx.eval_shape(functools.partial(model.__call__, jnp.ones((1, 2))))
-    with pytest.raises(ValueError, match=phrase.format("make_jaxpr")):
-        nnx.make_jaxpr(model.__call__, graph=False)
 
 
 @MODES

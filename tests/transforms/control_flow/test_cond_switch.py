@@ -399,35 +399,6 @@ def test_trees_refuse_shared_operands(name):
 
 @MODES
 @BOTH
-def test_captured_objects_are_read_not_written(mode, choose):
-    pair = Pair()
-    assert choose(0, lambda: pair.a * 3, lambda: pair.b * 1, **mode) == 3.0
-
-    def write():
-        pair.a[...] += 1
-
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
-        choose(0, write, lambda: None, **mode)
-    assert pair.a[...] == 1.0
-
-
-def test_captured_objects_are_returned_as_copies():
-    pair = Pair()
-    out = nnx.cond(True, lambda: pair, lambda: pair)
-    assert out is not pair and out.a is not pair.a and out.b[...] == 2.0
-
-
-@VALUE_MODES
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_captured_variables_are_not_returned_without_graph_updates(mode, name):
-    pair = Pair()
-    phrase = rf"Cannot return captured Variable of type Param from nnx\.{name}\."
-    with pytest.raises(ValueError, match=phrase):
-        two(name)(0, lambda: pair, lambda: pair, **mode)
-
-
-@MODES
-@BOTH
 def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
     pair = Pair()
 

@@ -263,24 +263,3 @@ def test_nothing_is_around_the_loop_that_jax_compiles(loop, mode):
     plain = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x))
     expected = plain.lower(1.0).as_text() if loop == "fori_loop" else "func.func"
     assert text.count("func.func") == expected.count("func.func")
-
-
-@MODES
-@LOOPS
-def test_captured_objects_are_read_and_not_written(loop, mode):
-    outer, model = Pair(), Pair()
-
-    def read(model):
-        model.a[...] += outer.b
-        return model
-
-    run(loop, read, model, **mode)
-    assert model.a[...] == 3
-
-    def write(model):
-        outer.a[...] += 1
-        return model
-
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Variable"):
-        run(loop, write, model, **mode)
-    assert outer.a[...] == 0

@@ -1,6 +1,5 @@
 """Objects at two places, or of another trace (contract of transforms, 1.3 to 1.5)."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -151,67 +150,3 @@ def test_node_without_variables_comes_back_as_a_new_object(mode):
     model = nnx.Dict(k=1, a=jnp.ones(2))
     out = nnx.jit(lambda m: m, **mode)(model)
     assert out is not model and out.k == 1 and out.a.tolist() == [1.0, 1.0]
-
-
-# -------------------------------------------------------------- captured objects
-
-
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
-def test_captured_objects_can_be_read(mode):
-    v = param(3.0)
-    assert nnx.jit(lambda x: v * x, **mode)(2.0) == 6.0
-    assert nnx.grad(lambda x: v * x, **mode)(2.0) == 3.0
-
-
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.grad])
-def test_captured_objects_can_not_be_written(mode, transform):
-    model = nnx.Dict(w=param())
-
-    def write_value(x):
-        model.w[...] = x
-        return x
-
-    def write_attribute(x):
-        model.new = x
-        return x
-
-    for f, message in (
-        (write_value, "Cannot mutate Param"),
-        (write_attribute, "'Dict'"),
-    ):
-        with pytest.raises(nnx.errors.TraceContextError, match=message):
-            transform(f, **mode)(2.0)
-    assert model.w[...] == 1.0 and "new" not in model
-
-
-@pytest.mark.parametrize("mode", PLAIN)
-def test_captured_variables_can_not_be_returned(mode):
-    v = param()
-    message = (
-        r"(?s)Cannot return captured Variable.*Param.*nnx\.jit.*Found at path: \.out"
-    )
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(lambda: v, **mode)()
-
-
-def test_captured_objects_can_not_be_returned_with_graph_updates():
-    model = nnx.Dict(w=param())
-    message = "Cannot extract graph node from different trace level"
-    for captured in (model, model.w):
-        with pytest.raises(ValueError, match=message):
-            nnx.jit(lambda captured=captured: captured, **GRAPH_UPDATES)()
-    assert model.w[...] == 1.0
-
-
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
-def test_captured_objects_can_be_arguments_of_an_inner_transform(mode):
-    model = nnx.Dict(w=param(3.0))
-    inner = nnx.jit(lambda m, x: m.w * x, **mode)
-    grads = nnx.grad(lambda m, x: m.w * x, **mode)
-    assert jax.jit(lambda x: inner(model, x))(2.0) == 6.0
-    assert jax.tree.leaves(jax.jit(lambda x: grads(model, x))(2.0)) == [2.0]
-    writing = nnx.jit(lambda m, x: m.w.set_value(x), **mode)
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.jit(lambda x: writing(model, x))(2.0)
-    assert model.w[...] == 3.0

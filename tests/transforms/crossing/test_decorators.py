@@ -30,18 +30,6 @@ def transform(request):
     return getattr(nnx, request.param)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_bound_methods_of_modules_are_refused_at_creation(transform, depth):
-    method = Model().__call__
-    for _ in range(depth):
-        method = functools.partial(method)
-    with pytest.raises(
-        ValueError, match=r"(?s)bound methods.*Model\.__call__"
-    ) as error:
-        transform(method)
-    assert f"nnx.{transform.__name__}" in str(error.value)
-
-
 def test_other_callables_are_taken(transform):
     for f in (Plain().__call__, Model(), functools.partial(lambda x: x * 2.0)):
         out = transform(f)(3.0)

@@ -193,13 +193,6 @@ def test_aliases_with_other_specs_are_refused(mode):
         on_mesh(mode, (P("data"), P()), None)(lambda a, b: a + b)(variable, variable)
 
 
-def test_trees_refuse_aliases():
-    variable = nnx.Param(jnp.arange(8.0))
-    add = on_mesh({"graph": False}, P("data"), None)(lambda a, b: None)
-    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*args\[0\].*args\[1\]"):
-        add(variable, variable)
-
-
 @MODES
 def test_closures_can_be_read_but_not_written_or_returned(mode):
     captured, x = nnx.Param(jnp.array(2.0)), jnp.arange(8.0)
@@ -242,11 +235,6 @@ def test_specs_that_do_not_fit_are_named(mode):
     double = on_mesh(mode, (P("data"), P()), P("data"))(lambda x: 2 * x)
     with pytest.raises(ValueError, match="`in_specs` of nnx.shard_map must be a tree"):
         double(jnp.ones(8))
-
-
-def test_bound_methods_are_refused():
-    with pytest.raises(ValueError, match="bound methods"):
-        on_mesh({}, P(), P())(MLP(2, 8, 2, rngs=nnx.Rngs(0)).__call__)
 
 
 @MODES

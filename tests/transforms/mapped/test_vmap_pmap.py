@@ -132,29 +132,6 @@ def test_aliases_with_equal_axes_stay_aliases():
     assert same(foo, foo) is foo
 
 
-def test_trees_refuse_aliases_and_returned_arguments():
-    foo = Foo()
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        nnx.vmap(lambda a, b: 0.0, graph=False)(foo, [foo])
-    assert ".args[0].a" in str(error.value) and ".args[1][0].a" in str(error.value)
-    with pytest.raises(ValueError, match="nnx.vmap with graph_updates=False"):
-        nnx.vmap(lambda foo: foo, graph=False)(foo)
-
-
-def test_captured_objects_are_not_returned():
-    foo = Foo()
-    with pytest.raises(ValueError, match="Cannot extract graph node from different"):
-        nnx.vmap(lambda x: foo)(jnp.ones(3))
-    with pytest.raises(ValueError, match="Cannot return captured Variable"):
-        nnx.vmap(lambda x: foo, graph_updates=False)(jnp.ones(3))
-
-
-def test_bound_methods_are_refused():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="bound methods"):
-        nnx.vmap(model.__call__)
-
-
 @pytest.mark.parametrize("out_axis", [0, -1])
 def test_axis_names_come_and_go_with_the_axis(out_axis):
     metadata = {nnx.PARTITION_NAME: "layers"}
