@@ -132,15 +132,14 @@ PLAIN = {
     "jax.jit, refs": one_by_one(jit_with_refs),
     "jax.lax.scan, refs": stacked(scan_with_refs),
 }
-MODES = {"updates": modes.GRAPH_UPDATES, "graph": modes.GRAPH, "tree": modes.TREE}
 # What a mode lets through is no matter of the layer: all three are tried with one that
 # only reads, one that writes its statistics, one that draws and one that scans.
 IN_ALL_MODES = "Linear", "BatchNorm", "Dropout", "RNN"
 CASES = [
-    pytest.param(row, run, MODES[mode], id=f"{row.name}-{name}-{mode}")
+    pytest.param(row, run, modes.BY_NAME[mode], id=f"{row.name}-{name}-{mode}")
     for row in catalog.LAYERS
     for name, run in LIFTED.items()
-    for mode in (MODES if row.name in IN_ALL_MODES else ["updates"])
+    for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
 ] + [
     pytest.param(row, run, {}, id=f"{row.name}-{name}")
     for row in catalog.LAYERS

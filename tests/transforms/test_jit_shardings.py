@@ -8,13 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import modes
 
-MODES = {
-    "graph_updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
-UPDATES, GRAPH, TREE = MODES.values()
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
@@ -31,9 +26,9 @@ class Model(nnx.Module):
         self.stat = nnx.BatchStat(jnp.zeros((8, 4)))
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=modes.BY_NAME)
 def mode(request):
-    return MODES[request.param]
+    return modes.BY_NAME[request.param]
 
 
 def is_placed(x, expected):
@@ -53,7 +48,7 @@ def test_graph_updates_place_all_variables_of_the_caller():
     np.testing.assert_array_equal(model.kernel[...], np.ones((8, 4)))
 
 
-@pytest.mark.parametrize("mode", [GRAPH, TREE])
+@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
 def test_other_modes_place_only_the_variables_that_change(mode):
     model = Model()
     kept = model.stat.get_value()
@@ -195,7 +190,7 @@ def test_leaf_without_sharding_is_an_error():
         step(Model())
 
 
-@pytest.mark.parametrize("mode", [GRAPH, TREE])
+@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
 @pytest.mark.parametrize("argument", ["in_shardings", "out_shardings"])
 def test_state_sharding_needs_graph_updates(argument, mode):
     given = {argument: (nnx.StateSharding({...: ROWS}),)}
@@ -230,7 +225,7 @@ def test_output_sharding_is_not_that_of_the_arguments(mode):
 # -------------------------------------------------------------------- sharing
 
 
-@pytest.mark.parametrize("mode", [UPDATES, GRAPH])
+@pytest.mark.parametrize("mode", [modes.GRAPH_UPDATES, modes.GRAPH])
 def test_shared_variable_needs_one_sharding(mode):
     step = nnx.jit(lambda a, b: None, in_shardings=(ROWS, COLUMNS), **mode)
     shared = nnx.Param(jnp.ones((8, 4)))
@@ -272,7 +267,7 @@ def test_objects_are_no_shardings():
 
 @pytest.mark.parametrize("name", ["trees", "graphs"])
 def test_prefixes_of_objects_place_by_filter(name):
-    mode = {"trees": TREE, "graphs": GRAPH}[name]
+    mode = {"trees": modes.TREE, "graphs": modes.GRAPH}[name]
     prefix = nnx.prefix(Model(), {nnx.Param: ROWS, ...: COLUMNS}, graph=mode["graph"])
 
     @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **mode)

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-MODES = {
-    "graph_updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
+from tests import modes
 
 
 class Model(nnx.Module):
@@ -24,9 +19,9 @@ class Model(nnx.Module):
         self.static = 1
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=modes.BY_NAME)
 def mode(request):
-    return MODES[request.param]
+    return modes.BY_NAME[request.param]
 
 
 def counting(f, **options):
@@ -100,7 +95,7 @@ def test_values_that_are_no_arrays_are_refused_by_jax(mode):
 def test_captured_models_may_be_read_by_an_inner_function(name, transform, options):
     model = Model()
     before = dict(vars(model)), jax.tree.leaves(model)
-    inner = nnx.jit(lambda m, x: (m.w * x).sum(), **options, **MODES[name])
+    inner = nnx.jit(lambda m, x: (m.w * x).sum(), **options, **modes.BY_NAME[name])
     out = {
         "jit": lambda f: jax.jit(f)(2.0) == 4.0,
         "grad": lambda f: jax.grad(f)(2.0) == 2.0,
@@ -454,7 +449,9 @@ def test_ref_backed_variables_are_written_in_place(name):
     variable = nnx.Param(jnp.zeros(2), ref=True)
     ref = variable.get_raw_value()
     options = {"donate_argnums": 0} if name == "graph" else {}
-    nnx.jit(lambda v: v.__setitem__(..., v + 1), **options, **MODES[name])(variable)
+    nnx.jit(lambda v: v.__setitem__(..., v + 1), **options, **modes.BY_NAME[name])(
+        variable
+    )
     assert variable.get_raw_value() is ref and ref[...].tolist() == [1.0, 1.0]
 
 

@@ -7,13 +7,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-
-MODES = {
-    "graph_updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
-UPDATES, GRAPH, TREE = MODES.values()
+from tests import modes
 
 
 class Model(nnx.Module):
@@ -32,9 +26,9 @@ def abstract(x):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x)
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=modes.BY_NAME)
 def mode(request):
-    return MODES[request.param]
+    return modes.BY_NAME[request.param]
 
 
 @pytest.fixture(params=["trace", "lower", "compile"])
@@ -142,7 +136,7 @@ def test_returned_arguments_are_described_as_new_arrays_are(kind):
     assert returned.get_value() == new and (new.sharding is None) is (kind == "Auto")
 
 
-@pytest.mark.parametrize("mode", [GRAPH, TREE])
+@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
 def test_eval_shape_refuses_what_the_call_refuses(mode):
     with pytest.raises(ValueError, match=r"Duplicate Param[\s\S]*nnx\.jit"):
         nnx.jit(lambda m: m, **mode).eval_shape(Model())
@@ -226,7 +220,9 @@ def test_shared_references_are_part_of_the_structure():
 
 
 def test_duplicates_are_refused_by_compiled_functions():
-    compiled = nnx.jit(lambda a, b: None, **TREE).lower(Model(), Model()).compile()
+    compiled = (
+        nnx.jit(lambda a, b: None, **modes.TREE).lower(Model(), Model()).compile()
+    )
     model = Model()
     with pytest.raises(ValueError, match="Duplicate Param"):
         compiled(model, model)
@@ -258,7 +254,7 @@ def test_stages_of_trees_tell_what_jax_tells(stage):
     def f(model, x, *, y):
         return model.w * x, y
 
-    jitted = nnx.jit(f, donate_argnums=1, **TREE)
+    jitted = nnx.jit(f, donate_argnums=1, **modes.TREE)
     args, kwargs = (Model(), jnp.ones(2)), {"y": jnp.ones(3)}
     ours = stage(jitted, *args, **kwargs)
     theirs = stage(jax.jit(f, donate_argnums=1), *args, **kwargs)
