@@ -68,7 +68,7 @@ def dot_product_attention(
     implementation="cudnn"))``; it takes bfloat16 and float16.
 
     Args:
-        query: ``[*batch, queries, heads, depth]``; any number of batch axes, also none.
+        query: ``[*batch, queries, heads, depth]``; any number of batch axes, or none.
         key: ``[*batch, keys, kv_heads, depth]``; ``kv_heads`` divides ``heads``.
         value: ``[*batch, keys, v_heads, v_depth]``; ``v_heads`` divides ``heads``.
         bias: Added to the scaled dot products; broadcastable to
@@ -430,7 +430,7 @@ def make_causal_mask(
 def combine_masks(
     *masks: Shaped[ArrayLike, "..."] | None, dtype: Dtype = jnp.float32
 ) -> Shaped[Array, "..."] | None:
-    """Lets through what all masks let through.
+    """Combines masks: a key counts where all of them let it through.
 
     Args:
         *masks: Masks of the same rank that broadcast against each other; ``None``

@@ -84,7 +84,7 @@ class RNNCellBase(Module):
     """
 
     def __call__(self, carry: Any, inputs: Any) -> tuple[Any, Any]:
-        """Does one step.
+        """Computes one step.
 
         Args:
             carry: What the cell remembers: a pytree of arrays.
@@ -383,7 +383,7 @@ class SimpleCell(VectorCell):
     def __call__(
         self, carry: State, inputs: Num[Array, "*batch in_features"]
     ) -> tuple[State, State]:
-        """Does one step.
+        """Computes one step.
 
         Args:
             carry: The state ``h``, ``[*batch, hidden_features]``.
@@ -501,7 +501,7 @@ class GRUCell(GatedCell):
     def __call__(
         self, carry: State, inputs: Num[Array, "*batch in_features"]
     ) -> tuple[State, State]:
-        """Does one step; see `SimpleCell`."""
+        """Computes one step; see `SimpleCell`."""
         (h,) = _states(self, carry, inputs)
         x_r, x_z, x_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
@@ -626,7 +626,7 @@ class LSTMCell(VectorCell):
     def __call__(
         self, carry: tuple[State, State], inputs: Num[Array, "*batch in_features"]
     ) -> tuple[tuple[State, State], State]:
-        """Does one step.
+        """Computes one step.
 
         Args:
             carry: The memory and the state, ``[*batch, hidden_features]`` each.
@@ -683,7 +683,7 @@ class OptimizedLSTMCell(GatedCell):
     def __call__(
         self, carry: tuple[State, State], inputs: Num[Array, "*batch in_features"]
     ) -> tuple[tuple[State, State], State]:
-        """Does one step; see `LSTMCell`."""
+        """Computes one step; see `LSTMCell`."""
         c, h = _states(self, carry, inputs)
         gates = self.dense_i(inputs) + self.dense_h(h)
         return _remember(self, c, *jnp.split(gates, 4, axis=-1))

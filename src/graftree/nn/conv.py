@@ -58,7 +58,7 @@ class Conv(Module):
               mirror image; both as wide as ``"SAME"`` at stride 1
             - ``"CAUSAL"``: zeros in front, so that no output sees a later input; one
               spatial axis only
-            - an int: so many zeros on all sides
+            - an int: that many zeros on all sides
             - a sequence with an int or a ``(low, high)`` pair per spatial axis
 
         input_dilation: Step between neighbouring inputs; for larger steps zeros are
@@ -160,7 +160,7 @@ class Conv(Module):
 
         Args:
             inputs: ``[*batch, *spatial, in_features]``, with one spatial axis per entry
-                of ``kernel_size`` and any number of batch axes, also none.
+                of ``kernel_size`` and any number of batch axes, or none.
             out_sharding: The sharding of the result of the contraction on a mesh with
                 explicit axes; ``None``: the one that follows from the operands.
 
@@ -468,7 +468,7 @@ class ConvTranspose(Module):
 
         Args:
             inputs: ``[*batch, *spatial, in_features]``, with one spatial axis per entry
-                of ``kernel_size`` and any number of batch axes, also none.
+                of ``kernel_size`` and any number of batch axes, or none.
 
         Returns:
             An array ``[*batch, *out_spatial, out_features]``.

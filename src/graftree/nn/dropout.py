@@ -28,7 +28,7 @@ class Dropout(Module):
     Args:
         rate: The probability of a zero, in ``[0, 1]``.
         broadcast_dims: Axes along which one random choice is shared.
-        deterministic: Whether nothing is dropped; ``None``: each call says so.
+        deterministic: Whether nothing is dropped; ``None``: each call must say.
         rng_collection: The stream to draw from.
         rngs: Where the layer gets its own stream from, by forking: an Rngs with the
             stream ``rng_collection``, or an RngStream. ``None``: each call gives one.

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class Einsum(Module):
     """Contracts its inputs with a kernel as an Einstein summation, and adds a bias.
 
-    The bias varies along those axes of the result whose letters the kernel has, too.
+    The bias varies along those axes of the result whose letters the kernel also has.
     Its elements are laid out in the order of these letters in the result.
 
     Args:
         einsum_str: The equation, ``"inputs,kernel->outputs"``, with ellipses where
-            wanted; spaces don't matter. ``None``: each call gives one.
+            wanted; spaces are ignored. ``None``: each call gives one.
         kernel_shape: The shape of the kernel.
         bias_shape: The shape of the bias; ``None``: there is none.
         dtype: The dtype of the computation and the output; ``None``: inferred from

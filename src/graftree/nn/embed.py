@@ -80,7 +80,7 @@ class Embed(Module):
     def __call__(
         self, inputs: Integer[ArrayLike, "*shape"], out_sharding: Any = None
     ) -> Num[Array, "*shape features"]:
-        """Looks up the rows with the numbers ``inputs``.
+        """Looks up rows by number.
 
         Negative numbers count from the end. A number outside the table gives a row of
         NaN; but a table with a single row gives that row for every number.

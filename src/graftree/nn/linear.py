@@ -119,7 +119,7 @@ class Linear(Module):
 
         Args:
             inputs: ``[*batch, in_features]``, an array or a list of numbers; any number
-                of leading axes, also none.
+                of leading axes, or none.
             out_sharding: The sharding of the result on a mesh with explicit axes;
                 ``None``: the one that follows from the operands.
 
@@ -195,8 +195,8 @@ class LinearGeneral(Module):
         in_features: Sizes of the contracted axes of the inputs, in the order in which
             these axes stand there. An int means one axis, here and below.
         out_features: Sizes of the new axes, which come last in the outputs.
-        axis: The axes to contract. They count from the left, whatever order they are
-            given in.
+        axis: The axes to contract, always taken from left to right, whatever order
+            they are given in.
         batch_axis: Leading axes along which kernel and bias vary, mapped to their
             sizes: ``{0: size}``, ``{0: size, 1: size}`` and so on.
         use_bias: Whether there is a bias.
@@ -208,7 +208,7 @@ class LinearGeneral(Module):
         precision: Passed to the contraction.
         promote_dtype: Called as ``promote_dtype((inputs, kernel, bias), dtype=dtype)``.
         dot_general: The contraction; ``None``: ``jax.lax.dot_general``.
-        dot_general_cls: Makes the contraction, anew on each call; goes before
+        dot_general_cls: Makes the contraction on each call; takes precedence over
             ``dot_general``.
         preferred_element_type: Dtype in which the contraction accumulates and returns
             its result; ``None``: that of its operands.

@@ -130,9 +130,9 @@ class LoRA(Module):
         """Maps the last axis of ``x``.
 
         Args:
-            x: ``[*batch, in_features]``; any number of leading axes, also none.
+            x: ``[*batch, in_features]``; any number of leading axes, or none.
             **kwargs: Passed on to the base module, if there is one. An ``out_sharding``
-                among them is that of the low-rank map, too.
+                among them also applies to the low-rank map.
 
         Returns:
             An array ``[*batch, out_features]``.
@@ -254,7 +254,7 @@ class LoRALinear(linear.Linear):
         """Maps the last axis of ``x``.
 
         Args:
-            x: ``[*batch, in_features]``; any number of leading axes, also none.
+            x: ``[*batch, in_features]``; any number of leading axes, or none.
             out_sharding: The sharding of the result on a mesh with explicit axes;
                 ``None``: the one that follows from the operands.
 

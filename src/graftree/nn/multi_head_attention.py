@@ -56,7 +56,7 @@ class MultiHeadAttention(Module):
         broadcast_dropout: Whether all batch entries and heads drop the same weights.
         dropout_rate: The probability that an attention weight is dropped, in
             ``[0, 1)``.
-        deterministic: Whether nothing is dropped; ``None``: each call says so.
+        deterministic: Whether nothing is dropped; ``None``: each call must say.
         precision: Passed to the contractions.
         kernel_init: Initializer of the kernels.
         out_kernel_init: That of the kernel of ``out``; ``None``: ``kernel_init``.
@@ -64,7 +64,7 @@ class MultiHeadAttention(Module):
         out_bias_init: That of the bias of ``out``; ``None``: ``bias_init``.
         use_bias: Whether the projections have biases.
         attention_fn: Called like `dot_product_attention`, with keywords.
-        decode: Whether calls decode; ``None``: each call says so.
+        decode: Whether calls decode; ``None``: each call must say.
         normalize_qk: Whether queries and keys are normalized per head, by LayerNorms.
         qkv_promote_dtype: The ``promote_dtype`` of ``query``, ``key`` and ``value``.
         out_promote_dtype: That of ``out``.
@@ -199,21 +199,23 @@ class MultiHeadAttention(Module):
             kernel_metadata=kernel_metadata,
             bias_metadata=bias_metadata,
         )
-        new_norm = functools.partial(
-            _optional_norm,
-            normalize_qk,
-            self.head_dim,
-            use_bias=False,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=ln_promote_dtype,
-            rngs=rngs,
-        )
         self.query = new_projection(in_features, heads)
         self.key = new_projection(in_kv_features, kv_heads)
         self.value = new_projection(in_kv_features, kv_heads)
-        self.query_ln = new_norm(scale_metadata=query_ln_scale_metadata)
-        self.key_ln = new_norm(scale_metadata=key_ln_scale_metadata)
+        self.query_ln = attributes.data(None)
+        self.key_ln = attributes.data(None)
+        if normalize_qk:
+            new_norm = functools.partial(
+                normalization.LayerNorm,
+                self.head_dim,
+                use_bias=False,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=ln_promote_dtype,
+                rngs=rngs,
+            )
+            self.query_ln = new_norm(scale_metadata=query_ln_scale_metadata)
+            self.key_ln = new_norm(scale_metadata=key_ln_scale_metadata)
         self.out = new_layer(
             heads,
             out_features,
@@ -419,13 +421,6 @@ class MultiHeadAttention(Module):
             return
         batch = arguments.sizes(batch_size)
         self.init_cache((*batch, max_length, self.in_kv_features))
-
-
-def _optional_norm(is_used: bool, *args: Any, **options: Any) -> Any:
-    """A LayerNorm, or what marks it as absent."""
-    return (
-        normalization.LayerNorm(*args, **options) if is_used else attributes.data(None)
-    )
 
 
 def _check_heads(num_heads: int, num_kv_heads: int, qkv_features: int) -> None:

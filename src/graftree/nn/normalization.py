@@ -46,8 +46,8 @@ class BatchNorm(Module):
         use_scale: Whether there is a scale.
         bias_init: Initializer of ``bias``.
         scale_init: Initializer of ``scale``.
-        axis_name: A mapped axis (of ``vmap``, ``pmap``, ``shard_map``) to average the
-            statistics over, too.
+        axis_name: A mapped axis (of ``vmap``, ``pmap``, ``shard_map``) to also average
+            the statistics over.
         axis_index_groups: Groups of indices of that axis to average in.
         use_fast_variance: Whether to compute the variance as ``mean(x^2) - mean(x)^2``.
         promote_dtype: Called as ``promote_dtype((x, mean, var, scale, bias),
@@ -278,7 +278,7 @@ class LayerNorm(_SampleNorm):
         scale_init: Initializer of ``scale``.
         reduction_axes: The axes to compute the statistics over.
         feature_axes: The axes along which scale and bias vary.
-        axis_name: A mapped axis to average the statistics over, too.
+        axis_name: A mapped axis to also average the statistics over.
         axis_index_groups: Groups of indices of that axis to average in.
         use_fast_variance: Whether to compute the variance as ``mean(x^2) - mean(x)^2``.
         promote_dtype: Called as ``promote_dtype((x, scale, bias), dtype=dtype)``.
@@ -365,9 +365,9 @@ class RMSNorm(Module):
         scale_init: Initializer of ``scale``.
         reduction_axes: The axes to compute the mean square over.
         feature_axes: The axes along which the scale varies.
-        axis_name: A mapped axis to average the mean square over, too.
+        axis_name: A mapped axis to also average the mean square over.
         axis_index_groups: Groups of indices of that axis to average in.
-        use_fast_variance: Without effect; here for symmetry with `LayerNorm`.
+        use_fast_variance: No effect; accepted for symmetry with `LayerNorm`.
         promote_dtype: Called as ``promote_dtype((x, scale), dtype=dtype)``.
         rngs: Gives one key to ``scale``.
         scale_metadata: Metadata of the Param ``scale``.

@@ -2,7 +2,7 @@
 
 The functions come first; the layers with the same names do the same, for `Sequential`,
 and the global ones reduce all spatial axes. Inputs are ``[*batch, *spatial, features]``
-with any number of batch axes, also none. No layer has Params or takes ``rngs``.
+with any number of batch axes, or none. No layer has Params or takes ``rngs``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def pool(
         inputs: ``[*batch, *window axes, features]``.
         init: The value that the reduction starts with, and that padding consists of.
         reduce_fn: Reduces two arrays to one, elementwise: ``jax.lax.add``, for example.
-        window_shape: The extent of the windows per axis; an int means as much along all
-            axes but the first and the last (along the only one, if there is one).
+        window_shape: The extent of the windows per axis; an int stands for all axes
+            but the first and the last (for the only one, if there is one).
         strides: Step between windows: an int for all axes, or one each; ``None``: 1.
         padding: ``"SAME"``, ``"VALID"``, an int for all sides, or a sequence with an
             int or a ``(low, high)`` pair per window axis.
@@ -232,8 +232,8 @@ class MaxPool(_WindowPool):
     """Takes the maximum of each window, as `max_pool` does.
 
     Args:
-        window_shape: The extent of the windows per axis; an int means as much along all
-            axes but the first and the last (along the only one, if there is one).
+        window_shape: The extent of the windows per axis; an int stands for all axes
+            but the first and the last (for the only one, if there is one).
         strides: Step between windows: an int for all axes, or one each; ``None``: 1.
         padding: ``"SAME"``, ``"VALID"``, an int for all sides, or a sequence with an
             int or a ``(low, high)`` pair per window axis. It never is the maximum.

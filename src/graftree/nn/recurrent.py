@@ -139,7 +139,7 @@ class RNN(Module):
 
         Args:
             inputs: ``[*batch, time, *features]``, or ``[time, *batch, *features]``; any
-                number of batch axes, also none.
+                number of batch axes, or none.
             initial_carry: The carry of the first step; ``None``: the cell makes one.
             seq_lengths: How many steps each sequence has, ``[*batch]``; what follows is
                 padding. The outputs there are not masked. ``None``: all of them.
@@ -475,8 +475,8 @@ class Bidirectional(Module):
             seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
             return_carry: Overrides the attribute, if not ``None``.
             time_major: Overrides the attribute, if not ``None``.
-            reverse: Without effect; here for symmetry with `RNN`.
-            keep_order: Without effect; here for symmetry with `RNN`.
+            reverse: No effect; accepted for symmetry with `RNN`.
+            keep_order: No effect; accepted for symmetry with `RNN`.
 
         Returns:
             The merged outputs; or a tuple of the carries, ``(forward, backward)``, and

@@ -1,14 +1,14 @@
 """Wrappers that normalize the weights of a layer before each call of it.
 
 ``SpectralNorm`` divides matrices by their largest singular value, ``WeightNorm`` gives
-vectors of weights a length that is learned by itself.
+vectors of weights a length that is learned separately.
 
 **Both overwrite the weights**: the layer holds the normalized ones from the first call
-on, while training and in evaluation alike, and the original magnitude is gone. Keep a
+on, in training and in evaluation, and the original magnitude is gone. Keep a
 copy (``nnx.clone``) where that matters.
 
-All is checked and computed before anything is written, and a call of the layer that
-fails leaves weights and statistics as they were.
+Everything is checked and computed before anything is written, and a call of the layer
+that fails leaves weights and statistics as they were.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class SpectralNorm(Module):
     Every Param of at least two axes is such a matrix; if it has more, all but the last
     are taken as one.
 
-    **Each call overwrites the weights of the layer**, in evaluation, too. So from the
-    second call on ``sigma`` is about one, unless training has moved the weights.
+    **Each call overwrites the weights of the layer**, in evaluation as well. So from
+    the second call on ``sigma`` is about one, unless training has moved the weights.
 
     Args:
         layer_instance: The layer; it is kept and changed, not copied.
@@ -131,7 +131,7 @@ class SpectralNorm(Module):
             What the layer returns.
 
         Raises:
-            RuntimeError: If the layer has got a matrix that it did not have at first.
+            RuntimeError: If the layer has a matrix that it lacked when wrapped.
             ValueError: If a Param has more than two axes, and that is an error.
             TraceContextError: If another trace owns the weights or the statistics.
         """
@@ -196,14 +196,14 @@ class WeightNorm(Module):
 
     Computes ``scale * w / sqrt(sum(w^2) + epsilon)`` for each vector ``w`` of a kernel,
     which extends over all axes but ``feature_axes``: direction and length are learned
-    apart.
+    separately.
 
-    **Each call overwrites the weights of the layer**, in evaluation, too. The length
+    **Each call overwrites the weights of the layer**, in evaluation as well. The length
     that a vector had at first is lost; ``scales`` start with ones.
 
     Args:
         layer_instance: The layer; it is kept and changed, not copied.
-        feature_axes: The axes along which vectors are told apart; ``None``: each kernel
+        feature_axes: The axes along which vectors differ; ``None``: each kernel
             is one vector.
         use_scale: Whether the lengths are learned; otherwise they are one.
         scale_init: Initializer of the scales.
@@ -293,7 +293,7 @@ class WeightNorm(Module):
             What the layer returns.
 
         Raises:
-            RuntimeError: If the layer has got a kernel that it did not have at first.
+            RuntimeError: If the layer has a kernel that it lacked when wrapped.
             TraceContextError: If another trace owns the weights.
         """
         kernels = self._kernels()
@@ -321,7 +321,7 @@ class WeightNorm(Module):
             shape = computation.shape_along(axes, old.shape)
             new = computation.multiply(new, scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
-        # Whatever the dtype of the scale is: weights should stay as small as they are.
+        # Weights keep their dtype, whatever that of the scale is.
         return new.astype(computation.canonicalize_dtype(old, dtype=self.dtype))
 
 

@@ -97,7 +97,7 @@ def promote_dtype(
 
 
 def _converted(x: Any, dtype: Dtype) -> jax.Array:
-    # Mostly there is nothing to do, which `jnp.asarray` takes long to find out: more
+    # Usually there is nothing to do, which `jnp.asarray` is slow to find out: more
     # than half of the time of an eager `Linear`.
     if values.is_array(x) and x.dtype == dtype and not x.weak_type:
         return x
