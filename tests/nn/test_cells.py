@@ -107,7 +107,7 @@ def test_rngs_must_be_provided_also_for_zeros(name):
     with pytest.raises(ValueError, match="RNGs must be provided") as error:
         make(name).initialize_carry((4, 2))
     assert name in str(error.value)
-    with pytest.raises(TypeError, match="rngs must be a Rngs or RngStream"):
+    with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream or None"):
         make(name).initialize_carry((4, 2), 0)
     with pytest.raises(AttributeError, match="No RngStream named 'carry'"):
         make(name).initialize_carry((4, 2), nnx.Rngs(params=0))

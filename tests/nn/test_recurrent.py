@@ -196,7 +196,7 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
             TypeError,
             ["GRUCell expects a carry", "(2, 4)", "(2, 3)"],
         ),
-        ((2, 4, 2), {"rngs": 0}, TypeError, ["rngs must be a Rngs or RngStream"]),
+        ((2, 4, 2), {"rngs": 0}, TypeError, ["rngs must be a Rngs, RngStream or None"]),
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):

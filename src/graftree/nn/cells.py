@@ -23,7 +23,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import activations, initializers, linear
-from graftree.nn.support import computation, parameters
+from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -171,23 +171,14 @@ class VectorCell(RNNCellBase):
 
 def _carry_stream(cell: VectorCell, rngs: Any) -> RngStream:
     """The stream that the keys of the first carry come from."""
-    rngs = cell.rngs if rngs is None else rngs
-    if isinstance(rngs, Rngs):
-        return rngs.carry
-    if isinstance(rngs, RngStream):
-        return rngs
-    name = type(cell).__name__
-    if rngs is None:
+    stream = arguments.stream(cell, rngs, "carry")
+    if stream is None:
         raise ValueError(
-            errors.message(
-                f"RNGs must be provided to initialize the cell carry of a {name}.",
-                way_out="Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros.",
-            )
+            "RNGs must be provided to initialize the cell carry of a "
+            f"{type(cell).__name__}.\n"
+            "Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros."
         )
-    raise TypeError(
-        f"rngs must be a Rngs or RngStream, but {name}.initialize_carry got "
-        f"{type(rngs)}."
-    )
+    return stream
 
 
 def _draw_key(stream: RngStream, initializer: Initializer) -> jax.Array | None:

@@ -350,18 +350,14 @@ class MultiHeadAttention(Module):
             return None
         if arguments.setting(self, "deterministic", deterministic):
             return None
-        rngs = self.rngs if rngs is None else rngs
-        if isinstance(rngs, Rngs):
-            return rngs.dropout
-        if isinstance(rngs, RngStream):
-            return rngs
-        if rngs is None:
+        stream = arguments.stream(self, rngs, "dropout")
+        if stream is None:
             raise ValueError(
                 "'rngs' must be provided to the call of a MultiHeadAttention with "
                 "dropout that has none of its own.\n"
                 "Pass `rngs=nnx.Rngs(dropout=0)` or `deterministic=True`."
             )
-        raise TypeError(f"rngs must be a Rngs, RngStream or None, got {type(rngs)}.")
+        return stream
 
     def _project(self, inputs: list[Any], sharding: Any) -> list[jax.Array]:
         """Queries, keys and values, ``[*batch, length, heads, head_dim]``."""

@@ -25,7 +25,7 @@ from graftree.core.rng import reseeding, splitting
 from graftree.core.rng.streams import Rngs, RngState, RngStream
 from graftree.core.variables.defaults import var_defaults
 from graftree.nn.cells import RNNCellBase
-from graftree.nn.support import rollbacks
+from graftree.nn.support import arguments, rollbacks
 from graftree.transforms.control_flow import scan
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
@@ -186,17 +186,11 @@ class RNN(Module):
             )
         return (carry, outputs) if return_carry else outputs
 
-    def _stream(self, rngs: Rngs | RngStream | None) -> RngStream | None:
+    def _stream(self, rngs: Any) -> RngStream | None:
         """Where this call's keys come from."""
-        if rngs is None:
-            return self.rngs
         if isinstance(rngs, Rngs):
             return rngs.carry.fork()
-        if isinstance(rngs, RngStream):
-            return rngs
-        raise TypeError(
-            f"rngs must be a Rngs or RngStream, but nnx.RNN got {type(rngs)}."
-        )
+        return arguments.stream(self, rngs, "carry")
 
     def _scan(
         self, carry: Any, inputs: jax.Array, is_valid: jax.Array | None, axis: int

@@ -19,6 +19,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from graftree import errors
 from graftree.annotations import Axes, LaxPadding, PaddingLike
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import values
 
 
@@ -69,6 +70,18 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
             )
         )
     return given
+
+
+def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
+    """The stream a call draws from: that of its argument, or else the layer's own."""
+    rngs = layer.rngs if given is None else given
+    if isinstance(rngs, Rngs):
+        return getattr(rngs, tag)
+    if rngs is None or isinstance(rngs, RngStream):
+        return rngs
+    raise TypeError(
+        f"rngs must be a Rngs, RngStream or None, but {name(layer)} got {type(rngs)}."
+    )
 
 
 def axes(layer: Any, attribute: str, inputs: Any) -> tuple[int, ...]:
