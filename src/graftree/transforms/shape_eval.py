@@ -64,9 +64,10 @@ def eval_shape(
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
     mode = config.propagation(graph, graph_updates)
+    function: Callable[..., Any] = f
     if isinstance(f, Module):  # as an argument, it may write to its own Variables
-        f, args = type(f).__call__, (f, *args)
-    decorators.check_not_bound(f, "eval_shape")
+        function, args = type(f).__call__, (f, *args)
+    decorators.check_not_bound(function, "eval_shape")
     row = Row.uniform(
         "eval_shape",
         mode,
@@ -74,16 +75,16 @@ def eval_shape(
         returns_captured=True,
         is_detached=True,
     )
-    call = Call(f, row, args, kwargs)
+    call = Call(function, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
         alias_reports.check_inputs((args, kwargs), "eval_shape")
-    interior = lifting.interior(f, row)
+    interior = lifting.interior(function, row)
 
     def traced(group: Values) -> Any:
         return jax.tree.map(_read, interior(_with_refs(group)))
 
     (group,) = call.groups
-    named = decorators.named_after(f, traced)
+    named = decorators.named_after(function, traced)
     result = jax.eval_shape(named, jax.tree.map(_abstract, group))
     return call.commit(_placed(result))
 
@@ -129,8 +130,8 @@ def _placed(result: Any) -> Any:
     """The result with shardings for the Variables in the output."""
     returned, changed, structure, (values,) = result
     placed = [
-        partitioning.place_abstract(value, slot.definition.metadata, is_replicated=True)
-        if slot.is_variable
+        partitioning.place_abstract(value, slot.variable.metadata, is_replicated=True)
+        if slot.variable
         else value
         for slot, value in zip(returned.out.slots, values, strict=True)
     ]

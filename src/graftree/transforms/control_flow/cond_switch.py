@@ -260,7 +260,7 @@ def _facts(result: Any, operands: Signature) -> dict[Any, Any]:
     names = returned.out.entry_names("out")
     new = [slot for slot in returned.out.slots if slot.outer_index is None]
     for slot, value in zip(new, out, strict=True):
-        if slot.is_variable:
+        if slot.variable:
             found[(names[slot.entry], *slot.path, "value")] = _form(value)
     return found
 

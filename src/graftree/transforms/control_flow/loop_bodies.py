@@ -153,7 +153,7 @@ class Loop:
             return False
         if _jax.is_ref(self.values[position]):
             return position in self._moved
-        is_variable = self.signature.slots[position].is_variable
+        is_variable = self.signature.slots[position].variable is not None
         return axis is not None or (is_variable and not self.row.mode.structure)
 
     def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
@@ -164,7 +164,7 @@ class Loop:
         values = list(self.values)
         for group in (carried, scanned):
             if group is not None:
-                for position, value in zip(group.positions, group.values, strict=True):
+                for position, value in group.by_position().items():
                     values[position] = value
         for position in self._moved:
             values[position] = _jax.new_ref(values[position])
@@ -288,8 +288,8 @@ class Loop:
         starts = [0, *itertools.accumulate(map(signatures.count, olds))]
         found: list[int | None] = []
         for number, entry in enumerate(signature.entries, shift):
-            old = olds[number] if 0 <= number < len(olds) else ()
-            if old != () and _paths(entry) == _paths(old):
+            is_argument = 0 <= number < len(olds)
+            if is_argument and _paths(entry) == _paths(olds[number]):
                 found += range(starts[number], starts[number + 1])
             else:
                 found += [None] * signatures.count(entry)

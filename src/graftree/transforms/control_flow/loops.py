@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
-from graftree import config
+from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
@@ -156,7 +156,7 @@ def _static(bound: Any) -> tuple[Any, Any] | None:
     if isinstance(bound, int):
         return int, bound
     is_known = isinstance(bound, (np.ndarray, np.integer, jax.Array))
-    if is_known and not isinstance(bound, jax.core.Tracer) and np.ndim(bound) == 0:
+    if is_known and not isinstance(bound, _jax.Tracer) and np.ndim(bound) == 0:
         return np.dtype(bound.dtype).type, int(bound)
     return None
 

@@ -11,7 +11,6 @@ from graftree import _jax
 from graftree.config import Propagation
 from graftree.core import paths
 from graftree.core.graph import flattening, nodes, tree_checks
-from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing.signatures import ARGS, Labels
 
 
@@ -141,7 +140,7 @@ def check_consistent(
             )
 
 
-def captured_error(variable: Variable[Any], out: Any, transform: str) -> ValueError:
+def captured_error(variable: Any, out: Any, transform: str) -> ValueError:
     """The error for returning a Variable of an outer trace."""
     path = next(path for path, leaf in labeled({"out": out}) if leaf is variable)
     return ValueError(

@@ -108,8 +108,6 @@ class _Itself:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Itself) and self.value is other.value
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class _Walk:
     """One walk over all that some functions reach."""

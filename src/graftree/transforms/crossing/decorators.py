@@ -26,7 +26,8 @@ class Method(Generic[P, R]):
         self: Method[Concatenate[Any, Q], R], instance: Any, owner: type | None = None
     ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        function: Any = self
+        return self if instance is None else functools.partial(function, instance)
 
 
 def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:

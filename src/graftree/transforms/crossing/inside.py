@@ -245,7 +245,7 @@ class Inside:
         return frozenset(
             position
             for position, slot in enumerate(self.signature.slots)
-            if flags[self.roles[position]] and slot.is_variable
+            if flags[self.roles[position]] and slot.variable
         )
 
     def _new_in_arguments(
@@ -299,15 +299,16 @@ class Inside:
         """The Variables that changed, and the metadata that did."""
         changed, metadata = [], []
         for position, slot in enumerate(self.signature.slots):
-            if not slot.is_variable:
+            definition = slot.variable
+            if definition is None:
                 continue
-            variable = self.objects[slot.definition.index]
+            variable = self.objects[definition.index]
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)
             if is_forced or not self._is_same(raw, position):
                 changed.append(Leaf(position, self.roles[position], raw))
-            before, entries = slot.definition.metadata, variables.metadata_of(variable)
+            before, entries = definition.metadata, variables.metadata_of(variable)
             if entries is not before and entries != before:
                 metadata.append((position, entries))
         return changed, tuple(metadata)

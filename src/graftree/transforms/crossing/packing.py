@@ -242,7 +242,7 @@ def _flatten_changes_with_keys(group: Changes) -> Any:
 jax.tree_util.register_pytree_with_keys(
     Changes,
     _flatten_changes_with_keys,
-    lambda names, values: Changes(values, names),
+    lambda names, values: Changes([*values], names),
     lambda group: (group.values, group.names),
 )
 

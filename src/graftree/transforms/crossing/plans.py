@@ -83,7 +83,9 @@ class Plans:
             if given is not None:
                 return PlannedCall(latest, given)
         known = self._read(args, kwargs)
-        plan = None if known is None else self._known.get(known.key)
+        if known is None:
+            return None
+        plan = self._known.get(known.key)
         if plan is None or not plan.holds(known.roots):
             return None
         self._latest = plan
@@ -178,7 +180,7 @@ class Plan:
         self._groups = None
         if not row.inputs.reads_leaves:
             self._groups = _groups(row, packed, self._leaves, [*self._sources])
-        self._targets: tuple[Returned | None, Sequence[Variable[Any]]] = (None, ())
+        self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
         self._layout = _layout(tree, roots) if not row.statics else None
 
     def match(self, args: tuple[Any, ...]) -> list[Any] | None:
@@ -218,7 +220,7 @@ class Plan:
             groups.append(Values(values, self.signature, positions))
         return groups
 
-    def targets(self, returned: Returned) -> Sequence[Variable[Any]]:
+    def targets(self, returned: Returned) -> Sequence[Any]:
         """The Variables that a result with this static part changes."""
         # The same ones in each step, mostly.
         latest = self._targets

@@ -62,9 +62,10 @@ class Slot(NamedTuple):
         return name_of((self.entry_names.listed[self.entry], *self.path))
 
     @property
-    def is_variable(self) -> bool:
-        """Whether it is a Variable."""
-        return isinstance(self.definition, VariableDef)
+    def variable(self) -> VariableDef | None:
+        """Its definition, if it is a Variable."""
+        definition = self.definition
+        return definition if isinstance(definition, VariableDef) else None
 
     @property
     def is_plain(self) -> bool:

@@ -157,7 +157,8 @@ def _leaves_of(
     elif not mode.structure and nodes.is_graph_node(x):
         graphdef, found = flattening.flatten_graph(x)
         return dict(zip(graphdef.paths(), found, strict=True))
-    expected = "State or Variable" if mode.structure else entry.nodes[0].type.__name__
+    kind = getattr(entry.nodes[0], "type", None)
+    expected = kind.__name__ if kind and not mode.structure else "State or Variable"
     raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")
 
 

@@ -185,13 +185,14 @@ class _Targets(Rebuilt):
     def __init__(self, argnums: Any, transform: str, mode: Propagation) -> None:
         self.transform = transform
         self.mode = mode
-        self._is_single = isinstance(argnums, DiffState) or hasattr(
-            argnums, "__index__"
-        )
+        self._is_single = hasattr(argnums, "__index__")
+        self._is_single |= isinstance(argnums, DiffState)
         if isinstance(argnums, Pytree):
             # Before it is taken for a sequence; it is not a prefix in any mode.
             raise prefixes.node_error(argnums, "argnums", transform)
-        targets = (argnums,) if self._is_single else tuple(argnums)
+        targets: tuple[Any, ...] = (argnums,)
+        if not self._is_single:
+            targets = tuple(argnums)
         if not targets:
             raise ValueError(f"argnums of nnx.{transform} is empty.")
         prefixes.check(targets, "argnums", transform, mode)

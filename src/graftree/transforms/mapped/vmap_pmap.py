@@ -257,7 +257,7 @@ def _with_hint_at_rngs(
                 for group, axis in zip(groups, axes, strict=True)
                 for slot, value in group.slots()
                 if axis is not None and getattr(value, "shape", None) == ()
-                if slot.is_variable and issubclass(slot.definition.type, RngState)
+                if slot.variable and issubclass(slot.variable.type, RngState)
             ]
             if streams:
                 error.add_note(
