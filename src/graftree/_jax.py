@@ -44,11 +44,6 @@ def is_differentiated(x: Any) -> bool:
     return isinstance(x, (_ad.JVPTracer, _ad.LinearizeTracer))
 
 
-def is_alive(trace: Any) -> bool:
-    """Whether the trace behind a token of `current_trace` still exists."""
-    return trace() is not None
-
-
 def is_data_type(kind: type) -> bool:
     """Whether instances of ``kind`` are arrays: JAX or NumPy arrays, tracers, refs."""
     return issubclass(kind, (jax.Array, np.ndarray, Ref, Tracer))

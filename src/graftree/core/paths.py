@@ -20,20 +20,7 @@ _NUMBERS, _STRINGS, _OTHERS = range(3)
 
 
 def sort_key(key: Key) -> tuple:
-    """Gives the place of a key in the order of all keys.
-
-    Args:
-        key: Any key of a path.
-
-    Returns:
-        A tuple for ``sorted(keys, key=sort_key)``: numbers come first, by value, then
-        strings, then all other keys, those of one type together.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> sorted(["b", 10, "a", 2], key=paths.sort_key)
-        [2, 10, 'a', 'b']
-    """
+    """Sorts keys: numbers by value, then strings, then others, type by type."""
     if isinstance(key, str):
         return (_STRINGS, "", key)
     if isinstance(key, (int, float)):
@@ -44,36 +31,12 @@ def sort_key(key: Key) -> tuple:
 
 
 def path_sort_key(path: Path) -> tuple:
-    """Gives the place of a path in the order of all paths: key by key.
-
-    Args:
-        path: A tuple of keys.
-
-    Returns:
-        A tuple for ``sorted(paths, key=path_sort_key)``.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> sorted([("b",), (1, "a"), ("a", 0)], key=paths.path_sort_key)
-        [(1, 'a'), ('a', 0), ('b',)]
-    """
+    """Sorts paths, key by key."""
     return tuple(map(sort_key, path))
 
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:
-    """Lists keys in the order of `sort_key`.
-
-    Args:
-        keys: Keys of any types.
-
-    Returns:
-        A new list.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> paths.sorted_keys({"b": 0, 1: 0, "a": 0})
-        [1, 'a', 'b']
-    """
+    """Lists keys in the order of `sort_key`."""
     listed: list[Any] = list(keys)
     # Python's own comparison is several times faster, gives the same order where it
     # gives one, and raises for the mixed types that it can't order.
@@ -84,36 +47,12 @@ def sorted_keys(keys: Iterable[Key]) -> list[Key]:
 
 
 def sorted_items(mapping: Mapping[Any, V]) -> list[tuple[Any, V]]:
-    """Lists the items of a mapping in the order of its keys.
-
-    Args:
-        mapping: A mapping whose keys are of any types.
-
-    Returns:
-        A new list of ``(key, value)`` pairs.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> paths.sorted_items({"b": 1, 0: 2})
-        [(0, 2), ('b', 1)]
-    """
+    """Lists the items of a mapping in the order of its keys."""
     return [(key, mapping[key]) for key in sorted_keys(mapping)]
 
 
 def sorted_by_path(items: Iterable[tuple[Path, V]]) -> list[tuple[Path, V]]:
-    """Lists ``(path, value)`` pairs in the order of their paths.
-
-    Args:
-        items: Pairs; the values are not compared.
-
-    Returns:
-        A new list; pairs with equal paths keep their order.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> paths.sorted_by_path([(("b",), 1), ((0, "a"), 2)])
-        [((0, 'a'), 2), (('b',), 1)]
-    """
+    """Lists ``(path, value)`` pairs in the order of their paths."""
     items = list(items)
     try:
         return sorted(items, key=operator.itemgetter(0))
@@ -144,23 +83,7 @@ def from_jax(jax_key_path: tuple) -> Path:
 
 
 def key_from_jax(entry: Any) -> Key:
-    """Turns one entry of a JAX key path into a key.
-
-    Args:
-        entry: ``SequenceKey``, ``DictKey``, ``FlattenedIndexKey``, ``GetAttrKey`` or
-            any other object, which is turned into a string.
-
-    Returns:
-        The key.
-
-    Raises:
-        ValueError: If the key can't be hashed or can't be compared with others.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> paths.key_from_jax(jax.tree_util.GetAttrKey("kernel"))
-        'kernel'
-    """
+    """Turns one entry of a JAX key path into a key."""
     if isinstance(entry, jax.tree_util.GetAttrKey):
         return entry.name
     if isinstance(entry, jax.tree_util.SequenceKey):
@@ -188,38 +111,10 @@ def _check_key(key: Any) -> Key:
 
 
 def to_string(path: Path, root: str = "") -> str:
-    """Prints a path with slashes.
-
-    Args:
-        path: A tuple of keys.
-        root: What to print for the empty path.
-
-    Returns:
-        The keys as strings, joined by ``/``.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> paths.to_string(("layers", 0, "kernel"))
-        'layers/0/kernel'
-        >>> paths.to_string((), root="<root>")
-        '<root>'
-    """
+    """Prints a path with slashes, as in ``layers/0/kernel``."""
     return "/".join(map(str, path)) if path else root
 
 
 def keystr(jax_key_path: tuple) -> str:
-    """Prints a JAX key path as the Python expression that reads it.
-
-    Args:
-        jax_key_path: Entries as given by ``jax.tree_util.tree_flatten_with_path``.
-
-    Returns:
-        For example ``.a[0]['k']``; empty for the root.
-
-    Example:
-        >>> from graftree.core import paths
-        >>> [(path, _)] = jax.tree.leaves_with_path({"a": [None, 1.0]})
-        >>> paths.keystr(path)
-        "['a'][1]"
-    """
+    """Prints a JAX key path as the Python expression that reads it."""
     return jax.tree_util.keystr(jax_key_path)

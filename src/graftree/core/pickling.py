@@ -60,11 +60,7 @@ class _ByName:
 
 
 def by_name(value: Any) -> Any:
-    """Stands for a wrapped function that its module has under its name.
-
-    Returns:
-        What is loaded as ``value``; ``value`` itself if there is no need or no name.
-    """
+    """Stands for a wrapped function that its module has under its name."""
     if not hasattr(value, "__wrapped__") or _global_name(value) is None:
         return value
     return _ByName(value)

@@ -11,11 +11,7 @@ _MOST = 10_000
 
 
 def find(wanted: Any) -> str:
-    """The longest path to an object that starts at a local name of a running function.
-
-    Args:
-        wanted: A Variable or Pytree, looked for by identity in objects, lists, tuples
-            and dicts.
+    """The longest path to an object from a local name of a running function.
 
     Returns:
         For example ``model.layers[0].weight``; empty if it isn't found.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graftree.core.text import writing
+from graftree.core.text import representations, writing
 
 
 def display(*args: Any) -> None:
@@ -160,4 +160,4 @@ def _node(
     )
 
 
-writing.register_renderer("treescope", _render)
+representations.register_treescope(_render)

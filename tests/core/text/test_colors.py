@@ -34,7 +34,5 @@ def test_ipython_is_coloured(monkeypatch):
     assert colors.supports_color()
 
 
-def test_no_color_is_empty_and_colours_can_be_removed():
+def test_no_color_is_empty():
     assert set(colors.NO_COLOR) == {""}
-    coloured = f"{colors.COLOR.INT}1{colors.COLOR.END}"
-    assert colors.remove(coloured) == "1"

@@ -10,7 +10,7 @@ import pytest
 
 from graftree import config
 from graftree.core.modules.modules import Module
-from graftree.core.text import colors, writing
+from graftree.core.text import colors, representations, writing
 from graftree.core.text.representations import (
     PrettyMapping,
     PrettySequence,
@@ -18,6 +18,12 @@ from graftree.core.text.representations import (
 )
 from graftree.core.text.writing import Attr, Object
 from graftree.core.variables.kinds import Param
+
+
+def without_color(text):
+    for code in colors.COLOR:
+        text = text.replace(code, "")
+    return text
 
 
 class Shown(Representable):
@@ -88,7 +94,7 @@ def test_wrong_items_are_refused(items, phrase):
     ],
 )
 def test_values_are_written_as_by_python_and_classes_by_name(value, expected):
-    assert colors.remove(writing.colorized(value)) == expected
+    assert without_color(writing.colorized(value)) == expected
 
 
 def test_lists_that_hold_themselves_end():
@@ -177,7 +183,7 @@ def test_only_str_is_coloured_and_only_on_a_terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, "stdout", terminal)
     assert repr(node) == plain
-    assert str(node) != plain and colors.remove(str(node)) == plain
+    assert str(node) != plain and without_color(str(node)) == plain
 
 
 def test_a_failing_text_leaves_no_trace():
@@ -189,8 +195,8 @@ def test_a_failing_text_leaves_no_trace():
 
 
 def test_renderers_are_registered(monkeypatch):
-    monkeypatch.setattr(writing, "_renderers", {})
+    monkeypatch.setattr(representations, "_treescope", [])
     node = model()
     assert node.__treescope_repr__("path", None) is NotImplemented
-    writing.register_renderer("treescope", lambda *arguments: arguments)
+    representations.register_treescope(lambda *arguments: arguments)
     assert node.__treescope_repr__("path", 1) == (node, "path", 1)

@@ -183,7 +183,7 @@ class _Flattener:
         return ()
 
     def _number(self, x: Any) -> tuple[int, int | None]:
-        """Gives an object that is new the next number, and tells its outer one."""
+        """Gives a new object the next number; also returns its outer one."""
         index = len(self.refs)
         self.refs[id(x)] = x, index
         outer = self.outer.get(id(x))
@@ -198,16 +198,7 @@ class _Flattener:
 
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
-    """Tree-mode `flatten` without paths.
-
-    Args:
-        node: A pytree of Variables, arrays and other leaves.
-        function: The public name to give in error messages.
-
-    Raises:
-        ValueError: If a Variable or ref occurs twice, there is a cycle, or an object
-            is no pytree.
-    """
+    """Tree-mode `flatten` without paths."""
     flat, treedef = tree_checks.flatten_with_paths(node, function)
     tree_checks.check_tree(flat, function)
     listed = [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]

@@ -13,7 +13,7 @@ the least cost whether that is still as it was:
     attributes that may be set unstamped     they are compared with what they were
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
-    the value of a Variable, an array        not at all: it is no structure
+    the value of a Variable, an array        not at all: it is not structure
 
 A survey holds Variables and containers, but no Pytree besides their members. So mostly
 it keeps no model alive; `Survey.reaches` tells.
@@ -42,15 +42,9 @@ from graftree.core.variables.variables import Variable
 def flatten_node(
     node: Any, graph: bool | None, function: str
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton of any object, container, Variable or array, and its leaves.
+    """The skeleton of an object and its leaves, from memory if nothing has changed.
 
-    Args:
-        node: What is taken apart, from memory if it is still as it was.
-        graph: Whether to keep shared references; ``None`` takes the default.
-        function: The public name to give in error messages.
-
-    Returns:
-        The skeleton, and the leaves in a new list.
+    Messages name ``function`` as the one that was called.
     """
     sharing = config.graph_mode(graph)
     is_pytree = nodes.kind_of(node) is nodes.PYTREE
@@ -224,7 +218,7 @@ class Survey:
 
     def _add_unwatched(self, obj: Any) -> None:
         """Adds an object whose ``vars`` may be written without a stamp."""
-        # Arrays are not kept, nor compared: another one is no structure.
+        # Arrays are not kept, nor compared: another one does not change structure.
         entries = {
             name: _ARRAY if nodes.kind_of(value) is Leaf.ARRAY else value
             for name, value in vars(obj).items()
@@ -343,12 +337,7 @@ class Attribute:
 
 
 def attribute_at(root: Any, path: Sequence[Any]) -> Attribute | None:
-    """The attribute that a path leads to; ``None`` if its end is in a container.
-
-    Args:
-        root: An object or a container.
-        path: The keys of nodes below it.
-    """
+    """The attribute that a path leads to; ``None`` if its end is in a container."""
     owner = root
     for key in path[:-1]:
         owner = next(child.value for child in nodes.children(owner) if child.key == key)

@@ -62,7 +62,7 @@ def flatten(
         The GraphDef, and a FlatState sorted by path or the list of leaves.
 
     Raises:
-        ValueError: In tree mode, for shared references, cycles and objects that are no
+        ValueError: In tree mode, for shared references, cycles and objects that are not
             pytrees.
 
     Example:
@@ -159,7 +159,7 @@ def split(
     node: N, *filter_list: Filter, graph: bool | None = None
 ) -> tuple[GraphDef[N], *tuple[State[Any, Any], ...]]: ...
 def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
-    """Parts an object into its static half and its state.
+    """Splits an object into its structure and its state.
 
     Args:
         node: Any object, container, Variable or array.
@@ -174,7 +174,7 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
     Raises:
         ValueError: If a leaf matches no filter; in tree mode also for shared
-            references, cycles and objects that are no pytrees.
+            references, cycles and objects that are not pytrees.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -247,7 +247,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         ``node``, not copies.
 
     Raises:
-        ValueError: In tree mode, for shared references, cycles and objects that are no
+        ValueError: In tree mode, for shared references, cycles and objects that are not
             pytrees.
 
     Example:
@@ -262,7 +262,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
-    """The static half of an object.
+    """The structure of an object, without its state.
 
     Args:
         node: Any object, container, Variable or array.
@@ -272,7 +272,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         Its GraphDef, equal for objects that are built alike.
 
     Raises:
-        ValueError: In tree mode, for shared references, cycles and objects that are no
+        ValueError: In tree mode, for shared references, cycles and objects that are not
             pytrees.
 
     Example:
@@ -306,7 +306,7 @@ def merge(
     copy: bool = False,
     recreate_variables: bool = True,
 ) -> Any:
-    """The inverse of `split`: an object from its static half and its states.
+    """The inverse of `split`: an object from its structure and its states.
 
     States are matched by path; their order does not matter. Keys that are integers may
     be given as strings.
@@ -325,7 +325,7 @@ def merge(
 
     Raises:
         ValueError: If leaves are missing or superfluous; the message names the paths.
-        TypeError: If there is no state, or the first argument is no GraphDef.
+        TypeError: If there is no state, or the first argument is not a GraphDef.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

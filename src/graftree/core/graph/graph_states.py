@@ -19,11 +19,11 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
     the GraphDef is static.
 
     Args:
-        graphdef: The static half.
+        graphdef: The structure.
         state: The State.
 
     Raises:
-        ValueError: If ``state`` is no State.
+        ValueError: If ``state`` is not a State.
 
     Example:
         >>> graph_state = nnx.unpack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -72,7 +72,7 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
             return NotImplemented
         return self._graphdef == other._graphdef and self._state == other._state
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __or__(self, other: Any) -> GraphState:
         return GraphState(self._graphdef, self._state | state_of(other))
@@ -82,7 +82,7 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
 
 
 def graphdef_of(graph_state: GraphState) -> GraphDef[Any]:
-    """The static half."""
+    """The GraphDef of a GraphState."""
     return graph_state._graphdef
 
 

@@ -1,4 +1,4 @@
-"""GraphDef: the static half of an object, hashable and comparable.
+"""GraphDef: the structure of an object, hashable and comparable.
 
 A skeleton lists what `flattening.flatten` met, in preorder, in two flat sequences. For
 
@@ -165,7 +165,7 @@ class Blueprint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GraphDef(Generic[Node]):
-    """The static half of `split`: types, static attributes, sharing.
+    """The structure that `split` gives: types, static attributes, sharing.
 
     Equality is structural: objects that are built alike have equal GraphDefs, whatever
     the values of their leaves. A GraphDef is a JAX pytree without leaves, so it can be

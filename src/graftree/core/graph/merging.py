@@ -42,16 +42,7 @@ from graftree.core.variables.variables import MISSING, Variable
 
 
 def match(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any]:
-    """The leaves of states in the order of the skeleton.
-
-    Args:
-        graphdef: The skeleton.
-        state_list: States, mappings, FlatStates, a bare leaf; or one list of leaves.
-
-    Raises:
-        ValueError: If leaves are missing or superfluous; names the paths.
-        TypeError: If a state is no mapping.
-    """
+    """The leaves of states in the order of the skeleton."""
     if any(isinstance(given, list) for given in state_list):
         return _match_list(graphdef, state_list)
     if graphdef.paths() == ((),):
@@ -343,11 +334,7 @@ class Builder:
         return obj
 
     def check(self) -> None:
-        """Raises if a write that was put off is not allowed.
-
-        Raises:
-            TraceContextError: If another trace owns an existing object that changes.
-        """
+        """Raises if a write that was put off is not allowed."""
         self.fills = [fill for fill in self.fills if _differs(*fill)]
         for obj, *_ in self.fills:
             if (

@@ -29,7 +29,7 @@ from graftree.core.variables.variables import Variable
 
 
 class Leaf(enum.Enum):
-    """The kinds of values that are no nodes."""
+    """The kinds of values that are not nodes."""
 
     VARIABLE = "variable"
     REF = "ref"
@@ -144,7 +144,7 @@ def _classify(kind: type) -> Kind:
 
 
 def children(x: Any) -> list[Child]:
-    """The children of a node, sorted by key; a value that is no node has none."""
+    """The children of a node, sorted by key; a value that is not a node has none."""
     kind = kind_of(x)
     return [] if isinstance(kind, Leaf) else kind.flatten(x)[0]
 
@@ -198,13 +198,13 @@ def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
 
 
 def get_node_impl(x: Any) -> GraphKind | TreeKind | None:
-    """How ``x`` is taken apart and rebuilt, or ``None`` if it is no node."""
+    """How ``x`` is taken apart and rebuilt, or ``None`` if it is not a node."""
     kind = kind_of(x)
     return None if isinstance(kind, Leaf) else kind
 
 
 def get_node_impl_for_type(kind: type) -> GraphKind | TreeKind | None:
-    """How instances of a type are taken apart, or ``None`` if they are no nodes."""
+    """How instances of a type are taken apart, or ``None`` if they are not nodes."""
     known = kind_of_type(kind)
     return None if isinstance(known, Leaf) else known
 
@@ -314,7 +314,7 @@ def _flatten_pytree(obj: Pytree) -> tuple[list[Child], PytreeMetadata]:
     cls, entries = type(obj), vars(obj)
     table, state = bookkeeping.table_of(obj), bookkeeping.state_of(obj)
     facts = classes.facts_of(cls)
-    # Classes that are no pytrees are not checked, so there the values decide.
+    # Classes that are not pytrees are not checked, so there the values decide.
     checked = facts.is_pytree
     try:
         listed = [

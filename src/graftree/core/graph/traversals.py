@@ -36,7 +36,7 @@ def iter_graph(
         Pairs of a path and a value; the root comes last, with ``()``.
 
     Raises:
-        ValueError: In tree mode, for shared references, cycles and objects that are no
+        ValueError: In tree mode, for shared references, cycles and objects that are not
             pytrees; while it is iterated.
 
     Example:
@@ -76,7 +76,7 @@ class _GraphWalk:
     def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         """The children of a value, or ``None`` if it was met before."""
         kind = nodes.kind_of(x)
-        is_container = not isinstance(kind, Leaf) and not _is_interpreters(x)
+        is_container = not isinstance(kind, Leaf) and not _is_singleton(x)
         if is_container or kind is Leaf.VARIABLE:
             if id(x) in self.seen:
                 return None
@@ -87,8 +87,8 @@ class _GraphWalk:
         """Nothing: what was met stays so."""
 
 
-def _is_interpreters(x: Any) -> bool:
-    """Whether ``x`` is None or (), which the interpreter shares, not the object."""
+def _is_singleton(x: Any) -> bool:
+    """Whether ``x`` is a singleton of CPython: to meet it twice is not sharing."""
     return x is None or (type(x) is tuple and not x)
 
 
@@ -126,7 +126,7 @@ class _TreeWalk:
         elif id(x) in self.above:
             first, second = paths.to_string(self.above[id(x)]), paths.to_string(path)
             raise tree_checks.cycle_error(x, first, second)
-        elif _is_tree_node(x) and not _is_interpreters(x):
+        elif _is_tree_node(x) and not _is_singleton(x):
             self.above[id(x)] = path
         return _tree_children(x)
 
@@ -165,7 +165,7 @@ def iter_children(
         Pairs of a key and a child; a child with two keys comes twice.
 
     Raises:
-        ValueError: If ``node`` is no node; on the first ``next``.
+        ValueError: If ``node`` is not a node; on the first ``next``.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -190,7 +190,7 @@ def iter_module_children(
         Pairs of a key and a child.
 
     Raises:
-        ValueError: If ``node`` is no node; on the first ``next``.
+        ValueError: If ``node`` is not a node; on the first ``next``.
 
     Example:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -306,7 +306,7 @@ def _map_graph(
     if isinstance(kind, Leaf):
         mapped = f(path, x)
     else:
-        if id(x) in above and not _is_interpreters(x):
+        if id(x) in above and not _is_singleton(x):
             raise ValueError(
                 f"Found cycle in the graph at path {paths.to_string(path)!r}: the "
                 f"{type(x).__name__} is also at "

@@ -19,11 +19,7 @@ def is_variable_or_ref(x: Any) -> bool:
 
 
 def flatten(node: Any) -> tuple[list[Any], Any]:
-    """JAX's flatten, with Variables and refs as leaves.
-
-    Raises:
-        ValueError: If there is a cycle.
-    """
+    """JAX's flatten, with Variables and refs as leaves."""
     walk = _Walk(node)
     leaves, treedef = jax.tree.flatten(node, is_leaf=walk.stops_at)
     if walk.cycle is not None:
@@ -32,15 +28,7 @@ def flatten(node: Any) -> tuple[list[Any], Any]:
 
 
 def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
-    """`flatten` with the paths of the leaves.
-
-    Args:
-        node: Any pytree.
-        function: The public name to give in error messages.
-
-    Raises:
-        ValueError: If there is a cycle, or a leaf is an object that is no pytree.
-    """
+    """`flatten` with the paths of the leaves."""
     walk = _Walk(node)
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=walk.stops_at)
     if walk.cycle is not None:
@@ -56,7 +44,7 @@ _CONTAINERS = (DataObject, list, dict)
 
 
 class _Walk:
-    """Tells JAX's flatten where to stop: at Variables and refs, and at cycles.
+    """Stops JAX's flatten at Variables and refs, and at cycles.
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So the cycle is kept here and raised afterwards.
@@ -81,7 +69,7 @@ class _Walk:
 
 
 class NotAPytreeError(TypeError, ValueError):
-    """An object that is no pytree, in a tree; in JAX it is a ``TypeError``."""
+    """An object in a tree that is not a pytree; in JAX this is a ``TypeError``."""
 
 
 def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
@@ -95,14 +83,7 @@ def not_a_pytree_error(obj: Any, path: str, function: str) -> NotAPytreeError:
 
 
 def find_duplicate(flat: Iterable[tuple[Any, Any]]) -> tuple[Any, Any, Any] | None:
-    """The first Variable or ref that occurs twice.
-
-    Args:
-        flat: Pairs of a path and a leaf.
-
-    Returns:
-        The object and its first two paths, or ``None``.
-    """
+    """The first Variable or ref that occurs twice."""
     seen: dict[int, Any] = {}
     for path, leaf in flat:
         if is_variable_or_ref(leaf):
@@ -118,15 +99,7 @@ def duplicate_report(obj: Any, first: str, second: str) -> str:
 
 
 def check_tree(flat: Iterable[tuple[Any, Any]], function: str) -> None:
-    """Refuses a Variable or ref that occurs twice.
-
-    Args:
-        flat: Pairs of a JAX key path, or a path already printed, and a leaf.
-        function: The public name to give in the message.
-
-    Raises:
-        ValueError: If there is one; names both paths.
-    """
+    """Refuses a Variable or ref that occurs twice."""
     found = find_duplicate(flat)
     if found is not None:
         obj, first, second = found
@@ -164,11 +137,7 @@ def _text(path: Any) -> str:
 
 
 def find_cycle(node: Any) -> ValueError | None:
-    """The error for a node of a tree that contains itself, if there is one.
-
-    Returns:
-        An error that names its type and both paths, or ``None``.
-    """
+    """The error for a node of a tree that contains itself, if there is one."""
     above: dict[int, str] = {}
 
     def walk(x: Any, path: str) -> ValueError | None:

@@ -52,7 +52,7 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     Raises:
         ValueError: If the state doesn't fit the object, e.g. has a mapping for an
             array. Nothing has changed then.
-        TypeError: If the state is no mapping.
+        TypeError: If the state is not a mapping.
         TraceContextError: If another trace owns an object that would change.
 
     Example:
@@ -75,11 +75,11 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
-    """The object to change is no node. A RuntimeError for existing programs."""
+    """The object to change is not a node. A RuntimeError for existing programs."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(
-            f"Unsupported type: {type(node).__name__} is no object whose state can be "
+            f"Unsupported type: {type(node).__name__} has no state that could be "
             "changed. Pass a Module, a Variable or a container of them."
         )
 
@@ -133,7 +133,7 @@ class _Plan:
         self._misfits: list[str] = []
 
     def carry_out(self) -> None:
-        """Does it all, or raises and does nothing."""
+        """Applies the whole plan, or raises before changing anything."""
         if self._misfits:
             raise ValueError(
                 errors.message(
@@ -224,10 +224,10 @@ class _Plan:
     def _change(
         self, node: Any, owner: Pytree | None, child: Any, value: Any, path: Path
     ) -> _Visit | None:
-        """Plans what a value does to a child that is data, and no Variable.
+        """Plans what a value does to a child that is data but not a Variable.
 
         Returns:
-            The child with its part of the state, if it is a node and to be visited.
+            The child with its part of the state, if it is a node to be visited.
         """
         kind = nodes.kind_of(child)
         is_node = not isinstance(kind, Leaf)
@@ -320,7 +320,7 @@ def _content(
     # The usual nodes are not listed: most of what they have is not meant.
     if kind is nodes.PYTREE:
         facts = classes.facts_of(type(node))
-        # Classes that are no pytrees are not checked, so there the values decide.
+        # Classes that are not pytrees are not checked, so there the values decide.
         statuses = bookkeeping.table_of(node) if facts.is_pytree else {}
         name_of = functools.partial(facts.naming.name_of, type(node))
         return vars(node), statuses, name_of

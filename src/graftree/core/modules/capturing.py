@@ -134,7 +134,7 @@ def _check_request(fn: Any, var_types: Sequence[Any], method_outputs: Any) -> No
 
 
 def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The node whose Modules shall record in the call ``fn(*args, **kwargs)``."""
+    """The node whose Modules record in the call ``fn(*args, **kwargs)``."""
     if isinstance(fn, Recorder):
         return fn
     owner = getattr(fn, "__self__", None)

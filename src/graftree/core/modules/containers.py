@@ -302,7 +302,7 @@ def _same(a: Any, b: Any) -> bool:
     return imprints.same_value(a, b)
 
 
-# Entries of `vars` that are no items of a Dict.
+# Entries of `vars` that are not items of a Dict.
 _HIDDEN = frozenset({*bookkeeping.NAMES, recorders.BUFFERS})
 # The first character of names of items whose key can't be their name.
 _MARK = "@"
@@ -332,7 +332,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         **kwargs: Further items.
 
     Raises:
-        TypeError: If a key is no string.
+        TypeError: If a key is not a string.
         ValueError: If an item is a container that holds data, such as a list of
             arrays, and is not marked with ``nnx.data``.
 

@@ -193,18 +193,7 @@ def assign_attributes(
     raise_if_not_found: bool = True,
     graph: bool | None = None,
 ) -> None:
-    """Sets attributes, in place, on the Modules in ``node`` that already have them.
-
-    Args:
-        node: Any node.
-        attributes: Names and values.
-        only: Only Modules that match this filter.
-        raise_if_not_found: Whether an attribute that no Module has is an error.
-        graph: Graph or tree mode; None for the current default.
-
-    Raises:
-        ValueError: If an attribute was found nowhere; then nothing is set.
-    """
+    """Sets attributes, in place, on the Modules in ``node`` that already have them."""
     predicate = filters.to_predicate(only)
     targets = [
         (module, name)

@@ -36,7 +36,7 @@ class _OutputRecorder:
     def __init_subclass__(cls, **options: Any) -> None:
         # In the place of such hooks in the user's classes: they must not learn of this
         # subclass, and may want arguments.
-        pytrees.Pytree.__init_subclass__.__func__(cls, **options)  # type: ignore
+        pytrees.Pytree.__init_subclass__.__func__(cls, **options)
 
 
 class _OutputRecorderMeta(type):

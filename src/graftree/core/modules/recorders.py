@@ -96,7 +96,7 @@ class Recorder:
             Whether the value was stored.
 
         Raises:
-            ValueError: Outside a capture, if the attribute is no Variable of exactly
+            ValueError: Outside a capture, if the attribute is not a Variable of exactly
                 this type.
             TraceContextError: If another trace owns this Module or its buffers.
 
@@ -141,7 +141,7 @@ class Recorder:
             ``value`` plus the perturbation; ``value`` itself if none is recorded.
 
         Raises:
-            ValueError: Outside a capture, if the attribute is no Variable of this
+            ValueError: Outside a capture, if the attribute is not a Variable of this
                 type.
             TraceContextError: If another trace owns this Module or its buffers.
 

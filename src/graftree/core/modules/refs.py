@@ -55,8 +55,8 @@ def with_vars(
 
     Args:
         node: Any object, container, State or Variable; it is not changed.
-        hijax: The ``hijax`` that Variables shall have; ``None`` leaves it.
-        ref: Whether their values shall be in array refs; ``None`` leaves it.
+        hijax: The new ``hijax`` of the Variables; ``None`` leaves it.
+        ref: Whether to store their values in array refs; ``None`` leaves it.
         mutable: ``False`` makes them read-only, ``True`` undoes that; ``None`` leaves
             it.
         only: A filter for the Variables to convert.

@@ -181,8 +181,8 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
 
 
 def _describe(cls: type) -> list[str]:
-    signature = inspect.signature(cls.set_view)  # type: ignore[attr-defined]
-    docstring = inspect.getdoc(cls.set_view)  # type: ignore[attr-defined]
+    signature = inspect.signature(cls.set_view)
+    docstring = inspect.getdoc(cls.set_view)
     lines = [f"{cls.__qualname__}:"]
     if docstring is None:
         return [*lines, f"  set_view{signature}"]

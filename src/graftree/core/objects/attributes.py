@@ -29,7 +29,7 @@ DATA_REGISTRY: set[type] = set()
 
 _known_types: dict[type, bool] = {}
 
-# Exact types of most static values: they are no data, nor can there be data in them.
+# Exact types of most static values: they are not data, nor do they contain any.
 ATOMS: set[type] = {int, float, bool, str, bytes, complex, type(None), FunctionType}
 
 
@@ -112,7 +112,7 @@ def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     return jax.tree.leaves(x, is_leaf=is_leaf)
 
 
-class AttributeField(dataclasses.Field):  # type: ignore[type-arg]
+class AttributeField(dataclasses.Field):
     """What `data` and `static` make: a status, and perhaps a value.
 
     In a class body it is a dataclass field. On assignment the value is taken out of it.
@@ -121,15 +121,15 @@ class AttributeField(dataclasses.Field):  # type: ignore[type-arg]
     __slots__ = ()
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        # Reached only if the class is no dataclass and the attribute was not set.
+        # Reached only if the class is not a dataclass and the attribute was not set.
         if obj is None:
             return self
         if self.default is not MISSING:
             return self.default
         if self.default_factory is not MISSING:
             raise AttributeError(
-                f"{type(obj).__name__} is no dataclass, so the default_factory of an "
-                "attribute is never called; decorate the class with nnx.dataclass."
+                f"{type(obj).__name__} is not a dataclass, so the default_factory of "
+                "an attribute is never called; decorate the class with nnx.dataclass."
             )
         raise AttributeError(f"An attribute of {type(obj).__name__} was never set.")
 
@@ -361,7 +361,7 @@ class AttributeTable(HashableMapping):
         return self._names
 
     def getters(self, naming: Naming) -> tuple[_Names, _Getter, _Getter, _Getter]:
-        """What it needs to take ``vars`` apart and to put them together, all in C.
+        """What takes ``vars`` apart and puts them together, all in C.
 
         Returns:
             The sorted names of all attributes; two functions of ``vars`` that give the
@@ -394,11 +394,7 @@ def _getter(keys: Sequence[Any]) -> _Getter:
 
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:
-    """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure."""
     if not is_data(value) and any(map(_is_tag, _leaves(value, _is_data_or_tag))):
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
@@ -417,8 +413,8 @@ def _is_data_or_tag(x: Any) -> bool:
 
 _WAYS_OUT = (
     "If it is data, mark the attribute: self.{name} = nnx.data(...), or use nnx.List / "
-    "nnx.Dict\nfor lists and dicts of Modules and Variables. If the class shall be no "
-    "pytree,\ndeclare it so: class {owner}(..., pytree=False)."
+    "nnx.Dict\nfor lists and dicts of Modules and Variables. If the class is not meant "
+    "to be a pytree,\ndeclare it so: class {owner}(..., pytree=False)."
 )
 
 

@@ -127,7 +127,7 @@ def complete(obj: Any) -> dict[str, Any]:
 class Default:
     """What an object that was made past `Pytree.__new__` shows as its bookkeeping.
 
-    It is no data descriptor: what is in ``vars`` comes first.
+    Not a data descriptor: what is in ``vars`` comes first.
     """
 
     def __init__(self, name: str) -> None:
@@ -176,11 +176,7 @@ def memos_of(obj: Any) -> dict[bool, Any]:
 
 
 def settle(obj: Any) -> AttributeTable:
-    """Makes the table one of exactly the attributes in ``vars``.
-
-    Raises:
-        ValueError: If data was put into ``vars`` in a container, which is static.
-    """
+    """Makes the table one of exactly the attributes in ``vars``."""
     entries = complete(obj)
     cls, table = type(obj), entries[NODES]
     facts = classes.facts_of(cls)
@@ -202,11 +198,7 @@ def settle(obj: Any) -> AttributeTable:
 
 
 def check_static(cls: type, name: str, value: Any) -> None:
-    """Checks that the value of a static attribute contains no data.
-
-    Raises:
-        ValueError: If it does.
-    """
+    """Checks that the value of a static attribute contains no data."""
     if type(value) not in attributes.ATOMS and attributes.has_data(value):
         phrase = "Found unexpected data on value of type"
         raise attributes.data_error(phrase, cls, name, value)
@@ -273,11 +265,10 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def watch(obj: Any) -> bool:
-    """Has all writes into ``vars(obj)`` stamped from now on, if that can be had.
+    """Stamps all writes into ``vars(obj)`` from now on; says whether that is possible.
 
-    Returns:
-        ``False`` if somebody holds the dict that is there now, or the class has a
-        ``__setattr__`` or ``__delattr__`` of its own, which may use that of `object`.
+    It is not if somebody holds the dict that is there now, or the class has a
+    ``__setattr__`` or ``__delattr__`` of its own, which may use that of `object`.
     """
     if not classes.facts_of(type(obj)).is_stamping:
         return False

@@ -140,15 +140,7 @@ def _data_descriptors(cls: type) -> frozenset[str]:
 
 
 def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
-    """The statuses that the class bodies of ``cls`` and all its bases declare.
-
-    Args:
-        cls: The class.
-        warn: Whether its own annotations warn of being deprecated.
-
-    Raises:
-        ValueError: If a declaration contradicts another, or has a bad value.
-    """
+    """The statuses that the class bodies of ``cls`` and all its bases declare."""
     statuses: dict[str, bool] = {}
     for base in reversed(cls.__mro__):
         for name, status in _own_statuses(base, warn=warn and base is cls):

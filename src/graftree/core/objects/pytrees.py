@@ -214,7 +214,7 @@ classes.forget()
 
 
 class Object(Pytree, pytree=False):
-    """A `Pytree` that is no JAX pytree: a graph node only.
+    """A `Pytree` that is not a JAX pytree, only a graph node.
 
     Raises:
         ValueError: If a subclass is declared with ``pytree=True``.
@@ -229,8 +229,8 @@ class Object(Pytree, pytree=False):
     def __init_subclass__(cls, *, pytree: bool | None = None, **options: Any) -> None:
         if pytree:
             raise ValueError(
-                f"{cls.__name__} derives from nnx.Object, which is no pytree; derive "
-                "from nnx.Pytree instead of passing pytree=True."
+                f"{cls.__name__} derives from nnx.Object, which is not a pytree; "
+                "derive from nnx.Pytree instead of passing pytree=True."
             )
         super().__init_subclass__(pytree=pytree, **options)
 
@@ -242,14 +242,14 @@ def check_pytree(pytree: Any) -> None:
         pytree: A `Pytree`.
 
     Raises:
-        TypeError: If ``pytree`` is no Pytree.
+        TypeError: If ``pytree`` is not a Pytree.
         ValueError: If there is data in a static attribute, e.g. appended to a list.
 
     Example:
         >>> nnx.check_pytree(nnx.Rngs(0))
     """
     if not isinstance(pytree, Pytree):
-        raise TypeError(f"check_pytree: {type(pytree).__name__} is no Pytree.")
+        raise TypeError(f"check_pytree: {type(pytree).__name__} is not a Pytree.")
     _check_static_attributes(pytree)
 
 

@@ -163,24 +163,7 @@ def reseed(
 
 
 def streams_in(node: Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
-    """Lists the random streams inside an object.
-
-    Args:
-        node: Any object.
-        graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
-            force.
-
-    Returns:
-        Their paths and the streams, in the order of `iter_graph`; each stream once.
-
-    Raises:
-        ValueError: In tree mode, if a Variable is shared.
-
-    Example:
-        >>> from graftree.core.rng import reseeding
-        >>> [path for path, stream in reseeding.streams_in([nnx.Rngs(0)], graph=None)]
-        [(0, 'default')]
-    """
+    """Lists the random streams inside an object."""
     nodes = traversals.iter_graph(node, graph=graph)
     return [(path, value) for path, value in nodes if isinstance(value, RngStream)]
 

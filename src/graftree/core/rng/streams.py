@@ -45,7 +45,7 @@ RngValue: TypeAlias = int | np.integer | jax.Array
 Size: TypeAlias = int | tuple[int, ...]
 """The shape of an array of keys; an integer is the size of its only axis."""
 Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
-"""One size for all streams, or one per filter; ``None`` is no size at all."""
+"""One size for all streams, or one per filter; ``None`` means no size."""
 
 
 class RngState(Variable[jax.Array]):
@@ -400,19 +400,7 @@ def _copied(stream: RngStream) -> RngStream:
 
 
 def sizes_by_filter(sizes: Sizes) -> Mapping[Filter, Size | None]:
-    """Says which streams get which size; the first filter that matches counts.
-
-    Args:
-        sizes: One size for all streams, a mapping of filters to sizes, or ``None``.
-
-    Returns:
-        A mapping of filters to sizes, in order of precedence; empty for ``None``.
-
-    Example:
-        >>> from graftree.core.rng import streams
-        >>> streams.sizes_by_filter(3)
-        {Ellipsis: 3}
-    """
+    """Says which streams get which size; the first filter that matches counts."""
     if sizes is None:
         return {}
     return sizes if isinstance(sizes, Mapping) else {...: sizes}

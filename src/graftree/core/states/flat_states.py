@@ -103,7 +103,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
     @staticmethod
     def merge(flat_state: FlatState[L], /, *flat_states: FlatState[L]) -> FlatState[L]:
-        """Unites FlatStates.
+        """Merges FlatStates.
 
         Args:
             flat_state: The first one.
@@ -257,17 +257,7 @@ def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
 
 
 def register_nested_form(make: Callable[[dict], Any]) -> None:
-    """Tells what nested dicts become in `FlatState.to_nested_state`.
-
-    Args:
-        make: A function of nested dicts; `states.py` gives State, which is defined on
-            top of this file.
-
-    Example:
-        >>> from graftree.core.states import flat_states
-        >>> callable(flat_states.register_nested_form)
-        True
-    """
+    """Sets what nested dicts become in `FlatState.to_nested_state`."""
     _nested_form[:] = [make]
 
 

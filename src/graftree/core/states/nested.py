@@ -16,12 +16,7 @@ from graftree.core import paths
 
 
 class EmptyNode:
-    """Stands for an empty mapping in a flat mapping; a pytree without leaves.
-
-    Example:
-        >>> nnx.traversals.empty_node == type(nnx.traversals.empty_node)()
-        True
-    """
+    """Stands for an empty mapping in a flat mapping; a pytree without leaves."""
 
     def __repr__(self) -> str:
         return "EmptyNode()"
@@ -143,22 +138,7 @@ def unflatten_mapping(
 
 
 def raw_mapping(xs: Any) -> Mapping:
-    """Gives the mapping below a State, and any other mapping as it is.
-
-    Args:
-        xs: A State, another object with a ``raw_mapping``, or a mapping.
-
-    Returns:
-        The mapping itself, not a copy.
-
-    Raises:
-        TypeError: If ``xs`` is not a mapping.
-
-    Example:
-        >>> from graftree.core.states import nested
-        >>> nested.raw_mapping(nnx.State({"a": 1}))
-        {'a': 1}
-    """
+    """Gives the mapping below a State, and any other mapping as it is."""
     if type(xs) is dict:
         return xs
     if not isinstance(xs, Mapping):
@@ -169,19 +149,7 @@ def raw_mapping(xs: Any) -> Mapping:
 
 
 def leaves(xs: Mapping, /) -> list[tuple[Path, Any]]:
-    """Lists the leaves of a nested mapping with their paths, in insertion order.
-
-    Args:
-        xs: A nested mapping.
-
-    Returns:
-        A new list of pairs ``(path, leaf)``.
-
-    Example:
-        >>> from graftree.core.states import nested
-        >>> nested.leaves({"a": {"b": 1}, "c": {}})
-        [(('a', 'b'), 1)]
-    """
+    """Lists the leaves of a nested mapping with their paths, in insertion order."""
     items: list[tuple[Path, Any]] = []
     # Remembers which types are mappings: asking an abstract class would take longer
     # than all the rest.
@@ -204,43 +172,12 @@ def leaves(xs: Mapping, /) -> list[tuple[Path, Any]]:
 
 
 def sorted_leaves(state: Any) -> list[tuple[Path, Any]]:
-    """Lists the leaves of a state with their paths, sorted by path.
-
-    Args:
-        state: A State or another mapping.
-
-    Returns:
-        A new list of pairs ``(path, leaf)``.
-
-    Raises:
-        TypeError: If ``state`` is not a mapping.
-
-    Example:
-        >>> from graftree.core.states import nested
-        >>> nested.sorted_leaves({"b": 2, 1: {"a": 1}})
-        [((1, 'a'), 1), (('b',), 2)]
-    """
+    """Lists the leaves of a state with their paths, sorted by path."""
     return paths.sorted_by_path(leaves(raw_mapping(state)))
 
 
 def nest(items: Iterable[tuple[Path, Any]]) -> dict:
-    """Builds nested dicts from paths and leaves.
-
-    Args:
-        items: Pairs ``(path, leaf)``; fastest if paths with a common beginning stand
-            together. Of equal paths the last one counts.
-
-    Returns:
-        New nested dicts.
-
-    Raises:
-        ValueError: If a path is empty, or leads through the leaf of another path.
-
-    Example:
-        >>> from graftree.core.states import nested
-        >>> nested.nest([(("a", "b"), 1), (("a", "c"), 2)])
-        {'a': {'b': 1, 'c': 2}}
-    """
+    """Builds nested dicts from paths and leaves."""
     root: dict = {}
     prefix, node = None, root
     for path, leaf in items:
@@ -267,21 +204,7 @@ def _descend(node: dict, path: Path) -> dict:
 
 
 def conflict(path: Path, leaf: Any) -> ValueError:
-    """The error for a path that should hold both a leaf and further keys.
-
-    Args:
-        path: The path.
-        leaf: What is there already.
-
-    Returns:
-        The exception, to be raised.
-
-    Example:
-        >>> from graftree.core.states import nested
-        >>> print(nested.conflict(("a",), 1))
-        Conflicting entries at path ('a',): a leaf of type int and a mapping.
-        Remove one of them or rename its key.
-    """
+    """The error for a path that should hold both a leaf and further keys."""
     return ValueError(
         errors.message(
             f"Conflicting entries at path {tuple(path)!r}: a leaf of type "

@@ -134,11 +134,6 @@ def unboxed(value: Any) -> Any:
     """The array in ``{"value": array}``; anything else as it is.
 
     So a checkpoint that was restored without types writes a Variable.
-
-    Example:
-        >>> from graftree.core.states import pure_dicts
-        >>> pure_dicts.unboxed({"value": jnp.array(1)}), pure_dicts.unboxed({"a": 1})
-        (Array(1, dtype=int32, weak_type=True), {'a': 1})
     """
     if isinstance(value, Mapping) and len(value) == 1:
         inner = value.get("value")

@@ -382,7 +382,7 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
         are shared.
 
     Raises:
-        TypeError: If ``state`` is not a mapping, or something is no filter.
+        TypeError: If ``state`` is not a mapping, or something is not a filter.
         ValueError: If a leaf matches no filter, or ``...`` is not the last one.
 
     Example:
@@ -409,7 +409,7 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
         are shared.
 
     Raises:
-        TypeError: If ``state`` is not a mapping, or something is no filter.
+        TypeError: If ``state`` is not a mapping, or something is not a filter.
         ValueError: If ``...`` is not the last filter.
 
     Example:
@@ -427,7 +427,7 @@ def _nested(groups: FlatState | tuple[FlatState, ...]) -> Any:
 
 
 def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
-    """Unites states, sub-mappings included.
+    """Merges states recursively.
 
     Args:
         state: The first state: a State, a GraphState or another nested mapping.

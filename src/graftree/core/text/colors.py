@@ -1,4 +1,4 @@
-"""The colours of text on a terminal."""
+"""The colors of text on a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Color(NamedTuple):
 
 
 NO_COLOR = Color()
-# Of the sixteen basic colours, which every terminal shows in its own scheme.
+# Of the sixteen basic colors, which every terminal shows in its own scheme.
 COLOR = Color(
     TYPE="\033[36m",
     ATTRIBUTE="\033[94m",
@@ -47,7 +47,7 @@ COLOR = Color(
 
 
 def supports_color() -> bool:
-    """Tells whether ``str`` is coloured: on a terminal and in IPython.
+    """Whether ``str`` is colored: on a terminal and in IPython.
 
     Returns:
         False also if the environment variable ``NO_COLOR`` is set.
@@ -66,30 +66,5 @@ def supports_color() -> bool:
 
 
 def default() -> Color:
-    """Gives the colours for output to the user: none where they would not show.
-
-    Example:
-        >>> from graftree.core.text import colors
-        >>> colors.default() in (colors.COLOR, colors.NO_COLOR)
-        True
-    """
+    """The colors for output to the user: none where they would not show."""
     return COLOR if supports_color() else NO_COLOR
-
-
-def remove(text: str) -> str:
-    """Takes all colours out of a text.
-
-    Args:
-        text: A text written in `COLOR`.
-
-    Returns:
-        The plain text.
-
-    Example:
-        >>> from graftree.core.text import colors
-        >>> colors.remove(colors.COLOR.TYPE + "Linear" + colors.COLOR.END)
-        'Linear'
-    """
-    for code in COLOR:
-        text = text.replace(code, "")
-    return text

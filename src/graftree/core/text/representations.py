@@ -56,10 +56,17 @@ class Representable:
 
     def __treescope_repr__(self, path: str, subtree_renderer: Any) -> Any:
         """Shows the object in a notebook, if a renderer for treescope is registered."""
-        render = writing.renderer("treescope")
-        return (
-            NotImplemented if render is None else render(self, path, subtree_renderer)
-        )
+        if not _treescope:
+            return NotImplemented
+        return _treescope[0](self, path, subtree_renderer)
+
+
+_treescope: list[Callable[..., Any]] = []
+
+
+def register_treescope(render: Callable[..., Any]) -> None:
+    """Registers a function of object, path and subtree renderer that draws objects."""
+    _treescope[:] = [render]
 
 
 class MappingReprMixin(Representable):
@@ -148,19 +155,7 @@ class PrettySequence(Representable):
 def mapping_items(
     name: str | type, mapping: Mapping, start: str = "({", end: str = "})"
 ) -> Iterator[writing.Object | writing.Attr]:
-    """Yields what ``__nnx_repr__`` of a mapping yields.
-
-    Args:
-        name: The class, or the name to show.
-        mapping: What to show.
-        start: What follows the name.
-        end: What comes last.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> next(iter(representations.mapping_items("Table", {}))).kv_sep
-        ': '
-    """
+    """Yields what ``__nnx_repr__`` of a mapping yields."""
     yield writing.Object(name, start=start, end=end, kv_sep=": ")
     for key, value in mapping.items():
         yield writing.Attr(repr(key), value)
@@ -169,17 +164,7 @@ def mapping_items(
 def sequence_items(
     name: str | type, sequence: Iterable
 ) -> Iterator[writing.Object | writing.Attr]:
-    """Yields what ``__nnx_repr__`` of a sequence yields.
-
-    Args:
-        name: The class, or the name to show.
-        sequence: What to show.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> next(iter(representations.sequence_items("Row", []))).start
-        '(['
-    """
+    """Yields what ``__nnx_repr__`` of a sequence yields."""
     yield writing.Object(name, start="([", end="])", kv_sep="")
     for value in sequence:
         yield writing.Attr("", value)
@@ -193,13 +178,7 @@ _DEFAULTS = {
 
 
 class Size(NamedTuple):
-    """How many elements arrays have, and how many bytes these take.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> str(representations.Size(2002, 8008))
-        '2,002 (8.0 KB)'
-    """
+    """How many elements arrays have, and how many bytes these take."""
 
     elements: int
     bytes: int
@@ -209,19 +188,7 @@ class Size(NamedTuple):
 
 
 def size_of(value: Any) -> Size:
-    """Adds up the arrays in a value.
-
-    Args:
-        value: Any pytree; leaves without shape and dtype count nothing.
-
-    Returns:
-        The number of elements and of bytes.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> representations.size_of({"a": jnp.ones((2, 3)), "b": "text"})
-        Size(elements=6, bytes=24)
-    """
+    """Adds up the arrays in a value."""
     elements = size = 0
     for leaf in _leaves(value):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -239,19 +206,7 @@ def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[An
 
 
 def format_bytes(count: int) -> str:
-    """Prints a number of bytes in powers of 1000.
-
-    Args:
-        count: The number.
-
-    Returns:
-        For example ``"24 B"`` or ``"8.0 KB"``.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> representations.format_bytes(1_234_567)
-        '1.2 MB'
-    """
+    """Prints a number of bytes in powers of 1000, as in ``8.0 KB``."""
     if count <= 1000:
         return f"{count:,} B"
     size, unit = count / 1000, "KB"
@@ -262,39 +217,13 @@ def format_bytes(count: int) -> str:
 
 
 def variable_comment(raw_value: Any) -> str:
-    """Prints the size of the raw value of a Variable.
-
-    Args:
-        raw_value: Any pytree.
-
-    Returns:
-        For example ``"6 (24 B)"``; empty if it holds no array elements.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> representations.variable_comment(jnp.ones((2, 3)))
-        '6 (24 B)'
-    """
+    """Prints the size of a raw value, as in ``6 (24 B)``; empty if it has none."""
     size = size_of(raw_value)
     return str(size) if size.bytes else ""
 
 
 def pytree_comment(variables: Iterable[Any]) -> str:
-    """Prints the sizes of Variables by type.
-
-    Args:
-        variables: Variables, each once; the types are listed in this order.
-
-    Returns:
-        For example ``"Param: 2,002 (8.0 KB)"``; empty without array elements. The
-        kinds of random state count as one type, ``RngState``.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> variables = [nnx.Param(jnp.ones(2)), nnx.Cache(jnp.ones(1))]
-        >>> representations.pytree_comment(variables)
-        'Param: 2 (8 B), Cache: 1 (4 B), Total: 3 (12 B)'
-    """
+    """Prints the sizes of Variables by type; random state counts as one type."""
     sizes: dict[type, Size] = {}
     for variable in variables:
         size = size_of(variable.get_raw_value())
@@ -316,20 +245,7 @@ def _kind(cls: type) -> type:
 def variable_repr(
     variable: Any, value: Any, metadata: Mapping[str, Any]
 ) -> Iterator[writing.Object | writing.Attr]:
-    """Yields what ``__nnx_repr__`` of a Variable yields.
-
-    Args:
-        variable: The Variable.
-        value: What is shown as its value.
-        metadata: Its metadata, of which entries at their default are left out.
-
-    Example:
-        >>> nnx.Param(2, tag="x")
-        Param(
-          value=2,
-          tag='x'
-        )
-    """
+    """Yields what ``__nnx_repr__`` of a Variable yields."""
     raw = variable.get_raw_value()
     comment = variable_comment(raw)
     yield writing.Object(type(variable), comment=f" # {comment}" if comment else "")
@@ -347,22 +263,7 @@ def variable_repr(
 def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
 ) -> Iterator[writing.Object | writing.Attr]:
-    """Yields what ``__nnx_repr__`` of a Pytree yields.
-
-    Args:
-        obj: The object.
-        attributes: Its attributes by name; static ones whose name begins with an
-            underscore are left out.
-        is_data: For each name whether the attribute is data.
-
-    Example:
-        >>> model = nnx.Module()
-        >>> model.width = 2
-        >>> model
-        Module(
-          width=2
-        )
-    """
+    """Yields what ``__nnx_repr__`` of a Pytree yields."""
     comment = pytree_comment(variables_in(obj))
     yield writing.Object(type(obj), comment=f" # {comment}" if comment else "")
     for name, value in attributes:
@@ -371,20 +272,7 @@ def pytree_repr(
 
 
 def variables_in(root: Any) -> list[Any]:
-    """Lists the Variables of an object, each once, in the order of their paths.
-
-    Args:
-        root: A Pytree, a Variable or a container of such; cycles are allowed.
-
-    Returns:
-        A new list.
-
-    Example:
-        >>> from graftree.core.text import representations
-        >>> found = representations.variables_in([nnx.Param(1), nnx.Cache(2)])
-        >>> [v.get_value() for v in found]
-        [1, 2]
-    """
+    """Lists the Variables of an object, each once, in the order of their paths."""
     found: list[Any] = []
     _collect_variables(root, found, {})
     return found

@@ -3,12 +3,10 @@
 An object says what it consists of by yielding one `Object` and then its `Attr` items
 from ``__nnx_repr__``; this file decides how that looks. What always holds:
 
-- ``repr`` is plain; only ``str`` is coloured, and only on a terminal;
+- ``repr`` is plain; only ``str`` is colored, and only on a terminal;
 - inside one text each node is written out once and then as ``Type(...)``, so cycles
   end, and objects deeper than ``config.flax_max_repr_depth`` are written so too;
 - arrays that are attributes of a node are shortened to shape and dtype.
-
-Richer displays (treescope) register here, so that nothing needs them to be installed.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class Attr:
         start: What comes before the key.
         end: What comes after the value.
         use_raw_value: Whether ``value`` is text to be shown as it is.
-        use_raw_key: Whether ``key`` is text that already has its colours.
+        use_raw_key: Whether ``key`` is text that already has its colors.
 
     Example:
         >>> nnx.reprlib.Attr("x", 1).value
@@ -84,7 +82,7 @@ def get_repr(obj: Any, *, color: colors.Color = colors.NO_COLOR) -> str:
 
     Args:
         obj: The object.
-        color: The colours; plain by default.
+        color: The colors; plain by default.
 
     Returns:
         Lines without a line break at the end.
@@ -101,7 +99,7 @@ def get_repr(obj: Any, *, color: colors.Color = colors.NO_COLOR) -> str:
 
 
 def colorized(x: Any, /) -> str:
-    """Writes any value as text, in colour where `colors.supports_color`.
+    """Writes any value as text, in color where `colors.supports_color`.
 
     Args:
         x: The value.
@@ -110,43 +108,19 @@ def colorized(x: Any, /) -> str:
         Its ``repr``, in which classes stand by their name.
 
     Example:
-        >>> from graftree.core.text import colors
-        >>> colors.remove(nnx.reprlib.colorized([int, "a"]))
+        >>> nnx.reprlib.colorized([int, "a"])
         "[int, 'a']"
     """
     return _active.write(_Writer.value, x, colors.default())
 
 
 def shortens_arrays() -> bool:
-    """Tells a running ``__nnx_repr__`` whether arrays at its place are shortened.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> writing.shortens_arrays()
-        False
-    """
+    """Whether arrays are abbreviated at the current position."""
     return _active.writer is not None and _active.writer.short
 
 
 def described(obj: Any) -> tuple[Object, list[Attr]]:
-    """Collects what an object says about itself, for the displays that draw it.
-
-    Args:
-        obj: The object.
-
-    Returns:
-        Its frame and its attributes.
-
-    Raises:
-        TypeError: If ``__nnx_repr__`` yields anything but one `Object` and then
-            `Attr` items.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> frame, attributes = writing.described(nnx.reprlib.PrettyMapping({"a": 1}))
-        >>> len(attributes)
-        1
-    """
+    """What an object says about itself: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
     method = f"{type(obj).__name__}.__nnx_repr__"
     if not isinstance(frame, Object):
@@ -159,33 +133,6 @@ def described(obj: Any) -> tuple[Object, list[Attr]]:
                 f"Item of {method} must be an Attr, got {type(attribute).__name__}."
             )
     return frame, attributes
-
-
-def register_renderer(name: str, render: Callable[..., Any]) -> None:
-    """Registers the function behind a richer display.
-
-    Args:
-        name: The display; ``"treescope"`` is the one that notebooks ask for.
-        render: A function of object, path and subtree renderer that draws the object.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> writing.register_renderer("example", lambda obj, path, renderer: str(obj))
-    """
-    _renderers[name] = render
-
-
-def renderer(name: str) -> Callable[..., Any] | None:
-    """Gives the function registered for a display, or None.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> writing.renderer("unknown display")
-    """
-    return _renderers.get(name)
-
-
-_renderers: dict[str, Callable[..., Any]] = {}
 
 
 # The writer at work. Part of the text may be asked for by a foreign container, which
@@ -331,25 +278,13 @@ _COLOR_NAMES = {
 
 
 def is_node(x: Any) -> bool:
-    """Tells whether ``x`` is an object with attributes of known status: a Pytree.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> writing.is_node(nnx.Module()), writing.is_node([])
-        (True, False)
-    """
+    """Whether ``x`` is a Pytree."""
     # A Variable passes on what it does not have itself to its value.
     return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
 
 
 def is_variable(x: Any) -> bool:
-    """Tells whether ``x`` is a Variable.
-
-    Example:
-        >>> from graftree.core.text import writing
-        >>> writing.is_variable(nnx.Param(1)), writing.is_variable(1)
-        (True, False)
-    """
+    """Whether ``x`` is a Variable."""
     return isinstance(x, tuple(_variable_types))
 
 

@@ -104,16 +104,7 @@ def take_older_flags(entries: dict[str, Any], flags: dict[str, Any]) -> None:
 
 
 def run_hooks(hooks: Any, variable: Any, *args: Any) -> Any:
-    """Applies one hook or several, left to right, each to the result of the last.
-
-    Args:
-        hooks: A callable, or a sequence of callables ``(variable, *args) -> value``.
-        variable: The Variable that is read, written or made.
-        *args: The value, or the index and name of an axis.
-
-    Returns:
-        The result of the last hook.
-    """
+    """Applies one hook or several, left to right, each to the result of the last."""
     value = args[0] if args else None
     for hook in hooks if isinstance(hooks, (tuple, list)) else (hooks,):
         value = hook(variable, *args)
@@ -128,7 +119,7 @@ def _as_hooks(hooks: Any) -> tuple[Callable[..., Any], ...]:
 
 @dataclasses.dataclass
 class VariableMetadata:
-    """A value together with the metadata that its Variable shall get.
+    """A value together with the metadata for its Variable.
 
     Initializers wrapped by `with_metadata` return it; a Variable takes it apart.
 
@@ -288,12 +279,7 @@ def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapp
 def changed(
     current: Mapping[str, Any], args: tuple[Any, ...], entries: Mapping[str, Any]
 ) -> HashableMapping:
-    """The metadata after ``Variable.set_metadata(*args, **entries)``.
-
-    Raises:
-        TypeError: If the arguments are none of its three forms.
-        ValueError: If an entry would change that is fixed.
-    """
+    """The metadata after ``Variable.set_metadata(*args, **entries)``."""
     if (args and entries) or len(args) > 2 or not (args or entries):
         raise TypeError(
             "set_metadata takes one dict, a name and a value, or keywords; got "

@@ -169,7 +169,7 @@ class ValueOperators(Generic[A]):
 
 
 class _Comparisons:
-    """Tells that a Variable was compared: then ``latest`` is a new number.
+    """Notes that a Variable was compared: then ``latest`` is a new number.
 
     Python compares the members of two dicts by identity first, and calls ``==`` for
     those that differ. So whoever compares dicts of Variables can tell which it was.
@@ -191,7 +191,7 @@ def _is_equal(self: Any, other: Any) -> Any:
 
 
 def _unwrap(value: Any) -> Any:
-    return value.get_value() if isinstance(value, ValueOperators) else value  # type: ignore[attr-defined]
+    return value.get_value() if isinstance(value, ValueOperators) else value
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -233,7 +233,7 @@ def _install() -> None:
         method.__qualname__ = f"ValueOperators.{name}"
         setattr(ValueOperators, name, method)
     # Equality is by value, and values change.
-    ValueOperators.__hash__ = None  # type: ignore[assignment]
+    ValueOperators.__hash__ = None
 
 
 _install()

@@ -158,20 +158,9 @@ def _is_variable(x: Any) -> bool:
 def place_abstract(
     value: Any, metadata: Mapping[str, Any], *, is_replicated: bool = False
 ) -> Any:
-    """Says where the value of an abstract Variable would be.
+    """Adds to an abstract value the sharding that its annotation asks for.
 
-    Args:
-        value: The value; a ``jax.ShapeDtypeStruct`` in it that has no sharding gets the
-            one of the annotation, if there is a mesh.
-        metadata: Of the Variable.
-        is_replicated: Whether, on the mesh in force, a value without annotation is
-            replicated. Else it gets no sharding.
-
-    Returns:
-        The placed value; ``value`` itself if there is nothing to say.
-
-    Raises:
-        ValueError: If the annotation and the mesh in force don't fit.
+    Without an annotation, ``is_replicated`` replicates it on the mesh in force.
     """
     if not any(map(_is_unplaced, jax.tree.leaves(value))):
         return value
@@ -202,7 +191,7 @@ def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Tells all Variables of a tree that their values get a further dimension.
+    """Informs all Variables of a tree that their values get a further dimension.
 
     Their annotations get the name ``transform_metadata[PARTITION_NAME]`` at ``index``,
     and so does each metadata entry that is a tuple and has a key in
@@ -233,7 +222,7 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
 
 
 def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Tells all Variables of a tree that their values lose a dimension.
+    """Informs all Variables of a tree that their values lose a dimension.
 
     The inverse of `add_axis`.
 

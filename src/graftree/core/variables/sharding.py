@@ -54,11 +54,6 @@ class _Rules(threading.local):
 _rules = _Rules()
 
 
-def set_logical_axis_rules(rules: AxisRules) -> None:
-    """Replaces the rules of this thread."""
-    _rules.now = tuple(rules)
-
-
 def get_logical_axis_rules() -> AxisRules:
     """The rules in force in this thread."""
     return _rules.now
@@ -84,11 +79,7 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
 
 
 def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
-    """Joins two lists of rules; the same name must not mean two things.
-
-    Raises:
-        ValueError: If a name is mapped to different axes.
-    """
+    """Joins two lists of rules; the same name must not mean two things."""
     merged = dict(second)
     for name, axis in first:
         if merged.setdefault(name, axis) != axis:
@@ -112,17 +103,7 @@ def _rename(entry: Any, table: Mapping[str, Any]) -> Any:
 
 
 def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
-    """The PartitionSpec of an annotation under the rules in force and ``rules``.
-
-    Args:
-        sharding: Axis names per dimension (tuple, list or PartitionSpec), or a
-            NamedSharding.
-        rules: Further rules, of one Variable.
-
-    Raises:
-        ValueError: If the rules contradict each other.
-        TypeError: If the annotation is a bare string.
-    """
+    """The PartitionSpec of an annotation under the rules in force and ``rules``."""
     if isinstance(sharding, NamedSharding):
         sharding = sharding.spec
     if isinstance(sharding, str):
@@ -135,18 +116,7 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
 
 
 def place(value: Any, metadata: Mapping[str, Any]) -> Any:
-    """Puts a value where its annotation says, as a Variable is made.
-
-    Args:
-        value: An array or a pytree of arrays; all get the same annotation.
-        metadata: Of the Variable: ``out_sharding``, ``mesh``, ``sharding_rules``.
-
-    Returns:
-        The placed value; ``value`` itself if there is no annotation.
-
-    Raises:
-        ValueError: If there is no mesh, or its axes are partly Auto, partly Explicit.
-    """
+    """Puts a value where its annotation says, as a Variable is made."""
     annotation = metadata.get("out_sharding")
     if annotation is None or (
         isinstance(annotation, (tuple, list, PartitionSpec)) and not len(annotation)
@@ -159,11 +129,7 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
-    """The NamedSharding that an annotation means on the mesh in force.
-
-    Raises:
-        ValueError: If no mesh is in force, or two different meshes are.
-    """
+    """The NamedSharding that an annotation means on the mesh in force."""
     mesh = metadata.get("mesh")
     own = annotation.mesh if isinstance(annotation, NamedSharding) else None
     ambient = jax.sharding.get_abstract_mesh()

@@ -73,15 +73,7 @@ def is_stand_in(value: Any) -> bool:
 
 
 def stored(value: Any, *, ref: bool) -> Any:
-    """What a Variable stores of a value: the value itself, or a new ref of it.
-
-    Args:
-        value: Any value; what a ref holds is read.
-        ref: Whether to store it in a ref. Stand-ins for arrays are stored as they are.
-
-    Raises:
-        TypeError: If the value is neither array nor scalar.
-    """
+    """What a Variable stores of a value: the value itself, or a new ref of it."""
     if _jax.is_ref(value):
         value = value[...]
     if not ref or is_stand_in(value):
@@ -95,13 +87,7 @@ def read_ref(ref: Any, index: Any) -> Any:
 
 
 def write_ref(ref: Any, index: Any, value: Any) -> None:
-    """Writes into a ref what ``array.at[index].set(value)`` writes into an array.
-
-    Args:
-        ref: The ref.
-        index: Any index that arrays take.
-        value: What arrays take, or another ref.
-    """
+    """Writes into a ref what ``array.at[index].set(value)`` writes into an array."""
     if _jax.is_ref(value):
         value = value[...]
     if not _is_ref_index(index, ref.shape):
@@ -150,15 +136,6 @@ def check_fits(ref: Any, value: Any, where: str = "") -> None:
 
     A scalar fills the ref. Of dtypes that differ, JAX says the same as when it writes
     into an array: it converts, warns if that loses something, or raises.
-
-    Args:
-        ref: The ref.
-        value: An array, a scalar or another ref.
-        where: The path to give in the message.
-
-    Raises:
-        ValueError: If its shape differs, or its dtype can't be converted.
-        TypeError: If it is no array.
     """
     if is_stand_in(value):
         raise TypeError(f"A {type(value).__name__} can't be written into an array ref.")
@@ -175,7 +152,7 @@ def check_fits(ref: Any, value: Any, where: str = "") -> None:
 def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
     return ValueError(
         errors.message(
-            f"Invalid {what}: an array ref keeps the one it has.",
+            f"Invalid {what}: a ref cannot change its {what}.",
             where=f"{f'at {where}: ' if where else ''}the ref holds "
             f"{_describe(ref)}, the value is {_describe(given)}",
             way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
@@ -200,9 +177,6 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
     """The array with a part of it replaced; its shape, dtype and sharding stay.
 
     An abstract array becomes a concrete one if all of it is replaced.
-
-    Raises:
-        TypeError: If a part of an abstract array should be replaced.
     """
     if isinstance(raw, jax.ShapeDtypeStruct):
         return _made_concrete(raw, index, value)

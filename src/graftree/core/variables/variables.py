@@ -6,8 +6,8 @@ inside a transform without changing structure. What always holds:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
   that JAX itself tracks), and nobody writes a read-only one;
-- writing the value is no structural change and moves no stamp; replacing metadata is
-  and does;
+- writing the value is not a structural change and moves no stamp; replacing metadata
+  is and does;
 - as a JAX pytree it has one child, the raw value, and its class and metadata are
   static.
 
@@ -383,13 +383,13 @@ class Variable(
         replace_metadata(self, HashableMapping(entries))
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_add_axis`` hooks that a transform added a dimension."""
+        """Calls the ``on_add_axis`` hooks: a transform added a dimension."""
         if "on_add_axis" in metadata_of(self):
             hooks = metadata_of(self)["on_add_axis"]
             variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tells the ``on_remove_axis`` hooks that a transform removed a dimension."""
+        """Calls the ``on_remove_axis`` hooks: a transform removed a dimension."""
         if "on_remove_axis" in metadata_of(self):
             hooks = metadata_of(self)["on_remove_axis"]
             variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
@@ -489,7 +489,7 @@ class Variable(
         if name in entries:
             return entries[name]
         raw = self._raw_value
-        # Views of refs, such as `.at` and (of tracers) `.T`, would be no arrays.
+        # Views of refs, such as `.at` and (of tracers) `.T`, would not be arrays.
         if _jax.is_ref(raw) and (name == "at" or not hasattr(_jax.Ref, name)):
             raw = raw[...]
         return getattr(raw, name)
