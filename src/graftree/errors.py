@@ -84,8 +84,8 @@ class LostUpdateWarning(UserWarning):
         >>> try:
         ...     rename(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
         ... except nnx.errors.LostUpdateWarning as warning:
-        ...     print(str(warning).split(": ")[1].split(". ")[0])
-        static attributes changed (name)
+        ...     print(str(warning).splitlines()[1])
+          name: nothing before, 'new' now
     """
 
 

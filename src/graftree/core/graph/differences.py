@@ -173,7 +173,7 @@ def facts(
 
     Args:
         graphdef: Of an object; ``None`` for an array.
-        leaves: Its leaves. They count by identity then, in the place of what the
+        leaves: Its leaves. They count by identity then, instead of what the
             GraphDef says of them.
         root: The path of the object.
         identity: Whether it counts which object outside each stands for.

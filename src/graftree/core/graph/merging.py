@@ -308,7 +308,7 @@ class Builder:
 
     def _leaf(self, definition: Any, leaf: Any) -> Any:
         if isinstance(definition, ArrayRefDef):
-            # A frozen array in the place of a ref is allowed and stays an array.
+            # A frozen array instead of a ref is allowed and stays an array.
             kept = leaf is KEEP
             ref = self.existing[definition.outer_index] if kept else leaf
             self.found[definition.index] = ref

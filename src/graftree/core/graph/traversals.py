@@ -237,7 +237,7 @@ def map(
     graph: bool | None = None,
     recreate_variables: bool = True,
 ) -> Any:
-    """A new object with ``f(path, leaf)`` in the place of each leaf.
+    """A new object with ``f(path, leaf)`` instead of each leaf.
 
     Args:
         f: Gets the Variables of ``node`` themselves. A Variable that it returns is
@@ -341,7 +341,7 @@ def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
 def _reclassified(
     x: Pytree, children: list[Child], items: list[tuple[Any, Any]]
 ) -> AttributeTable:
-    """The table of ``x``; data put in the place of a static value becomes data."""
+    """The table of ``x``; data put in place of a static value becomes data."""
     table = bookkeeping.table_of(x)
     for child, (key, value) in zip(children, items, strict=True):
         name = classes.name_of(type(x), key)

@@ -27,7 +27,7 @@ from graftree.core.variables.variables import Variable
 class _OutputRecorder:
     """What all classes that record outputs have in their MRO, before the user's class.
 
-    It is no base of theirs: an object may change its class only to one whose first
+    It is not a base of theirs: an object may change its class only to one whose first
     base is the class it has.
     """
 

@@ -121,7 +121,7 @@ def to_refs(node: N, /, only: Any = ...) -> N:
 
 
 def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) -> N:
-    """The same object with what its array refs hold now in the place of the refs.
+    """The same object with what its array refs hold now instead of the refs.
 
     Args:
         node: Any object, container, State, Variable or ref; it is not changed.

@@ -7,7 +7,7 @@
 and attributes written past ``Pytree.__setattr__`` their status when it is taken apart.
 
 A skeleton that is kept for later has to know of writes into ``vars(obj)``. For that
-time, `watch` puts a `WatchedDict` in the place of the object's dict. So objects that
+time, `watch` puts a `WatchedDict` in place of the object's dict. So objects that
 nobody keeps anything about, as those inside a trace, have a plain dict and pay nothing.
 """
 

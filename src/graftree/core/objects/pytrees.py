@@ -310,7 +310,7 @@ def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
     if extended is not table:
         _put(entries, _NODES, extended)
     elif _is_array(old) and _is_array(value):
-        # Another array in the place of an array is state, not structure.
+        # Another array in place of an array is state, not structure.
         return
     stamps.touch(entries[_STATE])
 

@@ -123,7 +123,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         variables.check_writable(counter)
         key, count = self.key.get_value(), counter.get_value()
         # In a trace, two plain equations instead of a nested function. And what someone
-        # has put in the place of `fold_in` is called each time.
+        # has put in place of `fold_in` is called each time.
         is_replaced = getattr(jax.random.fold_in, "__code__", None) is not _FOLD_IN
         is_plain = is_replaced or isinstance(key, _jax.Tracer)
         draw = _draw if is_plain else _draw_at_once

@@ -272,7 +272,7 @@ def pytree_repr(
 
 
 def variables_in(root: Any) -> list[Any]:
-    """Lists the Variables of an object, each once, in the order of their paths."""
+    """Lists the distinct Variables of an object, in the order of their paths."""
     found: list[Any] = []
     _collect_variables(root, found, {})
     return found

@@ -230,7 +230,7 @@ _DEFAULTS: dict[str, Callable[[], bool]] = {
 
 
 def fill_defaults(flags: dict[str, Any]) -> None:
-    """Puts the defaults now in force in the place of missing flags."""
+    """Fills in missing flags with the defaults now in force."""
     for flag, default in _DEFAULTS.items():
         if flags[flag] is None:
             flags[flag] = default()

@@ -5,7 +5,7 @@ dtype, to which inputs and Params are brought before they meet. The latter is wh
 layer's ``dtype`` says or, where that is ``None``, what JAX's promotion of all of them
 gives; integers become floats on the way.
 
-Libraries that quantize, count or record put functions of their own in the place of
+Libraries that quantize, count or record put functions of their own in place of
 JAX's, for a while. So a layer looks a function up when it calls it, also the default of
 an argument, and it calls it bare. A `jax.jit` around it would save some time in tracing
 gradients, but keep what it met first, and trace that in a place of its own.
@@ -127,7 +127,7 @@ _DEFAULTS: tuple[tuple[Any, Any, str], ...] = (
 
 
 def current(function: Any) -> Any:
-    """What JAX has now in the place of a default; any other function as it is."""
+    """What JAX has now for a default; any other function as it is."""
     for default, module, name in _DEFAULTS:
         if function is default:
             return getattr(module, name)
