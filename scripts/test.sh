@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All checks, and the tests at both ends of the support range.
 #
-#   test.sh         `make test`: the newest Python runs all tests, and Python 3.11 with
-#                   the oldest JAX those of the rules that Python and JAX may change
+#   test.sh         `make test`: the newest Python runs all tests but the longest, and
+#                   Python 3.11 with the oldest JAX those that Python and JAX may change
 #   test.sh --all   `make test-all`: both run all tests
 #
 # Where one of the two Pythons is missing, the other runs all tests, and the last line
@@ -18,7 +18,7 @@ stop() {
 
 oldest=$(scripts/find_python.sh oldest 2>/dev/null)
 newest=$(scripts/find_python.sh newest 2>/dev/null)
-missing= tests_of_oldest=()
+missing= tests_of_oldest=() chosen=()
 if [ -z "$oldest$newest" ]; then
     stop "it needs Python 3.11 or newer"
 elif [ -z "$oldest" ]; then
@@ -26,6 +26,7 @@ elif [ -z "$oldest" ]; then
 elif [ -z "$newest" ]; then
     missing="; not run: Python 3.12 or newer, with the newest JAX"
 elif [ "${1:-}" != --all ]; then
+    chosen=(-m "not long")
     # The contract of the layers comes with the check "shapes", on the same Python.
     tests_of_oldest=(tests/contract tests/transforms tests/test_jax.py
         --ignore tests/contract/test_nn_layers)
@@ -63,7 +64,7 @@ check() { # NAME COMMAND...
     report+=("$(printf '%-18s %-6s %4d s' "$name" $outcome $((SECONDS - start)))")
 }
 run_tests() { # END PATH...
-    check "tests, $1" ".venv/$1/bin/python" -m pytest "${@:2}" \
+    check "tests, $1" ".venv/$1/bin/python" -m pytest "${@:2}" "${chosen[@]}" \
         --numprocesses 2 --dist worksteal --tb short --durations 25
 }
 

@@ -39,6 +39,7 @@ def operations(group):
 # ------------------------------------------------------------- the same work for all
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", COMPUTING, ids=lambda group: group.name)
 def test_all_libraries_compute_what_raw_jax_computes(group):
     results = [
@@ -56,6 +57,7 @@ def test_train_steps_lower_the_loss(group):
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
 
 
+@pytest.mark.long
 def test_gpts_compute_what_the_pure_function_computes():
     # The pure function broadcasts biases, as one does where it is allowed.
     with jax.numpy_rank_promotion("allow"):
@@ -98,6 +100,7 @@ def test_forms_give_as_many_arrays(name):
 # ------------------------------------------------------- what is not the time of a call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "row", rows.in_default_mode(rows.trace(1)).rows, ids=tables.label
 )
@@ -115,6 +118,7 @@ def test_each_lowering_traces_the_model_again(row, monkeypatch):
     assert once > 0 and len(traced) == 2 * once
 
 
+@pytest.mark.long
 def test_peak_memory_tells_one_copy_of_the_state_from_two():
     def peak(donate):
         params = perceptrons.parameters(memory.DEPTH, memory.WIDTH)

@@ -135,6 +135,7 @@ def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().err.endswith("No space left on device\n")
 
 
+@pytest.mark.long
 def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
     process = subprocess.Popen(
         [

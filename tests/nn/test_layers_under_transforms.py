@@ -141,7 +141,13 @@ CASES = [
     for name, run in LIFTED.items()
     for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
 ] + [
-    pytest.param(row, run, {}, id=f"{row.name}-{name}")
+    pytest.param(
+        row,
+        run,
+        {},
+        id=f"{row.name}-{name}",
+        marks=() if row.name in IN_ALL_MODES else pytest.mark.long,
+    )
     for row in catalog.LAYERS
     for name, run in PLAIN.items()
 ]

@@ -64,8 +64,15 @@ for name, make in layers.items():
 """
 
 
-@pytest.mark.parametrize("first", ["plain first", "quantized first"])
-@pytest.mark.parametrize("kind", ["qt", "ptq"])
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("qt", "quantized first"),
+        pytest.param("qt", "plain first", marks=pytest.mark.long),
+        pytest.param("ptq", "quantized first", marks=pytest.mark.long),
+        ("ptq", "plain first"),
+    ],
+)
 def test_only_the_quantized_model_is_quantized(kind, first):
     command = [sys.executable, "-c", PROGRAM, kind, first]
     completed = subprocess.run(command, capture_output=True, text=True)
