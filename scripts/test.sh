@@ -64,7 +64,7 @@ check() { # NAME COMMAND...
     report+=("$(printf '%-18s %-6s %4d s' "$name" $outcome $((SECONDS - start)))")
 }
 run_tests() { # END PATH...
-    check "tests, $1" ".venv/$1/bin/python" -m pytest "${@:2}" "${chosen[@]}" \
+    check "tests, $1" ".venv/$1/bin/python" -m pytest "${@:2}" ${chosen[@]+"${chosen[@]}"} \
         --numprocesses 2 --dist worksteal --tb short --durations 25
 }
 
@@ -77,7 +77,7 @@ check "pyright" $bin/pyright --pythonpath $bin/python
 check "mypy" $bin/mypy
 if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
 if [ -n "$newest" ]; then run_tests newest; fi
-if [ -n "$oldest" ]; then run_tests oldest "${tests_of_oldest[@]}"; fi
+if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
 check "shapes" $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
     src/graftree/nn src/graftree/training tests/contract/test_nn_layers
 

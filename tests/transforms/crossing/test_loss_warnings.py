@@ -50,10 +50,10 @@ def contain_itself(model):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (set_array, "array: one .* before, one .* now"),
+        (set_array, "array: one .* before, another one now"),
         (set_static, "rate: 0.5 before, .* now"),
         (add_variable, "extra: nothing before, one Param now"),
-        (replace_variable, "weight: one Param before, one Param now"),
+        (replace_variable, "weight: one Param before, another one now"),
         (delete, "array: one .* before, nothing now"),
         (extend_list, "parts/0: nothing before, .* now"),
         (contain_itself, "myself: nothing before, a known object.* now"),

@@ -94,10 +94,12 @@ def in_words(
         name: Prints a path.
         most: How many lines there may be.
     """
-    lines = [
-        f"{name(path)}: {_describe(old)} {before}, {_describe(new)} {after}"
-        for path, old, new in found[:most]
-    ]
+    lines = []
+    for path, *pair in found[:most]:
+        old, new = map(_describe, pair)
+        if new == old:
+            new = "another one"
+        lines.append(f"{name(path)}: {old} {before}, {new} {after}")
     return lines + _rest(found, most)
 
 
