@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any
 
 import jax
 
@@ -18,31 +18,10 @@ from graftree.transforms.crossing.prefixes import Prefix, StateAxes
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _NO_METADATA: Mapping[str, Any] = {}
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of `scan`."""
-
-    length: int | None
-    reverse: bool
-    unroll: int | bool
-    in_axes: Any
-    out_axes: Any
-    transform_metadata: Mapping[str, Any]
-    graph: bool | None
-    graph_updates: bool | None
-
-
-@overload
-def scan(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
-@overload
-def scan(
-    **options: Unpack[Options],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def scan(
     f: Any = MISSING,
     *,

@@ -5,13 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from graftree.core.modules.modules import Module
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+Options = ParamSpec("Options")
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<required>"})()
 
@@ -28,6 +39,29 @@ class Method(Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         function: Any = self
         return self if instance is None else functools.partial(function, instance)
+
+
+class Transform(Protocol[Options]):
+    """The type of a transform that keeps the type of its function.
+
+    It takes the function first, or is a decorator without it.
+    """
+
+    @overload
+    def __call__(
+        self, f: Callable[P, R], /, *args: Options.args, **options: Options.kwargs
+    ) -> Callable[P, R]: ...
+    @overload
+    def __call__(
+        self, *args: Options.args, **options: Options.kwargs
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def keeps_type(
+    transform: Callable[Concatenate[Any, Options], Any],
+) -> Transform[Options]:
+    """Declares a transform to be a `Transform`, with the options that it has."""
+    return cast("Transform[Options]", transform)
 
 
 def decorate(f: Any, transform: str, make: Callable[[Any], Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -14,28 +14,8 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.prefixes import Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of `shard_map`."""
-
-    mesh: Required[Any]
-    in_specs: Required[Any]
-    out_specs: Required[Any]
-    axis_names: Any
-    check_vma: bool
-    graph: bool | None
-    graph_updates: bool | None
-
-
-@overload
-def shard_map(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
-@overload
-def shard_map(
-    **options: Unpack[Options],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def shard_map(
     f: Any = MISSING,
     *,

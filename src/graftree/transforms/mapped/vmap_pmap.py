@@ -7,7 +7,7 @@ mapping transforms of JAX.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,31 +28,10 @@ from graftree.transforms.crossing.prefixes import Donation, Prefix
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _NO_METADATA: Mapping[str, Any] = {}
 
 
-class VmapOptions(TypedDict, total=False):
-    """The keyword arguments of `vmap`."""
-
-    in_axes: Any
-    out_axes: Any
-    axis_name: Any
-    axis_size: int | None
-    spmd_axis_name: Any
-    transform_metadata: Mapping[str, Any]
-    graph: bool | None
-    graph_updates: bool | None
-
-
-@overload
-def vmap(f: Callable[P, R], **options: Unpack[VmapOptions]) -> Callable[P, R]: ...
-@overload
-def vmap(
-    **options: Unpack[VmapOptions],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def vmap(
     f: Any = MISSING,
     *,
@@ -122,28 +101,7 @@ def vmap(
     return decorators.decorate(f, "vmap", lambda f: lifting.lift(f, transform, row))
 
 
-class PmapOptions(TypedDict, total=False):
-    """The keyword arguments of `pmap`."""
-
-    axis_name: Any
-    in_axes: Any
-    out_axes: Any
-    static_broadcasted_argnums: int | Sequence[int]
-    devices: Any
-    backend: str | None
-    axis_size: int | None
-    donate_argnums: int | Sequence[int]
-    transform_metadata: Mapping[str, Any]
-    graph: bool | None
-    graph_updates: bool | None
-
-
-@overload
-def pmap(f: Callable[P, R], **options: Unpack[PmapOptions]) -> Callable[P, R]: ...
-@overload
-def pmap(
-    **options: Unpack[PmapOptions],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def pmap(
     f: Any = MISSING,
     *,
@@ -307,23 +265,7 @@ def _without(statics: Chosen, in_axes: Any) -> Any:
     return tuple(axis for i, axis in enumerate(in_axes) if i not in numbers)
 
 
-class MetadataOptions(TypedDict, total=False):
-    """The keyword arguments of `transform_metadata`."""
-
-    in_axes: Any
-    out_axes: Any
-    partition: Required[str | None]
-    graph: bool | None
-
-
-@overload
-def transform_metadata(
-    f: Callable[P, R], **options: Unpack[MetadataOptions]
-) -> Callable[P, R]: ...
-@overload
-def transform_metadata(
-    **options: Unpack[MetadataOptions],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def transform_metadata(
     f: Any = MISSING,
     *,
