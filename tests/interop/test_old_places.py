@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from graftree.interop import old_places
 
 FOLDER = pathlib.Path(__file__).parent / "old_places"
 LINES = (FOLDER / "names.txt").read_text().splitlines()
@@ -34,6 +35,12 @@ def test_names_are_found_where_they_were():
     ]
     assert len(names) > 190
     assert not [place for place in names if not is_found(*place)]
+
+
+def test_every_place_of_the_table_exists():
+    places = {place for listed in old_places.MOVED.values() for place in listed.split()}
+    for place in places:
+        importlib.import_module(f"graftree.{place}")
 
 
 def test_models_load():

@@ -11,28 +11,27 @@
         with merge_context(tag, inner=False) as ctx:     # 4, outside
             model = ctx.merge(graphdef, state)           #    the model of 1, changed
 
-Array refs are shared by 1 and 2, so that what is written inside reaches the caller.
-JAX returns no refs, so in 3 others stand for them, and 4 finds or makes the ref:
+Steps 1 and 2 leave their numbers in the `UpdateContext`; 3 and 4 look them up there.
+Array refs are shared by 1 and 2, so that writes inside reach the caller. JAX returns
+no refs, so 3 puts stand-ins in their place, which 4 turns into refs again:
 
     NoUpdate()               a ref that exists outside
     ArrayRefOutput(array)    a ref that was made inside
-    Repeated()               a ref that an earlier leaf has
+    Repeated()               a ref that an earlier leaf holds, too
 
-New programs don't need them: the transforms do all four steps.
+New programs don't need any of this: the transforms do all four steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from graftree import _jax
 from graftree.core.graph import flattening, functional, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
@@ -41,6 +40,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class NoUpdate:
     """Stands for a ref that exists outside; a pytree without leaves."""
@@ -49,6 +49,7 @@ class NoUpdate:
 NO_UPDATE = NoUpdate()
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ArrayRefOutput:
     """Stands for a ref that was made inside, and holds its array."""
@@ -56,24 +57,23 @@ class ArrayRefOutput:
     value: Any
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """Stands for a ref that an earlier leaf has; a pytree without leaves."""
+    """Stands for a ref that an earlier leaf holds, too; a pytree without leaves."""
 
 
-_jax.register_leafless(NoUpdate)
-_jax.register_leafless(Repeated)
-jax.tree_util.register_dataclass(ArrayRefOutput, ["value"], [])
+def _refs(graphdef: GraphDef[Any]) -> list[Any]:
+    """For each leaf the definition of its ref, or ``None``."""
+    return [
+        definition.array_refdef if isinstance(definition, VariableDef) else definition
+        for _, definition in graphdef.leaves()
+    ]
 
 
-def _ref_of(definition: Any) -> Any:
-    """What the definition of a leaf says of its ref; ``None`` if it has none."""
-    is_variable = isinstance(definition, VariableDef)
-    return definition.array_refdef if is_variable else definition
-
-
+@jax.tree_util.register_static
 class UpdateContext:
-    """The numbers that objects have outside and inside, in one `update_context`.
+    """The numbers of objects outside and inside, in one `update_context`.
 
     All instances compare equal, so that one can be a static argument in JAX.
 
@@ -85,8 +85,8 @@ class UpdateContext:
 
     def __init__(self, tag: Hashable) -> None:
         self.tag = tag
-        self.outer_ref_outer_index: RefMap | None = None
-        self.inner_ref_outer_index: RefMap | None = None
+        self.outer_ref_outer_index = RefMap()
+        self.inner_ref_outer_index: RefMap | None = None  # until step 2
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UpdateContext)
@@ -95,15 +95,12 @@ class UpdateContext:
         return hash(UpdateContext)
 
 
-jax.tree_util.register_static(UpdateContext)
-
-
-class _Stacks(threading.local):
+class _Active(threading.local):
     def __init__(self) -> None:
-        self.of: dict[Hashable, list[UpdateContext]] = {}
+        self.contexts: list[UpdateContext] = []
 
 
-_stacks = _Stacks()
+_active = _Active()
 
 
 def current_update_context(tag: Hashable) -> UpdateContext:
@@ -120,19 +117,21 @@ def current_update_context(tag: Hashable) -> UpdateContext:
         ...     nnx.current_update_context("example") is context
         True
     """
-    stack = _stacks.of.get(tag)
-    if not stack:
-        raise ValueError(
-            f"No update context found for tag {tag!r}: use nnx.update_context({tag!r})."
-        )
-    return stack[-1]
+    for context in reversed(_active.contexts):
+        if context.tag == tag:
+            return context
+    raise ValueError(
+        f"No update context found for tag {tag!r}: use nnx.update_context({tag!r})."
+    )
 
 
-class update_context:
-    """A context, or decorator, in which objects are split and merged again.
+class update_context(contextlib.ContextDecorator):
+    """Lets the splits and merges with one tag update the caller's own objects.
+
+    A context manager; as a decorator it runs each call in a fresh context.
 
     Args:
-        tag: By which `split_context` and `merge_context` find it.
+        tag: Names the context for `split_context` and `merge_context`.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -154,25 +153,11 @@ class update_context:
         self.tag = tag
 
     def __enter__(self) -> UpdateContext:
-        context = UpdateContext(self.tag)
-        _stacks.of.setdefault(self.tag, []).append(context)
-        return context
+        _active.contexts.append(UpdateContext(self.tag))
+        return _active.contexts[-1]
 
     def __exit__(self, *exception: object) -> None:
-        stack = _stacks.of[self.tag]
-        stack.pop()
-        if not stack:
-            del _stacks.of[self.tag]
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorates a function to run in a fresh context."""
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with update_context(self.tag):
-                return function(*args, **kwargs)
-
-        return wrapped
+        _active.contexts.pop()
 
 
 class SplitContext:
@@ -193,15 +178,14 @@ class SplitContext:
         self.ctxtag = ctxtag
         self.ref_index = ref_index
         self.is_inner = is_inner
-        self.inner_ref_outer_index: RefMap | None = None
-        if is_inner:
-            context = current_update_context(ctxtag)
-            self.inner_ref_outer_index = context.inner_ref_outer_index
+        self.inner_ref_outer_index = (
+            current_update_context(ctxtag).inner_ref_outer_index if is_inner else None
+        )
 
     def split(self, node: Any, *filters: Any) -> Any:
-        """`nnx.split` in graph mode; objects split before are only referred to."""
-        graphdef, flat = self._flatten(node)
-        return graphdef, *functional.group_all(graphdef, flat.leaves, filters)
+        """`nnx.split` in graph mode; only refers to objects that were split before."""
+        graphdef, leaves = self._flatten(node)
+        return graphdef, *functional.group_all(graphdef, leaves, filters)
 
     def flatten(self, node: Any, *filters: Any, with_paths: bool = True) -> Any:
         """Like `split`, but returns FlatStates, or a list of leaves.
@@ -214,49 +198,36 @@ class SplitContext:
         Raises:
             ValueError: If filters are given without paths.
         """
+        if filters and not with_paths:
+            raise ValueError("Cannot use filters with with_paths=False.")
+        graphdef, leaves = self._flatten(node)
         if not with_paths:
-            if filters:
-                raise ValueError("Cannot use filters with with_paths=False.")
-            graphdef, flat = self._flatten(node)
-            return graphdef, flat.leaves
-        graphdef, flat = self._flatten(node)
-        if not filters:
-            return graphdef, flat
-        groups = flat.split(*filters)
-        return graphdef, *(groups if isinstance(groups, tuple) else (groups,))
+            return graphdef, leaves
+        flat = FlatState.from_sorted_keys_values(graphdef.paths(), leaves)
+        groups = flat.split(*filters) if filters else flat
+        return graphdef, *(groups if len(filters) > 1 else (groups,))
 
-    def _flatten(self, node: Any) -> tuple[GraphDef[Any], FlatState]:
-        graphdef, flat = functional.flatten(
-            node,
-            ref_index=self.ref_index,
-            ref_outer_index=self.inner_ref_outer_index,
-            graph=True,
+    def _flatten(self, node: Any) -> tuple[GraphDef[Any], list[Any]]:
+        graphdef, leaves = flattening.flatten_graph(
+            node, self.ref_index, self.inner_ref_outer_index
         )
-        assert isinstance(flat, FlatState), "flatten with paths gives a FlatState"
-        if self.inner_ref_outer_index is None:
-            return graphdef, flat
-        leaves = [
-            _stand_in(definition, leaf)
-            for (_, definition), leaf in zip(
-                graphdef.leaves(), flat.leaves, strict=True
-            )
-        ]
-        return graphdef, FlatState.from_sorted_keys_values(graphdef.paths(), leaves)
+        if self.is_inner:
+            leaves = [*map(_stand_in, _refs(graphdef), leaves)]
+        return graphdef, leaves
 
 
-def _stand_in(definition: Any, leaf: Any) -> Any:
-    """What leaves the trace instead of a leaf."""
-    ref = _ref_of(definition)
+def _stand_in(ref: Any, leaf: Any) -> Any:
+    """The leaf, or what leaves the trace in the place of one with a ref."""
     if ref is None:
         return leaf
     if isinstance(ref, NodeRef):
         value = Repeated()
     elif ref.outer_index is not None:
-        value = NoUpdate()
+        value = NO_UPDATE
     else:
         value = ArrayRefOutput(flattening.raw_of(leaf)[...])
     if isinstance(leaf, Variable):
-        return variables.rebuild(type(leaf), value, definition.metadata)
+        return variables.rebuild(type(leaf), value, variables.metadata_of(leaf))
     return value
 
 
@@ -274,17 +245,17 @@ def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
         >>> with nnx.split_context() as ctx:
         ...     graphdef, state = ctx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     """
-    context = None if ctxtag is None else current_update_context(ctxtag)
-    is_inner = None
-    if context is not None:
+    is_inner = context = None
+    if ctxtag is not None:
+        context = current_update_context(ctxtag)
         is_inner = context.inner_ref_outer_index is not None
-    split = SplitContext(ctxtag, RefMap(), is_inner)
+    ctx = SplitContext(ctxtag, RefMap(), is_inner)
     try:
-        yield split
+        yield ctx
         if context is not None and not is_inner:
-            context.outer_ref_outer_index = split.ref_index
+            context.outer_ref_outer_index = ctx.ref_index
     finally:
-        vars(split).clear()
+        vars(ctx).clear()
 
 
 class MergeContext:
@@ -306,22 +277,22 @@ class MergeContext:
         self.ctxtag = ctxtag
         self.index_ref = index_ref
         self.is_inner = is_inner
-        self.outer_index_outer_ref: IndexMap | None = None
+        self.outer_index_outer_ref = IndexMap()
         if is_inner is False:
-            refs = current_update_context(ctxtag).outer_ref_outer_index
-            self.outer_index_outer_ref = IndexMap.from_refmap(refs or RefMap())
+            numbers = current_update_context(ctxtag).outer_ref_outer_index
+            self.outer_index_outer_ref = IndexMap.from_refmap(numbers)
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
-        """`nnx.merge` with copies of the Variables; known objects are found again.
+        """`nnx.merge` with copies of the Variables; finds known objects again.
 
-        A copy of a Variable with a ref has the same ref.
+        The copy of a Variable with a ref has the same ref.
         """
-        leaves = self._with_refs(graphdef, merging.match(graphdef, (state, *states)))
+        leaves = self._match(graphdef, (state, *states))
         copies = [
             leaf.copy(_copy_ref=False) if isinstance(leaf, Variable) else leaf
             for leaf in leaves
         ]
-        return self._unflatten(graphdef, copies)
+        return self._build(graphdef, copies)
 
     def unflatten(
         self, graphdef: GraphDef[Any], flat_state: Any, /, *flat_states: Any
@@ -333,34 +304,30 @@ class MergeContext:
         """
         if isinstance(flat_state, list) and flat_states:
             raise ValueError("Cannot use multiple flat_states with a list of leaves.")
-        leaves = merging.match(graphdef, (flat_state, *flat_states))
-        return self._unflatten(graphdef, self._with_refs(graphdef, leaves))
+        return self._build(graphdef, self._match(graphdef, (flat_state, *flat_states)))
 
-    def _with_refs(self, graphdef: GraphDef[Any], leaves: list[Any]) -> list[Any]:
-        """The leaves, with refs again where others stood for them."""
-        outer = self.outer_index_outer_ref
-        if outer is None:
+    def _match(self, graphdef: GraphDef[Any], states: Sequence[Any]) -> list[Any]:
+        """The leaves in order, with refs again where stand-ins were."""
+        leaves = merging.match(graphdef, states)
+        if self.is_inner is not False:
             return leaves
-        return [
-            leaf if definition is None else self._with_ref(definition, leaf, outer)
-            for (_, definition), leaf in zip(graphdef.leaves(), leaves, strict=True)
-        ]
+        return [*map(self._with_ref, _refs(graphdef), leaves)]
 
-    def _with_ref(self, definition: Any, leaf: Any, outer: IndexMap) -> Any:
-        value, ref = flattening.raw_of(leaf), _ref_of(definition)
-        if isinstance(value, NoUpdate):
-            found = outer[ref.outer_index]
-        elif isinstance(value, ArrayRefOutput):
-            found = jax.new_ref(value.value)
-        elif isinstance(value, Repeated):
-            found = self.index_ref[ref.index]
-        else:
-            return leaf
+    def _with_ref(self, ref: Any, leaf: Any) -> Any:
+        match flattening.raw_of(leaf):
+            case NoUpdate():
+                found = self.outer_index_outer_ref[ref.outer_index]
+            case ArrayRefOutput(value):
+                found = jax.new_ref(value)
+            case Repeated():
+                found = self.index_ref[ref.index]
+            case _:
+                return leaf
         self.index_ref[ref.index] = found
         return found
 
-    def _unflatten(self, graphdef: GraphDef[Any], leaves: list[Any]) -> Any:
-        return functional.unflatten(
+    def _build(self, graphdef: GraphDef[Any], leaves: list[Any]) -> Any:
+        return merging.unflatten(
             graphdef,
             leaves,
             index_ref=self.index_ref,
@@ -389,10 +356,10 @@ def merge_context(
     context = None if ctxtag is None else current_update_context(ctxtag)
     if context is not None and inner is None:
         raise ValueError("inner_merge must be specified when using ctxtag.")
-    fresh = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
+    ctx = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
     try:
-        yield fresh
+        yield ctx
         if context is not None and inner:
-            context.inner_ref_outer_index = RefMap.from_indexmap(fresh.index_ref)
+            context.inner_ref_outer_index = RefMap.from_indexmap(ctx.index_ref)
     finally:
-        vars(fresh).clear()
+        vars(ctx).clear()

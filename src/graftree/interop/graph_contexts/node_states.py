@@ -1,18 +1,20 @@
-"""Objects as plain pytrees on their way through a JAX transform, by hand.
+"""Objects as plain pytrees, to take them through a JAX transform by hand.
 
-    to_tree     every object in a tree becomes a `NodeStates`: GraphDef and states
-    from_tree   and back; what was shared anywhere in the tree is shared again
+    to_tree     turns every object in a tree into a `NodeStates`: GraphDef and states
+    from_tree   turns them back; what was shared in the tree is shared again
 
-    split_inputs(jax_transform(merge_inputs(f)))     both around any JAX transform
+    split_inputs(jax_transform(merge_inputs(f)))     wraps both around any JAX transform
 
 `split_inputs` and `merge_inputs` are the four steps of `contexts.py`: with them the
 caller's own objects are updated. New programs don't need any of this: the transforms
-of this library cross by `transforms/crossing`.
+of this library use `transforms/crossing`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -30,17 +32,18 @@ from graftree.transforms.crossing.prefixes import Prefix
 _TAG = "split_merge_inputs"
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NodeStates:
     """One object in a tree: its GraphDef and one or several states.
 
-    A pytree whose leaves are those of the states. With axes instead of states it
-    is a prefix of one.
+    A pytree whose leaves are those of the states. With axes in the place of states, it
+    is a pytree prefix of one.
 
     Args:
         _graphdef: The GraphDef; ``None`` in prefixes.
         states: The states.
-        metadata: Anything hashable to go with it; static.
+        metadata: Any hashable value that goes with it; static.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -51,7 +54,7 @@ class NodeStates:
 
     _graphdef: GraphDef[Any] | None
     states: tuple[Any, ...]
-    metadata: Any
+    metadata: Any = dataclasses.field(metadata={"static": True})
 
     @property
     def graphdef(self) -> GraphDef[Any]:
@@ -62,8 +65,8 @@ class NodeStates:
         """
         if self._graphdef is None:
             raise ValueError(
-                "No graphdef available: this NodeStates was made of states or prefixes "
-                "only. Use NodeStates.from_split(graphdef, state)."
+                "No graphdef available: this NodeStates was made from states or "
+                "prefixes alone. Use NodeStates.from_split(graphdef, state)."
             )
         return self._graphdef
 
@@ -83,19 +86,14 @@ class NodeStates:
 
     @classmethod
     def from_split(
-        cls,
-        graphdef: GraphDef[Any] | None,
-        state: Any,
-        /,
-        *states: Any,
-        metadata: Any = None,
+        cls, graphdef: GraphDef[Any], state: Any, /, *states: Any, metadata: Any = None
     ) -> NodeStates:
-        """Makes it of what ``split`` returns."""
+        """Makes one from what ``split`` returns."""
         return cls(graphdef, (state, *states), metadata)
 
     @classmethod
     def from_states(cls, state: Any, *states: Any) -> NodeStates:
-        """Makes it of states alone."""
+        """Makes one from states alone."""
         return cls(None, (state, *states), None)
 
     @classmethod
@@ -106,16 +104,13 @@ class NodeStates:
 
         Args:
             prefixes: The entries.
-            metadata: That of the NodeStates that it is a prefix of.
+            metadata: The metadata of the NodeStates that it is a prefix of.
         """
         return cls(None, tuple(prefixes), metadata)
 
     def replace(self, **changes: Any) -> NodeStates:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
-
-
-jax.tree_util.register_dataclass(NodeStates, ["_graphdef", "states"], ["metadata"])
 
 
 def _is_node_states(x: Any) -> bool:
@@ -148,7 +143,7 @@ def to_tree(
     """Replaces every object in a tree, Variables and refs included, by a `NodeStates`.
 
     All are split with one numbering: an object that occurs again has an empty state.
-    Nothing is copied; other leaves stay.
+    Nothing is copied; other leaves stay as they are.
 
     Args:
         tree: Any pytree with objects in it.
@@ -157,7 +152,7 @@ def to_tree(
         split_fn: ``(ctx, path, prefix, leaf) -> replacement``. The path is JAX's, and
             ``()`` without a prefix.
         map_non_graph_nodes: Whether to call ``split_fn`` for all other leaves, too.
-        ctxtag: The tag of the `update_context` it belongs to, if any.
+        ctxtag: The tag of the `update_context` to work in, if any.
         check_aliasing: Whether to refuse a Variable with two different prefixes.
 
     Returns:
@@ -175,9 +170,13 @@ def to_tree(
     """
     if check_aliasing and _is_given(prefix):
         check_consistent_aliasing(tree, prefix)
-    is_chosen = _everything if map_non_graph_nodes else nodes.is_graph_node
     with contexts.split_context(ctxtag) as ctx:
-        return _map(split_fn, ctx, tree, prefix, nodes.is_graph_node, is_chosen)
+
+        def replace(path: Any, value: Any, leaf: Any) -> Any:
+            is_chosen = map_non_graph_nodes or nodes.is_graph_node(leaf)
+            return split_fn(ctx, path, value, leaf) if is_chosen else leaf
+
+        return _map(replace, tree, prefix, nodes.is_graph_node)
 
 
 def from_tree(
@@ -194,18 +193,18 @@ def from_tree(
 ) -> Any:
     """The inverse of `to_tree`: new objects, shared as they were.
 
-    Refs stay the same refs. Within an `update_context` the outer call gives the
-    caller's own objects, updated.
+    Refs stay the same refs. In an `update_context` the outer call returns the caller's
+    own objects, updated.
 
     Args:
         tree: What `to_tree` returned.
         prefix: A pytree prefix of ``tree`` for ``merge_fn``; see `to_tree`.
         merge_fn: ``(ctx, path, prefix, leaf) -> replacement``; see `to_tree`.
-        is_node_leaf: For which leaves to call ``merge_fn``.
-        is_leaf: What counts as a leaf besides those of JAX.
+        is_node_leaf: Which leaves to call ``merge_fn`` for.
+        is_leaf: What counts as a leaf besides the leaves of JAX.
         map_non_graph_nodes: Whether to call ``merge_fn`` for all leaves.
         is_inner: With a tag, whether this is inside the JAX transform.
-        ctxtag: The tag of the `update_context` it belongs to, if any.
+        ctxtag: The tag of the `update_context` to work in, if any.
 
     Returns:
         The new tree.
@@ -220,41 +219,36 @@ def from_tree(
         >>> a is b, a is model
         (True, False)
     """
-    is_chosen = _everything if map_non_graph_nodes else is_node_leaf
     with contexts.merge_context(ctxtag, is_inner) as ctx:
-        return _map(merge_fn, ctx, tree, prefix, is_leaf, is_chosen)
+
+        def replace(path: Any, value: Any, leaf: Any) -> Any:
+            is_chosen = map_non_graph_nodes or is_node_leaf(leaf)
+            return merge_fn(ctx, path, value, leaf) if is_chosen else leaf
+
+        return _map(replace, tree, prefix, is_leaf)
 
 
 def _map(
-    function: Callable[..., Any],
-    ctx: Any,
+    replace: Callable[[Any, Any, Any], Any],
     tree: Any,
     prefix: Any,
     is_leaf: Callable[[Any], bool],
-    is_chosen: Callable[[Any], bool],
 ) -> Any:
-    """Replaces the chosen leaves of a tree by ``function(ctx, path, prefix, leaf)``."""
+    """The tree with ``replace(path, prefix, leaf)`` for each leaf."""
+    if not _is_given(prefix):
+        return jax.tree.map(lambda x: replace((), prefix, x), tree, is_leaf=is_leaf)
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    paths, leaves = [path for path, _ in flat], [leaf for _, leaf in flat]
-    if _is_given(prefix):
-        full = treedef.unflatten([0] * len(flat))
-        spread = jax.tree.broadcast(prefix, full, lambda x: x is None or is_leaf(x))
-        prefixes = treedef.flatten_up_to(spread)
-    else:
-        paths, prefixes = [()] * len(flat), [prefix] * len(flat)
-    replaced = [
-        function(ctx, path, value, leaf) if is_chosen(leaf) else leaf
-        for path, value, leaf in zip(paths, prefixes, leaves, strict=True)
-    ]
-    return treedef.unflatten(replaced)
+    full = treedef.unflatten([0] * len(flat))
+    spread = jax.tree.broadcast(prefix, full, lambda x: x is None or is_leaf(x))
+    values = treedef.flatten_up_to(spread)
+    return treedef.unflatten(
+        replace(path, value, leaf)
+        for (path, leaf), value in zip(flat, values, strict=True)
+    )
 
 
 def _is_given(prefix: Any) -> bool:
     return prefix is not MISSING and prefix is not None
-
-
-def _everything(leaf: Any) -> bool:
-    return True
 
 
 def check_consistent_aliasing(
@@ -267,37 +261,33 @@ def check_consistent_aliasing(
     """Refuses a Variable that occurs with different prefixes.
 
     Args:
-        node: An object, or a tree of them.
+        node: An object, or a tree of objects.
         prefix: A pytree prefix of it.
-        node_prefixes: What earlier calls found, to check together; it is filled.
+        node_prefixes: What earlier calls found, to check with this one; it is filled.
 
     Raises:
-        ValueError: If there is one; names the type, the paths and the prefixes.
+        ValueError: If there is such a Variable; names its type, the paths and the
+            prefixes.
     """
     found = {} if node_prefixes is None else node_prefixes
     checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
-    alias_reports.check_consistent(
-        "to_tree", [o for same in found.values() for o in same]
-    )
+    alias_reports.check_consistent("to_tree", itertools.chain(*found.values()))
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """The tree with ``None`` instead of every leaf that is not an object."""
-    return jax.tree.map(
-        lambda x: x if nodes.is_graph_node(x) else None,
-        tree,
-        is_leaf=nodes.is_graph_node,
-    )
+    """The tree with ``None`` in the place of every leaf that is not an object."""
+    is_node = nodes.is_graph_node
+    return jax.tree.map(lambda x: x if is_node(x) else None, tree, is_leaf=is_node)
 
 
 def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
     """The outer half of a transform over objects; see `merge_inputs`.
 
     Args:
-        f: A JAX transform of a function made by `merge_inputs`. It, or what it is
-            given as functions, returns ``(arguments, output)``.
+        f: A JAX transform of a function made by `merge_inputs`, or one that takes such
+            functions as arguments. It returns ``(arguments, output)``.
         ctxtag: The tag of the pair.
 
     Returns:
@@ -306,7 +296,7 @@ def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
         updated.
 
     Raises:
-        TypeError: At a call, if ``f`` does not return a pair.
+        TypeError: When called, if ``f`` does not return a pair.
 
     Example:
         >>> from graftree.transforms.general import merge_inputs, split_inputs
@@ -320,45 +310,44 @@ def split_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
         >>> int(model.count[...])
         1
     """
+    if f is MISSING:
+        return functools.partial(split_inputs, ctxtag=ctxtag)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def split_call(*args: Any) -> Any:
-            with contexts.update_context(ctxtag):
-                returned = function(*to_tree(args, ctxtag=ctxtag))
-                if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-                    raise TypeError(
-                        "split_inputs needs a function that returns the pair "
-                        f"(arguments, output), got {type(returned).__name__}.\n"
-                        "Wrap the innermost function with merge_inputs."
-                    )
-                _, out = from_tree(returned, ctxtag=ctxtag, is_inner=False)
-                return out
+    @decorators.wraps(f)
+    def split_call(*args: Any) -> Any:
+        with contexts.update_context(ctxtag):
+            returned = f(*to_tree(args, ctxtag=ctxtag))
+            if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+                raise TypeError(
+                    "split_inputs needs a function that returns the pair "
+                    f"(arguments, output), got {type(returned).__name__}.\n"
+                    "Wrap the innermost function with merge_inputs."
+                )
+            _, out = from_tree(returned, ctxtag=ctxtag, is_inner=False)
+            return out
 
-        return split_call
-
-    return decorate if f is MISSING else decorate(f)
+    return split_call
 
 
 def merge_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
     """The inner half: ``split_inputs(jax_transform(merge_inputs(f)))``.
 
-    This lifts any JAX transform with free outputs (not ``grad`` or ``scan``). The
-    transform sees ``(arguments, output)``, with ``None`` for all arguments that are no
-    objects; so for ``jax.vmap`` pass ``out_axes=(in_axes, out_axes)``. For
-    ``jax.lax.cond`` wrap each branch with `merge_inputs` and ``cond`` itself with
-    `split_inputs`.
+    This lifts any JAX transform that leaves the form of the output free (not ``grad``
+    or ``scan``). The transform sees ``(arguments, output)``, with ``None`` for each
+    argument that is not an object; so for ``jax.vmap`` pass
+    ``out_axes=(in_axes, out_axes)``. For ``jax.lax.cond`` wrap each branch with
+    `merge_inputs` and ``cond`` itself with `split_inputs`.
 
     Args:
-        f: A function of objects by position.
+        f: A function that takes objects by position.
         ctxtag: The tag of the pair.
 
     Returns:
-        The function on what `to_tree` makes of its arguments, or a decorator if ``f``
-        is not given.
+        A function that takes what `to_tree` makes of the arguments; or a decorator if
+        ``f`` is not given.
 
     Raises:
-        ValueError: At a call outside of a `split_inputs` with the same tag.
+        ValueError: When called outside of a `split_inputs` with the same tag.
 
     Example:
         >>> from graftree.transforms.general import merge_inputs, split_inputs
@@ -370,14 +359,13 @@ def merge_inputs(f: Any = MISSING, *, ctxtag: Hashable = _TAG) -> Any:
         >>> split_inputs(scaled)(model, 2.0)
         Array([0., 2., 4.], dtype=float32)
     """
+    if f is MISSING:
+        return functools.partial(merge_inputs, ctxtag=ctxtag)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def merge_call(*trees: Any) -> Any:
-            args = from_tree(trees, ctxtag=ctxtag, is_inner=True)
-            out = function(*args)
-            return to_tree((clear_non_graph_nodes(args), out), ctxtag=ctxtag)
+    @decorators.wraps(f)
+    def merge_call(*trees: Any) -> Any:
+        args = from_tree(trees, ctxtag=ctxtag, is_inner=True)
+        out = f(*args)
+        return to_tree((clear_non_graph_nodes(args), out), ctxtag=ctxtag)
 
-        return merge_call
-
-    return decorate if f is MISSING else decorate(f)
+    return merge_call
