@@ -51,7 +51,7 @@ def test_a_blueprint_gives_each_value_a_place_below_that_of_its_node():
     blueprint = graphdef.blueprint()
     # The model; its attributes a, b, c, k; the items of b.
     assert blueprint.values == [None, None, None, None, 2, None, 3]
-    assert [node.type for node in blueprint.objects] == [Model]
+    assert [(i, node.type) for i, node in blueprint.objects] == [(0, Model)]
     (_, variable), _ = graphdef.leaves()
     assert blueprint.leaves == [(variable, 1), (None, 5)]
     assert blueprint.references == [(variable.index, 3)]

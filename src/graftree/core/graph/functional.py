@@ -257,8 +257,8 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
     """
     graphdef, leaves = freshness.flatten_node(node, graph, "state")
     groups = _group(graphdef, leaves, filter_list)[:-1]
-    found = tuple(map(_as_state, groups))
-    return found if len(found) > 1 else found[0]
+    found = [*map(_as_state, groups)]
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
@@ -351,7 +351,7 @@ def merge(
     )
 
 
-def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], list[Any]]:
+def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], tuple[Any, ...]]:
     first = graph_states.graphdef_of(given[0])
     for other in given[1:]:
         if not isinstance(other, GraphState):
@@ -364,7 +364,7 @@ def _take_apart(given: Sequence[Any]) -> tuple[GraphDef[Any], list[Any]]:
                 "GraphDef must be the same in all GraphStates: they come from "
                 "different models."
             )
-    return first, [graph_states.state_of(graph_state) for graph_state in given]
+    return first, tuple(map(graph_states.state_of, given))
 
 
 @overload
@@ -395,8 +395,8 @@ def unpack(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         (2, 3)
     """
     skeleton, *found = split(node, *filter_list, graph=graph)
-    packed = tuple(GraphState(skeleton, s) for s in found)
-    return packed if len(packed) > 1 else packed[0]
+    packed = [GraphState(skeleton, s) for s in found]
+    return tuple(packed) if len(packed) > 1 else packed[0]
 
 
 def clone(

@@ -150,14 +150,14 @@ class Blueprint(NamedTuple):
 
     Attributes:
         values: The list, with the static values in their places.
-        objects: The nodes that are tracked by identity, in order.
+        objects: The nodes that are tracked by identity, in order, with their numbers.
         leaves: For each leaf its definition, unless it is plain, and its place.
         references: Numbers of objects that are met again, and where.
         nodes: All nodes, those below a node before it.
     """
 
     values: list[Any]
-    objects: list[NodeDef]
+    objects: list[tuple[int, NodeDef]]
     leaves: list[tuple[VariableDef | ArrayRefDef | None, int]]
     references: list[tuple[int, int]]
     nodes: list[Parts]
@@ -325,7 +325,7 @@ def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
     root = next(nodes)
     if not isinstance(root, NodeDef):
         return [((), root)] if isinstance(root, (VariableDef, ArrayRefDef)) else []
-    pending = [((), root.num_attributes)]
+    pending: list[tuple[tuple[Any, ...], int]] = [((), root.num_attributes)]
     while pending:
         path, remaining = pending.pop()
         while remaining:
@@ -355,7 +355,7 @@ def _draw(graphdef: GraphDef[Any]) -> Blueprint:
     def enter(node: NodeDef, place: int) -> Any:
         """Makes room for the children; the node, its place, its keys, and where."""
         if node.index is not None:
-            blueprint.objects.append(node)
+            blueprint.objects.append((node.index, node))
         start, stop = len(values), len(values) + node.num_attributes
         values.extend([None] * node.num_attributes)
         return node, place, [], start, stop

@@ -29,7 +29,7 @@ from graftree.core.graph.graphdefs import (
     TreeNodeDef,
     VariableDef,
 )
-from graftree.core.graph.nodes import GraphKind, TreeKind
+from graftree.core.graph.nodes import GraphKind
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import pure_dicts
@@ -277,8 +277,8 @@ class Builder:
         blueprint = graphdef.blueprint()
         values = blueprint.values.copy()
         # Objects first: what is below them may refer back to them.
-        for node in blueprint.objects:
-            self._make_object(node)
+        for index, node in blueprint.objects:
+            self.found[index] = self._make_object(node)
         for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
             values[place] = leaf if definition is None else self._leaf(definition, leaf)
         for index, place in blueprint.references:
@@ -287,16 +287,16 @@ class Builder:
             values[place] = self._fill(node, keys, values[start:stop])
         return values[0]
 
-    def _make_object(self, node: NodeDef) -> None:
+    def _make_object(self, node: NodeDef) -> Any:
         obj = self._existing(node)
         if obj is MISSING:
             kind: Any = nodes.kind_of_type(node.type)
             obj = kind.create_empty(node.metadata)
-        self.found[node.index] = obj
+        return obj
 
     def _fill(self, node: NodeDef, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        kind = nodes.kind_of_type(node.type)
-        if isinstance(kind, TreeKind):
+        kind: Any = nodes.kind_of_type(node.type)
+        if node.index is None:
             return kind.unflatten([*zip(keys, values, strict=True)], node.metadata)
         obj = self.found[node.index]
         if obj is self.existing.get(node.outer_index, MISSING):

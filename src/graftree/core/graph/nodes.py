@@ -337,7 +337,8 @@ _make_child = functools.partial(tuple.__new__, Child)
 
 
 def _create_pytree(metadata: PytreeMetadata) -> Any:
-    return pytrees.rebuild(metadata.type, {_TABLE: metadata.table}, metadata)
+    kind, table, initializing, is_setup = metadata
+    return pytrees.rebuild(kind, {_TABLE: table}, initializing, is_setup)
 
 
 def _fill_pytree(

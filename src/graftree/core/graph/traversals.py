@@ -52,6 +52,7 @@ def _post_order(root: Any, walk: _GraphWalk | _TreeWalk) -> Iterator[tuple[Path,
     """Yields all that a walk enters, children before parents."""
     # A node, its path, and what remains of its children. No recursion, whose depth
     # Python limits; and nested generators take longer the deeper they are.
+    pending: list[tuple[Any, Path, Iterator[tuple[Any, Any]]]]
     pending = [(root, (), iter(walk.enter(root, ()) or ()))]
     while pending:
         x, path, remaining = pending[-1]

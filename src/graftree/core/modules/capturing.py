@@ -105,8 +105,10 @@ def _decorate(
     _check_request(fn, var_types, method_outputs)
     request = _Request(var_types, init, method_outputs)
 
+    module: Any = fn  # which has a `__call__`, if it is one
+
     # Without `updated`, the attributes of a callable object would be copied, too.
-    @functools.wraps(fn.__call__ if isinstance(fn, Recorder) else fn, updated=())
+    @functools.wraps(module.__call__ if isinstance(fn, Recorder) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
         with _recording(_subject(fn, args, kwargs), request) as recorded:
             recorded.result = fn(*args, **kwargs)
@@ -144,7 +146,7 @@ def _subject(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return _subject(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
     if args:
         return args[0]
-    first = next(iter(inspect.signature(fn).parameters), None)
+    first = next(iter(inspect.signature(fn).parameters), "")
     if first in kwargs:
         return kwargs[first]
     raise TypeError(

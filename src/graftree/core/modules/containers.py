@@ -404,8 +404,8 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
             _same(value, other[key]) for key, value in self.items()
         )
 
-    # Items may be arrays, so that only the identity can be hashed.
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # as for `List`
 
 
 def _check_key(key: Any) -> None:

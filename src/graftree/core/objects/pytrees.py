@@ -191,18 +191,18 @@ class Pytree(
         return {name: pickling.by_name(value) for name, value in vars(self).items()}
 
     def __copy__(self) -> Any:
-        return rebuild(type(self), self.__dict__, bookkeeping.state_of(self))
+        state = bookkeeping.state_of(self)
+        return rebuild(type(self), vars(self), state.initializing, state.is_setup)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        table = {_NODES: bookkeeping.table_of(self)}
-        copied = rebuild(type(self), table, bookkeeping.state_of(self))
+        table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
+        entries = {_NODES: table}
+        copied = rebuild(type(self), entries, state.initializing, state.is_setup)
         # Known before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied
         for name, value in bookkeeping.attribute_items(self):
             found = pickling.by_name(value)
-            copied.__dict__[name] = (
-                copy.deepcopy(value, memo) if found is value else value
-            )
+            vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
@@ -288,19 +288,23 @@ def touch(obj: Any) -> None:
         )
 
 
-# What the rest of core does with objects without going through __setattr__.
+# What the rest of core does with objects without going through __setattr__. Where it
+# writes into `obj.__dict__`, `obj` is `Any`: with a metaclass, pyright takes that for
+# the read-only `__dict__` of a class.
 
 
-def rebuild(cls: type, entries: dict[str, Any], like: PytreeState) -> Any:
+def rebuild(
+    cls: type, entries: dict[str, Any], initializing: bool, is_setup: bool
+) -> Any:
     """An object of the current trace from its ``vars``; no ``__init__`` is run."""
     obj = object.__new__(cls)
     own = obj.__dict__
     own.update(entries)
-    own[_STATE] = PytreeState(like.initializing, like.is_setup)
+    own[_STATE] = PytreeState(initializing, is_setup)
     return obj
 
 
-def store_attribute(obj: Pytree, name: str, value: Any, status: bool) -> None:
+def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
     """Sets an attribute whose status is known, and stamps the object."""
     entries = obj.__dict__
     old = entries.get(name, attributes.MISSING)
@@ -408,7 +412,7 @@ def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None
     # Under construction: the check at its end reports it with all others.
 
 
-def _check_static_attributes(obj: Pytree) -> None:
+def _check_static_attributes(obj: Any) -> None:
     naming = classes.facts_of(type(obj)).naming
     entries = obj.__dict__
     for name in bookkeeping.table_of(obj).names(naming)[2]:
@@ -442,7 +446,7 @@ def _register(cls: type[Pytree]) -> None:
     def unflatten(aux: Any, children: Any) -> Any:
         table, (_, statics), initializing, is_setup = aux
         names, _, _, in_order = table.known_getters or getters(table)
-        obj = object.__new__(cls)
+        obj: Any = object.__new__(cls)
         entries = obj.__dict__
         entries[_NODES] = table
         entries[_STATE] = PytreeState(initializing, is_setup)

@@ -184,27 +184,28 @@ class Variable(
         **metadata: Any,
     ) -> None:
         flags = {"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding}
+        given: Any = value
         if isinstance(value, VariableMetadata):
-            value, flags, metadata = variable_metadata.absorb(value, flags, metadata)
+            given, flags, metadata = variable_metadata.absorb(value, flags, metadata)
         if metadata:
             variable_metadata.take_older_flags(metadata, flags)
         variable_metadata.fill_defaults(flags)
-        if values.contains_ref(value):
+        if values.contains_ref(given):
             raise ValueError(
                 "Cannot pass a Ref directly into Variable constructor.\n"
                 "Pass the array and ref=True: Variable(array, ref=True)."
             )
         entries = variable_metadata.complete(type(self), flags, metadata)
-        _set_raw(self, value)
+        _set_raw(self, given)
         _set_metadata(self, entries)
         _set_owner(self, ownership.current())
         _set_stamp(self, 0)
         if "on_create_value" in entries:
-            value = variable_metadata.run_hooks(entries["on_create_value"], self, value)
-        value = self.create_value(value)
+            given = variable_metadata.run_hooks(entries["on_create_value"], self, given)
+        given = self.create_value(given)
         if entries["eager_sharding"] and "out_sharding" in entries:
-            value = sharding.place(value, entries)
-        _set_raw(self, values.stored(value, ref=entries["ref"]))
+            given = sharding.place(given, entries)
+        _set_raw(self, values.stored(given, ref=entries["ref"]))
 
     # Reading and writing the value.
 
@@ -294,14 +295,15 @@ class Variable(
         self.set_value(value, index=key)
 
     def __delitem__(self, key: Any) -> None:
-        value = self.get_value()
+        value: Any = self.get_value()
         del value[key]
         self.set_value(value)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return self.get_value().shape
+        value: Any = self.get_value()
+        return value.shape
 
     # Metadata.
 
@@ -347,9 +349,7 @@ class Variable(
             hidden = self.required_metadata if exclude_required else ()
             return {k: v for k, v in metadata_of(self).items() if k not in hidden}
         if exclude_required is not None:
-            raise TypeError(
-                "get_metadata: give `name` or `exclude_required`, not both."
-            )
+            raise TypeError("get_metadata: `name` or `exclude_required`, not both.")
         if default is MISSING:
             return metadata_of(self)[name]
         return metadata_of(self).get(name, default)
