@@ -208,8 +208,12 @@ from graftree.transforms.control_flow.cond_switch import cond, switch
 from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.control_flow.loops import fori_loop, while_loop
 from graftree.transforms.control_flow.scan import scan
-from graftree.transforms.crossing.prefixes import DiffState, StateAxes, StateSharding
-from graftree.transforms.crossing.tree_prefixes import prefix
+from graftree.transforms.crossing.prefixes import (
+    DiffState,
+    StateAxes,
+    StateSharding,
+    prefix,
+)
 from graftree.transforms.derivatives.custom_vjp import custom_vjp
 from graftree.transforms.derivatives.grad import grad, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp

@@ -20,6 +20,7 @@ import jax.experimental.layout
 import numpy as np
 from jax._src import core as _core
 from jax._src import mesh as _mesh
+from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
 
@@ -80,6 +81,14 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         node, is_leaf=lambda _: next(asked) > 0
     )
     return [(path[0], child) for path, child in flat], treedef
+
+
+def prefix_error(
+    prefix: Any, full: Any, is_leaf: Callable[[Any], bool], name: str
+) -> str:
+    """Where a tree, called ``name``, is no prefix of another one."""
+    first, *_ = _tree_util.prefix_errors(prefix, full, is_leaf)
+    return str(first(name))
 
 
 def is_pytree_type(kind: type) -> bool:

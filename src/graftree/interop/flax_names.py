@@ -114,8 +114,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     # Transforms.
     "extract": {
-        "transforms.crossing.prefixes": "PrefixMapping",
-        "transforms.crossing.tree_prefixes": "TreeState",
+        "transforms.crossing.prefixes": "PrefixMapping TreeState",
         "interop.graph_contexts.node_states": "NodeStates to_tree from_tree"
         " check_consistent_aliasing clear_non_graph_nodes",
     },

@@ -76,7 +76,7 @@ MOVED: Mapping[str, str] = {
     "transforms.scan": "transforms.control_flow.scan",
     "transforms.shard_map": "transforms.mapped.shard_map",
     "transforms.stages": "transforms.compiled.stages",
-    "transforms.tree_prefixes": "transforms.crossing.tree_prefixes",
+    "transforms.tree_prefixes": "transforms.crossing.prefixes",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from graftree import _jax, config
-from graftree.transforms.crossing import decorators, lifting
+from graftree.transforms.crossing import decorators, inside, outside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Keywords, Row
 
@@ -57,8 +57,8 @@ def checkify(
         keywords=(Keywords.REFUSED, Keywords.STAY),
         returns_captured=True,
     )
-    checked = lifting.returning_arrays(
-        _jax.checkify(lifting.interior(f, row), errors=errors)
+    checked = outside.returning_arrays(
+        _jax.checkify(inside.interior(f, row), errors=errors)
     )
 
     @decorators.wraps(f)

@@ -12,7 +12,7 @@ from graftree import _jax, config
 from graftree.transforms.crossing import (
     arguments,
     decorators,
-    lifting,
+    outside,
     ref_contents,
 )
 from graftree.transforms.crossing.decorators import MISSING
@@ -88,7 +88,7 @@ def remat(
             jax.checkpoint, prevent_cse=prevent_cse, policy=policy
         )
         seeing = functools.partial(_seeing_the_present, checkpoint)
-        return lifting.returning_arrays(ref_contents.by_content(inner, seeing))
+        return outside.returning_arrays(ref_contents.by_content(inner, seeing))
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         statics = arguments.choose(function, "static", static_argnums)
@@ -99,7 +99,7 @@ def remat(
             returns_captured=True,
             signatures=Signatures(),
         )
-        return lifting.lift(function, transform, row)
+        return outside.lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)
 

@@ -19,7 +19,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import alias_reports, arguments, decorators, lifting
+from graftree.transforms.crossing import arguments, decorators, inside, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -77,8 +77,8 @@ def eval_shape(
     )
     call = Call(function, row, args, kwargs)
     if not mode.structure and _is_shared(call.packed.signature):
-        alias_reports.check_inputs((args, kwargs), "eval_shape")
-    interior = lifting.interior(function, row)
+        reports.check_inputs((args, kwargs), "eval_shape")
+    interior = inside.interior(function, row)
 
     def traced(group: Values) -> Any:
         return jax.tree.map(_read, interior(_with_refs(group)))
@@ -271,7 +271,7 @@ def make_jaxpr(
             )
         statics = arguments.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
-        trace = jax.make_jaxpr(lifting.interior(function, row))
+        trace = jax.make_jaxpr(inside.interior(function, row))
 
         @decorators.wraps(function)
         def jaxpr_of(*args: Any, **kwargs: Any) -> Any:

@@ -6,15 +6,14 @@ import numpy as np
 
 import graftree as nnx
 from graftree.config import GRAPH_UPDATES
-from graftree.transforms.crossing import lifting
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing import outside
+from graftree.transforms.crossing.rows import Prefix, Row
 
 
 def lift(f, transform, in_prefix, out_prefix):
     inputs = Prefix((in_prefix, 0), "in", "example", GRAPH_UPDATES)
     outputs = Prefix(out_prefix, "out", "example", GRAPH_UPDATES)
-    return lifting.lift(f, transform, Row("example", GRAPH_UPDATES, inputs, outputs))
+    return outside.lift(f, transform, Row("example", GRAPH_UPDATES, inputs, outputs))
 
 
 def test_the_transform_gets_one_prefix_per_distinct_value():

@@ -25,9 +25,9 @@ from graftree.core.graph import nodes
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.interop.graph_contexts import contexts
 from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
-from graftree.transforms.crossing import alias_reports, decorators
+from graftree.transforms.crossing import decorators, reports
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.crossing.rows import Prefix
 
 _TAG = "split_merge_inputs"
 
@@ -273,7 +273,7 @@ def check_consistent_aliasing(
     checked = Prefix(prefix, "prefix", "to_tree", config.GRAPH_UPDATES)
     for occurrence in checked.occurrences(node, True):
         found.setdefault(id(occurrence[1]), []).append(occurrence)
-    alias_reports.check_consistent("to_tree", itertools.chain(*found.values()))
+    reports.check_consistent("to_tree", itertools.chain(*found.values()))
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:

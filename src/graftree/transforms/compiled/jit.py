@@ -17,13 +17,12 @@ from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, lifting
+from graftree.transforms.crossing import arguments, decorators, inside
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.plans import Plans
-from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
@@ -61,7 +60,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
 
     def interior(self, row: Row) -> Callable[..., Any]:
         """What JAX traces."""
-        return lifting.interior(self.fun, row)
+        return inside.interior(self.fun, row)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self._plans.find(args, kwargs)

@@ -17,7 +17,7 @@ from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import alias_reports, decorators, packing
+from graftree.transforms.crossing import decorators, packing, reports
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Row
@@ -128,7 +128,7 @@ class _JitPartial(JitWrapped):
         return super().prepare((*bound, *args), kwargs, statics)
 
     def _check_has_no_variables(self, tree: Any) -> None:
-        for path, leaf in alias_reports.labeled({"args": tree[0], "kwargs": tree[1]}):
+        for path, leaf in reports.labeled({"args": tree[0], "kwargs": tree[1]}):
             if isinstance(leaf, Variable):
                 raise ValueError(
                     f"Found Variable in non-partial arguments: {path} of a call of "

@@ -18,9 +18,9 @@ from graftree import config
 from graftree.config import Propagation
 from graftree.core.graph import differences
 from graftree.transforms.crossing import (
+    captures,
     decorators,
     signatures,
-    traced_once,
 )
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
@@ -167,7 +167,7 @@ def _selection(*given: Any) -> Callable[..., Any]:
     return select
 
 
-_selections = traced_once.PerFunction(_selection)
+_selections = captures.PerFunction(_selection)
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:

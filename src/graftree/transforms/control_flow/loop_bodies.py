@@ -3,7 +3,7 @@
 A loop is a call with one step. `Loop.step` is what JAX's loop runs as its body. There,
 `Inside` rebuilds all arguments from the leaves that go round, the slices of those that
 are scanned, and those that stay as they are. What the step did, and where each leaf of
-that is found after the loop, is noted in Python (`traced_once` says why that is right).
+that is found after the loop, is noted in Python (`captures` says why that is right).
 `Loop.finish` puts it together.
 
 An array ref stays outside the loop, and the steps write to it in place. Where JAX can't
@@ -27,7 +27,7 @@ from graftree.core.graph import differences, flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import loss_warnings, packing, signatures
+from graftree.transforms.crossing import packing, reports, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
@@ -266,7 +266,7 @@ class Loop:
                 if axis is not None:  # by filters, it is meant
                     dropped = dropped - {*range(*self.signature.span(number).leaves)}
         slots = self.signature.slots
-        loss_warnings.warn_about_broadcasts(slots[i].name for i in sorted(dropped))
+        reports.warn_of_broadcasts(slots[i].name for i in sorted(dropped))
 
     def _align(self, found: Collected) -> _Leaving:
         """For each new leaf of the structure and output the argument in its place."""

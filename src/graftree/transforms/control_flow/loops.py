@@ -13,11 +13,10 @@ from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import traced_once
+from graftree.transforms.crossing import captures
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
 T = TypeVar("T")
@@ -227,5 +226,5 @@ def _make_fori(
     return traced
 
 
-_while = traced_once.PerFunction(_make_while)
-_fori = traced_once.PerFunction(_make_fori)
+_while = captures.PerFunction(_make_while)
+_fori = captures.PerFunction(_make_fori)

@@ -10,12 +10,12 @@ import jax
 from graftree import config
 from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
-from graftree.transforms.crossing import decorators, traced_once
+from graftree.transforms.crossing import captures, decorators
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Prefix, StateAxes
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.prefixes import StateAxes
+from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
 _NO_METADATA: Mapping[str, Any] = {}
@@ -119,7 +119,7 @@ def _scanned(
 
         return traced
 
-    traces = traced_once.PerFunction(make)
+    traces = captures.PerFunction(make)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:

@@ -11,16 +11,16 @@ sees groups of leaves only, one for each value of a `Prefix` (an axis, a shardin
 role); signatures are static data of the pytree nodes that carry the groups, so they are
 part of JAX's own cache key, and the static part of a result comes with a cached call.
 
-- ``rows.py``: a transform as a row of a table; ``lifting.py``: the two sides around it.
+- ``rows.py``: a transform as a row of a table, and the groups that its leaves are in;
+  ``prefixes.py``: what the user says of that.
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
-- ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
-  ``prefixes.py``: their groups; ``tree_prefixes.py``: `prefix`.
+- ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.
-- ``captures.py``, ``traced_once.py``: a trace is used again as long as what its
-  function reaches is as it was.
-- ``alias_reports.py``, ``loss_warnings.py``, ``static_contents.py``: what is refused or
-  told; ``ref_contents.py``: array refs where JAX takes none.
+- ``captures.py``: a trace is used again as long as what its function reaches is as it
+  was.
+- ``reports.py``: what is refused, or warned of; ``static_contents.py``: no tracer stays
+  in a static attribute; ``ref_contents.py``: array refs where JAX takes none.
 
 What always holds:
 
@@ -28,5 +28,5 @@ What always holds:
 - A Variable whose value is the object that came in was not changed, is not returned and
   not written.
 - What JAX traces closes over nothing but the user's function, except in `custom_vjp`
-  and inside control flow (see ``traced_once.py``).
+  and inside control flow (see ``captures.py``).
 """

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing.prefixes import Occurrence
+from graftree.transforms.crossing.rows import Occurrence
 
 
 class Hidden:

@@ -1,4 +1,4 @@
-"""What functions reach besides their arguments, and whether it may change unseen.
+"""What functions reach besides their arguments; traces used again while that stays.
 
 A trace of a function holds what the function captured as constants. So it may be used
 again only if all that the function can reach besides its arguments is known, and is as
@@ -17,6 +17,14 @@ other functions and classes in turn, and lists what it finds:
 The last is a rule, not an exception: an object with attributes, a list, a NumPy array,
 a callable object may lead to a model, or be changed in place. Methods of the arguments
 reach as far as the function, so the classes of the arguments are followed, too.
+
+`PerFunction` remembers traces of control flow by that. JAX knows a body or a branch
+again by the identity of the function that it gets, which is a wrapper here. So the
+whole of a control-flow call is one function under `jax.jit`, inlined into what is
+around it, and it is remembered for as long as the user's functions live. Under
+`jax.jit` the wrappers inside may be made afresh: they are traced only when it is. So
+they may close over what doesn't change in the loop, and note what the user's function
+did; the note leaves as static data of the output.
 """
 
 from __future__ import annotations
@@ -41,7 +49,9 @@ import jax
 import numpy as np
 
 from graftree import _jax, config
+from graftree.config import Propagation
 from graftree.core.graph.graphdefs import NodeDef, Static, VariableDef
+from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
 from graftree.transforms.crossing.signatures import Signature
 
@@ -302,3 +312,62 @@ def _global_value(function: FunctionType, name: str) -> Any:
     if name in _UNTRUSTED or not hasattr(builtins, name):
         raise _OpenError
     return getattr(builtins, name)
+
+
+# Traces that are used again.
+
+# How many traces of the same functions are remembered, for other things captured.
+_LIMIT = 8
+
+
+class PerFunction(Rebuilt):
+    """Compiled functions, remembered weakly by the user's functions in them.
+
+    What to compile is made by ``make(*getters, mode, *key)``. A getter returns one of
+    the functions: what is remembered must not keep them alive.
+    """
+
+    def __init__(self, make: Callable[..., Callable[..., Any]]) -> None:
+        self._make = make
+        # By the key, then by one function after the other: an entry goes with each.
+        self._known: dict[Any, weakref.WeakKeyDictionary[Any, Any]] = {}
+
+    def get(
+        self,
+        functions: tuple[Callable[..., Any], ...],
+        arguments: Signature,
+        mode: Propagation,
+        *key: Any,
+    ) -> Any:
+        """The compiled function for these functions of the user.
+
+        With graph updates, the default, a call sees all that its functions can reach as
+        it is now. Without, as in the peer, it may go on with what a list or dict of
+        constants held before.
+        """
+        reached = record(functions, arguments, strict=mode.structure)
+        traces = None if reached is None else self._traces(functions, (mode, *key))
+        if traces is None:
+            return self._compile([lambda f=f: f for f in functions], mode, key)
+        for before, compiled in traces:
+            if before == reached:
+                return compiled
+        compiled = self._compile([*map(weakref.ref, functions)], mode, key)
+        traces[:] = [(reached, compiled), *traces[: _LIMIT - 1]]
+        return compiled
+
+    def _traces(self, functions: Any, key: Any) -> list[Any] | None:
+        """What is known of functions; ``None`` if they can't be referred to weakly."""
+        *others, last = functions
+        known = self._known.setdefault(
+            (len(functions), key), weakref.WeakKeyDictionary()
+        )
+        try:
+            for function in others:
+                known = known.setdefault(function, weakref.WeakKeyDictionary())
+            return known.setdefault(last, [])
+        except TypeError:
+            return None
+
+    def _compile(self, getters: Any, mode: Propagation, key: tuple[Any, ...]) -> Any:
+        return jax.jit(self._make(*getters, mode, *key), inline=True)

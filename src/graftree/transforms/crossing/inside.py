@@ -32,16 +32,15 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
-    alias_reports,
     arguments,
     axis_names,
-    loss_warnings,
+    decorators,
     packing,
+    reports,
     static_contents,
 )
 from graftree.transforms.crossing.packing import Changes, Values
-from graftree.transforms.crossing.prefixes import Occurrence, Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -146,18 +145,11 @@ class Inside:
         )
         self._loses_structure = not (row.mode.structure or row.is_detached)
         if self._loses_structure:
-            self._pytrees = loss_warnings.pytrees_in(self.tree)
-
-    # The function.
-
-    @functools.cached_property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments, static ones included."""
-        return arguments.put(self.tree, self.signature.statics)
+            self._pytrees = reports.pytrees_in(self.tree)
 
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
-        args, kwargs = self.arguments
+        args, kwargs = arguments.put(self.tree, self.signature.statics)
         with static_contents.guarded(self.tree, self.row.name):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
@@ -215,7 +207,7 @@ class Inside:
         self._check_output(out if linked is None else linked.others, refs)
         output = Signature(treedef, tuple(entries))
         if row.may_differ(self.signature, structure, output):
-            alias_reports.check_consistent(row.name, self._occurrences(out))
+            reports.check_consistent(row.name, self._occurrences(out))
         parts = (
             changed,
             self._new_in_arguments(structure, structure_leaves),
@@ -364,13 +356,11 @@ class Inside:
         else:
             is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
         if not is_kept:
-            leaves = [
-                value
-                if slot.definition is None
-                else self.objects[slot.definition.index]
-                for slot, value in zip(self.signature.slots, self.values, strict=True)
-            ]
-            loss_warnings.warn(self.row.name, self.signature, leaves, self._pytrees)
+            leaves = packing.leaves_of(self.signature, self.values, self.objects)
+            before, _ = packing.unpack(self.signature, leaves, IndexMap())
+            reports.warn_of_lost_structure(
+                self.row.name, reports.pytrees_in(before), self._pytrees
+            )
 
     # What may not leave.
 
@@ -384,7 +374,7 @@ class Inside:
                 for slot in self.signature.slots
                 if slot.definition is not None
             ]
-            alias_reports.check_outputs(named, out, row.mode, row.name)
+            reports.check_outputs(named, out, row.mode, row.name)
         if row.returns_captured and structure:
             return
         new = [obj for obj in refs if obj not in self._numbers]
@@ -393,11 +383,11 @@ class Inside:
             if isinstance(obj, Pytree) and structure:
                 is_owned = bookkeeping.state_of(obj).is_owned()
             if not is_owned and structure:
-                raise alias_reports.extracted_error(obj, row.name)
+                raise reports.extracted_error(obj, row.name)
             if not is_owned:
-                raise alias_reports.captured_error(obj, out, row.name)
+                raise reports.captured_error(obj, out, row.name)
         if not (structure or row.is_detached):
-            alias_reports.check_no_refs(new, out, row.name)
+            reports.check_no_refs(new, out, row.name)
 
     @functools.cached_property
     def _given(self) -> list[Occurrence]:
@@ -410,6 +400,16 @@ class Inside:
         row, structure = self.row, self.row.mode.structure
         inputs = row.occurrences(self.tree) if structure else self._given
         return [*inputs, *row.outputs.occurrences(out, row.mode.sharing)]
+
+
+def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
+    """What JAX traces: a function of groups of leaves that returns a result."""
+
+    def traced(*groups: Values) -> Any:
+        inside = Inside(row, groups)
+        return inside.leave(inside.run(f))
+
+    return decorators.named_after(f, traced)
 
 
 def _in_groups(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:

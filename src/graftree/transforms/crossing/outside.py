@@ -2,6 +2,7 @@
 
     Call      packs the arguments of one call into groups of leaves for JAX
     commit    writes a result of `Inside.leave` to the caller's objects
+    lift      a whole transform: both sides around a function that JAX gives
 
 Nothing of the caller's is written before everything is checked; then nothing fails.
 """
@@ -19,12 +20,14 @@ from graftree import _jax
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
 from graftree.core.graph.merging import KEEP, Builder
+from graftree.core.pickling import Rebuilt
 from graftree.core.variables import variables
 from graftree.transforms.crossing import (
-    alias_reports,
     arguments,
     decorators,
+    inside,
     packing,
+    reports,
     signatures,
 )
 from graftree.transforms.crossing.inside import Returned
@@ -66,7 +69,7 @@ class Call:
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
-            alias_reports.check_consistent(row.name, found)
+            reports.check_consistent(row.name, found)
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
@@ -188,3 +191,55 @@ def _opened(
         elif isinstance(value, (jax.Array, np.ndarray)):
             refs[definition.index] = _jax.new_ref(value)
     return value if value is KEEP else refs.get(definition.index, value)
+
+
+# Both sides around a JAX transform.
+
+
+def lift(
+    f: Callable[..., Any],
+    transform: Callable[[Callable[..., Any], Any, Any], Callable[..., Any]],
+    row: Row,
+) -> Callable[..., Any]:
+    """Applies a JAX transform to a function over objects.
+
+    It is called as ``transform(inner, in_prefix, out_prefix)``; ``inner`` takes a group
+    of leaves per entry of the tuple ``in_prefix``. What it gave is ``inner`` of the
+    result.
+    """
+    inner = _Transformed(f, transform, row)
+
+    @decorators.wraps(f)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        call = Call(f, row, args, kwargs)
+        return call.commit(inner.function(*call.groups))
+
+    vars(lifted)["inner"] = inner
+    return lifted
+
+
+class _Transformed(Rebuilt):
+    """What JAX gave; pickled without it."""
+
+    def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
+        ins, outs = row.inputs.values, row.outputs.values
+        self.function = transform(inside.interior(f, row), ins, (None, ins, ins, outs))
+
+    def __call__(self, *groups: Values) -> Any:
+        return self.function(*groups)
+
+
+def returning_arrays(transformed: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes arrays of what a transform that JAX doesn't compile gives as scalars.
+
+    JAX then returns the constants of a program as they are in it.
+    """
+
+    def wrapper(*groups: Values) -> Any:
+        return jax.tree.map(_as_array, transformed(*groups))
+
+    return wrapper
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)

@@ -23,7 +23,7 @@ from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.merging import Builder
-from graftree.transforms.crossing import alias_reports
+from graftree.transforms.crossing import reports
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot, count
 
 
@@ -62,7 +62,7 @@ def pack(
     refs = RefMap()
     treedef, entries, leaves = take_apart(tree, mode, refs, RefMap(), transform)
     if not mode.sharing and any(map(is_repeated, entries)):
-        alias_reports.check_inputs(tree, transform, labels)
+        reports.check_inputs(tree, transform, labels)
     signature = Signature(treedef, tuple(entries), statics, labels)
     return Packed(signature, leaves, IndexMap.from_refmap(refs))
 

@@ -1,33 +1,28 @@
-"""How axes, shardings and filters are assigned to the leaves of objects.
+"""Prefixes: axes, shardings, roles or filters for the leaves of objects.
 
 A prefix tree has one value per object, or a `PrefixMapping`: different values for the
-leaves of that object (`DiffState`, `StateAxes`, `StateSharding`). A `Prefix` is such a
-tree, checked. It puts leaves in groups: one for each value, and with a `Donation`
-another one for what is donated of it.
+leaves of that object, by filters (`DiffState`, `StateAxes`, `StateSharding`) or by
+paths (`TreeState`). `prefix` makes prefix trees; `check` says what may be in one.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import jax
 
-from graftree import _jax, config
+from graftree import config, errors
 from graftree.config import Propagation
 from graftree.core import filters, paths
-from graftree.core.graph import flattening
+from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.states import flat_states
+from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
-from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing
-from graftree.transforms.crossing.arguments import Chosen
-from graftree.transforms.crossing.signatures import Signature
 
 
 class PrefixMapping(abc.ABC):
@@ -195,138 +190,6 @@ class StateSharding(_FilterMapping):
         return self._values
 
 
-# A Variable where it occurs, or a ref: its path, itself, its prefix.
-Occurrence = tuple[Any, Any, Any]
-
-_NO_CALL: Any = object()
-
-
-class Prefix:
-    """A prefix tree of arguments or outputs, and which group each leaf gets by it.
-
-    Each object counts as one leaf, for which a `PrefixMapping` may assign different
-    values to its leaves. With ``keywords``, the tree is that of the positional
-    arguments and this that of the keyword arguments. If it ``binds``, a Variable that
-    occurs twice needs the same value there.
-
-    Attributes:
-        values: What JAX is told of each group.
-        donated: The numbers of the groups whose buffers are donated.
-        distinct: What must agree where a Variable occurs twice.
-        count: How many positional arguments it is for at least.
-        reads_leaves: Whether a filter in it looks at the leaves.
-    """
-
-    def __init__(
-        self,
-        tree: Any,
-        argument: str,
-        transform: str,
-        mode: Propagation,
-        *,
-        keywords: Any = _NO_CALL,
-        donation: Donation | None = None,
-        binds: bool = True,
-    ) -> None:
-        self._argument, self._transform = argument, transform
-        leaves = check(tree, argument, transform, mode)
-        is_of_call = keywords is not _NO_CALL
-        # What JAX calls the prefix in its messages.
-        self._roots = [*["tree_map tree[0]"][:is_of_call], "tree_map tree"]
-        if is_of_call:
-            tree = (tuple(tree) if isinstance(tree, list) else tree, keywords)
-        self.tree = tree
-        positional = tree[0] if is_of_call else tree
-        self.count = len(positional) if isinstance(positional, tuple) else 0
-        values = [keywords] if is_of_call else []
-        for leaf in leaves:
-            values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
-        distinct = self._distinct(values)
-        self._numbers = {value: number for number, value in enumerate(distinct)}
-        self._binds = binds
-        self.distinct = distinct if binds else ()
-        # One value for everything; any other prefix may not fit.
-        self._is_uniform = len(distinct) == 1 and _is_value_alone(positional)
-        self.reads_leaves = any(isinstance(leaf, PrefixMapping) for leaf in leaves)
-        self._donation = donation if donation is not None and donation.chosen else None
-        self.values, self.donated = distinct, frozenset()
-        if self._donation is not None:
-            self.values = tuple(value for value in distinct for _ in range(2))
-            self.donated = frozenset(range(1, len(self.values), 2))
-
-    def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
-        try:
-            return tuple(dict.fromkeys(values)) or (None,)
-        except TypeError as error:
-            raise ValueError(
-                f"Prefixes must be hashable, in `{self._argument}` of "
-                f"nnx.{self._transform}: {error}."
-            ) from error
-
-    def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
-        """The number of the group of each leaf of a signature."""
-        if self._is_uniform:
-            numbers = [0] * len(leaves)
-        else:
-            values = self._match(signature.treedef, signature.entries)
-            numbers = [
-                self._numbers[_resolve(values[slot.entry], slot.path, leaf)]
-                for slot, leaf in zip(signature.slots, leaves, strict=True)
-            ]
-        if self._donation is None:
-            return numbers
-        flags = self._donation.flags(signature, leaves)
-        return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
-
-    def occurrences(self, tree: Any, sharing: bool) -> Iterator[Occurrence]:
-        """The Variables in a tree, each wherever it occurs; none if none is bound."""
-        if not self._binds:
-            return
-        is_leaf = packing.is_entry(sharing)
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-        values = self._match(treedef, None)
-        for (jax_path, x), value in zip(flat, values, strict=True):
-            if is_leaf(x):
-                start = paths.from_jax(jax_path)
-                for inner, leaf in packing.variables_in(x):
-                    yield start + inner, leaf, _resolve(value, inner, leaf)
-
-    def _match(
-        self, treedef: Any, entries: Sequence[GraphDef[Any] | None] | None
-    ) -> list[Any]:
-        """The value for each leaf of a treedef; checks its place if it is known."""
-        try:
-            matched = _match(self.tree, treedef, _is_value)
-        except ValueError as error:
-            details = str(error)
-            for root in self._roots:
-                details = details.replace(root, self._argument)
-            raise ValueError(
-                f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
-                f"what it is for; an object counts as one leaf there.\n{details}"
-            ) from None
-        if entries is not None and self.reads_leaves:
-            for (value, is_whole), entry in zip(matched, entries, strict=True):
-                self._check_place(value, is_whole, entry is not None)
-        return [value for value, _ in matched]
-
-    def _check_place(self, value: Any, is_whole: bool, is_object: bool) -> None:
-        """Filters and paths start at an object, so they need one.
-
-        A DiffState is for a whole argument, and filters each object in it.
-        """
-        if not isinstance(value, PrefixMapping) or isinstance(value, DiffState):
-            return
-        if not (is_whole and is_object):
-            raise ValueError(
-                f"A `{type(value).__name__}` must be the prefix of one object, but "
-                f"`{self._argument}` of nnx.{self._transform} has one for "
-                f"{'an array' if is_whole else 'a container'}: {value!r}\n"
-                "Put it in the place of each object, and a plain value in the place of "
-                "each array."
-            )
-
-
 def check(tree: Any, argument: str, transform: str, mode: Propagation) -> list[Any]:
     """The leaves of a prefix tree."""
     # Trees may have a prefix of their own form, with objects.
@@ -363,79 +226,176 @@ def node_error(node: Any, place: str, transform: str) -> ValueError:
     )
 
 
-def _is_value(x: Any) -> bool:
-    return x is None or isinstance(x, PrefixMapping)
+Value = Callable[[Any, Any], Any]
 
 
-def _is_value_alone(tree: Any) -> bool:
-    return not isinstance(tree, PrefixMapping) and jax.tree_util.all_leaves(
-        [tree], is_leaf=_is_value
+def prefix(
+    node: Any,
+    filter_map: Mapping[Any, Any] | Callable[[Any, Any], Any],
+    /,
+    *,
+    graph: bool | None = None,
+) -> Any:
+    """Makes a prefix of axes, shardings or specs for objects, by filters.
+
+    Use it for ``in_axes``, ``out_axes``, ``in_shardings``, ``in_specs`` and so on where
+    there are no graph updates. With them, `StateAxes` and `StateSharding` do that.
+
+    Args:
+        node: An object or a pytree of them; ``jax.ShapeDtypeStruct`` may stand for
+            arrays. For several arguments of a call give a tuple of all of them.
+        filter_map: A mapping from filters to values, of which the first match counts;
+            or a function of path and leaf that returns the value. Paths start at
+            ``node``.
+        graph: Whether the prefix is for graph mode or for tree mode; ``None`` takes the
+            mode in force.
+
+    Returns:
+        ``node`` with a value instead of each Variable and each other leaf; in
+        graph mode with a `TreeState` instead of each object.
+
+    Raises:
+        ValueError: If no filter matches a leaf; in tree mode, if a Variable occurs
+            twice; in graph mode, if it has different values where it occurs.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> by_name = {nnx.PathContains("bias"): None, ...: 0}
+        >>> axes = nnx.prefix(model, by_name, graph=False)
+        >>> axes.kernel, axes.bias
+        (0, None)
+    """
+    value = _by_filters(filter_map) if isinstance(filter_map, Mapping) else filter_map
+    make = _graph_prefix if config.graph_mode(graph) else _tree_prefix
+    return make(node, value)
+
+
+class TreeState(PrefixMapping):
+    """The prefix of one object, by the paths of its leaves; made by `prefix`.
+
+    It is a pytree of the values.
+
+    Args:
+        graphdef: The skeleton of the object.
+        values: The values of its leaves, in order.
+
+    Attributes:
+        graphdef: As given.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> axes = nnx.prefix(model, {nnx.Param: 0}, graph=True)
+        >>> isinstance(axes, nnx.extract.TreeState), jax.tree.leaves(axes)
+        (True, [0, 0])
+    """
+
+    mode = config.GRAPH
+
+    def __init__(self, graphdef: GraphDef[Any], values: Iterable[Any]) -> None:
+        self.graphdef = graphdef
+        self._values = dict(zip(graphdef.paths(), values, strict=True))
+
+    @property
+    def state(self) -> states.State[Any, Any]:
+        """The values by path, as a new State."""
+        return states.from_flat_state(self._values.items())
+
+    def map_prefix(self, path: Any, variable: Any) -> Any:
+        """The value for the leaf at ``path``.
+
+        Raises:
+            ValueError: If there was none when the prefix was made.
+        """
+        if path not in self._values:
+            raise ValueError(
+                f"There is no prefix for the {type(variable).__name__} at {path!r}: "
+                "nnx.prefix was given an object without it."
+            )
+        return self._values[path]
+
+    def values_of(self) -> tuple[Any, ...]:
+        """The prefix values."""
+        return tuple(self._values.values())
+
+    def refusal(self, argument: str) -> str:
+        """What to say where another mode is in force."""
+        return (
+            "`TreeState` objects are only allowed as prefixes "
+            "when graph=True and graph_updates=False"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TreeState) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"TreeState({self._values!r})"
+
+
+jax.tree_util.register_pytree_node(
+    TreeState, lambda tree: (tree.values_of(), tree.graphdef), TreeState
+)
+
+
+def _by_filters(filter_map: Mapping[Any, Any]) -> Value:
+    predicates = [(filters.to_predicate(f), value) for f, value in filter_map.items()]
+
+    def value_of(path: Any, leaf: Any) -> Any:
+        for matches, value in predicates:
+            if matches(path, leaf):
+                return value
+        raise ValueError(
+            f"No filter matched leaf at path {path!r} with value {leaf!r}. "
+            f"Filters: {list(filter_map)}.\n"
+            "Add `...` as the last one to match the rest."
+        )
+
+    return value_of
+
+
+def _tree_prefix(node: Any, value_of: Value) -> Any:
+    flat, treedef = tree_checks.flatten_with_paths(node, "prefix")
+    tree_checks.check_tree(flat, "prefix")
+    return treedef.unflatten(
+        [value_of(paths.from_jax(path), leaf) for path, leaf in flat]
     )
 
 
-def _resolve(value: Any, path: Any, leaf: Any) -> Any:
-    return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
+def _graph_prefix(node: Any, value_of: Value) -> Any:
+    # By identity: of the Variables and refs met so far.
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def value_at(path: Any, leaf: Any) -> Any:
+        value = value_of(path, leaf)
+        if tree_checks.is_variable_or_ref(leaf):
+            first, first_value = known.setdefault(id(leaf), (path, value))
+            if value != first_value:
+                raise _inconsistent_error(leaf, (first, first_value), (path, value))
+        return value
+
+    def of_object(path: Any, x: Any) -> TreeState:
+        graphdef, leaves = flattening.flatten_graph(x)
+        pairs = zip(graphdef.paths(), leaves, strict=True)
+        return TreeState(graphdef, [value_at(path + end, x) for end, x in pairs])
+
+    is_leaf = nodes.is_graph_node
+    flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)
+    located = [(paths.from_jax(path), x) for path, x in flat]
+    return treedef.unflatten(
+        [of_object(path, x) if is_leaf(x) else value_of(path, x) for path, x in located]
+    )
 
 
-class _Matched(NamedTuple):
-    """What a prefix tree has for a leaf; whether right there, or for a container."""
-
-    value: Any
-    is_whole: bool
-
-
-def _match(prefix: Any, treedef: Any, is_leaf: Callable[[Any], bool]) -> list[_Matched]:
-    """The value of a prefix tree for each leaf of a treedef."""
-    full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-    found: list[Any] = [None] * treedef.num_leaves
-
-    def add(value: Any, subtree: Any) -> None:
-        for number in jax.tree.leaves(subtree):
-            found[number] = _Matched(value, isinstance(subtree, int))
-
-    jax.tree.map(add, prefix, full, is_leaf=is_leaf)
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Donation:
-    """Which leaves of a call are donated.
-
-    Attributes:
-        chosen: Which arguments.
-        statics: Which are static; a signature has them apart.
-        keeps_arrays: Whether arrays in attributes are kept, as with graph updates.
-    """
-
-    chosen: Chosen
-    statics: Chosen
-    keeps_arrays: bool
-
-    def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
-        """For each leaf whether it is."""
-        tree = self._arguments(signature)
-        matched = _match(tree, signature.treedef, lambda x: x is None)
-        return [
-            matched[slot.entry].value and self._can_donate(leaf, slot.path)
-            for slot, leaf in zip(signature.slots, leaves, strict=True)
-        ]
-
-    def _can_donate(self, leaf: Any, path: Any) -> bool:
-        # A Variable gets a new buffer afterwards, if it may be written. An array
-        # attribute doesn't: with graph updates it is kept. A ref keeps its own.
-        if _jax.is_ref(flattening.raw_of(leaf)):
-            return False
-        if isinstance(leaf, Variable):
-            return variables.is_owned(leaf)
-        return path == () or not self.keeps_arrays
-
-    def _arguments(self, signature: Signature) -> Any:
-        """A prefix of ``(args, kwargs)``: is it donated?"""
-        args, kwargs = signature.treedef.children()
-        by_position = [i for i, _ in signature.statics if isinstance(i, int)]
-        total = len(args.children()) + len(by_position)
-        taken = self.statics.positions(total)
-        donated = self.chosen.positions(total)
-        flags = [i in donated for i in range(total) if i not in taken]
-        names = kwargs.node_data()[1]
-        return tuple(flags), {name: name in self.chosen.argnames for name in names}
+def _inconsistent_error(leaf: Any, *places: tuple[Any, Any]) -> ValueError:
+    lines = [f"{paths.to_string(path, '<root>')}: {value}" for path, value in places]
+    return ValueError(
+        errors.message(
+            f"Inconsistent aliasing detected in nnx.prefix: one {type(leaf).__name__} "
+            "has different values.",
+            where="\n".join(lines),
+            way_out="Give all its paths the same value, or pass nnx.clone(...) of one "
+            "of them.",
+        )
+    )

@@ -27,18 +27,18 @@ from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import (
-    alias_reports,
     decorators,
     outside,
     packing,
     prefixes,
+    reports,
 )
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Changes, Values
-from graftree.transforms.crossing.prefixes import DiffState, Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.rows import Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import FormError
@@ -187,7 +187,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         # Defaults are arguments with a cotangent, as in JAX.
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
-            alias_reports.check_arguments(given, _NAME)
+            reports.check_arguments(given, _NAME)
         positions = self._positions(len(given))
         call = Call(self.fun, positions.row, given, {})
         self._check_nondiff(call.packed.signature, positions.nondiff)

@@ -15,16 +15,15 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.transforms.crossing import (
-    alias_reports,
     decorators,
     ref_contents,
+    reports,
 )
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.rows import Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 
@@ -265,7 +264,7 @@ def _jvp(
     call = Call(f, row, tuple(primals), {})
     (group,) = call.groups
     if not mode.sharing:
-        alias_reports.check_inputs((tangents, {}), "jvp", Labels("tangents"))
+        reports.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
     positions = range(len(group.values))
     directions = Values(

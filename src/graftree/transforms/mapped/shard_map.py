@@ -9,10 +9,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from graftree import _jax, config
-from graftree.transforms.crossing import decorators, lifting, ref_contents
+from graftree.transforms.crossing import decorators, outside, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.prefixes import Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 
 
 @decorators.keeps_type
@@ -93,7 +92,7 @@ def shard_map(
         return sharded
 
     return decorators.decorate(
-        f, "shard_map", lambda f: lifting.lift(f, transform, row)
+        f, "shard_map", lambda f: outside.lift(f, transform, row)
     )
 
 

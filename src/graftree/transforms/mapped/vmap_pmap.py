@@ -18,14 +18,13 @@ from graftree.core.variables.partitioning import PARTITION_NAME
 from graftree.transforms.crossing import (
     arguments,
     decorators,
-    lifting,
+    outside,
     ref_contents,
 )
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.prefixes import Donation, Prefix
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 
 _NO_METADATA: Mapping[str, Any] = {}
@@ -98,7 +97,7 @@ def vmap(
         )
         return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
 
-    return decorators.decorate(f, "vmap", lambda f: lifting.lift(f, transform, row))
+    return decorators.decorate(f, "vmap", lambda f: outside.lift(f, transform, row))
 
 
 @decorators.keeps_type
@@ -196,7 +195,7 @@ def pmap(
 
             return moved
 
-        return lifting.lift(function, transform, row)
+        return outside.lift(function, transform, row)
 
     return decorators.decorate(f, "pmap", make)
 
@@ -317,7 +316,7 @@ def transform_metadata(
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         # The axis is another transform's: here nothing is mapped.
-        lifted = lifting.lift(function, lambda inner, ins, outs: inner, row)
+        lifted = outside.lift(function, lambda inner, ins, outs: inner, row)
 
         @decorators.wraps(function)
         def named(*args: Any, **kwargs: Any) -> Any:
