@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from graftree import errors
 from graftree.annotations import Filter, Key, Path, Predicate
 
+L = typing.TypeVar("L")
+
 
 def to_predicate(filter_: Filter, /) -> Predicate:
     """Turns a filter into a predicate.
@@ -106,6 +108,23 @@ def filters_to_predicates(filters: Iterable[Filter], /) -> tuple[Predicate, ...]
 
 def _is_rest(filter_: Filter) -> bool:
     return filter_ is ... or filter_ is True
+
+
+def group(
+    items: Iterable[tuple[Path, L]], filters: Iterable[Filter], /
+) -> list[list[tuple[Path, L]]]:
+    """Lists the (path, leaf) pairs of each filter, and last those of no filter."""
+    predicates = filters_to_predicates(filters)
+    groups: list[list[tuple[Path, L]]] = [[] for _ in range(len(predicates) + 1)]
+    choices = [*zip(predicates, groups, strict=False)]
+    for item in items:
+        for predicate, chosen in choices:
+            if predicate(*item):
+                chosen.append(item)
+                break
+        else:
+            groups[-1].append(item)
+    return groups
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

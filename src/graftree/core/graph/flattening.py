@@ -32,8 +32,6 @@ from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
-MISSING: Any = variables.MISSING
-
 
 class RefMap(MutableMapping[Any, Any]):
     """A mapping whose keys are objects, compared by identity and kept alive.

@@ -25,7 +25,7 @@ from graftree.core.graph import (
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.states import states
+from graftree.core.states import flat_states, states
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import State
 from graftree.core.variables import values
@@ -78,10 +78,7 @@ def flatten(
     if with_paths:
         return graphdef, FlatState.from_sorted_keys_values(graphdef.paths(), leaves)
     if is_graph:
-        leaves = [
-            leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
-            for leaf in leaves
-        ]
+        leaves = [*map(flattening.raw_of, leaves)]
     return graphdef, leaves
 
 
@@ -190,14 +187,9 @@ def group_all(
     graphdef: GraphDef[Any], leaves: list[Any], filter_list: Sequence[Any]
 ) -> tuple[Any, ...]:
     """One State per filter; every leaf must match one of them."""
-    groups = _group(graphdef, leaves, filter_list)
-    rest = groups.pop()
+    *groups, rest = _group(graphdef, leaves, filter_list)
     if rest:
-        remainder = _as_state(rest)
-        raise ValueError(
-            "Non-exhaustive filters, got a non-empty remainder: "
-            f"{remainder}.\nUse `...` as the last filter to match all that remains."
-        )
+        raise flat_states.remainder_error(rest)
     return tuple(map(_as_state, groups))
 
 
@@ -205,19 +197,8 @@ def _group(
     graphdef: GraphDef[Any], leaves: list[Any], filter_list: Sequence[Any]
 ) -> list[list[tuple[Any, Any]]]:
     """The (path, leaf) pairs of each filter; those of no filter come last."""
-    pairs = list(zip(graphdef.paths(), leaves, strict=True))
-    if not filter_list:
-        return [pairs, []]
-    predicates = filters.filters_to_predicates(filter_list)
-    groups: list[list[tuple[Any, Any]]] = [[] for _ in range(len(predicates) + 1)]
-    for path, leaf in pairs:
-        for i, predicate in enumerate(predicates):
-            if predicate(path, leaf):
-                groups[i].append((path, leaf))
-                break
-        else:
-            groups[-1].append((path, leaf))
-    return groups
+    pairs = zip(graphdef.paths(), leaves, strict=True)
+    return filters.group(pairs, filter_list) if filter_list else [[*pairs], []]
 
 
 def _as_state(pairs: list[tuple[Any, Any]]) -> Any:
@@ -488,35 +469,28 @@ def call(graphdef_state: Any, /) -> Any:
 def _caller(
     skeleton: GraphDef[Any], state_list: Sequence[Any], graph: bool | None
 ) -> Any:
-    def call_method(accessors: Any, *args: Any, **kwargs: Any) -> Any:
-        node = method = merge(skeleton, *state_list)
-        for access, key in accessors:
-            method = access(method, key)
-        out = method(*args, **kwargs)
+    def call(reach: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        node = merge(skeleton, *state_list)
+        out = reach(node)(*args, **kwargs)
         return out, split(node, graph=graph)
 
-    return _Caller(call_method)
+    return _Caller(call, lambda node: node)
 
 
 class _Caller:
-    """Reaches a method by attributes and items, merges, calls it and splits again."""
+    """Reaches a method by attributes and items, and calls it through ``call``."""
 
-    def __init__(
-        self, call_method: Callable[..., Any], accessors: tuple[Any, ...] = ()
-    ):
-        self._call_method = call_method
-        self._accessors = accessors
+    def __init__(self, call: Callable[..., Any], reach: Callable[[Any], Any]) -> None:
+        self._call, self._reach = call, reach
 
     def __getattr__(self, name: str) -> _Caller:
-        step = (getattr, name)
-        return _Caller(self._call_method, (*self._accessors, step))
+        return _Caller(self._call, lambda node: getattr(self._reach(node), name))
 
     def __getitem__(self, key: Any) -> _Caller:
-        step = (lambda obj, k: obj[k], key)
-        return _Caller(self._call_method, (*self._accessors, step))
+        return _Caller(self._call, lambda node: self._reach(node)[key])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_method(self._accessors, *args, **kwargs)
+        return self._call(self._reach, *args, **kwargs)
 
 
 # GraphDef.apply is defined below split and merge, which it needs.

@@ -112,8 +112,8 @@ def _match_slowly(
         if leaf is MISSING or (definition is None and isinstance(leaf, (dict, State)))
     ]
     taken = {id(leaf) for leaf in found if is_mapping(leaf)}
-    if missing or sum(_count(m, taken) for m in mappings) != len(wanted):
-        given = [path for m in mappings for path in _leaf_paths(m, taken)]
+    given = [path for m in mappings for path in _leaf_paths(m, taken)]
+    if missing or len(given) != len(wanted):
         accounted = {_normal(path) for path in wanted}
         extra = [path for path in given if _normal(path) not in accounted]
         raise _count_error(graphdef, len(given), missing, extra)
@@ -178,14 +178,8 @@ def _other_spelling(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() else MISSING
 
 
-def _count(node: Any, taken: set[int]) -> int:
-    """How many leaves a nested mapping has; mappings in ``taken`` are leaves."""
-    if not is_mapping(node) or id(node) in taken:
-        return 1
-    return sum([_count(child, taken) for child in _as_mapping(node).values()])
-
-
 def _leaf_paths(mapping: Mapping[Any, Any], taken: set[int]) -> list[Any]:
+    """The paths of the leaves of a mapping; mappings in ``taken`` are leaves."""
     listed: list[Any] = []
 
     def walk(node: Any, path: tuple[Any, ...]) -> None:

@@ -6,7 +6,6 @@ wrong with it is found; then it is carried out. So a failed call changes nothing
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -18,7 +17,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Filter
 from graftree.core import filters, ownership, paths
-from graftree.core.graph import flattening, freshness, graph_states, nodes
+from graftree.core.graph import flattening, freshness, graph_states, merging, nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
@@ -93,12 +92,8 @@ def _single(state_list: Sequence[Any]) -> Any:
     return given[0] if given else state_list[0]
 
 
-def _is_mapping(x: Any) -> bool:
-    return isinstance(x, (Mapping, flat_states.FlatState))
-
-
 def _is_empty(state: Any) -> bool:
-    return _is_mapping(state) and not len(state)
+    return merging.is_mapping(state) and not len(state)
 
 
 def _as_mapping(given: Any) -> Any:
@@ -191,7 +186,7 @@ class _Plan:
             name = key if name_of is None else name_of(key)
             child = entries.get(name, MISSING)
             if child is MISSING and name_of is None:
-                key = name = _own_key(key, entries)
+                key = name = pure_dicts.own_key(key, entries)
                 child = entries.get(name, MISSING)
             where = (*path, key)
             if isinstance(child, Variable):
@@ -207,7 +202,7 @@ class _Plan:
 
     def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
         """Plans that a Variable gets a value."""
-        if not isinstance(value, Variable) and _is_mapping(value):
+        if not isinstance(value, Variable) and merging.is_mapping(value):
             if _is_empty(value):
                 return
             if isinstance(value, State):
@@ -215,7 +210,7 @@ class _Plan:
             held = variable.get_raw_value()
             if _holds_array(held):
                 value = pure_dicts.unboxed(value)
-                if _is_mapping(value):
+                if merging.is_mapping(value):
                     self._misfits.append(_describe_misfit(variable, value, path))
         self._boxes.append(variable)
         self._leaves.append(value)
@@ -280,7 +275,7 @@ class _Plan:
 
 def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
     """What a leaf of a state gives to a Variable: an array for an array."""
-    raw = leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
+    raw = flattening.raw_of(leaf)
     if isinstance(raw, _NUMPY) and _is_numeric(raw.dtype):
         held = variable.get_raw_value()
         if _holds_array(held) and not isinstance(held, _NUMPY):
@@ -329,14 +324,6 @@ def _content(
     listed = nodes.children(node)
     entries = {child.key: child.value for child in listed}
     return entries, {child.key: child.is_data for child in listed}, None
-
-
-def _own_key(key: Any, entries: Mapping[Any, Any]) -> Any:
-    """The key of the node; integers may be given as strings."""
-    if isinstance(key, str):
-        with contextlib.suppress(ValueError):
-            return int(key) if int(key) in entries else key
-    return key
 
 
 def _check_owned(owner: Pytree | None, key: Any) -> None:

@@ -1,8 +1,7 @@
 """Calls that return what Modules record: `capture`.
 
-`recorders.py` says what a Module does with the buffers that it is given, and
-`output_recorders.py` how it records the outputs of its methods; this file hands the
-buffers out for the time of a call and turns their contents into States. What always
+`recorders.py` says what a Module does with the buffers that it is given; this file
+hands them out for the time of a call and turns their contents into States. What always
 holds:
 
 - A call that raises leaves no buffer behind, neither do copies of Modules it made.
@@ -11,6 +10,13 @@ holds:
   the outer one. The outer buffers are back when the inner call ends.
 - Two threads that capture the same Module take turns, and a third thread that calls it
   does not see the buffers.
+
+With ``method_outputs=`` a call ``module.f(x)`` records its output, too. So for the time
+of the call each Module is given another class: a subclass of its own, made here, that
+overrides each method with one that also records. The wrappers have to sit on a class,
+since Python looks up ``__call__`` there, and since a class, unlike wrappers in an
+instance, survives the flattening of lifted transforms. The class of the user stays as
+it is for everyone else, also in other threads.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from typing import Any, NamedTuple
 from graftree.annotations import Path
 from graftree.core import ownership, paths
 from graftree.core.graph import traversals
-from graftree.core.modules import output_recorders, recorders
+from graftree.core.modules import recorders
 from graftree.core.modules.recorders import Recorder
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import nested, states
@@ -239,7 +245,7 @@ def _attach(
         outer_buffers = vars(module).get(recorders.BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
         if request.method_outputs is not None:
-            cls = output_recorders.recording_class(type(module), request.method_outputs)
+            cls = _recording_class(type(module), request.method_outputs)
             object.__setattr__(module, "__class__", cls)
         # Last, since it stamps the Module.
         pytrees.store_attribute(module, recorders.BUFFERS, (*buffers, *further), True)
@@ -284,7 +290,7 @@ def _clean_copies(subject: Any, result: Any) -> None:
     returned = [value for value in results if isinstance(value, Recorder)]
     for _, module in _modules_in([subject, *returned]):
         if id(module) not in recorders.capturing_threads:
-            _restore(module, None, output_recorders.user_class(type(module)))
+            _restore(module, None, _user_class(type(module)))
 
 
 def _to_state(
@@ -305,3 +311,94 @@ def _to_state(
                 f"{paths.to_string(path)!r}.\nRecord it under another name."
             )
     return states.from_flat_state(paths.sorted_by_path(flat.items()))
+
+
+# Classes whose methods record what they return.
+
+
+class _OutputRecorder:
+    """What all classes that record outputs have in their MRO, before the user's class.
+
+    It is not a base of theirs: an object may change its class only to one whose first
+    base is the class it has.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # In the place of such hooks in the user's classes: they must not learn of this
+        # subclass, and may want arguments.
+        pytrees.Pytree.__init_subclass__.__func__(cls, **options)
+
+
+class _OutputRecorderMeta(type):
+    """Puts `_OutputRecorder` into the MRO."""
+
+    def mro(cls) -> list[type]:
+        rest = [base for base in super().mro()[1:] if base is not _OutputRecorder]
+        return [cls, _OutputRecorder, *rest]
+
+
+@functools.cache
+def _recording_class(cls: type, output_type: type[Variable[Any]]) -> type:
+    """A subclass of ``cls`` whose methods record their outputs as ``output_type``."""
+    names = _method_names(cls)
+    output_types = getattr(cls, "_output_types", ())
+    if not names or output_type in output_types:
+        return cls
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_output_types": (*output_types, output_type),
+    }
+    for name in names:
+        namespace[name] = _recording_method(cls, name, output_type)
+    return _recording_metaclass(type(cls))(cls.__name__, (cls,), namespace)
+
+
+@functools.cache
+def _recording_metaclass(metaclass: type) -> type:
+    if issubclass(metaclass, _OutputRecorderMeta):
+        return metaclass
+    return type(metaclass.__name__, (_OutputRecorderMeta, metaclass), {})
+
+
+def _user_class(cls: type) -> type:
+    """The class that `_recording_class` was called with, at first."""
+    return next(base for base in cls.__mro__ if not issubclass(base, _OutputRecorder))
+
+
+def _method_names(cls: type) -> list[str]:
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if base not in recorders.machinery:
+            for name, attribute in vars(base).items():
+                found.setdefault(name, attribute)
+    return [
+        name
+        for name, attribute in found.items()
+        if (name == "__call__" or not name.startswith("_")) and _is_method(attribute)
+    ]
+
+
+def _is_method(attribute: Any) -> bool:
+    # Not functions only: a lifted transform may have been applied to the method.
+    return (
+        callable(attribute)
+        and hasattr(attribute, "__get__")
+        and not isinstance(attribute, (staticmethod, classmethod, type))
+    )
+
+
+def _recording_method(
+    cls: type, name: str, output_type: type[Variable[Any]]
+) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = inspect.getattr_static(cls, name).__get__(self, cls)(*args, **kwargs)
+        buffers = recorders.open_buffers(self)
+        if buffers is not None:
+            recorders.record(buffers, output_type, name, output)
+        return output
+
+    return functools.update_wrapper(method, getattr(cls, name), updated=())

@@ -53,6 +53,9 @@ class PytreeState:
         "stamp",
     )
 
+    _initializing: bool
+    _is_setup: bool
+
     def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
         self.owner = ownership.current()
         self.initializing = initializing
@@ -67,24 +70,6 @@ class PytreeState:
         state = ownership.TraceState()
         state.jax_trace = self.owner
         return state
-
-    # Programs that initialize lazily set these under the names of older releases.
-
-    @property
-    def _initializing(self) -> bool:
-        return self.initializing
-
-    @_initializing.setter
-    def _initializing(self, value: bool) -> None:
-        self.initializing = value
-
-    @property
-    def _is_setup(self) -> bool:
-        return self.is_setup
-
-    @_is_setup.setter
-    def _is_setup(self, value: bool) -> None:
-        self.is_setup = value
 
     def is_owned(self) -> bool:
         """Whether the current trace may change the object."""
@@ -104,6 +89,9 @@ class PytreeState:
 
 # It is pickled under the name that clients know.
 PytreeState.__module__ = "graftree.core.objects.pytrees"
+# Programs that initialize lazily set these under the names of older releases.
+PytreeState._initializing = PytreeState.initializing
+PytreeState._is_setup = PytreeState.is_setup
 
 
 def start(obj: Any, facts: classes.Facts) -> None:

@@ -79,6 +79,17 @@ ObjectMeta = PytreeMeta
 _KNOWN_OF_CLASSES = frozenset({"__bases__", "__setattr__", "__delattr__"})
 
 
+def _renamed(older: str, name: str) -> Any:
+    """A property under the name of an older release, which warns."""
+
+    def get(self: Any) -> Any:
+        message = f"{older} is deprecated, use {name}."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(self, name)
+
+    return property(get)
+
+
 class Pytree(
     attributes.DataObject, representations.Representable, metaclass=PytreeMeta
 ):
@@ -169,23 +180,8 @@ class Pytree(
             _put(entries, _NODES, entries[_NODES].without(name))
         stamps.touch(state)
 
-    @property
-    def _object__nodes(self) -> AttributeTable:
-        warnings.warn(
-            "_object__nodes is deprecated, use _pytree__nodes.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self._pytree__nodes
-
-    @property
-    def _object__state(self) -> PytreeState:
-        warnings.warn(
-            "_object__state is deprecated, use _pytree__state.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self._pytree__state
+    _object__nodes = _renamed("_object__nodes", _NODES)
+    _object__state = _renamed("_object__state", _STATE)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: pickling.by_name(value) for name, value in vars(self).items()}

@@ -23,9 +23,8 @@ What acts on all the streams inside an object is in `splitting.py`, `reseeding.p
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -325,7 +324,7 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
             >>> keys.params.key.shape, keys.dropout.key.shape
             ((4,), ())
         """
-        return self._derive("split", k, _copied)
+        return self._derive("split", k)
 
     def broadcast(self, k: Sizes) -> Rngs:
         """Draws a key from each stream and repeats it, for use along mapped axes.
@@ -341,7 +340,7 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
             >>> nnx.Rngs(0).broadcast((2, 3)).default.key.shape
             (2, 3)
         """
-        return self._derive("broadcast", k, _copied)
+        return self._derive("broadcast", k)
 
     def fork(self, *, split: Sizes = None) -> Rngs:
         """Draws a key from each stream and makes independent streams of them.
@@ -360,21 +359,20 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         """
         if split is not None:
             _warn_of_split()
-        return self._derive("split", split, operator.methodcaller("fork"))
+        return self._derive("split", split, forks_others=True)
 
-    def _derive(
-        self, method: str, sizes: Sizes, without_size: Callable[[RngStream], RngStream]
-    ) -> Rngs:
+    def _derive(self, method: str, sizes: Sizes, *, forks_others: bool = False) -> Rngs:
         rules = [
             (filters.to_predicate(key), size)
             for key, size in sizes_by_filter(sizes).items()
         ]
-        derived = {}
-        for name, stream in _streams(self).items():
+        derived = _streams(self)
+        for name, stream in derived.items():
             size = next((size for matches, size in rules if matches((), stream)), None)
-            derived[name] = (
-                without_size(stream) if size is None else getattr(stream, method)(size)
-            )
+            if size is not None:
+                derived[name] = getattr(stream, method)(size)
+            elif forks_others:
+                derived[name] = stream.fork()
         result = Rngs(derived)
         for name, stream in derived.items():
             result[name].count.set_value(stream.count.get_value())
@@ -392,11 +390,6 @@ def _missing_stream(rngs: Rngs, name: str) -> str:
 
 def _streams(rngs: Rngs) -> dict[str, RngStream]:
     return {k: v for k, v in vars(rngs).items() if isinstance(v, RngStream)}
-
-
-def _copied(stream: RngStream) -> RngStream:
-    """The stream itself: `Rngs._derive` makes a new one of its key and count."""
-    return stream
 
 
 def sizes_by_filter(sizes: Sizes) -> Mapping[Filter, Size | None]:

@@ -97,9 +97,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
         """Yields one entry per pair."""
-        yield writing.Object(type(self), start="([", end="])", kv_sep="")
-        for item in self:
-            yield writing.Attr("", item)
+        return representations.sequence_items(type(self), self)
 
     @staticmethod
     def merge(flat_state: FlatState[L], /, *flat_states: FlatState[L]) -> FlatState[L]:
@@ -147,7 +145,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         """
         *groups, rest = self.grouped((first, *filters))
         if rest:
-            raise ValueError(_remainder_message(rest))
+            raise remainder_error([*rest])
         return tuple(groups) if filters else groups[0]
 
     def filter(self, first: Filter, /, *filters: Filter) -> Any:
@@ -189,19 +187,8 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
             >>> [len(group) for group in flat.grouped([nnx.PathContains("a")])]
             [1, 1]
         """
-        predicates = filterlib.filters_to_predicates(filters)
-        groups: list[tuple[list, list]] = [([], []) for _ in range(len(filters) + 1)]
-        numbered = tuple(zip(predicates, groups, strict=False))
-        for path, leaf in zip(self._paths, self._leaves, strict=True):
-            for predicate, (group_paths, group_leaves) in numbered:
-                if predicate(path, leaf):
-                    group_paths.append(path)
-                    group_leaves.append(leaf)
-                    break
-            else:
-                groups[-1][0].append(path)
-                groups[-1][1].append(leaf)
-        return [FlatState.from_sorted_keys_values(*group) for group in groups]
+        groups = filterlib.group(self, filters)
+        return [FlatState(group, sort=False) for group in groups]
 
     def to_nested_state(self) -> Any:
         """Gives the State with these leaves.
@@ -221,14 +208,17 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         return _nested_form[0](nested.nest(self))
 
 
-def _remainder_message(rest: FlatState) -> str:
+def remainder_error(rest: Sequence[tuple[Path, Any]]) -> ValueError:
+    """The error for leaves that no filter matches, where each must match one."""
     shown = [f"{path}: {type(leaf).__name__}" for path, leaf in rest[:20]]
     if len(rest) > 20:
         shown.append(f"and {len(rest) - 20} more")
-    return errors.message(
-        f"Non-exhaustive filters, got a non-empty remainder of {len(rest)} leaves:",
-        where="\n".join(shown),
-        way_out="Use `...` as the last filter to match all remaining elements.",
+    return ValueError(
+        errors.message(
+            f"Non-exhaustive filters, got a non-empty remainder of {len(rest)} leaves:",
+            where="\n".join(shown),
+            way_out="Use `...` as the last filter to match all that remains.",
+        )
     )
 
 

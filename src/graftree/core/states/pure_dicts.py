@@ -98,7 +98,7 @@ def _match(
         if isinstance(new, Mapping) and not any(True for _ in nested.leaves(new)):
             continue
         here = (*path, key)
-        key = _matching_key(state, key)
+        key = own_key(key, state)
         if key not in state:
             raise _unknown(here)
         old = state[key]
@@ -116,8 +116,10 @@ def _holds_mapping(leaf: Any) -> bool:
     return isinstance(leaf, Variable) and isinstance(leaf.get_raw_value(), Mapping)
 
 
-def _matching_key(state: Mapping, key: Key) -> Key:
-    return key if key in state else _restored_key(key)
+def own_key(key: Key, state: Mapping) -> Key:
+    """The key of a mapping that is meant: an integer may be given as a string."""
+    restored = _restored_key(key)
+    return key if key in state or restored not in state else restored
 
 
 def _unknown(path: Path) -> ValueError:

@@ -279,10 +279,9 @@ def variables_in(root: Any) -> list[Any]:
 
 
 def _collect_variables(x: Any, found: list[Any], seen: dict[int, Any]) -> None:
-    if isinstance(x, (list, tuple, Mapping)) or _is_end(x):
-        if id(x) in seen:
-            return
-        seen[id(x)] = x
+    if id(x) in seen:
+        return
+    seen[id(x)] = x
     if writing.is_variable(x):
         found.append(x)
         return
