@@ -1,4 +1,4 @@
-"""What holds for all cells of this library: steps, first carries, errors, dtypes."""
+"""Recurrent cells: initial values, steps, first carries, options, errors, dtypes."""
 
 import pickle
 
@@ -36,6 +36,41 @@ def step(cell, carry, x):
 
 def numbers(tree):
     return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "first", "total"),
+    [
+        ("LSTMCell", "ii", 0.7567299, -1.5841567),
+        ("LSTMCell", "if_", -1.5153329, -4.4712596),
+        ("LSTMCell", "hi", -0.7837888, -1.3580108),
+        ("LSTMCell", "ho", -0.1426982, -2.3456446),
+        ("OptimizedLSTMCell", "dense_i", 0.7567299, -0.5423267),
+        ("OptimizedLSTMCell", "dense_h", -0.5433681, -2.7342030),
+        ("GRUCell", "dense_i", 0.7567299, -1.7439917),
+        ("GRUCell", "dense_h", 0.4244834, 1.3665038),
+        ("SimpleCell", "dense_i", -1.5153329, -4.4712596),
+        ("SimpleCell", "dense_h", 0.5891491, -1.4714753),
+    ],
+)
+def test_initial_values_are_the_published_ones(name, part, first, total):
+    kernel = getattr(make(name), part).kernel[...]
+    np.testing.assert_allclose(kernel.ravel()[0], first, rtol=1e-6)
+    np.testing.assert_allclose(kernel.sum(), total, rtol=1e-6)
+
+
+@every_cell
+def test_each_param_draws_one_key(name):
+    rngs = nnx.Rngs(params=0)
+    cell = getattr(nnx, name)(2, 3, rngs=rngs)
+    draws = 12 if name == "LSTMCell" else 3
+    assert rngs.params.count[...] == draws == len(jax.tree.leaves(cell))
+
+
+@pytest.mark.parametrize("name", ["SimpleCell", "GRUCell"])
+def test_the_layer_of_the_inputs_has_the_bias(name):
+    cell = make(name)
+    assert cell.dense_h.bias is None and cell.dense_i.bias is not None
 
 
 def double(name):
@@ -77,6 +112,54 @@ def test_gradients_are_finite_differences(name, float64):
     step = 1e-4
     expected = (loss_and_slope(step)[0] - loss_and_slope(-step)[0]) / (2 * step)
     np.testing.assert_allclose(loss_and_slope(0.0)[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_both_cells_with_memory_are_the_same_function_of_matching_weights():
+    rngs = nnx.Rngs(0)
+    cell = nnx.LSTMCell(2, 3, bias_init=nnx.initializers.normal(), rngs=rngs)
+    fast = nnx.OptimizedLSTMCell(2, 3, rngs=rngs)
+    inputs, hidden = ("ii", "if_", "ig", "io"), ("hi", "hf", "hg", "ho")
+    for part, names in ((fast.dense_i, inputs), (fast.dense_h, hidden)):
+        kernels = [getattr(cell, name).kernel[...] for name in names]
+        part.kernel[...] = jnp.concatenate(kernels, axis=1)
+    biases = [getattr(cell, name).bias[...] for name in hidden]
+    fast.dense_h.bias[...] = jnp.concatenate(biases)
+    x = normal(4, 2)
+    carry = cell.initialize_carry(x.shape, rngs, nnx.initializers.normal())
+    for a, b in zip(
+        jax.tree.leaves(cell(carry, x)), jax.tree.leaves(fast(carry, x)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_residual_cell_adds_its_carry():
+    cell = make("SimpleCell", residual=True)
+    x, h = normal(4, 2, seed=0), normal(4, 3)
+    expected = recurrent_cases.simple(cell, np.float64(h), np.float64(x))[1]
+    carry, y = cell(h, x)
+    assert carry is y
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_closed_update_gate_keeps_the_candidate_and_an_open_one_the_carry():
+    h, x = jnp.full((1, 3), 0.5), jnp.ones((1, 2))
+    open_cell = make("GRUCell", gate_fn=jnp.ones_like)
+    np.testing.assert_array_equal(open_cell(h, x)[1], h)
+    closed = make("GRUCell", gate_fn=jnp.zeros_like)
+    w = recurrent_cases.product(closed.dense_i, np.ones((1, 2)))
+    np.testing.assert_allclose(closed(h, x)[1], np.tanh(w[:, 6:]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TWO_STATES)
+def test_gates_and_activations_may_be_replaced(name):
+    calls = []
+
+    def recorded(label):
+        return lambda x: calls.append(label) or x
+
+    cell = make(name, gate_fn=recorded("gate"), activation_fn=recorded("activation"))
+    cell((jnp.ones((1, 3)),) * 2, jnp.ones((1, 2)))
+    assert sorted(calls) == ["activation"] * 2 + ["gate"] * 3
 
 
 @every_cell
@@ -161,6 +244,20 @@ def test_params_may_have_half_precision(name, dtype):
     assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, jnp.float32),
+        ({"dtype": None}, jnp.bfloat16),
+        ({"dtype": jnp.float16}, jnp.float16),
+    ],
+)
+def test_simple_cells_compute_in_float32_unless_told_otherwise(options, expected):
+    cell = make("SimpleCell", param_dtype=jnp.bfloat16, **options)
+    half = jnp.ones((1, 2), jnp.bfloat16)
+    assert cell(jnp.ones((1, 3), jnp.bfloat16), half)[1].dtype == expected
+
+
 def test_orthogonal_is_that_of_jax(float64):
     del float64
     key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
@@ -239,6 +336,14 @@ def test_a_carry_of_another_shape_names_the_cell(name, shape):
     with pytest.raises(TypeError, match=f"{name} expects a carry") as error:
         make(name)(carry, jnp.ones((4, 2)))
     assert str(shape) in str(error.value) and "(4, 3)" in str(error.value)
+
+
+@pytest.mark.parametrize("name", TWO_STATES)
+def test_an_array_with_an_axis_for_the_states_is_a_carry(name):
+    cell, carry, x = make(name), jnp.ones((2, 4, 3)), jnp.ones((4, 2))
+    np.testing.assert_array_equal(cell(carry, x)[1], cell(tuple(carry), x)[1])
+    with pytest.raises(ValueError, match="a tuple of 2 arrays"):
+        cell(jnp.ones((2, 3)), jnp.ones((2, 2)))
 
 
 @every_cell
