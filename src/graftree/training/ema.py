@@ -78,8 +78,8 @@ class EMA(pytrees.Pytree):
         """Moves the averages towards new values, in place.
 
         Args:
-            updates: A Module, State or dict of which ``only`` selects the same paths as
-                of the model; its leaves are Variables or arrays.
+            updates: A Module, State or dict in which ``only`` selects the same paths as
+                in the model; its leaves are Variables or arrays.
 
         Raises:
             ValueError: If the paths differ.

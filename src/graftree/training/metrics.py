@@ -16,10 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree.annotations import Filter
+from graftree.annotations import ArrayLike, Filter
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.variables.variables import Variable
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Float32, Int, Num, Shaped
 
 
 class MetricState(Variable[jax.Array]):
@@ -134,7 +137,9 @@ class Average(Metric):
         """Sets the sum and the count to zero, in place."""
         _reset(self.total, self.count)
 
-    def update(self, mask: Any = None, **kwargs: Any) -> None:
+    def update(
+        self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
+    ) -> None:
         """Adds a batch, in place; half-precision values are summed in float32.
 
         Args:
@@ -159,7 +164,7 @@ class Average(Metric):
         _add(self.total, jnp.sum(values if mask is None else values * mask))
         _add(self.count, values.size if mask is None else jnp.sum(mask))
 
-    def compute(self) -> jax.Array:
+    def compute(self) -> Float32[Array, "*counters"]:
         """Returns the mean of all values so far; nan if there are none.
 
         Returns:
@@ -245,7 +250,14 @@ class Accuracy(Average):
         self.threshold = threshold
         super().__init__(*args, **kwargs)
 
-    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:
+    def update(
+        self,
+        *,
+        logits: Num[Array | np.ndarray, "*logits_shape"],
+        labels: Int[Array | np.ndarray, "*batch"],
+        mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
+        **_: Any,
+    ) -> None:
         """Adds a batch of predictions, in place.
 
         Args:
@@ -264,13 +276,12 @@ class Accuracy(Average):
             >>> accuracy.compute()
             Array(0.6666667, dtype=float32)
         """
-        binary = self.threshold is not None
-        _check_predictions(logits, labels, binary)
-        logits, labels = jnp.asarray(logits), jnp.asarray(labels).astype(jnp.int32)
-        if binary:
-            right = (logits >= self.threshold) == (labels > 0)
+        _check_predictions(logits, labels, binary=self.threshold is not None)
+        classes = jnp.asarray(labels).astype(jnp.int32)
+        if self.threshold is None:
+            right = jnp.argmax(jnp.asarray(logits), axis=-1) == classes
         else:
-            right = jnp.argmax(logits, axis=-1) == labels
+            right = (jnp.asarray(logits) >= self.threshold) == (classes > 0)
         super().update(mask=mask, **{self.argname: right})
 
 
@@ -308,9 +319,9 @@ class Statistics:
         Statistics(mean=2.0, standard_error_of_mean=0.1, standard_deviation=0.2)
     """
 
-    mean: jax.Array
-    standard_error_of_mean: jax.Array
-    standard_deviation: jax.Array
+    mean: Float[Array, "*counters"]
+    standard_error_of_mean: Float[Array, "*counters"]
+    standard_deviation: Float[Array, "*counters"]
 
     def replace(self, **updates: Any) -> Statistics:
         """Returns a copy with new values of some fields.
@@ -360,7 +371,9 @@ class Welford(Metric):
         """Sets the count and the moments to zero, in place."""
         _reset(self.count, self.mean, self.m2)
 
-    def update(self, mask: Any = None, **kwargs: Any) -> None:
+    def update(
+        self, mask: Shaped[ArrayLike, "*mask_shape"] | None = None, **kwargs: Any
+    ) -> None:
         """Adds a batch, in place.
 
         Args:

@@ -228,8 +228,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
         Args:
             model: The model, with the structure that the optimizer was made for.
-            grads: A State, or any other node of which ``wrt`` selects the same paths as
-                of ``model``; what ``wrt`` does not select is ignored.
+            grads: A State, or any other node in which ``wrt`` selects the same paths as
+                in ``model``; what ``wrt`` does not select is ignored.
             **kwargs: Passed on to ``tx.update``, with Variables replaced by their
                 values; e.g. ``value=``, ``grad=`` and ``value_fn=`` for L-BFGS.
 
@@ -238,7 +238,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
 
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
-            ValueError: If ``wrt`` selects other paths of ``grads`` than of ``model``,
+            ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
                 or if their shapes or those of the optimizer's state do not match.
             TraceContextError: If another trace owns the model or the optimizer.
 
@@ -452,6 +452,6 @@ class ModelAndOptimizer(Optimizer[M]):
             What Optax added to the params: a State of arrays.
 
         Raises:
-            ValueError: If ``wrt`` selects other paths of ``grads`` than of the model.
+            ValueError: If ``wrt`` selects other paths in ``grads`` than in the model.
         """
         return super().update(self.model, grads, **kwargs)

@@ -27,6 +27,7 @@ from graftree.training import optimizers
 
 if TYPE_CHECKING:
     import optax
+    from jaxtyping import Array, Int
 
 M = TypeVar("M")
 
@@ -87,7 +88,7 @@ class TrainState(_FrozenPytree, Generic[M]):
     graphdef: GraphDef[M]
     params: State
     opt_state: Any
-    step: jax.Array
+    step: Int[Array, ""]
     tx: optax.GradientTransformation = dataclasses.field(
         metadata={"pytree_node": False}
     )
