@@ -150,19 +150,20 @@ def test_result_has_the_promoted_dtype_unless_the_layer_says():
     assert cast.dtype == jnp.float16
 
 
-def test_promote_passes_statistics_between_inputs_and_params():
+def test_promote_passes_inputs_and_variables_in_their_order():
     norm = nnx.LayerNorm(3, promote_dtype=lambda args, **_: args, rngs=nnx.Rngs(0))
     x, mean, variance = random(2, 3), jnp.zeros(3), jnp.ones(3)
-    args = moments.promote(norm, x, (1,), mean, variance)
+    variables = nnx.BatchStat(mean), nnx.BatchStat(variance)
+    args = moments.promote(norm, x, (1,), *variables, None)
     assert args[0] is x and args[1] is mean and args[2] is variance
-    assert len(args) == 5
+    assert args[3:] == (None,)
 
 
 def test_flat_parameters_must_have_one_entry_per_feature():
     norm = nnx.LayerNorm(6, rngs=nnx.Rngs(0))
-    moments.check_features(norm, random(2, 3, 4), (0, 1), jnp.ones(6), None)
+    moments.promote(norm, random(2, 3, 4), (0, 1), norm.scale, None)
     message = (
         r"(?s)LayerNorm needs inputs with 6 features along the axes \(1,\), got 3.*"
     )
     with pytest.raises(TypeError, match=message + r"float32\[2, 3\].*float32\[6\]"):
-        moments.check_features(norm, random(2, 3), (1,), None, jnp.ones(6))
+        moments.promote(norm, random(2, 3), (1,), None, norm.scale)

@@ -168,7 +168,7 @@ def _is_hashable(value: Any) -> bool:
     return type(value).__hash__ is not None and not isinstance(value, jax.Array)
 
 
-class HashableMapping(Mapping[str, Any]):
+class HashableMapping(Mapping[Any, Any]):
     """An immutable mapping that compares by content and can be hashed.
 
     Hashing needs hashable values. Values that are arrays compare element-wise, others
@@ -182,7 +182,7 @@ class HashableMapping(Mapping[str, Any]):
 
     __slots__ = ("__weakref__", "_entries", "_hash", "get")
 
-    def __init__(self, entries: Mapping[str, Any], /) -> None:
+    def __init__(self, entries: Mapping[Any, Any], /) -> None:
         self._entries = dict(entries)
         self._hash: int | None = None
         # That of the dict, in C: each read and write of a Variable asks.

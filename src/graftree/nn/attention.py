@@ -108,17 +108,17 @@ def dot_product_attention(
         Vaswani et al., 2017, "Attention Is All You Need", eq. 1. Ainslie et al., 2023,
         "GQA", section 2.2.
     """
-    query, key, value = promote_dtype((query, key, value), dtype=dtype)
-    _check_shapes(query, key, value)
-    is_dropping = _is_dropping(dropout_rate, dropout_rng, deterministic)
-    can_fuse = _can_fuse(query, key, value, precision, implementation)
-    if can_fuse and module is None and not is_dropping:
-        shape = _weights_shape(query, key)
+    q, k, v = promote_dtype((query, key, value), dtype=dtype)
+    _check_shapes(q, k, v)
+    dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
+    can_fuse = _can_fuse(q, k, v, precision, implementation)
+    if can_fuse and module is None and dropout_key is None:
+        shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
-        return _attend(query, key, value, bias, mask, is_causal, implementation)
+        return _attend(q, k, v, bias, mask, is_causal, implementation)
     weights = dot_product_attention_weights(
-        query,
-        key,
+        q,
+        k,
         bias,
         mask,
         broadcast_dropout,
@@ -131,7 +131,7 @@ def dot_product_attention(
         promote_dtype,
         is_causal,
     )
-    return _average(weights, value, precision)
+    return _average(weights, v, precision)
 
 
 def dot_product_attention_weights(
@@ -151,9 +151,10 @@ def dot_product_attention_weights(
 ) -> Inexact[Array, "*batch heads queries keys"]:
     """Computes how much each query looks at each key.
 
-    ``softmax(query @ key^T / sqrt(depth) + bias)`` per head, over the keys. What is
-    masked counts as the lowest finite number: weight zero, or equal weights where all
-    keys are masked. Active dropout sets weights to zero and scales up the rest.
+    ``softmax(query @ key^T / sqrt(depth) + bias)`` per head, over the keys. Masked
+    entries count as the lowest finite number: their weights are zero, or all weights
+    equal where every key is masked. Active dropout zeroes weights and scales up the
+    rest.
 
     Args:
         query: ``[*batch, queries, heads, depth]``.
@@ -184,19 +185,19 @@ def dot_product_attention_weights(
                 [0.5 , 0.5 , 0.  ],
                 [0.33, 0.33, 0.33]]], dtype=float32)
     """
-    query, key = promote_dtype((query, key), dtype=dtype)
-    _check_shapes(query, key)
-    is_dropping = _is_dropping(dropout_rate, dropout_rng, deterministic)
-    shape = _weights_shape(query, key)
+    q, k = promote_dtype((query, key), dtype=dtype)
+    _check_shapes(q, k)
+    dropout_key = _dropout_key(dropout_rate, dropout_rng, deterministic)
+    shape = _weights_shape(q, k)
     bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
-    weights = _weigh(query, key, bias, mask, is_causal, precision)
+    weights = _weigh(q, k, bias, mask, is_causal, precision)
     if module is not None:
         module.sow(Intermediate, "attention_weights", weights)
-    if not is_dropping:
+    if dropout_key is None:
         return weights
     if broadcast_dropout:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
-    return _drop(weights, dropout_rng, float(dropout_rate), shape)
+    return _drop(weights, dropout_key, float(dropout_rate), shape)
 
 
 def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
@@ -234,17 +235,19 @@ def _misfit(what: str, shapes: str = "", way_out: str = "") -> ValueError:
     return ValueError(errors.message(what, where=where, way_out=way_out))
 
 
-def _is_dropping(rate: float, key: Any, deterministic: bool) -> bool:
-    """Whether dropout is active; refuses a bad rate, and an active one without key."""
+def _dropout_key(
+    rate: float, key: jax.Array | None, deterministic: bool
+) -> jax.Array | None:
+    """The key, if dropout is active; refuses a bad rate, and a missing key."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate must be in the range [0, 1), got {rate}.")
     if deterministic or rate == 0.0:
-        return False
+        return None
     if key is None:
         raise ValueError(
             "dropout_rng is required when dropout_rate > 0 and deterministic=False."
         )
-    return True
+    return key
 
 
 def _can_fuse(
@@ -377,8 +380,8 @@ def make_attention_mask(
         query_input: One entry per query, ``[*batch, queries]``: whether the token is a
             real one, for example, or the number of the document it belongs to.
         key_input: One entry per key, ``[*batch, keys]``.
-        pairwise_fn: Tells which pairs of two arrays that broadcast against each other
-            may meet; by default those of two entries that are not zero.
+        pairwise_fn: Says which pairs may meet; called with two arrays that broadcast
+            against each other. By default, those of two nonzero entries.
         extra_batch_dims: How many axes of size one to put in front.
         dtype: The dtype of the mask.
 

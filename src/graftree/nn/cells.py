@@ -38,12 +38,12 @@ def modified_orthogonal(
 ) -> jax.Array:
     """Draws an orthogonal matrix in the default float dtype, then converts it.
 
-    That is float32, unless 64-bit types are switched on.
+    The default is float32, unless 64-bit types are enabled.
 
     Args:
         key: A random key.
-        shape: The shape; the axes before the last make the rows.
-        dtype: The dtype of the result, which may be one of half precision.
+        shape: The shape; all axes before the last together count as rows.
+        dtype: The dtype of the result; half precision is fine.
 
     Returns:
         An array with orthonormal columns, or rows if there are fewer of these.
@@ -65,10 +65,10 @@ def orthogonal(key: jax.Array, shape: Shape, dtype: Dtype = jnp.float32) -> jax.
 
 
 class RNNCellBase(Module):
-    """The members of a recurrent cell; the base class of those of this library.
+    """What a recurrent cell must have; the base class of the cells of this library.
 
     Raises:
-        NotImplementedError: By each member that a subclass does not define.
+        NotImplementedError: If a member is used that the subclass does not define.
 
     Example:
         >>> class Sum(nnx.RNNCellBase):
@@ -113,21 +113,25 @@ class RNNCellBase(Module):
 
     @property
     def num_feature_axes(self) -> int:
-        """How many axes of the inputs, the last ones, are not batch axes."""
+        """How many of the last axes of the inputs are not batch axes."""
         raise NotImplementedError
 
 
 class VectorCell(RNNCellBase):
     """What the cells of this library share: features and states are vectors.
 
-    A subclass sets ``in_features``, ``hidden_features``, ``dtype``, ``param_dtype``,
-    ``promote_dtype``, ``rngs`` and ``carry_init``.
-
     Attributes:
         num_states: How many arrays are carried; several are a tuple.
     """
 
     num_states: ClassVar[int] = 1
+    in_features: int
+    hidden_features: int
+    dtype: Dtype | None
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    rngs: RngStream | None
+    carry_init: Initializer | None
 
     def initialize_carry(
         self,
@@ -158,7 +162,7 @@ class VectorCell(RNNCellBase):
         initializer = carry_init or self.carry_init or initializers.zeros
         shape = (*input_shape[:-1], self.hidden_features)
         states = [
-            initializer(_draw_key(stream, initializer), shape, self.param_dtype)
+            _first_state(stream, initializer, shape, self.param_dtype)
             for _ in range(self.num_states)
         ]
         return states[0] if self.num_states == 1 else tuple(states)
@@ -181,15 +185,18 @@ def _carry_stream(cell: VectorCell, rngs: Any) -> RngStream:
     return stream
 
 
-def _draw_key(stream: RngStream, initializer: Initializer) -> jax.Array | None:
-    """The next key; ``None`` if it can't be drawn now, and is not needed."""
+def _first_state(
+    stream: RngStream, initializer: Initializer, shape: Shape, dtype: Dtype
+) -> jax.Array:
+    """One array of the first carry, made with a key of its own."""
     try:
-        return stream()
+        key = stream()
     except errors.GraftreeError:
         # A trace that closes over a network may not draw, but zeros need no key.
-        if initializer is initializers.zeros:
-            return None
-        raise
+        if initializer is not initializers.zeros:
+            raise
+        key = None
+    return initializer(key, shape, dtype)
 
 
 def _own_stream(
@@ -278,7 +285,7 @@ def _fits(shape: Shape, expected: Shape) -> bool:
 
 
 class SimpleCell(VectorCell):
-    """A cell that mixes inputs and carry by one layer: the classic recurrent network.
+    """The classic recurrent cell: one activation, of inputs and carry together.
 
     Computes ``h' = activation_fn(dense_i(x) + dense_h(h))``, with ``h`` added to the
     sum if ``residual``. Carry and output are both ``h'``.
@@ -299,8 +306,8 @@ class SimpleCell(VectorCell):
         promote_dtype: See `Linear`.
         keep_rngs: Whether to keep a stream of random keys for the first carry.
             Deprecated: pass ``rngs`` to `initialize_carry`.
-        rngs: Gives one key for each Param; with ``keep_rngs`` before that one from the
-            stream ``carry``.
+        rngs: Gives one key for each Param; with ``keep_rngs``, the stream ``carry`` is
+            forked first.
         kernel_metadata: Metadata of the kernel of ``dense_i``.
         recurrent_kernel_metadata: Metadata of the kernel of ``dense_h``.
         bias_metadata: Metadata of the bias.
@@ -457,7 +464,7 @@ class GatedCell(VectorCell):
 class GRUCell(GatedCell):
     """A gated recurrent unit: gates decide how much of the carry is kept.
 
-    With ``x`` the inputs and ``h`` the carry it computes
+    With inputs ``x`` and carry ``h`` it computes
 
     - ``r = gate_fn(W_r x + b_r + U_r h)``, how much of the carry the candidate sees,
     - ``z = gate_fn(W_z x + b_z + U_z h)``, how much of the carry is kept,
@@ -507,7 +514,7 @@ class GRUCell(GatedCell):
 class LSTMCell(VectorCell):
     """A cell with long short-term memory; each gate has two layers of its own.
 
-    With ``x`` the inputs, ``c`` the memory and ``h`` the state it computes
+    With inputs ``x``, memory ``c`` and state ``h`` it computes
 
     - ``i = gate_fn(ii(x) + hi(h))``, how much is written to the memory,
     - ``f = gate_fn(if_(x) + hf(h))``, how much of the memory is kept,
@@ -534,8 +541,8 @@ class LSTMCell(VectorCell):
         promote_dtype: See `Linear`.
         keep_rngs: Whether to keep a stream of random keys for the first carry.
             Deprecated: pass ``rngs`` to `initialize_carry`.
-        rngs: Gives one key for each Param; with ``keep_rngs`` before that one from the
-            stream ``carry``.
+        rngs: Gives one key for each Param; with ``keep_rngs``, the stream ``carry`` is
+            forked first.
         kernel_metadata: Metadata of the kernels for the inputs.
         recurrent_kernel_metadata: Metadata of the kernels for the state.
         bias_metadata: Metadata of the biases.
@@ -641,8 +648,8 @@ class LSTMCell(VectorCell):
 class OptimizedLSTMCell(GatedCell):
     """A cell with long short-term memory; all gates are computed at once.
 
-    It computes what `LSTMCell` does: with ``x`` the inputs, ``c`` the memory and ``h``
-    the state, ``i, f, g, o`` are the four parts of ``dense_i(x) + dense_h(h)``, and
+    It computes what `LSTMCell` does: with inputs ``x``, memory ``c`` and state ``h``,
+    the four parts of ``dense_i(x) + dense_h(h)`` are ``i, f, g, o``, and
 
     - ``c' = gate_fn(f) * c + gate_fn(i) * activation_fn(g)``,
     - ``h' = gate_fn(o) * activation_fn(c')``.

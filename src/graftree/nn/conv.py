@@ -169,8 +169,8 @@ class Conv(Module):
 
         Raises:
             ValueError: If ``inputs`` has too few axes or the wrong number of channels;
-                if the form of ``padding`` is unknown, or is ``"CAUSAL"`` with
-                several spatial axes; if strides or dilations are not one per spatial
+                if ``padding`` has an unknown form, or is ``"CAUSAL"`` with several
+                spatial axes; if strides or dilations are not one per spatial
                 axis; if the mask's shape differs from the kernel's; or if ``dtype`` is
                 neither floating nor complex.
             TypeError: If ``inputs`` is not numeric.
@@ -178,27 +178,27 @@ class Conv(Module):
         """
         _check_groups(self)
         given = arguments.as_array(self, inputs)
-        batch_shape, inputs = _flatten_batch(self, given)
+        batch_shape, x = _flatten_batch(self, given)
         kernel = _masked_kernel(self)
         rank = len(self.kernel_size)
         kernel_dilation = _per_axis(self, "kernel_dilation")
         strides = _per_axis(self, "strides")
-        inputs, padding, input_dilation = _apply_padding(
-            inputs,
+        x, padding, input_dilation = _apply_padding(
+            x,
             arguments.canonicalize_padding(self.padding, rank),
             strides,
             self.kernel_size,
             kernel_dilation,
             _per_axis(self, "input_dilation"),
         )
-        inputs, kernel, bias = self.promote_dtype(
-            (inputs, kernel, computation.read(self.bias)), dtype=self.dtype
+        x, kernel, bias = self.promote_dtype(
+            (x, kernel, computation.read(self.bias)), dtype=self.dtype
         )
         channels = kernel.shape[-2] * self.feature_group_count
         outputs = computation.contract(
             self.conv_general_dilated,
-            lambda: _check_channels(self, given, inputs, kernel, channels),
-            inputs,
+            lambda: _check_channels(self, given, x, kernel, channels),
+            x,
             kernel,
             strides,
             padding,
@@ -222,7 +222,11 @@ def _check_groups(layer: Conv) -> None:
 
 
 def _check_channels(
-    layer: Module, given: Any, inputs: jax.Array, kernel: jax.Array, channels: int
+    layer: Conv | ConvTranspose,
+    given: jax.Array,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    channels: int,
 ) -> None:
     """Raises unless the inputs have as many channels as the kernel is made for."""
     if inputs.shape[-1] != channels:
@@ -237,7 +241,7 @@ def _check_channels(
         )
 
 
-def _per_axis(layer: Module, attribute: str) -> tuple[int, ...]:
+def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
     """Reads an attribute that is one int for all spatial axes, or one each."""
     rank = len(layer.kernel_size)
     value = getattr(layer, attribute)
@@ -252,7 +256,7 @@ def _per_axis(layer: Module, attribute: str) -> tuple[int, ...]:
 
 
 def _flatten_batch(
-    layer: Module, inputs: jax.Array
+    layer: Conv | ConvTranspose, inputs: jax.Array
 ) -> tuple[tuple[int, ...], jax.Array]:
     """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
     rank = len(layer.kernel_size)
@@ -280,7 +284,7 @@ def _restore_batch(outputs: jax.Array, batch_shape: tuple[int, ...]) -> jax.Arra
     return outputs.reshape(batch_shape + outputs.shape[1:])
 
 
-def _masked_kernel(layer: Any) -> jax.Array:
+def _masked_kernel(layer: Conv | ConvTranspose) -> jax.Array:
     """Multiplies the kernel of a layer with its mask, if it has one."""
     kernel = layer.kernel[...]
     if layer.mask is None:
@@ -358,8 +362,8 @@ def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
 class ConvTranspose(Module):
     """A transposed convolution with a learned kernel.
 
-    Adds up, for each position of the inputs, a copy of ``kernel`` weighted with the
-    input there, copies of neighbours being ``strides`` apart; then adds ``bias``.
+    Adds up one copy of ``kernel`` per position of the inputs, weighted by the input
+    there, the copies of neighbours ``strides`` apart; then adds ``bias``.
 
     Args:
         in_features: Number of channels of the inputs.
@@ -475,25 +479,24 @@ class ConvTranspose(Module):
 
         Raises:
             ValueError: If ``inputs`` has too few axes or the wrong number of channels;
-                if the form of ``padding`` is unknown; if strides or dilations are
-                not one per spatial axis; if the mask's shape differs from the kernel's;
+                if ``padding`` has an unknown form; if strides or dilations are not
+                one per spatial axis; if the mask's shape differs from the kernel's;
                 or if ``dtype`` is neither floating nor complex.
             TypeError: If ``inputs`` is not numeric.
         """
         given = arguments.as_array(self, inputs)
-        batch_shape, inputs = _flatten_batch(self, given)
-        inputs, kernel, bias = self.promote_dtype(
-            (inputs, _masked_kernel(self), computation.read(self.bias)),
-            dtype=self.dtype,
+        batch_shape, x = _flatten_batch(self, given)
+        x, kernel, bias = self.promote_dtype(
+            (x, _masked_kernel(self), computation.read(self.bias)), dtype=self.dtype
         )
         channels = kernel.shape[-1 if self.transpose_kernel else -2]
-        _check_channels(self, given, inputs, kernel, channels)
+        _check_channels(self, given, x, kernel, channels)
         rank = len(self.kernel_size)
         strides = _per_axis(self, "strides")
         padding = arguments.canonicalize_padding(self.padding, rank)
         is_circular = padding == "CIRCULAR"
         outputs = jax.lax.conv_transpose(
-            inputs,
+            x,
             kernel,
             strides,
             "VALID" if is_circular else padding,
@@ -505,7 +508,7 @@ class ConvTranspose(Module):
         )
         if is_circular:
             for axis, stride in enumerate(strides, start=1):
-                period = inputs.shape[axis] * stride
+                period = x.shape[axis] * stride
                 outputs = _wrap(outputs, axis, period, self.transpose_kernel)
         outputs = computation.add_bias(outputs, bias)
         return _restore_batch(outputs, batch_shape)

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 class Dropout(Module):
     """Sets a random part of its inputs to zero and scales up the rest.
 
-    While training, each entry is zero with probability ``rate`` and else divided by
-    ``1 - rate``, so that its mean stays the same. If ``deterministic``, inputs pass
-    through untouched.
+    Each entry becomes zero with probability ``rate`` and is otherwise divided by
+    ``1 - rate``, which keeps its mean. If ``deterministic``, inputs pass through
+    untouched.
 
     Args:
         rate: The probability of a zero, in ``[0, 1]``.
         broadcast_dims: Axes along which one random choice is shared.
-        deterministic: Whether nothing is dropped; ``None``: each call must say.
+        deterministic: Whether to drop nothing; ``None``: each call must say.
         rng_collection: The stream to draw from.
-        rngs: Where the layer gets its own stream from, by forking: an Rngs with the
-            stream ``rng_collection``, or an RngStream. ``None``: each call gives one.
+        rngs: Forked to make the layer's own stream: an Rngs, of which it is the stream
+            ``rng_collection``, or an RngStream. ``None``: each call must give one.
 
     Attributes:
         rngs: The layer's own RngStream, or ``None``.
@@ -70,17 +70,13 @@ class Dropout(Module):
         self.broadcast_dims = broadcast_dims
         self.deterministic = deterministic
         self.rng_collection = rng_collection
-        self.rngs: RngStream | None
         if isinstance(rngs, Rngs):
-            self.rngs = rngs[rng_collection].fork()
-        elif isinstance(rngs, RngStream):
-            self.rngs = rngs.fork()
-        elif rngs is None:
-            self.rngs = attributes.data(None)
-        else:
+            rngs = rngs[rng_collection]
+        if not isinstance(rngs, RngStream | None):
             raise TypeError(
                 f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}."
             )
+        self.rngs = attributes.data(None) if rngs is None else rngs.fork()
 
     def __call__(
         self,

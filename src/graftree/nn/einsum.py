@@ -18,6 +18,7 @@ from graftree.annotations import (
     Shape,
 )
 from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
 from graftree.nn.support import arguments, computation, parameters
@@ -88,14 +89,11 @@ class Einsum(Module):
         self.kernel = parameters.new_param(
             rngs, kernel_init, kernel_shape, param_dtype, kernel_metadata
         )
-        self.bias = parameters.optional_param(
-            bias_shape is not None,
-            rngs,
-            bias_init,
-            bias_shape,
-            param_dtype,
-            bias_metadata,
-        )
+        self.bias = attributes.data(None)
+        if bias_shape is not None:
+            self.bias = parameters.new_param(
+                rngs, bias_init, bias_shape, param_dtype, bias_metadata
+            )
         self.einsum_str = einsum_str
         self.kernel_shape = kernel_shape
         self.bias_shape = bias_shape
@@ -139,11 +137,11 @@ class Einsum(Module):
             )
         einsum_str = _checked(einsum_str)
         given = arguments.as_array(self, inputs)
-        inputs, kernel, bias = computation.promoted(self, given)
+        x, kernel, bias = computation.promoted(self, given)
         options = linear.contraction_options(self, out_sharding)
         try:
             outputs = computation.current(self.einsum_op)(
-                einsum_str, inputs, kernel, **options
+                einsum_str, x, kernel, **options
             )
         except ValueError as error:
             if self.einsum_op is not jnp.einsum:
@@ -154,7 +152,7 @@ class Einsum(Module):
             ) from error
         if bias is None:
             return outputs
-        shape = _bias_shape(einsum_str, inputs.ndim, kernel.shape)
+        shape = _bias_shape(einsum_str, x.ndim, kernel.shape)
         if math.prod(shape) != bias.size:
             raise TypeError(
                 arguments.misfit(

@@ -97,24 +97,24 @@ class Embed(Module):
             ValueError: If ``inputs`` holds numbers other than integers.
             TypeError: If ``inputs`` is not numeric.
         """
-        inputs = arguments.as_array(self, inputs)
-        if not jnp.issubdtype(inputs.dtype, jnp.integer):
+        numbers = arguments.as_array(self, inputs)
+        if not jnp.issubdtype(numbers.dtype, jnp.integer):
             raise ValueError(
                 "Input type must be an integer or unsigned integer, but the inputs of "
-                f"{arguments.name(self)} are {arguments.describe(inputs)}."
+                f"{arguments.name(self)} are {arguments.describe(numbers)}."
             )
         (embedding,) = self.promote_dtype(
-            (computation.read(self.embedding),), dtype=self.dtype, inexact=False
+            (self.embedding[...],), dtype=self.dtype, inexact=False
         )
         if self.num_embeddings == 1:
             return jnp.broadcast_to(
-                embedding.reshape((1,) * inputs.ndim + (self.features,)),
-                (*inputs.shape, self.features),
+                embedding.reshape((1,) * numbers.ndim + (self.features,)),
+                (*numbers.shape, self.features),
                 **arguments.if_set(out_sharding=out_sharding),
             )
         if out_sharding is None:
-            return jnp.take(embedding, inputs, axis=0)
-        return embedding.at[inputs].get(mode="fill", out_sharding=out_sharding)
+            return jnp.take(embedding, numbers, axis=0)
+        return embedding.at[numbers].get(mode="fill", out_sharding=out_sharding)
 
     def attend(
         self, query: Num[ArrayLike, "*batch features"], out_sharding: Any = None
@@ -138,11 +138,11 @@ class Embed(Module):
             Models".
         """
         given = arguments.as_array(self, query)
-        query, embedding = self.promote_dtype(
-            (given, computation.read(self.embedding)), dtype=self.dtype
+        x, embedding = self.promote_dtype(
+            (given, self.embedding[...]), dtype=self.dtype
         )
-        axes = (((query.ndim - 1,), (1,)), ((), ()))
+        axes = (((x.ndim - 1,), (1,)), ((), ()))
         options = arguments.if_set(out_sharding=out_sharding)
         return linear.contract(
-            self, given, jax.lax.dot_general, query, embedding, axes, **options
+            self, given, jax.lax.dot_general, x, embedding, axes, **options
         )

@@ -1,9 +1,7 @@
 """Layers that contract their inputs with a kernel.
 
 ``Linear`` contracts the last axis, ``LinearGeneral`` any axes. The contraction itself
-is an argument, so that it can be replaced, by a quantized one for example. It is called
-with the keyword ``precision`` always, and with ``preferred_element_type`` and
-``out_sharding`` only if these are set.
+is an argument, so it can be replaced, for example by a quantized one.
 """
 
 from __future__ import annotations
@@ -132,12 +130,10 @@ class Linear(Module):
             ValueError: If ``dtype`` is neither floating nor complex.
         """
         given = arguments.as_array(self, inputs)
-        inputs, kernel, bias = computation.promoted(self, given)
-        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
+        x, kernel, bias = computation.promoted(self, given)
+        axes = (((x.ndim - 1,), (0,)), ((), ()))
         options = contraction_options(self, out_sharding)
-        outputs = contract(
-            self, given, self.dot_general, inputs, kernel, axes, **options
-        )
+        outputs = contract(self, given, self.dot_general, x, kernel, axes, **options)
         return computation.add_bias(outputs, bias)
 
 
@@ -175,7 +171,7 @@ def contract(
 def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
     """The keywords of a contraction: ``precision`` always, the others only if set.
 
-    So functions without these keywords can be used.
+    A contraction of the user's own need not have these.
     """
     return {"precision": layer.precision} | arguments.if_set(
         preferred_element_type=layer.preferred_element_type, out_sharding=out_sharding
@@ -188,12 +184,12 @@ class LinearGeneral(Module):
     Contracts the inputs with the kernel over ``axis``. Along the ``batch_axis``, if
     any, kernel and bias differ from entry to entry.
 
-    The kernel is initialized as a matrix, then given its shape: a LinearGeneral has the
-    values, and the variance, of the `Linear` between flattened features.
+    The kernel is initialized as a matrix and then reshaped, so it has the values, and
+    their variance, of a `Linear` between flattened features.
 
     Args:
-        in_features: Sizes of the contracted axes of the inputs, in the order in which
-            these axes stand there. An int means one axis, here and below.
+        in_features: Sizes of the contracted axes of the inputs, in the order that these
+            axes have there. An int means one axis, here and below.
         out_features: Sizes of the new axes, which come last in the outputs.
         axis: The axes to contract, always taken from left to right, whatever order
             they are given in.
@@ -308,19 +304,17 @@ class LinearGeneral(Module):
             ValueError: If ``dtype`` is neither floating nor complex.
         """
         given = arguments.as_array(self, inputs)
-        inputs, kernel, bias = computation.promoted(self, given)
-        axis = tuple(sorted([a + inputs.ndim if a < 0 else a for a in self.axis]))
+        x, kernel, bias = computation.promoted(self, given)
+        axis = tuple(sorted([a + x.ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
         axes = ((axis, kernel_axis), (batch, batch))
         options = contraction_options(self, out_sharding)
-        outputs = contract(
-            self, given, self._contraction(), inputs, kernel, axes, **options
-        )
+        outputs = contract(self, given, self._contraction(), x, kernel, axes, **options)
         if bias is None:
             return outputs
-        kept = [n for n in range(inputs.ndim) if n not in axis]
-        sizes = [inputs.shape[n] if n in batch else 1 for n in kept]
+        kept = [n for n in range(x.ndim) if n not in axis]
+        sizes = [x.shape[n] if n in batch else 1 for n in kept]
         return computation.add(outputs, bias, (*sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:

@@ -34,7 +34,7 @@ default_b_initializer = initializers.zeros
 class LoRAParam(Param[A]):
     """A parameter of a low-rank adaptation, which a filter can tell from the others.
 
-    It is a Param, too; so put it before ``nnx.Param`` where groups are told apart.
+    It is also a Param, so list it before ``nnx.Param`` where filters make groups.
 
     Example:
         >>> model = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
@@ -149,17 +149,17 @@ class LoRA(Module):
                 f"The `base_module` of LoRA must be callable, got {type(base)}."
             )
         given = arguments.as_array(self, x)
-        x, a, b = self.promote_dtype(
+        inputs, a, b = self.promote_dtype(
             (given, self.lora_a[...], self.lora_b[...]), dtype=self.dtype
         )
-        axes = (((x.ndim - 1,), (0,)), ((), ()))
+        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
-        between = _along_batch(sharding, x.ndim)
+        between = _along_batch(sharding, inputs.ndim)
         hidden = linear.contract(
-            self, given, jax.lax.dot_general, x, a, axes, out_sharding=between
+            self, given, jax.lax.dot_general, inputs, a, axes, out_sharding=between
         )
         outputs = jax.lax.dot_general(hidden, b, axes, out_sharding=sharding)
-        return outputs if base is None else outputs + base(x, **kwargs)
+        return outputs if base is None else outputs + base(inputs, **kwargs)
 
 
 def _along_batch(sharding: Any, ndim: int) -> Any:
@@ -177,14 +177,14 @@ class LoRALinear(linear.Linear):
 
     Computes ``inputs @ kernel + bias + inputs @ lora.lora_a @ lora.lora_b``. Kernel and
     bias are those that a Linear with the same arguments has, so its state fits: train
-    a Linear, ``nnx.update`` the LoRALinear with it, and go on with `LoRAParam`.
+    a Linear, ``nnx.update`` the LoRALinear with it, and then train the `LoRAParam`s.
 
     Args:
         in_features: Size of the last axis of the inputs.
         out_features: Size of the last axis of the outputs.
         lora_rank: The rank of the adaptation.
-        lora_dtype: The dtype in which the adaptation computes; ``None``: ``dtype``, the
-            one of the Linear.
+        lora_dtype: The dtype in which the adaptation computes; ``None``: that of the
+            Linear.
         lora_param_dtype: The dtype in which its parameters are stored.
         a_initializer: Initializer of ``lora_a``.
         b_initializer: Initializer of ``lora_b``.

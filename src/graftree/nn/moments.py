@@ -8,9 +8,7 @@ The order of operations is part of the contract: models trained with other libra
 are expected to give the same bits. Statistics are computed in float32 or wider, over
 arrays that keep their rank: reduced axes have size one.
 
-``layer`` is always a Module with the attributes ``dtype``, ``axis_name``,
-``axis_index_groups`` and, where they are used, ``promote_dtype``, ``scale``, ``bias``,
-``epsilon``, ``use_fast_variance``.
+``layer`` is always the one that computes, whose settings the functions read.
 """
 
 from __future__ import annotations
@@ -23,27 +21,32 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
+from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments, computation
 
 
+class Norm(Module):
+    """The settings that all normalization layers have."""
+
+    dtype: Dtype | None
+    epsilon: float
+    axis_name: Any
+    axis_index_groups: Any
+    use_fast_variance: bool
+    promote_dtype: PromoteDtypeFn
+
+
 def promote(
-    layer: Module, x: jax.Array, feature_axes: Sequence[int], *statistics: jax.Array
-) -> tuple[Any, ...]:
-    """Brings the inputs, ``statistics``, scale and bias of a layer to one dtype."""
-    scale, bias = computation.read(layer.scale), computation.read(layer.bias)
-    check_features(layer, x, feature_axes, *statistics, scale, bias)
-    return layer.promote_dtype((x, *statistics, scale, bias), dtype=layer.dtype)
-
-
-def check_features(
-    layer: Module,
+    layer: Norm,
     x: jax.Array,
     feature_axes: Sequence[int],
-    *flat: jax.Array | None,
-) -> None:
-    """Raises unless flat parameters have one entry per feature of ``x``."""
+    *variables: Variable[jax.Array] | None,
+) -> tuple[Any, ...]:
+    """Brings inputs and Variables, one number per feature of them, to one dtype."""
     features = math.prod([x.shape[axis] for axis in feature_axes])
+    flat = [computation.read(variable) for variable in variables]
     for parameter in flat:
         if parameter is not None and parameter.size != features:
             raise TypeError(
@@ -55,10 +58,11 @@ def check_features(
                     parameters=parameter,
                 )
             )
+    return layer.promote_dtype((x, *flat), dtype=layer.dtype)
 
 
 def moments(
-    layer: Module, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Computes mean and population variance of ``x`` over some of its axes.
 
@@ -80,14 +84,14 @@ def moments(
 
 
 def mean_square(
-    layer: Module, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
+    layer: Norm, x: jax.Array, axes: Sequence[int], mask: jax.Array | None = None
 ) -> jax.Array:
     """Computes the mean of ``|x|^2`` over some axes; arguments as for `moments`."""
     square = _abs_square(_widen(layer, x))
     return average_over(layer, _mean(square, axes, mask))
 
 
-def _widen(layer: Module, x: jax.Array) -> jax.Array:
+def _widen(layer: Norm, x: jax.Array) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
     dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
     return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
@@ -104,7 +108,7 @@ def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Arra
     return jnp.mean(x, axes, keepdims=True, where=mask)
 
 
-def average_over(layer: Module, values: Any) -> Any:
+def average_over(layer: Norm, values: Any) -> Any:
     """Averages arrays over the layer's mapped axis, if any, in one collective."""
     if layer.axis_name is None:
         return values
@@ -112,7 +116,7 @@ def average_over(layer: Module, values: Any) -> Any:
 
 
 def normalize(
-    layer: Module,
+    layer: Norm,
     x: jax.Array,
     mean: jax.Array | None,
     variance: jax.Array,
@@ -137,7 +141,7 @@ def normalize(
     return jnp.asarray(y, dtype)
 
 
-def prepare_mask(layer: Module, mask: Any, x: jax.Array) -> jax.Array | None:
+def prepare_mask(layer: Norm, mask: Any, x: jax.Array) -> jax.Array | None:
     """Checks a mask, true where a position counts, and gives it the rank of ``x``."""
     if mask is None:
         return None

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
-from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
-from graftree.core.variables.kinds import BatchStat
+from graftree.core.variables.kinds import BatchStat, Param
 from graftree.nn import initializers, moments
 from graftree.nn.support import arguments, computation, parameters
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Inexact, Num
 
 
-class BatchNorm(Module):
+class BatchNorm(moments.Norm):
     """Normalizes each feature over the batch, and remembers the statistics.
 
     While training (``use_running_average=False``) a call uses mean and variance of its
@@ -134,8 +133,8 @@ class BatchNorm(Module):
         """Normalizes ``x``; while training, updates the running statistics.
 
         Args:
-            x: Inputs, with ``num_features`` entries along ``axis``. The running mean of
-                complex ones keeps its real part only.
+            x: Inputs, with ``num_features`` entries along ``axis``. If they are
+                complex, the running mean keeps only its real part.
             use_running_average: Overrides the attribute, if not ``None``.
             mask: Booleans, broadcastable to ``x``: the positions that count in the
                 statistics. A feature none of whose positions count is normalized with
@@ -148,38 +147,36 @@ class BatchNorm(Module):
             ValueError: If neither the call nor the attribute says whether to use the
                 running statistics, if ``axis`` does not exist, if ``mask`` is not
                 boolean or can't be broadcast to ``x``, or if ``dtype`` is neither
-                floating nor complex. The statistics are then as before the call.
+                floating nor complex. The statistics are then unchanged.
             TypeError: If ``x`` has the wrong number of features or is not numeric. The
-                statistics stay then, too.
+                statistics are then unchanged, too.
         """
         use_running_average = arguments.setting(
             self, "use_running_average", use_running_average
         )
-        x = arguments.as_array(self, x)
-        feature_axes = arguments.axes(self, "axis", x)
+        inputs = arguments.as_array(self, x)
+        feature_axes = arguments.axes(self, "axis", inputs)
+        counts = None
         if not use_running_average:
-            mask = moments.prepare_mask(self, mask, x)
-        x, mean, variance, scale, bias = moments.promote(
-            self, x, feature_axes, self.mean[...], self.var[...]
+            counts = moments.prepare_mask(self, mask, inputs)
+        inputs, mean, variance, scale, bias = moments.promote(
+            self, inputs, feature_axes, self.mean, self.var, self.scale, self.bias
         )
-
-        def at_features(statistic: jax.Array) -> jax.Array:
-            shape = computation.shape_along(feature_axes, x.shape)
-            return jnp.reshape(statistic, shape)
-
-        if use_running_average:
-            mean, variance = at_features(mean), at_features(variance)
-            return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
-        axes = tuple(axis for axis in range(x.ndim) if axis not in feature_axes)
+        shape = computation.shape_along(feature_axes, inputs.shape)
+        axes = tuple(axis for axis in range(inputs.ndim) if axis not in feature_axes)
         is_known = None
-        if mask is None:
-            mean, variance = moments.moments(self, x, axes)
+        if use_running_average:
+            mean, variance = jnp.reshape(mean, shape), jnp.reshape(variance, shape)
+        elif counts is None:
+            mean, variance = moments.moments(self, inputs, axes)
         else:
-            mask, is_known = self._split_mask(mask, axes)
-            current = moments.moments(self, x, axes, mask)
-            mean = jnp.where(is_known, current[0], at_features(mean))
-            variance = jnp.where(is_known, current[1], at_features(variance))
-        y = moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
+            counts, is_known = self._split_mask(counts, axes)
+            current = moments.moments(self, inputs, axes, counts)
+            mean = jnp.where(is_known, current[0], jnp.reshape(mean, shape))
+            variance = jnp.where(is_known, current[1], jnp.reshape(variance, shape))
+        y = moments.normalize(self, inputs, mean, variance, scale, bias, feature_axes)
+        if use_running_average:
+            return y
         self.mean[...], self.var[...] = (
             self._moved(self.mean[...], mean, is_known),
             self._moved(self.var[...], variance, is_known),
@@ -224,8 +221,11 @@ class BatchNorm(Module):
             self.use_running_average = use_running_average
 
 
-class _SampleNorm(Module):
+class _SampleNorm(moments.Norm):
     """What `LayerNorm` and `InstanceNorm` share: they differ in their axes only."""
+
+    scale: Param[jax.Array] | None
+    bias: Param[jax.Array] | None
 
     def __call__(
         self,
@@ -251,12 +251,16 @@ class _SampleNorm(Module):
                 can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
                 complex.
         """
-        x = arguments.as_array(self, x)
-        axes, feature_axes = self._axes(x)
-        mask = moments.prepare_mask(self, mask, x)
-        x, scale, bias = moments.promote(self, x, feature_axes)
-        mean, variance = moments.moments(self, x, axes, mask)
-        return moments.normalize(self, x, mean, variance, scale, bias, feature_axes)
+        inputs = arguments.as_array(self, x)
+        axes, feature_axes = self._axes(inputs)
+        counts = moments.prepare_mask(self, mask, inputs)
+        inputs, scale, bias = moments.promote(
+            self, inputs, feature_axes, self.scale, self.bias
+        )
+        mean, variance = moments.moments(self, inputs, axes, counts)
+        return moments.normalize(
+            self, inputs, mean, variance, scale, bias, feature_axes
+        )
 
     def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
         """The axes to compute statistics over, and those of scale and bias."""
@@ -349,8 +353,8 @@ class LayerNorm(_SampleNorm):
         return axes, arguments.axes(self, "feature_axes", x)
 
 
-class RMSNorm(Module):
-    """Brings each sample to a mean square of one over its features.
+class RMSNorm(moments.Norm):
+    """Scales each sample to a mean square of one over its features.
 
     Computes ``x * (rsqrt(mean(|x|^2) + epsilon) * scale)``: nothing is subtracted, and
     there is no bias.
@@ -441,15 +445,13 @@ class RMSNorm(Module):
             ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        x = arguments.as_array(self, x)
-        axes = arguments.axes(self, "reduction_axes", x)
-        feature_axes = arguments.axes(self, "feature_axes", x)
-        mask = moments.prepare_mask(self, mask, x)
-        scale = computation.read(self.scale)
-        moments.check_features(self, x, feature_axes, scale)
-        x, scale = self.promote_dtype((x, scale), dtype=self.dtype)
-        mean_square = moments.mean_square(self, x, axes, mask)
-        return moments.normalize(self, x, None, mean_square, scale, None, feature_axes)
+        inputs = arguments.as_array(self, x)
+        axes = arguments.axes(self, "reduction_axes", inputs)
+        feature_axes = arguments.axes(self, "feature_axes", inputs)
+        counts = moments.prepare_mask(self, mask, inputs)
+        inputs, scale = moments.promote(self, inputs, feature_axes, self.scale)
+        square = moments.mean_square(self, inputs, axes, counts)
+        return moments.normalize(self, inputs, None, square, scale, None, feature_axes)
 
 
 class InstanceNorm(_SampleNorm):
@@ -528,11 +530,12 @@ class InstanceNorm(_SampleNorm):
         return axes, feature_axes
 
 
-class GroupNorm(Module):
+class GroupNorm(moments.Norm):
     """Normalizes each group of features of each sample, over its positions.
 
-    The last axis is split into ``num_groups`` times ``group_size`` features. One group
-    makes a `LayerNorm` over all axes but the first, groups of one an `InstanceNorm`.
+    The last axis is split into ``num_groups`` times ``group_size`` features. With one
+    group this is a `LayerNorm` over all axes but the first, with groups of one feature
+    an `InstanceNorm`.
 
     The arguments that are not listed are those of `LayerNorm`.
 
@@ -540,8 +543,8 @@ class GroupNorm(Module):
         num_features: Size of the last axis of the inputs.
         num_groups: Number of groups; give ``None`` with ``group_size``.
         group_size: Number of features per group; ``None``: follows from ``num_groups``.
-        reduction_axes: The axes to compute the statistics over, the last one among
-            them, for which only a group's part is meant; ``None``: all but the first.
+        reduction_axes: The axes to compute the statistics over; they must include the
+            last, of which each group covers its own part. ``None``: all but the first.
 
     Attributes:
         scale: Param, ``[num_features]``, or ``None``.
@@ -628,35 +631,38 @@ class GroupNorm(Module):
 
         Raises:
             TypeError: If ``x`` has the wrong number of features or is not numeric.
-            ValueError: If ``reduction_axes`` lack the last axis or name one that does
+            ValueError: If ``reduction_axes`` lacks the last axis or has one that does
                 not exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or
                 if ``dtype`` is neither floating nor complex.
         """
-        x = arguments.as_array(self, x)
-        if x.shape[-1:] != (self.num_features,):
+        inputs = arguments.as_array(self, x)
+        if inputs.shape[-1:] != (self.num_features,):
             what = (
                 f"needs inputs with {self.num_features} features along the last axis, "
                 f"{self.num_groups} groups of {self.group_size}."
             )
-            raise TypeError(arguments.misfit(self, what, inputs=x))
-        last = x.ndim - 1
+            raise TypeError(arguments.misfit(self, what, inputs=inputs))
+        last = inputs.ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:
-            axes = arguments.axes(self, "reduction_axes", x)
+            axes = arguments.axes(self, "reduction_axes", inputs)
         if last not in axes:
             raise ValueError(
                 f"The reduction axes of {arguments.name(self)} must include the last "
                 f"axis, {last}, but reduction_axes={self.reduction_axes}."
             )
-        mask = moments.prepare_mask(self, mask, x)
-        if mask is not None:
-            mask = self._group(jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[-1])))
-        x, scale, bias = moments.promote(self, x, (last,))
+        counts = moments.prepare_mask(self, mask, inputs)
+        if counts is not None:
+            shape = (*counts.shape[:-1], self.num_features)
+            counts = self._group(jnp.broadcast_to(counts, shape))
+        inputs, scale, bias = moments.promote(
+            self, inputs, (last,), self.scale, self.bias
+        )
         # The last axis becomes two: the group, and the place in the group.
-        y, axes = self._group(x), (*axes[:-1], last + 1)
-        mean, variance = moments.moments(self, y, axes, mask)
+        y, axes = self._group(inputs), (*axes[:-1], last + 1)
+        mean, variance = moments.moments(self, y, axes, counts)
         y = moments.normalize(self, y, mean, variance, scale, bias, (last, last + 1))
-        return y.reshape(x.shape)
+        return y.reshape(inputs.shape)
 
     def _group(self, x: jax.Array) -> jax.Array:
         """Splits the last axis in two."""

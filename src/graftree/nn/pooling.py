@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import ArrayLike, PaddingLike
+from graftree.annotations import ArrayLike, LaxPadding, PaddingLike
 from graftree.core.modules.modules import Module
 from graftree.nn.support import arguments
 
@@ -36,8 +36,8 @@ def pool(
         inputs: ``[*batch, *window axes, features]``.
         init: The value that the reduction starts with, and that padding consists of.
         reduce_fn: Reduces two arrays to one, elementwise: ``jax.lax.add``, for example.
-        window_shape: The extent of the windows per axis; an int stands for all axes
-            but the first and the last (for the only one, if there is one).
+        window_shape: The extent of the windows per axis; an int is that of all axes
+            but the first and the last, or of the first, if there are only two.
         strides: Step between windows: an int for all axes, or one each; ``None``: 1.
         padding: ``"SAME"``, ``"VALID"``, an int for all sides, or a sequence with an
             int or a ``(low, high)`` pair per window axis.
@@ -71,16 +71,13 @@ def pool(
             f"Pooling needs one entry of strides per entry of window_shape, {rank}, "
             f"got {strides}."
         )
-    if not isinstance(padding, str):
-        pads = _pads(padding, rank)
-        padding = [(0, 0)] * batch + pads + [(0, 0)]
     return jax.lax.reduce_window(
         inputs,
         init,
         reduce_fn,
         (1,) * batch + window + (1,),
         (1,) * batch + steps + (1,),
-        padding,
+        _pads(padding, batch, rank),
     )
 
 
@@ -90,15 +87,16 @@ def _window(window_shape: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     return window * max(ndim - 2, 1) if arguments.is_int(window_shape) else window
 
 
-def _pads(padding: Any, rank: int) -> list[tuple[int, int]]:
-    """A pair of widths per window axis."""
+def _pads(padding: PaddingLike, batch: int, rank: int) -> LaxPadding:
+    """The padding of all axes; only window axes have any."""
     try:
-        return arguments.canonicalize_padding(padding, rank)
+        pads = arguments.canonicalize_padding(padding, rank)
     except ValueError as error:
         raise AssertionError(
             "Pooling needs as padding a name, an int, or an int or a pair (low, high) "
             f"per entry of window_shape, {rank}, got {padding}."
         ) from error
+    return pads if isinstance(pads, str) else [(0, 0)] * batch + [*pads, (0, 0)]
 
 
 def avg_pool(
@@ -119,8 +117,8 @@ def avg_pool(
             is divided by.
 
     Returns:
-        An array ``[*batch, *out axes, features]`` of the dtype of ``inputs``; that of
-        integers is the default float.
+        An array ``[*batch, *out axes, features]`` of the dtype of ``inputs``; integers
+        give the default float.
 
     Raises:
         AssertionError: As `pool`.
@@ -159,7 +157,7 @@ def max_pool(
         inputs: ``[*batch, *window axes, features]``.
         window_shape: As for `pool`.
         strides: As for `pool`.
-        padding: As for `pool`; padding never is the maximum.
+        padding: As for `pool`; padding is never the maximum.
 
     Returns:
         An array ``[*batch, *out axes, features]`` of the dtype of ``inputs``.
@@ -188,7 +186,7 @@ def min_pool(
         inputs: ``[*batch, *window axes, features]``.
         window_shape: As for `pool`.
         strides: As for `pool`.
-        padding: As for `pool`; padding never is the minimum.
+        padding: As for `pool`; padding is never the minimum.
 
     Returns:
         An array ``[*batch, *out axes, features]`` of the dtype of ``inputs``.
@@ -206,7 +204,9 @@ def min_pool(
 
 
 class _WindowPool(Module):
-    """The arguments that pooling over windows has in common."""
+    """Reduces each window; a subclass says how."""
+
+    _pool: ClassVar[Callable[..., jax.Array]]
 
     def __init__(
         self,
@@ -217,6 +217,12 @@ class _WindowPool(Module):
         self.window_shape = _hashable(window_shape)
         self.strides = _hashable(strides)
         self.padding = _hashable(padding)
+
+    def __call__(
+        self, inputs: Num[ArrayLike, "*batch_spatial features"]
+    ) -> Num[Array, "*batch_out_spatial features"]:
+        """Pools ``inputs``; results and errors are those of the layer's function."""
+        return self._pool(inputs, self.window_shape, self.strides, self.padding)
 
 
 def _hashable(value: Any) -> Any:
@@ -232,11 +238,11 @@ class MaxPool(_WindowPool):
     """Takes the maximum of each window, as `max_pool` does.
 
     Args:
-        window_shape: The extent of the windows per axis; an int stands for all axes
-            but the first and the last (for the only one, if there is one).
+        window_shape: The extent of the windows per axis; an int is that of all axes
+            but the first and the last, or of the first, if there are only two.
         strides: Step between windows: an int for all axes, or one each; ``None``: 1.
         padding: ``"SAME"``, ``"VALID"``, an int for all sides, or a sequence with an
-            int or a ``(low, high)`` pair per window axis. It never is the maximum.
+            int or a ``(low, high)`` pair per window axis. It is never the maximum.
 
     Example:
         >>> model = nnx.Sequential(nnx.MaxPool(2, strides=2), jnp.ravel)
@@ -244,11 +250,7 @@ class MaxPool(_WindowPool):
         Array([4., 3.], dtype=float32)
     """
 
-    def __call__(
-        self, inputs: Num[ArrayLike, "*batch_spatial features"]
-    ) -> Num[Array, "*batch_out_spatial features"]:
-        """Pools ``inputs``; results and errors are those of `max_pool`."""
-        return max_pool(inputs, self.window_shape, self.strides, self.padding)
+    _pool = staticmethod(max_pool)
 
 
 class MinPool(_WindowPool):
@@ -257,7 +259,7 @@ class MinPool(_WindowPool):
     Args:
         window_shape: As for `MaxPool`.
         strides: As for `MaxPool`.
-        padding: As for `MaxPool`. It never is the minimum.
+        padding: As for `MaxPool`. It is never the minimum.
 
     Example:
         >>> pool = nnx.MinPool((2,), strides=(2,))
@@ -265,11 +267,7 @@ class MinPool(_WindowPool):
         Array([1., 2.], dtype=float32)
     """
 
-    def __call__(
-        self, inputs: Num[ArrayLike, "*batch_spatial features"]
-    ) -> Num[Array, "*batch_out_spatial features"]:
-        """Pools ``inputs``; results and errors are those of `min_pool`."""
-        return min_pool(inputs, self.window_shape, self.strides, self.padding)
+    _pool = staticmethod(min_pool)
 
 
 class AvgPool(_WindowPool):

@@ -67,8 +67,8 @@ class RNN(Module):
         unroll: How many steps are unrolled in the compiled loop.
         state_axes: What the steps do with the state of the cell, by filters: `Carry`
             goes from step to step, ``None`` is the same for each of them, and an
-            integer is an axis of which each step gets its slice. ``None``: all is
-            carried.
+            integer is an axis of which each step gets its slice. ``None``: everything
+            is carried.
         broadcast_rngs: A filter for random streams of the cell. Those that match give
             the same keys in every step, and others in the next call.
         rngs: Where the keys of the first carry come from: ``True`` for a stream with a
@@ -153,8 +153,8 @@ class RNN(Module):
 
         Returns:
             The outputs, in the layout of the inputs; or a tuple of the carry and the
-            outputs. The carry is that after the last step of each sequence; for one
-            without steps the first carry.
+            outputs. The carry is that after the last step of each sequence, or the
+            first carry for an empty one.
 
         Raises:
             ValueError: If the inputs have too few axes, or ``seq_lengths`` doesn't fit;
@@ -322,17 +322,15 @@ def _in_form_of(state: Any, new_state: Any, cell: Any) -> Any:
                 way_out="Usually `initial_carry` lacks the batch axes of the inputs.",
             )
         )
-    dtypes, new_dtypes = ([_dtype(x) for x in xs] for xs in (leaves, new_leaves))
+    dtypes, new_dtypes = (
+        [jnp.result_type(x) for x in xs] for xs in (leaves, new_leaves)
+    )
     if dtypes == new_dtypes:
         return new_state
     wide = [*map(jnp.promote_types, dtypes, new_dtypes)]
     if wide != dtypes:
         raise _WiderCarry(wide)
     return treedef.unflatten(map(jnp.asarray, new_leaves, dtypes))
-
-
-def _dtype(x: Any) -> Any:
-    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
 def _select(is_valid: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -465,7 +463,7 @@ class Bidirectional(Module):
             initial_carry: The first carries, forward and backward; ``None``: the cells
                 make them.
             rngs: Gives the keys of the first carries, forward first: an Rngs from its
-                stream ``carry``, or an RngStream. ``None``: the own stream.
+                stream ``carry``, or an RngStream. ``None``: its own stream.
             seq_lengths: How many steps each sequence has, ``[*batch]``; ``None``: all.
             return_carry: Overrides the attribute, if not ``None``.
             time_major: Overrides the attribute, if not ``None``.

@@ -183,8 +183,8 @@ class SpectralNorm(Module):
             u = self._unit(jnp.matmul(v, constant))
         sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
         weights = weights / jnp.where(sigma != 0, sigma, 1.0)
-        (weights,) = computation.promote_dtype((weights,), dtype=self.dtype)
-        return weights, u, jax.lax.stop_gradient(sigma)
+        dtype = computation.canonicalize_dtype(weights, dtype=self.dtype)
+        return weights.astype(dtype), u, jax.lax.stop_gradient(sigma)
 
     def _unit(self, a: jax.Array) -> jax.Array:
         """``a``, brought to a length of one."""
@@ -300,10 +300,10 @@ class WeightNorm(Module):
         scales = self.scales if self.use_scale else None
         if scales is not None:
             _check_known([path for path, _ in kernels], scales)
-        news = [
-            (kernel, self._normalized(kernel[...], scales and scales[path][...]))
-            for path, kernel in kernels
-        ]
+        news = []
+        for path, kernel in kernels:
+            scale = None if scales is None else scales[path][...]
+            news.append((kernel, self._normalized(kernel[...], scale)))
         return _call_with(news, self.layer_instance, x, *args, **kwargs)
 
     def _kernels(self) -> list[tuple[Path, Variable[Any]]]:

@@ -30,14 +30,14 @@ class RoPE(Module):
     With ``angle = position / theta**(2 * i / size)``, the pair ``x1 = x[i]``,
     ``x2 = x[i + size / 2]`` becomes ``x1 * cos(angle) - x2 * sin(angle)``,
     ``x2 * cos(angle) + x1 * sin(angle)``. The angles are computed in float32 or wider,
-    also for half-precision inputs.
+    even for half-precision inputs.
 
     Args:
         theta: How slowly the slowest pairs turn.
         embedding_size: Size of the embeddings that tables are made for; ``None``: no
             tables, everything is computed at each call.
-        max_seq_len: Number of positions that tables are made for; given if
-            ``embedding_size`` is.
+        max_seq_len: Number of positions that tables are made for; required with
+            ``embedding_size``.
 
     Attributes:
         cached_sin: Variable, ``[max_seq_len, embedding_size / 2]``, or ``None``.

@@ -125,7 +125,7 @@ def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:
         name: The name of the argument.
 
     Returns:
-        True for a parameter that is keyword-only, or positional and not only that.
+        True if there is one that is keyword-only, or positional or keyword.
 
     Raises:
         ValueError: If ``func`` is a built-in function without signature.

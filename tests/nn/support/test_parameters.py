@@ -11,7 +11,7 @@ from graftree.nn.support import computation, parameters
 
 def test_a_param_draws_one_key_even_if_the_initializer_ignores_it():
     rngs = nnx.Rngs(0)
-    parameters.new_param(rngs, nnx.initializers.zeros, (2,), jnp.float32)
+    parameters.new_param(rngs, nnx.initializers.zeros, (2,), jnp.float32, {})
     assert rngs.default.count[...] == 1
 
 

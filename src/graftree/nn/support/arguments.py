@@ -162,10 +162,10 @@ def canonicalize_padding(padding: PaddingLike, rank: int) -> LaxPadding:
     if isinstance(padding, str):
         return padding
     if is_int(padding):
-        return [(int(padding),) * 2] * rank
-    if isinstance(padding, Sequence | np.ndarray) and len(padding) == rank:
-        pairs = [_pair(entry) for entry in padding]
-        if None not in pairs:
+        padding = [int(padding)] * rank
+    if isinstance(padding, Sequence | np.ndarray):
+        pairs = [pair for entry in padding if (pair := _pair(entry)) is not None]
+        if len(pairs) == len(padding) == rank:
             return pairs
     raise ValueError(
         f"Invalid padding format: {padding}, should be str, int, or a sequence of "

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import Dtype, Shape
 from graftree.core.variables import values
-from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
 
 
 def canonicalize_dtype(
@@ -104,9 +104,9 @@ def _converted(x: Any, dtype: Dtype) -> jax.Array:
     return jnp.asarray(x, dtype)
 
 
-def read(param: Param[jax.Array] | None) -> jax.Array | None:
-    """Returns the value of a Param, or ``None`` for an absent one."""
-    return None if param is None else param[...]
+def read(variable: Variable[jax.Array] | None) -> jax.Array | None:
+    """Returns the value of a Variable, or ``None`` for an absent one."""
+    return None if variable is None else variable[...]
 
 
 def promoted(layer: Any, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:

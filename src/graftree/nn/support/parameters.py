@@ -19,16 +19,16 @@ from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
 
-NO_METADATA: Mapping[str, Any] = MappingProxyType({})
-"""The default of the ``..._metadata`` arguments of layers."""
+NO_METADATA: Mapping[Any, Any] = MappingProxyType({})
+"""The default of the ``..._metadata`` arguments of layers: nothing."""
 
 
 def new_param(
     rngs: Rngs,
     initializer: Initializer,
-    shape: Shape,
+    shape: Shape | int,
     dtype: Dtype,
-    metadata: Mapping[str, Any] = NO_METADATA,
+    metadata: Mapping[str, Any],
 ) -> Param[jax.Array]:
     """Makes a Param, with a key from the stream ``params``.
 
@@ -44,7 +44,7 @@ def optional_param(
     initializer: Initializer,
     shape: Shape,
     dtype: Dtype,
-    metadata: Mapping[str, Any] = NO_METADATA,
+    metadata: Mapping[str, Any],
 ) -> Param[jax.Array] | None:
     """Makes a Param as `new_param` does, or else the mark of an absent one."""
     if not is_used:
