@@ -243,7 +243,7 @@ GRAPH_UPDATES = Propagation(sharing=True, structure=True)
 
 
 def propagation(graph: bool | None, graph_updates: bool | None) -> Propagation:
-    """What the arguments of a transform, or the defaults in force, ask for."""
+    """The mode that the arguments of a transform, or the defaults in force, ask for."""
     if not graph_mode(graph):
         return TREE
     if graph_updates is None:

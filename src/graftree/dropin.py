@@ -2,8 +2,8 @@
 
 After `install` the name ``flax`` means this package: ``flax.nnx`` is the public
 namespace with all its older sub-module paths, ``flax.errors`` and ``flax.config`` are
-ours. What Graftree has no counterpart for is an ``ImportError`` that says so. Flax
-itself is never imported, and need not be installed.
+ours. Importing what Graftree has no counterpart for raises an ``ImportError`` that says
+so. Flax itself is never imported, and need not be installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from graftree.interop import flax_names
 
 FLAX_VERSION = "0.12.12"
-"""The release of Flax whose API this is: what programs compare ``__version__`` with."""
+"""The release of Flax whose API this is; programs read it as ``flax.__version__``."""
 
 _NAMESPACE = "flax.nnx"
 _TARGETS = {
@@ -33,10 +33,10 @@ _TARGETS = {
 
 
 def install() -> None:
-    """Makes ``import flax`` give Graftree, in this process, from now on.
+    """Makes ``import flax`` import Graftree for the rest of this process.
 
     Raises:
-        RuntimeError: If Flax itself has been imported already.
+        RuntimeError: If Flax itself has already been imported.
 
     Example:
         >>> from graftree import dropin
@@ -54,7 +54,7 @@ def install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``flax`` and all below it, before any Flax on the path is found."""
+    """Finds ``flax`` and all below it, before a Flax on the path is found."""
 
     def find_spec(
         self,
@@ -100,7 +100,7 @@ def _attribute(name: str) -> Any:
 def _missing(name: str) -> str:
     return (
         f"No module named {name!r}: Graftree has no counterpart for it.\n"
-        f"It has {', '.join(sorted(_TARGETS))}, and the sub-modules of {_NAMESPACE}.\n"
+        f"It has {', '.join(sorted(_TARGETS))} and the sub-modules of {_NAMESPACE}.\n"
         "Run the program without graftree.dropin, or replace this import."
     )
 
@@ -109,10 +109,10 @@ def main(arguments: Sequence[str]) -> None:
     """Runs a program with its arguments, as ``python script.py ...`` would.
 
     Args:
-        arguments: The path of the program, and what it finds in ``sys.argv[1:]``.
+        arguments: The path of the program, followed by the program's own arguments.
 
     Raises:
-        SystemExit: If there is no program.
+        SystemExit: If no program is given.
 
     Example:
         >>> from graftree import dropin

@@ -1,4 +1,4 @@
-"""What people look at: displays of models.
+"""Displays of models, for people to look at.
 
 - ``displays.py``: objects in notebooks, drawn by treescope.
 """

@@ -1,8 +1,8 @@
-"""Objects in notebooks: what they say about themselves, drawn by treescope.
+"""Draws objects in notebooks, by treescope.
 
 Treescope is optional and is imported only when it draws. It asks objects for a
 ``__treescope_repr__``; ours answer with the function that this file registers. So a
-notebook in which treescope is switched on needs no call of `display`.
+notebook in which treescope is active needs no call to `display`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from graftree.core.text import representations, writing
 
 
 def display(*args: Any) -> None:
-    """Shows objects: as trees to click through in a notebook, else as text.
+    """Shows objects: in a notebook as trees to click through, elsewhere as text.
 
     Args:
-        *args: Any values. Without treescope a notebook shows text too.
+        *args: Any values. Without treescope, a notebook shows text too.
 
     Example:
         >>> nnx.display(nnx.Param(2))
@@ -65,14 +65,14 @@ def render_object_constructor(
     Args:
         object_type: The class to name.
         attributes: The attributes to show, by name.
-        path: Where the object is, as treescope gave it.
-        subtree_renderer: Draws the values, as treescope gave it.
-        roundtrippable: Whether the text, taken as Python, makes an equal object.
-        color: The background; None for none.
-        first_line_annotation: A part that stands behind the first line.
+        path: The path of the object, as treescope passed it.
+        subtree_renderer: The function that draws the values, as treescope passed it.
+        roundtrippable: Whether the text is Python that makes an equal object.
+        color: The background color, or ``None``.
+        first_line_annotation: A treescope part to show after the first line.
 
     Returns:
-        A part of treescope.
+        A rendering part of treescope.
 
     Raises:
         ImportError: If treescope is not installed.
@@ -120,12 +120,12 @@ def _step(frame: writing.Object, key: Any, index: int) -> str:
 
 
 def _join(path: str | None, step: str) -> str | None:
-    # The root has an empty path; None is an object that has none.
+    # The path of the root is empty; None means that the object has no path.
     return None if path is None else path + step
 
 
 def _color(cls: Any) -> str:
-    """A background of its own for each class."""
+    """The background color of a class."""
     return _treescope().formatting_util.color_from_string(cls.__qualname__)
 
 
@@ -144,7 +144,7 @@ def _node(
         name = parts.maybe_qualified_type_name(frame.type)
     start, end = parts.text(frame.start), parts.text(frame.end)
     if not roundtrippable:
-        # In a mode that writes Python, angle brackets say that this is none.
+        # In a mode that writes Python, angle brackets say that this isn't Python.
         name = parts.siblings(
             parts.roundtrip_condition(roundtrip=parts.text("<")), name
         )

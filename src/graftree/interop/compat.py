@@ -1,7 +1,7 @@
 """The functions and transforms with graph mode switched on, whatever the mode in force.
 
-Programs written before there was a tree mode call them so. Each is the function of the
-same name with other defaults; keywords of the caller win.
+Programs written before tree mode existed use them. Each is the function of the same
+name with other defaults; keywords of the caller win.
 """
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ eval_shape = functools.partial(shape_eval.eval_shape, **_updates)
 tree_checks.register_compat(
     name
     for name, function in [*globals().items()]
-    # These two never work there.
+    # These two never work with graph updates.
     if isinstance(function, functools.partial) and name not in ("vjp", "jvp")
 )

@@ -1,4 +1,4 @@
-"""Older names of functions, which work as before and say so."""
+"""Older names of functions, which still work, with a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def deprecated(new_fn: F) -> F:
-    """Makes an older name for a function.
+    """Wraps a function for use under an older name.
 
     Args:
         new_fn: The function to call instead.

@@ -30,8 +30,8 @@ from graftree.transforms.shape_eval import as_abstract
 # The public namespace, as a place where names come from.
 _PUBLIC = ""
 
-# Path: {file: names}; "new=old" is a name that its file calls otherwise. A path that is
-# one of its own files is a real module, which gets the names it lacks.
+# Path: {file: names}; "new=old" is a name that has another one in its file. A path that
+# is one of its own files is a real module, which gets the names it lacks.
 MODULES: Mapping[str, Mapping[str, str]] = {
     # Objects.
     "variablelib": {
@@ -213,7 +213,7 @@ SAME = frozenset(
 
 
 def has_path(path: str) -> bool:
-    """Tells whether programs for Flax NNX may import ``graftree.<path>``.
+    """Whether programs for Flax NNX may import ``graftree.<path>``.
 
     Args:
         path: A dotted path below the public namespace.
@@ -227,7 +227,7 @@ def has_path(path: str) -> bool:
 
 
 def install() -> None:
-    """Makes all paths of the table importable; the public namespace calls it, once.
+    """Makes all paths of the table importable; the public namespace calls it once.
 
     Example:
         >>> from graftree.variablelib import Param
@@ -252,7 +252,7 @@ def _full(path: str) -> str:
 
 
 def _origins(files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """For each name the file that it comes from, and what it is called there."""
+    """For each name the file that it comes from, and its name there."""
     origins = {}
     for file, names in files.items():
         for name in names.split():
@@ -284,7 +284,7 @@ def _finder(
     return find
 
 
-# Keywords that `vars_as` took before `with_vars` had its name.
+# Keywords that `vars_as` took before it was called `with_vars`.
 _OLDER_KEYWORDS = {"is_hijax": "hijax", "has_ref": "ref", "is_mutable": "mutable"}
 
 

@@ -1,7 +1,7 @@
-"""Numbers that tell things apart within one process.
+"""Numbers that identify things within one process.
 
-Every `UUID` from `uuid` has a number of its own, and so has every copy of one: a copied
-object is another object.
+Every `UUID` from `uuid` has a number of its own, and so does every copy of one: a
+copied object is another object.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class UUID:
 
 
 def uuid() -> UUID:
-    """Gives a number that nothing else in this process has.
+    """Returns a number that nothing else in this process has.
 
     Returns:
-        A new `UUID`, higher than all before.
+        A new `UUID` with a higher number than all before.
 
     Example:
         >>> from graftree import ids

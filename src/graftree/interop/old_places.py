@@ -120,7 +120,7 @@ def _finder(old: str, places: list[str]) -> Callable[[str], Any]:
 
 
 def install() -> None:
-    """Makes the old names importable; the public namespace calls it, once.
+    """Makes the old names importable; the public namespace calls it once.
 
     Example:
         >>> from graftree.core.skeletons import GraphDef
