@@ -72,6 +72,7 @@ def _refs(graphdef: GraphDef[Any]) -> list[Any]:
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(eq=False)
 class UpdateContext:
     """The numbers of objects outside and inside, in one `update_context`.
 
@@ -83,10 +84,9 @@ class UpdateContext:
         'example'
     """
 
-    def __init__(self, tag: Hashable) -> None:
-        self.tag = tag
-        self.outer_ref_outer_index = RefMap()
-        self.inner_ref_outer_index: RefMap | None = None  # until step 2
+    tag: Hashable
+    outer_ref_outer_index: RefMap = dataclasses.field(default_factory=RefMap)
+    inner_ref_outer_index: RefMap | None = None  # until step 2
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UpdateContext)
@@ -125,6 +125,11 @@ def current_update_context(tag: Hashable) -> UpdateContext:
     )
 
 
+def _context_of(tag: Hashable | None) -> UpdateContext:
+    """The active context with a tag; without a tag, one that nothing else shares."""
+    return UpdateContext(None) if tag is None else current_update_context(tag)
+
+
 class update_context(contextlib.ContextDecorator):
     """Lets the splits and merges with one tag update the caller's own objects.
 
@@ -160,6 +165,7 @@ class update_context(contextlib.ContextDecorator):
         _active.contexts.pop()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SplitContext:
     """Splits several objects with one numbering; made by `split_context`.
 
@@ -172,15 +178,10 @@ class SplitContext:
         0
     """
 
-    def __init__(
-        self, ctxtag: Hashable | None, ref_index: RefMap, is_inner: bool | None
-    ) -> None:
-        self.ctxtag = ctxtag
-        self.ref_index = ref_index
-        self.is_inner = is_inner
-        self.inner_ref_outer_index = (
-            current_update_context(ctxtag).inner_ref_outer_index if is_inner else None
-        )
+    ctxtag: Hashable | None
+    ref_index: RefMap
+    is_inner: bool
+    inner_ref_outer_index: RefMap | None = None
 
     def split(self, node: Any, *filters: Any) -> Any:
         """`nnx.split` in graph mode; only refers to objects that were split before."""
@@ -245,19 +246,18 @@ def split_context(ctxtag: Hashable | None = None) -> Iterator[SplitContext]:
         >>> with nnx.split_context() as ctx:
         ...     graphdef, state = ctx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     """
-    is_inner = context = None
-    if ctxtag is not None:
-        context = current_update_context(ctxtag)
-        is_inner = context.inner_ref_outer_index is not None
-    ctx = SplitContext(ctxtag, RefMap(), is_inner)
+    context = _context_of(ctxtag)
+    known = context.inner_ref_outer_index
+    ctx = SplitContext(ctxtag, RefMap(), known is not None, known)
     try:
         yield ctx
-        if context is not None and not is_inner:
+        if known is None:
             context.outer_ref_outer_index = ctx.ref_index
     finally:
         vars(ctx).clear()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MergeContext:
     """Merges several objects that were split with one numbering.
 
@@ -271,16 +271,10 @@ class MergeContext:
         True
     """
 
-    def __init__(
-        self, ctxtag: Hashable | None, index_ref: IndexMap, is_inner: bool | None
-    ) -> None:
-        self.ctxtag = ctxtag
-        self.index_ref = index_ref
-        self.is_inner = is_inner
-        self.outer_index_outer_ref = IndexMap()
-        if is_inner is False:
-            numbers = current_update_context(ctxtag).outer_ref_outer_index
-            self.outer_index_outer_ref = IndexMap.from_refmap(numbers)
+    ctxtag: Hashable | None
+    index_ref: IndexMap
+    is_inner: bool | None
+    outer_index_outer_ref: IndexMap = dataclasses.field(default_factory=IndexMap)
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
         """`nnx.merge` with copies of the Variables; finds known objects again.
@@ -353,13 +347,14 @@ def merge_context(
         >>> with nnx.merge_context() as ctx:
         ...     model = ctx.merge(*pair)
     """
-    context = None if ctxtag is None else current_update_context(ctxtag)
-    if context is not None and inner is None:
+    context = _context_of(ctxtag)
+    if ctxtag is not None and inner is None:
         raise ValueError("inner_merge must be specified when using ctxtag.")
-    ctx = MergeContext(ctxtag, IndexMap(), None if context is None else inner)
+    outer = context.outer_ref_outer_index if inner is False else RefMap()
+    ctx = MergeContext(ctxtag, IndexMap(), inner, IndexMap.from_refmap(outer))
     try:
         yield ctx
-        if context is not None and inner:
+        if inner:
             context.inner_ref_outer_index = RefMap.from_indexmap(ctx.index_ref)
     finally:
         vars(ctx).clear()
