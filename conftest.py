@@ -44,9 +44,10 @@ compiled_programs.keep_in_whole_files(
 
 
 def pytest_collection_finish():
-    """Has garbage collection pass over all tests and modules, which stay anyway."""
+    """Makes garbage collection rare, and has it pass over all tests and modules."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -61,4 +62,4 @@ def names_in_doctests(doctest_namespace):
 def few_programs_in_memory():
     """Bounds the memory of a long run, where each file leaves its programs behind."""
     yield
-    compiled_programs.forget_when_many()
+    compiled_programs.forget_those_of_a_file()

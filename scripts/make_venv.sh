@@ -25,6 +25,7 @@ fi
 echo "setting up $folder ($("$python" -V), this takes a minute or two) ..."
 rm -rf "$folder"
 "$python" -m venv "$folder"
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
+# Python compiles a module when it is first imported; pip would compile all of them.
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --editable "$@" </dev/null
 echo "$wanted" >"$folder/stamp"

@@ -36,11 +36,15 @@ if [ -n "$missing" ] && [ "${CI:-}" = true ]; then stop "CI needs both ends$miss
 # Both environments at once; the static checks run in the first.
 ends=() setups=() are_made=true
 set_up() { # END PYTHON REQUIREMENT...
-    scripts/make_venv.sh "$1" "$2" '.[test,lint,peers]' "${@:3}" &
+    scripts/make_venv.sh "$@" &
     setups+=($!) ends+=("$1")
 }
-if [ -n "$oldest" ]; then set_up oldest "$oldest" jax==0.10.2 jaxlib==0.10.2; fi
-if [ -n "$newest" ]; then set_up newest "$newest"; fi
+for_tests=.[test,peers] for_checks=.[test,peers,lint]
+if [ -n "$oldest" ]; then
+    set_up oldest "$oldest" "$for_checks" jax==0.10.2 jaxlib==0.10.2
+    for_checks=$for_tests
+fi
+if [ -n "$newest" ]; then set_up newest "$newest" "$for_checks"; fi
 for setup in "${setups[@]}"; do wait "$setup" || are_made=false; done
 if ! $are_made; then stop "an environment could not be made"; fi
 

@@ -16,6 +16,7 @@ from jax._src import compilation_cache
 
 STEP = 300_000_000  # bytes
 _bound = 1_200_000_000
+_loaded = {}
 
 
 class WholeFiles:
@@ -48,11 +49,36 @@ def keep_in_whole_files(folder):
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _load_once()
 
 
-def forget_when_many():
-    """Has JAX forget its programs, when they have taken much memory since last time."""
+def _load_once():
+    """Keeps the entries of a test file loaded: most equal programs are in one file."""
+    load, keep = (
+        compilation_cache.get_executable_and_time,
+        compilation_cache.put_executable_and_time,
+    )
+
+    def load_once(key, *args, **kwargs):
+        if key not in _loaded:
+            executable, seconds = load(key, *args, **kwargs)
+            if executable is None:
+                return None, None
+            _loaded[key] = executable, seconds
+        return _loaded[key]
+
+    def keep_loaded(key, name, executable, backend, seconds):
+        _loaded[key] = executable, seconds
+        keep(key, name, executable, backend, seconds)
+
+    compilation_cache.get_executable_and_time = load_once
+    compilation_cache.put_executable_and_time = keep_loaded
+
+
+def forget_those_of_a_file():
+    """Forgets what is loaded; all programs, when they have taken much more memory."""
     global _bound
+    _loaded.clear()
     if memory() > _bound:
         jax.clear_caches()
         ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what is free

@@ -1,10 +1,16 @@
-"""A few random programs in each run; ``python -m tests.differential`` runs many."""
+"""A few random programs in each run; ``python -m tests.differential`` runs many.
+
+`make test` runs half of the few.
+"""
 
 import pytest
 
 from tests.differential import captures, generator, running, shrinking
 
-SEEDS = range(50)
+SEEDS = [
+    *range(25),
+    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(25, 50)),
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,16 +7,6 @@ from scipy import special
 import graftree as nnx
 
 
-def random(*shape, seed=0, dtype=jnp.float32):
-    """Normal numbers; of NumPy, since JAX compiles a program for each shape."""
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def random_mask(*shape, seed=0):
-    """Booleans, most of them true."""
-    return jnp.asarray(np.random.default_rng(seed).random(shape) < 0.7)
-
-
 def weights(query, key, bias=None, mask=None, is_causal=False):
     """The attention weights, with a key head per query head."""
     query, key = np.asarray(query, float), np.asarray(key, float)

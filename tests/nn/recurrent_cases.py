@@ -1,10 +1,12 @@
 """What tests of recurrent networks share: formulas in NumPy, networks, sequences."""
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
 import graftree as nnx
+from tests.random_arrays import random
 
 
 def sigmoid(x):
@@ -75,8 +77,7 @@ def make(library=nnx, name="GRUCell", **options):
     return library.RNN(cell, **options)
 
 
-def normal(*shape, seed=1):
-    return jax.random.normal(jax.random.key(seed), shape)
+normal = functools.partial(random, seed=1)
 
 
 class Sum(nnx.Module):

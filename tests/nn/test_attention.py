@@ -11,7 +11,7 @@ from jax import test_util
 import graftree as nnx
 from graftree.nn import attention
 from tests.nn import attention_formulas
-from tests.nn.attention_formulas import random, random_mask
+from tests.random_arrays import random, random_mask
 
 weights_of = attention.dot_product_attention_weights
 

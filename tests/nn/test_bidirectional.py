@@ -1,5 +1,6 @@
 """Bidirectional: both directions, how they are merged, and which keys they draw."""
 
+import functools
 import logging
 import pickle
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.random_arrays import random
 
 
 def make(library=nnx, **options):
@@ -18,8 +20,7 @@ def make(library=nnx, **options):
     return library.Bidirectional(*networks, **options)
 
 
-def normal(*shape):
-    return jax.random.normal(jax.random.key(1), shape)
+normal = functools.partial(random, seed=1)
 
 
 @pytest.mark.parametrize(("time_major", "lengths"), [(True, None), (False, [3, 1])])

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-def random(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+from tests.random_arrays import random
 
 
 def correlate(x, kernel, strides, kernel_dilation, groups):

@@ -1,15 +1,11 @@
 """Einsum against NumPy: above all, along which axes the bias varies."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-def random(*shape):
-    return jax.random.normal(jax.random.key(0), shape)
+from tests.random_arrays import random
 
 
 def make(*args, **options):

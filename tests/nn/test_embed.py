@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.random_arrays import random
 
 
 def test_look_up_gives_the_rows():
@@ -47,7 +48,7 @@ def test_a_single_row_is_given_for_every_number():
 
 def test_attend_multiplies_with_every_row():
     layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
-    query = jax.random.normal(jax.random.key(1), (2, 4, 3))
+    query = random(2, 4, 3)
     expected = np.float64(query) @ np.float64(layer.embedding[...]).T
     np.testing.assert_allclose(layer.attend(query), expected, rtol=1e-5, atol=1e-6)
     assert layer.attend(query[0, 0]).shape == (5,)
@@ -135,7 +136,7 @@ def test_embed_equals_the_peer(peer, dtype, param_dtype, num_embeddings):
     inputs = jnp.array([[0, 5], [-1, 9]])
     assert ours(inputs).dtype == theirs(inputs).dtype
     np.testing.assert_array_equal(np.float32(ours(inputs)), np.float32(theirs(inputs)))
-    query = jax.random.normal(jax.random.key(0), (3, 4))
+    query = random(3, 4)
     np.testing.assert_allclose(
         np.float32(ours.attend(query)), np.float32(theirs.attend(query)), rtol=1e-5
     )

@@ -1,14 +1,14 @@
 """GroupNorm and InstanceNorm against NumPy in float64."""
 
-import jax
+import functools
+
 import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import random_arrays
 
-
-def random(*shape):
-    return 3 + 2 * jax.random.normal(jax.random.key(0), shape)
+random = functools.partial(random_arrays.random, mean=3, scale=2)
 
 
 def standardized(x, axes, mask=True):
@@ -74,7 +74,7 @@ def test_one_group_is_layer_norm_and_groups_of_one_are_instance_norm():
 @pytest.mark.parametrize("features", [1, 6])
 def test_mask_selects_what_counts(features):
     layer = nnx.GroupNorm(6, 2, rngs=nnx.Rngs(0))
-    mask = jax.random.bernoulli(jax.random.key(1), 0.7, (2, 5, features))
+    mask = random_arrays.random_mask(2, 5, features)
     mask = mask.at[:, 0].set(True)
     x = random(2, 5, 6)
     grouped = np.broadcast_to(mask, x.shape).reshape(2, 5, 2, 3)

@@ -9,7 +9,8 @@ import pytest
 
 import graftree as nnx
 from tests import modes
-from tests.nn.attention_formulas import make_layer, random
+from tests.nn.attention_formulas import make_layer
+from tests.random_arrays import random
 
 
 def rotary(**sizes):
@@ -54,11 +55,16 @@ def contents(layer):
 )
 def test_token_by_token_gives_the_causal_full_pass(batch, options):
     layer, x = make(batch, max_length=6, **options), random(*batch, 4, 8)
-    full = layer(x, decode=False, is_causal=True)
-    check_equal(decode(layer, x), full)
+    # Compiled as a whole: the many small operations cost more, one by one. Tests below
+    # call the layer without.
+    full_pass = nnx.jit(lambda layer, x: layer(x, decode=False, is_causal=True))
+    step = nnx.jit(lambda layer, x: layer(x, decode=True))
+    full = full_pass(layer, x)
+    check_equal(decode(layer, x, step), full)
     assert layer.cache_index[...] == 4
     layer.init_cache((*batch, 6, 8))
-    check_equal(decode(layer, x, is_causal=True), full)
+    causal = nnx.jit(lambda layer, x: layer(x, decode=True, is_causal=True))
+    check_equal(decode(layer, x, causal), full)
 
 
 @modes.MODES

@@ -45,10 +45,12 @@ def stack_layers(layers):
     return nnx.merge(graphdef, stack_arrays([nnx.state(m) for m in layers]))
 
 
+@jax.jit
 def stack_arrays(trees):
     return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
+@jax.jit
 def entry(tree, i):
     return jax.tree.map(lambda array: array[i], tree)
 
@@ -135,8 +137,21 @@ PLAIN = {
 # What a mode lets through is no matter of the layer: all three are tried with one that
 # only reads, one that writes its statistics, one that draws and one that scans.
 IN_ALL_MODES = "Linear", "BatchNorm", "Dropout", "RNN"
+
+
+def long_for(row):
+    """The others are in jit anyway, in a program that differentiates them too."""
+    return () if row.name in IN_ALL_MODES else pytest.mark.long
+
+
 CASES = [
-    pytest.param(row, run, modes.BY_NAME[mode], id=f"{row.name}-{name}-{mode}")
+    pytest.param(
+        row,
+        run,
+        modes.BY_NAME[mode],
+        id=f"{row.name}-{name}-{mode}",
+        marks=long_for(row) if name == "jit" else (),
+    )
     for row in catalog.LAYERS
     for name, run in LIFTED.items()
     for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
@@ -146,7 +161,7 @@ CASES = [
         run,
         {},
         id=f"{row.name}-{name}",
-        marks=() if row.name in IN_ALL_MODES else pytest.mark.long,
+        marks=long_for(row),
     )
     for row in catalog.LAYERS
     for name, run in PLAIN.items()

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-def random(*shape, dtype=jnp.float32):
-    return jax.random.normal(jax.random.key(len(shape)), shape).astype(dtype)
+from tests.random_arrays import random
 
 
 @pytest.mark.parametrize("batch", [(), (5,), (2, 0), (2, 3, 4)])

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-def random(*shape):
-    return jax.random.normal(jax.random.key(0), shape)
+from tests.random_arrays import random
 
 
 def make(*args, **options):

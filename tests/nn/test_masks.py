@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.nn.attention_formulas import random, random_mask
+from tests.random_arrays import random, random_mask
 
 
 @pytest.mark.parametrize(("batch", "extra"), [((), 0), ((2,), 1), ((2, 3), 2)])

@@ -1,5 +1,6 @@
 """The arithmetic of normalization: order of operations, dtypes, masks, collectives."""
 
+import functools
 import types
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import graftree as nnx
 from graftree.nn import moments
+from tests import random_arrays
 
 
 def layer(**options):
@@ -23,8 +25,7 @@ def layer(**options):
     return types.SimpleNamespace(**attributes | options)
 
 
-def random(*shape, dtype=jnp.float32):
-    return (3 + jax.random.normal(jax.random.key(0), shape)).astype(dtype)
+random = functools.partial(random_arrays.random, mean=3)
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -10,9 +10,8 @@ from tests.nn.attention_formulas import (
     layer_output,
     make_layer,
     params_of,
-    random,
-    random_mask,
 )
+from tests.random_arrays import random, random_mask
 
 P = jax.sharding.PartitionSpec
 

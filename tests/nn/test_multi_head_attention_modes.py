@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.nn.attention_formulas import layer_output, make_layer, random
+from tests.nn.attention_formulas import layer_output, make_layer
+from tests.random_arrays import random
 
 P = jax.sharding.PartitionSpec
 

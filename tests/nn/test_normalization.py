@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import random_arrays
 
-
-def random(*shape, seed=0):
-    return 3 + 2 * jax.random.normal(jax.random.key(seed), shape)
+random = functools.partial(random_arrays.random, mean=3, scale=2)
 
 
 def standardized(x, axes, epsilon, mask=None):
@@ -343,7 +342,7 @@ def test_rms_norm_takes_its_mask_by_position():
 
 def test_layer_norm_mask_selects_what_counts():
     layer = nnx.LayerNorm(4, reduction_axes=(1, 2), rngs=nnx.Rngs(0))
-    x, mask = random(5, 3, 4), jax.random.bernoulli(jax.random.key(1), 0.7, (5, 3, 1))
+    x, mask = random(5, 3, 4), random_arrays.random_mask(5, 3, 1)
     mask = mask.at[:, 0].set(True)
     expected = standardized(x, (1, 2), 1e-6, mask)
     np.testing.assert_allclose(layer(x, mask=mask), expected, atol=1e-4)
@@ -473,7 +472,7 @@ def test_normalization_equals_the_peer(peer, name, options, dtypes, mask):
     randomized(ours)
     randomized(theirs)
     if mask is not None:
-        mask = jax.random.bernoulli(jax.random.key(5), 0.8, (3, 6, 4))
+        mask = random_arrays.random_mask(3, 6, 4)
         mask = mask.at[:, 0].set(True).at[..., 0].set(True)
     for dtype in (jnp.float32, jnp.bfloat16):
         x = random(3, 6, 4).astype(dtype)

@@ -60,7 +60,11 @@ def test_where_the_peer_is_wrong_we_differ(peer, table):
 
 
 @LAYERS
-@modes.VALUE_MODES
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(modes.GRAPH, marks=pytest.mark.long), modes.TREE],
+    ids=["graph", "tree"],
+)
 def test_layers_equal_those_of_the_peer_inside_jit(peer, table, mode):
     case = every(1, table, peer)[0]
     fails([compare(case, peer, limit=8, mode=mode)])

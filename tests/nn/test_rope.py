@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.nn.attention_formulas import random
+from tests.random_arrays import random
 
 
 def rotated(x, positions=None, theta=10000.0):

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
 from tests import catalog
+from tests.random_arrays import random
 
 ones = jnp.ones
 # Layers whose constructor takes ``rngs`` and has no default for it.
@@ -187,7 +188,7 @@ def test_an_absent_param_is_none_and_may_be_assigned_later(name, arguments, memb
     layer = getattr(nnx, name)(*arguments, **options)
     assert getattr(layer, member) is None
     assert member not in params_of(layer)
-    x = jax.random.normal(jax.random.key(0), (4, 5, 2))
+    x = random(4, 5, 2)
     plain = layer(x)
     size = plain.shape[-1]
     setattr(layer, member, nnx.Param(jnp.full(size, 3.0)))
@@ -258,7 +259,7 @@ def test_abstract_layers_take_arrays(write):
     ],
 )
 def test_arguments_of_the_call_override_those_of_the_constructor(layer, flag, phrase):
-    x = jax.random.normal(jax.random.key(0), (8, 2))
+    x = random(8, 2)
     results = {value: layer(value)(x) for value in (True, False)}
     assert (results[True] != results[False]).any()
     for given in (True, False):
@@ -339,7 +340,7 @@ def test_stacked_layers_in_refs_are_scanned_over():
     def make(rngs):
         return Block(rngs)
 
-    x = jax.random.normal(jax.random.key(1), (4, 2))
+    x = random(4, 2)
     expected = make(nnx.Rngs(0).split(3))
     blocks = nnx.to_refs(nnx.clone(expected))
     y, _ = jax.lax.scan(lambda x, block: (block(x), None), x, blocks)
@@ -360,7 +361,7 @@ def test_stacked_layers_in_refs_are_scanned_over():
 def test_params_are_differentiated_beside_refs():
     block = nnx.to_refs(Block(nnx.Rngs(0)))
     graphdef, params, rest = nnx.split(block, nnx.Param, ...)
-    x = jax.random.normal(jax.random.key(1), (4, 2))
+    x = random(4, 2)
 
     def loss(params):
         return (nnx.merge(graphdef, params, rest)(x) ** 2).sum()
@@ -379,7 +380,7 @@ def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_hijax_statistics_move_inside_programs(graph):
-    x = jax.random.normal(jax.random.key(0), (6, 3))
+    x = random(6, 3)
     plain = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with nnx.var_defaults(hijax=True):
         layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))

@@ -1,0 +1,15 @@
+"""Random arrays, of NumPy's numbers: JAX would compile a program for each shape."""
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def random(*shape, seed=0, mean=0.0, scale=1.0, dtype=jnp.float32):
+    """Normal numbers."""
+    numbers = np.random.default_rng(seed).normal(mean, scale, shape)
+    return jnp.asarray(numbers, dtype)
+
+
+def random_mask(*shape, seed=0):
+    """Booleans, most of them true."""
+    return jnp.asarray(np.random.default_rng(seed).random(shape) < 0.7)
