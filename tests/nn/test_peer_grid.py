@@ -52,10 +52,13 @@ def test_layers_equal_those_of_the_peer(peer, table):
     fails(compare(case, peer, limit) for case in every(24, table, peer))
 
 
+@pytest.mark.parametrize(
+    "start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))]
+)
 @pytest.mark.parametrize("table", DIFFERING)
-def test_where_the_peer_is_wrong_we_differ(peer, table):
+def test_where_the_peer_is_wrong_we_differ(peer, table, start):
     cases = [c for c in peer_grid.cases(table, peer) if c.why_different]
-    agreeing = [str(case) for case in cases if not compare(case, peer).problems]
+    agreeing = [str(c) for c in cases[start::3] if not compare(c, peer).problems]
     assert not agreeing, agreeing
 
 
