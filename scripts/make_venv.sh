@@ -25,7 +25,10 @@ fi
 echo "setting up $folder ($("$python" -V), this takes a minute or two) ..."
 rm -rf "$folder"
 "$python" -m venv "$folder"
-# Python compiles a module when it is first imported; pip would compile all of them.
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+# Python compiles a module when it is first imported, unless it may not keep the result.
+# So pip, which compiles all modules of all packages, need not.
+compile=--no-compile
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then compile=--compile; fi
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check $compile \
     --editable "$@" </dev/null
 echo "$wanted" >"$folder/stamp"
