@@ -115,7 +115,8 @@ def snapshot(x):
 def keys_of(x):
     """The keys of the children as the library spells them."""
     if isinstance(x, nnx.Pytree):
-        return [classes.key_of(type(x), name) for name, _ in children(x)]
+        key_of = classes.facts_of(type(x)).naming.key_of
+        return [key_of(name) for name, _ in children(x)]
     return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
 
 

@@ -1,10 +1,10 @@
-"""Filters: which leaves of an object are meant.
+"""Filters: they select leaves of an object.
 
 A predicate is a function ``(path, leaf) -> bool``. A filter is a predicate or a short
 form of one (a class, a tag, ``...``); `to_predicate` turns every filter into a
 predicate. The predicates of this file are immutable, hashable and equal by content,
-so they can be keys of a dict and part of a cache key. Grouping leaves by several
-filters is always "the first that matches".
+so they can be keys of a dict and part of a cache key. Of several filters, a leaf goes
+to the first that matches it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def to_predicate(filter_: Filter, /) -> Predicate:
 
 
 def _classes(filter_: Filter) -> type | tuple[type, ...] | None:
-    """The classes that a type expression stands for; None for anything else."""
+    """The classes that a type expression stands for; ``None`` for anything else."""
     if isinstance(filter_, type) and not isinstance(filter_, types.GenericAlias):
         return filter_
     origin = typing.get_origin(filter_)
@@ -79,14 +79,14 @@ def filters_to_predicates(filters: Iterable[Filter], /) -> tuple[Predicate, ...]
     """Turns filters that group leaves into predicates.
 
     Args:
-        filters: Filters, of which each leaf takes the first that matches.
+        filters: Filters; each leaf goes to the first that matches it.
 
     Returns:
         One predicate per filter.
 
     Raises:
         TypeError: If one of them is not a filter.
-        ValueError: If ``...`` or ``True`` stands before another filter, which would
+        ValueError: If ``...`` or ``True`` stands before another filter, which could
             then never match.
 
     Example:
@@ -155,8 +155,8 @@ class PathContains:
 
     Args:
         key: The key to look for.
-        exact: Whether a part of the path must equal ``key``; otherwise ``str(key)``
-            need only occur in the string of a part.
+        exact: Whether a key of the path must equal ``key``; otherwise it is enough
+            that ``str(key)`` is a substring of one.
 
     Example:
         >>> nnx.PathContains("kernel")(("linear", "kernel"), None)
@@ -169,7 +169,7 @@ class PathContains:
     exact: bool = True
 
     def __call__(self, path: Path, x: typing.Any) -> bool:
-        """Whether a part of the path is, or contains, the key."""
+        """Whether a key of the path is, or contains, the wanted one."""
         if self.exact:
             return self.key in path
         wanted = str(self.key)

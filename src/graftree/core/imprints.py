@@ -1,9 +1,9 @@
-"""What tells static values apart that Python takes for equal.
+"""Tells apart static values that Python considers equal.
 
-``1``, ``True`` and ``1.0`` are equal, and ``0.0`` equals ``-0.0``, but a program may
-do something else with each. And a list or a configuration that was changed in place
-equals itself. So wherever a static value is part of a key, or is asked whether it
-changed, its *imprint* stands beside it: a hashable value that differs in such cases.
+``1``, ``True`` and ``1.0`` are equal, and so are ``0.0`` and ``-0.0``, but a program
+may treat them differently. And a list or a configuration equals itself after a change
+in place. So wherever a static value is part of a key, or is compared with its earlier
+self, its *imprint* stands beside it: a hashable value that differs in such cases.
 
     value                                  imprint
     int, str, function, enum, dtype, ...   its type
@@ -52,12 +52,12 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def imprint(value: Any) -> Any:
-    """What distinguishes a static value from its equals, and from what it was."""
+    """What distinguishes a static value from its equals and from its earlier self."""
     return _imprint(value, 0)
 
 
 def may_change(value: Any) -> bool:
-    """Whether the imprint of a static value may be another one later."""
+    """Whether the imprint of a static value may change."""
     rule = _rule_of(type(value))
     if rule is _of_members:
         return any(map(may_change, value))

@@ -1,8 +1,8 @@
-"""Which trace owns an object, and may it be written now.
+"""Which trace owns an object, and whether it may be written now.
 
 A Variable or Pytree belongs to the trace in which it was made (or unflattened, merged,
 copied). Only that trace may write it: a write from an inner trace would leave a tracer
-behind in an object that outlives the trace. Reading is always allowed.
+in an object that outlives the trace. Reading is always allowed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TraceState:
 
 
 class Owner(TraceState):
-    """The trace that owns a Variable; setting another one writes it there."""
+    """The trace that owns a Variable; assigning a token changes the owner."""
 
     __slots__ = ("_read", "_variable", "_write")
 

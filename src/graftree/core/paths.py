@@ -94,7 +94,7 @@ def key_from_jax(entry: Any) -> Key:
 
 
 def _check_key(key: Any) -> Key:
-    # The common types pass at once. None has no order, but stands alone in its type.
+    # The common types need no test. None has no order, but is alone in its type.
     if isinstance(key, (str, int)) or key is None:
         return key
     try:

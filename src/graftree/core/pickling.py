@@ -1,4 +1,4 @@
-"""What objects are in a pickle: a global name, or the call that made them.
+"""How objects are pickled: as a global name, or as the call that made them.
 
 Functions are pickled by name. Two kinds of objects in their place would not be: those
 that JAX wraps, such as ``jax.nn.relu``, and those that `transforms` returns, which hold
@@ -15,8 +15,8 @@ from typing import Any, Self
 class Rebuilt:
     """An object that is pickled as the call that made it, without what it learned.
 
-    One that its module has under its name is pickled by that name, as a function is.
-    Copies are the object itself, as of a function.
+    One that is a global of its module is pickled by its name, as a function is. Copying
+    it returns the object itself, as for a function.
     """
 
     _call: tuple[tuple[Any, ...], dict[str, Any]]

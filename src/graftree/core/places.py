@@ -1,4 +1,4 @@
-"""Where an object is found from the functions that are running, for error messages."""
+"""Finds the path to an object from the running functions, for error messages."""
 
 from __future__ import annotations
 

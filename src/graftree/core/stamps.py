@@ -1,4 +1,4 @@
-"""The structure counter: has anything changed since?
+"""The structure counter: tells whether anything has changed since.
 
 Every structural mutation of an object (an attribute set or deleted, a container
 changed, metadata replaced; not the value of a Variable) takes the next number of one

@@ -250,7 +250,7 @@ def test_removing_another_name_is_an_error_that_shows_both(index, found):
 
 
 def test_an_index_before_the_first_axis_is_an_error():
-    with pytest.raises(ValueError, match="no index -5 in a value of 3 dimensions"):
+    with pytest.raises(ValueError, match="Index -5 is out of range for 3 dimensions"):
         nnx.spmd.add_axis(annotated("a", "b"), -5, LAYERS)
 
 

@@ -8,8 +8,8 @@
 - ``graphdefs.py``: `GraphDef`, drawn; ``graph_states.py``: `GraphState`.
 - ``flattening.py``: the walk that takes objects apart; ``merging.py``: leaves of States
   to the places of a GraphDef, and the builder that makes the object.
-- ``freshness.py``: is an object built as it was? Then it is taken apart from memory.
-- ``differences.py``: what differs between two structures, by path, for all messages.
+- ``freshness.py``: detects structural changes; caches the GraphDef until there is one.
+- ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
 - ``updates.py``: `update`, `pop`, `set_metadata`: objects changed in place.
 - ``traversals.py``: walks: `iter_graph`, `map`, `find_duplicates`.

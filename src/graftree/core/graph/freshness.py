@@ -1,11 +1,11 @@
-"""Is an object still as it was? Then it is taken apart from memory.
+"""Detects structural changes; caches the GraphDef of an object until there is one.
 
 The second time that an object is flattened in a mode, the result is kept with it: its
 skeleton and the places of its leaves, with a `Survey` that tells whether they are still
-right. So objects that are taken apart once, as inside a trace, pay nothing.
+right. So objects that are flattened once, as inside a trace, pay nothing.
 
-A `Survey` of some objects lists all that their skeleton depends on, and tells later at
-the least cost whether that is still as it was:
+A `Survey` lists all that the skeleton of some objects depends on, and tells later, as
+cheaply as it can, whether any of it has changed:
 
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
@@ -108,7 +108,7 @@ _stamp_of = operator.attrgetter("stamp")
 
 
 class Survey:
-    """What a skeleton of some objects depends on, as it was when it was made.
+    """What the skeleton of some objects depended on when it was made.
 
     Args:
         objects: All Pytrees, Variables and refs in it.
@@ -155,7 +155,7 @@ class Survey:
         self.is_complete &= latest == made
 
     def holds(self) -> bool:
-        """Whether all is as it was."""
+        """Whether nothing has changed."""
         now = stamps.clock.now
         if now != self._checked:
             # Not whether they are larger: of two threads that change an object at once,

@@ -1,6 +1,7 @@
 """The functional form of objects: split and merge, state, clone, call.
 
-State leaves *are* the Variables of the object; nothing is copied unless it is said so.
+The leaves of a State *are* the Variables of the object; only `clone`, and functions
+asked to with an argument, copy them.
 `merge` matches a state to a skeleton by path. What changes an object in place is in
 `updates.py`.
 """
@@ -47,15 +48,17 @@ def flatten(
     ref_outer_index: RefMap | None = None,
     graph: bool | None = None,
 ) -> tuple[GraphDef[Any], FlatState | list[Any]]:
-    """Takes an object apart into its skeleton and its leaves.
+    """Splits an object into its GraphDef and its leaves.
 
     Args:
         node: Any object, container, Variable or array.
-        with_paths: Whether to return the leaves with paths. Without, graph mode gives
-            raw values.
-        ref_index: Numbers of the objects met before; it is filled. Objects in it are
-            referred to, not entered. Ignored in tree mode, like the next one.
-        ref_outer_index: Numbers of objects known outside, recorded in the skeleton.
+        with_paths: Whether to return the leaves with their paths. If False, graph mode
+            returns raw values instead of Variables.
+        ref_index: The numbers of objects met earlier, extended in place. Objects in it
+            become references and are not entered. Ignored in tree mode, like
+            ``ref_outer_index``.
+        ref_outer_index: The numbers that objects have outside a transform, recorded in
+            the GraphDef.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
@@ -92,25 +95,26 @@ def unflatten(
     copy_variables: bool = False,
     recreate_variables: bool = True,
 ) -> Any:
-    """The inverse of `flatten`.
+    """Builds an object from its GraphDef and its leaves; the inverse of `flatten`.
 
     Args:
-        graphdef: The skeleton.
+        graphdef: The structure.
         state: A State, mapping or FlatState (matched by path), or a list of leaves in
             order.
-        index_ref: Objects by number, shared between several calls; it is filled.
-        outer_index_outer_ref: Existing objects by number. They are reused: nodes are
-            refilled in place, Variables updated in place, after all checks.
+        index_ref: Objects by number, extended in place; pass the same one to several
+            calls to share objects between them.
+        outer_index_outer_ref: Existing objects by number, to be reused: once all checks
+            have passed, they are updated in place.
         copy_variables: Whether to copy the Variables of the state.
-        recreate_variables: Whether raw values become Variables where the skeleton has
-            one.
+        recreate_variables: Whether to wrap raw values in Variables where the GraphDef
+            has one.
 
     Returns:
         The object.
 
     Raises:
-        ValueError: If the leaves don't fit the skeleton, the type of ``state`` is not
-            supported, or a reused object has another type.
+        ValueError: If the leaves do not match the GraphDef, the type of ``state`` is
+            not supported, or a reused object has a different type.
 
     Example:
         >>> graphdef, flat = nnx.flatten(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -160,8 +164,8 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
     Args:
         node: Any object, container, Variable or array.
-        *filter_list: Filters; each leaf goes to the first that matches it. None means
-            one State with everything.
+        *filter_list: Filters; each leaf goes to the first that matches it. Without
+            filters, all leaves go to one State.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
@@ -216,11 +220,12 @@ def state(
     node: Any, *filter_list: Filter, graph: bool | None = None
 ) -> tuple[State[Any, Any], ...]: ...
 def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
-    """The state of an object: its Variables and arrays by path.
+    """Returns the state of an object: its Variables and arrays by path.
 
     Args:
         node: Any object, container, Variable or array.
-        *filter_list: Filters; leaves that match none are left out.
+        *filter_list: Filters; each leaf goes to the first that matches it, and leaves
+            that match none are left out.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
@@ -243,14 +248,14 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
-    """The structure of an object, without its state.
+    """Returns the structure of an object, without its state.
 
     Args:
         node: Any object, container, Variable or array.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
-        Its GraphDef, equal for objects that are built alike.
+        Its GraphDef; objects of the same structure have equal ones.
 
     Raises:
         ValueError: In tree mode, for shared references, cycles and objects that are not
@@ -287,26 +292,27 @@ def merge(
     copy: bool = False,
     recreate_variables: bool = True,
 ) -> Any:
-    """The inverse of `split`: an object from its structure and its states.
+    """Builds an object from its structure and its states; the inverse of `split`.
 
-    States are matched by path; their order does not matter. Keys that are integers may
-    be given as strings.
+    States are matched by path, so their order does not matter. Integer keys may be
+    given as strings.
 
     Args:
         graphdef_or_graphstate: A GraphDef followed by states, or one or more
             GraphStates.
         *state_list: States, mappings, FlatStates, a bare leaf, or one list of leaves
             in order.
-        copy: Whether to copy the Variables; without, the object shares them.
-        recreate_variables: Whether raw values become Variables where the skeleton has
-            one.
+        copy: Whether to copy the Variables; by default the object shares them.
+        recreate_variables: Whether to wrap raw values in Variables where the GraphDef
+            has one.
 
     Returns:
-        A new object that belongs to the current trace. No ``__init__`` is run.
+        A new object, owned by the current trace. No ``__init__`` is run.
 
     Raises:
-        ValueError: If leaves are missing or superfluous; the message names the paths.
-        TypeError: If there is no state, or the first argument is not a GraphDef.
+        ValueError: If leaves are missing or unexpected; the message lists their paths.
+        TypeError: If no state is given, or the first argument is neither a GraphDef nor
+            a GraphState.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -357,7 +363,7 @@ def unpack(
     node: Any, *filter_list: Filter, graph: bool | None = None
 ) -> tuple[GraphState, ...]: ...
 def unpack(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
-    """`split` in one value: the state together with its GraphDef.
+    """Splits an object into states that carry their GraphDef with them.
 
     Args:
         node: Any object or container.
@@ -387,21 +393,21 @@ def clone(
     arrays: bool = False,
     graph: bool | None = None,
 ) -> N:
-    """A copy of an object with the same sharing inside.
+    """Copies an object; what is shared inside it is shared inside the copy.
 
     Args:
         node: Any object, container, Variable or array.
-        variables: Whether to copy the Variables too; without, they are shared.
-        arrays: Whether to copy the arrays too, into buffers of their own. Without, the
-            copy shares them.
+        variables: Whether to copy the Variables; if False, the copy shares them.
+        arrays: Whether to copy the arrays into new buffers; by default the copy shares
+            them.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:
-        The copy.
+        A new object, owned by the current trace.
 
     Raises:
-        ValueError: If ``arrays`` is set without ``variables``; in tree mode also for
-            shared references.
+        ValueError: If ``arrays`` is True and ``variables`` False; in tree mode, for
+            shared references, cycles and objects that are not pytrees.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -447,14 +453,14 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
 
 
 def call(graphdef_state: Any, /) -> Any:
-    """Calls methods of an object in its functional form.
+    """Calls a method of an object in its functional form.
 
     Args:
         graphdef_state: A tuple ``(GraphDef, State, ...)``.
 
     Returns:
-        A proxy. Attributes and items of it reach a method; calling it returns the
-        output and the new ``(graphdef, state)``.
+        A proxy for the object: its attributes and items select a method, and a call
+        returns the output and the new ``(graphdef, state)``.
 
     Example:
         >>> pair = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

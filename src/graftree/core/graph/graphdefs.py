@@ -88,7 +88,7 @@ class NodeDef(NamedTuple):
 
 
 class NodeRef(NamedTuple):
-    """An object that was met before."""
+    """An object met before."""
 
     index: int
 
@@ -165,11 +165,10 @@ class Blueprint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GraphDef(Generic[Node]):
-    """The structure that `split` gives: types, static attributes, sharing.
+    """The structure of an object, as `split` returns it: types, static values, sharing.
 
-    Equality is structural: objects that are built alike have equal GraphDefs, whatever
-    the values of their leaves. A GraphDef is a JAX pytree without leaves, so it can be
-    an argument of ``jax.jit``.
+    Hashable. Equality is structural: the values of the leaves do not matter. A GraphDef
+    is a JAX pytree without leaves, so it can be an argument of ``jax.jit``.
 
     Args:
         nodes: The entries described at the top of this file.
@@ -242,16 +241,16 @@ class GraphDef(Generic[Node]):
         return bool(self.nodes) and isinstance(self.nodes[0], TreeNodeDef)
 
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
-        """Calls methods of the object that this GraphDef and the states make.
+        """Calls a method of the object made of this GraphDef and the states.
 
         Args:
             state: The state, or the first of several.
             *states: Further states.
-            graph: The mode of the split afterwards; ``None`` takes the default.
+            graph: The mode of the split after the call; ``None`` takes the default.
 
         Returns:
-            A proxy. Attributes and items of it reach a method; calling it returns the
-            output and the new ``(graphdef, state)``.
+            A proxy for the object: its attributes and items select a method, and a call
+            returns the output and the new ``(graphdef, state)``.
 
         Example:
             >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

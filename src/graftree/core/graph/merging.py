@@ -1,8 +1,8 @@
 """(skeleton, leaves) to object: leaves are matched by path, then the object is built.
 
-`match` finds which leaf of a state belongs where in a skeleton. In the usual case each
-state is walked once, guided by the tree of the paths of the skeleton. If anything
-doesn't fit, a second, slower look tells what: missing and unexpected paths, integer
+`match` finds where in a skeleton each leaf of a state belongs. In the usual case each
+state is walked once, guided by the tree of the paths of the skeleton. If anything does
+not match, a second, slower walk finds out why: missing and unexpected paths, integer
 keys that a checkpoint made strings, dicts that are the value of a Variable.
 
 A `Builder` makes the object. With ``outer_index_outer_ref`` it reuses objects that
@@ -93,7 +93,7 @@ def _count_error(
     lines = [
         f"Incorrect number of leaves: expected {graphdef.num_leaves}, got {count}."
         if count != graphdef.num_leaves
-        else "The paths of the state don't fit the GraphDef."
+        else "The paths of the state do not match those of the GraphDef."
     ]
     lines += differences.missing_and_unexpected(missing, extra)
     lines.append("Pass the states of the same model, each leaf once.")

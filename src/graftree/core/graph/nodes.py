@@ -189,7 +189,7 @@ def is_pytree_node(x: Any, *, check_graph_registry: bool = True) -> bool:
 
     Args:
         x: Any value.
-        check_graph_registry: Whether graph nodes count as no pytree nodes.
+        check_graph_registry: Whether to answer False for graph nodes.
     """
     kind = kind_of(x)
     if isinstance(kind, GraphKind):
@@ -221,7 +221,7 @@ def register_graph_node_type(
     clear: Callable[[Any], None],
     init: Callable[[Any, Iterable[tuple[Any, Any]]], None],
 ) -> None:
-    """Makes instances of a type graph nodes: tracked by identity, rebuilt in place.
+    """Registers a type as graph nodes: tracked by identity and rebuilt in place.
 
     Args:
         type: The type; subclasses are not included.
@@ -258,7 +258,7 @@ def register_pytree_node_type(
     set_key: Callable[[Any, Any, Any], None] | None = None,
     pop_key: Callable[[Any, Any], Any] | None = None,
 ) -> None:
-    """Makes instances of a type containers that are rebuilt as new objects.
+    """Registers a type as containers, which are rebuilt as new objects.
 
     Args:
         type: The type; subclasses are not included.

@@ -36,8 +36,8 @@ def iter_graph(
         Pairs of a path and a value; the root comes last, with ``()``.
 
     Raises:
-        ValueError: In tree mode, for shared references, cycles and objects that are not
-            pytrees; while it is iterated.
+        ValueError: During iteration in tree mode, for shared references, cycles and
+            objects that are not pytrees.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -156,17 +156,17 @@ def _tree_children(x: Any) -> list[tuple[Any, Any]]:
 def iter_children(
     node: Any, /, *, graph: bool | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """Lists the children of a node that are objects: graph nodes, Variables, refs.
+    """Lists the children of a node that are graph nodes, Variables or refs.
 
     Args:
         node: A Module, another graph node or a container.
         graph: The mode; ``None`` takes the default.
 
     Yields:
-        Pairs of a key and a child; a child with two keys comes twice.
+        Pairs of a key and a child; a child under two keys is listed twice.
 
     Raises:
-        ValueError: If ``node`` is not a node; on the first ``next``.
+        ValueError: If ``node`` is not a node, at the first ``next``.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -191,7 +191,7 @@ def iter_module_children(
         Pairs of a key and a child.
 
     Raises:
-        ValueError: If ``node`` is not a node; on the first ``next``.
+        ValueError: If ``node`` is not a node, at the first ``next``.
 
     Example:
         >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -238,14 +238,15 @@ def map(
     graph: bool | None = None,
     recreate_variables: bool = True,
 ) -> Any:
-    """A new object with ``f(path, leaf)`` instead of each leaf.
+    """Builds a new object with ``f(path, leaf)`` in place of each leaf.
 
     Args:
-        f: Gets the Variables of ``node`` themselves. A Variable that it returns is
-            used as it is; another value gets the type and metadata of the original.
+        f: Called with the Variables of ``node`` themselves. If it returns a Variable,
+            that one is used; any other value is wrapped in a Variable with the type and
+            metadata of the original.
         node: Any object, container, Variable or array; it is not changed.
         graph: The mode; ``None`` takes the default.
-        recreate_variables: ``False`` places returned values without a Variable.
+        recreate_variables: Whether to wrap values; if False, they are used as they are.
 
     Returns:
         The new object.
@@ -272,13 +273,13 @@ def recursive_map(
     """Replaces each node and leaf, bottom up, by ``f(path, value)``.
 
     Args:
-        f: Gets copies of the nodes, with their children replaced already.
+        f: Called with copies of the nodes whose children are already replaced.
         node: Any object or container; it is not changed. Variables are shared with the
             result unless ``f`` replaces them.
         graph: ``True`` maps shared objects once; ``None`` takes the default.
 
     Returns:
-        The result of ``f`` for the root.
+        What ``f`` returns for the root.
 
     Raises:
         ValueError: For cycles; in tree mode also for shared references.
@@ -370,11 +371,11 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
 
     Args:
         node: Any object or container.
-        only: A filter on (path, object) for the repeated occurrences.
+        only: A filter for the repeated occurrences to count.
 
     Returns:
-        A list of paths for each graph node, Variable, ref or array that occurs more
-        than once. What is below a repeated node is not listed again.
+        For each graph node, Variable, ref or array that occurs more than once, the list
+        of its paths. Objects below a repeated node are listed at its first path only.
 
     Example:
         >>> class Tied(nnx.Module):

@@ -1,7 +1,7 @@
 """Changing an object in place: `update` writes a state into it, `pop` takes one out.
 
-Each works in two steps. First the whole change is planned, and everything that can be
-wrong with it is found; then it is carried out. So a failed call changes nothing.
+Each works in two steps: the whole change is planned and checked, then it is carried
+out. So a failed call changes nothing.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ _Visit = tuple[Any, Any, Pytree | None, Mapping[Any, Any], Path]
 def update(node: Any, state: Any, /, *state_list: Any) -> None:
     """Writes a state into an object, in place.
 
-    Variables keep their identity and type; they take over the value and metadata (or,
-    from a raw value, the value). Only the paths of the state are touched. As in Flax,
-    new paths make new attributes, for which Variables are copied, and shapes may
-    change. A NumPy array for a JAX array becomes one; ``{"value": array}``, of which
-    checkpoints without types consist, gives its array.
+    A Variable keeps its identity and type; from a Variable it takes the value and the
+    metadata, from anything else the value. Paths that the state lacks are left alone,
+    new paths become new attributes (with copies of the Variables), and shapes may
+    change, as in Flax. A NumPy array that replaces a JAX array is converted, and
+    ``{"value": array}``, as in checkpoints restored without types, is read as the
+    array.
 
     Args:
         node: The object.
         state: A State, mapping, FlatState, GraphState or a pytree with the structure of
             ``node`` (such as gradients).
-        *state_list: Further states; later ones win.
+        *state_list: Further states; of equal paths the last one counts.
 
     Raises:
-        ValueError: If the state doesn't fit the object, e.g. has a mapping for an
-            array. Nothing has changed then.
-        TypeError: If the state is not a mapping.
+        ValueError: If the state does not fit the object, e.g. has a mapping where the
+            object has an array. Like the other errors, it leaves the object unchanged.
+        TypeError: If the state is neither a mapping nor a pytree of that structure.
         TraceContextError: If another trace owns an object that would change.
 
     Example:
@@ -78,8 +79,8 @@ class UnsupportedTypeError(RuntimeError, TypeError):
 
     def __init__(self, node: Any) -> None:
         super().__init__(
-            f"Unsupported type: {type(node).__name__} has no state that could be "
-            "changed. Pass a Module, a Variable or a container of them."
+            f"Unsupported type: a {type(node).__name__} has no state to change. Pass "
+            "a Module, a Variable or a container of them."
         )
 
 
@@ -337,17 +338,19 @@ def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
 @overload
 def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
 def pop(node: Any, *filter_list: Filter) -> Any:
-    """Removes the leaves that match from an object, and returns them.
+    """Removes matching leaves from an object, in place, and returns them.
 
     Args:
         node: The object.
-        *filter_list: Filters, at least one; the first that matches takes a leaf.
+        *filter_list: One or more filters; each leaf goes to the first that matches it,
+            and leaves that match none stay in the object.
 
     Returns:
-        A State, or one State per filter.
+        A State; with several filters a tuple of States.
 
     Raises:
-        ValueError: If no filter is given, or a leaf is in a list or tuple.
+        ValueError: If no filter is given, or a matching leaf is an item of a list or
+            tuple; then nothing is removed.
         TraceContextError: If another trace owns the object.
 
     Example:
@@ -441,16 +444,17 @@ def _check_can_pop(node: Any, key: Any, path: Path) -> None:
 
 
 def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
-    """Sets metadata entries of all Variables that match, in place.
+    """Sets metadata entries of all matching Variables, in place.
 
     Args:
         node: Any object, container or Variable.
-        only: A filter on (path, Variable).
-        **metadata: The entries; others are kept.
+        only: A filter for the Variables to change.
+        **metadata: The entries to set; the others are kept.
 
     Raises:
         ValueError: If ``hijax`` or ``ref`` would change.
         TypeError: If no entry is given.
+        TraceContextError: If another trace owns one of the Variables.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

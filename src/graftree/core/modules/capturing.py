@@ -59,26 +59,25 @@ def capture(
         fn: A Module, a bound method of one, or a function whose first argument is a
             Module or a node that contains some. If it is a Variable type, it counts as
             the first of ``var_types``, and a decorator is returned.
-        *var_types: The types of Variables to return. Values are matched by their exact
-            type.
-        init: Values that the recording starts from, by path and Variable type, e.g.
-            the perturbations of an earlier call. They are returned only if their type
-            is in ``var_types``.
+        *var_types: The types of Variables to return; a subclass does not match.
+        init: Values to start recording from, by path and Variable type, e.g. the
+            perturbations of an earlier call. They are returned only if their type is in
+            ``var_types``.
         method_outputs: The type as which the output of every method called on a nested
             Module (``__call__`` and public names) is recorded, under the name of the
             method. The outermost method is left out if ``fn`` is a bound method.
 
     Returns:
-        A function with the arguments of ``fn``. It returns what ``fn`` returns, or
-        with ``var_types`` a tuple of that and one State for each of them, nested by
-        Module path. A Module that is shared records under the first of its paths.
+        A function with the arguments of ``fn``. It returns what ``fn`` returns; with
+        ``var_types`` a tuple of that and one State per type, nested by Module path. A
+        shared Module records under the first of its paths.
 
     Raises:
-        TypeError: If ``fn`` can't be called, or something else than Variable types is
-            given; when called: if there is no first argument.
-        TraceContextError: When called: if another trace owns one of the Modules.
-        ValueError: When called: if a name that was recorded is also that of a Module
-            which recorded something of the same type.
+        TypeError: If ``fn`` is not callable, or one of ``var_types`` is not a Variable
+            type; in a call, if there is no first argument.
+        TraceContextError: In a call, if another trace owns one of the Modules.
+        ValueError: In a call, if a recorded name is also the name of a Module that
+            recorded something of the same type.
 
     Example:
         >>> class Block(nnx.Module):

@@ -10,7 +10,7 @@ kept in ``vars`` under a name, and shows in paths under a key:
     Dict        items["items"]       "@items" "items"    (the name is a method's)
 
 A structural change of a `List` (insert, pop, reverse, ...) moves items together with
-their status and is written at once: it happens whole or not at all.
+their status, and happens completely or not at all.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
     """A list of Modules, Variables, arrays and static values.
 
     Args:
-        it: The items; None for none. An item is data or static by the rules for
-            attributes, and may be marked with ``nnx.data`` or ``nnx.static``.
+        it: The items; ``None`` for an empty List. The rules for attributes decide
+            whether an item is data or static, unless it is marked with ``nnx.data`` or
+            ``nnx.static``.
 
     Raises:
         ValueError: If an item is a container that holds data, such as a list of
@@ -124,7 +125,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         Args:
             value: What to look for; arrays and Variables are compared by value.
             start: The first index to look at.
-            stop: The index to stop at; None for the length.
+            stop: The index to stop at; ``None`` for the length.
 
         Raises:
             ValueError: If there is no such item.
@@ -207,7 +208,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         """Adds an item in front of the one at ``index``.
 
         Args:
-            index: The index it will have; one beyond either end means that end.
+            index: The index it will have; an index beyond either end means that end.
             value: The item.
 
         Raises:
@@ -324,8 +325,8 @@ def _name_of(cls: type, key: Any) -> str:
 class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str, A]):
     """A dict with string keys of Modules, Variables, arrays and static values.
 
-    Items are attributes, too: ``d["a"]`` and ``d.a`` are the same. Only an item whose
-    key is also the name of a method is reached as ``d["items"]`` alone.
+    Items are also attributes: ``d["a"]`` is ``d.a``. The exception is a key that is the
+    name of a method, such as ``d["items"]``.
 
     Args:
         *args: A mapping or pairs, as for ``dict``.
@@ -375,7 +376,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     def __setitem__(self, key: str, value: A) -> None:
         _check_key(key)
         if key in _HIDDEN:
-            raise ValueError(f"A Dict keeps the key {key!r} for itself; use another.")
+            raise ValueError(f"The key {key!r} is reserved by Dict; use another one.")
         setattr(self, _name_of(type(self), key), value)
 
     def __delitem__(self, key: str) -> None:
@@ -411,7 +412,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
 def _check_key(key: Any) -> None:
     if not isinstance(key, str):
         raise TypeError(
-            f"The keys of a Dict are strings, since its items are attributes; got "
+            f"Expected a string as the key of a Dict, whose items are attributes; got "
             f"{key!r} of type {type(key).__name__}."
         )
 

@@ -23,7 +23,7 @@ M = TypeVar("M", bound="Module")
 
 
 class ModuleMeta(pytrees.PytreeMeta):
-    """The metaclass of Modules; use it where a metaclass of one's own is needed."""
+    """The metaclass of Modules: the base for metaclasses of your own."""
 
 
 @recorders.records_no_outputs
@@ -59,14 +59,15 @@ class Module(recorders.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
         """Sets attributes, in place, on all nested Modules that already have them.
 
         Args:
-            *filters: Only Modules that match one of these; none given: all Modules.
+            *filters: Set them only on Modules that match one of these; without
+                filters, on all.
             raise_if_not_found: Whether an attribute that no Module has is an error.
-            graph: Whether shared references are followed (graph mode) or an error
-                (tree mode); None for the current default.
+            graph: Whether shared references are allowed (graph mode) or an error (tree
+                mode); ``None`` takes the default.
             **attributes: Names and values.
 
         Raises:
-            ValueError: If an attribute was found nowhere; then nothing is set.
+            ValueError: If no Module has one of the attributes; then nothing is set.
 
         Example:
             >>> block = nnx.List([nnx.Dropout(0.1), nnx.Dropout(0.2)])

@@ -87,9 +87,9 @@ class Recorder:
             value: The value, any pytree.
             reduce_fn: ``(recorded so far, value) -> recorded``; appends by default, so
                 that each call adds one entry.
-            init_fn: Makes what ``reduce_fn`` gets the first time.
-            capture_noop: Outside a capture: whether to do nothing, instead of storing
-                the value in an attribute, which is deprecated. None takes the flag
+            init_fn: Makes the first argument of the first call of ``reduce_fn``.
+            capture_noop: Whether to do nothing outside a capture, instead of storing
+                the value in an attribute, which is deprecated. ``None`` takes the flag
                 ``nnx_sow_capture_noop``.
 
         Returns:
@@ -125,10 +125,10 @@ class Recorder:
         variable_type: type[Variable[Any]] | str = Perturbation,
         capture_noop: bool | None = None,
     ) -> T:
-        """Adds a recorded zero, so that gradients of an intermediate value can be had.
+        """Adds a recorded zero to a value, so that its gradient can be computed.
 
-        Gradients with respect to the recorded perturbations, fed back through
-        ``capture(..., init=perturbations)``, are those of ``value``.
+        The gradient with respect to the recorded perturbation, fed back through
+        ``capture(..., init=perturbations)``, is that of ``value``.
 
         Args:
             name: The name to record the perturbation under.
@@ -179,10 +179,10 @@ def _resolve(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
 
 
 def open_buffers(module: Any) -> tuple[Buffer, ...] | None:
-    """The buffers to record to; None outside a capture.
+    """The buffers to record to; ``None`` outside a capture.
 
     A Module with buffers but without an entry in `capturing_threads` was rebuilt by a
-    transform inside a capture, so that only the thread that traces it knows it.
+    transform inside a capture, so only the thread that traces it knows it.
     """
     buffers = vars(module).get(BUFFERS)
     if buffers is None:
@@ -238,7 +238,7 @@ def _sow_attribute(
     if not isinstance(variable, Variable):
         raise ValueError(
             f"Expected {name!r} to be a Variable, got {type(variable).__name__}.\n"
-            f"Sow under another name, or inside nnx.capture, where names are free."
+            f"Use another name, or sow inside nnx.capture, where any name is allowed."
         )
     if type(variable) is not variable_type:
         raise _type_error(name, variable_type, variable)

@@ -1,12 +1,12 @@
-"""Objects in another representation: their Variables with array refs, or without.
+"""Conversions of whole objects: Variables with array refs, and without.
 
 A ``jax.Ref`` is an array that plain JAX transforms write in place. A Variable with
 ``ref=True`` holds one, so that ``jax.jit(step)(model)`` changes the model and returns
 nothing. What JAX forbids for refs (being returned, differentiated, or passed twice) is
 undone by converting: `to_arrays` before ``jax.grad``, `to_refs` after a model was made.
 
-All functions here give a new object and leave the one they got as it was. What needs no
-change is shared between the two, Variables too.
+All functions here return a new object and leave their argument unchanged. The two share
+whatever needs no conversion, including Variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _HijaxMeta(type):
 
 
 class HijaxVariable(metaclass=_HijaxMeta):
-    """What Variables with ``hijax=True`` are instances of, whatever their class.
+    """The class of which every Variable with ``hijax=True`` is an instance.
 
     Example:
         >>> count = nnx.Variable(jnp.array(0), hijax=True)
@@ -51,20 +51,20 @@ def with_vars(
     only: Any = ...,
     allow_duplicates: bool = False,
 ) -> N:
-    """The same object with Variables of another representation.
+    """Converts the Variables of an object to another representation.
 
     Args:
         node: Any object, container, State or Variable; it is not changed.
-        hijax: The new ``hijax`` of the Variables; ``None`` leaves it.
-        ref: Whether to store their values in array refs; ``None`` leaves it.
-        mutable: ``False`` makes them read-only, ``True`` undoes that; ``None`` leaves
-            it.
+        hijax: Their new ``hijax``; ``None`` keeps the old one.
+        ref: Whether to store their values in array refs; ``None`` keeps them as stored.
+        mutable: ``False`` makes them read-only, ``True`` undoes that, ``None`` does
+            neither.
         only: A filter for the Variables to convert.
         allow_duplicates: Whether Variables that occur more than once may be converted;
             they stay shared.
 
     Returns:
-        A new object. Variables that are as requested already are shared with ``node``.
+        A new object. It shares the Variables that need no conversion with ``node``.
 
     Raises:
         ValueError: If a Variable to convert occurs more than once.
@@ -93,18 +93,18 @@ def with_vars(
 
 
 def to_refs(node: N, /, only: Any = ...) -> N:
-    """The same object with its Variables and arrays in array refs.
+    """Stores the Variables and arrays of an object in array refs.
 
     Args:
         node: Any object, container, State, Variable or array; it is not changed.
         only: A filter for the Variables and arrays to convert.
 
     Returns:
-        A new object. What is in refs already is shared with ``node``.
+        A new object. It shares with ``node`` what is in refs already.
 
     Raises:
         ValueError: If a Variable or array to convert occurs more than once.
-        TypeError: If a Variable to convert holds no array.
+        TypeError: If a Variable to convert does not hold an array.
 
     Example:
         >>> model = nnx.to_refs(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -121,7 +121,7 @@ def to_refs(node: N, /, only: Any = ...) -> N:
 
 
 def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) -> N:
-    """The same object with what its array refs hold now instead of the refs.
+    """Replaces the array refs in an object by the arrays that they hold now.
 
     Args:
         node: Any object, container, State, Variable or ref; it is not changed.
@@ -130,7 +130,7 @@ def to_arrays(node: N, /, *, only: Any = ..., allow_duplicates: bool = False) ->
             converted; a Variable stays shared.
 
     Returns:
-        A new object. What is not in refs is shared with ``node``.
+        A new object. It shares with ``node`` what is not in refs.
 
     Raises:
         ValueError: If a Variable or ref to convert occurs more than once.

@@ -1,9 +1,9 @@
 """Views: a second object over the same Variables, configured differently.
 
-`view` asks every node that defines ``set_view`` to configure itself, and
-`with_attributes` sets attributes by name. Both work on a copy: its nodes and
-containers are new, its Variables, arrays and static values are those of the input. So
-the input is never changed, and training one of the two trains the other.
+`view` configures every node that defines ``set_view``, and `with_attributes` sets
+attributes by name. Both work on a copy: its nodes and containers are new, its
+Variables, arrays and static values are those of the input. So the input is never
+changed, and training either one trains both.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def view(
 ) -> N:
     """Copies ``node`` and configures the copy through its ``set_view`` methods.
 
-    Every node whose class defines ``set_view`` is called with those of ``kwargs`` that
-    its signature names, children before parents.
+    Each ``set_view`` is called with those of the options that its signature names,
+    children before parents.
 
     Args:
-        node: A Module, or any node that contains some.
-        only: Configure only the nodes that match this filter.
-        raise_if_not_found: Whether an option that nobody takes is an error.
+        node: A Module, or any node that contains Modules.
+        only: A filter for the nodes to configure.
+        raise_if_not_found: Whether an option that no ``set_view`` takes is an error.
         graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
-            mode); None for the current default.
+            mode); ``None`` takes the default.
         **kwargs: The options.
 
     Returns:
         A new node, never the input, with the Variables of the input.
 
     Raises:
-        ValueError: If an option is taken by no ``set_view``, or if ``node`` refers to
+        ValueError: If no ``set_view`` takes one of the options, or if ``node`` contains
             itself.
 
     Example:
@@ -121,18 +121,19 @@ def with_attributes(
     An attribute is set on each Module that already has it.
 
     Args:
-        node: A Module, or any node that contains some.
-        only: Set attributes only on the Modules that match this filter.
+        node: A Module, or any node that contains Modules.
+        only: A filter for the Modules whose attributes are set.
         raise_if_not_found: Whether an attribute that no Module has is an error.
         graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
-            mode); None for the current default.
+            mode); ``None`` takes the default.
         **attributes: Names and values.
 
     Returns:
         A new node, never the input, with the Variables of the input.
 
     Raises:
-        ValueError: If an attribute was found nowhere, or if ``node`` refers to itself.
+        ValueError: If no Module has one of the attributes, or if ``node`` contains
+            itself.
 
     Example:
         >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
@@ -155,13 +156,13 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
     """Describes the options that `view` takes for ``node``.
 
     Args:
-        node: A Module, or any node that contains some.
-        only: Describe only the nodes that match this filter.
-        graph: Graph or tree mode; None for the current default.
+        node: A Module, or any node that contains Modules.
+        only: A filter for the nodes to describe.
+        graph: The mode; ``None`` takes the default.
 
     Returns:
         For each class that defines ``set_view`` its name, then the parameters with
-        their annotation, default and description from the docstring; empty if there
+        their annotation, default and description from the docstring; ``""`` if there
         is no such class.
 
     Example:

@@ -1,7 +1,7 @@
 """Which attributes of an object are data, and which are static.
 
-The status of an attribute is declared (`data`, `static`, in the class body or around
-the value that is assigned) or found from the first value. This file holds the
+The status of an attribute is declared (with `data` or `static`, in the class body or
+around the assigned value) or inferred from the first value. This file holds the
 declarations, the table of statuses that each object carries, and the checks that keep
 arrays out of static attributes; `pytrees.py` calls them when attributes are set.
 """
@@ -37,10 +37,10 @@ def register_data_type(type_: type[T], /) -> type[T]:
     """Makes instances of exactly this type data wherever they are assigned.
 
     Args:
-        type_: The type; subclasses are not included.
+        type_: The type; its subclasses are not registered.
 
     Returns:
-        ``type_``, so that it can be used as a decorator.
+        ``type_``, so that this can be used as a decorator.
 
     Example:
         >>> @nnx.register_data_type
@@ -56,13 +56,16 @@ def register_data_type(type_: type[T], /) -> type[T]:
 
 
 def is_data(value: Any, /) -> bool:
-    """Whether a value is data by itself: an array, ref, Variable, Pytree.
+    """Whether a value is data by itself: an array, a ref, a Variable or a Pytree.
 
-    Instances are asked, not only types, since a tracer is an array of a type of its
-    own. Lists, dicts and tuples are not data, even if they hold arrays.
+    Lists, dicts and tuples are not, even if they hold arrays; NumPy arrays and
+    instances of registered types are.
 
     Args:
         value: Any value.
+
+    Returns:
+        True for data, which any attribute stores as a child of the pytree.
 
     Example:
         >>> nnx.is_data(jnp.ones(2)), nnx.is_data(2), nnx.is_data([jnp.ones(2)])
@@ -86,13 +89,13 @@ class DataObject:
 
 
 def has_data(value: Any, /) -> list[Any]:
-    """The data in a pytree: its leaves and nodes for which `is_data` holds.
+    """Lists the data in a pytree: the leaves and nodes for which `is_data` holds.
 
     Args:
-        value: Any value; data nodes in it are not entered.
+        value: Any value. Nodes that are data are listed whole.
 
     Returns:
-        The data found, in tree order.
+        A new list in tree order.
 
     Example:
         >>> nnx.has_data([1, jnp.ones(2), "a"])
@@ -113,9 +116,9 @@ def _leaves(x: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
 
 
 class AttributeField(dataclasses.Field):
-    """What `data` and `static` make: a status, and perhaps a value.
+    """What `data` and `static` return: a status and, possibly, a value.
 
-    In a class body it is a dataclass field. On assignment the value is taken out of it.
+    In a class body it is a dataclass field. Assigning it stores the value it holds.
     """
 
     __slots__ = ()
@@ -174,17 +177,17 @@ def data(*, default: T, **options: Any) -> T: ...
 @overload
 def data(**options: Any) -> Any: ...
 def data(value: Any = MISSING, /, **options: Any) -> Any:
-    """Declares an attribute to be data: part of the state.
+    """Marks an attribute as data: part of the state.
 
     Args:
-        value: The value, when it is assigned to an attribute: any value or container.
-        **options: Those of ``dataclasses.field``, when used in a class body.
+        value: The value to assign to an attribute: any value or container.
+        **options: In a class body: the options of ``dataclasses.field``.
 
     Returns:
-        A dataclass field; assignment takes the value out of it.
+        A dataclass field. Assigning it to an attribute stores ``value`` itself.
 
     Raises:
-        TypeError: If both a value and options are given.
+        TypeError: If both a value and options are given, or an unknown option.
         ValueError: If the option ``metadata`` contains ``"static"``.
 
     Example:
@@ -204,17 +207,18 @@ def static(*, default: T, **options: Any) -> T: ...
 @overload
 def static(**options: Any) -> Any: ...
 def static(value: Any = MISSING, /, **options: Any) -> Any:
-    """Declares an attribute to be static: part of the structure.
+    """Marks an attribute as static: part of the structure.
 
     Args:
-        value: The value, when it is assigned to an attribute; it must hold no arrays.
-        **options: Those of ``dataclasses.field``, when used in a class body.
+        value: The value to assign to an attribute. Assignment raises a ``ValueError``
+            if it is, or contains, data.
+        **options: In a class body: the options of ``dataclasses.field``.
 
     Returns:
-        A dataclass field; assignment takes the value out of it.
+        A dataclass field. Assigning it to an attribute stores ``value`` itself.
 
     Raises:
-        TypeError: If both a value and options are given.
+        TypeError: If both a value and options are given, or an unknown option.
         ValueError: If the option ``metadata`` contains ``"static"``.
 
     Example:
@@ -253,11 +257,11 @@ def dataclass(
     slots: bool = False,
     weakref_slot: bool = False,
 ) -> Any:
-    """``dataclasses.dataclass`` for Pytrees; the repr of the library is kept.
+    """Makes a Pytree class a dataclass; it keeps the repr of Pytrees.
 
     Args:
-        cls: The class; ``None`` when used with options.
-        init: As in ``dataclasses.dataclass``; so are all further options.
+        cls: The class; leave it out to give options.
+        init: As in ``dataclasses.dataclass``, like all further options.
         eq: See ``init``.
         order: See ``init``.
         unsafe_hash: See ``init``.
@@ -274,8 +278,11 @@ def dataclass(
         ... class Affine(nnx.Pytree):
         ...     scale: jax.Array = nnx.data()
         ...     name: str = nnx.static(default="affine")
-        >>> Affine(jnp.array(2.0)).name
-        'affine'
+        >>> jax.tree.map(lambda x: 2 * x, Affine(jnp.array(1.5)))
+        Affine(
+          name='affine',
+          scale=Array(3., dtype=float32, weak_type=True)
+        )
     """
     decorate = dataclasses.dataclass(
         init=init,

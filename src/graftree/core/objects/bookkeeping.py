@@ -1,14 +1,15 @@
-"""What a Pytree holds besides its attributes, and who watches its ``vars``.
+"""What a Pytree holds besides its attributes, and how its ``vars`` are watched.
 
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
     vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
 
-`Pytree.__new__` puts them there. An object made past it gets them when it needs them,
-and attributes written past ``Pytree.__setattr__`` their status when it is taken apart.
+`Pytree.__new__` puts them there. An object made without it gets them when they are
+first needed, and an attribute written without ``Pytree.__setattr__`` gets its status
+when the object is next flattened.
 
-A skeleton that is kept for later has to know of writes into ``vars(obj)``. For that
-time, `watch` puts a `WatchedDict` in place of the object's dict. So objects that
-nobody keeps anything about, as those inside a trace, have a plain dict and pay nothing.
+A cached skeleton must learn of writes into ``vars(obj)``. So when one is cached,
+`watch` replaces the object's dict by a `WatchedDict`. Objects without a cache, such as
+those inside a trace, keep a plain dict and pay nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class PytreeState:
     """The bookkeeping of one object; owner and stamp are not part of its structure.
 
     Attributes:
-        initializing: Whether a lazy initialization runs (used by the Linen bridge).
+        initializing: Whether a lazy initialization is running (for the Linen bridge).
         is_setup: Whether a lazy ``setup`` has run.
         owner: The token of the trace that owns the object.
-        built: Whether construction has ended; until then checks may be put off.
+        built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `stamps.py`).
         memos: What is known of the object's structure, by mode (see `freshness.py`).
     """
@@ -164,7 +165,7 @@ def memos_of(obj: Any) -> dict[bool, Any]:
 
 
 def settle(obj: Any) -> AttributeTable:
-    """Makes the table one of exactly the attributes in ``vars``."""
+    """Brings the table into agreement with the attributes in ``vars``."""
     entries = complete(obj)
     cls, table = type(obj), entries[NODES]
     facts = classes.facts_of(cls)
@@ -253,10 +254,10 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def watch(obj: Any) -> bool:
-    """Stamps all writes into ``vars(obj)`` from now on; says whether that is possible.
+    """Stamps all writes into ``vars(obj)`` from now on; returns whether it can.
 
-    It is not if somebody holds the dict that is there now, or the class has a
-    ``__setattr__`` or ``__delattr__`` of its own, which may use that of `object`.
+    It cannot if other code holds the present dict, or if the class has its own
+    ``__setattr__`` or ``__delattr__``, which may call that of `object`.
     """
     if not classes.facts_of(type(obj)).is_stamping:
         return False

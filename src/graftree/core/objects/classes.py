@@ -1,8 +1,8 @@
 """What is known of a class of Pytrees.
 
-It is kept here by class, and not on the class, whose attributes all belong to the user.
-It is found when it is first needed, and again when something changes in a class that it
-depends on: its bases, a property, its ``__setattr__``.
+It is kept here, not on the class, whose attributes all belong to the user. It is found
+when first needed, and again after a change of what it depends on: the bases of a class,
+a property, ``__setattr__``.
 """
 
 from __future__ import annotations
@@ -119,11 +119,6 @@ def stamping(method: F) -> F:
     return method
 
 
-def key_of(cls: type, name: str) -> Any:
-    """The key that stands for an attribute in paths."""
-    return facts_of(cls).naming.key_of(name)
-
-
 def name_of(cls: type, key: Any) -> str:
     """The attribute that a key of a path stands for."""
     return facts_of(cls).naming.name_of(cls, key)
@@ -148,7 +143,7 @@ def declared_statuses(cls: type, warn: bool) -> dict[str, bool]:
                 first, second = _word(statuses[name]), _word(status)
                 raise ValueError(
                     f"Conflicting pytree annotation for {cls.__qualname__}.{name}: "
-                    f"it is {first} already and can't become {second}."
+                    f"it is declared {first} and cannot also be {second}."
                 )
     return statuses
 

@@ -36,7 +36,7 @@ _facts = classes.known
 
 
 class PytreeMeta(abc.ABCMeta):
-    """Makes instances with their bookkeeping, and checks them once they are built."""
+    """Creates instances with their bookkeeping, and checks them once they are built."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         obj = cls.__new__(cls, *args, **kwargs)
@@ -97,16 +97,17 @@ class Pytree(
 
     Attributes are data (arrays, Variables, other Pytrees: the children of the pytree)
     or static (everything else: part of its structure). The status is declared with
-    `data` and `static`, or found from the value first assigned.
+    `data` or `static`, or inferred from the first value assigned.
 
     Args of the class statement:
         pytree: Whether instances are JAX pytrees; ``False`` makes them leaves, which
-            only graph mode accepts. The default is inherited.
+            only graph mode accepts. Subclasses inherit the choice.
 
     Raises:
-        ValueError: If an array, or a container with arrays, is assigned to a static
+        ValueError: If an array, or a container of arrays, is assigned to a static
             attribute.
-        TraceContextError: If another trace owns the object that is changed.
+        TraceContextError: If an attribute is set or deleted while another trace owns
+            the object.
 
     Example:
         >>> class Point(nnx.Pytree):
@@ -210,7 +211,7 @@ classes.forget()
 
 
 class Object(Pytree, pytree=False):
-    """A `Pytree` that is not a JAX pytree, only a graph node.
+    """A `Pytree` that is a graph node only: JAX sees it as a leaf.
 
     Raises:
         ValueError: If a subclass is declared with ``pytree=True``.
@@ -242,7 +243,11 @@ def check_pytree(pytree: Any) -> None:
         ValueError: If there is data in a static attribute, e.g. appended to a list.
 
     Example:
-        >>> nnx.check_pytree(nnx.Rngs(0))
+        >>> model = nnx.Dict(sizes=[1])
+        >>> model.sizes.append(jnp.ones(2))
+        >>> nnx.check_pytree(model)
+        Traceback (most recent call last):
+        ValueError: Found unexpected data on value of type 'list' in the static...
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"check_pytree: {type(pytree).__name__} is not a Pytree.")
@@ -250,16 +255,16 @@ def check_pytree(pytree: Any) -> None:
 
 
 def touch(obj: Any) -> None:
-    """Says that an object was changed past its ``__setattr__``.
+    """Marks an object as changed, after a change that bypassed its ``__setattr__``.
 
-    What is known of an object, such as what `jit` found out in an earlier call, holds
-    until the object says that it changed. It says so when attributes are set and
-    deleted, also in ``vars(obj)``, and in classes with a ``__setattr__`` of their own.
-    Only a direct ``object.__setattr__(obj, ...)`` goes by unseen.
+    `jit` and other functions remember the structure of an object until it changes. They
+    notice attributes that are set and deleted, also through ``vars(obj)`` and in
+    classes with a ``__setattr__`` of their own. The one change that they miss is a
+    direct ``object.__setattr__(obj, ...)``.
 
     Args:
-        obj: The Pytree or Variable that was changed. Objects inside of it, if they were
-            changed, have to be touched on their own.
+        obj: The Pytree or Variable that changed. Changed objects inside it must be
+            touched one by one.
 
     Raises:
         TypeError: If ``obj`` is neither a Pytree nor a Variable.
@@ -285,8 +290,8 @@ def touch(obj: Any) -> None:
 
 
 # What the rest of core does with objects without going through __setattr__. Where it
-# writes into `obj.__dict__`, `obj` is `Any`: with a metaclass, pyright takes that for
-# the read-only `__dict__` of a class.
+# writes into `obj.__dict__`, `obj` is `Any`: pyright confuses the `__dict__` of an
+# instance of a class that has a metaclass with the read-only one of the class.
 
 
 def rebuild(
@@ -347,8 +352,8 @@ def _is_array(x: Any) -> bool:
 
 
 def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
-    """Sets or deletes by code of the user, which may write into ``vars`` itself."""
-    # The one that it has now: it may be given another `__dict__`.
+    """Sets or deletes through a descriptor, whose code may write into ``vars``."""
+    # Read first: the descriptor may replace the `__dict__`.
     state = bookkeeping.state_of(obj)
     try:
         act(obj, *args)
@@ -399,13 +404,13 @@ def _refuse_data(obj: Pytree, name: str, value: Any, known: bool | None) -> None
         phrase = "Cannot assign data value of type"
         error = attributes.data_error(phrase, type(obj), name, value)
         if obj.__dict__.get(name, attributes.MISSING) is None:
-            hint = f"It was None first; begin with self.{name} = nnx.data(None)."
+            hint = f"Its first value was None; write self.{name} = nnx.data(None)."
             error = ValueError(f"{error}\n{hint}")
         raise error
     if bookkeeping.state_of(obj).built:
         phrase = "Found data on value of type"
         raise attributes.data_error(phrase, type(obj), name, value)
-    # Under construction: the check at its end reports it with all others.
+    # During construction: the check at its end finds it.
 
 
 def _check_static_attributes(obj: Any) -> None:

@@ -23,7 +23,7 @@ def _keyless(
     """Makes a method of a function of ``jax.random``, which draws its own key."""
 
     def method(self: Callable[[], jax.Array], /, *args: Any, **kwargs: Any) -> Any:
-        # Looked up at each call, should someone have put another one in its place.
+        # Looked up in each call, in case it has been replaced.
         return getattr(jax.random, name)(self(), *args, **kwargs)
 
     name = sample.__name__

@@ -64,8 +64,8 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
     """Writes keys, and counts where given, back into their streams.
 
     Args:
-        backups: What `split_rngs` and `fork_rngs` return in place, or what
-            `backup_keys` returns, or tuples of that kind.
+        backups: What `split_rngs` and `fork_rngs` return in place or `backup_keys`
+            returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
 
     Raises:
         TraceContextError: If a stream belongs to another trace.
@@ -119,19 +119,19 @@ def reseed(
     """Gives the random streams inside an object new keys, and sets their counts to 0.
 
     For each name a fresh stream is made of the given seed or key; the streams of that
-    name inside ``node`` get the keys drawn from it, in the order of `iter_graph`. This
-    is how layers get theirs from a `Rngs`, so reseeding repeats what a model built with
-    that seed would draw.
+    name inside ``node`` get keys drawn from it, in the order of `iter_graph`. Layers
+    get their keys from a `Rngs` in the same way, so a reseeded model draws what one
+    built with that seed would draw.
 
     Args:
         node: An object that holds streams; it is changed in place.
         graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
             force.
-        policy: What to do with a stream whose key has axes: ``"scalars_only"`` raises,
-            ``"match_shape"`` splits the new key to that shape; or a function
+        policy: How to treat a stream whose key has axes: ``"scalars_only"`` raises,
+            ``"match_shape"`` splits the new key to that shape. Or a function
             ``(path, scalar_key, target_shape) -> key`` that is called for every stream.
-        **stream_keys: A seed or a key per stream name. Names that are not inside
-            ``node`` are ignored; ``default`` concerns the streams of that name only.
+        **stream_keys: A seed or a key per stream name. Names that ``node`` lacks are
+            ignored; ``default`` applies to the streams of that name only.
 
     Raises:
         ValueError: If the policy is unknown; if it is ``"scalars_only"`` and the key of

@@ -80,11 +80,11 @@ def split_rngs(
 
     Args:
         node: An object that holds streams. If left out, the result is a decorator that
-            acts on all arguments of a function for the time of each call.
+            acts on all arguments of a function, for the duration of each call.
         splits: The shape of the new keys; an integer is the size of their only axis.
-        only: Which streams to split: the filter must match both Variables of a stream,
-            so a stream's name, a path filter or `RngState` choose streams.
-        squeeze: Whether to drop the axis again; needs ``splits=1``.
+        only: Which streams to split. The filter must match both Variables of a stream:
+            use the name of a stream, a path filter or `RngState`.
+        squeeze: Whether to drop the new axis; requires ``splits=1``.
         graph: Whether ``node`` is a graph, whose shared streams are split once, or a
             tree; ``None`` means the default in force.
         graph_updates: Whether, in graph mode, to work in place; ``None`` means the
@@ -148,11 +148,11 @@ def fork_rngs(
 
     Args:
         node: An object that holds streams. If left out, the result is a decorator that
-            acts on all arguments of a function for the time of each call.
-        split: ``None`` forks all streams; a size forks and splits all of them; a
-            mapping of filters to sizes, or to ``None`` for no split, leaves the streams
-            that no filter matches unchanged. The first filter that matches counts; it
-            must match both Variables of a stream.
+            acts on all arguments of a function, for the duration of each call.
+        split: ``None`` forks all streams; a size forks and splits all of them. A
+            mapping of filters to sizes, or to ``None`` for no split, acts on the
+            streams that a filter matches; the first that matches both Variables of a
+            stream counts.
         graph: As for `split_rngs`.
         graph_updates: As for `split_rngs`.
 
@@ -221,9 +221,9 @@ def with_rngs(
 
     Filters are called with the path of a stream and the `RngStream`, so that a string
     is the name of a stream. Of the filters of one rule the first that matches counts.
-    If several rules match, ``split`` goes before ``broadcast`` before ``fork``, also
-    where the later rule is the more specific one; of the matching filters at most one
-    may be other than ``...`` and ``True``.
+    If several rules match, ``split`` precedes ``broadcast`` and that precedes ``fork``,
+    even where a later rule is more specific. At most one of the matching filters may be
+    other than ``...`` and ``True``.
 
     Args:
         node: An object that holds streams. If left out, the result is a decorator that

@@ -40,7 +40,7 @@ from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
 RngValue: TypeAlias = int | np.integer | jax.Array
-"""What a stream can be made of: a seed, key data (uint32) or a typed key array."""
+"""The source of a stream: a seed, key data (uint32) or a typed key array."""
 Size: TypeAlias = int | tuple[int, ...]
 """The shape of an array of keys; an integer is the size of its only axis."""
 Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
@@ -85,8 +85,8 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
     """A stream of random keys: a base key and the number of keys drawn from it.
 
     Args:
-        key: A seed, key data (a uint32 ``jax.Array``) or a typed key array of any
-            shape, which is kept as it is.
+        key: A seed, key data (a uint32 ``jax.Array``), or a typed key array of any
+            shape.
         tag: The name of the stream; its Variables carry it as metadata.
 
     Attributes:
@@ -131,7 +131,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         return key
 
     def split(self, k: Size) -> RngStream:
-        """Draws a key and makes a stream of ``k`` different keys from it.
+        """Draws a key and makes a stream of ``k`` different keys of it.
 
         Args:
             k: The shape of the new key; an integer is the size of its only axis.
@@ -150,10 +150,10 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         """Draws a key and makes a stream that holds it ``k`` times.
 
         Args:
-            k: The axes put before those of the key.
+            k: The axes to add in front of those of the key.
 
         Returns:
-            A new stream, all of whose keys are equal.
+            A new stream whose keys are all equal.
 
         Example:
             >>> streams = nnx.RngStream(0, tag="params").broadcast(3)
@@ -224,21 +224,21 @@ def _warn_of_split() -> None:
 class Rngs(distributions.RandomMethods, pytrees.Pytree):
     """A set of random streams with names.
 
-    Each stream is an attribute. A name that is not there stands for the stream
-    ``default``, if there is one: ``rngs.params`` and ``rngs["params"]`` then draw from
-    the same count. Calling the object draws from ``default``, and so do its
-    distributions and initializers.
+    Each stream is an attribute. Any other name stands for the stream ``default``, if
+    there is one, so that ``rngs.params`` and ``rngs.dropout`` may be the same stream.
+    Calling the object draws from ``default``, and so do its distributions and
+    initializers.
 
     Args:
-        default: What the stream ``default`` is made of (a seed, a key or a stream), or
-            a mapping of names to such values, which keywords override, or ``None`` for
-            no such stream.
-        **rngs: What the other streams are made of. Of a stream only the base key is
-            taken: the new one counts from 0, and its tag is the name given here.
+        default: The source of the stream ``default``: a seed, a key or a stream; or a
+            mapping of names to sources, which keywords override; or ``None`` for no
+            such stream.
+        **rngs: The sources of the other streams. Only the base key of a stream is
+            used: the new one counts from 0, and its tag is the name given here.
 
     Raises:
         TypeError: If ``default`` is given twice.
-        ValueError: If a value is neither a seed nor a key nor a stream.
+        ValueError: If a source is neither a seed nor a key nor a stream.
 
     Example:
         >>> rngs = nnx.Rngs(0, dropout=1)
@@ -315,8 +315,8 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
                 and the stream, so that a string is the name of a stream.
 
         Returns:
-            A new `Rngs`. A stream that no filter matches, or one with the size
-            ``None``, is copied with its count; nothing is drawn from it.
+            A new `Rngs`. A stream that no filter matches, or whose size is ``None``, is
+            copied with its count; nothing is drawn from it.
 
         Example:
             >>> rngs = nnx.Rngs(params=0, dropout=1)
@@ -330,8 +330,8 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         """Draws a key from each stream and repeats it, for use along mapped axes.
 
         Args:
-            k: The axes put before those of the keys, or a mapping of filters to such
-                axes, as for `split`.
+            k: The axes to add in front of those of the keys, or a mapping of filters
+                to such axes, as for `split`.
 
         Returns:
             A new `Rngs`; streams not matched are copied with their counts.
@@ -343,7 +343,7 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         return self._derive("broadcast", k)
 
     def fork(self, *, split: Sizes = None) -> Rngs:
-        """Draws a key from each stream and makes independent streams of them.
+        """Draws a key from each stream and makes an independent stream of it.
 
         Args:
             split: Deprecated: call `split` instead. Streams not matched are forked.

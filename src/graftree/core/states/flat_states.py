@@ -28,7 +28,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
     Args:
         items: The pairs.
-        sort: Whether to sort them by path; False takes them as they are.
+        sort: Whether to sort them by path; if False, they keep their order.
 
     Example:
         >>> flat = nnx.FlatState([(("b",), 2), (("a",), 1)], sort=True)
@@ -51,7 +51,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
     def from_sorted_keys_values(
         keys: Iterable[Path], values: Iterable[L], /
     ) -> FlatState[L]:
-        """Makes a FlatState of paths that are sorted already.
+        """Creates a FlatState from paths that are sorted already.
 
         Args:
             keys: The paths; a tuple is kept, not copied.
@@ -76,7 +76,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
 
     @property
     def leaves(self) -> list[L]:
-        """The leaves: the list itself, not a copy."""
+        """The leaves: the internal list, not a copy."""
         return self._leaves
 
     def __len__(self) -> int:
@@ -104,12 +104,12 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         """Merges FlatStates.
 
         Args:
-            flat_state: The first one.
-            *flat_states: Others.
+            flat_state: The first FlatState.
+            *flat_states: Further FlatStates.
 
         Returns:
-            A new FlatState with all entries, sorted; of equal paths all are kept,
-            later ones last. A single FlatState is returned as it is.
+            A new FlatState with all entries, sorted. Entries of equal paths are all
+            kept, later ones last. A single FlatState is returned itself.
 
         Example:
             >>> a, b = nnx.FlatState([(("a",), 1)], sort=True), nnx.FlatState(
@@ -124,7 +124,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         return FlatState([item for part in parts for item in part], sort=True)
 
     def split(self, first: Filter, /, *filters: Filter) -> Any:
-        """Divides the entries into groups that together hold all of them.
+        """Divides the entries into groups; each entry must match a filter.
 
         Args:
             first: The filter of the first group.
@@ -149,7 +149,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         return tuple(groups) if filters else groups[0]
 
     def filter(self, first: Filter, /, *filters: Filter) -> Any:
-        """Divides the entries into groups and leaves out those that match no filter.
+        """Divides the entries into groups; drops those that match no filter.
 
         Args:
             first: The filter of the first group.
@@ -191,7 +191,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         return [FlatState(group, sort=False) for group in groups]
 
     def to_nested_state(self) -> Any:
-        """Gives the State with these leaves.
+        """Converts to a State with these leaves.
 
         Returns:
             A new State; of equal paths the last one counts.

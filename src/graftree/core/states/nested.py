@@ -49,11 +49,11 @@ def flatten_mapping(
 
     Args:
         xs: The nested mapping.
-        keep_empty_nodes: Whether `empty_node` is stored for an empty mapping, which
-            otherwise leaves no trace. An empty root always gives ``{}``.
-        is_leaf: A function of path and mapping, called on each mapping, the root
-            included; where it returns True the mapping is stored as a leaf.
-        sep: If given, the keys of a path, which must be strings, are joined by it.
+        keep_empty_nodes: Whether to store `empty_node` for an empty mapping, which is
+            otherwise dropped. An empty root always gives ``{}``.
+        is_leaf: A function of path and mapping, called on each mapping including the
+            root; where it returns True, the mapping is stored as a leaf.
+        sep: A separator to join the keys of each path, which must then be strings.
 
     Returns:
         A new dict from tuples of keys, or from joined strings, to the leaves.
@@ -84,8 +84,8 @@ def flatten_to_sequence(
 
     Args:
         xs: The nested mapping.
-        is_leaf: A function of path and mapping, called on each mapping, the root
-            included; where it returns True the mapping is listed as a leaf.
+        is_leaf: A function of path and mapping, called on each mapping including the
+            root; where it returns True, the mapping is listed as a leaf.
 
     Returns:
         Pairs ``(path, leaf)`` in insertion order, without empty mappings.
@@ -111,7 +111,7 @@ def unflatten_mapping(
     Args:
         xs: A mapping from paths to leaves, or an iterable of such pairs. A leaf that
             is `empty_node` becomes an empty dict.
-        sep: If given, the paths are strings, to be split at it.
+        sep: A separator at which to split the paths, which must then be strings.
 
     Returns:
         New nested dicts.
@@ -138,7 +138,7 @@ def unflatten_mapping(
 
 
 def raw_mapping(xs: Any) -> Mapping:
-    """Gives the mapping below a State, and any other mapping as it is."""
+    """The mapping that a State wraps; any other mapping is returned itself."""
     if type(xs) is dict:
         return xs
     if not isinstance(xs, Mapping):

@@ -25,8 +25,8 @@ def to_pure_dict(
 
     Args:
         state: A State or another nested mapping.
-        extract_fn: What to make of a leaf; by default a Variable gives its value, and
-            other leaves stay.
+        extract_fn: Turns a leaf into a value; by default a Variable gives its value,
+            and other leaves stay.
 
     Returns:
         New nested dicts, sorted by key, without empty ones.
@@ -59,15 +59,15 @@ def replace_by_pure_dict(
     that shares it is not touched.
 
     Args:
-        state: The state to change; values and shapes need not be those of before, and
-            leaves that ``pure_dict`` does not have stay.
-        pure_dict: Nested dicts of new values. A string may stand for an integer key.
-        replace_fn: A function of old leaf and new value that gives the new leaf; by
+        state: The state to change. Types and shapes of values may change, and leaves
+            that ``pure_dict`` lacks stay.
+        pure_dict: Nested dicts of new values. Integer keys may be given as strings.
+        replace_fn: A function of old leaf and new value that returns the new leaf; by
             default ``old.replace(new)`` if there is such a method, else the new value.
 
     Raises:
-        ValueError: If ``pure_dict`` has a path that ``state`` does not have; nothing
-            is changed then.
+        ValueError: If ``pure_dict`` has a path that ``state`` lacks; then nothing is
+            changed.
 
     Example:
         >>> state = nnx.State({"layers": {0: nnx.Param(1)}})
@@ -133,9 +133,9 @@ def _unknown(path: Path) -> ValueError:
 
 
 def unboxed(value: Any) -> Any:
-    """The array in ``{"value": array}``; anything else as it is.
+    """The array in ``{"value": array}``; anything else is returned itself.
 
-    So a checkpoint that was restored without types writes a Variable.
+    In this form a checkpoint holds Variables if it is restored without types.
     """
     if isinstance(value, Mapping) and len(value) == 1:
         inner = value.get("value")
@@ -148,7 +148,7 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
     """Turns keys that are integers written as strings into integers.
 
     Args:
-        pure_dict: Nested dicts, e.g. from a checkpoint that knows string keys only.
+        pure_dict: Nested dicts, e.g. from a checkpoint format with string keys only.
 
     Returns:
         New nested dicts, without empty ones.

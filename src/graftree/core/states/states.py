@@ -50,8 +50,8 @@ def _deprecated(method: Callable[..., Any]) -> Callable[..., Any]:
 class State(MutableMapping[K, V], representations.Representable):
     """A nested mapping of leaves, with access by item and by attribute.
 
-    A JAX pytree whose children are sorted by key. Subclasses are registered, too, and
-    their sub-mappings are read as the subclass.
+    A JAX pytree whose children are sorted by key. Subclasses are registered, too;
+    reading a sub-mapping of one returns an instance of it.
 
     Args:
         mapping: A mapping or an iterable of pairs. Sub-mappings are shared, not copied.
@@ -322,7 +322,7 @@ def from_flat_state(
 
     Args:
         flat_state: A FlatState, a mapping from paths to leaves, or an iterable of
-            ``(path, leaf)`` pairs. Of equal paths the last one counts.
+            ``(path, leaf)`` pairs; of equal paths the last one counts.
         cls: The class of the result.
 
     Returns:
@@ -348,7 +348,7 @@ def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
     """Applies a function to every leaf of a state.
 
     Args:
-        f: A function of path and leaf; a Variable is passed itself, not its value.
+        f: A function of path and leaf, which may be a Variable.
         state: A State, a GraphState or another nested mapping.
 
     Returns:
@@ -369,7 +369,7 @@ def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
 
 
 def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
-    """Divides the leaves of a state into groups that together hold all of them.
+    """Divides the leaves of a state into groups; each leaf must match a filter.
 
     Args:
         state: A State, a GraphState or another nested mapping.
@@ -382,7 +382,7 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
         are shared.
 
     Raises:
-        TypeError: If ``state`` is not a mapping, or something is not a filter.
+        TypeError: If ``state`` is not a mapping, or a filter is invalid.
         ValueError: If a leaf matches no filter, or ``...`` is not the last one.
 
     Example:
@@ -396,7 +396,7 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
 
 
 def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
-    """Divides the leaves of a state and leaves out those that match no filter.
+    """Divides the leaves of a state into groups; drops those that match no filter.
 
     Args:
         state: A State, a GraphState or another nested mapping.
@@ -409,7 +409,7 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> Any:
         are shared.
 
     Raises:
-        TypeError: If ``state`` is not a mapping, or something is not a filter.
+        TypeError: If ``state`` is not a mapping, or a filter is invalid.
         ValueError: If ``...`` is not the last filter.
 
     Example:
@@ -431,15 +431,16 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
 
     Args:
         state: The first state: a State, a GraphState or another nested mapping.
-        *states: Others; of equal paths the last one counts.
+        *states: Further states; of equal paths the last one counts.
         cls: The class of the result.
 
     Returns:
-        A new state of the same leaves; a single State of class ``cls`` as it is.
+        A new state of the same leaves; a single State of class ``cls`` is returned
+        itself.
 
     Raises:
-        TypeError: If something is not a mapping.
-        ValueError: If there is a leaf where a later state has a sub-mapping.
+        TypeError: If one of the states is not a mapping.
+        ValueError: If a state has a leaf where a later one has a sub-mapping.
 
     Example:
         >>> nnx.merge_state(nnx.State({"a": 1, "b": 2}), {"b": 3})
@@ -475,11 +476,11 @@ _ABSENT = object()
 
 
 def diff(state: N, other: Mapping) -> N | State:
-    """Keeps the leaves of a state whose paths another one does not have.
+    """Keeps those leaves of a state whose paths another state lacks.
 
     Args:
         state: A State, a GraphState or another nested mapping.
-        other: Another; only its paths matter.
+        other: The other one; only its paths matter.
 
     Returns:
         A new State of the same leaves; ``state`` itself if ``other`` is empty.

@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 
 class Color(NamedTuple):
-    """The escape codes that begin each kind of text, and the one that ends them all.
-
-    Example:
-        >>> from graftree.core.text import colors
-        >>> colors.NO_COLOR.TYPE
-        ''
-    """
+    """The escape code that starts each kind of text, and the one that ends them all."""
 
     TYPE: str = ""
     ATTRIBUTE: str = ""
@@ -47,16 +41,7 @@ COLOR = Color(
 
 
 def supports_color() -> bool:
-    """Whether ``str`` is colored: on a terminal and in IPython.
-
-    Returns:
-        False also if the environment variable ``NO_COLOR`` is set.
-
-    Example:
-        >>> from graftree.core.text import colors
-        >>> isinstance(colors.supports_color(), bool)
-        True
-    """
+    """Whether ``str`` is colored: in a terminal or IPython, unless NO_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     ipython = sys.modules.get("IPython")
@@ -66,5 +51,5 @@ def supports_color() -> bool:
 
 
 def default() -> Color:
-    """The colors for output to the user: none where they would not show."""
+    """The colors for output to the user: none where they would not be shown."""
     return COLOR if supports_color() else NO_COLOR

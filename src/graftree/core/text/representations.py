@@ -20,7 +20,7 @@ from graftree.core.text import colors, writing
 
 
 class Representable:
-    """Base of the classes whose text this file writes; they define ``__nnx_repr__``.
+    """The base of classes that print as nested text; they define ``__nnx_repr__``.
 
     Example:
         >>> class Point(nnx.reprlib.Representable):
@@ -70,7 +70,7 @@ def register_treescope(render: Callable[..., Any]) -> None:
 
 
 class MappingReprMixin(Representable):
-    """Gives a mapping the form ``Type({ key: value, ... })``.
+    """Prints a mapping as ``Type({ key: value, ... })``, one entry per line.
 
     Example:
         >>> class Table(nnx.reprlib.MappingReprMixin, dict):
@@ -90,7 +90,7 @@ class MappingReprMixin(Representable):
 
 
 class SequenceReprMixin(Representable):
-    """Gives a sequence the form ``Type([ value, ... ])``.
+    """Prints a sequence as ``Type([ value, ... ])``, one element per line.
 
     Example:
         >>> class Row(nnx.reprlib.SequenceReprMixin, list):
@@ -112,10 +112,10 @@ class SequenceReprMixin(Representable):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PrettyMapping(Representable):
-    """Shows a mapping with one entry per line.
+    """Prints any mapping with one entry per line.
 
     Args:
-        mapping: What to show.
+        mapping: The mapping.
 
     Example:
         >>> nnx.reprlib.PrettyMapping({"a": 1})
@@ -133,10 +133,10 @@ class PrettyMapping(Representable):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PrettySequence(Representable):
-    """Shows a sequence with one element per line.
+    """Prints any sequence with one element per line.
 
     Args:
-        sequence: What to show.
+        sequence: The sequence.
 
     Example:
         >>> nnx.reprlib.PrettySequence([1])

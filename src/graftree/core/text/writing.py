@@ -1,11 +1,12 @@
 """Writes objects as text: the engine behind ``repr`` and ``str``.
 
-An object says what it consists of by yielding one `Object` and then its `Attr` items
-from ``__nnx_repr__``; this file decides how that looks. What always holds:
+An object describes itself by yielding one `Object` and then its `Attr` items from
+``__nnx_repr__``; this file decides how that looks. What always holds:
 
 - ``repr`` is plain; only ``str`` is colored, and only on a terminal;
-- inside one text each node is written out once and then as ``Type(...)``, so cycles
-  end, and objects deeper than ``config.flax_max_repr_depth`` are written so too;
+- in one text each node is written out once and abbreviated as ``Type(...)`` after
+  that, so cycles end; objects deeper than ``config.flax_max_repr_depth`` are
+  abbreviated, too;
 - arrays that are attributes of a node are shortened to shape and dtype.
 """
 
@@ -25,21 +26,27 @@ from graftree.core.text import colors
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Object:
-    """How an object is framed: the first thing that ``__nnx_repr__`` yields.
+    """The frame of an object: the first item that ``__nnx_repr__`` yields.
 
     Args:
         type: The class, or the name to show.
-        start: What follows the name.
-        end: What comes last.
-        kv_sep: What stands between key and value.
-        indent: What each line of the attributes begins with.
-        empty_repr: What stands between ``start`` and ``end`` without attributes.
-        comment: What follows ``start`` on the first line.
-        same_line: Whether all attributes stand on one line; then without comment.
+        start: The text after the name.
+        end: The last text.
+        kv_sep: The text between key and value.
+        indent: The indentation of the attributes.
+        empty_repr: The text between ``start`` and ``end`` if there are no attributes.
+        comment: The text after ``start`` on the first line.
+        same_line: Whether to put all attributes on one line, without the comment.
 
     Example:
-        >>> nnx.reprlib.Object("Point", comment=" # a pair").start
-        '('
+        >>> class Point(nnx.reprlib.Representable):
+        ...     def __nnx_repr__(self):
+        ...         yield nnx.reprlib.Object("Point", start="<", end=">", kv_sep=": ")
+        ...         yield nnx.reprlib.Attr("x", 1)
+        >>> Point()
+        Point<
+          x: 1
+        >
     """
 
     type: str | type
@@ -59,14 +66,20 @@ class Attr:
     Args:
         key: The name to show.
         value: The value to show.
-        start: What comes before the key.
-        end: What comes after the value.
-        use_raw_value: Whether ``value`` is text to be shown as it is.
+        start: The text before the key.
+        end: The text after the value.
+        use_raw_value: Whether ``value`` is text to be shown without quotes.
         use_raw_key: Whether ``key`` is text that already has its colors.
 
     Example:
-        >>> nnx.reprlib.Attr("x", 1).value
-        1
+        >>> class Length(nnx.reprlib.Representable):
+        ...     def __nnx_repr__(self):
+        ...         yield nnx.reprlib.Object("Length")
+        ...         yield nnx.reprlib.Attr("x", "3 m", use_raw_value=True)
+        >>> Length()
+        Length(
+          x=3 m
+        )
     """
 
     key: Any
@@ -85,7 +98,7 @@ def get_repr(obj: Any, *, color: colors.Color = colors.NO_COLOR) -> str:
         color: The colors; plain by default.
 
     Returns:
-        Lines without a line break at the end.
+        The text, without a line break at its end.
 
     Raises:
         TypeError: If ``__nnx_repr__`` yields anything but one `Object` and then
@@ -105,7 +118,7 @@ def colorized(x: Any, /) -> str:
         x: The value.
 
     Returns:
-        Its ``repr``, in which classes stand by their name.
+        Its ``repr``, with the bare name for a class.
 
     Example:
         >>> nnx.reprlib.colorized([int, "a"])
@@ -179,7 +192,7 @@ class _Writer:
         frame, attributes = described(x)
         too_deep = self.max_depth is not None and self.depth >= self.max_depth
         if too_deep or id(x) in self.nodes or id(x) in self.open:
-            return self._framed(frame, frame.start, "..." + frame.end)
+            return self._framed(frame, "..." + frame.end)
         if is_node(x):
             self.nodes[id(x)] = x
         self.open[id(x)] = x
@@ -209,19 +222,19 @@ class _Writer:
 
     def _joined(self, frame: Object, lines: list[str]) -> str:
         if not lines:
-            return self._framed(frame, frame.start, frame.empty_repr + frame.end)
+            return self._framed(frame, frame.empty_repr + frame.end)
         if frame.same_line:
-            return self._framed(frame, frame.start, frame.end, ", ".join(lines))
+            return self._framed(frame, frame.end, ", ".join(lines))
         c = self.color
         comment = f"{c.COMMENT}{frame.comment}{c.END}" if frame.comment else ""
         body = ",\n".join(frame.indent + line for line in lines)
-        return self._framed(frame, frame.start, frame.end, f"{comment}\n{body}\n")
+        return self._framed(frame, frame.end, f"{comment}\n{body}\n")
 
-    def _framed(self, frame: Object, start: str, end: str, body: str = "") -> str:
+    def _framed(self, frame: Object, end: str, body: str = "") -> str:
         c, kind = self.color, frame.type
         name = kind if isinstance(kind, str) else kind.__name__
         opening = f"{c.TYPE}{name}{c.END}" if name else ""
-        return f"{opening}{c.PAREN}{start}{c.END}{body}{c.PAREN}{end}{c.END}"
+        return f"{opening}{c.PAREN}{frame.start}{c.END}{body}{c.PAREN}{end}{c.END}"
 
     def value(self, x: Any) -> str:
         if hasattr(type(x), "__nnx_repr__"):
@@ -279,7 +292,7 @@ _COLOR_NAMES = {
 
 def is_node(x: Any) -> bool:
     """Whether ``x`` is a Pytree."""
-    # A Variable passes on what it does not have itself to its value.
+    # Any attribute of a class may be the user's, also one of this name in a Variable.
     return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
 
 

@@ -104,17 +104,17 @@ def var_defaults(*, hijax: bool = ..., ref: bool = ...) -> VarDefaultsContext: .
 def var_defaults(
     *, hijax: bool | None = None, ref: bool | None = None
 ) -> VarDefaults | VarDefaultsContext:
-    """The defaults of new Variables; with arguments, sets them.
+    """Returns the defaults of new Variables; with arguments, sets them.
 
-    Setting takes effect at once for this thread. The result is a context manager and a
-    decorator, which undo it.
+    Setting them takes effect immediately, for this thread. The result is a context
+    manager and a decorator that restores the previous defaults.
 
     Args:
         hijax: The default of ``Variable(..., hijax=)``; ``None`` leaves it.
         ref: The default of ``Variable(..., ref=)``; ``None`` leaves it.
 
     Returns:
-        A `VarDefaults` without arguments, else a context.
+        Without arguments a `VarDefaults`, otherwise a context.
 
     Example:
         >>> with nnx.var_defaults(ref=True):

@@ -73,12 +73,12 @@ def variable_type_from_name(
     base: type[Variable[Any]] = Variable,
     allow_register: bool = False,
 ) -> type[Variable[Any]]:
-    """The Variable type of a name.
+    """Returns the Variable type that is registered under a name.
 
     Args:
         name: A registered name.
-        base: The base class of a type that is made.
-        allow_register: Whether to make and register a type for an unknown name.
+        base: The base class of a new type.
+        allow_register: Whether to make and register a new type for an unknown name.
 
     Raises:
         ValueError: If the name is unknown and may not be registered.
@@ -90,7 +90,7 @@ def variable_type_from_name(
     if name not in TYPES:
         if not allow_register:
             raise ValueError(
-                f"There is no Variable type named {name!r}; the names are "
+                f"There is no Variable type named {name!r}; the known names are "
                 f"{sorted(TYPES)}.\nRegister one with nnx.register_variable_name("
                 f"{name!r}, type), or pass allow_register=True."
             )
@@ -101,14 +101,14 @@ def variable_type_from_name(
 def variable_name_from_type(
     typ: type[Variable[Any]], /, *, allow_register: bool = False
 ) -> str:
-    """The first name of a Variable type.
+    """Returns the first name under which a Variable type is registered.
 
     Args:
-        typ: Exactly this type; subclasses have names of their own.
+        typ: The type; its subclasses have names of their own.
         allow_register: Whether to register an unknown type under its class name.
 
     Raises:
-        ValueError: If the type has no name, or its class name means another type.
+        ValueError: If the type has no name, or its class name is that of another type.
 
     Example:
         >>> nnx.variable_name_from_type(nnx.BatchStat)
@@ -125,7 +125,7 @@ def variable_name_from_type(
     name = typ.__name__
     if name in TYPES:
         raise ValueError(
-            f"The name {name!r} can't be given to {typ}: it means {TYPES[name]}."
+            f"Cannot register {typ} as {name!r}: that is the name of {TYPES[name]}."
         )
     TYPES[name] = typ
     return name
@@ -138,11 +138,11 @@ def register_variable_name(name: str, typ: V, *, overwrite: bool = ...) -> V: ..
 def register_variable_name(
     name: str, typ: Any = MISSING, *, overwrite: bool = False
 ) -> Any:
-    """Gives a Variable type a name.
+    """Registers a Variable type under a name.
 
     Args:
         name: The name.
-        typ: The type; without it, a class decorator is returned.
+        typ: The type; leave it out to get a class decorator.
         overwrite: Whether the name may be taken from another type.
 
     Returns:

@@ -125,7 +125,7 @@ class VariableMetadata:
 
     Attributes:
         raw_value: The value.
-        on_set_value: Hooks; so are the next four.
+        on_set_value: Hooks, like the next four.
         metadata: Further metadata entries.
 
     Example:
@@ -152,12 +152,11 @@ def with_metadata(
     on_remove_axis: Any = (),
     **metadata: Any,
 ) -> Callable[..., VariableMetadata]:
-    """Wraps an initializer so that the Variable made from its value gets metadata.
+    """Wraps an initializer so that the Variable made of its result has metadata.
 
     Args:
         initializer: Called with the arguments of the wrapper.
-        on_set_value: One hook or a sequence of hooks (deprecated); so are the next
-            four.
+        on_set_value: One hook or a sequence of hooks (deprecated), like the next four.
         on_get_value: See ``on_set_value``.
         on_create_value: See ``on_set_value``.
         on_add_axis: See ``on_set_value``.

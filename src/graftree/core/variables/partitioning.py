@@ -61,13 +61,14 @@ def with_partitioning(
 
 
 def get_var_pspec(variable: Variable[Any]) -> PartitionSpec | None:
-    """Gives the PartitionSpec of one Variable, logical names replaced by mesh axes.
+    """Returns the PartitionSpec of a Variable, with mesh axes for logical names.
 
     Args:
         variable: The Variable.
 
     Returns:
-        Its spec; without annotation an empty one if the value has a shape, else None.
+        Its spec. Without an annotation: an empty one if the value has a shape, else
+        ``None``.
 
     Raises:
         ValueError: If the axis rules in force contradict those of the Variable.
@@ -88,15 +89,15 @@ def get_var_pspec(variable: Variable[Any]) -> PartitionSpec | None:
 
 
 def get_partition_spec(tree: A) -> A:
-    """Gives a tree of PartitionSpecs for a model, a state, or any pytree of Variables.
+    """Returns a tree of PartitionSpecs for a model, state or other pytree.
 
     Args:
         tree: The pytree; it is not changed.
 
     Returns:
-        A new tree of the same structure. Each Variable is replaced by one of its type
-        and metadata that holds its spec, each other leaf by an empty spec if it has a
-        shape, else by None.
+        A new tree of the same structure. In place of each Variable it has one of the
+        same type and metadata that holds the spec; in place of any other leaf an empty
+        spec if that has a shape, else ``None``.
 
     Raises:
         ValueError: If the axis rules in force contradict those of a Variable.
@@ -118,7 +119,7 @@ def get_partition_spec(tree: A) -> A:
 
 
 def get_named_sharding(tree: A, mesh: Mesh) -> A:
-    """Gives a tree of shardings for a model, a state, or any pytree of Variables.
+    """Returns a tree of shardings for a model, state or other pytree.
 
     Args:
         tree: The pytree; it is not changed.
@@ -129,7 +130,7 @@ def get_named_sharding(tree: A, mesh: Mesh) -> A:
         ``jax.device_put`` and ``jax.jit(out_shardings=...)`` take it.
 
     Raises:
-        ValueError: If the mesh has no axis of a name, or axis rules contradict.
+        ValueError: If the mesh lacks an axis, or axis rules contradict each other.
         TypeError: If an annotation is a bare string.
 
     Example:
@@ -191,18 +192,18 @@ def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Informs all Variables of a tree that their values get a further dimension.
+    """Adds a dimension to the annotations of all Variables in a tree.
 
-    Their annotations get the name ``transform_metadata[PARTITION_NAME]`` at ``index``,
-    and so does each metadata entry that is a tuple and has a key in
-    ``transform_metadata``. Then `Variable.add_axis` is called. A Variable without
-    annotation has no entry to change.
+    Inserts the name ``transform_metadata[PARTITION_NAME]`` into each annotation at
+    ``index``; likewise for every metadata entry that is a tuple and has a key in
+    ``transform_metadata``. Then calls `Variable.add_axis`. Variables without annotation
+    have nothing to change.
 
     Args:
         tree: A pytree or an object; its Variables are changed in place.
-        index: Where the dimension is. A negative one counts from the last dimension
-            of the value, which may have the new dimension already, or of the
-            annotation, if that is longer.
+        index: The position of the new dimension. A negative one counts from the end of
+            the value, which may already have the dimension, or of the annotation if
+            that is longer.
         transform_metadata: Names of the new dimension, by metadata key.
 
     Returns:
@@ -222,22 +223,22 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
 
 
 def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Informs all Variables of a tree that their values lose a dimension.
+    """Removes a dimension from the annotations of all Variables in a tree.
 
     The inverse of `add_axis`.
 
     Args:
         tree: A pytree or an object; its Variables are changed in place.
-        index: Where the dimension is or was. A negative one counts from the last
-            dimension of the value, or of the annotation, if that is longer.
+        index: The position of the dimension. A negative one counts from the end of the
+            value, or of the annotation if that is longer.
         transform_metadata: Names of the dimension, by metadata key.
 
     Returns:
         ``tree`` itself.
 
     Raises:
-        ValueError: If ``transform_metadata`` has no `PARTITION_NAME`, or if the name at
-            ``index`` is another one; then nothing was changed.
+        ValueError: If ``transform_metadata`` has no `PARTITION_NAME`, or the name at
+            ``index`` is a different one; then nothing is changed.
         TraceContextError: If another trace owns a Variable.
 
     Example:
@@ -316,8 +317,8 @@ def _removed(variable: Variable[Any], key: str, index: int, name: Any) -> tuple:
     if found != name:
         raise ValueError(
             f"Expected to remove {name!r} at index {index} from {entries}, but found "
-            f"{found!r}.\nThis is `{key}` of a {type(variable).__name__}; name what "
-            "was added to it at this index."
+            f"{found!r}.\nThis is `{key}` of a {type(variable).__name__}; pass the "
+            "name that was added at this index."
         )
     return entries[:position] + entries[position + 1 :]
 
@@ -329,5 +330,5 @@ def _rank(variable: Variable[Any]) -> int:
 def _position(index: int, rank: int) -> int:
     position = index + rank if index < 0 else index
     if position < 0:
-        raise ValueError(f"There is no index {index} in a value of {rank} dimensions.")
+        raise ValueError(f"Index {index} is out of range for {rank} dimensions.")
     return position

@@ -61,14 +61,21 @@ def get_logical_axis_rules() -> AxisRules:
 
 @contextlib.contextmanager
 def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
-    """Maps logical axis names to mesh axes inside the context; replaces outer rules.
+    """Maps logical axis names to mesh axes inside a context.
+
+    The rules replace those of an outer context.
 
     Args:
-        rules: Pairs ``(logical name, mesh axis | tuple of them | None)``.
+        rules: Pairs of a logical name and a mesh axis, a tuple of mesh axes or
+            ``None``.
 
     Example:
+        >>> kernel = nnx.Param(
+        ...     jnp.ones((2, 3)), out_sharding=("embed", None), eager_sharding=False
+        ... )
         >>> with nnx.logical_axis_rules([("embed", "model")]):
-        ...     pass
+        ...     tuple(nnx.spmd.get_var_pspec(kernel))
+        ('model', None)
     """
     outer = _rules.now
     _rules.now = tuple(rules)

@@ -5,7 +5,7 @@ metadata, the trace that owns it, and a stamp. It is the only thing that can cha
 inside a transform without changing structure. What always holds:
 
 - only the owning trace writes (ref-backed Variables excepted: their writes are effects
-  that JAX itself tracks), and nobody writes a read-only one;
+  that JAX itself tracks), and no one writes a read-only one;
 - writing the value is not a structural change and moves no stamp; replacing metadata
   is and does;
 - as a JAX pytree it has one child, the raw value, and its class and metadata are
@@ -159,8 +159,8 @@ class Variable(
             ``use_ref`` for ``ref``, and ``is_hijax`` for ``hijax`` with ``ref``.
 
     Raises:
-        ValueError: If the value contains a ref, or its annotation can't be placed.
-        TypeError: If it goes into a ref and is neither an array nor a scalar.
+        ValueError: If the value contains a ref, or its annotation does not fit it.
+        TypeError: If ``ref`` is set and the value is neither an array nor a scalar.
 
     Example:
         >>> count = nnx.Variable(jnp.array(1), tag="steps")
@@ -220,16 +220,16 @@ class Variable(
     @overload
     def get_value(self, *, index: Any) -> Any: ...
     def get_value(self, *, index: Any = MISSING) -> Any:
-        """The value, its containers copied, refs read.
+        """Returns the value: containers are copied, refs are read.
 
         Args:
-            index: Returns ``value[index]`` only; ``...`` gives a whole array.
+            index: Returns only ``value[index]``; ``...`` is a whole array.
 
         Returns:
             The value; arrays are the stored objects, not copies.
 
         Raises:
-            TypeError: If ``index`` is given and the value has no items.
+            TypeError: If ``index`` is given and the value cannot be indexed.
         """
         raw = self._raw_value
         if values.is_array(raw):
@@ -251,9 +251,9 @@ class Variable(
         """Replaces the value, or the part of it at ``index``.
 
         Args:
-            value: The new value. Without ``index`` it may have any shape, dtype and
-                type, if there is no ref; with one it is written into the stored array,
-                whose shape, dtype and sharding stay.
+            value: The new value. Without ``index`` it may have any type, shape and
+                dtype, unless the Variable holds a ref. With ``index`` it is written
+                into the array, which keeps its shape, dtype and sharding.
             index: Where to write, as in ``array.at[index].set(value)``.
 
         Raises:
@@ -279,7 +279,7 @@ class Variable(
             raw[index] = value
 
     def get_raw_value(self) -> Any:
-        """What is stored: no hooks are run, and a ref is returned as a ref."""
+        """Returns what is stored: without hooks, and a ref as a ref."""
         return self._raw_value
 
     def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
@@ -331,12 +331,13 @@ class Variable(
         *,
         exclude_required: bool | None = None,
     ) -> Any:
-        """All metadata as a new dict, or the entry ``name``.
+        """Returns all metadata as a new dict, or one entry.
 
         Args:
             name: The entry to return; ``None`` for all.
-            default: Returned if there is no entry ``name``.
-            exclude_required: Leaves out ``hijax``, ``ref`` and ``eager_sharding``.
+            default: What to return if there is no entry ``name``.
+            exclude_required: Whether to leave out ``hijax``, ``ref`` and
+                ``eager_sharding``.
 
         Raises:
             KeyError: If the entry is missing and there is no default.
@@ -358,7 +359,7 @@ class Variable(
         """Replaces all metadata (one dict), sets one entry (two arguments), or updates.
 
         Raises:
-            TypeError: If the arguments are none of these three forms.
+            TypeError: If the arguments have none of these three forms.
             ValueError: If ``hijax`` or ``ref`` would change.
             TraceContextError: If another trace owns the Variable.
         """
@@ -383,13 +384,13 @@ class Variable(
         replace_metadata(self, HashableMapping(entries))
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Calls the ``on_add_axis`` hooks: a transform added a dimension."""
+        """Runs the ``on_add_axis`` hooks: a transform added a dimension."""
         if "on_add_axis" in metadata_of(self):
             hooks = metadata_of(self)["on_add_axis"]
             variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Calls the ``on_remove_axis`` hooks: a transform removed a dimension."""
+        """Runs the ``on_remove_axis`` hooks: a transform removed a dimension."""
         if "on_remove_axis" in metadata_of(self):
             hooks = metadata_of(self)["on_remove_axis"]
             variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
@@ -399,12 +400,12 @@ class Variable(
     def copy(
         self, value: Any = MISSING, *, _copy_ref: bool = True, **updates: Any
     ) -> Variable[A]:
-        """A new Variable of the same class; arrays are shared, containers copied.
+        """Copies the Variable: arrays are shared, containers copied.
 
         Args:
-            value: The value of the copy; the default is the own value. A ref is read
-                into a new ref.
-            **updates: Metadata entries that differ; ``ref`` converts the storage.
+            value: The value of the copy, by default that of the Variable. A ref is
+                copied into a new ref.
+            **updates: Metadata entries to change; ``ref`` converts the storage.
 
         Returns:
             The copy, owned by the current trace. No hook and no `create_value` runs.
@@ -425,7 +426,7 @@ class Variable(
 
     @classmethod
     def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Variable[Any]:
-        """A Variable with this value and metadata; nothing of ``__init__`` is run.
+        """Creates a Variable with this value and metadata, without ``__init__``.
 
         Raises:
             KeyError: If ``attributes`` lacks ``hijax``.
