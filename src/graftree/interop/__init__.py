@@ -1,4 +1,4 @@
-"""Other spellings: what programs written for Flax NNX call by other names.
+"""Other spellings, of programs for Flax NNX and of older versions of this package.
 
 - ``flax_names.py``: the one table of older sub-module paths, and what installs it.
 - ``old_places.py``: where files of earlier versions went, for pickles.
