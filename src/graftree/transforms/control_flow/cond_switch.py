@@ -17,11 +17,7 @@ import jax
 from graftree import config
 from graftree.config import Propagation
 from graftree.core.graph import differences
-from graftree.transforms.crossing import (
-    captures,
-    decorators,
-    signatures,
-)
+from graftree.transforms.crossing import captures, decorators, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values

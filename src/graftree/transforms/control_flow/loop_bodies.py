@@ -1,10 +1,10 @@
 """The inside of a loop: some leaves go round, some are scanned, the others stay.
 
-A loop is a call with one step. `Loop.step` is what JAX's loop runs as its body. There,
+A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
 `Inside` rebuilds all arguments from the leaves that go round, the slices of those that
 are scanned, and those that stay as they are. What the step did, and where each leaf of
-that is found after the loop, is noted in Python (`captures` says why that is right).
-`Loop.finish` puts it together.
+that is found after the loop, is noted in Python (`captures` says why that is right),
+and put together after the loop.
 
 An array ref stays outside the loop, and the steps write to it in place. Where JAX can't
 do that, its content goes round or is scanned, each step has a ref of its own, and the
@@ -16,17 +16,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening
-from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graphdefs import GraphDef, VariableDef
-from graftree.core.variables.variables import Variable
+from graftree.core.graph import differences, flattening, tree_checks
+from graftree.core.graph.flattening import RefMap
+from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
 from graftree.transforms.crossing import packing, reports, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
@@ -55,24 +54,6 @@ class Carry:
     """
 
 
-# Where a leaf is after the loop: stacked, at a number in the list of what every step
-# returned; or carried, at a position among the arguments.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stacked:
-    number: int
-    axis: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Carried:
-    position: int
-
-
-_Source = _Stacked | _Carried
-
-
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where the carry is in the arguments and in the output of the step.
@@ -90,6 +71,10 @@ class Place:
     takes_new_variables: bool = False
     identity: str = ""
 
+    def may_be_new(self, node: Any) -> bool:
+        """Whether another object may be where this one is at the top of the carry."""
+        return self.takes_new_variables and isinstance(node, VariableDef)
+
     def split(self, out: Any) -> tuple[Any, Any]:
         """The carry of an output, and the output without it."""
         if self.argument is None:
@@ -103,6 +88,22 @@ class Place:
                 f"as out_axes says, got {type(out).__name__}."
             )
         return out[number], (*out[:number], None, *out[number + 1 :])
+
+
+class _Source(NamedTuple):
+    """Where a leaf is after the loop.
+
+    Attributes:
+        number: Of a list of what every step returned; without an axis, of an argument.
+        axis: The one on which it is stacked.
+    """
+
+    number: int
+    axis: int | None = None
+
+
+# ``step(f, carried, scanned)``: the leaves for the next step, and what is stacked.
+Step = Callable[..., tuple[Values, list[Any]]]
 
 
 class Loop:
@@ -138,7 +139,6 @@ class Loop:
         ]
         self._carried = [i for i, x in enumerate(axes) if self._goes_round(i, x)]
         self._scanned = {i: x for i, x in enumerate(axes) if isinstance(x, int)}
-        self._notes: _Notes | None = None
         contents = list(self.values)
         for i in self._moved:
             contents[i] = contents[i][...]
@@ -159,6 +159,35 @@ class Loop:
     def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
         return Values([values[i] for i in positions], self.signature, tuple(positions))
 
+    def run(self, loop: Callable[[Step], tuple[Values, Any]]) -> Any:
+        """What `Call.commit` takes, after JAX's loop over a step.
+
+        ``loop`` gets the step; it returns the leaves that the last one left, and all
+        that is stacked.
+        """
+        notes: list[_Notes] = []
+
+        def step(
+            f: Callable[..., Any], carried: Values, scanned: Values | None = None
+        ) -> tuple[Values, list[Any]]:
+            carried, stacked, note = self._step(f, carried, scanned)
+            notes[:] = [note]
+            return carried, stacked
+
+        carried, stacked = loop(step)
+        assert notes, "JAX traces the step before the loop ends"
+        last = carried.by_position()
+
+        def value(source: _Source) -> Any:
+            if source.axis is None:
+                return last.get(source.number, self.values[source.number])
+            return _from_front(stacked[source.number], source.axis)
+
+        returned, sources, refs = notes[0]
+        for position, source in zip(self._moved, refs, strict=True):
+            self.values[position][...] = value(source)
+        return returned, *([[*map(value, listed)]] for listed in sources)
+
     def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
         """The arguments of one step."""
         values = list(self.values)
@@ -172,104 +201,77 @@ class Loop:
         groups = packing.part(values, self.signature, self.roles, count)
         return Inside(self.row, groups)
 
-    def step(
-        self, f: Callable[..., Any], carried: Values, scanned: Values | None = None
-    ) -> tuple[Values, list[Any]]:
-        """Runs the user's function once: leaves for the next step, what is stacked."""
+    def _step(
+        self, f: Callable[..., Any], carried: Values, scanned: Values | None
+    ) -> tuple[Values, list[Any], _Notes]:
+        """Runs the user's function: leaves for the next step, and what is noted."""
         inside = self.inside(carried, scanned)
-        before = _Form(self, self._argument(inside))
         out = inside.run(f)
         carry, others = self.place.split(out)
-        after = _Form(self, carry)
-        after.check_same(before)
-        found = inside.collect(out, Linked(after.variables(), others))
-        stacked: list[Any] = []
-        aligned = self._align(found)
-        returned, sources = self._find_sources(found, aligned, stacked)
-        values = self._next_values(inside, aligned.structure, after)
-        for position in self._moved:
-            values[position] = inside.values[position][...]
-        refs = [self._source_of_ref(i, values, stacked) for i in self._moved]
-        self._notes = _Notes(returned, sources, refs)
-        return self._pick(values, self._carried), stacked
-
-    def _source_of_ref(
-        self, position: int, values: list[Any], stacked: list[Any]
-    ) -> _Source:
-        if position not in self._scanned:
-            return _Carried(position)
-        stacked.append(values[position])
-        return _Stacked(len(stacked) - 1, self._scanned[position])
-
-    def _argument(self, inside: Inside) -> Any:
-        number = self.place.argument
-        return None if number is None else inside.tree[0][number]
-
-    def _next_values(
-        self, inside: Inside, structure: Sequence[_Aligned], carry: _Form
-    ) -> list[Any]:
-        """The raw values of all leaves after the step."""
+        objects, leaves = self._take_carry(inside, carry)
+        found = inside.collect(out, Linked(objects, others))
+        changed = self._without_dropped(found.changed)
+        structure, output = self._aligned(found)
         values = [inside.current(i) for i in range(len(self.values))]
         # Arrays that are attributes may have been replaced.
         for leaf, position in structure:
             if position is not None:
                 values[position] = leaf.value
-        position = self._span.leaves[0]
-        entries = self.signature.entries[slice(*self._span.entries)]
-        for entry, leaves in zip(entries, carry.parts(), strict=True):
-            count = signatures.count(entry)
-            # There are fewer here if an earlier argument has the same Variable.
-            if count == len(leaves):
-                values[position : position + count] = map(flattening.raw_of, leaves)
-            position += count
-        return values
+        values[slice(*self._span.leaves)] = map(flattening.raw_of, leaves)
+        for position in self._moved:
+            values[position] = inside.values[position][...]
+        stacked: list[Any] = []
 
-    def _find_sources(
-        self, found: Collected, aligned: _Leaving, stacked: list[Any]
-    ) -> tuple[Returned, list[list[_Source]]]:
-        """What leaves the loop, and where each leaf of it is found then."""
-        ins, outs = self.row.inputs.values, self.row.outputs.values
-        changed = [(leaf, leaf.position) for leaf in found.changed]
-        if self.row.mode.structure:
-            dropped = {i for leaf, i in changed if ins[leaf.group] is None}
-            changed = [pair for pair in changed if pair[1] not in dropped]
-            self._warn(dropped)
-
-        def place(axes: Sequence[Any], leaf: Leaf, position: int | None) -> _Source:
-            axis = axes[leaf.group]
+        def place(value: Any, axis: Any, position: int | None) -> _Source:
             if isinstance(axis, int):
-                stacked.append(leaf.value)
-                return _Stacked(len(stacked) - 1, axis)
+                stacked.append(value)
+                return _Source(len(stacked) - 1, axis)
             if position is None:
-                raise TypeError(
-                    f"nnx.{self.row.name}: the structure of a carried or broadcast "
-                    "argument must not change, but it has new data.\nAdd it before the "
-                    "loop, or give the argument an axis."
-                )
-            return _Carried(position)
+                raise self._new_data_error()
+            return _Source(position)
 
+        ins, outs = self.row.inputs.values, self.row.outputs.values
         sources = [
-            [place(ins, *pair) for pair in changed],
-            [place(ins, *pair) for pair in aligned.structure],
-            [place(outs, *pair) for pair in aligned.out],
+            [place(leaf.value, ins[leaf.group], leaf.position) for leaf in changed],
+            [place(leaf.value, ins[leaf.group], i) for leaf, i in structure],
+            [place(leaf.value, outs[leaf.group], i) for leaf, i in output],
         ]
-        positions = tuple(position for _, position in changed)
-        # After the loop, each part is one group.
-        groups = tuple((0,) * len(part) for part in sources)
-        returned = dataclasses.replace(found.returned, changed=positions, groups=groups)
-        return returned, sources
+        refs = [place(values[i], self._scanned.get(i), i) for i in self._moved]
+        returned = dataclasses.replace(
+            found.returned,
+            changed=tuple([leaf.position for leaf in changed]),
+            # After the loop, each part is one group.
+            groups=tuple([(0,) * len(part) for part in sources]),
+        )
+        notes = _Notes(returned, sources, refs)
+        return self._pick(values, self._carried), stacked, notes
 
-    def _warn(self, dropped: set[int]) -> None:
-        axes = self.row.inputs.tree[0]
-        if isinstance(axes, tuple):
-            for number, axis in enumerate(axes):
-                if axis is not None:  # by filters, it is meant
-                    dropped = dropped - {*range(*self.signature.span(number).leaves)}
+    def _new_data_error(self) -> TypeError:
+        return TypeError(
+            f"nnx.{self.row.name}: the structure of a carried or broadcast "
+            "argument must not change, but it has new data.\nAdd it before the "
+            "loop, or give the argument an axis."
+        )
+
+    def _without_dropped(self, changed: list[Leaf]) -> list[Leaf]:
+        """What changed and is kept; warns of what is not.
+
+        With graph updates, what is the same for all steps is not.
+        """
+        if not self.row.mode.structure:
+            return changed
+        axes, tree = self.row.inputs.values, self.row.inputs.tree[0]
+        dropped = {leaf.position for leaf in changed if axes[leaf.group] is None}
+        unmeant = dropped
+        for number, axis in enumerate(tree if isinstance(tree, tuple) else ()):
+            if axis is not None:  # by filters, it is meant
+                unmeant = unmeant - {*range(*self.signature.span(number).leaves)}
         slots = self.signature.slots
-        reports.warn_of_broadcasts(slots[i].name for i in sorted(dropped))
+        reports.warn_of_broadcasts(slots[i].name for i in sorted(unmeant))
+        return [leaf for leaf in changed if leaf.position not in dropped]
 
-    def _align(self, found: Collected) -> _Leaving:
-        """For each new leaf of the structure and output the argument in its place."""
+    def _aligned(self, found: Collected) -> tuple[list[_Aligned], list[_Aligned]]:
+        """The new leaves of the structure and the output."""
         structure, out = found.returned.structure, found.returned.out
         start = 0  # of the carry in the output
         if self.place.output is not None:
@@ -277,7 +279,7 @@ class Loop:
             start = sum(child.num_leaves for child in children)
         in_out = self._positions(out, self._span.entries[0] - start)
         in_structure = [] if structure is None else self._positions(structure, 0)
-        return _Leaving(
+        return (
             [(leaf, in_structure[leaf.position]) for leaf in found.structure],
             [(leaf, in_out[leaf.position]) for leaf in found.out],
         )
@@ -295,21 +297,68 @@ class Loop:
                 found += [None] * signatures.count(entry)
         return found
 
-    def finish(self, carried: Values, stacked: Sequence[Any]) -> Any:
-        """What `Call.commit` takes, after the loop."""
-        assert self._notes is not None, "JAX traces the step before the loop ends"
-        last = dict(zip(self._carried, carried.values, strict=True))
+    # The carry.
 
-        def value(source: _Source) -> Any:
-            if isinstance(source, _Stacked):
-                return _from_front(stacked[source.number], source.axis)
-            position = source.position
-            return last[position] if position in last else self.values[position]
+    def _take_carry(self, inside: Inside, carry: Any) -> tuple[list[Any], list[Any]]:
+        """The Variables and refs in a carry, and its leaves; it must be as it was.
 
-        returned, sources, refs = self._notes
-        for position, source in zip(self._moved, refs, strict=True):
-            self.values[position][...] = value(source)
-        return returned, *([[*map(value, listed)]] for listed in sources)
+        Its objects are numbered as in the arguments. So at equal places in equal
+        signatures are objects with equal numbers, which must be the same.
+        """
+        if self.place.argument is None:
+            return [], []
+        before = self.signature.of_argument(self.place.argument)
+        first, stop = [
+            _first_number(self.signature.entries[start:], len(inside.objects))
+            for start in self._span.entries
+        ]
+        olds = [inside.objects[number] for number in range(stop)]
+        refs = RefMap([(olds[number], number) for number in range(first)])
+        treedef, entries, leaves = packing.take_apart(
+            carry, self.row.mode, refs, RefMap(), self.row.name
+        )
+        after, news = Signature(treedef, tuple(entries)), [*refs]
+        if not _are_same(self._identified(before, olds), self._identified(after, news)):
+            raise self._identity_error()
+        if before != after:
+            raise self._structure_error(before, after)
+        if self.row.mode.structure:
+            new = {top.index for top in _tops(after) if self.place.may_be_new(top)}
+            pairs = enumerate(zip(olds, news, strict=True))
+            if not all(x is y or number in new for number, (x, y) in pairs):
+                raise self._identity_error()
+        return [*filter(tree_checks.is_variable_or_ref, news)], leaves
+
+    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
+        """Objects that must be the same, whatever else is wrong."""
+        if not self.row.mode.structure:
+            return [*filter(tree_checks.is_variable_or_ref, objects)]
+        tops = [top for top in _tops(signature) if not self.place.may_be_new(top)]
+        return [objects[top.index] for top in tops]
+
+    def _identity_error(self) -> ValueError:
+        if self.row.mode.structure:
+            return ValueError(
+                f"{self.place.identity}, but nnx.{self.row.name} got other objects "
+                "back than it gave to the function.\nChange them in place, or split "
+                "them and carry their State."
+            )
+        return ValueError(
+            f"{self.row.name} Variable identity must be preserved across "
+            "iterations: the carry has other Variables out than in, or has them "
+            "in other places.\nWrite to them in place (`variable[...] = value`)."
+        )
+
+    def _structure_error(self, before: Signature, after: Signature) -> TypeError:
+        found = differences.between(before.facts("carry"), after.facts("carry"))
+        lines = differences.in_words(found, "before", "after", signatures.name_of)
+        listed = "\n  ".join(lines or ["which objects are shared"])
+        return TypeError(
+            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
+            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
+            "and metadata of carried Variables, can't be added, removed or changed "
+            "there."
+        )
 
 
 class _Notes(NamedTuple):
@@ -330,15 +379,26 @@ class _Notes(NamedTuple):
 _Aligned = tuple[Leaf, int | None]
 
 
-class _Leaving(NamedTuple):
-    """The new leaves of the structure and of the output."""
-
-    structure: list[_Aligned]
-    out: list[_Aligned]
-
-
 def _paths(entry: GraphDef[Any] | None) -> Any:
     return None if entry is None else entry.paths()
+
+
+def _tops(signature: Signature) -> list[Any]:
+    """What the entries of a signature define, or refer to."""
+    return [entry.nodes[0] for entry in signature.entries if entry is not None]
+
+
+def _first_number(entries: Sequence[GraphDef[Any] | None], default: int) -> int:
+    """The number of the first object that is new in some entries of a signature."""
+    for entry in entries:
+        for node in () if entry is None else entry.nodes:
+            if not isinstance(node, NodeRef) and node.index is not None:
+                return node.index
+    return default
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _to_front(value: Any, axis: int | None) -> Any:
@@ -357,84 +417,3 @@ def _from_front(value: Any, axis: int) -> Any:
     if not axis:
         return value
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), value)
-
-
-class _Form:
-    """The form of a carry: its structure, and which objects are in it."""
-
-    def __init__(self, loop: Loop, tree: Any) -> None:
-        self.row = row = loop.row
-        self.place = loop.place
-        self.refs = RefMap()
-        self.treedef, self.entries, self.leaves = packing.take_apart(
-            tree, row.mode, self.refs, RefMap(), row.name
-        )
-
-    def variables(self) -> list[Any]:
-        """The Variables and refs in it."""
-        return [x for x in self.refs if isinstance(x, Variable) or _jax.is_ref(x)]
-
-    def parts(self) -> Iterator[list[Any]]:
-        """The leaves of each entry."""
-        start = 0
-        for entry in self.entries:
-            end = start + signatures.count(entry)
-            yield self.leaves[start:end]
-            start = end
-
-    def check_same(self, before: _Form) -> None:
-        """Refuses a carry with other objects, or of another structure."""
-        if self.row.mode.structure:
-            if not _are_same(self._roots(), before._roots()):
-                raise self._references_error()
-        elif not _are_same(self.variables(), before.variables()):
-            raise ValueError(
-                f"{self.row.name} Variable identity must be preserved across "
-                "iterations: the carry has other Variables out than in, or has them "
-                "in other places.\nWrite to them in place (`variable[...] = value`)."
-            )
-        if self.treedef != before.treedef or self.entries != before.entries:
-            raise self._structure_error(before)
-        if self.row.mode.structure and not _are_same(
-            self._inner_objects(), before._inner_objects()
-        ):
-            raise self._references_error()
-
-    def _roots(self) -> list[Any]:
-        """The objects that are entries, but Variables."""
-        objects = IndexMap.from_refmap(self.refs)
-        first = [entry.nodes[0] for entry in self.entries if entry is not None]
-        return [objects[node.index] for node in first if not self._may_be_new(node)]
-
-    def _inner_objects(self) -> list[Any]:
-        first = [entry.nodes[0] for entry in self.entries if entry is not None]
-        new = {node.index for node in first if self._may_be_new(node)}
-        return [obj for obj, number in self.refs.items() if number not in new]
-
-    def _may_be_new(self, node: Any) -> bool:
-        return self.place.takes_new_variables and isinstance(node, VariableDef)
-
-    def _references_error(self) -> ValueError:
-        return ValueError(
-            f"{self.place.identity}, but nnx.{self.row.name} got other objects back "
-            "than it gave to the function.\nChange them in place, or split them and "
-            "carry their State."
-        )
-
-    def _structure_error(self, before: _Form) -> TypeError:
-        found = differences.between(before._facts(), self._facts())
-        lines = differences.in_words(found, "before", "after", signatures.name_of)
-        listed = "\n  ".join(lines or ["which objects are shared"])
-        return TypeError(
-            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
-            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
-            "and metadata of carried Variables, can't be added, removed or changed "
-            "there."
-        )
-
-    def _facts(self) -> dict[Any, Any]:
-        return Signature(self.treedef, tuple(self.entries)).facts("carry")
-
-
-def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(operator.is_, first, second))

@@ -12,7 +12,7 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
+from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import captures
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -195,10 +195,13 @@ def _make_while(
             answer = loop.inside(carried).run(condition)
             return answer.get_value() if isinstance(answer, Variable) else answer
 
-        def step(carried: Values) -> Values:
-            return loop.step(body, carried)[0]
+        def steps(step: Step) -> Any:
+            def once(carried: Values) -> Values:
+                return step(body, carried)[0]
 
-        return loop.finish(jax.lax.while_loop(go_on, step, loop.initial), ())
+            return jax.lax.while_loop(go_on, once, loop.initial), ()
+
+        return loop.run(steps)
 
     return traced
 
@@ -217,11 +220,14 @@ def _make_fori(
         body = get_body()
         loop = Loop(_row("fori_loop", mode), _PLACE, groups)
 
-        def step(i: Any, carried: Values) -> Values:
-            return loop.step(lambda value: body(i, value), carried)[0]
+        def steps(step: Step) -> Any:
+            def once(i: Any, carried: Values) -> Values:
+                return step(lambda value: body(i, value), carried)[0]
 
-        last = jax.lax.fori_loop(lower, upper, step, loop.initial, unroll=unroll.value)
-        return loop.finish(last, ())
+            options = {"unroll": unroll.value}
+            return jax.lax.fori_loop(lower, upper, once, loop.initial, **options), ()
+
+        return loop.run(steps)
 
     return traced
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 
 from graftree import config
 from graftree.config import Propagation
-from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place
+from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import captures, decorators
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
@@ -111,11 +112,11 @@ def _scanned(
             function = get_function()
             loop = Loop(row, axes.place, groups)
 
-            def body(carried: Values, scanned: Values) -> Any:
-                return loop.step(function, carried, scanned)
+            def steps(step: Step) -> Any:
+                body = functools.partial(step, function)
+                return jax.lax.scan(body, loop.initial, loop.scanned, **options)
 
-            last = jax.lax.scan(body, loop.initial, loop.scanned, **options)
-            return loop.finish(*last)
+            return loop.run(steps)
 
         return traced
 

@@ -14,11 +14,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.transforms.crossing import (
-    decorators,
-    ref_contents,
-    reports,
-)
+from graftree.transforms.crossing import decorators, ref_contents, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call

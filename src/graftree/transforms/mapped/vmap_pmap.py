@@ -15,12 +15,7 @@ import jax.numpy as jnp
 from graftree import config
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.crossing import (
-    arguments,
-    decorators,
-    outside,
-    ref_contents,
-)
+from graftree.transforms.crossing import arguments, decorators, outside, ref_contents
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
