@@ -86,14 +86,3 @@ def test_forms_must_fit(mode):
         with pytest.raises(FormError, match="(?s)unexpected: b"):
             leaves(([nnx.state(Pair(1, 2))],), wanted=(0,))
     assert issubclass(FormError, TypeError) and issubclass(FormError, ValueError)
-
-
-def test_positions_count_from_the_start():
-    numbers = cotangents.numbers([nnx.DiffState(-1, ...), 0], "argnums", "grad")
-    assert cotangents.positions(numbers, 3, "argnums", "grad") == (2, 0)
-    with pytest.raises(ValueError, match="argnum 0 is repeated in argnums of nnx.grad"):
-        cotangents.positions(numbers, 1, "argnums", "grad")
-    with pytest.raises(ValueError, match="argnum 2 is repeated in argnums of nnx.grad"):
-        cotangents.numbers([2, 1, 2], "argnums", "grad")
-    with pytest.raises(TypeError, match="argnums=2 of nnx.grad requires at least 3"):
-        cotangents.positions((2,), 1, "argnums", "grad")

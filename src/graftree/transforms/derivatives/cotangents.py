@@ -7,11 +7,12 @@ occurs twice the first State has it all.
 
     tree, arguments       leaves in, derivatives in the form of a signature out
     leaves                the inverse
-    numbers, positions    the arguments that ``argnums`` and the like mean
+    Argnums               the arguments that are differentiated, or not
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,11 +24,13 @@ from graftree.core.graph import differences, flattening, merging, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
 from graftree.core.graph.merging import Builder
+from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, signatures
+from graftree.transforms.crossing import packing, prefixes, signatures
 from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.rows import Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -191,28 +194,65 @@ def pair(out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def numbers(
-    given: Sequence[int | DiffState], argument: str, transform: str
-) -> tuple[int, ...]:
-    """The numbers of arguments, as given."""
-    found = tuple(x.argnum if isinstance(x, DiffState) else int(x) for x in given)
-    for number in found:
-        if found.count(number) > 1:
-            raise ValueError(
-                f"argnum {number} is repeated in {argument} of nnx.{transform}."
-            )
-    return found
+class Argnums(Rebuilt):
+    """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
 
+    Args:
+        given: Their numbers, and DiffStates.
+        argument: What this is called.
+        transform: The public name of the transform.
+        mode: What propagates.
+        named: The prefix of those that are given by number.
+        others: The prefix of all other arguments.
 
-def positions(
-    argnums: Sequence[int], count: int, argument: str, transform: str
-) -> tuple[int, ...]:
-    """The positions of arguments, counted from the start."""
-    for number in argnums:
-        if not -count <= number < count:
-            least = number + 1 if number >= 0 else -number
-            raise TypeError(
-                f"{argument}={number} of nnx.{transform} requires at least {least} "
-                f"positional arguments, but got only {count}."
-            )
-    return numbers([number % count for number in argnums], argument, transform)
+    Attributes:
+        numbers: Their numbers, as given.
+        row: Gives the row of a call with so many positional arguments.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[int | DiffState],
+        argument: str,
+        transform: str,
+        mode: Propagation,
+        named: Any,
+        others: Any,
+    ) -> None:
+        self._argument, self._transform, self._mode = argument, transform, mode
+        self._others = others
+        prefixes.check(given, argument, transform, mode)
+        self._prefixes = [x if isinstance(x, DiffState) else named for x in given]
+        self.numbers = self._distinct(
+            [x.argnum if isinstance(x, DiffState) else int(x) for x in given]
+        )
+        self.row = functools.cache(self._row)
+
+    def _distinct(self, numbers: list[int]) -> tuple[int, ...]:
+        for number in numbers:
+            if numbers.count(number) > 1:
+                raise ValueError(
+                    f"argnum {number} is repeated in {self._argument} of "
+                    f"nnx.{self._transform}."
+                )
+        return tuple(numbers)
+
+    def positions(self, count: int) -> tuple[int, ...]:
+        """Their positions among so many arguments, counted from the start."""
+        for number in self.numbers:
+            if not -count <= number < count:
+                least = number + 1 if number >= 0 else -number
+                raise TypeError(
+                    f"{self._argument}={number} of nnx.{self._transform} requires at "
+                    f"least {least} positional arguments, but got only {count}."
+                )
+        return self._distinct([number % count for number in self.numbers])
+
+    def _row(self, count: int) -> Row:
+        chosen = dict(zip(self.positions(count), self._prefixes, strict=True))
+        prefix = tuple(chosen.get(i, self._others) for i in range(count))
+        name, mode = self._transform, self._mode
+        inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
+        # Any Variable of the arguments may be in the output.
+        outputs = Prefix(None, "out", name, mode, binds=False)
+        return Row(name, mode, inputs, outputs, returns_captured=True)

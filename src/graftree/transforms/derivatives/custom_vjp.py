@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import jax
@@ -26,16 +26,16 @@ from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import decorators, outside, packing, prefixes, reports
+from graftree.transforms.crossing import decorators, outside, packing, reports
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Changes, Values
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Prefix, Row
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
-from graftree.transforms.derivatives.cotangents import FormError
+from graftree.transforms.derivatives.cotangents import Argnums, FormError
 
 _NAME, _ARGUMENT = "custom_vjp", "nondiff_argnums"
 _RESIDUAL = Labels(named={0: "residual"})
@@ -147,11 +147,11 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         decorators.wraps(fun)(self)
         self.fun = fun
         self._mode = mode
-        self._nondiff = tuple(nondiff_argnums)
-        prefixes.check(self._nondiff, _ARGUMENT, _NAME, mode)
-        self._numbers = cotangents.numbers(self._nondiff, _ARGUMENT, _NAME)
+        self._given = tuple(nondiff_argnums)
+        self._argnums = Argnums(
+            self._given, _ARGUMENT, _NAME, mode, named=False, others=True
+        )
         self._rules: _Rules | None = None
-        self._positions = functools.cache(self._positions_of)
 
     def defvjp(
         self,
@@ -182,13 +182,17 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         given = decorators.to_positions(self.fun, args, kwargs, sys.maxsize)
         if self._mode == GRAPH:
             reports.check_arguments(given, _NAME)
-        positions = self._positions(len(given))
-        call = Call(self.fun, positions.row, given, {})
-        self._check_nondiff(call.packed.signature, positions.nondiff)
-        chosen, *others = call.groups
-        operands, fixed = _parted(others)
-        lifted = _Lifted(self.fun, self._rules, positions, chosen, operands, fixed)
-        result = lifted.function()(chosen, operands)
+        count = len(given)
+        row = self._argnums.row(count)
+        call = Call(self.fun, row, given, {})
+        signature, (chosen, *rest) = call.packed.signature, call.groups
+        nondiff = self._nondiff(signature, count)
+        others = {k: x for group in rest for k, x in group.by_position().items()}
+        operands = {k: x for k, x in others.items() if _is_operand(x)}
+        fixed = {k: x for k, x in others.items() if k not in operands}
+        groups = [_group(signature, chosen.by_position()), _group(signature, operands)]
+        lifted = _Lifted(self.fun, self._rules, row, nondiff, count, groups, fixed)
+        result = lifted.function()(*groups)
         if not (self._mode.structure or self._rules.takes_updates):
             result = _telling_of_cotangents(result, self.fun, self._rules.bwd)
         return call.commit(result)
@@ -197,27 +201,11 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         """What `defvjp` was given; see `Rebuilt.kept`."""
         return {"_rules": self._rules}
 
-    def _positions_of(self, count: int) -> _Positions:
-        positions = cotangents.positions(self._numbers, count, _ARGUMENT, _NAME)
-        filters = {
-            position: x if isinstance(x, DiffState) else False
-            for position, x in zip(positions, self._nondiff, strict=True)
-        }
-        prefix = tuple(filters.get(position, True) for position in range(count))
-        mode = self._mode
-        inputs = Prefix(prefix, _ARGUMENT, _NAME, mode, keywords=True)
-        outputs = Prefix(None, "out", _NAME, mode, binds=False)
-        nondiff = tuple(p for p in positions if filters[p] is False)
-        return _Positions(
-            Row(_NAME, mode, inputs, outputs, returns_captured=True),
-            tuple(p for p in range(count) if p not in nondiff),
-            nondiff,
-        )
-
-    def _check_nondiff(self, signature: Signature, numbers: Sequence[int]) -> None:
-        if not self._mode.structure:
-            return
-        for number in numbers:
+    def _nondiff(self, signature: Signature, count: int) -> list[int]:
+        """The positions of arguments without a cotangent, as given."""
+        positions = zip(self._argnums.positions(count), self._given, strict=True)
+        found = [i for i, x in positions if not isinstance(x, DiffState)]
+        for number in found if self._mode.structure else ():
             for entry in signature.of_argument(number).entries:
                 if entry is not None:
                     raise TypeError(
@@ -226,31 +214,11 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
                         f"{number} has a {entry.nodes[0].type.__name__}.\n"
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
+        return found
 
 
-class _Positions(NamedTuple):
-    """The arguments of calls with the same number of them.
-
-    Attributes:
-        row: What is lifted.
-        diff: The positions of arguments with a cotangent.
-        nondiff: Those of the others, in the order of ``nondiff_argnums``.
-    """
-
-    row: Row
-    diff: tuple[int, ...]
-    nondiff: tuple[int, ...]
-
-
-def _parted(groups: Sequence[Values]) -> tuple[list[Values], list[Values]]:
-    """What JAX has to take of groups, as it may be a tracer; and the rest."""
-    return [_only(x, True) for x in groups], [_only(x, False) for x in groups]
-
-
-def _only(group: Values, operands: bool) -> Values:
-    listed = group.by_position().items()
-    kept = {number: x for number, x in listed if _is_operand(x) is operands}
-    return Values([*kept.values()], group.signature, tuple(kept))
+def _group(signature: Signature, values: Mapping[int, Any]) -> Values:
+    return Values([*values.values()], signature, tuple(values))
 
 
 def _is_operand(value: Any) -> bool:
@@ -259,128 +227,46 @@ def _is_operand(value: Any) -> bool:
     )
 
 
-class _ObjectCotangents(NamedTuple):
-    """Cotangents without graph updates: objects; those of writes are a keyword.
-
-    Attributes:
-        signature: Of the arguments.
-        mode: What propagates.
-        count: How many positional arguments there are.
-        takes_updates: Whether the rule takes those of writes.
-    """
-
-    signature: Signature
-    mode: Propagation
-    count: int
-    takes_updates: bool
-
-    def given(
-        self,
-        returned: Returned,
-        updates: dict[int, Any],
-        new: Sequence[Any],
-        out_g: Any,
-    ) -> tuple[Any, dict[str, Any]]:
-        """What the rule for the way back gets: ``g``, and keyword arguments."""
-        if not self.takes_updates:
-            return out_g, {}
-        return out_g, {
-            "updates_g": cotangents.arguments(
-                self.signature, updates, self.mode, range(self.count)
-            )
-        }
-
-
-class _StateCotangents(NamedTuple):
-    """Cotangents with graph updates: States, of the arguments as they were left.
-
-    Attributes:
-        signature: Of the arguments.
-        mode: What propagates.
-        diff: The positions of arguments with a cotangent.
-        shapes: Shapes and dtypes of the leaves inside objects, by position.
-    """
-
-    signature: Signature
-    mode: Propagation
-    diff: tuple[int, ...]
-    shapes: dict[int, Any]
-
-    def given(
-        self,
-        returned: Returned,
-        updates: dict[int, Any],
-        new: Sequence[Any],
-        out_g: Any,
-    ) -> tuple[Any, dict[str, Any]]:
-        """See `_ObjectCotangents.given`."""
-        zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, self.shapes)
-        given, signature = zeros | updates, self.signature
-        if returned.structure is not None:
-            signature = returned.structure
-            given = self._restructured(signature, given, iter(new))
-        return (
-            cotangents.arguments(signature, given, self.mode, self.diff),
-            out_g,
-        ), {}
-
-    def _restructured(
-        self, structure: Signature, before: dict[int, Any], new: Iterator[Any]
-    ) -> dict[int, Any]:
-        """Cotangents by position in the structure that the function left."""
-        by_index = {
-            slot.definition.index: before.get(position)
-            for position, slot in enumerate(self.signature.slots)
-            if slot.definition is not None
-        }
-        return {
-            position: next(new)
-            if slot.outer_index is None
-            else by_index[slot.outer_index]
-            for position, slot in enumerate(structure.slots)
-            if not slot.is_plain
-        }
-
-
 class _Lifted:
     """One call: the functions that JAX gets, and what they know of the arguments.
 
     It doesn't hold the operands: JAX keeps the functions for as long as the gradient.
+
+    Attributes:
+        nondiff: The positions of arguments without a cotangent.
+        fixed: Leaves that are closed over, by position.
     """
 
     def __init__(
         self,
         fun: Callable[..., Any],
         rules: _Rules,
-        positions: _Positions,
-        chosen: Values,
-        others: Sequence[Values],
-        fixed: Sequence[Values],
+        row: Row,
+        nondiff: Sequence[int],
+        count: int,
+        groups: Sequence[Values],
+        fixed: dict[int, Any],
     ) -> None:
         self.fun = fun
         self.rules = rules
-        self.row, self.diff, self.nondiff = positions
+        self.row, self.mode = row, row.mode
+        self.nondiff, self.count = nondiff, count
+        self.diff = [number for number in range(count) if number not in nondiff]
         self.fixed = fixed
-        self.mode = mode = self.row.mode
-        self.signature = signature = chosen.signature
-        self.positions = chosen.positions
+        chosen, others = groups
+        self.signature, self.positions = chosen.signature, chosen.positions or ()
         # What `fun` changed, if it was traced before `fwd`, which must return the same.
         self.changed: frozenset[int] | None = None
-        count = len(self.diff) + len(self.nondiff)
-        self.cotangents = (
-            _StateCotangents(signature, mode, self.diff, _shapes([chosen, *others]))
-            if mode.structure
-            else _ObjectCotangents(signature, mode, count, rules.takes_updates)
-        )
+        self.shapes = _shapes(groups) if self.mode.structure else {}
         # They can't be residuals.
-        self.refs = {k: v for k, v in _by_position(others).items() if _has_ref(v)}
+        self.refs = {k: x for k, x in others.by_position().items() if _has_ref(x)}
 
-    def _inside(self, chosen: Values, others: Sequence[Values]) -> Inside:
-        pairs = zip(others, self.fixed, strict=True)
-        return Inside(self.row, [chosen, *(_united(*pair) for pair in pairs)])
+    def _inside(self, chosen: Values, others: Values) -> Inside:
+        others = _group(self.signature, others.by_position() | self.fixed)
+        return Inside(self.row, [chosen, others])
 
     def function(self) -> Callable[..., Any]:
-        """What is called with the groups ``chosen`` and ``[others]``."""
+        """What is called with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
             decorators.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
@@ -391,13 +277,13 @@ class _Lifted:
         )
         return function
 
-    def _fun(self, chosen: Values, others: list[Values]) -> Any:
+    def _fun(self, chosen: Values, others: Values) -> Any:
         inside = self._inside(chosen, others)
         result = inside.leave(inside.run(self.fun))
         self.changed = frozenset(result[0].changed)
         return result
 
-    def _fwd(self, chosen: Values, others: list[Values]) -> Any:
+    def _fwd(self, chosen: Values, others: Values) -> Any:
         if self.rules.symbolic_zeros:
             others = jax.custom_derivatives.custom_vjp_primal_tree_values(others)
         inside = self._inside(chosen, others)
@@ -408,7 +294,7 @@ class _Lifted:
                 f"{type(pair).__name__} from {decorators.name_of(self.rules.fwd)}."
             )
         out, residual = pair
-        kept = _by_position(others) if self.nondiff else {}
+        kept = others.by_position() if self.nondiff else {}
         kept = {k: v for k, v in kept.items() if k not in self.refs}
         packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
         stored = Values(packed.values(), packed.signature, None)
@@ -431,16 +317,16 @@ class _Lifted:
     def _bwd(self, residuals: tuple[dict[int, Any], Values], result: Any) -> Any:
         kept, stored = residuals
         (residual,), _ = packing.unpack(stored.signature, stored.values, IndexMap())[0]
-        given = _by_position(self.fixed) | kept | self.refs
+        given = self.fixed | kept | self.refs
         nondiff = cotangents.arguments(self.signature, given, self.mode, self.nondiff)
         returned, changed, structure, out = outside.in_order(result)
         updates = dict(zip(returned.changed, changed, strict=True))
         out_g = cotangents.tree(returned.out, _arrived(returned.out, out), self.mode)
-        g, keywords = self.cotangents.given(returned, updates, structure, out_g)
-        found = self._read(self.rules.bwd(*nondiff, residual, g, **keywords))
-        return Values(found, self.signature, self.positions), None
+        as_given = _as_states if self.mode.structure else _as_objects
+        g, keywords = as_given(self, returned, updates, structure, out_g)
+        return self._read(self.rules.bwd(*nondiff, residual, g, **keywords)), None
 
-    def _read(self, given: Any) -> list[Any]:
+    def _read(self, given: Any) -> Values:
         """The cotangents of ``chosen``, from what the user's rule returns."""
         name = decorators.name_of(self.rules.bwd)
         if not isinstance(given, (tuple, list)) or len(given) != len(self.diff):
@@ -450,15 +336,12 @@ class _Lifted:
                 "a cotangent for each differentiable argument. Got "
                 f"{type(given).__name__}{length}."
             )
-        positions = self.positions
-        if positions is None:  # all are chosen
-            positions = range(len(self.signature.slots))
-        found: dict[int, Any] = {}
+        found: dict[int, Any] = dict.fromkeys(self.positions)
         for number, cotangent in zip(self.diff, given, strict=True):
             if cotangent is None:
                 continue
             start, stop = self.signature.span(number).leaves
-            wanted = [p for p in positions if start <= p < stop]
+            wanted = [p for p in self.positions if start <= p < stop]
             leaves = cotangents.leaves(
                 self.signature.of_argument(number),
                 cotangent,
@@ -466,8 +349,49 @@ class _Lifted:
                 f"the cotangent that {name} returns for argument {number}",
                 [position - start for position in wanted],
             )
-            found |= dict(zip(wanted, leaves, strict=True))
-        return [found.get(position) for position in positions]
+            found.update(zip(wanted, leaves, strict=True))
+        return _group(self.signature, found)
+
+
+# What the rule for the way back gets: ``g``, and keyword arguments.
+
+
+def _as_objects(
+    call: _Lifted, _: Returned, updates: dict[int, Any], __: Any, out_g: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Without graph updates; the cotangents of writes are a keyword."""
+    if not call.rules.takes_updates:
+        return out_g, {}
+    given = cotangents.arguments(call.signature, updates, call.mode, range(call.count))
+    return out_g, {"updates_g": given}
+
+
+def _as_states(
+    call: _Lifted,
+    returned: Returned,
+    updates: dict[int, Any],
+    new: Sequence[Any],
+    out_g: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """With graph updates: States of the arguments as the function left them."""
+    zeros = jax.tree.map(jax.custom_derivatives.zero_from_primal, call.shapes)
+    given, signature = zeros | updates, call.signature
+    if returned.structure is not None:
+        values = iter(new)
+        by_index = {
+            slot.definition.index: given.get(position)
+            for position, slot in enumerate(signature.slots)
+            if slot.definition is not None
+        }
+        signature = returned.structure
+        given = {
+            position: next(values)
+            if slot.outer_index is None
+            else by_index[slot.outer_index]
+            for position, slot in enumerate(signature.slots)
+            if not slot.is_plain
+        }
+    return (cotangents.arguments(signature, given, call.mode, call.diff), out_g), {}
 
 
 def _telling_of_cotangents(
@@ -507,16 +431,6 @@ def _drop_cotangent(message: str, _: None, __: Any) -> tuple[None]:
 _without_cotangent.defvjp(lambda value, _: (value, None), _drop_cotangent)
 
 
-def _by_position(groups: Sequence[Values]) -> dict[int, Any]:
-    return {k: v for group in groups for k, v in group.by_position().items()}
-
-
-def _united(operands: Values, fixed: Values) -> Values:
-    """A group that `_parted` took apart."""
-    found = dict(sorted((operands.by_position() | fixed.by_position()).items()))
-    return Values([*found.values()], operands.signature, tuple(found))
-
-
 def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
     """Shapes and dtypes of the leaves inside objects, by position."""
 
@@ -527,7 +441,8 @@ def _shapes(groups: Sequence[Values]) -> dict[int, Any]:
     slots = groups[0].signature.slots
     return {
         position: jax.tree.map(shape, value)
-        for position, value in _by_position(groups).items()
+        for group in groups
+        for position, value in group.by_position().items()
         if not slots[position].is_plain and not _has_ref(value)
     }
 

@@ -6,7 +6,6 @@ gives gradients their form.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -16,7 +15,6 @@ from graftree import config
 from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import decorators, prefixes, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
@@ -24,8 +22,9 @@ from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Prefix, Row
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
+from graftree.transforms.derivatives.cotangents import Argnums
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +108,7 @@ def grad(
     cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _decorator(f, _Targets(argnums, "grad", mode), has_aux, False, options)
+    return _decorator(f, "grad", mode, argnums, has_aux, False, options)
 
 
 @overload
@@ -168,77 +167,29 @@ def value_and_grad(
     cotangents.refuse_axes(reduce_axes)
     mode = config.propagation(graph, graph_updates)
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    targets = _Targets(argnums, "value_and_grad", mode)
-    return _decorator(f, targets, has_aux, True, options)
-
-
-class _Targets(Rebuilt):
-    """What is differentiated: the ``argnums`` of a gradient.
-
-    Attributes:
-        transform: The public name of the transform.
-        mode: What propagates.
-        least_count: How many positional arguments there must be.
-        row: Gives the row of a call with so many positional arguments.
-    """
-
-    def __init__(self, argnums: Any, transform: str, mode: Propagation) -> None:
-        self.transform = transform
-        self.mode = mode
-        self._is_single = hasattr(argnums, "__index__")
-        self._is_single |= isinstance(argnums, DiffState)
-        if isinstance(argnums, Pytree):
-            # Before it is taken for a sequence; it is not a prefix in any mode.
-            raise prefixes.node_error(argnums, "argnums", transform)
-        targets: tuple[Any, ...] = (argnums,)
-        if not self._is_single:
-            targets = tuple(argnums)
-        if not targets:
-            raise ValueError(f"argnums of nnx.{transform} is empty.")
-        prefixes.check(targets, "argnums", transform, mode)
-        self._prefixes = [self._prefix(target) for target in targets]
-        self._numbers = cotangents.numbers(targets, "argnums", transform)
-        self.least_count = max(self._numbers) + 1
-        self.row = functools.cache(self._row)
-
-    def _prefix(self, target: Any) -> Any:
-        if isinstance(target, DiffState):
-            return target
-        return DiffState(target, Param) if self.mode.structure else True
-
-    def _positions(self, count: int) -> tuple[int, ...]:
-        return cotangents.positions(self._numbers, count, "argnums", self.transform)
-
-    def _row(self, count: int) -> Row:
-        chosen = dict(zip(self._positions(count), self._prefixes, strict=True))
-        prefix = tuple(chosen.get(position, False) for position in range(count))
-        name, mode = self.transform, self.mode
-        inputs = Prefix(prefix, "argnums", name, mode, keywords=False)
-        # Any Variable of the arguments may be in the output.
-        outputs = Prefix(None, "out", name, mode, binds=False)
-        return Row(name, mode, inputs, outputs, returns_captured=True)
-
-    def gradients(self, found: Values, count: int) -> Any:
-        """Gradients in the form of the arguments, in the order of ``argnums``."""
-        trees = cotangents.arguments(
-            found.signature, found.by_position(), self.mode, self._positions(count)
-        )
-        return trees[0] if self._is_single else trees
+    return _decorator(f, "value_and_grad", mode, argnums, has_aux, True, options)
 
 
 def _decorator(
-    f: Any, targets: _Targets, has_aux: bool, has_value: bool, options: Any
+    f: Any,
+    name: str,
+    mode: Propagation,
+    argnums: Any,
+    has_aux: bool,
+    has_value: bool,
+    options: Any,
 ) -> Any:
-    name, mode = targets.transform, targets.mode
+    is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
+    chosen = _chosen(argnums, is_single, name, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def differentiated(*args: Any, **kwargs: Any) -> Any:
             if mode.structure:
-                count = targets.least_count
-                args = decorators.to_positions(function, args, kwargs, count)
+                least = max(chosen.numbers) + 1
+                args = decorators.to_positions(function, args, kwargs, least)
                 kwargs = {}
-            row = targets.row(len(args))
+            row = chosen.row(len(args))
             call = Call(function, row, args, kwargs)
             ref_contents.refuse(call.groups[1:], name, ref_contents.NO_GRADIENT)
             inner = _interior_of_gradient(function, row, has_aux)
@@ -246,7 +197,9 @@ def _decorator(
             gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
             (value, result), found = gradient(*call.groups)
             _, aux = call.commit(result)
-            grads = targets.gradients(found, len(args))
+            positions, leaves = chosen.positions(len(args)), found.by_position()
+            grads: Any = cotangents.arguments(found.signature, leaves, mode, positions)
+            grads = grads[0] if is_single else grads
             if has_value:
                 return ((value, aux) if has_aux else value), grads
             return (grads, aux) if has_aux else grads
@@ -254,6 +207,17 @@ def _decorator(
         return differentiated
 
     return decorators.decorate(f, name, make)
+
+
+def _chosen(argnums: Any, is_single: bool, name: str, mode: Propagation) -> Argnums:
+    if isinstance(argnums, Pytree):
+        # Before it is taken for a sequence; it is not a prefix in any mode.
+        raise prefixes.node_error(argnums, "argnums", name)
+    given = (argnums,) if is_single else tuple(argnums)
+    if not given:
+        raise ValueError(f"argnums of nnx.{name} is empty.")
+    named = DiffState(0, Param) if mode.structure else True
+    return Argnums(given, "argnums", name, mode, named=named, others=False)
 
 
 def _interior_of_gradient(
