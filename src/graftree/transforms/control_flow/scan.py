@@ -88,32 +88,36 @@ def scan(
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         mode = config.propagation(graph, graph_updates)
-        axes = _Axes(in_axes, out_axes, mode)
+        inputs, outputs = (
+            tuple(axes) if isinstance(axes, list) else axes
+            for axes in (in_axes, out_axes)
+        )
+        place = _find_place(inputs, outputs)
+        names = {} if place.argument is None else {place.argument: "carry"}
         row = Row(
             "scan",
             mode,
-            Prefix((axes.inputs, 0), "in_axes", "scan", mode),
-            Prefix(axes.outputs, "out_axes", "scan", mode),
+            Prefix((inputs, 0), "in_axes", "scan", mode),
+            Prefix(outputs, "out_axes", "scan", mode),
             keywords=(Keywords.REFUSED, Keywords.BECOME_POSITIONAL),
-            labels=axes.labels,
+            labels=Labels(named=names),
             axis_metadata=transform_metadata,
             signatures=Signatures(),
         )
-        return _scanned(function, row, axes, options)
+        return _scanned(function, row, place, options)
 
     return decorators.decorate(f, "scan", make)
 
 
 def _scanned(
-    f: Callable[..., Any], row: Row, axes: _Axes, options: dict[str, Any]
+    f: Callable[..., Any], row: Row, place: Place, options: dict[str, Any]
 ) -> Callable[..., Any]:
     def make(get_function: Callable[[], Any], _: Propagation) -> Callable[..., Any]:
         def traced(*groups: Values) -> Any:
-            function = get_function()
-            loop = Loop(row, axes.place, groups)
+            loop = Loop(row, place, groups)
 
             def steps(step: Step) -> Any:
-                body = functools.partial(step, function)
+                body = functools.partial(step, get_function())
                 return jax.lax.scan(body, loop.initial, loop.scanned, **options)
 
             return loop.run(steps)
@@ -124,7 +128,13 @@ def _scanned(
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
-        axes.check_call((*args, *kwargs))
+        count = len(args) + len(kwargs)
+        if row.inputs.tree[0] is Carry and count != 1:
+            raise ValueError(
+                "When in_axes=Carry, the function must take exactly one argument, got "
+                f"{count} arguments in nnx.scan. Give in_axes as a tuple with one "
+                "entry per argument."
+            )
         call = Call(f, row, args, kwargs)
         run = traces.get((f,), call.packed.signature, row.mode)
         return call.commit(run(*call.groups))
@@ -132,44 +142,22 @@ def _scanned(
     return scanned
 
 
-class _Axes:
-    """The axes of a scan, checked.
-
-    Attributes:
-        inputs: Of the positional arguments.
-        outputs: Of the output.
-        place: Where the carry is.
-        labels: What the arguments are called.
-    """
-
-    def __init__(self, in_axes: Any, out_axes: Any, mode: Propagation) -> None:
-        self.inputs = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        self.outputs = tuple(out_axes) if isinstance(out_axes, list) else out_axes
-        argument = _find_carry(self.inputs, "in_axes")
-        output = _find_carry(self.outputs, "out_axes")
-        if (argument is None) != (output is None):
-            raise ValueError(
-                "If one of in_axes or out_axes has Carry, the other must also have "
-                f"Carry. Got in_axes={in_axes!r}, out_axes={out_axes!r} in nnx.scan."
-            )
-        _check_outputs(self.outputs)
-        whole = self.outputs is Carry
-        self.place = Place(
-            argument,
-            None if whole else output,
-            takes_new_variables=True,
-            identity="Carry references must be the same between iterations",
+def _find_place(in_axes: Any, out_axes: Any) -> Place:
+    """Where the carry is; checks the axes."""
+    argument = _find_carry(in_axes, "in_axes")
+    output = _find_carry(out_axes, "out_axes")
+    if (argument is None) != (output is None):
+        raise ValueError(
+            "If one of in_axes or out_axes has Carry, the other must also have "
+            f"Carry. Got in_axes={in_axes!r}, out_axes={out_axes!r} in nnx.scan."
         )
-        self.labels = Labels(named={} if argument is None else {argument: "carry"})
-
-    def check_call(self, args: tuple[Any, ...]) -> None:
-        """Refuses arguments that can't have these axes; names stand for keywords."""
-        if self.inputs is Carry and len(args) != 1:
-            raise ValueError(
-                "When in_axes=Carry, the function must take exactly one argument, got "
-                f"{len(args)} arguments in nnx.scan. Give in_axes as a tuple with one "
-                "entry per argument."
-            )
+    _check_outputs(out_axes)
+    return Place(
+        argument,
+        None if out_axes is Carry else output,
+        takes_new_variables=True,
+        identity="Carry references must be the same between iterations",
+    )
 
 
 def _find_carry(axes: Any, argument: str) -> int | None:
@@ -204,14 +192,10 @@ def _check_outputs(out_axes: Any) -> None:
                 f"nnx.scan, got out_axes={out_axes!r}. Outputs are stacked; use an "
                 "axis, or carry the state."
             )
-        if isinstance(axis, StateAxes):
-            if None in axis.axes:
+        for verb, wrong in (("broadcast", None), ("carry", Carry)):
+            if isinstance(axis, StateAxes) and wrong in axis.axes:
+                name = "None" if wrong is None else "Carry"
                 raise ValueError(
-                    f"Cannot broadcast output state. Got StateAxes with None in "
+                    f"Cannot {verb} output state. Got StateAxes with {name} in "
                     f"out_axes of nnx.scan: {axis!r}. Use an axis."
-                )
-            if Carry in axis.axes:
-                raise ValueError(
-                    f"Cannot carry output state. Got StateAxes with Carry in out_axes "
-                    f"of nnx.scan: {axis!r}. Use an axis."
                 )

@@ -171,8 +171,12 @@ def pmap(
         )
 
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
+            # JAX takes a tuple of plain axes for those of single leaves if there are as
+            # many leaves as arguments. So groups and axes go in tuples of their own.
             mapped = jax.pmap(
-                decorators.named_after(inner, lambda *boxes: inner(*map(_open, boxes))),
+                decorators.named_after(
+                    inner, lambda *boxes: inner(*[x for (x,) in boxes])
+                ),
                 axis_name,
                 in_axes=tuple([(_or_front(axis),) for axis in ins]),
                 out_axes=jax.tree.map(_or_front, outs),
@@ -220,14 +224,6 @@ def _with_hint_at_rngs(
             raise
 
     return wrapper
-
-
-# jax.pmap takes a tuple of plain axes for those of the single leaves if there are as
-# many leaves as arguments. So each group goes in a tuple of its own, as does its axis.
-
-
-def _open(box: tuple[Any]) -> Any:
-    return box[0]
 
 
 # For jax.pmap, negative axes are other ones than for jax.vmap. They are in front there,
