@@ -1,4 +1,4 @@
-"""Recurrent cells: initial values, steps, first carries, options, errors, dtypes."""
+"""Recurrent cells: steps, first carries, options, errors, dtypes."""
 
 import functools
 import pickle
@@ -37,35 +37,6 @@ def step(cell, carry, x):
 
 def numbers(tree):
     return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "first", "total"),
-    [
-        ("LSTMCell", "ii", 0.7567299, -1.5841567),
-        ("LSTMCell", "if_", -1.5153329, -4.4712596),
-        ("LSTMCell", "hi", -0.7837888, -1.3580108),
-        ("LSTMCell", "ho", -0.1426982, -2.3456446),
-        ("OptimizedLSTMCell", "dense_i", 0.7567299, -0.5423267),
-        ("OptimizedLSTMCell", "dense_h", -0.5433681, -2.7342030),
-        ("GRUCell", "dense_i", 0.7567299, -1.7439917),
-        ("GRUCell", "dense_h", 0.4244834, 1.3665038),
-        ("SimpleCell", "dense_i", -1.5153329, -4.4712596),
-        ("SimpleCell", "dense_h", 0.5891491, -1.4714753),
-    ],
-)
-def test_initial_values_are_the_published_ones(name, part, first, total):
-    kernel = getattr(make(name), part).kernel[...]
-    np.testing.assert_allclose(kernel.ravel()[0], first, rtol=1e-6)
-    np.testing.assert_allclose(kernel.sum(), total, rtol=1e-6)
-
-
-@every_cell
-def test_each_param_draws_one_key(name):
-    rngs = nnx.Rngs(params=0)
-    cell = getattr(nnx, name)(2, 3, rngs=rngs)
-    draws = 12 if name == "LSTMCell" else 3
-    assert rngs.params.count[...] == draws == len(jax.tree.leaves(cell))
 
 
 @pytest.mark.parametrize("name", ["SimpleCell", "GRUCell"])

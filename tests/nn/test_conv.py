@@ -199,13 +199,6 @@ def test_arguments_are_kept_as_given():
     assert layer.kernel_dilation == 2
 
 
-def test_initial_values_are_the_published_ones():
-    kernel = nnx.Conv(3, 4, 3, rngs=nnx.Rngs(0)).kernel[...]
-    first = [0.3567259, -0.3232424, -0.2681508, -0.4128375]
-    np.testing.assert_allclose(kernel.ravel()[:4], first, rtol=1e-6)
-    np.testing.assert_allclose(kernel.sum(), 1.0697719, rtol=1e-5)
-
-
 def test_mask_is_multiplied_with_the_kernel_and_is_a_leaf():
     mask = jnp.ones((3, 2, 4)).at[0].set(0)
     layer = nnx.Conv(2, 4, 3, mask=mask, rngs=nnx.Rngs(0))
@@ -257,19 +250,6 @@ def test_hooks_get_the_forms_of_the_contract():
         "feature_group_count": 1,
         "precision": None,
     }
-
-
-def test_preferred_element_type_decides_the_output_dtype():
-    layer = nnx.Conv(
-        2,
-        3,
-        3,
-        use_bias=False,
-        dtype=jnp.bfloat16,
-        preferred_element_type=jnp.float32,
-        rngs=nnx.Rngs(0),
-    )
-    assert layer(jnp.ones((1, 5, 2))).dtype == jnp.float32
 
 
 PEER_CASES = [

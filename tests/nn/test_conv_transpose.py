@@ -118,12 +118,6 @@ def test_inputs_with_too_few_axes_are_named():
         layer(jnp.ones((5, 2)))
 
 
-def test_preferred_element_type_decides_the_output_dtype():
-    options = {"dtype": jnp.bfloat16, "preferred_element_type": jnp.float32}
-    layer = nnx.ConvTranspose(2, 3, 3, use_bias=False, **options, rngs=nnx.Rngs(0))
-    assert layer(random(1, 5, 2)).dtype == jnp.float32
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", 1, [(0, 2)]])
 @pytest.mark.parametrize("strides", [None, 2, (3,)])

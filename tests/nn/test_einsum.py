@@ -1,6 +1,5 @@
 """Einsum against NumPy: above all, along which axes the bias varies."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -76,21 +75,6 @@ def test_equations_of_another_form_are_refused(equation, message):
         make(equation, (3, 4))
     with pytest.raises(ValueError, match=message):
         make("ab,bc->ac", (3, 4))(random(2, 3), equation)
-
-
-def test_contraction_gets_only_the_keywords_that_are_set():
-    calls = []
-
-    def einsum(*args, **kwargs):
-        calls.append((args[0], kwargs))
-        return jnp.einsum(*args, **kwargs)
-
-    layer = make("ab,bc->ac", (3, 4), einsum_op=einsum)
-    layer(random(2, 3))
-    assert calls.pop() == ("ab,bc->ac", {"precision": None})
-    layer.preferred_element_type = jnp.float32
-    layer(random(2, 3))
-    assert calls.pop()[1]["preferred_element_type"] == jnp.float32
 
 
 @pytest.mark.peers

@@ -1,4 +1,4 @@
-"""Embed: look-up, products with all rows, and the forms of its hooks."""
+"""Embed: look-up, products with all rows, dtypes, sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -54,13 +54,6 @@ def test_attend_multiplies_with_every_row():
     assert layer.attend(query[0, 0]).shape == (5,)
 
 
-def test_initial_values_are_the_published_ones():
-    table = nnx.Embed(5, 3, rngs=nnx.Rngs(0)).embedding[...]
-    first = [0.5796679, -0.5232740, -0.4319574, -0.6762890]
-    np.testing.assert_allclose(table.ravel()[:4], first, rtol=1e-6)
-    np.testing.assert_allclose(table.sum(), -1.7087169, rtol=1e-6)
-
-
 def test_initial_standard_deviation_is_that_of_the_features():
     table = nnx.Embed(1000, 64, rngs=nnx.Rngs(0)).embedding[...]
     np.testing.assert_allclose(table.std(), 1 / 8, rtol=0.02)
@@ -81,23 +74,6 @@ def test_tables_of_integers_are_possible():
         5, 3, param_dtype=jnp.int32, embedding_init=ones, rngs=nnx.Rngs(0)
     )
     assert layer(jnp.array([1])).dtype == jnp.int32
-
-
-def test_promotion_hook_gets_the_forms_of_the_contract():
-    seen = []
-
-    def promote(args, **kwargs):
-        seen.append(([x.shape for x in args], kwargs))
-        return args
-
-    layer = nnx.Embed(5, 3, promote_dtype=promote, rngs=nnx.Rngs(0))
-    layer(jnp.array([1]))
-    layer.attend(jnp.ones((2, 3)))
-    dtype = jnp.dtype("float32")
-    assert seen == [
-        ([(5, 3)], {"dtype": dtype, "inexact": False}),
-        ([(2, 3), (5, 3)], {"dtype": dtype}),
-    ]
 
 
 @pytest.mark.parametrize("num_embeddings", [1, 8])

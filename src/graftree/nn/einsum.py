@@ -162,7 +162,7 @@ class Einsum(Module):
                     bias=bias,
                 )
             )
-        return computation.add(outputs, bias, shape)
+        return outputs + jnp.reshape(bias, shape)
 
 
 def _checked(einsum_str: str) -> str:

@@ -315,7 +315,7 @@ class LinearGeneral(Module):
             return outputs
         kept = [n for n in range(x.ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        return computation.add(outputs, bias, (*sizes, *self.out_features))
+        return outputs + jnp.reshape(bias, (*sizes, *self.out_features))
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""

@@ -134,10 +134,10 @@ def normalize(
     y = x if mean is None else x - mean
     multiplier = lax.rsqrt(variance + layer.epsilon)
     if scale is not None:
-        multiplier = computation.multiply(multiplier, scale, shape)
+        multiplier = multiplier * jnp.reshape(scale, shape)
     y *= multiplier
     if bias is not None:
-        y = computation.add(y, bias, shape)
+        y = y + jnp.reshape(bias, shape)
     return jnp.asarray(y, dtype)
 
 

@@ -319,7 +319,7 @@ class WeightNorm(Module):
         new = new * jax.lax.rsqrt(square + self.epsilon)
         if scale is not None:
             shape = computation.shape_along(axes, old.shape)
-            new = computation.multiply(new, scale, shape)
+            new = new * jnp.reshape(scale, shape)
         (new,) = self.promote_dtype((new,), dtype=self.dtype)
         # Weights keep their dtype, whatever that of the scale is.
         return new.astype(computation.canonicalize_dtype(old, dtype=self.dtype))

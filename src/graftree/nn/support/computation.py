@@ -3,7 +3,8 @@
 A layer has a *parameter dtype*, in which its Params are stored, and a computation
 dtype, to which inputs and Params are brought before they meet. The latter is what the
 layer's ``dtype`` says or, where that is ``None``, what JAX's promotion of all of them
-gives; integers become floats on the way.
+gives; integers become floats on the way. A Param of lower rank than the inputs is
+reshaped before it meets them, since users can forbid implicit rank promotion.
 
 Libraries that quantize, count or record put functions of their own in place of
 JAX's, for a while. So a layer looks a function up when it calls it, also the default of
@@ -153,19 +154,6 @@ def contract(
         if any([function is default for default, _, _ in _DEFAULTS]):
             explain()
         raise
-
-
-def add(x: Any, parameter: Any, shape: Shape) -> jax.Array:
-    """Computes ``x + parameter``, the parameter reshaped to broadcast against ``x``.
-
-    Layers may not lean on implicit rank promotion, which users can forbid.
-    """
-    return x + jnp.reshape(parameter, shape)
-
-
-def multiply(x: Any, parameter: Any, shape: Shape) -> jax.Array:
-    """Computes ``x * parameter``; see `add`."""
-    return x * jnp.reshape(parameter, shape)
 
 
 def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:
