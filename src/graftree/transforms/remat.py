@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any
 
 import jax
 
@@ -19,26 +19,8 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signatures
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of `remat`."""
-
-    prevent_cse: bool
-    static_argnums: int | Sequence[int]
-    policy: Callable[..., bool] | None
-    graph: bool | None
-    graph_updates: bool | None
-
-
-@overload
-def remat(f: Callable[P, R], **options: Unpack[Options]) -> Callable[P, R]: ...
-@overload
-def remat(
-    **options: Unpack[Options],
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@decorators.keeps_type
 def remat(
     f: Any = MISSING,
     *,

@@ -55,6 +55,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         decorators.wraps(fun)(self)
         self.fun = fun
         self._row = row
+        self._bound = bound
         self._jitted = jax.jit(self.interior(row), **jax_options)
         self._plans = Plans(row, bound)
 
@@ -71,16 +72,15 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return call.commit(self._jitted(*call.groups))
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Statics | None = None,
     ) -> Call:
-        """The outside of a call.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-            statics: Static arguments to put between them.
-        """
-        return Call(self.fun, self._row, *arguments.put((args, kwargs), statics))
+        """The outside of a call; its static arguments may have been taken out."""
+        taken = dict(statics or ())
+        bound = [x for number, x in enumerate(self._bound) if number not in taken]
+        return Call(self.fun, self._row, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Traces the function for arguments, which stay as they are.

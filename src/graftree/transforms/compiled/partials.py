@@ -8,12 +8,10 @@ from typing import Any, TypeVar
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.core import stamps
-from graftree.core.graph import flattening, functional
+from graftree.core.graph import flattening, functional, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.freshness import Survey
-from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
@@ -103,32 +101,30 @@ def jit_partial(
 
 
 class _JitPartial(JitWrapped):
-    """A compiled function that adds its first arguments itself."""
-
-    def __init__(
-        self,
-        name: str,
-        fun: Any,
-        mode: Propagation,
-        bound: tuple[Any, ...],
-        **options: Any,
-    ) -> None:
-        super().__init__(name, fun, mode, bound, **options)
-        self._bound = bound
+    """A compiled function that has all its objects bound to it."""
 
     def interior(self, row: Row) -> Callable[..., Any]:
-        return _with_fixed_metadata(super().interior(row))
+        interior = super().interior(row)
+
+        def traced(*groups: Any) -> Any:
+            result = interior(*groups)
+            for position, _ in result[0].metadata:
+                raise ValueError(
+                    "Variable metadata changed inside jit: that of "
+                    f"{groups[0].signature.slots[position].name}.\nUse nnx.jit, which "
+                    "passes such changes on, or change the metadata outside."
+                )
+            return result
+
+        return decorators.named_after(interior, traced)
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics = ()
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Statics | None = None,
     ) -> Call:
-        self._check_has_no_variables((args, kwargs))
-        given = dict(statics)
-        bound = [x for number, x in enumerate(self._bound) if number not in given]
-        return super().prepare((*bound, *args), kwargs, statics)
-
-    def _check_has_no_variables(self, tree: Any) -> None:
-        for path, leaf in reports.labeled({"args": tree[0], "kwargs": tree[1]}):
+        for path, leaf in reports.labeled({"args": args, "kwargs": kwargs}):
             if isinstance(leaf, Variable):
                 raise ValueError(
                     f"Found Variable in non-partial arguments: {path} of a call of "
@@ -136,21 +132,7 @@ class _JitPartial(JitWrapped):
                     f"{type(leaf).__name__}.\nBind the object that has it when the "
                     "function is made, or use nnx.jit."
                 )
-
-
-def _with_fixed_metadata(interior: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(*groups: Any) -> Any:
-        result = interior(*groups)
-        changed = result[0].metadata
-        if changed:
-            slot = groups[0].signature.slots[changed[0][0]]
-            raise ValueError(
-                f"Variable metadata changed inside jit: that of {slot.name}.\nUse "
-                "nnx.jit, which passes such changes on, or change the metadata outside."
-            )
-        return result
-
-    return decorators.named_after(interior, traced)
+        return super().prepare(args, kwargs, statics)
 
 
 def cached_partial(
@@ -193,13 +175,15 @@ def cached_partial(
             "Other modes need nothing of the kind: use functools.partial."
         )
     bound = functional.clone(cached_args, variables=False, graph=True)
-    snapshot = _Snapshot(bound)
+    latest = _Snapshot(bound)
 
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
+        nonlocal latest
+        snapshot = latest = latest if latest.holds() else _Snapshot(bound)
         values = snapshot.values()
         out = f(*bound, *args, **kwargs)
-        if snapshot.has_changed():
+        if snapshot.differs():
             snapshot.restore(values)
             raise ValueError(
                 "The graph structure of a node added to cached_partial was mutated "
@@ -216,13 +200,9 @@ class _Snapshot(Rebuilt):
     """How an object is built, and what is needed to make it so again."""
 
     def __init__(self, node: Any) -> None:
+        made, numbers = stamps.clock.now, RefMap()
         self._node = node
-        self._take()
-
-    def _take(self) -> None:
-        node = self._node
-        made = stamps.clock.now
-        self._numbers = numbers = RefMap()
+        self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.
         self._graphdef, self._leaves = flattening.flatten_graph(node, numbers, numbers)
         self._survey = Survey(numbers, made)
@@ -230,30 +210,29 @@ class _Snapshot(Rebuilt):
             isinstance(leaf, Variable) for leaf in self._leaves
         )
 
-    def values(self) -> list[Any]:
-        """The raw values of all leaves, as they are now."""
-        if not self._holds():
-            self._take()
-        return [*map(flattening.raw_of, self._leaves)]
+    def holds(self) -> bool:
+        """Whether the object is known to be built as it was."""
+        return self._is_watched and self._survey.holds()
 
-    def has_changed(self) -> bool:
+    def differs(self) -> bool:
         """Whether the object is built otherwise now, or of other objects."""
-        if self._holds():
+        if self.holds():
             return False
         now, _ = flattening.flatten_graph(self._node, RefMap(), self._numbers)
         return now != self._graphdef
 
+    def values(self) -> list[Any]:
+        """The raw values of all leaves, as they are now."""
+        return [*map(flattening.raw_of, self._leaves)]
+
     def restore(self, values: list[Any]) -> None:
         """Makes the object what it was, except for values with donated buffers."""
         leaves = zip(self._leaves, values, strict=True)
-        kept = [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves]
-        builder = Builder(IndexMap(), IndexMap.from_refmap(self._numbers))
-        builder.build(self._graphdef, kept)
-        builder.check()
-        builder.commit()
-
-    def _holds(self) -> bool:
-        return self._is_watched and self._survey.holds()
+        merging.unflatten(
+            self._graphdef,
+            [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves],
+            outer_index_outer_ref=IndexMap.from_refmap(self._numbers),
+        )
 
 
 def _is_deleted(value: Any) -> bool:

@@ -22,7 +22,7 @@ from graftree.transforms.crossing.signatures import Signature
 
 R = TypeVar("R")
 
-Prepare = Callable[[tuple[Any, ...], dict[str, Any], Statics], Call]
+Prepare = Callable[[tuple[Any, ...], dict[str, Any], Statics | None], Call]
 
 
 class Stage(Generic[R]):
@@ -55,7 +55,8 @@ class Stage(Generic[R]):
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """The numbers of the arrays that are donated, counted over all arguments."""
-        infos = jax.tree.leaves(_join(self._stage.args_info).leaves)
+        _, packed = _unpack(self._stage.args_info)
+        infos = jax.tree.leaves(packed.leaves)
         return tuple(number for number, info in enumerate(infos) if info.donated)
 
     @property
@@ -150,8 +151,8 @@ class Compiled(Stage[R]):
         super().__init__(stage, prepare)
         # Not of `in_avals`: those of JAX have the array refs in closures, too.
         tree = stage.in_tree
-        inputs = jax.tree.unflatten(tree, range(tree.num_leaves))
-        self._signature = _join(inputs).signature
+        ((group, *_), _) = jax.tree.unflatten(tree, range(tree.num_leaves))
+        self._signature = group.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         call = self._prepare(args, kwargs, self._signature.statics)
@@ -215,24 +216,23 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
     )
 
 
-def _join(inputs: Any) -> Packed:
-    """A call of fresh objects that hold what JAX says of its groups."""
+def _unpack(inputs: Any) -> tuple[Any, Packed]:
+    """What JAX says of the groups of a call: as ``(args, kwargs)``, and as a call."""
     signature, values = packing.join(inputs[0])
     objects = IndexMap()
-    packing.unpack(signature, values, objects)
+    tree, _ = packing.unpack(signature, values, objects)
     leaves = packing.leaves_of(signature, values, objects)
-    return Packed(signature, leaves, objects)
+    return tree, Packed(signature, leaves, objects)
 
 
 def _arguments(inputs: Any) -> Any:
     """``(args, kwargs)`` with what JAX says of the groups of a call."""
-    signature, values = packing.join(inputs[0])
-    return packing.unpack(signature, values, IndexMap())[0]
+    return _unpack(inputs)[0]
 
 
 def _output(result: Any, inputs: Any) -> Any:
     """The output of the function with what JAX says of a result."""
-    return outside.commit(_join(inputs), result)
+    return outside.commit(_unpack(inputs)[1], result)
 
 
 def _describe(aval: Any) -> Any:

@@ -136,16 +136,8 @@ def name_of(function: Any) -> str:
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``functools.wraps`` that also takes callables without a name."""
-
-    def decorate(wrapper: Any) -> Any:
-        names = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(function, n)]
-        updated = functools.update_wrapper(
-            wrapper, function, assigned=names, updated=()
-        )
-        return updated
-
-    return decorate
+    """``functools.wraps`` that copies none of the function's own attributes."""
+    return functools.wraps(function, updated=())
 
 
 def named_after(function: Callable[..., Any], inner: Any) -> Any:

@@ -30,6 +30,7 @@ from graftree.transforms.crossing import (
     reports,
     signatures,
 )
+from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Values
 from graftree.transforms.crossing.rows import Keywords, Row
@@ -37,6 +38,13 @@ from graftree.transforms.crossing.rows import Keywords, Row
 
 class Call:
     """The outside of one call.
+
+    Args:
+        f: The function.
+        row: Its transform.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        statics: The static ones, if they have been taken out of these already.
 
     Attributes:
         packed: The arguments, taken apart.
@@ -49,6 +57,7 @@ class Call:
         row: Row,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        statics: Statics | None = None,
     ) -> None:
         if kwargs and row.keyword_rule is Keywords.REFUSED:
             raise TypeError(
@@ -58,7 +67,8 @@ class Call:
         if row.keyword_rule is Keywords.BECOME_POSITIONAL:
             count = row.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
-        args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
+        if statics is None:
+            args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
         self.packed = packing.pack(
             (args, kwargs), row.mode, row.name, statics, row.labels
         )

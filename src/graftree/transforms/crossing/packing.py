@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -207,27 +207,20 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class Changes:
+class Changes(list[Any]):
     """A pytree node that carries new values of Variables out, under their names.
 
     The names are in quotes, as in ``args[0]['kernel']``, where JAX reports about them.
 
     Attributes:
-        values: The raw values.
         names: Those of the slots.
     """
 
-    __slots__ = ("names", "values")
+    __slots__ = ("names",)
 
-    def __init__(self, values: Sequence[Any], names: Sequence[str]) -> None:
-        self.values = values
+    def __init__(self, values: Iterable[Any], names: Iterable[str]) -> None:
+        super().__init__(values)
         self.names = tuple(names)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
 
 class _Key(str):
@@ -236,14 +229,14 @@ class _Key(str):
 
 def _flatten_changes_with_keys(group: Changes) -> Any:
     keys = [_Key(re.sub(r"\.(\w+)", r"['\1']", name)) for name in group.names]
-    return list(zip(keys, group.values, strict=True)), group.names
+    return list(zip(keys, group, strict=True)), group.names
 
 
 jax.tree_util.register_pytree_with_keys(
     Changes,
     _flatten_changes_with_keys,
-    lambda names, values: Changes([*values], names),
-    lambda group: (group.values, group.names),
+    lambda names, values: Changes(values, names),
+    lambda group: (group, group.names),
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from graftree import config, errors
+from graftree import config
 from graftree.config import Propagation
 from graftree.core import filters, paths
 from graftree.core.graph import flattening, nodes, tree_checks
@@ -23,6 +23,7 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import reports
 
 
 class PrefixMapping(abc.ABC):
@@ -364,38 +365,22 @@ def _tree_prefix(node: Any, value_of: Value) -> Any:
 
 
 def _graph_prefix(node: Any, value_of: Value) -> Any:
-    # By identity: of the Variables and refs met so far.
-    known: dict[int, tuple[Any, Any]] = {}
-
-    def value_at(path: Any, leaf: Any) -> Any:
-        value = value_of(path, leaf)
-        if tree_checks.is_variable_or_ref(leaf):
-            first, first_value = known.setdefault(id(leaf), (path, value))
-            if value != first_value:
-                raise _inconsistent_error(leaf, (first, first_value), (path, value))
-        return value
+    occurrences: list[tuple[Any, Any, Any]] = []
 
     def of_object(path: Any, x: Any) -> TreeState:
         graphdef, leaves = flattening.flatten_graph(x)
-        pairs = zip(graphdef.paths(), leaves, strict=True)
-        return TreeState(graphdef, [value_at(path + end, x) for end, x in pairs])
+        located = [path + end for end in graphdef.paths()]
+        values = [*map(value_of, located, leaves)]
+        occurrences.extend(zip(located, leaves, values, strict=True))
+        return TreeState(graphdef, values)
 
     is_leaf = nodes.is_graph_node
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)
     located = [(paths.from_jax(path), x) for path, x in flat]
-    return treedef.unflatten(
+    found = treedef.unflatten(
         [of_object(path, x) if is_leaf(x) else value_of(path, x) for path, x in located]
     )
-
-
-def _inconsistent_error(leaf: Any, *places: tuple[Any, Any]) -> ValueError:
-    lines = [f"{paths.to_string(path, '<root>')}: {value}" for path, value in places]
-    return ValueError(
-        errors.message(
-            f"Inconsistent aliasing detected in nnx.prefix: one {type(leaf).__name__} "
-            "has different values.",
-            where="\n".join(lines),
-            way_out="Give all its paths the same value, or pass nnx.clone(...) of one "
-            "of them.",
-        )
+    reports.check_consistent(
+        "prefix", [x for x in occurrences if tree_checks.is_variable_or_ref(x[1])]
     )
+    return found

@@ -7,6 +7,7 @@ written to the caller's refs once. Where that doesn't help, an error tells the w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,26 +17,12 @@ from graftree import _jax, errors
 from graftree.transforms.crossing.packing import Values
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a ref was in a pytree; has no leaves.
+    """Where a ref was in a pytree: its number."""
 
-    Attributes:
-        number: Of the ref.
-    """
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Place) and self.number == other.number
-
-    def __hash__(self) -> int:
-        return hash((_Place, self.number))
-
-
-jax.tree_util.register_static(_Place)
+    number: int
 
 
 def by_content(

@@ -411,8 +411,7 @@ def _telling_of_cotangents(
         )
 
     guarded = [
-        Changes([*map(telling, group.names, group.values)], group.names)
-        for group in changed
+        Changes(map(telling, group.names, group), group.names) for group in changed
     ]
     return (returned, tuple(guarded), *others)
 
