@@ -50,6 +50,7 @@ import numpy as np
 
 from graftree import _jax, config
 from graftree.config import Propagation
+from graftree.core.graph.differences import Exactly
 from graftree.core.graph.graphdefs import NodeDef, Static, VariableDef
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
@@ -107,18 +108,6 @@ class _OpenError(Exception):
     """Something was reached that could change unseen."""
 
 
-class _Itself:
-    """Stands for an object that is compared by identity."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-
 class _Walk:
     """One walk over all that some functions reach."""
 
@@ -138,7 +127,7 @@ class _Walk:
             self.found += [kind, len(x)]
             self._visit_all(x)
         elif _is_trusted(x, kind) or self._is_left_out(x):
-            self.found.append(_Itself(x))
+            self.found.append(Exactly(x))
         elif kind is FunctionType:
             self.met.add(id(x))
             self._visit_function(x)
@@ -150,7 +139,7 @@ class _Walk:
         elif isinstance(x, _CONSTANTS) and _is_known(kind):
             self.found.append(Static(x))
         elif isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer):
-            self.found.append(_Itself(x))
+            self.found.append(Exactly(x))
         else:
             raise _OpenError
 
@@ -179,7 +168,7 @@ class _Walk:
                 self.visit(value)
 
     def _visit_class(self, cls: type) -> None:
-        self.found.append(_Itself(cls))
+        self.found.append(Exactly(cls))
         self._visit_all(cls.__bases__)
         for name, value in vars(cls).items():
             if name not in _DESCRIBING:

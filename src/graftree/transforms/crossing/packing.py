@@ -152,6 +152,7 @@ def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
 # How leaves travel through JAX.
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Values:
     """A pytree node that carries some leaves of a signature.
 
@@ -161,17 +162,9 @@ class Values:
         positions: Which leaves these are; ``None`` for all.
     """
 
-    __slots__ = ("positions", "signature", "values")
-
-    def __init__(
-        self,
-        values: Sequence[Any],
-        signature: Signature,
-        positions: tuple[int, ...] | None,
-    ) -> None:
-        self.values = values
-        self.signature = signature
-        self.positions = positions
+    values: Sequence[Any]
+    signature: Signature
+    positions: tuple[int, ...] | None
 
     def by_position(self) -> dict[int, Any]:
         """The values by the number of the leaf."""

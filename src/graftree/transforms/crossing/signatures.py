@@ -108,6 +108,7 @@ class Span(NamedTuple):
     leaves: tuple[int, int]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Signature:
     """The static part of a tree of arguments or outputs.
 
@@ -120,59 +121,37 @@ class Signature:
         number: Its own, once it is known to `Signatures`. JAX compares it first.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_slots",
-        "entries",
-        "labels",
-        "number",
-        "statics",
-        "treedef",
-    )
+    treedef: Any
+    entries: tuple[GraphDef[Any] | None, ...]
+    statics: tuple[tuple[Any, Any], ...] = ()
+    labels: Labels = ARGS
+    number: int | None = dataclasses.field(default=None, init=False)
 
-    def __init__(
-        self,
-        treedef: Any,
-        entries: tuple[GraphDef[Any] | None, ...],
-        statics: tuple[tuple[Any, Any], ...] = (),
-        labels: Labels = ARGS,
-    ) -> None:
-        self.treedef = treedef
-        self.entries = entries
-        self.statics = statics
-        self.labels = labels
-        self.number: int | None = None
-        self._slots: tuple[Slot, ...] | None = None
+    def _content(self) -> tuple[Any, ...]:
+        return self.treedef, self.entries, self.statics
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, Signature)
-            and self.treedef == other.treedef
-            and self.entries == other.entries
-            and self.statics == other.statics
+        return self is other or (
+            isinstance(other, Signature) and self._content() == other._content()
         )
 
     def __hash__(self) -> int:
         try:
-            return hash((self.treedef, self.entries, self.statics))
+            return hash(self._content())
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """Its leaves, in order; cached."""
-        if self._slots is None:
-            names = _EntryNames(self.treedef, self.labels)
-            self._slots = tuple(
-                [
-                    Slot(number, path, definition, names)
-                    for number, entry in enumerate(self.entries)
-                    for path, definition in leaves_of(entry)
-                ]
-            )
-        return self._slots
+        """Its leaves, in order."""
+        names = _EntryNames(self.treedef, self.labels)
+        return tuple(
+            [
+                Slot(number, path, definition, names)
+                for number, entry in enumerate(self.entries)
+                for path, definition in leaves_of(entry)
+            ]
+        )
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """What it says, for `differences`, by paths that `name_of` prints."""
