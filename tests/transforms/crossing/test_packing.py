@@ -40,8 +40,7 @@ def test_groups_join_to_what_was_parted():
     packed = pack(1.0, 2.0, 3.0)
     groups = packing.part(packed.values(), packed.signature, [1, 0, 1], 2)
     assert [group.values for group in groups] == [[2.0], [1.0, 3.0]]
-    assert packing.join(groups) == (packed.signature, [1.0, 2.0, 3.0])
-    assert packing.roles(groups, 3) == [1, 0, 1]
+    assert packing.join(groups) == (packed.signature, [1.0, 2.0, 3.0], [1, 0, 1])
 
 
 def test_groups_pass_through_jax_with_their_static_part():

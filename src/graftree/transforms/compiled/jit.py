@@ -8,7 +8,7 @@ data of the groups, so it is part of JAX's own cache key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
 
@@ -27,6 +27,7 @@ from graftree.transforms.crossing.signatures import Signatures
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Options = ParamSpec("Options")
 
 
 class JitWrapped(Rebuilt, decorators.Method[P, R]):
@@ -112,29 +113,24 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return self.trace(*args, **kwargs).out_info
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of `jit`."""
+class _Jit(Protocol[Options]):
+    """The type of `jit`; see `decorators.Transform`."""
 
-    in_shardings: Any
-    out_shardings: Any
-    static_argnums: int | Sequence[int] | None
-    static_argnames: str | Sequence[str] | None
-    donate_argnums: int | Sequence[int] | None
-    donate_argnames: str | Sequence[str] | None
-    keep_unused: bool
-    device: Any
-    backend: str | None
-    inline: bool
-    graph: bool | None
-    graph_updates: bool | None
+    @overload
+    def __call__(
+        self, fun: Callable[P, R], /, *args: Options.args, **options: Options.kwargs
+    ) -> JitWrapped[P, R]: ...
+    @overload
+    def __call__(
+        self, *args: Options.args, **options: Options.kwargs
+    ) -> Callable[[Callable[P, R]], JitWrapped[P, R]]: ...
 
 
-@overload
-def jit(fun: Callable[P, R], **options: Unpack[Options]) -> JitWrapped[P, R]: ...
-@overload
-def jit(
-    **options: Unpack[Options],
-) -> Callable[[Callable[P, R]], JitWrapped[P, R]]: ...
+def _typed(transform: Callable[Concatenate[Any, Options], Any]) -> _Jit[Options]:
+    return cast("_Jit[Options]", transform)
+
+
+@_typed
 def jit(
     fun: Any = MISSING,
     *,

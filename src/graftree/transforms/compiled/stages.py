@@ -218,7 +218,7 @@ def _mismatch_error(compiled: Signature, called: Signature) -> TypeError:
 
 def _unpack(inputs: Any) -> tuple[Any, Packed]:
     """What JAX says of the groups of a call: as ``(args, kwargs)``, and as a call."""
-    signature, values = packing.join(inputs[0])
+    signature, values, _ = packing.join(inputs[0])
     objects = IndexMap()
     tree, _ = packing.unpack(signature, values, objects)
     leaves = packing.leaves_of(signature, values, objects)

@@ -127,8 +127,7 @@ class Loop:
     ) -> None:
         self.row = row
         self.place = place
-        self.signature, self.values = packing.join(groups)
-        self.roles = packing.roles(groups, len(self.values))
+        self.signature, self.values, self.roles = packing.join(groups)
         self._span = self.signature.span(place.argument)
         axes = [row.inputs.values[role] for role in self.roles]
         # JAX slices refs along their first axis only.

@@ -131,8 +131,7 @@ class Inside:
 
     def __init__(self, row: Row, groups: Sequence[Values]) -> None:
         self.row = row
-        self.signature, self.values = packing.join(groups)
-        self.roles = packing.roles(groups, len(self.values))
+        self.signature, self.values, self.roles = packing.join(groups)
         # In-place writes to a list or dict would change what they are compared with.
         self._contents = {
             position: jax.tree.flatten(value)

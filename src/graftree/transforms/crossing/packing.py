@@ -233,16 +233,19 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def join(groups: Sequence[Values]) -> tuple[Signature, list[Any]]:
-    """The signature of the groups of a call, and all its values in order."""
+def join(groups: Sequence[Values]) -> tuple[Signature, list[Any], list[int]]:
+    """The signature of the groups of a call; of each leaf its value and its group."""
     signature = groups[0].signature
     if groups[0].positions is None:
-        return signature, list(groups[0].values)
-    values: list[Any] = [None] * len(signature.slots)
-    for group in groups:
-        for position, value in zip(group.positions or (), group.values, strict=True):
+        values = list(groups[0].values)
+        return signature, values, [0] * len(values)
+    values = [None] * len(signature.slots)
+    numbers = [0] * len(values)
+    for number, group in enumerate(groups):
+        for position, value in group.by_position().items():
             values[position] = value
-    return signature, values
+            numbers[position] = number
+    return signature, values, numbers
 
 
 def part(
@@ -257,23 +260,4 @@ def part(
     return [
         Values([values[i] for i in listed], signature, tuple(listed))
         for listed in positions
-    ]
-
-
-def roles(groups: Sequence[Values], count: int) -> list[int]:
-    """For each of ``count`` leaves the number of its group."""
-    numbers = [0] * count
-    for number, group in enumerate(groups):
-        for position in group.positions or ():
-            numbers[position] = number
-    return numbers
-
-
-def variables_in(x: Any) -> list[tuple[Any, Any]]:
-    """The Variables and refs of one object, with the path of the first occurrence."""
-    graphdef, leaves = flattening.flatten_graph(x)
-    return [
-        (path, leaf)
-        for path, leaf in zip(graphdef.paths(), leaves, strict=True)
-        if tree_checks.is_variable_or_ref(leaf)
     ]

@@ -17,7 +17,7 @@ import jax
 from graftree import _jax
 from graftree.config import Propagation
 from graftree.core import paths
-from graftree.core.graph import flattening
+from graftree.core.graph import flattening, tree_checks
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -187,8 +187,10 @@ class Prefix:
         for (jax_path, x), value in zip(flat, values, strict=True):
             if is_leaf(x):
                 start = paths.from_jax(jax_path)
-                for inner, leaf in packing.variables_in(x):
-                    yield start + inner, leaf, _resolve(value, inner, leaf)
+                graphdef, leaves = flattening.flatten_graph(x)
+                for inner, leaf in zip(graphdef.paths(), leaves, strict=True):
+                    if tree_checks.is_variable_or_ref(leaf):
+                        yield start + inner, leaf, _resolve(value, inner, leaf)
 
     def _match(
         self, treedef: Any, entries: Sequence[GraphDef[Any] | None] | None
