@@ -182,6 +182,14 @@ def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
     assert model.w[...].tolist() == [8.0, 8.0]
 
 
+def test_compiled_function_refuses_static_arguments_by_keyword(mode):
+    """It would go on with those that it was compiled for."""
+    jitted = nnx.jit(lambda model, m: model.w * m, static_argnames="m", **mode)
+    compiled = jitted.lower(Model(), m=3).compile()
+    with pytest.raises(TypeError, match=r"(?s)does not match.*kwargs\['m'\]: nothing"):
+        compiled(Model(), m=5)
+
+
 def test_wrong_shape_is_the_error_of_jax(mode):
     compiled = nnx.jit(step, **mode).lower(Model(), jnp.ones(2)).compile()
     model = Model()
