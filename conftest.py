@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests import compiled_programs
+from tests import compiled_programs, modes
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_disable_most_optimizations", True)
@@ -41,6 +41,23 @@ jax.config.update("jax_traceback_filtering", "off")
 compiled_programs.keep_in_whole_files(
     pathlib.Path(__file__).parent / "out" / "jax-cache" / jax.__version__
 )
+
+
+def pytest_addoption(parser):
+    """Adds what ``make test`` asks for on the oldest Python."""
+    parser.addoption(
+        "--modes-by-turns",
+        action="store_true",
+        help="run each test in one of its modes, and in all only on the newest Python",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what the options leave out."""
+    if config.getoption("--modes-by-turns"):
+        chosen = modes.by_turns(items)
+        config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
+        items[:] = chosen
 
 
 def pytest_collection_finish():

@@ -2,7 +2,8 @@
 # All checks, and the tests at both ends of the support range.
 #
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
-#                   Python 3.11 with the oldest JAX those that Python and JAX may change
+#                   Python 3.11 with the oldest JAX those that Python and JAX may change,
+#                   each in one of its modes
 #   test.sh --all   `make test-all`: both run all tests
 #
 # Where one of the two Pythons is missing, the other runs all tests, and the last line
@@ -32,7 +33,7 @@ elif [ "${1:-}" != --all ]; then
     chosen=(-m "not long")
     # The contract of the layers comes with the check "shapes", on the same Python.
     tests_of_oldest=(tests/contract tests/transforms tests/test_jax.py
-        --ignore tests/contract/test_nn_layers)
+        --ignore tests/contract/test_nn_layers --modes-by-turns)
 fi
 if [ -n "$missing" ] && [ "${CI:-}" = true ]; then stop "CI needs both ends$missing"; fi
 
