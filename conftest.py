@@ -10,6 +10,7 @@ themselves.
 """
 
 import gc
+import importlib.util
 import os
 import pathlib
 
@@ -40,6 +41,18 @@ jax.config.update("jax_traceback_filtering", "off")
 
 compiled_programs.keep_in_whole_files(
     pathlib.Path(__file__).parent / "out" / "jax-cache" / jax.__version__
+)
+
+
+# The bridge to Linen imports Flax.
+collect_ignore_glob = (
+    []
+    if importlib.util.find_spec("flax")
+    else [
+        "src/graftree/interop/bridge/*",
+        "tests/interop/bridge/*",
+        "tests/contract/test_bridge/*",
+    ]
 )
 
 

@@ -13,6 +13,8 @@ from graftree.interop import flax_names
 
 # What the contract names and what exists, by path.
 PATHS = [
+    "bridge", "bridge.initializers", "bridge.interop", "bridge.module",
+    "bridge.variables", "bridge.wrappers", "proxy_caller", "wrappers",
     "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
     "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.attention",
     "nn.dtypes", "nn.initializers", "nn.linear", "nn.lora", "nn.normalization",
@@ -59,7 +61,14 @@ def test_names_are_the_objects_of_the_namespace():
         (path, name)
         for path, name in public
         if look_up(path, name) is not getattr(nnx, name)
-    } == {("reprlib", "Object"), ("graphlib", "Static")}  # as in Flax NNX
+    } == {  # as in Flax NNX
+        ("reprlib", "Object"),
+        ("graphlib", "Static"),
+        ("bridge", "Module"),
+        ("bridge.module", "Module"),
+        ("bridge", "with_partitioning"),
+        ("bridge.variables", "with_partitioning"),
+    }
 
 
 @pytest.mark.parametrize(

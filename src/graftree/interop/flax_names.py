@@ -183,6 +183,36 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         _PUBLIC: "Optimizer ModelAndOptimizer OptArray OptState OptVariable",
         "training.optimizers": "to_opt_state",
     },
+    # The bridge to Linen, whose files need Flax.
+    "bridge": {
+        "interop.bridge.to_nnx": "ToNNX lazy_init",
+        "interop.bridge.to_linen": "ToLinen to_linen",
+        "interop.bridge.functional": "Functional functional",
+        "interop.bridge.variables": "NNXMeta with_partitioning",
+        "interop.bridge.modules": "Module compact",
+        "interop.bridge.contexts": "AttrPriority Scope current_context current_module",
+        "interop.bridge.foreign_modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+    },
+    "bridge.wrappers": {
+        "interop.bridge.to_nnx": "ToNNX lazy_init",
+        "interop.bridge.to_linen": "ToLinen to_linen to_linen_class",
+        "interop.bridge.functional": "Functional functional",
+        "interop.bridge.linen_side": "current_linen_module linen_rngs_dict",
+    },
+    "bridge.variables": {
+        "interop.bridge.variables": "NNXMeta get_col_name is_vanilla_variable"
+        " linen_vars_to_nnx_attrs nnx_attrs_to_linen_vars sort_variable_types"
+        " to_linen_var to_nnx_var with_partitioning",
+    },
+    "bridge.module": {
+        "interop.bridge.modules": "Module ModuleBase ModuleMeta compact",
+        "interop.bridge.binding": "ModuleState has_setup",
+        "interop.bridge.contexts": "MODULE_CONTEXT AttrPriority ModuleContext"
+        " ModuleStackEntry Scope current_context current_module",
+    },
+    "bridge.interop": {
+        "interop.bridge.foreign_modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+    },
 }
 
 # Names that the public namespace had in earlier releases.
@@ -195,6 +225,7 @@ OLDER: Mapping[str, str] = {
 
 # Second paths of modules of this package.
 ALIASES: Mapping[str, str] = {
+    "bridge.initializers": "nn.initializers",
     "compat": "interop.compat",
     "deprecations": "interop.deprecations",
     "graph": "graphlib",
@@ -203,6 +234,8 @@ ALIASES: Mapping[str, str] = {
     "metrics": "training.metrics",
     "object": "pytreelib",
     "optimizer": "training.optimizer",
+    "proxy_caller": "core.graph.proxy_callers",
+    "wrappers": "bridge.wrappers",
 }
 
 # Modules of this package that are where Flax NNX has them.

@@ -11,6 +11,7 @@
 - ``freshness.py``: detects structural changes; caches the GraphDef until there is one.
 - ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
+- ``proxy_callers.py``: what `call` returns: a method by attributes and items.
 - ``updates.py``: `update`, `pop`, `set_metadata`: objects changed in place.
 - ``traversals.py``: walks: `iter_graph`, `map`, `find_duplicates`.
 """

@@ -22,6 +22,7 @@ from graftree.core.graph import (
     graph_states,
     graphdefs,
     merging,
+    proxy_callers,
 )
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graph_states import GraphState
@@ -475,28 +476,12 @@ def call(graphdef_state: Any, /) -> Any:
 def _caller(
     skeleton: GraphDef[Any], state_list: Sequence[Any], graph: bool | None
 ) -> Any:
-    def call(reach: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+    def call(accessor: proxy_callers.DelayedAccessor, *args: Any, **kwargs: Any) -> Any:
         node = merge(skeleton, *state_list)
-        out = reach(node)(*args, **kwargs)
+        out = accessor(node)(*args, **kwargs)
         return out, split(node, graph=graph)
 
-    return _Caller(call, lambda node: node)
-
-
-class _Caller:
-    """Reaches a method by attributes and items, and calls it through ``call``."""
-
-    def __init__(self, call: Callable[..., Any], reach: Callable[[Any], Any]) -> None:
-        self._call, self._reach = call, reach
-
-    def __getattr__(self, name: str) -> _Caller:
-        return _Caller(self._call, lambda node: getattr(self._reach(node), name))
-
-    def __getitem__(self, key: Any) -> _Caller:
-        return _Caller(self._call, lambda node: self._reach(node)[key])
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._reach, *args, **kwargs)
+    return proxy_callers.CallableProxy(call)
 
 
 # GraphDef.apply is defined below split and merge, which it needs.

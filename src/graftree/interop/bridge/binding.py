@@ -1,0 +1,369 @@
+"""How bridge Modules get and give up their variables.
+
+    bind          a Module gets variables and a scope; its ``setup`` runs
+    adopted       a value becomes an attribute of a bound Module, and is bound with it
+    place         a Module that a method made becomes an attribute, by name
+    collections   the variables of a Module and of all in it, as Linen has them
+
+What waits for an attribute that is not there yet is a `ModuleState` in its place. Where
+an object has several names, the variables go by the one with the smallest priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+
+import jax
+import numpy as np
+
+from graftree import errors
+from graftree.core.graph import functional
+from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.rng.streams import RngState
+from graftree.core.states import states
+from graftree.core.states.states import State
+from graftree.core.variables import kinds
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.metadata import VariableMetadata
+from graftree.core.variables.variables import Variable
+from graftree.interop.bridge import contexts, linen_side, variables
+from graftree.interop.bridge.contexts import AttrPriority, Scope
+
+if TYPE_CHECKING:
+    from graftree.interop.bridge.modules import Module
+
+# Attributes that hold no variables.
+OWN = frozenset({"scope", "attr_priorities", *bookkeeping.NAMES})
+
+
+class ModuleState(State):
+    """The variables of something that is not there yet.
+
+    Example:
+        >>> state = nnx.bridge.module.ModuleState({"bias": nnx.Param(0.0)})
+        >>> list(state)
+        ['bias']
+    """
+
+
+class HasSetup(Protocol):
+    """Something with a method ``setup``."""
+
+    def setup(self) -> None:
+        """Makes what the other methods use."""
+
+
+def is_bridge_module(x: Any) -> bool:
+    """Whether it is a Module in the style of Linen."""
+    return isinstance(x, Pytree) and "attr_priorities" in vars(x)
+
+
+def has_setup(x: Any) -> TypeGuard[HasSetup]:
+    """Whether it has a method ``setup``.
+
+    Example:
+        >>> nnx.bridge.module.has_setup(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        False
+    """
+    return hasattr(x, "setup")
+
+
+def bind(
+    module: Module, scope: Scope, state: Mapping[Any, Any], *, is_initializing: bool
+) -> None:
+    """Gives an unbound Module its variables and a scope, and runs its ``setup``."""
+    for name, value in state.items():
+        _put(module, str(name), value)
+    bookkeeping.state_of(module).initializing = is_initializing
+    module.scope = scope.copy()
+    for name, value in bookkeeping.attribute_items(module):
+        if name not in OWN:
+            _adopt(module, value, state.get(name), set())
+    if has_setup(module):
+        with contexts.running(cast("Module", module), in_compact=False):
+            module.setup()
+        bookkeeping.state_of(module).is_setup = True
+
+
+def _put(module: Module, name: str, value: Any) -> None:
+    """Puts a variable, or what waits for an object, where nothing is yet."""
+    current = vars(module).get(name)
+    if isinstance(value, Variable):
+        setattr(module, name, attributes.data(value))
+    elif current is None or isinstance(current, Variable):
+        setattr(module, name, attributes.data(ModuleState(value)))
+
+
+def adopted(parent: Module, name: str, value: Any) -> Any:
+    """The value for an attribute of a bound Module, bound too.
+
+    What waits under the name goes into it: the variables of a Module that is not there
+    yet, or of one that an earlier call made.
+    """
+    if isinstance(value, attributes.AttributeField):
+        return value
+    current = vars(parent).get(name)
+    if current is value:
+        return value
+    if isinstance(value, Variable):
+        # What `setup` assigns is an initial value.
+        in_setup = has_setup(parent) and not bookkeeping.state_of(parent).is_setup
+        return current if in_setup and type(current) is type(value) else value
+    is_for_it = isinstance(current, ModuleState) or type(current) is type(value)
+    _adopt(parent, value, _tree(current) if is_for_it else None, set())
+    return value
+
+
+def _adopt(parent: Module, value: Any, state: Any, seen: set[int]) -> None:
+    """Binds all Modules in a value, and gives them their variables."""
+    state = state if isinstance(state, Mapping) else {}
+    assert parent.scope is not None
+    if is_bridge_module(value):
+        if value.scope is None:
+            is_initializing = parent.is_initializing()
+            bind(value, parent.scope, state, is_initializing=is_initializing)
+        else:  # it has another name, too
+            for name, given in state.items():
+                _put(value, str(name), given)
+                _adopt(parent, vars(value)[str(name)], given, seen)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _adopt(parent, item, state.get(index, state.get(str(index))), seen)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _adopt(parent, item, state.get(key), seen)
+    elif isinstance(value, Pytree) and not isinstance(value, Scope):
+        if id(value) not in seen:
+            seen.add(id(value))
+            _adopt_foreign(parent, value, state, seen)
+
+
+def _adopt_foreign(
+    parent: Module, node: Pytree, state: Mapping[Any, Any], seen: set[int]
+) -> None:
+    """Binds bridge Modules in an object of another kind; gives it its variables."""
+    if parent.is_initializing():
+        contexts.set_initializing(node, True)
+        contexts.MODULE_CONTEXT.calls[-1].initialized.append(node)
+    for name, value in bookkeeping.attribute_items(node):
+        given = state.get(_key_of(node, name), state.get(name))
+        if isinstance(value, Variable):
+            _give(value, given)
+        else:
+            _adopt(parent, value, given, seen)
+            _fill(value, given)
+    for key, given in state.items():
+        if str(key) not in vars(node):
+            setattr(node, str(key), attributes.data(_plain(given)))
+
+
+def _key_of(node: Pytree, name: str) -> Any:
+    return classes.facts_of(type(node)).naming.key_of(name)
+
+
+def _fill(container: Any, state: Any) -> None:
+    """Gives the Variables in lists and dicts of an object their values."""
+    if isinstance(state, Mapping) and isinstance(container, (list, tuple, dict)):
+        pairs = (
+            container.items() if isinstance(container, dict) else enumerate(container)
+        )
+        for key, value in pairs:
+            given = state.get(key, state.get(str(key)))
+            if isinstance(value, Variable):
+                _give(value, given)
+            else:
+                _fill(value, given)
+
+
+def _give(variable: Variable[Any], given: Any) -> None:
+    if isinstance(given, Variable):
+        variable.update_from_state(given)
+        contexts.MODULE_CONTEXT.calls[-1].given[id(variable)] = variable
+
+
+def _plain(x: Any) -> Any:
+    return {k: _plain(v) for k, v in x.items()} if isinstance(x, Mapping) else x
+
+
+def _tree(x: Any) -> Any:
+    """The variables of an object that is or was an attribute, by name."""
+    if isinstance(x, Mapping):
+        return {key: _tree(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return {index: _tree(value) for index, value in enumerate(x)}
+    if isinstance(x, Pytree):
+        items = bookkeeping.attribute_items(x)
+        return {name: _tree(value) for name, value in items if name not in OWN}
+    return x
+
+
+def place(child: Any, name: str, priority: AttrPriority) -> None:
+    """Makes an object an attribute of the Module whose method runs."""
+    context = contexts.current_context()
+    assert context is not None
+    parent = context.module
+    if parent.scope is None:
+        raise unbound_error(parent, "Submodules")
+    if contexts.is_taken(parent, name):
+        raise ValueError(
+            f"{type(parent).__name__} has made a submodule named {name!r} already; "
+            "give each a name of its own, or call the first one again."
+        )
+    context.names.add(name)
+    if priority is not AttrPriority.DEFAULT:
+        parent.set_attr_priority(name, priority)
+    setattr(parent, name, child)
+
+
+# Variables.
+
+
+def find_variable(
+    module: Module, var_type: type[Variable[Any]], name: str, unbox: bool
+) -> Any:
+    """The Variable of a name, or None."""
+    found = vars(module).get(name)
+    if name not in module.attr_priorities:
+        # The name that it is asked for by comes before others that it gets.
+        module.set_attr_priority(name, AttrPriority.DEFAULT)
+    if found is None:
+        return None
+    if type(found) is not var_type:
+        raise ValueError(
+            f"{type(module).__name__}.{name} can't be a {var_type.__name__}: the "
+            f"name is used for a {type(found).__name__} already."
+        )
+    box_type = linen_side.meta.AxisMetadata
+    if not unbox and not isinstance(found.get_raw_value(), box_type):
+        box = variables.to_linen_var(found)
+        if isinstance(box, box_type):
+            found = var_type(box)
+            setattr(module, name, found)
+    return found
+
+
+def new_variable(module: Module, col: str, name: str, value: Any, unbox: bool) -> Any:
+    """Makes a Variable of a bound Module."""
+    if unbox:
+        variable = variables.to_nnx_var(col, value)
+    else:
+        variable = kinds.variable_type_from_name(col, allow_register=True)(value)
+    setattr(module, name, variable)
+    return variable
+
+
+def check_shape(
+    module: Module, name: str, found: Variable[Any], make: Callable[[Any], Any]
+) -> None:
+    """Raises if a parameter has another shape than its initializer makes."""
+
+    def value_of(key: Any) -> Any:
+        made = make(key)
+        return made.raw_value if isinstance(made, VariableMetadata) else made
+
+    expected = _shape(jax.eval_shape(value_of, jax.random.key(0)))
+    shape = _shape(found.get_raw_value())
+    if shape != expected:
+        raise linen_side.linen_errors.ScopeParamShapeError(
+            name, path_of(module), shape, expected
+        )
+
+
+def _shape(value: Any) -> Any:
+    """The shape of an array, in a box or not; of a tree the shapes of its leaves."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
+    return shapes[0] if len(shapes) == 1 else shapes
+
+
+def check_complete(module: Module, call: contexts.Call) -> None:
+    """Raises if a Module in a bridge Module was not given all of its parameters."""
+    if module.is_initializing() or may_change(module, "params"):
+        return
+    for node in call.made:
+        params = functional.state(node, Param, graph=True)
+        for path, param in states.to_flat_state(params):
+            if id(param) not in call.given:
+                where = _find(module, node) + [*path[:-1]]
+                raise linen_side.linen_errors.ScopeParamNotFoundError(
+                    path[-1], _joined(where)
+                )
+
+
+def may_change(module: Module, col: str) -> bool:
+    """Whether the caller lets a collection change."""
+    assert module.scope is not None
+    return linen_side.core.scope.in_filter(module.scope.mutable, col)
+
+
+def collections(module: Module) -> dict[str, Any]:
+    """The variables of a Module and of all in it, by collection."""
+    found: dict[str, Any] = {}
+    for path, x in _walk(module, (), set()):
+        if isinstance(x, Variable) and not isinstance(x, RngState):
+            col = variables.collection_of(x)
+            variables.insert(found, (col, *path), variables.to_linen_var(x))
+    return found
+
+
+def path_of(module: Module) -> str:
+    """Where a bound Module is, for messages."""
+    root = contexts.MODULE_CONTEXT.module_stack[1]
+    return _joined(_find(root.module if root else module, module))
+
+
+def _find(root: Any, wanted: Any) -> list[Any]:
+    paths = [path for path, x in _walk(root, (), set()) if x is wanted]
+    return list(paths[0]) if paths else []
+
+
+def _joined(path: list[Any]) -> str:
+    return "/" + "/".join(map(str, path))
+
+
+def _walk(
+    x: Any, path: tuple[Any, ...], seen: set[int]
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All objects with Variables in them, and these, each once, the best name first."""
+    is_container = isinstance(x, (Mapping, list, tuple))
+    if not isinstance(x, (Variable, Pytree)) and not is_container:
+        return
+    if id(x) in seen:
+        return
+    seen.add(id(x))
+    yield path, x
+    for key, value in _children(x):
+        yield from _walk(value, (*path, key), seen)
+
+
+def _children(x: Any) -> list[tuple[Any, Any]]:
+    if isinstance(x, Mapping):
+        return [*x.items()]
+    if isinstance(x, (list, tuple)):
+        return [*enumerate(x)]
+    if not isinstance(x, Pytree) or isinstance(x, Scope):
+        return []
+    items = [item for item in bookkeeping.attribute_items(x) if item[0] not in OWN]
+    if is_bridge_module(x):
+        return sorted(items, key=lambda item: _rank(x, item[0]))
+    items.sort(key=lambda item: item[0])
+    return [(_key_of(x, name), value) for name, value in items]
+
+
+def _rank(module: Any, name: str) -> tuple[int, bool, str]:
+    """Sorts the names of a bridge Module; of equal ones, those declared come first."""
+    priorities = module.attr_priorities
+    return priorities.get(name, AttrPriority.DEFAULT), name not in priorities, name
+
+
+def unbound_error(module: Module, what: str) -> ValueError:
+    """The error for a Module that is used outside of `init` and `apply`."""
+    return ValueError(
+        errors.message(
+            f"{what} must be initialized in `setup()` or in a method wrapped in "
+            f"`@compact`, of a {type(module).__name__} that is bound.",
+            way_out="Call it inside of `init` or `apply`, and make it in `setup()` or "
+            "in a compact method of another bridge Module.",
+        )
+    )

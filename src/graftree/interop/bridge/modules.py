@@ -1,0 +1,359 @@
+"""Modules written in the style of Linen: ``setup`` or ``compact``, ``init``, ``apply``.
+
+A bridge `Module` is a dataclass. `apply` works on a copy of it, so that the object
+stays as it is. The copy gets the given variables as attributes and a `Scope`; it is
+*bound* then. What a bound Module gets as an attribute becomes bound too, and what a
+method makes belongs to the Module that runs it, under a name (see `binding.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast, dataclass_transform
+
+import jax
+
+from graftree.core.graph import functional
+from graftree.core.modules import modules
+from graftree.core.objects import attributes, bookkeeping
+from graftree.core.rng.streams import Rngs
+from graftree.core.variables import kinds
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
+from graftree.interop.bridge import binding, contexts, linen_side
+from graftree.interop.bridge import variables as bridge_variables
+from graftree.interop.bridge.contexts import AttrPriority, Scope
+
+A = TypeVar("A")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_RngsLike = int | jax.Array | Mapping[str, Any] | Rngs | None
+_MISSING: Any = object()
+_OWN = binding.OWN
+
+
+class ModuleBase:
+    """What bridge Modules derive from, besides the Modules of this package."""
+
+
+class ModuleMeta(modules.ModuleMeta):
+    """Gives Modules that are made in a method of a bridge Module their place in it."""
+
+    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        context = contexts.current_context()
+        if context is None:
+            return super().__call__(*args, **kwargs)
+        name, parent = kwargs.pop("name", None), kwargs.pop("parent", _MISSING)
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"'name' must be a 'str', got {type(name).__name__}")
+        if parent is not _MISSING and parent is not None:
+            raise ValueError(
+                f"'parent' can only be set to None, got {type(parent).__name__}"
+            )
+        module = super().__call__(*args, **kwargs)
+        name = name or contexts.auto_name(cls)
+        if parent is _MISSING and name is not None:
+            binding.place(module, name, AttrPriority.INIT_PARENT)
+        return module
+
+
+@dataclass_transform(eq_default=True, field_specifiers=(dataclasses.field,))
+class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
+    """A base class for Modules in the style of Linen; each subclass is a dataclass.
+
+    Submodules and variables are made in ``setup``, which runs as soon as the Module is
+    bound, or in methods with `compact`. In a `compact` method a Module that has no
+    ``name=`` gets one of its class and a number; with ``parent=None`` it gets no place.
+    It is a graph node, not a pytree.
+
+    Attributes:
+        scope: The random streams of the call, while the Module is bound; else None.
+        attr_priorities: Which names are preferred; see `set_attr_priority`.
+
+    Example:
+        >>> class Dense(nnx.bridge.Module):
+        ...     features: int
+        ...
+        ...     @nnx.bridge.compact
+        ...     def __call__(self, x):
+        ...         shape = x.shape[-1], self.features
+        ...         return x @ self.param("kernel", nnx.initializers.ones, shape)
+        >>> class Net(nnx.bridge.Module):
+        ...     @nnx.bridge.compact
+        ...     def __call__(self, x):
+        ...         x = Dense(2)(x)
+        ...         return Dense(1)(x)
+        >>> x = jnp.ones((1, 3))
+        >>> variables = Net().init(0, x)
+        >>> jax.tree.map(jnp.shape, variables["params"])
+        {'Dense_0': {'kernel': (3, 2)}, 'Dense_1': {'kernel': (2, 1)}}
+        >>> Net().apply(variables, x)
+        Array([[6.]], dtype=float32)
+    """
+
+    scope: Scope | None
+    attr_priorities: dict[str, AttrPriority]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        has_hash = "__hash__" in vars(cls)
+        attributes.dataclass(cls)
+        if not has_hash:
+            cls.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an unbound Module."""
+        obj = super().__new__(cls, *args, **kwargs)
+        obj.scope, obj.attr_priorities = None, {}
+        return obj
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OWN and vars(self).get("scope") is not None:
+            value = binding.adopted(self, name, value)
+        super().__setattr__(name, value)
+
+    def set_attr_priority(self, name: str, value: AttrPriority) -> None:
+        """Says whether a name is preferred as the path of an object with several."""
+        self.attr_priorities = {**self.attr_priorities, name: value}
+
+    # What methods of a bound Module use.
+
+    def param(
+        self,
+        name: str,
+        init_fn: Callable[..., A],
+        *init_args: Any,
+        unbox: bool = True,
+        **init_kwargs: Any,
+    ) -> Param[A]:
+        """Gives the parameter of a name; makes it while initializing.
+
+        Args:
+            name: The name of the attribute.
+            init_fn: Called with a key of the stream ``params`` and the arguments.
+            *init_args: Arguments for ``init_fn``.
+            unbox: Whether to take a box that ``init_fn`` returns apart, into value and
+                metadata; else the box is the value.
+            **init_kwargs: Keyword arguments for ``init_fn``.
+
+        Raises:
+            ValueError: If the Module is not bound, or the name has another use.
+            flax.errors.ScopeParamNotFoundError: If `apply` was not given it.
+            flax.errors.ScopeParamShapeError: If it has another shape than ``init_fn``
+                makes.
+        """
+        if self.scope is None:
+            raise binding.unbound_error(self, "Parameters")
+
+        def make(key: Any) -> Any:
+            return init_fn(key, *init_args, **init_kwargs)
+
+        found = binding.find_variable(self, Param, name, unbox)
+        if found is not None:
+            binding.check_shape(self, name, found, make)
+            return found
+        if not (self.is_initializing() or binding.may_change(self, "params")):
+            path = binding.path_of(self)
+            raise linen_side.linen_errors.ScopeParamNotFoundError(name, path)
+        value = make(self.make_rng("params"))
+        return binding.new_variable(self, "params", name, value, unbox)
+
+    def variable(
+        self,
+        col: str,
+        name: str,
+        init_fn: Callable[..., A] | None = None,
+        *init_args: Any,
+        unbox: bool = True,
+        **init_kwargs: Any,
+    ) -> Variable[A]:
+        """Gives the variable of a name; makes it if it is not there yet.
+
+        Args:
+            col: Its collection.
+            name: The name of the attribute.
+            init_fn: Called with the arguments, without a key; None if there is one.
+            *init_args: Arguments for ``init_fn``.
+            unbox: As in `param`.
+            **init_kwargs: Keyword arguments for ``init_fn``.
+
+        Raises:
+            ValueError: If the Module is not bound, if the name has another use, or if
+                there is no such variable and no ``init_fn``.
+        """
+        if self.scope is None:
+            raise binding.unbound_error(self, "Variables")
+        var_type = kinds.variable_type_from_name(col, allow_register=True)
+        found = binding.find_variable(self, var_type, name, unbox)
+        if found is not None:
+            return found
+        if not callable(init_fn):
+            raise ValueError(
+                f"Expected 'init_fn' to be a callable, got {init_fn!r}: there is no "
+                f"variable {name!r} in the collection {col!r} yet."
+            )
+        value = init_fn(*init_args, **init_kwargs)
+        return binding.new_variable(self, col, name, value, unbox)
+
+    def make_rng(self, name: str = "default") -> jax.Array:
+        """Draws a key from a random stream of the call.
+
+        Raises:
+            ValueError: If the Module is not bound.
+            KeyError: If there is neither such a stream nor ``default``.
+        """
+        if self.scope is None:
+            raise ValueError(
+                "Can't use RNGs on unbound modules: use `init` or `apply`."
+            )
+        return self.scope.rngs[name]()
+
+    def is_initializing(self) -> bool:
+        """Whether the method runs in `init`."""
+        return bookkeeping.state_of(self).initializing
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of this Module and of those in it, by collection."""
+        return linen_side.core.freeze(binding.collections(self))
+
+    # What callers use.
+
+    def init(
+        self,
+        rngs: _RngsLike = None,
+        *args: Any,
+        method: Callable[..., Any] | str = "__call__",
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Makes the variables by a call with these arguments.
+
+        Args:
+            rngs: A seed, a key, a dict of them by stream, or an `Rngs`.
+            *args: Arguments of the method.
+            method: The method or its name.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            Nested dicts by collection, as `apply` takes them.
+        """
+        return self.init_with_output(rngs, *args, method=method, **kwargs)[1]
+
+    def init_with_output(
+        self,
+        rngs: _RngsLike = None,
+        *args: Any,
+        method: Callable[..., Any] | str = "__call__",
+        mutable: Any = False,
+        **kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Makes the variables, and gives the output of the call too.
+
+        Args:
+            rngs: A seed, a key, a dict of them by stream, or an `Rngs`.
+            *args: Arguments of the method.
+            method: The method or its name.
+            mutable: What Modules of Linen inside may change; ``False`` for everything.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            The output, and the variables of all collections.
+        """
+        return self.apply(
+            {},
+            *args,
+            rngs=rngs,
+            method=method,
+            mutable=mutable or True,
+            _initialize=True,
+            **kwargs,
+        )
+
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        rngs: _RngsLike = None,
+        method: Callable[..., Any] | str = "__call__",
+        mutable: Any = False,
+        _initialize: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a method of a copy of the Module that has these variables.
+
+        Args:
+            variables: Nested mappings by collection.
+            *args: Arguments of the method.
+            rngs: A seed, a key, a dict of them by stream, or an `Rngs`, from which the
+                call draws.
+            method: The method or its name.
+            mutable: Which collections may change, as in Linen. Unless it is ``False``,
+                the variables are returned.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            The output; unless ``mutable`` is ``False`` a pair of it and the variables
+            of all collections.
+
+        Raises:
+            TypeError: If an attribute named by ``method`` is not callable.
+            flax.errors.ApplyModuleInvalidMethodError: If ``method`` is no function.
+        """
+        function = _function(type(self), method)
+        module = functional.clone(self, graph=True)
+        state = bridge_variables.linen_vars_to_nnx_attrs(variables)
+        scope = Scope(_as_rngs(rngs), mutable)
+        with contexts.applying() as call:
+            binding.bind(module, scope, state, is_initializing=_initialize)
+            with contexts.running(module, in_compact=False):
+                out = function(module, *args, **kwargs)
+            binding.check_complete(module, call)
+        return out if mutable is False else (out, binding.collections(module))
+
+
+def _as_rngs(rngs: _RngsLike) -> Rngs:
+    if isinstance(rngs, Rngs):
+        return rngs
+    return Rngs(**rngs) if isinstance(rngs, Mapping) else Rngs(rngs)
+
+
+def _function(cls: type[Module], method: Any) -> Callable[..., Any]:
+    """The function of a class that is meant by a method or its name."""
+    if isinstance(method, str):
+        found = getattr(cls, method)
+        if not callable(found):
+            name = f"{cls.__name__}.{method}"
+            raise TypeError(f"'{name}' must be a callable, got {type(found)}.")
+        return found
+    function = getattr(method, "__func__", method)
+    if not callable(function):
+        raise linen_side.linen_errors.ApplyModuleInvalidMethodError(method)
+    return function
+
+
+def compact(f: F) -> F:
+    """Marks a method in which submodules and variables of a bridge Module are made.
+
+    Args:
+        f: The method.
+
+    Returns:
+        The method; Modules that are made in it belong to the Module, by name.
+
+    Example:
+        >>> class Scale(nnx.bridge.Module):
+        ...     @nnx.bridge.compact
+        ...     def __call__(self, x):
+        ...         return x * self.param("scale", nnx.initializers.ones, ())
+        >>> Scale().init(0, jnp.ones(2))
+        {'params': {'scale': Array(1., dtype=float32)}}
+    """
+
+    @functools.wraps(f)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        with contexts.running(self, in_compact=True):
+            return f(self, *args, **kwargs)
+
+    return cast(F, wrapper)

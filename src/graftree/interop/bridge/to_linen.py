@@ -1,0 +1,353 @@
+"""A Module as a Linen Module, which initializes it and keeps its variables.
+
+A `ToLinen` makes the Module anew in each call, as Linen Modules are made anew, gives it
+the variables that Linen holds, calls it, and hands back those that Linen may change. A
+Variable is in the collection of its type; what random streams hold stays inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from graftree.core.graph import functional
+from graftree.core.modules.modules import Module
+from graftree.core.objects import attributes
+from graftree.core.rng.streams import Rngs, RngState
+from graftree.core.states import states
+from graftree.core.variables import variables as variables_core
+from graftree.core.variables.kinds import Param
+from graftree.core.variables.variables import Variable
+from graftree.interop.bridge import linen_side, variables
+
+linen = linen_side.linen
+FrozenDict = linen_side.core.FrozenDict
+MetadataFn = Callable[[Variable[Any]], Any]
+_Path = tuple[Any, ...]
+
+
+class ToLinen(linen.Module):
+    """A Module as a Linen Module.
+
+    ``init`` gives its Variables by collection: `Param` in ``params``, `BatchStat` in
+    ``batch_stats``, one of an unregistered type in a collection of its class name. One
+    with metadata is in a box, an `NNXMeta` or the ``linen_meta_type`` in its metadata,
+    so ``nn.get_partition_spec`` works. Methods of the Module are methods of it.
+
+    Args:
+        nnx_class: Makes the Module.
+        args: Arguments for it.
+        kwargs: Keyword arguments for it.
+        skip_rng: Whether it takes no ``rngs``, an `Rngs` with all streams of Linen.
+        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for its value alone.
+
+    Warns:
+        UserWarning: If ``apply`` is given variables that the Module has not, or not
+            given some that it has and may not change; those have their initial values.
+
+    Example:
+        >>> linear = nnx.bridge.ToLinen(nnx.Linear, args=(3, 4))
+        >>> variables = linear.init(jax.random.key(0), jnp.ones((1, 3)))
+        >>> jax.tree.map(jnp.shape, variables)
+        {'params': {'bias': (4,), 'kernel': (3, 4)}}
+    """
+
+    nnx_class: Callable[..., Module]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = FrozenDict({})
+    skip_rng: bool = False
+    metadata_fn: MetadataFn | None = variables.to_linen_var
+
+    @linen.compact
+    def __call__(
+        self,
+        *args: Any,
+        nnx_method: Callable[..., Any] | str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the Module, or one of its methods.
+
+        Args:
+            *args: Arguments of the method.
+            nnx_method: The method or its name; ``None`` for ``__call__``.
+            **kwargs: Keyword arguments of the method.
+
+        Raises:
+            TypeError: If ``nnx_method`` is not a method.
+            AttributeError: If the Module has none of this name.
+        """
+        is_initializing = self.is_initializing()
+        module = _make(self, add_default=not is_initializing)
+        if is_initializing:
+            # As of the last call, where there are several: so do the seeds of Flax.
+            _hand_back(self, module)
+        _take(self, module)
+        out = _method(module, nnx_method)(*args, **kwargs)
+        if not is_initializing:
+            _hand_back(self, module)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        # Names with underscores are asked for by Python and Linen.
+        if not name.startswith("_") and "nnx_class" in vars(self):
+            if callable(getattr(self.nnx_class, name, None)):
+                return functools.partial(self.__call__, nnx_method=name)
+        parent: Any = super()
+        return parent.__getattr__(name)
+
+
+# Functions, because Linen wraps all methods of its Modules.
+
+
+def _method(module: Module, method: Callable[..., Any] | str | None) -> Any:
+    if method is None:
+        return module
+    found = getattr(module, method) if isinstance(method, str) else method
+    if not callable(found):
+        raise TypeError(
+            f"nnx_method: '{method}' must be a callable, got {type(found)}."
+        )
+    return found if isinstance(method, str) else functools.partial(found, module)
+
+
+def _make(linen_module: ToLinen, add_default: bool) -> Module:
+    kwargs = dict(linen_module.kwargs)
+    if not linen_module.skip_rng:
+        keys = linen_side.linen_rngs_dict(linen_module, add_default)
+        kwargs["rngs"] = Rngs(**keys)
+    return linen_module.nnx_class(*linen_module.args, **kwargs)
+
+
+def _variables(module: Module) -> list[tuple[str, _Path, Variable[Any]]]:
+    """The Variables of a Module with collection and path, but for random streams."""
+    state = functional.state(module, graph=True)
+    return [
+        (variables.collection_of(variable), path, variable)
+        for path, variable in states.to_flat_state(state)
+        if isinstance(variable, Variable) and not isinstance(variable, RngState)
+    ]
+
+
+def _hand_back(linen_module: ToLinen, module: Module) -> None:
+    """Gives Linen the Variables of the collections that it may change."""
+    to_linen_var = linen_module.metadata_fn or Variable.get_value
+    collections: dict[str, Any] = {}
+    for col, path, variable in _variables(module):
+        if linen_module.is_mutable_collection(col):
+            variables.insert(collections, (col, *path), to_linen_var(variable))
+    for col, tree in collections.items():
+        for name, value in tree.items():
+            linen_module.put_variable(col, name, value)
+
+
+def _take(linen_module: ToLinen, module: Module) -> None:
+    """Gives a new Module the variables that Linen holds."""
+    is_new = linen_module.is_initializing()
+    may_change = linen_module.is_mutable_collection
+    # While initializing, what it may change is what it has just made.
+    given = {
+        col: tree
+        for col, tree in linen_module.variables.items()
+        if not (is_new and may_change(col))
+    }
+    known, missing, values = set(), [], []
+    for col, path, variable in _variables(module):
+        found = _find(given.get(col, {}), path)
+        known.add((col, _as_strings(path)))
+        if found is not _MISSING:
+            values.append((variable, _checked(path, variable, found)))
+        elif not (is_new or may_change(col)):
+            missing.append(f"{col}/{_joined(path)}")
+    for variable, raw in values:
+        variables_core.store(variable, raw)
+    unknown = []
+    for col, tree in given.items():
+        for path, x in variables.flat(tree):
+            steps = _as_strings(path)
+            if not any((col, steps[:n]) in known for n in range(1, len(steps) + 1)):
+                unknown.append(_joined(path))
+                _add(module, path, variables.to_nnx_var(col, x))
+    _warn(linen_module, unknown, missing)
+
+
+_MISSING: Any = object()
+
+
+def _find(tree: Any, path: _Path) -> Any:
+    """What is at a path; checkpoints write numbers in it as strings."""
+    for key in path:
+        if not isinstance(tree, Mapping):
+            return _MISSING
+        tree = tree.get(key, tree.get(str(key), _MISSING))
+    return tree
+
+
+def _checked(path: _Path, variable: Variable[Any], found: Any) -> Any:
+    """The value for a Variable; raises if it doesn't fit."""
+    raw = variables.unboxed(found)
+    if isinstance(raw, FrozenDict):
+        raw = linen_side.core.unfreeze(raw)
+    elif isinstance(raw, np.ndarray):
+        raw = jnp.asarray(raw)
+    current = variable.get_raw_value()
+    if isinstance(raw, Mapping) and not isinstance(current, Mapping):
+        raise ValueError(
+            f"The variables given to apply have a mapping at {_joined(path)}, with the "
+            f"names {sorted(raw)}; the Module has a {type(variable).__name__} there."
+        )
+    shape, expected = [getattr(value, "shape", None) for value in (raw, current)]
+    is_misfit = shape != expected and None not in (shape, expected)
+    if isinstance(variable, Param) and is_misfit:
+        raise linen_side.linen_errors.ScopeParamShapeError(
+            path[-1], "/" + _joined(path[:-1]), shape, expected
+        )
+    variables_core.check_write(variable, raw, _joined(path))
+    return raw
+
+
+def _as_strings(path: _Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _add(module: Module, path: _Path, variable: Variable[Any]) -> None:
+    """Adds a Variable where the Module has an object for it, but not yet the name."""
+    node: Any = module
+    for key in path[:-1]:
+        entries = node if isinstance(node, dict) else getattr(node, "__dict__", {})
+        node = entries.get(key, entries.get(str(key)))
+    if isinstance(node, dict):
+        node.setdefault(path[-1], variable)
+    elif isinstance(node, Module) and not hasattr(node, path[-1]):
+        setattr(node, path[-1], attributes.data(variable))
+
+
+def _joined(path: _Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _warn(module: ToLinen, unknown: Sequence[str], missing: Sequence[str]) -> None:
+    if unknown:
+        listed = "".join(f"\n  - {path}" for path in sorted(unknown))
+        warnings.warn(
+            f"Found unknown module paths in incoming state:{listed}", stacklevel=2
+        )
+    if missing:
+        listed = "".join(f"\n  - {path}" for path in sorted(missing))
+        warnings.warn(
+            f"{type(module).__name__} of {_name(module.nnx_class)}: these variables "
+            "are not in those given to apply, so they have their initial values:"
+            f"{listed}\n"
+            "Pass all that `init` gave, or name their collections in `mutable`.",
+            stacklevel=2,
+        )
+
+
+def _name(nnx_class: Any) -> str:
+    return getattr(nnx_class, "__name__", repr(nnx_class))
+
+
+def to_linen(
+    nnx_class: Callable[..., Module],
+    *args: Any,
+    metadata_fn: MetadataFn | None = variables.to_linen_var,
+    name: str | None = None,
+    skip_rng: bool = False,
+    abstract_init: bool = True,
+    **kwargs: Any,
+) -> ToLinen:
+    """Makes a Linen Module of a class of Modules; see `ToLinen`.
+
+    Args:
+        nnx_class: Makes the Module.
+        *args: Arguments for it.
+        metadata_fn: Makes what Linen keeps of a Variable; ``None`` for its value alone.
+        name: The name of the Linen Module.
+        skip_rng: Whether ``nnx_class`` takes no ``rngs``.
+        abstract_init: Has no effect.
+        **kwargs: Keyword arguments for ``nnx_class``.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> class Net(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         return nnx.bridge.to_linen(nnx.Linear, 3, 4, name="first")(x)
+        >>> variables = Net().init(jax.random.key(0), jnp.ones((1, 3)))
+        >>> variables["params"]["first"]["kernel"].shape
+        (3, 4)
+    """
+    return ToLinen(
+        nnx_class,
+        args=args,
+        kwargs=FrozenDict(kwargs),
+        metadata_fn=metadata_fn,
+        skip_rng=skip_rng,
+        name=name,
+    )
+
+
+def to_linen_class(
+    base_nnx_class: type[Module],
+    base_metadata_fn: MetadataFn | None = variables.to_linen_var,
+    base_skip_rng: bool = False,
+    **partial_kwargs: Any,
+) -> type[ToLinen]:
+    """Makes a class of Linen Modules of a class of Modules, to derive from or call.
+
+    Args:
+        base_nnx_class: The class of Modules.
+        base_metadata_fn: The default for ``metadata_fn``; see `ToLinen`.
+        base_skip_rng: The default for ``skip_rng``.
+        **partial_kwargs: Defaults for keyword arguments of ``base_nnx_class``.
+
+    Returns:
+        A subclass of `ToLinen`. Its constructor takes keyword arguments of
+        ``base_nnx_class``, and ``args``, ``kwargs``, ``skip_rng``, ``metadata_fn``,
+        ``name`` and ``parent``.
+
+    Example:
+        >>> Dense = nnx.bridge.wrappers.to_linen_class(nnx.Linear, use_bias=False)
+        >>> dense = Dense(in_features=3, out_features=4)
+        >>> variables = dense.init(jax.random.key(0), jnp.ones((1, 3)))
+        >>> jax.tree.map(jnp.shape, variables)
+        {'params': {'kernel': (3, 4)}}
+    """
+
+    def construct(
+        self: Any,
+        args: Sequence[Any] | None = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        skip_rng: bool = base_skip_rng,
+        metadata_fn: MetadataFn | None = base_metadata_fn,
+        name: Any = _MISSING,
+        parent: Any = _MISSING,
+        nnx_class: Callable[..., Module] = base_nnx_class,
+        **options: Any,
+    ) -> None:
+        places = {"name": name, "parent": parent}
+        ToLinen.__init__(
+            self,
+            nnx_class,
+            args=args or (),
+            kwargs=FrozenDict({**partial_kwargs, **(kwargs or {}), **options}),
+            skip_rng=skip_rng,
+            metadata_fn=metadata_fn,
+            **{key: value for key, value in places.items() if value is not _MISSING},
+        )
+
+    class ToLinenPartial(ToLinen):
+        """A Linen Module of one class of Modules."""
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            super().__init_subclass__(**options)
+            # Linen makes each class a dataclass, with a constructor of its own.
+            cls.__init__ = construct  # pyright: ignore
+
+    ToLinenPartial.__init__ = construct  # pyright: ignore
+    return ToLinenPartial

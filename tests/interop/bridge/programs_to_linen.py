@@ -1,0 +1,640 @@
+"""Programs with Modules in Linen Modules."""
+
+import functools
+import warnings
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+X = jax.random.normal(jax.random.key(7), (4, 3))
+KEY = jax.random.key(0)
+KEYS = {"params": KEY, "dropout": jax.random.key(1)}
+
+
+def net(nnx):
+    """A class with parameters, statistics, dropout and a counter."""
+
+    class Net(nnx.Module):
+        def __init__(self, din, dout, *, rngs, rate=0.5):
+            self.lin = nnx.Linear(din, dout, rngs=rngs)
+            self.norm = nnx.BatchNorm(dout, rngs=rngs)
+            self.drop = nnx.Dropout(rate, rngs=rngs)
+            self.count = nnx.Variable(jnp.zeros(()))
+            self.din = din
+
+        def __call__(self, x, train=False):
+            self.count[...] += 1
+            x = self.norm(self.lin(x), use_running_average=not train)
+            return self.drop(x, deterministic=not train)
+
+        def project(self, x, times=1):
+            return self.lin(x) * times
+
+    return Net
+
+
+def simple(nnx, *args, **kwargs):
+    return nnx.bridge.to_linen(net(nnx), *args, **kwargs)
+
+
+def initialized(nnx):
+    model = simple(nnx, 3, 4)
+    return model.init(KEYS, X), model.init_with_output(KEYS, X)
+
+
+def applied(nnx):
+    model = simple(nnx, 3, 4)
+    v = model.init(KEYS, X)
+    return [
+        model.apply(v, X),
+        model.apply(v, X, mutable=["Variable"]),
+        model.apply(v, X, mutable=True),
+        model.apply(v, X, mutable="params"),
+        model.apply(v, X, mutable=["intermediates"]),
+        model.apply(v, X, mutable=flax.core.DenyList(["params"])),
+        model.apply(flax.core.freeze(v), X),
+    ]
+
+
+def trained(nnx):
+    model = simple(nnx, 3, 4, rate=0.25)
+    v = model.init(KEYS, X)
+    rngs = {"dropout": jax.random.key(3)}
+    return [
+        model.apply(v, X, train=True, mutable=["batch_stats"], rngs=rngs),
+        model.apply(v, X, train=True, mutable=["batch_stats", "Variable"], rngs=KEYS),
+        model.apply(v, X, train=True, mutable=["batch_stats"]),
+        model.apply(v, X, train=True, rngs=rngs),
+    ]
+
+
+def methods(nnx):
+    model = simple(nnx, 3, 4)
+    v = model.init(KEYS, X)
+    return [
+        model.apply(v, X, nnx_method="project"),
+        model.apply(v, X, nnx_method=net(nnx).project, times=2),
+        model.bind(v)(X),
+        model.bind(v).project(X, times=3),
+    ]
+
+
+def bad_methods(nnx):
+    model = simple(nnx, 3, 4)
+    v = model.init(KEYS, X)
+    errors = []
+    for method in "nothing", 3:
+        try:
+            model.apply(v, X, nnx_method=method)
+        except Exception as error:
+            errors.append(error)
+    try:
+        model.nothing
+    except AttributeError as error:
+        errors.append(error)
+    try:
+        model(X)
+    except Exception as error:
+        errors.append(error)
+    return errors
+
+
+def as_submodule(nnx):
+    class Setup(nn.Module):
+        def setup(self):
+            self.net = nnx.bridge.to_linen(net(nnx), 3, 4)
+
+        def __call__(self, x):
+            return self.net.project(x) + self.net(x)
+
+    class Compact(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            first = nnx.bridge.to_linen(net(nnx), 3, 4, name="first")
+            linear = nnx.bridge.to_linen(nnx.Linear, 4, 2)
+            return linear(first(x) + first.project(x, times=2)), nn.Dense(2)(x)
+
+    results = []
+    for model in Setup(), Compact():
+        v = model.init(KEYS, X)
+        results += [v, model.apply(v, X), model.apply(v, X, mutable=["Variable"])]
+    return results
+
+
+def called_twice(nnx):
+    class Counter(nnx.Module):
+        def __init__(self, rngs):
+            self.c = nnx.BatchStat(jnp.zeros(()))
+
+        def __call__(self):
+            self.c[...] += 1
+            return self.c[...]
+
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self):
+            counter = nnx.bridge.to_linen(Counter)
+            return counter(), counter(), counter()
+
+    out, v = Twice().init_with_output(KEY)
+    return out, v, Twice().apply(v), Twice().apply(v, mutable=["batch_stats"])
+
+
+def ways_of_making(nnx):
+    bridge = nnx.bridge
+    models = [
+        bridge.ToLinen(nnx.Linear, args=(3, 4)),
+        bridge.ToLinen(nnx.Linear, (3,), {"out_features": 4, "use_bias": False}),
+        bridge.ToLinen(nnx.Linear, (3, 4), {"rngs": nnx.Rngs(9)}),
+        bridge.to_linen(functools.partial(nnx.Linear, 3), 4),
+        bridge.to_linen(lambda rngs: nnx.Linear(3, 4, rngs=rngs)),
+        bridge.to_linen(nnx.Linear, 3, 4, abstract_init=False),
+        bridge.to_linen(nnx.Linear, 3, 4, metadata_fn=None, name="named"),
+    ]
+    return [(m.init(KEY, X), m.name, m.skip_rng, len(m.args)) for m in models]
+
+
+def equality(nnx):
+    cls = net(nnx)
+    models = [nnx.bridge.to_linen(cls, 3, 4, rate=rate) for rate in (0.1, 0.1, 0.2)]
+    hashes = [hash(m) for m in models]
+    pairs = [(0, 1), (0, 2)]
+    return [(models[i] == models[j], hashes[i] == hashes[j]) for i, j in pairs]
+
+
+def without_rngs(nnx):
+    class Scale(nnx.Module):
+        def __init__(self, size):
+            self.scale = nnx.Param(jnp.ones(size))
+
+        def __call__(self, x):
+            return x * self.scale
+
+    model = nnx.bridge.to_linen(Scale, 3, skip_rng=True)
+    results = [model.init({}, X), model.init(KEY, X)]
+    try:
+        nnx.bridge.to_linen(Scale, 3).init(KEY, X)
+    except TypeError as error:
+        results.append(error)
+    return results
+
+
+def keys_drawn(nnx):
+    class Keys(nnx.Module):
+        def __init__(self, rngs):
+            keys = {name: jax.random.key_data(rngs[name]()) for name in rngs}
+            self.keys = nnx.data({n: nnx.Variable(k) for n, k in keys.items()})
+            self.rngs = rngs
+
+        def __call__(self):
+            data = {n: jax.random.key_data(self.rngs[n]()) for n in self.rngs}
+            return data, jax.random.key_data(self.rngs["params"]())
+
+    class Several(nn.Module):
+        @nn.compact
+        def __call__(self):
+            model = nnx.bridge.to_linen(Keys)
+            return model(), model(), nnx.bridge.to_linen(Keys)()
+
+    results = []
+    for cls in functools.partial(nnx.bridge.to_linen, Keys), Several:
+        for keys in KEY, KEYS, {"params": KEY}, {"default": KEY}:
+            v = cls().init(keys)
+            results += [cls().init_with_output(keys), cls().apply(v, rngs=keys)]
+    return results
+
+
+def kwargs_given(nnx):
+    class Net(nnx.Module):
+        def __init__(self, sizes, rngs):
+            self.kind = type(sizes).__name__
+            self.w = nnx.Param(jnp.ones(sizes["n"]))
+
+        def __call__(self):
+            return self.kind, self.w[...]
+
+    return nnx.bridge.to_linen(Net, sizes={"n": 3}).init_with_output(KEY)
+
+
+def containers_and_sharing(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            def make():
+                return nnx.Linear(3, 3, rngs=rngs)
+
+            self.layers = nnx.List([make(), make()])
+            self.named = nnx.Dict(a=make())
+            self.same = self.named["a"]
+            self.scale = nnx.Param(jnp.ones(3))
+            self.also = self.scale
+
+        def __call__(self, x):
+            self.same.bias[...] += 1.0
+            for layer in self.layers:
+                x = layer(x)
+            return self.named["a"](x) * self.also + self.scale
+
+    model = nnx.bridge.to_linen(Net)
+    v = model.init(KEY, X)
+    return v, model.apply(v, X, mutable=True)
+
+
+def linen_in_it(nnx):
+    class Inner(nnx.Module):
+        def __init__(self, rngs):
+            dense = nnx.bridge.ToNNX(nn.Dense(4), rngs)
+            self.dense = dense.lazy_init(jnp.ones((1, 3)))
+            norm = nnx.bridge.ToNNX(nn.BatchNorm(use_running_average=False), rngs)
+            self.norm = norm.lazy_init(jnp.ones((1, 4)))
+
+        def __call__(self, x):
+            return self.norm(self.dense(x))
+
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(nnx.bridge.to_linen(Inner)(x)), nn.Dense(2)(x)
+
+    class Outermost(nnx.Module):
+        def __init__(self, rngs):
+            self.outer = nnx.bridge.ToNNX(Outer(), rngs)
+
+        def __call__(self, x, **options):
+            return self.outer(x, **options)
+
+    results = []
+    for model in nnx.bridge.to_linen(Inner), Outer():
+        v = model.init(KEY, X)
+        results += [v, model.apply(v, X, mutable=["batch_stats"])]
+    model = nnx.bridge.lazy_init(Outermost(nnx.Rngs(0)), X)
+    out = [model(X, mutable=["batch_stats"]) for _ in range(2)]
+    return results, out, nnx.to_pure_dict(nnx.state(model))
+
+
+def mutable_of_the_context(nnx):
+    class Count(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            count = self.variable("batch_stats", "m", lambda: jnp.zeros(()))
+            if self.is_mutable_collection("batch_stats"):
+                count.value += 1
+            return x
+
+    class Inner(nnx.Module):
+        def __init__(self, rngs):
+            self.count = nnx.bridge.ToNNX(Count(), rngs).lazy_init(X)
+
+        def __call__(self, x):
+            return self.count(x)
+
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nnx.bridge.to_linen(Inner)(x)
+
+    results = []
+    for model in nnx.bridge.to_linen(Inner), Outer():
+        v = model.init(KEY, X)
+        results += [v, model.apply(v, X), model.apply(v, X, mutable=["batch_stats"])]
+        results += [model.apply(v, X, mutable=["params"])]
+    return results
+
+
+def recorded(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            pass
+
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "h", x.sum())
+            return self.perturb("p", x)
+
+    model = nnx.bridge.to_linen(Net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        v = model.init(KEY, X)
+        mutable = ["intermediates", "perturbations"]
+        return v, model.apply({}, X, mutable=mutable), model.apply({}, X)
+
+
+def unknown_variables(nnx):
+    model = simple(nnx, 3, 4)
+    v = model.init(KEYS, X)
+    unknown = [
+        ("params", {"lin": {**v["params"]["lin"], "extra": X}}),
+        ("zoo", {"lin": {"extra": X}}),
+        ("zoo", {"extra": X}),
+    ]
+    messages = []
+    for col, tree in unknown:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = model.apply({**v, col: {**v.get(col, {}), **tree}}, X)
+        messages.append((out, [(w.category, str(w.message)) for w in caught]))
+    return messages
+
+
+def annotated(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            ones = jnp.ones((2, 3))
+            self.w = nnx.Param(ones, out_sharding=("a", "b"))
+            self.x = nnx.BatchStat(jnp.ones(3), tag="one")
+            box = {"linen_meta_type": nn.Partitioned}
+            self.y = nnx.Param(ones, out_sharding=("a", "b"), **box)
+            init = nnx.bridge.with_partitioning(nnx.initializers.ones, ("a", None))
+            self.z = nnx.Param(init(rngs.params(), (2, 3)))
+            self.plain = nnx.Param(jnp.ones(3))
+
+        def __call__(self):
+            self.x[...] += 1
+            metadata = [v.get_metadata() for v in (self.w, self.x, self.y, self.z)]
+            return str([{k: m[k] for k in m if k != "mutable"} for m in metadata])
+
+    results = []
+    with nnx.use_eager_sharding(False):
+        model = nnx.bridge.to_linen(Net)
+        out, v = model.init_with_output(KEY)
+        results += [v, nn.get_partition_spec(v), model.apply(v, mutable=True)[1]]
+        results += [model.apply(nn.unbox(v), mutable=True)[1], nn.unbox(v)]
+        results += [nnx.bridge.to_linen(Net, metadata_fn=None).init(KEY)]
+
+        def pair(v):
+            return ("pair", v.get_value())
+
+        results += [nnx.bridge.to_linen(Net, metadata_fn=pair).init(KEY)]
+    return results
+
+
+def custom_types(nnx):
+    class Special(nnx.Param):
+        pass
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.a = nnx.Param(rngs.params.normal((3,)))
+            self.b = Special(rngs.params.normal((3,)))
+            self.c = nnx.Cache(jnp.zeros(3))
+
+        def __call__(self, x):
+            self.c[...] += 1
+            self.b[...] += 1
+            return x * self.a + self.b
+
+    model = nnx.bridge.to_linen(Net)
+    v = model.init(KEY, X)
+    return v, model.apply(v, X, mutable=["Special", "cache"])
+
+
+def partial_classes(nnx):
+    Linear = nnx.bridge.wrappers.to_linen_class(
+        nnx.Linear, out_features=4, use_bias=False
+    )
+
+    class Sub(Linear):
+        def twice(self, x):
+            return 2 * self(x)
+
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Sub(in_features=3)(x), Sub(in_features=3, name="named").twice(x)
+
+    model = Sub(in_features=3)
+    v = model.init(KEY, X, method="twice")
+    outer = Outer().init(KEY, X)
+    fields = model.nnx_class, model.args, dict(model.kwargs), model.skip_rng
+    other = Sub(in_features=3, use_bias=True).init(KEY, X)
+    names = [cls.__name__ for cls in Sub.__mro__]
+    return v, model.apply(v, X), outer, Outer().apply(outer, X), fields, other, names
+
+
+def under_jit(nnx):
+    model = simple(nnx, 3, 4)
+    v = jax.jit(model.init)(KEYS, X)
+
+    @jax.jit
+    def step(v, key):
+        options = {"train": True, "mutable": ["batch_stats", "Variable"]}
+        return model.apply(v, X, rngs={"dropout": key}, **options)
+
+    out, updates = step(v, KEY)
+    return v, out, updates, step({**v, **updates}, KEY)
+
+
+def gradients(nnx):
+    model = simple(nnx, 3, 4)
+    v = model.init(KEYS, X)
+
+    def loss(params):
+        return (model.apply({**v, "params": params}, X) ** 2).mean()
+
+    return jax.value_and_grad(loss)(v["params"])
+
+
+def abstract(nnx):
+    return str(jax.eval_shape(simple(nnx, 3, 4).init, KEYS, X))
+
+
+def decoding(nnx):
+    class Decoder(nnx.Module):
+        def __init__(self, rngs):
+            options = {"decode": True, "rngs": rngs}
+            self.attention = nnx.MultiHeadAttention(2, 4, **options)
+            self.attention.init_cache((1, 3, 4))
+
+        def __call__(self, x):
+            return self.attention(x)
+
+    model = nnx.bridge.to_linen(Decoder)
+    steps = jax.random.normal(jax.random.key(1), (3, 1, 1, 4))
+    v, outputs = model.init(KEY, steps[0]), []
+    for x in steps:
+        out, updates = model.apply(v, x, mutable=["cache"])
+        outputs, v = [*outputs, out], {**v, **updates}
+    return outputs, v
+
+
+def recurrent(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.rnn = nnx.RNN(nnx.GRUCell(3, 5, rngs=rngs), rngs=rngs)
+
+        def __call__(self, x):
+            return self.rnn(x)
+
+    model = nnx.bridge.to_linen(Net)
+    keys = {"params": KEY, "carry": KEY}
+    v = model.init(keys, X[None])
+    return v, model.apply(v, X[None], rngs={"carry": KEY})
+
+
+def linen_vmap(nnx):
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            many = nn.vmap(
+                nnx.bridge.ToLinen,
+                variable_axes={"params": 0, "batch_stats": 0, "Variable": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=None,
+                axis_size=3,
+            )
+            return many(net(nnx), args=(3, 4))(x)
+
+    v = Stack().init(KEYS, X)
+    mutable = ["batch_stats", "Variable"]
+    return v, Stack().apply(v, X), Stack().apply(v, X, mutable=mutable, rngs=KEYS)
+
+
+def linen_scan(nnx):
+    class Layer(nnx.Module):
+        def __init__(self, rngs):
+            self.lin = nnx.Linear(3, 3, rngs=rngs)
+            self.seen = nnx.BatchStat(jnp.zeros(()))
+
+        def __call__(self, x, _):
+            self.seen[...] += 1
+            return nnx.relu(self.lin(x)), x.sum()
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layers = nn.scan(
+                nnx.bridge.ToLinen,
+                variable_axes={"params": 0, "batch_stats": 0},
+                split_rngs={"params": True},
+                length=4,
+            )
+            return layers(Layer)(x, None)
+
+    v = Stack().init(KEY, X)
+    return v, Stack().apply(v, X), Stack().apply(v, X, mutable=["batch_stats"])
+
+
+def linen_scan_over_steps(nnx):
+    class Cell(nnx.Module):
+        def __init__(self, rngs):
+            self.lin = nnx.Linear(3, 3, rngs=rngs)
+
+        def __call__(self, carry, x):
+            carry = nnx.tanh(self.lin(carry) + x)
+            return carry, carry.sum()
+
+    class Steps(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            steps = nn.scan(
+                nnx.bridge.ToLinen,
+                variable_broadcast="params",
+                split_rngs={"params": False},
+            )
+            return steps(Cell)(jnp.zeros(3), x)
+
+    v = Steps().init(KEY, X)
+    return v, Steps().apply(v, X)
+
+
+def linen_remat(nnx):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.remat(nnx.bridge.ToLinen)(nnx.Linear, args=(3, 4))(x)
+
+    v = Net().init(KEY, X)
+
+    def loss(v):
+        return (Net().apply(v, X) ** 2).sum()
+
+    return v, jax.grad(loss)(v)
+
+
+def linen_vmap_of_boxes(nnx):
+    class Annotated(nnx.Module):
+        def __init__(self, rngs):
+            box = {"linen_meta_type": nn.Partitioned}
+            w = rngs.params.normal((3, 4))
+            self.w = nnx.Param(w, out_sharding=("in", "out"), **box)
+            self.v = nnx.Param(w, out_sharding=("in", "out"))
+
+        def __call__(self, x):
+            return x @ self.w + x @ self.v
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            many = nn.vmap(
+                nnx.bridge.ToLinen,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=None,
+                axis_size=2,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            return many(Annotated)(x)
+
+    with nnx.use_eager_sharding(False):
+        v = Stack().init(KEY, X)
+        return v, nn.get_partition_spec(v), Stack().apply(v, X)
+
+
+def on_a_mesh(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "a"))
+            self.lin = nnx.Linear(3, 4, kernel_init=init, rngs=rngs)
+
+        def __call__(self, x):
+            return self.lin(x)
+
+    auto = (jax.sharding.AxisType.Auto,)
+    with jax.set_mesh(jax.make_mesh((2,), ("a",), axis_types=auto)):
+        model = nnx.bridge.to_linen(Net)
+        v = jax.jit(model.init)(KEY, X)
+        spec = v["params"]["lin"]["kernel"].value.sharding.spec
+        return v, str(spec), jax.jit(model.apply)(v, X)
+
+
+def numpy_variables(nnx):
+    model = nnx.bridge.to_linen(nnx.Linear, 3, 4)
+    v = jax.tree.map(np.asarray, model.init(KEY, X))
+    return model.apply(v, X)
+
+
+PROGRAMS = [
+    initialized,
+    applied,
+    trained,
+    methods,
+    bad_methods,
+    as_submodule,
+    called_twice,
+    ways_of_making,
+    equality,
+    without_rngs,
+    keys_drawn,
+    kwargs_given,
+    containers_and_sharing,
+    linen_in_it,
+    mutable_of_the_context,
+    recorded,
+    unknown_variables,
+    annotated,
+    custom_types,
+    partial_classes,
+    under_jit,
+    gradients,
+    abstract,
+    decoding,
+    recurrent,
+    linen_vmap,
+    linen_scan,
+    linen_scan_over_steps,
+    linen_remat,
+    linen_vmap_of_boxes,
+    on_a_mesh,
+    numpy_variables,
+]

@@ -1,0 +1,502 @@
+"""Programs with Linen Modules in Modules."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+X = jax.random.normal(jax.random.key(7), (4, 3))
+
+
+class Block(nn.Module):
+    """Has parameters, statistics, dropout, a counter and a sown value."""
+
+    features: int = 4
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(self.features)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        self.sow("intermediates", "h", x)
+        count = self.variable("counts", "n", lambda: jnp.zeros(()))
+        if self.is_mutable_collection("counts"):
+            count.value += 1
+        return x
+
+
+class TwoMethods(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(4)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+    def shifted(self, x, by=1.0):
+        return self.dense(x) + by
+
+
+class Keys(nn.Module):
+    """Draws from streams, at initialization and in calls."""
+
+    names: tuple = ("params",)
+
+    @nn.compact
+    def __call__(self):
+        for name in self.names:
+
+            def draw(name=name):
+                return jax.random.key_data(self.make_rng(name))
+
+            self.variable("keys", f"at_{name}", draw)
+        return [jax.random.key_data(self.make_rng(name)) for name in self.names]
+
+
+class Annotated(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.lecun_normal(), ("in", "out"))
+        logical = nn.with_logical_partitioning(nn.initializers.ones, ("out",))
+        kernel = self.param("kernel", init, (x.shape[-1], 4))
+        return x @ kernel + self.param("bias", logical, (4,))
+
+
+def block(nnx, rngs=None, **options):
+    rngs = nnx.Rngs(0, params=1, dropout=2) if rngs is None else rngs
+    return nnx.bridge.ToNNX(Block(**options), rngs).lazy_init(X)
+
+
+def counts(model):
+    return {name: s.count.get_value() for name, s in model.to_nnx__rngs.items()}
+
+
+def everything(nnx, model):
+    """All Variables with their types and metadata."""
+    return nnx.to_pure_dict(nnx.state(model)), {
+        "/".join(map(str, path)): type(v).__name__
+        for path, v in nnx.to_flat_state(nnx.state(model))
+    }
+
+
+def initialized(nnx):
+    return everything(nnx, block(nnx))
+
+
+def called(nnx):
+    model = block(nnx)
+    return model(X), counts(model), everything(nnx, model)
+
+
+def trained(nnx):
+    model = block(nnx)
+    out = [model(X, train=True, mutable=["batch_stats", "counts"]) for _ in range(2)]
+    return out, everything(nnx, model)
+
+
+def everything_mutable(nnx):
+    model = block(nnx)
+    out = [model(X, train=True, mutable=True) for _ in range(2)]
+    return out, everything(nnx, model)
+
+
+def initialized_twice(nnx):
+    model = block(nnx)
+    model.Dense_0["bias"][...] += 1.0
+    model.lazy_init(X)
+    return everything(nnx, model)
+
+
+def not_mutable(nnx):
+    model = block(nnx)
+    try:
+        model(X, train=True)
+    except Exception as error:
+        return error, counts(model), everything(nnx, model)
+
+
+def not_initialized(nnx):
+    model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0))
+    try:
+        model(X)
+    except Exception as error:
+        return error, counts(model)
+
+
+def without_streams(nnx):
+    try:
+        nnx.bridge.ToNNX(TwoMethods()).lazy_init(X)
+    except Exception as error:
+        return error
+
+
+def streams_for_one_call(nnx):
+    model = nnx.bridge.ToNNX(TwoMethods()).lazy_init(X, rngs=nnx.Rngs(3))
+    return model(X), everything(nnx, model)
+
+
+def from_a_key(nnx):
+    model = nnx.bridge.ToNNX(Block(), jax.random.key(5)).lazy_init(X)
+    return model(X), everything(nnx, model)
+
+
+STREAMS = [
+    {"default": 0},
+    {"params": 0},
+    {"default": 0, "params": 1},
+    {"params": 1, "dropout": 2},
+    {"default": 0, "dropout": 2},
+    {"default": 0, "params": 1, "dropout": 2, "carry": 3},
+]
+
+
+def keys_drawn(nnx):
+    results = []
+    for streams in STREAMS:
+        for names in ("params",), ("params", "dropout"), ("dropout", "params"):
+            rngs = nnx.Rngs(**streams)
+            model = nnx.bridge.ToNNX(Keys(names), rngs).lazy_init()
+            calls = [model(), model(), model(rngs=nnx.Rngs(9))]
+            key = model(rngs=jax.random.key(4))
+            results += [calls, key, everything(nnx, model), counts(model)]
+            results += [s.count.get_value() for _, s in rngs.items()]
+    return results
+
+
+def methods(nnx):
+    model = nnx.bridge.ToNNX(TwoMethods(), nnx.Rngs(0)).lazy_init(X)
+    by_name = model(X, by=2.0, method="shifted"), model(X, method=TwoMethods.shifted)
+    return model.shifted(X), model.shifted(X, by=3.0), by_name, counts(model)
+
+
+def unknown_method(nnx):
+    model = nnx.bridge.ToNNX(TwoMethods(), nnx.Rngs(0)).lazy_init(X)
+    errors = []
+    for method in "nothing", 3:
+        try:
+            model(X, method=method)
+        except Exception as error:
+            errors.append(error)
+    try:
+        model.nothing
+    except AttributeError as error:
+        errors.append(error)
+    return errors
+
+
+def boxes(nnx):
+    with nnx.use_eager_sharding(False):
+        model = nnx.bridge.ToNNX(Annotated(), nnx.Rngs(0)).lazy_init(X)
+        out = model(X, mutable=["params"])
+        specs = nnx.get_partition_spec(nnx.state(model, nnx.Param))
+        return out, model.kernel, model.bias, specs["kernel"], specs["bias"]
+
+
+def boxes_on_a_mesh(nnx):
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, 2), ("in", "out"), axis_types=auto)
+    with jax.set_mesh(mesh):
+
+        @nnx.jit
+        def make():
+            return nnx.bridge.ToNNX(Annotated(), nnx.Rngs(0)).lazy_init(X)
+
+        model = make()
+        return model(X), model.kernel, str(model.kernel.get_value().sharding.spec)
+
+
+class Nested:
+    """A Module with two Linen Modules in it; a class for each library."""
+
+    def __new__(cls, nnx, rngs):
+        class Net(nnx.Module):
+            def __init__(self, rngs):
+                self.first = nnx.bridge.ToNNX(Block(5), rngs)
+                self.second = nnx.Linear(5, 2, rngs=rngs)
+                self.third = nnx.bridge.ToNNX(nn.Dense(2), rngs)
+
+            def __call__(self, x, **options):
+                return self.third(self.second(self.first(x, **options)))
+
+            def encode(self, x):
+                return self.first(x)
+
+        return Net(rngs)
+
+
+def nested(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    return model(X), everything(nnx, model)
+
+
+def nested_by_method(nnx):
+    model = Nested(nnx, nnx.Rngs(0))
+    method = nnx.bridge.lazy_init(model.encode, X)
+    return method(X), everything(nnx, model)
+
+
+def stable_graphdef(nnx):
+    model = Nested(nnx, nnx.Rngs(0))
+    before = nnx.graphdef(model)
+    nnx.bridge.lazy_init(model, X)
+    after = nnx.graphdef(model)
+    model(X)
+    return before == after, after == nnx.graphdef(model)
+
+
+def under_jit(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0, dropout=1)), X)
+
+    @nnx.jit
+    def step(model, x):
+        return model(x, train=True, mutable=["batch_stats", "counts"])
+
+    return [step(model, X) for _ in range(3)], everything(nnx, model)
+
+
+def initialized_under_jit(nnx):
+    @nnx.jit
+    def make(rngs):
+        return nnx.bridge.lazy_init(Nested(nnx, rngs), X)
+
+    model = make(nnx.Rngs(0))
+    return model(X), everything(nnx, model)
+
+
+def initialized_abstractly(nnx):
+    def make():
+        return nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+
+    flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Not(nnx.RngState)))
+    return {"/".join(p): str(v.get_value().shape) for p, v in flat}
+
+
+def gradients(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+
+    def loss(model):
+        out = model(X, train=True, mutable=["batch_stats"])
+        return (out**2).mean()
+
+    value, grads = nnx.value_and_grad(loss)(model)
+    return value, nnx.to_pure_dict(grads), everything(nnx, model)
+
+
+def optimized(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss(model):
+            out = model(X, train=True, mutable=["batch_stats", "counts"])
+            return (out**2).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    return [step(model, optimizer) for _ in range(4)], everything(nnx, model)
+
+
+def made_under_vmap(nnx):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(nnx.StateAxes({nnx.RngState: 0, ...: None}),), out_axes=0)
+    def make(rngs):
+        return nnx.bridge.ToNNX(nn.Dense(2), rngs).lazy_init(X)
+
+    model = make(nnx.Rngs(0))
+
+    @nnx.vmap(in_axes=(0, None), out_axes=0)
+    def forward(model, x):
+        return model(x)
+
+    return forward(model, X), everything(nnx, model)
+
+
+def initialized_under_vmap(nnx):
+    class Layers(nnx.Module):
+        def __init__(self, rngs):
+            @nnx.split_rngs(splits=3)
+            @nnx.vmap(in_axes=(0,))
+            def make(rngs):
+                return nnx.bridge.ToNNX(nn.Dense(2), rngs=rngs)
+
+            self.layers = make(rngs)
+
+        def __call__(self, x):
+            @nnx.vmap(in_axes=(0, None), out_axes=0)
+            def forward(layer, x):
+                return layer(x)
+
+            return forward(self.layers, x)
+
+    model = nnx.bridge.lazy_init(Layers(nnx.Rngs(0)), X)
+    return model(X), everything(nnx, model)
+
+
+def under_scan(nnx):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs):
+        return nnx.bridge.ToNNX(nn.Dense(3), rngs).lazy_init(X)
+
+    layers = make(nnx.Rngs(0))
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def forward(layer, x):
+        return layer(x)
+
+    return forward(layers, X), everything(nnx, layers)
+
+
+def steps_under_scan(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+
+    @nnx.scan(in_axes=(nnx.Carry, None), out_axes=(nnx.Carry, 0), length=3)
+    def steps(model, x):
+        return model, model(x, train=True, mutable=["batch_stats", "counts"])
+
+    _, out = steps(model, X)
+    return out, everything(nnx, model)
+
+
+def under_remat(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    forward = nnx.remat(lambda model, x: model(x))
+    grads = nnx.grad(lambda model: (forward(model, X) ** 2).sum())(model)
+    return nnx.to_pure_dict(grads)
+
+
+def split_and_merged(nnx):
+    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    merged = nnx.merge(graphdef, params, rest)
+    return merged(X), everything(nnx, merged)
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.Dense(x.shape[-1])(x), None
+
+
+def linen_transforms(nnx):
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            many = nn.vmap(
+                nn.Dense,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=None,
+                axis_size=3,
+            )
+            layers = nn.scan(
+                Layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=3,
+            )
+            x, _ = layers()(nn.remat(nn.Dense)(2)(many(5)(x)), None)
+            return x
+
+    model = nnx.bridge.ToNNX(Stack(), nnx.Rngs(0)).lazy_init(X)
+    return model(X), everything(nnx, model)
+
+
+def boxes_of_a_stack(nnx):
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            many = nn.vmap(
+                Annotated,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=None,
+                axis_size=3,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            return many(name="many")(x)
+
+    with nnx.use_eager_sharding(False):
+        model = nnx.bridge.ToNNX(Stack(), nnx.Rngs(0)).lazy_init(X)
+        return model(X), everything(nnx, model), model.many["kernel"]
+
+
+def decoding(nnx):
+    attention = nn.MultiHeadDotProductAttention(2, qkv_features=4, decode=True)
+    model = nnx.bridge.ToNNX(attention, nnx.Rngs(0))
+    model.lazy_init(jnp.ones((1, 3, 4)))
+    steps = jax.random.normal(jax.random.key(1), (3, 1, 1, 4))
+
+    @nnx.jit
+    def step(model, x):
+        return model(x, mutable=["cache"])
+
+    return [step(model, x) for x in steps], everything(nnx, model)
+
+
+def perturbed(nnx):
+    class Perturbed(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return (self.perturb("p", nn.Dense(2)(x)) ** 2).sum()
+
+    model = nnx.bridge.ToNNX(Perturbed(), nnx.Rngs(0)).lazy_init(X)
+    grads = nnx.grad(lambda m: m(X), argnums=nnx.DiffState(0, nnx.Perturbation))(model)
+    return everything(nnx, model), nnx.to_pure_dict(grads)
+
+
+def recurrent(nnx):
+    model = nnx.bridge.ToNNX(nn.RNN(nn.LSTMCell(5)), nnx.Rngs(0))
+    model.lazy_init(X[None])
+    return model(X[None]), everything(nnx, model)
+
+
+def older_names(nnx):
+    import warnings
+
+    model = nnx.bridge.ToNNX(nn.Dense(2), nnx.Rngs(0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same = model.module is model.to_nnx__module, model.rngs is model.to_nnx__rngs
+    return same, [(w.category, str(w.message)) for w in caught]
+
+
+PROGRAMS = [
+    initialized,
+    called,
+    trained,
+    everything_mutable,
+    initialized_twice,
+    not_mutable,
+    not_initialized,
+    without_streams,
+    streams_for_one_call,
+    from_a_key,
+    keys_drawn,
+    methods,
+    unknown_method,
+    boxes,
+    boxes_on_a_mesh,
+    nested,
+    nested_by_method,
+    stable_graphdef,
+    under_jit,
+    initialized_under_jit,
+    initialized_abstractly,
+    gradients,
+    optimized,
+    made_under_vmap,
+    initialized_under_vmap,
+    under_scan,
+    steps_under_scan,
+    under_remat,
+    split_and_merged,
+    linen_transforms,
+    boxes_of_a_stack,
+    decoding,
+    perturbed,
+    recurrent,
+    older_names,
+]
