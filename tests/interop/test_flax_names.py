@@ -86,6 +86,11 @@ def test_second_paths_are_the_same_module(first, second):
     assert modules[0] is modules[1]
 
 
+def test_modules_with_paths_below_them_are_packages():
+    assert nnx.bridge.__path__ == []
+    assert not hasattr(nnx.bridge.wrappers, "__path__")
+
+
 def test_import_statements_work_in_a_fresh_process():
     program = """if True:
         import graftree.variablelib

@@ -274,6 +274,8 @@ def install() -> None:
         else:
             module = types.ModuleType(_full(path), f"Names of ``flax.nnx.{path}``.")
             setattr(module, "__all__", [*origins])  # noqa: B010
+            if any(below.startswith(f"{path}.") for below in MODULES):
+                module.__path__ = []  # a package: there are paths below it
             _register(path, module)
         setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
     for path, target in ALIASES.items():

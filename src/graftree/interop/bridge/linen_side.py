@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "nnx.bridge connects Modules with those of flax.linen, and so needs the "
-        f"package flax, which can't be imported here ({error}).\n"
+        "package flax, which can't be imported here.\n"
         "Install it: pip install flax",
         name="flax",
     ) from error
