@@ -8,11 +8,12 @@ thread-local values on top of one flag; what is on the stack wins.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
@@ -99,6 +100,31 @@ def update(name: str, value: Any, /) -> None:
             f"There is no configuration flag {name!r}; the flags are {sorted(_values)}."
         )
     _values[name] = value
+
+
+@contextlib.contextmanager
+def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
+    """Sets a flag for the whole process while the context lasts.
+
+    Args:
+        var_name: The flag; ``flax_`` at its start may be left out.
+        var_value: Its value inside.
+
+    Raises:
+        AttributeError: If there is no such flag.
+
+    Example:
+        >>> with nnx.config.temp_flip_flag("max_repr_depth", 2):
+        ...     nnx.config.flax_max_repr_depth
+        2
+    """
+    name = var_name if var_name in _values else f"flax_{var_name}"
+    before = __getattr__(name)
+    update(name, var_value)
+    try:
+        yield
+    finally:
+        update(name, before)
 
 
 class _Stacks(threading.local):

@@ -9,6 +9,9 @@ always holds:
 - the objects are those of the public namespace, never copies;
 - names are looked up when first used, so that the table costs next to nothing;
 - a path is listed when a program uses it, and a name when its feature exists.
+
+`BESIDE` says the same of the modules beside ``flax.nnx``, for machines without Flax, and
+`beside` gives them.
 """
 
 from __future__ import annotations
@@ -244,6 +247,72 @@ SAME = frozenset(
     " transforms".split()
 )
 
+# What programs import beside ``flax.nnx``, by the path below ``flax``, for machines
+# without Flax.
+BESIDE: Mapping[str, Mapping[str, str]] = {
+    "struct": {
+        "interop.flax_side.pytree_dataclasses": "dataclass field PyTreeNode",
+    },
+    "traverse_util": {
+        "interop.flax_side.nested_dicts": "flatten_dict unflatten_dict empty_node"
+        " path_aware_map ModelParamTraversal TraverseTree",
+    },
+    "serialization": {
+        "interop.flax_side.state_dicts": "to_state_dict from_state_dict"
+        " register_serialization_state is_serializable current_path",
+        "interop.flax_side.msgpack_bytes": "to_bytes from_bytes msgpack_serialize"
+        " msgpack_restore MAX_CHUNK_SIZE",
+    },
+    "core": {
+        "interop.flax_side.frozen_dicts": "FrozenDict freeze unfreeze copy pop"
+        " pretty_repr",
+        "interop.flax_side.partition_boxes": "AxisMetadata map_axis_meta unbox",
+    },
+    "core.frozen_dict": {
+        "interop.flax_side.frozen_dicts": "FrozenDict freeze unfreeze copy pop"
+        " pretty_repr FrozenKeysView FrozenValuesView",
+    },
+    "core.meta": {
+        "interop.flax_side.partition_boxes": "AxisMetadata Partitioned PARTITION_NAME"
+        " add_axis remove_axis is_axis_metadata map_axis_meta unbox replace_boxed"
+        " get_partition_spec get_sharding with_partitioning get_global_mesh"
+        " global_mesh_defined",
+    },
+    "core.spmd": {
+        "interop.flax_side.axis_rules": "logical_axis_rules set_logical_axis_rules"
+        " get_logical_axis_rules composite_rules from_sharding_rules get_pspec"
+        " apply_rules shard_value",
+        "annotations": "LogicalRules Sharding",
+    },
+    "typing": {
+        "annotations": "Array Axes Collection ConvGeneralDilatedT DotGeneralT Dtype"
+        " EinsumT Initializer Key LaxPadding LogicalNames LogicalRules PRNGKey"
+        " PaddingLike PathParts=Path PrecisionLike PromoteDtypeFn Shape ShapeDtype"
+        " Sharding VariableDict",
+        "interop.flax_side.type_aliases": "ArrayPytree Axis AxisName FrozenVariableDict"
+        " In InOutAxis InOutScanAxis Leaf LogicalPartitionSpec"
+        " LogicalPartitionSpecPytree MISSING Missing MutableCollection"
+        " MutableVariableDict Out PRNGFoldable PartitionSpecPytree Path PytreeDeque"
+        " RNGSequences ScanAxis SizeBytes has_shape_dtype is_key_like",
+        "interop.flax_side.frozen_dicts": "FrozenDict",
+        "core.imprints": "HashableMapping",
+        "config": "BaseConfigContext=ScopedDefault",
+    },
+    "training.train_state": {
+        "interop.flax_side.train_states": "TrainState OVERWRITE_WITH_GRADIENT",
+    },
+    "jax_utils": {
+        "interop.flax_side.device_copies": "prefetch_to_device replicate unreplicate",
+    },
+    "metrics.tensorboard": {"interop.flax_side.summary_writers": "SummaryWriter"},
+    "ids": {"interop.ids": "uuid FlaxId=UUID"},
+    "version": {"dropin": "__version__=FLAX_VERSION"},
+    "configurations": {_PUBLIC: "config"},
+}
+
+# Paths below ``flax`` that are modules of this package.
+BESIDE_SAME = ("config", "errors")
+
 
 def has_path(path: str) -> bool:
     """Whether programs for Flax NNX may import ``graftree.<path>``.
@@ -257,6 +326,66 @@ def has_path(path: str) -> bool:
         (True, False)
     """
     return path in MODULES or path in ALIASES or path in SAME
+
+
+def has_beside(path: str) -> bool:
+    """Tells whether `beside` has a module for ``flax.<path>``.
+
+    Args:
+        path: A dotted path below ``flax``, or the package of one.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> [flax_names.has_beside(path) for path in ("training", "struct", "linen")]
+        [True, True, False]
+    """
+    return path in (*BESIDE, *BESIDE_SAME) or bool(_children(path))
+
+
+def _children(path: str) -> set[str]:
+    """The last names of the paths below a path."""
+    below = [other.removeprefix(f"{path}.") for other in BESIDE]
+    return {name for name in below if "." not in name and f"{path}.{name}" in BESIDE}
+
+
+@functools.cache
+def beside(path: str) -> types.ModuleType:
+    """Gives what stands for the module ``flax.<path>`` where there is no Flax.
+
+    Args:
+        path: A dotted path below ``flax``, or the package of one.
+
+    Returns:
+        A module, always the same, that finds its names when they are first used. It is
+        not in ``sys.modules``.
+
+    Raises:
+        ModuleNotFoundError: If there is none; names the path.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.beside("training").train_state.TrainState.__name__
+        'TrainState'
+    """
+    if path in BESIDE_SAME:
+        return importlib.import_module(_full(path))
+    if not has_beside(path):
+        raise ModuleNotFoundError(
+            f"No module named 'flax.{path}': Graftree has no counterpart for it."
+        )
+    module = types.ModuleType(f"flax.{path}", f"What programs use of ``flax.{path}``.")
+    origins, children = _origins(BESIDE.get(path, {})), _children(path)
+    find = _finder(module, origins)
+
+    def find_or_descend(name: str) -> Any:
+        return beside(f"{path}.{name}") if name in children else find(name)
+
+    setattr(module, "__getattr__", find_or_descend)  # noqa: B010
+    setattr(module, "__all__", [*origins])  # noqa: B010
+    setattr(module, "__dir__", lambda: [*origins, *children])  # noqa: B010
+    if children:
+        setattr(module, "__path__", [])  # noqa: B010
+    return module
 
 
 def install() -> None:

@@ -59,6 +59,11 @@ def get_logical_axis_rules() -> AxisRules:
     return _rules.now
 
 
+def set_logical_axis_rules(rules: AxisRules) -> None:
+    """Puts rules in force in this thread, inside the innermost context."""
+    _rules.now = rules
+
+
 @contextlib.contextmanager
 def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
     """Maps logical axis names to mesh axes inside a context.

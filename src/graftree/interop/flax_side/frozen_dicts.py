@@ -1,0 +1,296 @@
+"""Dicts that can't be changed: ``flax.core.FrozenDict`` and the functions around it.
+
+A FrozenDict copies the nested dicts that it is made from, and shows them as FrozenDicts
+again. As a pytree it is like a dict: children in the order of their sorted keys, at
+paths ``DictKey(key)``.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Self, TypeVar, cast
+
+import jax
+
+from graftree.interop.flax_side import state_dicts
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenKeysView(collections.abc.KeysView[K]):
+    """The keys of a FrozenDict.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.freeze({"a": 1}).keys()
+        frozen_dict_keys(['a'])
+    """
+
+    def __repr__(self) -> str:
+        return f"frozen_dict_keys({list(self)})"
+
+
+class FrozenValuesView(collections.abc.ValuesView[V]):
+    """The values of a FrozenDict.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.freeze({"a": 1}).values()
+        frozen_dict_values([1])
+    """
+
+    def __repr__(self) -> str:
+        return f"frozen_dict_values({list(self)})"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class FrozenDict(Mapping[K, V]):
+    """A dict that can't be changed, nor can the dicts in it.
+
+    Args:
+        *args: What `dict` takes: a mapping, or pairs of key and value.
+        **kwargs: More entries.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> params = frozen_dicts.FrozenDict({"dense": {"bias": 1}})
+        >>> params["dense"]
+        FrozenDict({
+            bias: 1,
+        })
+        >>> params["dense"] = 2
+        Traceback (most recent call last):
+        ValueError: FrozenDict is immutable.
+    """
+
+    __slots__ = ("_dict", "_hash")
+
+    def __init__(
+        self, *args: Any, __unsafe_skip_copy__: bool = False, **kwargs: Any
+    ) -> None:
+        entries = dict(*args, **kwargs)
+        self._dict: dict[Any, Any] = (
+            entries if __unsafe_skip_copy__ else _thawed(entries)
+        )
+        self._hash: int | None = None
+
+    def __getitem__(self, key: K) -> V:
+        value = self._dict[key]
+        return cast(V, _view(value) if isinstance(value, dict) else value)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        raise ValueError("FrozenDict is immutable.")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._dict
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._dict)
+
+    def __len__(self) -> int:
+        return len(self._dict)
+
+    def __repr__(self) -> str:
+        return self.pretty_repr()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (self.unfreeze(),)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self.items()))
+        return self._hash
+
+    def keys(self) -> FrozenKeysView[K]:
+        """The keys, in the order of insertion."""
+        return FrozenKeysView(self)
+
+    def values(self) -> FrozenValuesView[V]:
+        """The values; dicts among them are FrozenDicts."""
+        return FrozenValuesView(self)
+
+    def items(self) -> Any:
+        """Yields pairs of key and value."""
+        for key in self._dict:
+            yield key, self[key]
+
+    def pretty_repr(self, num_spaces: int = 4) -> str:
+        """The text of the FrozenDict, an entry per line."""
+        if not self._dict:
+            return "FrozenDict({})"
+        return f"FrozenDict({_text(self._dict, num_spaces)})"
+
+    def copy(self, add_or_replace: Mapping[K, V] = cast(Any, {})) -> Self:
+        """Returns a FrozenDict with further entries, or others."""
+        return type(self)({**self, **unfreeze(add_or_replace)})
+
+    def pop(self, key: K) -> tuple[Self, V]:
+        """Returns a FrozenDict without an entry, and the value of that entry."""
+        value = self[key]
+        rest = {other: self._dict[other] for other in self._dict if other != key}
+        return type(self)(rest), value
+
+    def unfreeze(self) -> dict[K, V]:
+        """Returns a copy as nested dicts."""
+        return unfreeze(self)
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], Hashable]:
+        """The children with their keys, and the sorted keys."""
+        keys = tuple(sorted(cast(Any, self._dict)))
+        children = [(jax.tree_util.DictKey(key), self._dict[key]) for key in keys]
+        return tuple(children), keys
+
+    @classmethod
+    def tree_unflatten(cls, keys: tuple[Any, ...], values: tuple[Any, ...]) -> Self:
+        """The FrozenDict with these keys and children."""
+        # Not a copy: the children belong to JAX, which made them for this.
+        return cls(dict(zip(keys, values, strict=True)), __unsafe_skip_copy__=True)
+
+
+def _view(entries: dict[Any, Any]) -> FrozenDict[Any, Any]:
+    return FrozenDict(entries, __unsafe_skip_copy__=True)
+
+
+def _thawed(value: Any) -> Any:
+    """Copies nested dicts and FrozenDicts as dicts."""
+    if not isinstance(value, (dict, FrozenDict)):
+        return value
+    return {key: _thawed(entry) for key, entry in value.items()}
+
+
+def freeze(xs: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
+    """Returns a FrozenDict with a copy of nested dicts.
+
+    Args:
+        xs: A dict or FrozenDict.
+
+    Returns:
+        A new FrozenDict.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.freeze({"a": 1}) == {"a": 1}
+        True
+    """
+    return FrozenDict(xs)
+
+
+def unfreeze(x: Any) -> Any:
+    """Returns nested dicts with a copy of a FrozenDict.
+
+    Args:
+        x: A FrozenDict, or a dict that may hold some.
+
+    Returns:
+        New dicts with sorted keys. Anything else is returned as it is.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.unfreeze(frozen_dicts.freeze({"b": {"c": 1}, "a": 2}))
+        {'a': 2, 'b': {'c': 1}}
+    """
+    if not isinstance(x, (dict, FrozenDict)):
+        return x
+    return jax.tree.map(lambda leaf: leaf, _thawed(x))
+
+
+def copy(x: Any, add_or_replace: Mapping[Any, Any] = cast(Any, {})) -> Any:
+    """Returns a dict or FrozenDict with further entries, or others.
+
+    Args:
+        x: A dict or FrozenDict; it stays as it is.
+        add_or_replace: The entries to set in the copy.
+
+    Returns:
+        A new object of the type of ``x``.
+
+    Raises:
+        TypeError: If ``x`` is neither a dict nor a FrozenDict.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.copy({"a": 1}, {"b": 2})
+        {'a': 1, 'b': 2}
+    """
+    if isinstance(x, FrozenDict):
+        return x.copy(add_or_replace)
+    _check_dict(x)
+    return {**jax.tree.map(lambda leaf: leaf, x), **add_or_replace}
+
+
+def pop(x: Any, key: Any) -> tuple[Any, Any]:
+    """Returns a dict or FrozenDict without an entry, and the value of that entry.
+
+    Args:
+        x: A dict or FrozenDict; it stays as it is.
+        key: The key of the entry.
+
+    Returns:
+        A new object of the type of ``x``, and the value.
+
+    Raises:
+        KeyError: If there is no such entry.
+        TypeError: If ``x`` is neither a dict nor a FrozenDict.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> frozen_dicts.pop({"a": 1, "b": 2}, "a")
+        ({'b': 2}, 1)
+    """
+    if isinstance(x, FrozenDict):
+        return x.pop(key)
+    _check_dict(x)
+    rest = jax.tree.map(lambda leaf: leaf, x)
+    return rest, rest.pop(key)
+
+
+def _check_dict(x: Any) -> None:
+    if not isinstance(x, dict):
+        raise TypeError(f"Expected FrozenDict or dict, got {type(x)}")
+
+
+def pretty_repr(x: Any, num_spaces: int = 4) -> str:
+    """The text of nested dicts, an entry per line.
+
+    Args:
+        x: A dict or FrozenDict; of anything else the ``repr``.
+        num_spaces: How far each level is indented.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> from graftree.interop.flax_side import frozen_dicts
+        >>> print(frozen_dicts.pretty_repr({"a": {"b": 1}}))
+        {
+            a: {
+                b: 1,
+            },
+        }
+    """
+    if isinstance(x, FrozenDict):
+        return x.pretty_repr(num_spaces)
+    return _text(x, num_spaces)
+
+
+def _text(x: Any, num_spaces: int) -> str:
+    if not isinstance(x, dict):
+        return repr(x)
+    if not x:
+        return "{}"
+    lines = [f"{key}: {_text(value, num_spaces)}," for key, value in x.items()]
+    inner = "\n".join(lines).replace("\n", "\n" + " " * num_spaces)
+    return "{\n" + " " * num_spaces + inner + "\n}"
+
+
+def _from_state_dict(target: FrozenDict[Any, Any], state: Any) -> FrozenDict[Any, Any]:
+    # Not a level of its own in paths: a FrozenDict is a dict there.
+    restored = state_dicts.restore_dict({key: target[key] for key in target}, state)
+    return FrozenDict(restored)
+
+
+state_dicts.register_serialization_state(
+    FrozenDict, lambda xs: state_dicts.to_state_dict(unfreeze(xs)), _from_state_dict
+)
