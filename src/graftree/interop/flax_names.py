@@ -10,8 +10,8 @@ always holds:
 - names are looked up when first used, so that the table costs next to nothing;
 - a path is listed when a program uses it, and a name when its feature exists.
 
-`BESIDE` says the same of the modules beside ``flax.nnx``, for machines without Flax, and
-`beside` gives them.
+`BESIDE` says the same of the modules beside ``flax.nnx``, for machines without Flax,
+and `beside` gives them.
 """
 
 from __future__ import annotations
