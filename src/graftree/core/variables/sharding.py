@@ -92,8 +92,8 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
 
 def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
     """Joins two lists of rules; the same name must not mean two things."""
-    merged = dict(second)
-    for name, axis in first:
+    merged = dict(first)
+    for name, axis in second:
         if merged.setdefault(name, axis) != axis:
             raise ValueError(
                 f"Inconsistent logical axis annotations for {name!r}: "

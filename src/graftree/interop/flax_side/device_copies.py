@@ -16,7 +16,7 @@ _AXIS = "_device_put_sharded"
 
 
 def replicate(
-    tree: Any, devices: Sequence[jax.Device] | None = None, axis_name: str = _AXIS
+    tree: Any, devices: Sequence[Any] | None = None, axis_name: str = _AXIS
 ) -> Any:
     """Copies a pytree to several devices.
 
@@ -46,7 +46,7 @@ def replicate(
     return jax.tree.map(copies, tree)
 
 
-def _sharding(devices: Sequence[jax.Device], axis_name: str) -> NamedSharding:
+def _sharding(devices: Sequence[Any], axis_name: str) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), axis_name), PartitionSpec(axis_name))
 
 
@@ -70,7 +70,7 @@ def unreplicate(tree: Any) -> Any:
 def prefetch_to_device(
     iterator: Iterable[Any],
     size: int,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     axis_name: str = _AXIS,
 ) -> Iterator[Any]:
     """Puts batches on devices ahead of their use.

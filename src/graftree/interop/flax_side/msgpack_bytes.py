@@ -79,7 +79,7 @@ def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
 
 
 def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
-    """Turns nested dicts and lists of leaves into bytes.
+    r"""Turns nested dicts and lists of leaves into bytes.
 
     Args:
         pytree: Dicts and lists with arrays, numbers, strings, bytes and None.
@@ -97,14 +97,14 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
     Example:
         >>> from graftree.interop.flax_side import msgpack_bytes
         >>> msgpack_bytes.msgpack_serialize({"a": 1})
-        b'\\x81\\xa1a\\x01'
+        b'\x81\xa1a\x01'
     """
     ordered = pytree if in_place else jax.tree.map(lambda leaf: leaf, pytree)
     return _msgpack().packb(_in_pieces(ordered), default=_extension, strict_types=True)
 
 
 def msgpack_restore(encoded_pytree: bytes) -> Any:
-    """Turns bytes into the nested dicts and lists that they were made from.
+    r"""Turns bytes into the nested dicts and lists that they were made from.
 
     Args:
         encoded_pytree: What `msgpack_serialize` or `to_bytes` returned.
@@ -117,7 +117,7 @@ def msgpack_restore(encoded_pytree: bytes) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import msgpack_bytes
-        >>> msgpack_bytes.msgpack_restore(b"\\x81\\xa1a\\x01")
+        >>> msgpack_bytes.msgpack_restore(b"\x81\xa1a\x01")
         {'a': 1}
     """
     unpacked = _msgpack().unpackb(

@@ -225,6 +225,8 @@ def _flat(inputs: Any) -> dict[Any, Any]:
             "Can only traverse a flax Model instance or a nested dict, not "
             f"{type(inputs)}"
         )
+    if isinstance(inputs, frozen_dicts.FrozenDict):
+        inputs = inputs.unfreeze()
     return flatten_dict(inputs, keep_empty_nodes=True)
 
 

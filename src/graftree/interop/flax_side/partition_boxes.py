@@ -59,8 +59,8 @@ class Partitioned(pytree_dataclasses.PyTreeNode, AxisMetadata[A]):
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
         >>> box = meta.Partitioned(jnp.ones((2, 3)), names=("data", None))
-        >>> box.get_partition_spec(), box.add_axis(0, {"partition_name": "layers"}).names
-        (P('data', None), ('layers', 'data', None))
+        >>> box.add_axis(0, {"partition_name": "layers"}).get_partition_spec()
+        P('layers', 'data', None)
     """
 
     value: Any
@@ -145,8 +145,9 @@ def map_axis_meta(fn: Callable[[Any], Any], tree: Any) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
-        >>> meta.map_axis_meta(lambda box: box.names, {"a": meta.Partitioned(1, ("x",))})
-        {'a': ('x',)}
+        >>> tree = {"a": meta.Partitioned(1, ("x",)), "b": 2}
+        >>> meta.map_axis_meta(lambda box: box.names, tree)
+        {'a': ('x',), 'b': 2}
     """
     return jax.tree.map(
         lambda leaf: fn(leaf) if is_axis_metadata(leaf) else leaf,
@@ -160,7 +161,8 @@ def add_axis(tree: Any, index: int, params: dict[Any, Any]) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
-        >>> meta.add_axis(meta.Partitioned(1, ("x",)), 0, {"partition_name": None}).names
+        >>> box = meta.Partitioned(1, ("x",))
+        >>> meta.add_axis(box, 0, {"partition_name": None}).names
         (None, 'x')
     """
     return map_axis_meta(lambda box: box.add_axis(index, params), tree)
@@ -171,8 +173,9 @@ def remove_axis(tree: Any, index: int, params: dict[Any, Any]) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
-        >>> meta.remove_axis(meta.Partitioned(1, ("x",)), 0, {"partition_name": "x"}).names
-        ()
+        >>> box = meta.Partitioned(1, ("x", "y"))
+        >>> meta.remove_axis(box, 0, {"partition_name": "x"}).names
+        ('y',)
     """
     return map_axis_meta(lambda box: box.remove_axis(index, params), tree)
 
@@ -200,7 +203,8 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
-        >>> meta.replace_boxed({"a": meta.Partitioned(1, ("x",)), "b": 2}, {"a": 3, "b": 4})
+        >>> tree = {"a": meta.Partitioned(1, ("x",)), "b": 2}
+        >>> meta.replace_boxed(tree, {"a": 3, "b": 4})
         {'a': Partitioned(value=3, names=('x',), mesh=None), 'b': 4}
     """
     return jax.tree.map(
@@ -216,7 +220,8 @@ def get_partition_spec(tree: Any) -> Any:
 
     Example:
         >>> from graftree.interop.flax_side import partition_boxes as meta
-        >>> meta.get_partition_spec({"a": meta.Partitioned(1, ("x",)), "b": jnp.ones(2)})
+        >>> tree = {"a": meta.Partitioned(1, ("x",)), "b": jnp.ones(2)}
+        >>> meta.get_partition_spec(tree)
         {'a': P('x',), 'b': P()}
     """
 

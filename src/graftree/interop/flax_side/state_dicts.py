@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from typing import Any
 
 import jax
@@ -204,7 +204,7 @@ def restore_dict(xs: Mapping[Any, Any], state: Mapping[str, Any]) -> dict[Any, A
     }
 
 
-def _keys(state: Any) -> Iterable[str]:
+def _keys(state: Any) -> KeysView[str]:
     if not isinstance(state, Mapping):
         raise ValueError(
             errors.message(
@@ -221,7 +221,7 @@ def _sequence_to(xs: Iterable[Any]) -> dict[str, Any]:
 
 
 def _list_from(xs: list[Any], state: Mapping[str, Any]) -> list[Any]:
-    if len(_keys(state)) != len(xs):  # type: ignore[arg-type]
+    if len(_keys(state)) != len(xs):
         raise ValueError(
             "The size of the list and the state dict do not match, got "
             f"{len(xs)} and {len(state)} at path {current_path()}"

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeGuard, TypeVar
 import jax
 import numpy as np
 
-from graftree import annotations
+from graftree.annotations import Collection, Key, ShapeDtype
 from graftree.interop.flax_side import frozen_dicts
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ PRNGFoldable: TypeAlias = int | str
 RNGSequences: TypeAlias = dict[str, jax.Array]
 
 # Collections of variables.
-FrozenVariableDict: TypeAlias = frozen_dicts.FrozenDict[str, annotations.Collection]
+FrozenVariableDict: TypeAlias = frozen_dicts.FrozenDict[str, Collection]
 MutableCollection: TypeAlias = dict[str, Any]
 MutableVariableDict: TypeAlias = dict[str, MutableCollection]
 
@@ -128,10 +128,10 @@ class SizeBytes:
 
 
 def _byte_text(count: int) -> str:
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
-        if count >= 1000**power:
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
+        if count > 1000**power:
             return f"{count / 1000**power:,.1f} {unit}"
-    return f"{count} B"
+    return f"{count:,} B"
 
 
 class PytreeDeque(collections.deque[T]):
@@ -152,7 +152,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def has_shape_dtype(x: Any) -> TypeGuard[annotations.ShapeDtype]:
+def has_shape_dtype(x: Any) -> TypeGuard[ShapeDtype]:
     """Whether a value has a shape and a dtype.
 
     Example:
@@ -163,7 +163,7 @@ def has_shape_dtype(x: Any) -> TypeGuard[annotations.ShapeDtype]:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def is_key_like(x: Any) -> TypeGuard[annotations.Key]:
+def is_key_like(x: Any) -> TypeGuard[Key]:
     """Whether a value can be a key of a path.
 
     Example:
