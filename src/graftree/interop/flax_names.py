@@ -81,7 +81,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " pop call as_pure set_metadata find_duplicates map recursive_map iter_graph"
         " iter_children iter_module_children SplitContext split_context MergeContext"
         " merge_context UpdateContext update_context current_update_context"
-        " set_graph_mode set_graph_updates",
+        " set_graph_mode set_graph_updates cached_partial with_vars pure vars_as",
         "core.graph.graphdefs": "ArrayRefDef NodeDef NodeRef Static TreeNodeDef"
         " VariableDef",
         "core.graph.flattening": "IndexMap RefMap",
@@ -91,6 +91,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.paths": "jax_to_nnx_path=from_jax",
         "core.imprints": "HashableMapping",
         "interop.graph_contexts.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
+        "interop.older_functions": "graph_pop static_cache",
         "annotations": "Key PathParts=Path",
     },
     "statelib": {
@@ -144,7 +145,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "interop.graph_contexts.node_states": "merge_inputs split_inputs",
     },
     "transforms.transforms": {
-        _PUBLIC: "checkify cond eval_shape switch",
+        _PUBLIC: "checkify cond eval_shape make_jaxpr switch",
         "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
         "transforms.crossing.decorators": "resolve_kwargs=to_positions",
     },
@@ -224,6 +225,23 @@ OLDER: Mapping[str, str] = {
     "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
+    _PUBLIC: "set_mode=view set_mode_info=view_info"
+    " register_variable_name_type_pair=register_variable_name",
+    "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
+}
+
+# Names that are gone, and what to write today.
+GONE: Mapping[str, str] = {
+    **{
+        name: f"nnx.{name.lower()}" for name in ("Jit", "Pmap", "Remat", "Scan", "Vmap")
+    },
+    "BatchStats": "nnx.BatchStat",
+    "GraphNode": "nnx.Pytree",
+    "Intermediates": "nnx.Intermediate",
+    "ModuleDef": "nnx.GraphDef",
+    "freeze": "nnx.to_arrays",
+    "mutable": "nnx.to_refs",
+    "mutable_array": "nnx.array_ref",
 }
 
 # Second paths of modules of this package.
@@ -497,4 +515,5 @@ def look_up(name: str) -> Any:
     if name in _older:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)
-    raise AttributeError(f"Module graftree has no attribute {name!r}.")
+    hint = f" Write {GONE[name]} in its place." if name in GONE else ""
+    raise AttributeError(f"Module graftree has no attribute {name!r}.{hint}")

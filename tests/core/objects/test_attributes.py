@@ -150,6 +150,17 @@ def test_factory_of_a_field_needs_a_dataclass():
     assert len(nnx.state(Made())["a"]) == 1
 
 
+@pytest.mark.parametrize("decorate", [nnx.dataclass, dataclasses.dataclass])
+def test_each_of_several_declared_fields_has_its_status(decorate):
+    # The decorator gives `name` its default before it says which fields there are.
+    @decorate
+    class Net(nnx.Module):
+        layers: list = nnx.data()
+        name: str = nnx.static(default="net")
+
+    assert len(jax.tree.leaves(Net([nnx.Param(jnp.ones(1))]))) == 1
+
+
 def test_marks_are_fields_of_dataclasses():
     assert nnx.data(1).is_data and not nnx.static(1).is_data
     assert isinstance(nnx.data(1), dataclasses.Field)

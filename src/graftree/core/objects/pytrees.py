@@ -76,7 +76,9 @@ class PytreeMeta(abc.ABCMeta):
 ObjectMeta = PytreeMeta
 
 # What instances depend on in a class, besides its properties.
-_KNOWN_OF_CLASSES = frozenset({"__bases__", "__setattr__", "__delattr__"})
+_KNOWN_OF_CLASSES = frozenset(
+    {"__bases__", "__setattr__", "__delattr__", "__dataclass_fields__"}
+)
 
 
 def _renamed(older: str, name: str) -> Any:

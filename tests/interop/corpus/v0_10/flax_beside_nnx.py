@@ -1,0 +1,27 @@
+"""What programs import beside nnx."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx, struct, traverse_util
+from flax.core import freeze
+from flax.training import train_state
+
+
+@struct.dataclass
+class Config:
+    size: int = struct.field(pytree_node=False)
+    scale: float = 1.0
+
+
+model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+graphdef, params = nnx.split(model, nnx.Param)
+pure = nnx.to_pure_dict(params)
+print(sorted(traverse_util.flatten_dict({"m": pure}, sep="/")))
+state = train_state.TrainState.create(
+    apply_fn=graphdef.apply, params=params, tx=optax.sgd(0.1)
+)
+grads = jax.grad(lambda p: jnp.sum(state.apply_fn(p)(jnp.ones((1, 2)))[0]))(params)
+state = state.apply_gradients(grads=grads)
+print(state.step, state.params["bias"].value, Config(3).replace(scale=2.0))
+print(freeze({"a": {"b": 1}})["a"])

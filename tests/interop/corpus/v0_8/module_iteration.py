@@ -1,0 +1,10 @@
+"""`iter_modules` and `iter_children` as methods, `iter_graph` as a function."""
+
+from flax import nnx
+
+net = nnx.Sequential(
+    nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+)
+print([type(module).__name__ for path, module in net.iter_modules()])
+print([name for name, child in net.layers[0].iter_children()])
+print(len(list(nnx.iter_graph(net))))

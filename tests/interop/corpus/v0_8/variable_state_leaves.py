@@ -1,0 +1,15 @@
+"""`VariableState` as the type of leaves."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.VariableState))
+print([leaf.type.__name__ for leaf in leaves], [leaf.value.shape for leaf in leaves])
+zeros = jax.tree.map(
+    lambda leaf: leaf.replace(jnp.zeros_like(leaf.value)),
+    state,
+    is_leaf=lambda x: isinstance(x, nnx.VariableState),
+)
+print(zeros["kernel"].value.sum(), type(zeros["kernel"]).__name__)
