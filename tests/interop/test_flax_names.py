@@ -158,6 +158,32 @@ def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
     assert name not in nnx.__all__
 
 
+@pytest.mark.parametrize("name", flax_names.GONE)
+def test_names_that_are_gone_say_what_to_write(name):
+    with pytest.raises(
+        AttributeError, match=rf"'{name}'\. Write nnx\.\w+ in"
+    ) as caught:
+        getattr(nnx, name)
+    current = str(caught.value).partition("Write nnx.")[2].split()[0]
+    assert hasattr(nnx, current)
+
+
+def test_older_modes_are_views():
+    model = nnx.Sequential(nnx.Dropout(0.5), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    evaluating = nnx.eval_mode(model, only=nnx.Dropout)
+    assert evaluating.layers[0].deterministic
+    assert not evaluating.layers[1].use_running_average
+    assert not nnx.train_mode(evaluating).layers[0].deterministic
+    assert not model.layers[0].deterministic
+
+
+def test_popping_by_several_filters_gives_a_state_for_each():
+    model = nnx.Dict(a=nnx.Cache(1), b=nnx.Intermediate(2), c=nnx.Param(3))
+    popped = nnx.graphlib.graph_pop(model, (nnx.Cache, nnx.Intermediate))
+    assert [sorted(state) for state in popped] == [["a"], ["b"]]
+    assert sorted(nnx.state(model)) == ["c"]
+
+
 def test_vars_as_warns_and_takes_older_keywords():
     with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
         assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref

@@ -225,8 +225,8 @@ OLDER: Mapping[str, str] = {
     "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
-    _PUBLIC: "set_mode=view set_mode_info=view_info"
-    " register_variable_name_type_pair=register_variable_name",
+    "core.modules.views": "set_mode=view set_mode_info=view_info",
+    "core.variables.kinds": "register_variable_name_type_pair=register_variable_name",
     "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
 }
 
