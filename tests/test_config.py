@@ -118,6 +118,12 @@ def test_scopes_belong_to_a_thread_and_beat_the_flag():
     assert seen == [True]
 
 
+def test_the_stack_holds_what_is_set_above_the_flag():
+    with nnx.set_graph_mode(False), nnx.set_graph_mode(True):
+        assert nnx.set_graph_mode.get_stack() == [False, True]
+        assert nnx.set_graph_mode.get_default() is True
+
+
 def test_arguments_beat_the_default():
     with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
         assert nnx.config.graph_mode(None) is False

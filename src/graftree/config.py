@@ -172,6 +172,16 @@ class ScopedDefault:
         stack = _stacks.of.get(cls)
         return stack[-1] if stack else _values[cls.flag]
 
+    @classmethod
+    def get_default(cls) -> Any:
+        """The value of the flag, which is in force where nothing is set."""
+        return _values[cls.flag]
+
+    @classmethod
+    def get_stack(cls) -> list[Any]:
+        """The values set in this thread, the innermost last."""
+        return _stacks.of.setdefault(cls, [])
+
     def __enter__(self) -> None:
         self._take_back()
         _stacks.of.setdefault(type(self), []).append(self.new_value)

@@ -79,3 +79,32 @@ def test_parameters_have_the_names_and_order_of_flax():
         warnings.simplefilter("ignore")  # names that warn when they are read
         found = dict(differing(shared(flax)))
     assert {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
+
+
+# Insides of the contexts: no program has a use for them.
+WITHOUT = {
+    "GraphDef": [f"with_{kind}_outer_index" for kind in ("matching", "no", "same")],
+    "UpdateContext": ["flatten_end", "unflatten_end"],
+}
+
+
+@pytest.mark.peers
+def test_classes_have_the_public_attributes_of_flax():
+    flax = pytest.importorskip("flax.nnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = {
+            name: (theirs, getattr(nnx, name, None))
+            for name in dir(flax)
+            if inspect.isclass(theirs := getattr(flax, name))
+        }
+    missing = {
+        name: [
+            attribute
+            for attribute in dir(theirs)
+            if not attribute.startswith("_") and not hasattr(ours, attribute)
+        ]
+        for name, (theirs, ours) in pairs.items()
+        if ours is not None
+    }
+    assert {name: lost for name, lost in missing.items() if lost} == WITHOUT

@@ -216,6 +216,7 @@ def state_dict_cases(flax):
     return {
         "containers": to({"a": [1, (2, 3)], "n": Pair(1, jnp.ones(2)), "x": None}),
         "keys": to({1: {2: 3}}),
+        "equal keys": catch(to, {1: 0, "1": 0}),
         "frozen": to({"f": core.freeze({"q": {"r": [1]}})}),
         "other dicts": to(collections.OrderedDict(a=[1])),
         "leaves": to({"s": "str", "t": {1, 2}, "n": np.float32(3)}),
