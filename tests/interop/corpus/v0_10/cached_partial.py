@@ -18,4 +18,4 @@ def step(model, optimizer, x, y):
 cached = nnx.cached_partial(step, model, optimizer)
 x = jnp.ones((4, 1))
 values = [cached(x, 2 * x) for _ in range(5)]
-print(values[0] > values[-1], optimizer.step.value)
+print(values[0] > values[-1], optimizer.step.value)  # deprecated

@@ -16,18 +16,18 @@ def f(net):
 
 
 def forward(net):
-    return f(net), (jnp.cos(net.x.value), jnp.sin(net.x.value), net)
+    return f(net), (jnp.cos(net.x.value), jnp.sin(net.x.value), net)  # deprecated
 
 
 def backward(residuals, g):
     updates, out = g
     cos, sin, net = residuals
     tangent = nnx.state(net)
-    tangent["x"].value = cos * out * net.y
-    tangent["y"].value = sin * out
+    tangent["x"].value = cos * out * net.y  # deprecated
+    tangent["y"].value = sin * out  # deprecated
     return (tangent,)
 
 
 f.defvjp(forward, backward)
 grads = nnx.grad(f, argnums=nnx.DiffState(0, ...))(Net())
-print(f"{grads['x'].value:.4f} {grads['y'].value:.4f}")
+print(f"{grads['x'].value:.4f} {grads['y'].value:.4f}")  # deprecated

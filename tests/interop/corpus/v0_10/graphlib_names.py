@@ -11,4 +11,4 @@ print(
 print([path for path, node in graph.iter_graph(net) if isinstance(node, nnx.Variable)])
 print(sorted(graph.state(graph.merge(graphdef, state))))
 copied = graph.clone(net)
-print(copied is net, (copied.kernel.value == net.kernel.value).all())
+print(copied is net, (copied.kernel.value == net.kernel.value).all())  # deprecated

@@ -23,4 +23,4 @@ def double(state):
 
 with nnx.merge_context() as ctx:
     again = ctx.merge(graphdef, double(state))
-print(again.b is again, again.a.value)
+print(again.b is again, again.a.value)  # deprecated

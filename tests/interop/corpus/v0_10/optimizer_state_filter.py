@@ -21,4 +21,7 @@ def step(state, x):
 for _ in range(3):
     state = step(state, jnp.ones((1, 2)))
 nnx.update((model, optimizer), state)
-print(optimizer.step.value, f"{jnp.sum(model(jnp.ones((1, 2))) ** 2):.4f}")
+print(
+    optimizer.step.value,  # deprecated
+    f"{jnp.sum(model(jnp.ones((1, 2))) ** 2):.4f}",  # deprecated
+)

@@ -18,4 +18,4 @@ def step(model, optimizer):
 
 for _ in range(50):
     value = step(model, optimizer)
-print(f"{value:.4f}", optimizer.step.value)
+print(f"{value:.4f}", optimizer.step.value)  # deprecated

@@ -16,5 +16,8 @@ grads = nnx.grad(lambda m: m(jnp.ones((1, 2))).sum(), argnums=nnx.DiffState(0, h
 )
 optimizer.update(grads)
 same = jax.tree.map(lambda a, b: bool((a == b).all()), before, nnx.state(model))
-print(same["layers"][0]["kernel"].value, same["layers"][1]["kernel"].value)
+print(
+    same["layers"][0]["kernel"].value,  # deprecated
+    same["layers"][1]["kernel"].value,  # deprecated
+)
 print(len(jax.tree.leaves(nnx.state(optimizer, nnx.OptState))))

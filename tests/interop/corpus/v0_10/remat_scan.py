@@ -20,4 +20,4 @@ def forward(layer, x):
 
 
 grads = nnx.grad(lambda m: forward(m, jnp.ones((1, 2))).sum())(layers)
-print(grads["kernel"].value.shape)
+print(grads["kernel"].value.shape)  # deprecated

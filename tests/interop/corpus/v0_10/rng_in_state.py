@@ -18,6 +18,6 @@ def forward(params, rng_state, x):
 
 
 y, after = forward(params, rng_state, jnp.ones((1, 2)))
-print(y.shape, after["layers"][1]["rngs"]["count"].value)
+print(y.shape, after["layers"][1]["rngs"]["count"].value)  # deprecated
 keys, counts = nnx.split_state(rng_state, nnx.RngKey, nnx.RngCount)
 print(len(nnx.to_flat_state(keys)), len(nnx.to_flat_state(counts)))

@@ -20,4 +20,4 @@ def create():
 
 with jax.set_mesh(mesh):
     net = nnx.jit(create)()
-print(net.kernel.value.shape, net(jnp.ones((1, 2))).shape)
+print(net.kernel.value.shape, net(jnp.ones((1, 2))).shape)  # deprecated

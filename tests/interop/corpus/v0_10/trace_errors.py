@@ -11,7 +11,7 @@ v = nnx.Variable(jnp.array(0))
 
 @jax.jit
 def f():
-    v.value += 1
+    v.value += 1  # deprecated
 
 
 try:

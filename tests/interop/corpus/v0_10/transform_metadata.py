@@ -13,5 +13,5 @@ def create(rngs):
 
 
 layer = create(nnx.Rngs(0))
-print(nnx.get_partition_spec(nnx.state(layer))["kernel"].value)
-print(layer.kernel.value.shape)
+print(nnx.get_partition_spec(nnx.state(layer))["kernel"].value)  # deprecated
+print(layer.kernel.value.shape)  # deprecated

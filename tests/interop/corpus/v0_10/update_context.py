@@ -22,7 +22,7 @@ def grow(net):
     def inside(state):
         with nnx.merge_context("mine", inner=True) as ctx:
             net = ctx.merge(graphdef, state)
-        net.b = nnx.Param(net.a.value + 4)
+        net.b = nnx.Param(net.a.value + 4)  # deprecated
         with nnx.split_context("mine") as ctx:
             return ctx.split(net)
 
@@ -31,4 +31,4 @@ def grow(net):
         return ctx.merge(graphdef_out, state_out)
 
 
-print(grow(net) is net, net.b.value)
+print(grow(net) is net, net.b.value)  # deprecated

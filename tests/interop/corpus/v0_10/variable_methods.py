@@ -5,10 +5,10 @@ from flax import nnx
 
 v = nnx.Param(jnp.ones(2), tag="t")
 w = v.replace(jnp.zeros(2))
-print(type(w).__name__, w.tag, w.value, v.value)
+print(type(w).__name__, w.tag, w.value, v.value)  # deprecated
 w.copy_from(v)
 u = w.copy()
-print(w.value, u is w, u.get_metadata()["tag"])
-v.raw_value = jnp.full(2, 3.0)
-print(v.raw_value, v.get_raw_value())
+print(w.value, u is w, u.get_metadata()["tag"])  # deprecated
+v.raw_value = jnp.full(2, 3.0)  # deprecated
+print(v.raw_value, v.get_raw_value())  # deprecated
 print(v.type is nnx.Param, hasattr(v, "nothing"))

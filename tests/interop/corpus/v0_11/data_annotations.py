@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-class Net(nnx.Module):
+class Net(nnx.Module):  # deprecated
     layers: nnx.Data[list]
     name: nnx.Static[str]
 

@@ -18,5 +18,9 @@ print(
 )
 with jax.set_mesh(mesh):
     abstract = nnx.eval_shape(create)
-    print(nnx.abstract_with_sharding(abstract).kernel.get_value().sharding.spec)
+    print(
+        nnx.abstract_with_sharding(abstract)  # deprecated
+        .kernel.get_value()
+        .sharding.spec  # deprecated
+    )
     print(nnx.as_abstract(abstract).kernel.get_value().sharding.spec)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 old = nnx.deprecations.deprecated(nnx.state)
-print(sorted(old(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))))
+print(sorted(old(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))))  # deprecated
 net = nnx.Dict(a=nnx.Param(jnp.ones(1)))
-print("a" in net._pytree__nodes, "a" in net._object__nodes)
-print(net._object__state is not None)
+print("a" in net._pytree__nodes, "a" in net._object__nodes)  # deprecated
+print(net._object__state is not None)  # deprecated

@@ -11,4 +11,4 @@ whole = attention(x, mask=nnx.make_causal_mask(jnp.ones((1, 6))))
 attention.init_cache(x.shape)
 steps = [attention(x[:, i : i + 1], decode=True) for i in range(6)]
 print(whole.shape, jnp.allclose(jnp.concatenate(steps, 1), whole, atol=1e-5))
-print(attention.cache_index.value)
+print(attention.cache_index.value)  # deprecated

@@ -14,5 +14,5 @@ net = Net(nnx.Rngs(0))
 graphdef, state = nnx.split(net)
 print(sorted(state["layers"]), nnx.merge(graphdef, state).sizes, len(net.layers))
 for layer in net.layers:
-    layer.bias.value += 1
-print([float(layer.bias.value.sum()) for layer in net.layers])
+    layer.bias.value += 1  # deprecated
+print([float(layer.bias.value.sum()) for layer in net.layers])  # deprecated

@@ -13,7 +13,8 @@ class Scale(nnx.Module):
 
     def __post_init__(self):
         self.w = nnx.Param(
-            self.rngs.params.key.value is not None and jnp.ones(2) * self.factor
+            self.rngs.params.key.value is not None
+            and jnp.ones(2) * self.factor  # deprecated
         )
 
     def __call__(self, x):

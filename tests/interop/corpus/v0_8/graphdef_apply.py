@@ -9,12 +9,12 @@ class Counter(nnx.Module):
         self.count = nnx.Variable(jnp.array(0))
 
     def __call__(self, step):
-        self.count.value += step
-        return self.count.value
+        self.count.value += step  # deprecated
+        return self.count.value  # deprecated
 
 
 graphdef, state = nnx.split(Counter())
 y, (graphdef, state) = graphdef.apply(state)(3)
 y, (graphdef, state) = graphdef.apply(state)(4)
-print(y, state["count"].value)
-assert state.count.value == 7
+print(y, state["count"].value)  # deprecated
+assert state.count.value == 7  # deprecated

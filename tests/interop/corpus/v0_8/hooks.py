@@ -15,5 +15,5 @@ def note(variable, value):
 
 
 v = nnx.Variable(jnp.array(1.0), on_set_value=note)
-v.value = jnp.array(2.0)
-print(log, v.value)
+v.value = jnp.array(2.0)  # deprecated
+print(log, v.value)  # deprecated

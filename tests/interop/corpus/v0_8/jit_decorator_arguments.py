@@ -12,5 +12,5 @@ def f(model, power):
 
 
 model = nnx.Linear(1, 2, rngs=nnx.Rngs(0))
-model.bias.value = jnp.array([2.0, 3.0])
+model.bias.value = jnp.array([2.0, 3.0])  # deprecated
 print(f(model, 2), f(model, 3))

@@ -11,11 +11,11 @@ class Net(nnx.Module):
 
 @nnx.jit
 def f(net):
-    net.count.value += 1
+    net.count.value += 1  # deprecated
     net.extra = nnx.Param(jnp.ones(2))
     net.name = "seen"
 
 
 net = Net()
 f(net)
-print(net.count.value, net.extra.value, net.name)
+print(net.count.value, net.extra.value, net.name)  # deprecated

@@ -16,6 +16,6 @@ optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.LoRAParam)
 grads = nnx.grad(
     lambda n: (n(jnp.ones((1, 3))) ** 2).sum(), argnums=nnx.DiffState(0, nnx.LoRAParam)
 )(net)
-before = net.base_module.kernel.value
+before = net.base_module.kernel.value  # deprecated
 optimizer.update(net, grads)
-print((net.base_module.kernel.value == before).all())
+print((net.base_module.kernel.value == before).all())  # deprecated

@@ -5,6 +5,6 @@ from flax import nnx
 net = nnx.Sequential(
     nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.BatchNorm(1, rngs=nnx.Rngs(0))
 )
-print([type(module).__name__ for path, module in net.iter_modules()])
-print([name for name, child in net.layers[0].iter_children()])
+print([type(module).__name__ for path, module in net.iter_modules()])  # deprecated
+print([name for name, child in net.layers[0].iter_children()])  # deprecated
 print(len(list(nnx.iter_graph(net))))

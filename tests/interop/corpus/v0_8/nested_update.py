@@ -8,4 +8,4 @@ net = nnx.Dict(
 )
 part = nnx.State({"a": {"bias": nnx.Param(jnp.array([3.0]))}})
 nnx.update(net, part, {"b": {"bias": nnx.Param(jnp.array([4.0]))}})
-print(net.a.bias.value, net.b.bias.value)
+print(net.a.bias.value, net.b.bias.value)  # deprecated

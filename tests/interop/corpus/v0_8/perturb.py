@@ -9,7 +9,7 @@ class Net(nnx.Module):
         self.linear = nnx.Linear(2, 2, rngs=rngs)
 
     def __call__(self, x):
-        return self.perturb("before", self.linear(x)).sum()
+        return self.perturb("before", self.linear(x)).sum()  # deprecated
 
 
 net = Net(nnx.Rngs(0))
@@ -17,4 +17,4 @@ net(jnp.ones((1, 2)))
 grads = nnx.grad(
     lambda net: net(jnp.ones((1, 2))), argnums=nnx.DiffState(0, nnx.Perturbation)
 )(net)
-print(grads["before"].value)
+print(grads["before"].value)  # deprecated

@@ -22,4 +22,4 @@ class Stack(nnx.Module):
 
 
 stack = Stack(3, 5, nnx.Rngs(0))
-print(stack(jnp.ones((1, 3))).round(3), stack.layers.kernel.value.shape)
+print(stack(jnp.ones((1, 3))).round(3), stack.layers.kernel.value.shape)  # deprecated

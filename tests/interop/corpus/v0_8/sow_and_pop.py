@@ -10,7 +10,7 @@ class Net(nnx.Module):
 
     def __call__(self, x):
         y = self.linear(x)
-        self.sow(nnx.Intermediate, "y", y)
+        self.sow(nnx.Intermediate, "y", y)  # deprecated
         return y
 
 
@@ -18,4 +18,4 @@ net = Net(nnx.Rngs(0))
 net(jnp.ones((1, 2)))
 net(jnp.zeros((1, 2)))
 sown = nnx.pop(net, nnx.Intermediate)
-print(len(sown["y"].value), sown["y"].value[1], hasattr(net, "y"))
+print(len(sown["y"].value), sown["y"].value[1], hasattr(net, "y"))  # deprecated

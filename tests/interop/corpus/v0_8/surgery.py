@@ -12,8 +12,8 @@ class Net(nnx.Module):
 
 net = Net(nnx.Rngs(0))
 net.b = net.a
-print(len(nnx.state(net).flat_state()), net.a is net.b)
-for path, module in net.iter_modules():
+print(len(nnx.state(net).flat_state()), net.a is net.b)  # deprecated
+for path, module in net.iter_modules():  # deprecated
     print(path, type(module).__name__)
 net.a = nnx.LoRALinear(2, 2, lora_rank=1, rngs=nnx.Rngs(1))
 net.b.kernel = nnx.Param(jnp.zeros((2, 2)))

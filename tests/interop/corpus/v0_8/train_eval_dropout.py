@@ -17,7 +17,11 @@ net = Net(nnx.Rngs(0, dropout=1))
 x = jnp.arange(8.0).reshape(2, 4)
 net.train()
 net(x)
-print(net.drop.deterministic, net.norm.use_running_average, net.norm.mean.value)
+print(
+    net.drop.deterministic,
+    net.norm.use_running_average,
+    net.norm.mean.value,  # deprecated
+)
 net.eval()
 print(net.drop.deterministic, jnp.allclose(net(x), net(x)))
 net.set_attributes(nnx.Dropout, rate=0.1)

@@ -21,4 +21,4 @@ def step(model):
 
 for _ in range(60):
     value = step(model)
-print(f"{model.kernel.value[0, 0]:.2f} {model.bias.value[0]:.2f}")
+print(f"{model.kernel.value[0, 0]:.2f} {model.bias.value[0]:.2f}")  # deprecated

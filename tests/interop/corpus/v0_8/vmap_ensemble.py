@@ -17,4 +17,4 @@ def apply(model, x):
 
 model = create(nnx.Rngs(0))
 y = apply(model, jnp.ones((1, 2)))
-print(model.kernel.value.shape, y.shape, bool((y[0] == y[1]).all()))
+print(model.kernel.value.shape, y.shape, bool((y[0] == y[1]).all()))  # deprecated
