@@ -3,8 +3,11 @@
 A program of ``corpus`` imports only Flax, JAX and Optax, and prints what it finds.
 Lines that use a deprecated spelling end in ``# deprecated``; no other line may warn.
 What today's Flax has no longer says so in its docstring.
+
+All programs of a version run in one process.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -14,66 +17,59 @@ import sys
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent / "corpus"
-PROGRAMS = {
-    f"{path.parent.name}/{path.stem}": path for path in sorted(FOLDER.glob("v*/*.py"))
-}
-GONE = {name for name, path in PROGRAMS.items() if "Not in Flax" in path.read_text()}
+VERSIONS = ["v0_8", "v0_10", "v0_11", "v0_12"]
 
 
-def outcomes(which, names):
-    """What programs did, all in one process; quick to compile."""
-    paths = {str(PROGRAMS[name]): name for name in names}
+def programs(version):
+    return sorted(FOLDER.glob(f"{version}/*.py"))
+
+
+def is_gone(program):
+    return "Not in Flax today" in program.read_text()
+
+
+@functools.cache
+def outcomes(which, version):
+    """What the programs of a version did, on Graftree or on Flax."""
+    command = [sys.executable, FOLDER / "running.py", which, *programs(version)]
     completed = subprocess.run(
-        [sys.executable, FOLDER / "running.py", which, *paths],
+        command,
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
     )
     assert completed.returncode == 0, completed.stderr
-    found = json.loads(completed.stdout.splitlines()[-1])
-    return {paths[path]: outcome for path, outcome in found.items()}
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def ours():
-    return outcomes("ours", PROGRAMS)
+def unmarked(program, numbers):
+    """The lines of these numbers that do not say that they are deprecated."""
+    lines = ["", *program.read_text().splitlines()]
+    return [lines[n] for n in numbers if "# deprecated" not in lines[n]]
 
 
-@pytest.fixture(scope="module")
-def theirs():
+@pytest.mark.parametrize("version", VERSIONS)
+def test_programs_run_and_warn_of_deprecated_lines_only(version):
+    found = outcomes("ours", version)
+    assert len(programs(version)) >= 15
+    for program in programs(version):
+        outcome = found[str(program)]
+        assert outcome["raised"] is None, f"{program}: {outcome['raised']}"
+        assert outcome["printed"], program
+        assert unmarked(program, outcome["warned"]) == [], program
+
+
+@pytest.mark.long
+@pytest.mark.peers
+@pytest.mark.parametrize("version", VERSIONS)
+def test_flax_prints_the_same_and_warns_wherever_we_do(version):
     pytest.importorskip("flax")
-    return outcomes("flax", PROGRAMS)
-
-
-def test_there_are_programs_of_each_version():
-    versions = [name.partition("/")[0] for name in PROGRAMS]
-    assert {version: versions.count(version) >= 10 for version in versions} == {
-        "v0_8": True,
-        "v0_10": True,
-        "v0_11": True,
-        "v0_12": True,
-    }
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs_and_warns_of_deprecated_lines_only(ours, name):
-    outcome = ours[name]
-    assert outcome["raised"] is None, outcome["raised"]
-    assert outcome["printed"]
-    lines = [0, *PROGRAMS[name].read_text().splitlines()]
-    unmarked = [lines[n] for n in outcome["warned"] if "# deprecated" not in lines[n]]
-    assert unmarked == []
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - GONE))
-def test_flax_prints_the_same_and_warns_wherever_we_do(ours, theirs, name):
-    assert theirs[name]["raised"] is None, theirs[name]["raised"]
-    assert ours[name]["printed"] == theirs[name]["printed"]
-    assert set(ours[name]["warned"]) <= set(theirs[name]["warned"])
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", sorted(GONE))
-def test_what_is_marked_as_gone_fails_in_flax(theirs, name):
-    assert theirs[name]["raised"]
+    ours, theirs = outcomes("ours", version), outcomes("flax", version)
+    for program in programs(version):
+        mine, flax = ours[str(program)], theirs[str(program)]
+        if is_gone(program):
+            assert flax["raised"], f"{program}: Flax has it"
+            continue
+        assert flax["raised"] is None, f"{program}: {flax['raised']}"
+        assert mine["printed"] == flax["printed"], program
+        assert set(mine["warned"]) <= set(flax["warned"]), program

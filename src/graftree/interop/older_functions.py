@@ -76,8 +76,9 @@ def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:
         >>> sorted(caches), hasattr(model, "b")
         (['b'], False)
     """
-    popped = updates.pop(node, *filters)
-    return (popped,) if len(filters) == 1 else tuple(popped)
+    # With one filter there is no tuple around its State.
+    popped: Any = updates.pop(node, *filters)
+    return (popped,) if len(filters) == 1 else popped
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ class Scale(nnx.Module):
 
     def __post_init__(self):
         self.w = nnx.Param(
-            self.rngs.params.key.value is not None
+            self.rngs.params.key.value is not None  # deprecated
             and jnp.ones(2) * self.factor  # deprecated
         )
 

@@ -7,4 +7,5 @@ net = nnx.Sequential(
 )
 print([type(module).__name__ for path, module in net.iter_modules()])  # deprecated
 print([name for name, child in net.layers[0].iter_children()])  # deprecated
-print(len(list(nnx.iter_graph(net))))
+nodes = [node for path, node in nnx.iter_graph(net)]
+print(sum(isinstance(node, nnx.Variable) for node in nodes))
