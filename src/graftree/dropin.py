@@ -64,7 +64,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] != "flax":
             return None
-        if fullname != "flax" and _target(fullname) is None:
+        is_known = _target(fullname) or flax_names.has_beside(_below(fullname))
+        if fullname != "flax" and not is_known:
             # Without `name`, or `from flax import linen` shows its own message.
             raise ModuleNotFoundError(_missing(fullname))
         # A package, so that the import system asks for what is below it.
@@ -78,7 +79,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(module, "__getattr__", _attribute)  # noqa: B010
         else:
             # The import system takes what it finds here: our own module, unchanged.
-            sys.modules[name] = importlib.import_module(str(_target(name)))
+            target = _target(name)
+            sys.modules[name] = (
+                importlib.import_module(target)
+                if target is not None
+                else flax_names.beside(_below(name))
+            )
 
 
 def _target(name: str) -> str | None:
@@ -88,6 +94,10 @@ def _target(name: str) -> str | None:
     path = name.removeprefix(_NAMESPACE + ".")
     known = path != name and flax_names.has_path(path)
     return f"graftree.{path}" if known else None
+
+
+def _below(name: str) -> str:
+    return name.removeprefix("flax.")
 
 
 def _attribute(name: str) -> Any:
@@ -100,7 +110,7 @@ def _attribute(name: str) -> Any:
 def _missing(name: str) -> str:
     return (
         f"No module named {name!r}: Graftree has no counterpart for it.\n"
-        f"It has {', '.join(sorted(_TARGETS))} and the sub-modules of {_NAMESPACE}.\n"
+        f"It has {_NAMESPACE}, its sub-modules and {', '.join(flax_names.BESIDE)}.\n"
         "Run the program without graftree.dropin, or replace this import."
     )
 
