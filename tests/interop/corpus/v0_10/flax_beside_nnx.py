@@ -23,5 +23,6 @@ state = train_state.TrainState.create(
 )
 grads = jax.grad(lambda p: jnp.sum(state.apply_fn(p)(jnp.ones((1, 2)))[0]))(params)
 state = state.apply_gradients(grads=grads)
-print(state.step, state.params["bias"].value, Config(3).replace(scale=2.0))
+print(state.step, Config(3).replace(scale=2.0))
+print(state.params["bias"].value)  # deprecated
 print(freeze({"a": {"b": 1}})["a"])
