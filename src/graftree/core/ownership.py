@@ -18,7 +18,8 @@ current = _jax.current_trace
 
 _WAY_OUT = (
     "Pass the object as an argument of the transformed function, so that it belongs\n"
-    "to its trace and the update is returned, or make it inside that function."
+    "to its trace and the update is returned, or make it inside that function:\n"
+    "nnx.merge does with copy=True."
 )
 
 
