@@ -1,0 +1,63 @@
+"""Runs the programs of docs/issues.md on Flax NNX and on Graftree; prints a table."""
+
+import argparse
+import ast
+import importlib.metadata
+import os
+import platform
+
+import jax
+
+from benchmarks.issues import figures
+from benchmarks.libraries import FLAX, GRAFTREE
+
+OPTIONS = {FLAX: (), GRAFTREE: ("-m", "graftree.dropin")}
+
+
+def main() -> None:
+    """Prints a row for each figure of the programs that were asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.issues", description=__doc__
+    )
+    parser.add_argument("programs", nargs="*", default=figures.PROGRAMS)
+    print(_setting())
+    print(f"\n| problem | figure | {' | '.join(OPTIONS)} |\n| :-- | :-- | --: | --: |")
+    for program in parser.parse_args().programs:
+        for row in _rows(program):
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+def _rows(program: str) -> list[list[str]]:
+    measured = [figures.measure(program, *options) for options in OPTIONS.values()]
+    labels = dict.fromkeys(label for found in measured for label in found)
+    if len(labels) > 1:  # the error stands in place of what is missing
+        labels.pop(figures.ERROR, None)
+    values = [
+        [found.get(label, found.get(figures.ERROR, "0")) for found in measured]
+        for label in labels
+    ]
+    title = [_title(program)] + [""] * (len(labels) - 1)
+    return [
+        [first, label, *row]
+        for first, label, row in zip(title, labels, values, strict=True)
+    ]
+
+
+def _title(program: str) -> str:
+    """The first words of its docstring."""
+    tree = ast.parse((figures.FOLDER / f"{program}.py").read_text())
+    return str(ast.get_docstring(tree)).splitlines()[0].partition(":")[0]
+
+
+def _setting() -> str:
+    """What the figures were measured with, and what else the machine was doing."""
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    flax = importlib.metadata.version("flax")
+    return (
+        f"Python {platform.python_version()}, JAX {jax.__version__}, flax {flax}, "
+        f"{jax.default_backend()}, {load}"
+    )
+
+
+if __name__ == "__main__":
+    main()
