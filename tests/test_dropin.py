@@ -1,25 +1,89 @@
-"""Programs run in a process of their own, since the name ``flax`` is taken for good."""
+"""Programs for Flax run in processes of their own, with Flax installed and without."""
 
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
+import venv
 
 import pytest
 
 import graftree as nnx
+from graftree.interop import flax_names
+
+SOURCE = pathlib.Path(nnx.__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def python(request, tmp_path_factory):
+    """The Python of an environment with the packages of this one but Flax, or with it.
+
+    Graftree is there as if it were installed: with the file that Python reads at start.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    wants_flax = getattr(request, "param", "without Flax") == "with Flax"
+    hidden = "nothing" if wants_flax else "flax"
+    for path in map(pathlib.Path, sys.path):
+        for entry in path.iterdir() if path.name == "site-packages" else ():
+            if not entry.name.startswith(hidden) and entry.suffix != ".pth":
+                (packages / entry.name).symlink_to(entry)
+    (packages / "graftree.pth").write_text(f"{SOURCE}\n")
+    (packages / "graftree_startup.pth").symlink_to(SOURCE / "graftree_startup.pth")
+    if wants_flax and not (packages / "flax").exists():
+        pytest.skip("Flax is not installed")
+    return folder / "bin" / "python"
+
+
+in_both = pytest.mark.parametrize(
+    "python", ["with Flax", "without Flax"], indirect=True, scope="session"
+)
 
 
 @pytest.fixture
-def run(tmp_path):
+def has_flax(python):
+    return any(python.parents[1].glob("lib/python*/site-packages/flax"))
+
+
+@pytest.fixture
+def start(python, tmp_path):
+    """Runs Python with these arguments in a folder of the test."""
+
+    def start(*arguments, **variables):
+        keep = {k: v for k, v in os.environ.items() if k not in _ABOUT_PYTHON}
+        return subprocess.run(
+            [python, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=keep | variables,
+        )
+
+    return start
+
+
+_ABOUT_PYTHON = {"PYTHONPATH", "VIRTUAL_ENV", "GRAFTREE_DROPIN"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a program to a file."""
+
+    def write(program, name="script.py"):
+        (tmp_path / name).write_text(textwrap.dedent(program))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def run(start, write):
     """Runs a program under the drop-in; gives what it printed and what it raised."""
-
-    def run(program, *arguments):
-        script = tmp_path / "script.py"
-        script.write_text(textwrap.dedent(program))
-        command = [sys.executable, "-m", "graftree.dropin", str(script), *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    return run
+    return lambda program, *arguments: start(
+        "-m", "graftree.dropin", write(program), *arguments
+    )
 
 
 def check(completed, *lines):
@@ -27,27 +91,46 @@ def check(completed, *lines):
     assert completed.stdout.split("\n")[:-1] == [*lines]
 
 
+TRAINING = """
+    import jax, jax.numpy as jnp, optax
+    from flax import nnx
+
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    x = jnp.linspace(-1, 1, 16)[:, None]
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss = lambda model: jnp.mean((model(x) - 3 * x) ** 2)
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    for _ in range(100):
+        step(model, optimizer)
+    print(round(model.kernel[0, 0].item(), 1), type(model).__module__)
+"""
+
+
+@in_both
 def test_a_program_trains_unmodified(run):
-    program = """
-        import jax, jax.numpy as jnp, optax
-        from flax import nnx
-
-        model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-        x = jnp.linspace(-1, 1, 16)[:, None]
-
-        @nnx.jit
-        def step(model, optimizer):
-            loss = lambda model: jnp.mean((model(x) - 3 * x) ** 2)
-            optimizer.update(model, nnx.grad(loss)(model))
-
-        for _ in range(100):
-            step(model, optimizer)
-        print(round(model.kernel[0, 0].item(), 1))
-    """
-    check(run(program), "3.0")
+    check(run(TRAINING), "3.0 graftree.nn.linear")
 
 
+def test_the_environment_variable_does_it_for_any_launcher(start, write):
+    completed = start(write(TRAINING), GRAFTREE_DROPIN="1")
+    check(completed, "3.0 graftree.nn.linear")
+
+
+@in_both
+def test_without_the_variable_nothing_changes(start, has_flax):
+    program = "from flax import nnx; print(nnx.Linear.__module__)"
+    completed = start("-c", program, GRAFTREE_DROPIN="0")
+    if has_flax:
+        check(completed, "flax.nnx.nn.linear")
+    else:
+        assert "No module named 'flax'" in completed.stderr
+
+
+@in_both
 def test_all_import_forms_give_graftree(run):
     program = """
         from flax import nnx
@@ -58,32 +141,112 @@ def test_all_import_forms_give_graftree(run):
         import flax.nnx.training.metrics as metrics
         import graftree
 
-        assert nnx is nnx_again is flax.nnx is graftree
-        assert Module is graftree.Module and Conv is graftree.Conv
-        assert statelib.State is graftree.State
-        assert metrics is graftree.metrics
-        assert nnx.__name__ == nnx.__spec__.name == "graftree"
+        assert nnx is nnx_again is flax.nnx
+        assert nnx.__name__ == nnx.__spec__.name == "flax.nnx"
+        assert Module is nnx.Module is graftree.Module and Conv is graftree.Conv
+        assert nnx.statelib is statelib and statelib.State is graftree.State
+        assert metrics is nnx.metrics is graftree.metrics
     """
     check(run(program))
 
 
-def test_errors_config_and_version(run):
+def test_names_beyond_the_peers_are_not_in_the_view(run):
+    program = """
+        import graftree
+        from flax import nnx
+        from graftree.interop import flax_names
+        for name in flax_names.BEYOND:
+            assert hasattr(graftree, name) and not hasattr(nnx, name)
+            assert name not in nnx.__all__ and name not in dir(nnx)
+        try:
+            nnx.MaxPool
+        except AttributeError as error:
+            print(error)
+        print(*[name for name in dir(nnx) if not hasattr(nnx, name)])
+    """
+    message = (
+        "Module flax.nnx has no attribute 'MaxPool': Flax lacks it. "
+        "Graftree has it, as graftree.MaxPool."
+    )
+    check(run(program), message, "")
+
+
+@in_both
+def test_exceptions_and_flags_are_the_same_in_both(run):
     program = """
         import flax
-        from flax.errors import FlaxError, ImmutableVariableError, TraceContextError
+        from flax.errors import FlaxError, TraceContextError
+        flax.config.update("nnx_graph_updates", False)  # before flax.nnx is imported
         from flax import config, nnx
+        import jax, graftree
 
-        assert issubclass(TraceContextError, FlaxError)
+        count = nnx.Variable(jax.numpy.array(0))
+        for kind in TraceContextError, flax.errors.TraceContextError, FlaxError:
+            try:
+                jax.jit(lambda: count.set_value(count[...] + 1))()
+            except kind as error:
+                assert type(error) is graftree.errors.TraceContextError
+                assert str(error).startswith("Cannot mutate Variable")
+        assert flax.errors.TraceContextError is graftree.errors.TraceContextError
+        assert issubclass(graftree.errors.StaticArgumentError, FlaxError)
+
         assert config is flax.config
         config.update("nnx_graph_mode", False)
-        print(flax.config.nnx_graph_mode, nnx.set_graph_mode.current_value())
-        print(flax.__version__)
+        print(config.nnx_graph_mode, nnx.set_graph_mode.current_value())
+        print(config.nnx_graph_updates, nnx.set_graph_updates.current_value())
+        try:
+            config.update("no_flag", 1)
+        except LookupError:
+            print("refused")
     """
-    check(run(program), "False False", "0.12.12")
+    check(run(program), "False False", "False False", "refused")
 
 
-def test_the_program_sees_its_own_name_arguments_and_folder(run, tmp_path):
-    (tmp_path / "neighbour.py").write_text("from flax.nnx import Param")
+@in_both
+def test_the_rest_of_flax_is_its_own_where_it_is_installed(run, has_flax):
+    program = """
+        import flax, sys
+        from flax import nnx
+        print(flax.__version__)
+        loaded = [module for name, module in sys.modules.items() if "flax" in name]
+        files = [getattr(module, "__file__", None) or "" for module in loaded]
+        print(any("site-packages/flax/nnx" in file for file in files))
+        from flax import linen
+        print(linen.Dense.__module__)
+    """
+    completed = run(program)
+    if has_flax:
+        version, *others = completed.stdout.splitlines()
+        assert others == ["False", "flax.linen.linear"], completed.stderr
+    else:
+        assert completed.stdout.splitlines() == ["0.12.12", "False"]
+        last_error = completed.stderr[completed.stderr.rindex("Error: ") :]
+        assert "'flax.linen': Graftree has no counterpart" in last_error
+        assert "pip install flax" in last_error
+
+
+def test_what_is_missing_is_an_import_error_that_names_it(run):
+    program = """
+        for statement in (
+            "import flax.nnx.core.variables",
+            "from flax.nnx import nonsense",
+            "from flax.nnx.nonsense import Dense",
+        ):
+            try:
+                exec(statement)
+            except ImportError as error:
+                print(str(error).partition(" (")[0].partition(":")[0])
+    """
+    check(
+        run(program),
+        "No module named 'flax.nnx.core'",
+        "No module named 'flax.nnx.nonsense'",
+        "No module named 'flax.nnx.nonsense'",
+    )
+
+
+def test_the_program_sees_its_own_name_arguments_and_folder(run, write):
+    write("from flax.nnx import Param", "neighbour.py")
     program = """
         import os, sys
         import neighbour
@@ -94,50 +257,29 @@ def test_the_program_sees_its_own_name_arguments_and_folder(run, tmp_path):
     check(run(program, "a", "--b"), *expected)
 
 
-def test_what_is_missing_is_an_import_error_that_names_it(run):
-    program = """
-        for statement in (
-            "from flax import linen",
-            "import flax.linen as nn",
-            "from flax.linen import Dense",
-            "import flax.nnx.core.variables",
-        ):
-            try:
-                exec(statement)
-            except ImportError as error:
-                print(str(error).partition(" has no")[0])
-        from flax import linen
-    """
-    completed = run(program)
-    assert completed.returncode == 1
-    names = "flax.linen", "flax.linen", "flax.linen", "flax.nnx.core"
-    assert completed.stdout.splitlines() == [
-        f"No module named '{name}': Graftree" for name in names
-    ]
-    last_error = completed.stderr[completed.stderr.rindex("Error: ") :]
-    assert "'flax.linen': Graftree has no counterpart" in last_error
-
-
-def test_missing_parts_can_be_tried_for(run):
-    program = """
-        import flax
-        try:
-            from flax import linen
-        except ImportError:
-            print("no linen", hasattr(flax, "linen"))
-    """
-    check(run(program), "no linen False")
-
-
-def test_flax_itself_is_never_loaded(run):
+def test_a_module_is_run_by_its_name(start, write, tmp_path):
+    (tmp_path / "package").mkdir()
     program = """
         import sys
-        from flax import nnx
-        loaded = [module for name, module in sys.modules.items() if "flax" in name]
-        files = {getattr(module, "__file__", None) or "" for module in loaded}
-        print([file for file in files if "site-packages/flax" in file])
+        from flax.nnx import Param
+        from . import neighbour
+        print(__name__, sys.argv[1:], Param.__module__)
     """
-    check(run(program), "[]")
+    write(program, "package/program.py")
+    write("", "package/neighbour.py")
+    completed = start("-m", "graftree.dropin", "-m", "package.program", "a")
+    check(completed, "__main__ ['a'] graftree.core.variables.kinds")
+
+
+def test_jax_follows_the_environment_that_the_program_sets(run):
+    program = """
+        import os
+        os.environ["JAX_ENABLE_X64"] = "1"
+        import jax.numpy as jnp
+        from flax import nnx
+        print(nnx.Param(jnp.arange(3.0)).dtype)
+    """
+    check(run(program), "float64")
 
 
 def test_exceptions_and_exit_codes_pass_through(run):
@@ -145,44 +287,112 @@ def test_exceptions_and_exit_codes_pass_through(run):
     assert run("raise SystemExit(3)").returncode == 3
 
 
-def test_without_a_program_the_usage_is_shown():
-    command = [sys.executable, "-m", "graftree.dropin"]
-    completed = subprocess.run(command, capture_output=True, text=True)
-    assert completed.returncode == 1
-    assert "usage: python -m graftree.dropin script.py" in completed.stderr
+def test_without_a_program_the_usage_is_shown(start):
+    for arguments in [], ["-m"]:
+        completed = start("-m", "graftree.dropin", *arguments)
+        assert completed.returncode == 1
+        assert "usage: python -m graftree.dropin (script.py" in completed.stderr
 
 
-def test_installing_after_flax_is_refused():
+def test_functions_and_models_reach_other_processes(run):
+    program = """
+        import multiprocessing, pickle, subprocess, sys
+        import cloudpickle
+        import jax.numpy as jnp
+        from flax import nnx
+
+        class Net(nnx.Module):
+            def __init__(self, rngs):
+                self.linear = nnx.Linear(2, 3, rngs=rngs)
+
+        def work(net):
+            return nnx.relu(net.linear(jnp.ones(2))).sum()
+
+        if __name__ == "__main__":
+            net = Net(nnx.Rngs(0))
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(work, [net]) == [work(net)])
+            child = "f, net = pickle.load(sys.stdin.buffer); print(f(net))"
+            completed = subprocess.run(
+                [sys.executable, "-c", "import pickle, sys; " + child],
+                input=cloudpickle.dumps((nnx.jit(work), net)),
+                capture_output=True,
+            )
+            print(completed.stdout.decode().strip() == str(work(net)))
+    """
+    check(run(program), "True", "True")
+
+
+def test_a_test_suite_runs_under_the_plugin(start, write):
+    write("from flax import nnx\nprint(nnx.__name__)", "conftest.py")
+    write(
+        """
+        from flax import nnx
+        def test_linear():
+            assert nnx.Linear.__module__ == "graftree.nn.linear"
+        """,
+        "test_script.py",
+    )
+    options = ["-q", "-p", "no:cacheprovider", "-p", "graftree.dropin"]
+    completed = start("-m", "pytest", *options, "--numprocesses", "1")
+    assert "1 passed" in completed.stdout, completed.stdout + completed.stderr
+
+
+@in_both
+def test_installing_comes_before_flax_nnx(start):
     program = """if True:
         import sys, types
-        from graftree import dropin
-        sys.modules["flax"] = types.ModuleType("flax")
         try:
-            dropin.install()
-        except RuntimeError as error:
-            print(error)
-    """
-    command = [sys.executable, "-c", program]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "Flax is imported already" in completed.stdout
-
-
-def test_installing_twice_is_installing_once():
-    program = """if True:
+            import flax.linen  # not too late
+        except ImportError:
+            pass
         from graftree import dropin
         dropin.install(), dropin.install()
         from flax import nnx
-        dropin.install()
+        assert nnx.Linear.__module__ == "graftree.nn.linear"
+        dropin.uninstall()
+        assert "flax.nnx" not in sys.modules
+        sys.modules["flax.nnx"] = types.ModuleType("flax.nnx")
+        try:
+            dropin.install()
+        except RuntimeError as error:
+            print(str(error).splitlines()[0])
     """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    expected = "flax.nnx is already imported, so its name can no longer mean Graftree."
+    check(start("-c", program), expected)
+
+
+@in_both
+def test_uninstalling_gives_everything_back(start, has_flax):
+    program = """if True:
+        import os, sys
+        from graftree import config, dropin, errors
+        bases = errors.TraceContextError.__bases__
+        dropin.install()
+        import flax, flax.nnx.nn.linear
+        flax.config.update("nnx_graph_mode", False)
+        dropin.uninstall()
+        dropin.uninstall()
+        assert errors.TraceContextError.__bases__ == bases
+        assert "GRAFTREE_DROPIN" not in os.environ
+        try:
+            from flax import nnx
+            import flax.nnx.nn.linear
+            print(nnx.Linear.__module__, flax.nnx.nn.linear.__name__)
+            flax.config.update("nnx_graph_mode", True)
+            assert flax.errors.TraceContextError is not errors.TraceContextError
+        except ImportError as error:
+            print(error)
+        print(config.nnx_graph_mode)
+    """
+    found = "flax.nnx.nn.linear flax.nnx.nn.linear"
+    missing = "No module named 'flax'"
+    check(start("-c", program), found if has_flax else missing, "False")
 
 
 @pytest.mark.peers
 def test_the_top_level_names_of_the_peer_that_exist_here_agree():
     peer = pytest.importorskip("flax.nnx")
-    ours = {"errors", "config", "touch"}
-    kinds = ("MaxPool", "AvgPool", "MinPool")
-    ours |= {*kinds, *(f"Global{kind}" for kind in kinds)}
     older = {"to_refs", "to_arrays"}  # those of the peer's releases up to 0.12.0
     newer = {"RoPE", "dot_product_attention_with_rope"}  # those after 0.12.8
-    assert set(nnx.__all__) - ours - older - newer <= set(dir(peer))
+    assert set(nnx.__all__) - flax_names.BEYOND - older - newer <= set(dir(peer))

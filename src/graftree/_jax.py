@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import operator
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +152,23 @@ _attributes = _attributes_now()
 _code_of = operator.attrgetter("__code__")
 _written = [x for x in itertools.chain(*_attributes) if inspect.isfunction(x)]
 _codes = [*map(_code_of, _written)]
+
+
+def environment() -> dict[str, str]:
+    """The variables of the environment that JAX reads when it is imported."""
+    return {name: os.environ[name] for name in os.environ if name.startswith("JAX_")}
+
+
+def follow_environment(before: dict[str, str]) -> None:
+    """Gives JAX what the environment says now and did not when JAX was imported."""
+    for name, text in environment().items():
+        option = name.lower()
+        if before.get(name) == text or option not in jax.config.values:
+            continue
+        current = jax.config.values[option]
+        value: Any = text
+        if isinstance(current, bool):
+            value = text.lower() in ("y", "yes", "t", "true", "on", "1")
+        elif isinstance(current, (int, float)):
+            value = type(current)(text)
+        jax.config.update(option, value)

@@ -79,6 +79,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"There is no configuration flag {name!r}.") from None
 
 
+def flags() -> frozenset[str]:
+    """The names of all flags."""
+    return frozenset(_FLAGS)
+
+
 def update(name: str, value: Any, /) -> None:
     """Sets a flag for the whole process.
 

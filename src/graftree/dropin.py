@@ -1,9 +1,22 @@
-"""Runs a program written for Flax NNX on Graftree: ``python -m graftree.dropin``.
+"""Runs programs written for Flax NNX on Graftree, unchanged.
 
-After `install` the name ``flax`` means this package: ``flax.nnx`` is the public
-namespace with all its older sub-module paths, ``flax.errors`` and ``flax.config`` are
-ours. Importing what Graftree has no counterpart for raises an ``ImportError`` that says
-so. Flax itself is never imported, and need not be installed.
+==========================================  =========================================
+``python -m graftree.dropin script.py ...``  one program; ``-m module ...`` as well
+``GRAFTREE_DROPIN=1 torchrun script.py``     any launcher, and all processes it starts
+``pytest -p graftree.dropin``                a test suite, pytest-xdist included
+``graftree.dropin.install()``                this process, from now on; `uninstall`
+==========================================  =========================================
+
+``flax.nnx`` is then the public namespace without the names that Flax lacks, with all
+its sub-module paths. What else is below ``flax`` depends on the machine:
+
+- With Flax installed it is Flax's own. Two things are joined: exceptions of
+  ``flax.nnx`` are caught as those of ``flax.errors``, and ``flax.config.update``
+  reaches the flags of this package.
+- Without Flax there are the parts that programs for NNX use (``flax.struct``,
+  ``flax.traverse_util``, ...). What is missing is an ``ImportError`` that says so.
+
+`interop.flax_names` has the table of all names.
 """
 
 from __future__ import annotations
@@ -12,49 +25,87 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import graftree
+from graftree import _jax, config, errors
 from graftree.interop import flax_names
 
 FLAX_VERSION = "0.12.12"
-"""The release of Flax whose API this is; programs read it as ``flax.__version__``."""
+"""The release of Flax whose API this is; ``flax.__version__`` where Flax is missing."""
+
+VARIABLE = "GRAFTREE_DROPIN"
+"""The environment variable under which every Python that starts does `install`."""
 
 _NAMESPACE = "flax.nnx"
-_TARGETS = {
-    _NAMESPACE: "graftree",
-    "flax.config": "graftree.config",
-    "flax.errors": "graftree.errors",
-}
 
 
 def install() -> None:
-    """Makes ``import flax`` import Graftree for the rest of this process.
+    """Makes ``import flax.nnx`` give Graftree, from now on.
+
+    Processes that this one starts do the same, through the environment variable
+    `VARIABLE`. Installing twice is installing once.
 
     Raises:
-        RuntimeError: If Flax itself has already been imported.
+        RuntimeError: If ``flax.nnx`` of Flax has been imported already.
 
     Example:
         >>> from graftree import dropin
-        >>> dropin.FLAX_VERSION
-        '0.12.12'
+        >>> dropin.VARIABLE
+        'GRAFTREE_DROPIN'
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if _installed():
         return
-    if "flax" in sys.modules:
+    if _NAMESPACE in sys.modules:
         raise RuntimeError(
-            "Flax is imported already, so its name can't mean Graftree any more.\n"
-            "Call graftree.dropin.install() before anything imports flax."
+            "flax.nnx is already imported, so its name can no longer mean Graftree.\n"
+            "Call graftree.dropin.install() before anything imports flax.nnx, or start "
+            f"the program with `python -m graftree.dropin` or {VARIABLE}=1."
         )
     sys.meta_path.insert(0, _Finder())
 
 
+def uninstall() -> None:
+    """Undoes `install`: the next ``import flax.nnx`` finds Flax, if it is there.
+
+    What a program has imported meanwhile it keeps. Does nothing where nothing is
+    installed.
+
+    Example:
+        >>> from graftree import dropin
+        >>> dropin.uninstall()
+    """
+    for finder in _installed():
+        sys.meta_path.remove(finder)
+        for undo in reversed(finder.undo):
+            undo()
+
+
+def _installed() -> list[_Finder]:
+    return [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``flax`` and all below it, before a Flax on the path is found."""
+    """Finds ``flax.nnx`` and what is below it; without Flax, all of ``flax``.
+
+    Attributes:
+        has_flax: Whether Flax itself is installed.
+        undo: What takes back all that installing and importing did, in order.
+        environment: What JAX has read from the environment.
+    """
+
+    def __init__(self) -> None:
+        self.has_flax = "flax" in sys.modules or _is_installed("flax")
+        self.environment = _jax.environment()
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "1"
+        self.undo: list[Callable[[], object]] = [lambda: _set_variable(before)]
 
     def find_spec(
         self,
@@ -62,64 +113,174 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] != "flax":
+        top, _, below = fullname.partition(".")
+        if top != "flax":
             return None
-        is_known = _target(fullname) or flax_names.has_beside(_below(fullname))
-        if fullname != "flax" and not is_known:
+        if below == "nnx" or below.startswith("nnx."):
+            found = below == "nnx" or flax_names.has_path(below.removeprefix("nnx."))
+        elif self.has_flax:
+            return None
+        else:
+            found = not below or flax_names.has_beside(below)
+        if not found:
             # Without `name`, or `from flax import linen` shows its own message.
-            raise ModuleNotFoundError(_missing(fullname))
+            raise ModuleNotFoundError(self._missing(fullname))
         # A package, so that the import system asks for what is below it.
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__
+        self.undo.append(lambda: _forget(name))
         if name == "flax":
-            module.__doc__ = "Graftree under the name of Flax."
-            setattr(module, "__version__", FLAX_VERSION)  # noqa: B010
-            setattr(module, "__getattr__", _attribute)  # noqa: B010
+            _fill_top(module)
+        elif name == _NAMESPACE:
+            _jax.follow_environment(self.environment)
+            _fill_namespace(module)
+            if self.has_flax:
+                self.undo += [_join_errors(), _join_flags()]
         else:
             # The import system takes what it finds here: our own module, unchanged.
-            target = _target(name)
-            sys.modules[name] = (
-                importlib.import_module(target)
-                if target is not None
-                else flax_names.beside(_below(name))
+            sys.modules[name] = _own_module(name)
+
+    def _missing(self, name: str) -> str:
+        way_out = "Run the program without graftree.dropin"
+        if not self.has_flax:
+            way_out = "Install Flax beside Graftree (pip install flax)"
+        return (
+            f"No module named {name!r}: Graftree has no counterpart for it.\n"
+            f"{way_out}, or replace this import."
+        )
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder has none
+
+
+def _own_module(name: str) -> types.ModuleType:
+    below = name.removeprefix("flax.")
+    if below.startswith("nnx."):
+        return importlib.import_module(f"graftree.{below.removeprefix('nnx.')}")
+    return flax_names.beside(below)
+
+
+def _fill_top(module: types.ModuleType) -> None:
+    """Makes the module ``flax`` of a machine without Flax."""
+
+    def attribute(name: str) -> Any:
+        try:
+            return importlib.import_module(f"flax.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(str(error)) from None
+
+    module.__doc__ = "Graftree under the name of Flax."
+    vars(module).update(__version__=FLAX_VERSION, __getattr__=attribute)
+
+
+def _fill_namespace(module: types.ModuleType) -> None:
+    """Makes ``flax.nnx``: the public namespace as programs for Flax know it."""
+    names = [name for name in graftree.__all__ if name not in flax_names.BEYOND]
+    paths = flax_names.top_level_paths()
+
+    def attribute(name: str) -> Any:
+        if name in paths:
+            return importlib.import_module(f"{_NAMESPACE}.{name}")
+        if name in flax_names.BEYOND:
+            raise AttributeError(
+                f"Module {_NAMESPACE} has no attribute {name!r}: Flax lacks it. "
+                f"Graftree has it, as graftree.{name}."
             )
+        try:
+            return flax_names.look_up(name)
+        except AttributeError:
+            message = f"Module {_NAMESPACE} has no attribute {name!r}."
+            raise AttributeError(message) from None
 
-
-def _target(name: str) -> str | None:
-    """The module of this package that a name below ``flax`` means, if any."""
-    if name in _TARGETS:
-        return _TARGETS[name]
-    path = name.removeprefix(_NAMESPACE + ".")
-    known = path != name and flax_names.has_path(path)
-    return f"graftree.{path}" if known else None
-
-
-def _below(name: str) -> str:
-    return name.removeprefix("flax.")
-
-
-def _attribute(name: str) -> Any:
-    try:
-        return importlib.import_module(f"flax.{name}")
-    except ModuleNotFoundError as error:
-        raise AttributeError(str(error)) from None
-
-
-def _missing(name: str) -> str:
-    return (
-        f"No module named {name!r}: Graftree has no counterpart for it.\n"
-        f"It has {_NAMESPACE}, its sub-modules and {', '.join(flax_names.BESIDE)}.\n"
-        "Run the program without graftree.dropin, or replace this import."
+    module.__doc__ = graftree.__doc__
+    vars(module).update({name: getattr(graftree, name) for name in names})
+    vars(module).update(
+        __all__=names,
+        __getattr__=attribute,
+        __dir__=lambda: sorted({*vars(module), *paths}),
     )
+
+
+def _join_errors() -> Callable[[], object]:
+    """Makes our exceptions those of Flax of the same name, or Flax's in general."""
+    theirs = importlib.import_module("flax.errors")
+    ours = errors.GraftreeError.__subclasses__()
+    before = [(kind, kind.__bases__, vars(theirs).get(kind.__name__)) for kind in ours]
+    # The constructor stays that of all exceptions, whatever Flax's classes take.
+    errors.GraftreeError.__init__ = Exception.__init__  # type: ignore[method-assign]
+    for kind, bases, counterpart in before:
+        kind.__bases__ = (*bases, counterpart or theirs.FlaxError)
+        if counterpart:
+            setattr(theirs, kind.__name__, kind)
+
+    def undo() -> None:
+        for kind, bases, counterpart in before:
+            kind.__bases__ = bases
+            if counterpart:
+                setattr(theirs, kind.__name__, counterpart)
+
+    return undo
+
+
+def _join_flags() -> Callable[[], object]:
+    """Lets ``flax.config.update`` reach our flags, those changed before included."""
+    theirs = importlib.import_module("flax.configurations").config
+    update = theirs.update
+
+    def update_both(flag: Any, value: Any, /) -> None:
+        name = getattr(flag, "name", flag)  # Flax takes the holder of a flag as well
+        # Flax first, for it refuses unknown names; an older one lacks flags of ours.
+        if hasattr(theirs, name) or name not in config.flags():
+            update(flag, value)
+        if name in config.flags():
+            config.update(name, value)
+
+    for name in config.flags():
+        if hasattr(theirs, name):
+            config.update(name, getattr(theirs, name))
+    theirs.update = update_both
+    return lambda: vars(theirs).pop("update")
+
+
+def _set_variable(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = value
+
+
+def _forget(name: str) -> None:
+    """Takes a module of ours out of the import system again."""
+    module = sys.modules.pop(name, None)
+    package, _, attribute = name.rpartition(".")
+    attributes = vars(sys.modules[package]) if package in sys.modules else {}
+    if attributes.get(attribute) is module:
+        del attributes[attribute]
+
+
+def pytest_addoption() -> None:
+    """Installs the drop-in under ``pytest -p graftree.dropin``, before any test file.
+
+    Of pytest's hooks this is the one that it calls before it loads a ``conftest.py``.
+
+    Example:
+        >>> from graftree import dropin
+        >>> dropin.pytest_addoption.__name__
+        'pytest_addoption'
+    """
+    install()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs a program with its arguments, as ``python script.py ...`` would.
 
     Args:
-        arguments: The path of the program, followed by the program's own arguments.
+        arguments: The path of the program, or ``-m`` and the name of a module, followed
+            by the program's own arguments.
 
     Raises:
         SystemExit: If no program is given.
@@ -128,15 +289,22 @@ def main(arguments: Sequence[str]) -> None:
         >>> from graftree import dropin
         >>> dropin.main([])
         Traceback (most recent call last):
-        SystemExit: usage: python -m graftree.dropin script.py [arguments]
+        SystemExit: usage: python -m graftree.dropin (script.py | -m module) [arguments]
     """
-    if not arguments:
-        raise SystemExit("usage: python -m graftree.dropin script.py [arguments]")
+    is_module = list(arguments[:1]) == ["-m"]
+    program = list(arguments[1:] if is_module else arguments)
+    if not program:
+        raise SystemExit(
+            "usage: python -m graftree.dropin (script.py | -m module) [arguments]"
+        )
     install()
-    sys.argv = list(arguments)
+    sys.argv = program
+    if is_module:  # the current folder leads sys.path, as it has since `python -m`
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        return
     if not sys.flags.safe_path:
-        sys.path[0] = str(pathlib.Path(arguments[0]).resolve().parent)
-    runpy.run_path(arguments[0], run_name="__main__")
+        sys.path[0] = str(pathlib.Path(program[0]).resolve().parent)
+    runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -331,6 +331,12 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
 # Paths below ``flax`` that are modules of this package.
 BESIDE_SAME = ("config", "errors")
 
+# Names of the public namespace that Flax NNX lacks.
+BEYOND = frozenset(
+    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config errors"
+    " touch".split()
+)
+
 
 def has_path(path: str) -> bool:
     """Whether programs for Flax NNX may import ``graftree.<path>``.
@@ -404,6 +410,11 @@ def beside(path: str) -> types.ModuleType:
     if children:
         setattr(module, "__path__", [])  # noqa: B010
     return module
+
+
+def top_level_paths() -> frozenset[str]:
+    """The paths that lie directly below the public namespace."""
+    return frozenset(path for path in {*MODULES, *ALIASES, *SAME} if "." not in path)
 
 
 def install() -> None:
