@@ -27,12 +27,13 @@ import re, sys, tarfile, zipfile
 wheel, sdist = sorted(sys.argv[1:], key=lambda path: path.endswith(".gz"))
 in_wheel = set(zipfile.ZipFile(wheel).namelist())
 in_sdist = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
-package = {name for name in in_wheel if name.startswith("graftree/")}
+package = {name for name in in_wheel if re.match(r"graftree(/|_startup\.)", name)}
 documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 assert "graftree/py.typed" in package
 assert any(re.fullmatch(r"graftree-.*\.dist-info/licenses/LICENSE", n) for n in in_wheel)
-assert all(name.endswith((".py", "py.typed")) for name in package), package
-assert all(re.match(r"graftree(-.*\.dist-info)?/", n) for n in in_wheel), in_wheel
+assert {"graftree_startup.py", "graftree_startup.pth"} <= package
+assert all(name.endswith((".py", "py.typed", ".pth")) for name in package), package
+assert all(re.match(r"graftree-.*\.dist-info/", n) for n in in_wheel - package), in_wheel
 strangers = in_sdist - documents - {f"src/{name}" for name in package} - {".gitignore"}
 assert documents <= in_sdist and not strangers, strangers
 PROGRAM
@@ -41,4 +42,8 @@ install user "$out"/dist/*.whl
 sed -n '/^```python$/,/^```$/p' README.md | sed '/^```/d' >"$out/train.py"
 cd "$out"
 JAX_PLATFORMS=cpu user/bin/python -I train.py
+# The same as a program for Flax, which is not installed here.
+sed 's/^import graftree as nnx$/from flax import nnx/' train.py >flax_train.py
+grep -q '^from flax import nnx$' flax_train.py
+GRAFTREE_DROPIN=1 JAX_PLATFORMS=cpu user/bin/python flax_train.py
 echo "the wheel, $(basename dist/*.whl), trains in an empty environment"
