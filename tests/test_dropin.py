@@ -158,17 +158,21 @@ def test_names_beyond_the_peers_are_not_in_the_view(run):
         for name in flax_names.BEYOND:
             assert hasattr(graftree, name) and not hasattr(nnx, name)
             assert name not in nnx.__all__ and name not in dir(nnx)
-        try:
-            nnx.MaxPool
-        except AttributeError as error:
-            print(error)
+        for name in "MaxPool", "GraphNode":
+            try:
+                getattr(nnx, name)
+            except AttributeError as error:
+                print(error)
         print(*[name for name in dir(nnx) if not hasattr(nnx, name)])
     """
     message = (
         "Module flax.nnx has no attribute 'MaxPool': Flax lacks it. "
         "Graftree has it, as graftree.MaxPool."
     )
-    check(run(program), message, "")
+    gone = (
+        "Module flax.nnx has no attribute 'GraphNode'. Write nnx.Pytree in its place."
+    )
+    check(run(program), message, gone, "")
 
 
 @in_both
@@ -200,6 +204,22 @@ def test_exceptions_and_flags_are_the_same_in_both(run):
             print("refused")
     """
     check(run(program), "False False", "False False", "refused")
+
+
+@in_both
+def test_rules_of_logical_axes_are_the_same_in_both(run):
+    program = """
+        import flax.core.spmd
+        from flax import nnx
+        rules = (("embed", "model"),)
+        kernel = nnx.Param(1.0, out_sharding=("embed",), eager_sharding=False)
+        with flax.core.spmd.logical_axis_rules(rules):
+            print(nnx.spmd.get_var_pspec(kernel)[0])
+        with nnx.logical_axis_rules(rules):
+            print(flax.core.spmd.get_logical_axis_rules() == rules)
+        print(len(flax.core.spmd.get_logical_axis_rules()))
+    """
+    check(run(program), "model", "True", "0")
 
 
 @in_both

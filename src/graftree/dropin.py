@@ -1,18 +1,18 @@
 """Runs programs written for Flax NNX on Graftree, unchanged.
 
-==========================================  =========================================
+===========================================  ======================================
 ``python -m graftree.dropin script.py ...``  one program; ``-m module ...`` as well
 ``GRAFTREE_DROPIN=1 torchrun script.py``     any launcher, and all processes it starts
 ``pytest -p graftree.dropin``                a test suite, pytest-xdist included
 ``graftree.dropin.install()``                this process, from now on; `uninstall`
-==========================================  =========================================
+===========================================  ======================================
 
 ``flax.nnx`` is then the public namespace without the names that Flax lacks, with all
 its sub-module paths. What else is below ``flax`` depends on the machine:
 
-- With Flax installed it is Flax's own. Two things are joined: exceptions of
-  ``flax.nnx`` are caught as those of ``flax.errors``, and ``flax.config.update``
-  reaches the flags of this package.
+- With Flax installed it is Flax's own. What both have is joined: exceptions of
+  ``flax.nnx`` are caught as those of ``flax.errors``, ``flax.config.update`` reaches
+  the flags of this package, and logical axis rules are the same.
 - Without Flax there are the parts that programs for NNX use (``flax.struct``,
   ``flax.traverse_util``, ...). What is missing is an ``ImportError`` that says so.
 
@@ -35,6 +35,7 @@ from typing import Any
 
 import graftree
 from graftree import _jax, config, errors
+from graftree.core.variables import sharding
 from graftree.interop import flax_names
 
 FLAX_VERSION = "0.12.12"
@@ -137,7 +138,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             _jax.follow_environment(self.environment)
             _fill_namespace(module)
             if self.has_flax:
-                self.undo += [_join_errors(), _join_flags()]
+                self.undo += [_join_errors(), _join_flags(), _join_axis_rules()]
         else:
             # The import system takes what it finds here: our own module, unchanged.
             sys.modules[name] = _own_module(name)
@@ -192,8 +193,8 @@ def _fill_namespace(module: types.ModuleType) -> None:
             )
         try:
             return flax_names.look_up(name)
-        except AttributeError:
-            message = f"Module {_NAMESPACE} has no attribute {name!r}."
+        except AttributeError as error:
+            message = str(error).replace("Module graftree", f"Module {_NAMESPACE}")
             raise AttributeError(message) from None
 
     module.__doc__ = graftree.__doc__
@@ -244,6 +245,23 @@ def _join_flags() -> Callable[[], object]:
             config.update(name, getattr(theirs, name))
     theirs.update = update_both
     return lambda: vars(theirs).pop("update")
+
+
+def _join_axis_rules() -> Callable[[], object]:
+    """Keeps the logical axis rules where Flax does, for Modules of both."""
+    theirs = importlib.import_module("flax.core.spmd")
+
+    class Rules:
+        @property
+        def now(self) -> Any:
+            return theirs.get_logical_axis_rules()
+
+        @now.setter
+        def now(self, rules: Any) -> None:
+            theirs.set_logical_axis_rules(rules)
+
+    before = sharding.keep_rules_in(Rules())
+    return lambda: sharding.keep_rules_in(before)
 
 
 def _set_variable(value: str | None) -> None:

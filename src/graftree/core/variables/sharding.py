@@ -51,7 +51,14 @@ class _Rules(threading.local):
         self.now: AxisRules = ()
 
 
-_rules = _Rules()
+_rules: Any = _Rules()
+
+
+def keep_rules_in(store: Any) -> Any:
+    """Keeps the rules in force in an object, as ``now``; returns the one before."""
+    global _rules
+    before, _rules = _rules, store
+    return before
 
 
 def get_logical_axis_rules() -> AxisRules:
