@@ -40,6 +40,9 @@ def python(request, tmp_path_factory):
 in_both = pytest.mark.parametrize(
     "python", ["with Flax", "without Flax"], indirect=True, scope="session"
 )
+with_flax = pytest.mark.parametrize(
+    "python", ["with Flax"], indirect=True, scope="session"
+)
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ TRAINING = """
 """
 
 
-@in_both
+@with_flax
 def test_a_program_trains_unmodified(run):
     check(run(TRAINING), "3.0 graftree.nn.linear")
 
@@ -120,7 +123,7 @@ def test_the_environment_variable_does_it_for_any_launcher(start, write):
     check(completed, "3.0 graftree.nn.linear")
 
 
-@in_both
+@with_flax
 def test_without_the_variable_nothing_changes(start, has_flax):
     program = "from flax import nnx; print(nnx.Linear.__module__)"
     completed = start("-c", program, GRAFTREE_DROPIN="0")
@@ -206,7 +209,7 @@ def test_exceptions_and_flags_are_the_same_in_both(run):
     check(run(program), "False False", "False False", "refused")
 
 
-@in_both
+@with_flax
 def test_rules_of_logical_axes_are_the_same_in_both(run):
     program = """
         import flax.core.spmd
@@ -358,7 +361,7 @@ def test_a_test_suite_runs_under_the_plugin(start, write):
     assert "1 passed" in completed.stdout, completed.stdout + completed.stderr
 
 
-@in_both
+@with_flax
 def test_installing_comes_before_flax_nnx(start):
     program = """if True:
         import sys, types

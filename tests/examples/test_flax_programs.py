@@ -1,4 +1,4 @@
-"""The programs for Flax, on both libraries; ``make test`` compares one of them."""
+"""The programs for Flax; ``make test-all`` runs them on both libraries."""
 
 import pytest
 
@@ -7,13 +7,8 @@ from examples.flax_programs import __main__ as command
 pytestmark = pytest.mark.peers
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "lora" else pytest.param(name, marks=pytest.mark.long)
-        for name in command.NAMES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", command.NAMES)
 def test_a_program_gives_the_losses_of_flax_and_reaches_its_goal(name):
     pytest.importorskip("flax")
     rows = [*command.lines([name])]

@@ -15,10 +15,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
+EVERY = 3  # in `make test`; the rest is in `make test-all`
 PROGRAMS = [
-    program
+    pytest.param(
+        program,
+        id=f"{program.__module__.rpartition('_')[2]}-{program.__name__}",
+        marks=() if number % EVERY == 0 else pytest.mark.long,
+    )
     for file in (programs_to_nnx, programs_to_linen, programs_modules)
-    for program in file.PROGRAMS
+    for number, program in enumerate(file.PROGRAMS)
 ]
 
 
@@ -27,8 +32,6 @@ def peer():
     return pytest.importorskip("flax.nnx")
 
 
-@pytest.mark.parametrize(
-    "program", PROGRAMS, ids=lambda p: f"{p.__module__.rpartition('_')[2]}-{p.__name__}"
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_give_what_they_give_with_the_peer(program, peer):
     assert not comparing.compare(program, peer)
