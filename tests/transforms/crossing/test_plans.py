@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graftree as nnx
+from graftree.core.graph import freshness
 from graftree.transforms.compiled import jit
 from graftree.transforms.crossing import packing, plans
 from graftree.transforms.crossing.signatures import Signature
@@ -460,3 +461,21 @@ def test_captures_are_seen_by_plans():
         assert step(model, float(x)) == x
         assert captured(model, float(x))[1]["x"].get_value() == (x,)
         assert "__call__" in with_outputs(model, float(x))[1]
+
+
+def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeypatch):
+    model = nnx.Dict(weight=jnp.array(2.0), extra=jnp.array(1.0))
+    double = nnx.jit(lambda model: model.weight * 2)
+    double(model)
+    attribute_at = freshness.attribute_at
+
+    def interrupted(root, path):
+        if hasattr(model, "extra"):
+            del model.extra
+        return attribute_at(root, path)
+
+    monkeypatch.setattr(freshness, "attribute_at", interrupted)
+    assert double(model) == 4  # the second call makes a plan
+    monkeypatch.undo()
+    model.weight = jnp.array(3.0)
+    assert double(model) == double(model) == 6

@@ -146,7 +146,10 @@ class Plans:
         for oldest in [*self._known][: 1 - LIMIT]:
             self._forget(oldest)
         weak_roots = [weakref.ref(root, forget) for root in roots]
-        plan = Plan(self._row, tree, packed, weak_roots, survey)
+        try:
+            plan = Plan(self._row, tree, packed, weak_roots, survey)
+        except (LookupError, StopIteration):
+            return  # Another thread has changed an object since it was packed.
         self._known[key] = self._latest = plan
 
     def _forget(self, key: Any) -> None:
