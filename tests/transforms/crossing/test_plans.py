@@ -464,7 +464,7 @@ def test_captures_are_seen_by_plans():
 
 
 def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeypatch):
-    model = nnx.Dict(weight=jnp.array(2.0), extra=jnp.array(1.0))
+    model = nnx.Dict(weight=jnp.array(2.0), extra=nnx.Dict(array=jnp.array(1.0)))
     double = nnx.jit(lambda model: model.weight * 2)
     double(model)
     attribute_at = freshness.attribute_at
