@@ -70,7 +70,7 @@ def flatten_mapping(
     """
     _check_mapping(xs)
     flat = {}
-    for path, value in _walk(xs, (), is_leaf):
+    for path, value in walk(xs, (), is_leaf):
         if value is empty_node and not (path and keep_empty_nodes):
             continue
         flat[path if sep is None else sep.join(path)] = value
@@ -99,7 +99,7 @@ def flatten_to_sequence(
     """
     _check_mapping(xs)
     if is_leaf is not None:
-        return [item for item in _walk(xs, (), is_leaf) if item[1] is not empty_node]
+        return [item for item in walk(xs, (), is_leaf) if item[1] is not empty_node]
     return leaves(xs)
 
 
@@ -220,17 +220,23 @@ def _check_mapping(xs: Any) -> None:
         raise AssertionError(f"expected Mapping; got {type(xs).__name__}")
 
 
-def _walk(
-    xs: Mapping, path: tuple[Any, ...], is_leaf: IsLeaf | None
+def walk(
+    xs: Mapping,
+    path: tuple[Any, ...],
+    is_leaf: IsLeaf | None,
+    kinds: type | tuple[type, ...] = Mapping,
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields leaves, and `empty_node` for empty mappings, with their paths."""
+    """Yields leaves, and `empty_node` for empty mappings, with their paths.
+
+    Mappings that are not of these kinds are leaves.
+    """
     if is_leaf is not None and is_leaf(path, xs):
         yield path, xs
     elif not xs:
         yield path, empty_node
     else:
         for key, value in xs.items():
-            if isinstance(value, Mapping):
-                yield from _walk(value, (*path, key), is_leaf)
+            if isinstance(value, kinds):
+                yield from walk(value, (*path, key), is_leaf, kinds)
             else:
                 yield (*path, key), value

@@ -22,6 +22,8 @@ empty_node = nested.empty_node
 
 Path = tuple[Any, ...]
 
+_DICTS = (dict, frozen_dicts.FrozenDict)
+
 
 def flatten_dict(
     xs: Mapping[Any, Any],
@@ -50,36 +52,17 @@ def flatten_dict(
         >>> nested_dicts.flatten_dict({"a": {"b": 1}, "c": 2}, sep="/")
         {'a/b': 1, 'c': 2}
     """
-    if not _is_dict(xs):
+    if not isinstance(xs, _DICTS):
         raise AssertionError(
             f"expected (frozen)dict; got {type(xs)}. For a State, use "
             "nnx.traversals.flatten_mapping."
         )
     flat: dict[Any, Any] = {}
-    for path, value in _walk(xs, (), is_leaf):
+    for path, value in nested.walk(xs, (), is_leaf, _DICTS):
         if value is empty_node and not (path and keep_empty_nodes):
             continue
         flat[path if sep is None else sep.join(path)] = value
     return flat
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, (dict, frozen_dicts.FrozenDict))
-
-
-def _walk(
-    xs: Mapping[Any, Any], path: Path, is_leaf: Callable[[Path, Any], bool] | None
-) -> Iterator[tuple[Path, Any]]:
-    if is_leaf is not None and is_leaf(path, xs):
-        yield path, xs
-    elif not xs:
-        yield path, empty_node
-    else:
-        for key, value in xs.items():
-            if _is_dict(value):
-                yield from _walk(value, (*path, key), is_leaf)
-            else:
-                yield (*path, key), value
 
 
 def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]:
@@ -220,7 +203,7 @@ class ModelParamTraversal:
 
 
 def _flat(inputs: Any) -> dict[Any, Any]:
-    if not _is_dict(inputs):
+    if not isinstance(inputs, _DICTS):
         raise ValueError(
             "Can only traverse a flax Model instance or a nested dict, not "
             f"{type(inputs)}"
