@@ -210,6 +210,24 @@ def test_exceptions_and_flags_are_the_same_in_both(run):
 
 
 @with_flax
+def test_linen_is_bridged_to_our_modules(run):
+    program = """
+        import flax.linen as nn, flax.nnx.bridge.variables
+        import jax.numpy as jnp
+        from flax import nnx
+        from flax.nnx import bridge
+
+        x = jnp.ones((1, 2))
+        dense = nnx.bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0)).lazy_init(x)
+        variables = bridge.to_linen(nnx.Linear, 2, 3).init(nnx.Rngs(0).params(), x)
+        assert isinstance(dense, nnx.Module)
+        print(dense.kernel.shape, type(dense.kernel).__module__)
+        print(variables["params"]["kernel"].shape, nnx.wrappers is bridge.wrappers)
+    """
+    check(run(program), "(2, 3) graftree.core.variables.kinds", "(2, 3) True")
+
+
+@with_flax
 def test_rules_of_logical_axes_are_the_same_in_both(run):
     program = """
         import flax.core.spmd
@@ -391,12 +409,14 @@ def test_uninstalling_gives_everything_back(start, has_flax):
         import os, sys
         from graftree import config, dropin, errors
         bases = errors.TraceContextError.__bases__
+        names = set(vars(errors.GraftreeError))
         dropin.install()
         import flax, flax.nnx.nn.linear
         flax.config.update("nnx_graph_mode", False)
         dropin.uninstall()
         dropin.uninstall()
         assert errors.TraceContextError.__bases__ == bases
+        assert set(vars(errors.GraftreeError)) == names
         assert "GRAFTREE_DROPIN" not in os.environ
         try:
             from flax import nnx

@@ -2,7 +2,7 @@
 
 ===========================================  ======================================
 ``python -m graftree.dropin script.py ...``  one program; ``-m module ...`` as well
-``GRAFTREE_DROPIN=1 torchrun script.py``     any launcher, and all processes it starts
+``GRAFTREE_DROPIN=1 ./launch.sh``            any launcher, and each Python it starts
 ``pytest -p graftree.dropin``                a test suite, pytest-xdist included
 ``graftree.dropin.install()``                this process, from now on; `uninstall`
 ===========================================  ======================================
@@ -223,6 +223,7 @@ def _join_errors() -> Callable[[], object]:
             kind.__bases__ = bases
             if counterpart:
                 setattr(theirs, kind.__name__, counterpart)
+        del errors.GraftreeError.__init__
 
     return undo
 
