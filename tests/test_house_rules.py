@@ -29,6 +29,10 @@ def fails(violations):
     assert not violations, f"{len(violations)} violations:\n" + "\n".join(violations)
 
 
+# Sub-modules of the public namespace that list their names in a table, `PUBLIC`.
+PUBLIC_MODULES = (nnx.debugging,)
+
+
 # ------------------------------------------------------------- the public namespace
 
 
@@ -57,11 +61,28 @@ def test_all_lists_exactly_the_public_namespace():
 
 def test_every_public_name_has_an_example_that_is_run():
     values = {name: getattr(nnx, name, None) for name in nnx.__all__}
+    for module in PUBLIC_MODULES:
+        values |= {name: getattr(module, name) for name in dir(module)}
     fails(
         name
         for name, value in values.items()
         if is_ours(value) and ">>>" not in (own_docstring(value) or "")
     )
+
+
+def test_tables_of_public_modules_list_what_type_checkers_see():
+    for module in PUBLIC_MODULES:
+        (source,) = [x for x in sources.package() if x.module == module.__name__]
+        seen = {
+            alias.name: node.module.removeprefix(f"{module.__name__}.")
+            for node in source.walk(ast.ImportFrom)
+            if node.module.startswith("graftree")
+            for alias in node.names
+        }
+        files = {
+            n: file for file, names in module.PUBLIC.items() for n in names.split()
+        }
+        assert files == seen and sorted(files) == dir(module)
 
 
 def is_ours(value):
@@ -202,7 +223,8 @@ def test_folders_hold_a_docstring_and_nothing_else():
     fails(
         str(source.path)
         for source in sources.package()
-        if source.path.name == "__init__.py" and source.module != "graftree"
+        if source.path.name == "__init__.py"
+        if source.module not in ("graftree", *[x.__name__ for x in PUBLIC_MODULES])
         if len(source.tree.body) != 1
     )
 

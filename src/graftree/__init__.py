@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing as _typing
 from types import ModuleType as _ModuleType
 
-from graftree import config, errors
+from graftree import config, debugging, errors
 from graftree.config import set_graph_mode, set_graph_updates
 from graftree.core.filters import (
     All,
@@ -234,6 +234,7 @@ variables = state
 
 __all__ = [
     "config",
+    "debugging",
     "errors",
     "set_graph_mode",
     "set_graph_updates",

@@ -1,4 +1,28 @@
-"""Displays of models, for people to look at.
+"""Seeing what models and compiled functions do: the public sub-module `nnx.debugging`.
 
 - ``displays.py``: objects in notebooks, drawn by treescope.
+
+The public names are in the table below, and nothing is imported before one is used.
 """
+
+from __future__ import annotations
+
+import importlib
+import typing
+
+# For each file its public names. Type checkers read imports, below the table.
+PUBLIC: dict[str, str] = {}
+
+_FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _FILES:
+        raise AttributeError(f"Module {__name__} has no attribute {name!r}.")
+    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    globals()[name] = value  # the next access is a plain one
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*_FILES]

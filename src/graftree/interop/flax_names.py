@@ -333,8 +333,8 @@ BESIDE_SAME = ("config", "errors")
 
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
-    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config errors"
-    " touch".split()
+    "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config"
+    " debugging errors touch".split()
 )
 
 
