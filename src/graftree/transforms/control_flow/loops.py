@@ -160,7 +160,10 @@ def _static(bound: Any) -> tuple[Any, Any] | None:
     return None
 
 
-_LABELS = Labels(named={0: "init_val"})
+_LABELS = {
+    "while_loop": Labels(named={0: "init_val"}),
+    "fori_loop": Labels(named={0: "init_val"}, skipped=1),
+}
 _PLACE = Place(
     argument=0,
     identity="The body must return the same reference and pytree structure as the "
@@ -175,7 +178,7 @@ def _row(name: str, mode: Propagation) -> Row:
         Prefix(((Carry,), 0), "init_val", name, mode),
         Prefix(Carry, "init_val", name, mode),
         keywords=(Keywords.STAY, Keywords.STAY),
-        labels=_LABELS,
+        labels=_LABELS[name],
         signatures=_signatures,
     )
 

@@ -335,7 +335,7 @@ class Inside:
                 entries.append(graphdef)
                 leaves += found
         was = self.signature
-        now = Signature(was.treedef, tuple(entries), was.statics, was.labels)
+        now = dataclasses.replace(was, entries=tuple(entries))
         return now, leaves
 
     def _is_unchanged(self, now: Signature, leaves: Sequence[Any]) -> bool:

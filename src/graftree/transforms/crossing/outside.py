@@ -27,6 +27,7 @@ from graftree.transforms.crossing import (
     decorators,
     inside,
     packing,
+    parameters,
     reports,
     signatures,
 )
@@ -70,7 +71,12 @@ class Call:
         if statics is None:
             args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
         self.packed = packing.pack(
-            (args, kwargs), row.mode, row.name, statics, row.labels
+            (args, kwargs),
+            row.mode,
+            row.name,
+            statics,
+            row.labels,
+            parameters.source_of(f),
         )
         if row.signatures is not None:
             known = row.signatures.intern(self.packed.signature)

@@ -24,6 +24,7 @@ from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import reports
+from graftree.transforms.crossing.parameters import Source
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot, count
 
 
@@ -57,13 +58,14 @@ def pack(
     transform: str,
     statics: tuple[tuple[Any, Any], ...] = (),
     labels: Labels = ARGS,
+    parameters: Source | None = None,
 ) -> Packed:
     """Takes a tree of arguments apart."""
     refs = RefMap()
     treedef, entries, leaves = take_apart(tree, mode, refs, RefMap(), transform)
     if not mode.sharing and any(map(is_repeated, entries)):
         reports.check_inputs(tree, transform, labels)
-    signature = Signature(treedef, tuple(entries), statics, labels)
+    signature = Signature(treedef, tuple(entries), statics, labels, parameters)
     return Packed(signature, leaves, IndexMap.from_refmap(refs))
 
 

@@ -19,6 +19,8 @@ import jax
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, NodeRef, VariableDef
 from graftree.core.pickling import Rebuilt
+from graftree.transforms.crossing import parameters
+from graftree.transforms.crossing.parameters import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +30,12 @@ class Labels:
     Attributes:
         args: All of them; the second one is ``args[1]``.
         named: Those that have names of their own, by position.
+        skipped: How many parameters of the function come before them.
     """
 
     args: str = "args"
     named: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    skipped: int = 0
 
     def of(self, number: int) -> str:
         """The name of one argument."""
@@ -48,18 +52,23 @@ class Slot(NamedTuple):
         entry: The number of the entry that it belongs to.
         path: Its path inside the object there; ``()`` for a plain leaf.
         definition: That of a Variable or ref; ``None`` for another leaf.
-        entry_names: What the entries are called.
+        signature: What it is a leaf of.
     """
 
     entry: int
     path: Any
     definition: VariableDef | ArrayRefDef | None
-    entry_names: _EntryNames
+    signature: Signature
 
     @property
     def name(self) -> str:
         """Where it is in the arguments of the call, as in ``args[0].kernel``."""
-        return name_of((self.entry_names.listed[self.entry], *self.path))
+        return name_of((self.signature.labeled[self.entry], *self.path))
+
+    @property
+    def name_in_function(self) -> str:
+        """Where it is for the function, as in ``net.kernel``."""
+        return name_of((self.signature.names_in_function[self.entry], *self.path))
 
     @property
     def variable(self) -> VariableDef | None:
@@ -76,24 +85,6 @@ class Slot(NamedTuple):
     def outer_index(self) -> int | None:
         """The number of the object outside that it stands for, if there is one."""
         return None if self.definition is None else self.definition.outer_index
-
-
-class _EntryNames:
-    """What the entries of the signature of ``(args, kwargs)`` are called."""
-
-    def __init__(self, treedef: Any, labels: Labels) -> None:
-        self._treedef = treedef
-        self._labels = labels
-
-    @functools.cached_property
-    def listed(self) -> list[str]:
-        """The names; made when they are asked for, which is in messages mostly."""
-        return [*map(self._name, _paths(self._treedef))]
-
-    def _name(self, path: Any) -> str:
-        if path[:1] == (_KWARGS,) or len(path) < 2:
-            return "kwargs" + jax.tree_util.keystr(path[1:])
-        return self._labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
 
 
 def _paths(treedef: Any) -> list[Any]:
@@ -118,6 +109,7 @@ class Signature:
             ``None`` for a plain leaf. The GraphDefs share one numbering.
         statics: Static arguments, as pairs of a position or name and a value.
         labels: What the positional arguments are called; not compared.
+        parameters: What tells the names that they have in the function.
         number: Its own, once it is known to `Signatures`. JAX compares it first.
     """
 
@@ -125,10 +117,11 @@ class Signature:
     entries: tuple[GraphDef[Any] | None, ...]
     statics: tuple[tuple[Any, Any], ...] = ()
     labels: Labels = ARGS
+    parameters: Source | None = None
     number: int | None = dataclasses.field(default=None, init=False)
 
     def _content(self) -> tuple[Any, ...]:
-        return self.treedef, self.entries, self.statics
+        return self.treedef, self.entries, self.statics, self.parameters
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -144,10 +137,9 @@ class Signature:
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Its leaves, in order."""
-        names = _EntryNames(self.treedef, self.labels)
         return tuple(
             [
-                Slot(number, path, definition, names)
+                Slot(number, path, definition, self)
                 for number, entry in enumerate(self.entries)
                 for path, definition in leaves_of(entry)
             ]
@@ -166,8 +158,44 @@ class Signature:
     def entry_names(self, root: str | None = None) -> list[str]:
         """What its entries are called."""
         if root is None:
-            return _EntryNames(self.treedef, self.labels).listed
+            return self.labeled
         return [root + jax.tree_util.keystr(path) for path in _paths(self.treedef)]
+
+    # Names are made when they are asked for, which is in messages mostly.
+
+    @functools.cached_property
+    def labeled(self) -> list[str]:
+        """What the entries are called in our messages, as in ``args[0]``."""
+        return [
+            "kwargs" + jax.tree_util.keystr(path[1:])
+            if path[:1] == (_KWARGS,) or len(path) < 2
+            else self.labels.of(path[1].idx) + jax.tree_util.keystr(path[2:])
+            for path in _paths(self.treedef)
+        ]
+
+    @functools.cached_property
+    def names_in_function(self) -> list[str]:
+        """What the entries are called in the function, as in ``net`` or ``rest[0]``.
+
+        So JAX calls them, too.
+        """
+        if self.parameters is None:
+            return self.labeled
+        known = parameters.read(self.parameters)
+        # Static arguments are not in the treedef, but have positions.
+        statics = {where for where, _ in self.statics}
+        count = len(self.treedef.children()[0].children()) + len(statics)
+        positions = [i for i in range(count) if i not in statics]
+
+        def name(path: Any) -> str:
+            kind, argument, *rest = path
+            if kind == _KWARGS:
+                start = known.called(argument.key)
+            else:
+                start = known.at(positions[argument.idx] + self.labels.skipped)
+            return start + jax.tree_util.keystr(tuple(rest))
+
+        return [*map(name, _paths(self.treedef))]
 
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
