@@ -10,6 +10,7 @@ import inspect
 import itertools
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ import jax.experimental.layout
 import numpy as np
 from jax._src import core as _core
 from jax._src import mesh as _mesh
+from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -39,6 +41,23 @@ user_checks = _checkify.user_checks
 current_trace: Callable[[], Any] = functools.partial(
     getattr, _core.trace_state, "value"
 )
+
+
+# The token while nothing is traced.
+no_trace = weakref.ref(_core.eval_trace)
+
+
+# Names the operations traced in a context: `jax.named_scope` in C++'s stead, without
+# the generator that this puts around it.
+name_scope = _source_info.extend_name_stack
+
+# What JAX compiles depends on the value of this context.
+_apart = jax.make_user_context()
+
+
+def traced_apart(key: Any) -> Any:
+    """A context in which JAX uses only programs that were traced in it."""
+    return _apart((_apart.value, key))
 
 
 def is_differentiated(x: Any) -> bool:

@@ -52,6 +52,8 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "flax_array_ref": (False, _parse_bool),
     "flax_pytree_module": (True, _parse_bool),
     "flax_max_repr_depth": (None, _parse_optional_int),
+    # Whether operations are named after the modules that they are in.
+    "graftree_named_scopes": (True, _parse_bool),
     # Programs for Flax set these; nothing here depends on them.
     "flax_use_flaxlib": (False, _parse_bool),
     "flax_filter_frames": (True, _parse_bool),

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from graftree.core import imprints, ownership, pickling, stamps
-from graftree.core.objects import attributes, bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping, classes, methods
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import representations
@@ -134,6 +134,7 @@ class Pytree(
         if pytree is not None:
             classes.declare_pytree(cls, pytree)
         classes.declared_statuses(cls, warn=True)
+        methods.name_methods(cls)
         if classes.facts_of(cls).is_pytree:
             _register(cls)
 

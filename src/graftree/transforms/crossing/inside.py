@@ -27,7 +27,7 @@ from graftree.core.graph import flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.imprints import HashableMapping
-from graftree.core.objects import bookkeeping
+from graftree.core.objects import bookkeeping, running
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
@@ -149,7 +149,10 @@ class Inside:
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
         args, kwargs = arguments.put(self.tree, self.signature.statics)
-        with static_contents.guarded(self.tree, self.row.name):
+        with (
+            static_contents.guarded(self.tree, self.row.name),
+            running.inside(self.row.identity, f, args, kwargs),
+        ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
             names = axis_names.Hidden(self._given, self.row.axis_metadata)

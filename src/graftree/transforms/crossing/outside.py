@@ -20,6 +20,7 @@ from graftree import _jax
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
 from graftree.core.graph.merging import KEEP, Builder
+from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import variables
 from graftree.transforms.crossing import (
@@ -68,6 +69,7 @@ class Call:
         if row.keyword_rule is Keywords.BECOME_POSITIONAL:
             count = row.inputs.count
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
+        running.note_arguments(row.identity, args, kwargs)
         if statics is None:
             args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
         self.packed = packing.pack(

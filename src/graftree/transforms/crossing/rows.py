@@ -92,6 +92,11 @@ class Row:
         )
 
     @property
+    def identity(self) -> Any:
+        """The same object outside and inside of a call."""
+        return self if self.signatures is None else self.signatures
+
+    @property
     def keyword_rule(self) -> Keywords:
         """What becomes of keyword arguments in its mode."""
         return self.keywords[self.mode.structure]

@@ -1,0 +1,67 @@
+"""Methods of Pytrees, wrapped so that it is known which object runs.
+
+Each class gets its own public methods, and ``__call__``, in a wrapper when it is made.
+The wrapper is a function like the method to `inspect`, pickle and subclasses; it stands
+in no traceback. What it does is in `running.py`; it finds that through the module, so
+that cloudpickle can take it along with a class by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from graftree import _jax
+from graftree.core.objects import failures, running
+
+# Objects of the core are no layers: their methods have names of their own.
+_PACKAGE = "graftree.core."
+
+
+def name_methods(cls: type) -> None:
+    """Wraps the methods that stand in a class."""
+    if not cls.__module__.startswith(_PACKAGE):
+        for name, attribute in [*vars(cls).items()]:
+            if _is_method(name, attribute):
+                type.__setattr__(cls, name, named(attribute))
+
+
+def _is_method(name: str, attribute: Any) -> bool:
+    # What a generator or coroutine does, it does later.
+    return (
+        (name == "__call__" or not name.startswith("_"))
+        and type(attribute) is types.FunctionType
+        and not inspect.isgeneratorfunction(attribute)
+        and not inspect.iscoroutinefunction(attribute)
+        and not inspect.isasyncgenfunction(attribute)
+    )
+
+
+def named(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method during which its object is the running one."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        stack = running.stack
+        above = stack.top
+        stack.top = frame = running.Frame(self, name, above, args, kwargs)
+        try:
+            if _jax.current_trace() is _jax.no_trace and not stack.observers:
+                return method(self, *args, **kwargs)
+            with running.scope(frame):
+                if stack.observers and not frame.is_repeated:
+                    return running.observe(frame, method)
+                return method(self, *args, **kwargs)
+        except Exception as error:
+            failures.explain(error, frame, method)
+            # Without this function, which says nothing to the user.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        finally:
+            stack.top = above
+
+    return run

@@ -1,0 +1,380 @@
+"""Which object runs, and where it is: the path of the running module.
+
+    Frame       one call of a method of a Pytree, on a stack of this thread
+    Arguments   where fresh objects inside a transform come from: a frame of its own
+
+`methods.py` opens a `Frame` around each call. That costs the same as a call in Python;
+where the object is, is looked up only when somebody asks: JAX traces, and the operations
+get the path as their name; an exception is explained; an observer watches.
+
+An object is looked for below the object that calls it, then below the callers of that.
+So a shared module has the path by which it is called now. Objects inside a transform are
+fresh ones; they stand for the arguments of the function, by whose names they go.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from graftree import _jax, config
+from graftree.annotations import Key, Path
+from graftree.core import stamps
+from graftree.core.objects import attributes, bookkeeping, classes
+
+# Called with a frame and what makes its call; gives what the call gives.
+Observer = Callable[["Frame", Callable[[], Any]], Any]
+
+
+class Step(NamedTuple):
+    """One step of a path: its key, and how Python writes it."""
+
+    key: Key
+    text: str
+
+
+class Place(NamedTuple):
+    """Where an object is: below the object of a frame, or at the outside."""
+
+    base: Frame | None
+    steps: tuple[Step, ...]
+
+
+_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Frame:
+    """A running call of a method of an object.
+
+    Attributes:
+        module: The object.
+        method: The name of the method.
+        parent: What called it: another frame, or that of a transform.
+        args: The positional arguments, without the object.
+        kwargs: The keyword arguments.
+        packed: The last arguments that it gave to a transform, if any.
+    """
+
+    packed: tuple[Any, Any, Any] | None = None
+    _place: Place | None = None
+    _below: _Below | None = None
+
+    def __init__(
+        self,
+        module: Any,
+        method: str,
+        parent: Frame | None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+    ) -> None:
+        self.module = module
+        self.method = method
+        self.parent = parent
+        self.args = args
+        self.kwargs = kwargs
+
+    @property
+    def place(self) -> Place:
+        """Where its object is, as seen by its caller."""
+        if self._place is None:
+            found = find(self.parent, self.module)
+            if found is None:
+                found = self._unknown()
+            self._place = found
+        return self._place
+
+    def _unknown(self) -> Place:
+        # Made in the call, or by a transform of JAX's own: no path leads to it.
+        name, caller = type(self.module).__name__, _caller(self.parent)
+        text = name if caller is None else f".<{name}>"
+        return Place(caller, (Step(name, text),))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The path of its object from the outermost one, whose name comes first."""
+        base, steps = self.place
+        return steps if base is None else base.steps + steps
+
+    @property
+    def path(self) -> Path:
+        """The keys from the outermost object to this one, ``()`` for itself."""
+        return tuple([step.key for step in self.steps[1:]])
+
+    @property
+    def name(self) -> str:
+        """The path as Python writes it, as in ``net.blocks[3].attn.encode``."""
+        text = "".join([step.text for step in self.steps]).lstrip(".")
+        return text if self.method == "__call__" else f"{text}.{self.method}"
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether this is the caller's own method: that of a base class, mostly."""
+        caller = self.parent
+        return (
+            caller is not None
+            and caller.module is self.module
+            and caller.method == self.method
+        )
+
+    def scope(self) -> str:
+        """What the call adds to the names of JAX's operations."""
+        if self.is_repeated:
+            return ""
+        texts = [step.text for step in self.place.steps]
+        if self.method != "__call__":
+            texts.append(f".{self.method}")
+        parts = "".join(["/" + text[1:] if text[0] == "." else text for text in texts])
+        return parts.lstrip("/")
+
+    def find(self, wanted: Any) -> Place | None:
+        """Where an object is below that of the frame."""
+        if wanted is self.module:
+            return Place(self, ())
+        if self._below is None:
+            self._below = _Below(lambda: _entries(self.module))
+        steps = self._below.find(wanted)
+        return None if steps is None else Place(self, steps)
+
+
+class Arguments(Frame):
+    """The inside of a transform: its arguments, which stand for those outside.
+
+    Args:
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        parent: What runs around the transform.
+        key: Tells the arguments that a frame gave to this transform from others.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        parent: Frame | None,
+        key: Any,
+    ) -> None:
+        super().__init__(None, "", parent)
+        self._f, self._given, self._key = f, (args, kwargs), key
+
+    def find(self, wanted: Any) -> Place | None:
+        """Where an object is below the arguments, or outside, where they come from."""
+        if self._below is None:
+            self._below = _Below(lambda: _named(self._f, *self._given))
+        steps = self._below.find(wanted)
+        if steps is None:
+            return None
+        for end in range(1, len(steps) + 1):
+            outer = self._outer.get(tuple([step.key for step in steps[:end]]))
+            if outer is not None:
+                place = find(self.parent, outer)
+                if place is not None:
+                    return Place(place.base, place.steps + steps[end:])
+                break
+        return Place(None, steps)
+
+    @property
+    def _outer(self) -> Mapping[Path, Any]:
+        """The objects among the arguments outside, by path."""
+        packed = None if self.parent is None else self.parent.packed
+        if packed is None or packed[0] is not self._key:
+            return {}
+        return {
+            tuple([step.key for step in steps]): obj
+            for steps, obj in _next_below(_named(self._f, *packed[1:]))
+        }
+
+
+_Found = dict[int, tuple[Any, tuple[Step, ...]]]
+
+
+class _Below:
+    """The objects below some entries, by identity, with the first path to each."""
+
+    def __init__(self, entries: Callable[[], list[tuple[Step, Any]]]) -> None:
+        self._entries = entries
+        self._far: _Found | None = None
+        self._look()
+
+    def _look(self) -> None:
+        self._made = stamps.clock.now
+        # The objects are kept: the number of one that is gone may come again.
+        self._near: _Found = {}
+        for steps, obj in _next_below(self._entries()):
+            self._near.setdefault(id(obj), (obj, steps))
+
+    def find(self, wanted: Any) -> tuple[Step, ...] | None:
+        """The path to an object, ``None`` if it isn't there."""
+        found = self._near.get(id(wanted))
+        if found is None:
+            if self._far is None:
+                self._far = _all_below(self._near)
+            found = self._far.get(id(wanted))
+        if found is None and self._made != stamps.clock.now:
+            self._look()  # it may have been put there meanwhile
+            found = self._near.get(id(wanted))
+        return None if found is None else found[1]
+
+
+def _all_below(near: _Found) -> _Found:
+    found = dict(near)
+    pending = collections.deque(near.values())
+    while pending:
+        obj, start = pending.popleft()
+        for steps, child in _next_below(_entries(obj)):
+            if id(child) not in found:
+                found[id(child)] = child, start + steps
+                pending.append(found[id(child)])
+    return found
+
+
+def _next_below(
+    entries: list[tuple[Step, Any]],
+) -> Iterator[tuple[tuple[Step, ...], Any]]:
+    """The nearest objects below some entries, past containers."""
+    pending = [((step,), value) for step, value in reversed(entries)]
+    seen: set[int] = set()
+    while pending:
+        steps, value = pending.pop()
+        is_object = isinstance(value, attributes.DataObject)
+        if is_object:
+            yield steps, value
+        # Methods of what can't be called are rarely called; those of its parts are.
+        if (is_object and not callable(value)) or type(value) in _CONTAINERS:
+            if id(value) not in seen:
+                seen.add(id(value))
+                inner = _entries(value)
+                pending += [((*steps, step), x) for step, x in reversed(inner)]
+
+
+_CONTAINERS = (list, tuple, dict)
+
+
+def _entries(x: Any) -> list[tuple[Step, Any]]:
+    """What is directly in an object or container."""
+    if isinstance(x, dict):
+        return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
+    if isinstance(x, (list, tuple)):
+        return [(Step(i, f"[{i}]"), child) for i, child in enumerate(x)]
+    key_of = classes.facts_of(type(x)).naming.key_of
+    return [
+        (_attribute(key_of(name)), value)
+        for name, value in bookkeeping.attribute_items(x)
+    ]
+
+
+def _attribute(key: Any) -> Step:
+    is_name = isinstance(key, str) and key.isidentifier()
+    return Step(key, f".{key}" if is_name else f"[{key!r}]")
+
+
+def _named(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[Step, Any]]:
+    """Arguments by the names that the function has for them."""
+    names: list[str] = []
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    for parameter in parameters:
+        if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD:
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            start = len(names)
+            names += [f"{parameter.name}[{i - start}]" for i in range(start, len(args))]
+    names += [f"args[{i}]" for i in range(len(names), len(args))]
+    if names and names[0] == "self":
+        names[0] = type(args[0]).__name__
+    pairs = [*zip(names, args, strict=False), *kwargs.items()]
+    return [(Step(name, name), value) for name, value in pairs]
+
+
+def find(frame: Frame | None, wanted: Any) -> Place | None:
+    """Where an object is, as seen from a frame: below it, or below its callers."""
+    while frame is not None:
+        place = frame.find(wanted)
+        if place is not None:
+            return place
+        frame = frame.parent
+    return None
+
+
+def _caller(frame: Frame | None) -> Frame | None:
+    while isinstance(frame, Arguments):
+        frame = frame.parent
+    return frame
+
+
+# The stack of each thread.
+
+
+class _Stack(threading.local):
+    top: Frame | None = None
+    observers: tuple[Observer, ...] = ()
+
+
+stack = _Stack()
+
+
+def scope(frame: Frame) -> contextlib.AbstractContextManager[Any]:
+    """Names the operations that JAX traces in a call after where its object is."""
+    text = frame.scope() if config.graftree_named_scopes else ""
+    return _jax.name_scope(text) if text else contextlib.nullcontext()
+
+
+def observe(frame: Frame, method: Callable[..., Any]) -> Any:
+    """Calls the method of a frame in view of the observers, the latest one first."""
+
+    def call(watching: tuple[Observer, ...]) -> Any:
+        if not watching:
+            return method(frame.module, *frame.args, **frame.kwargs)
+        *others, observer = watching
+        return observer(frame, lambda: call(tuple(others)))
+
+    return call(stack.observers)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Shows an observer each call of a method of a Pytree in this thread.
+
+    It is called as ``observer(frame, call)`` and returns what the method returns:
+    ``call()``, or something else. Functions that JAX has compiled are traced anew in
+    the context, and what is traced there is not used outside.
+    """
+    before = stack.top, stack.observers
+    stack.observers = (*before[1], observer)
+    if stack.top is None:
+        stack.top = Arguments(observer, (), {}, None, None)
+    try:
+        with _jax.traced_apart(observer):
+            yield
+    finally:
+        stack.top, stack.observers = before
+
+
+def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
+    """Notes what the running method gives to a transform; see `Arguments`."""
+    top = stack.top
+    if top is not None:
+        top.packed = key, args, kwargs
+
+
+@contextlib.contextmanager
+def inside(
+    key: Any, f: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Names the fresh objects that a transform gives to its function."""
+    before = stack.top
+    stack.top = Arguments(f, args, kwargs, before, key)
+    try:
+        yield
+    finally:
+        stack.top = before
