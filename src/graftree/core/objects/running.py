@@ -3,19 +3,20 @@
     Frame       one call of a method of a Pytree, on a stack of this thread
     Arguments   where fresh objects inside a transform come from: a frame of its own
 
-`methods.py` opens a `Frame` around each call. That costs the same as a call in Python;
-where the object is, is looked up only when somebody asks: JAX traces, and the operations
-get the path as their name; an exception is explained; an observer watches.
+`methods.py` opens a `Frame` around each call, which costs about what a call in Python
+does. Where the object is, is looked up when somebody asks: JAX traces, and operations get
+the path as their name; an exception is explained; an observer watches.
 
 An object is looked for below the object that calls it, then below the callers of that.
-So a shared module has the path by which it is called now. Objects inside a transform are
-fresh ones; they stand for the arguments of the function, by whose names they go.
+So a shared module has the path by which it is called now. Objects inside a transform
+are fresh ones; they stand for the arguments of the function, by whose names they go.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 import threading
 import types
@@ -142,31 +143,29 @@ class Frame:
 
 
 class Arguments(Frame):
-    """The inside of a transform: its arguments, which stand for those outside.
+    """Named objects around calls: the arguments inside a transform, mostly.
 
     Args:
-        f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        parent: What runs around the transform.
-        key: Tells the arguments that a frame gave to this transform from others.
+        named: Gives the objects, with their names.
+        parent: What runs around them.
+        key: Tells what a frame gave to this transform from what it gave to others.
+        outer: Gives the same objects outside, of what a frame gave to the transform.
     """
 
     def __init__(
         self,
-        f: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        named: Callable[[], list[tuple[Step, Any]]],
         parent: Frame | None,
-        key: Any,
+        key: Any = None,
+        outer: Callable[..., list[tuple[Step, Any]]] = lambda *_: [],
     ) -> None:
         super().__init__(None, "", parent)
-        self._f, self._given, self._key = f, (args, kwargs), key
+        self._named, self._key, self._name_outer = named, key, outer
 
     def find(self, wanted: Any) -> Place | None:
         """Where an object is below the arguments, or outside, where they come from."""
         if self._below is None:
-            self._below = _Below(lambda: _named(self._f, *self._given))
+            self._below = _Below(self._named)
         steps = self._below.find(wanted)
         if steps is None:
             return None
@@ -187,7 +186,7 @@ class Arguments(Frame):
             return {}
         return {
             tuple([step.key for step in steps]): obj
-            for steps, obj in _next_below(_named(self._f, *packed[1:]))
+            for steps, obj in _next_below(self._name_outer(*packed[1:]))
         }
 
 
@@ -342,17 +341,17 @@ def observe(frame: Frame, method: Callable[..., Any]) -> Any:
 
 
 @contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
+def observed(observer: Observer, *roots: tuple[Step, Any]) -> Iterator[None]:
     """Shows an observer each call of a method of a Pytree in this thread.
 
     It is called as ``observer(frame, call)`` and returns what the method returns:
-    ``call()``, or something else. Functions that JAX has compiled are traced anew in
-    the context, and what is traced there is not used outside.
+    ``call()``, or something else. The paths of what is in ``roots`` begin there.
+    Functions that JAX has compiled are traced anew in the context, and what is traced
+    there is not used outside.
     """
     before = stack.top, stack.observers
+    stack.top = Arguments(lambda: [*roots], before[0])
     stack.observers = (*before[1], observer)
-    if stack.top is None:
-        stack.top = Arguments(observer, (), {}, None, None)
     try:
         with _jax.traced_apart(observer):
             yield
@@ -372,8 +371,9 @@ def inside(
     key: Any, f: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
     """Names the fresh objects that a transform gives to its function."""
+    name = functools.partial(_named, f)
     before = stack.top
-    stack.top = Arguments(f, args, kwargs, before, key)
+    stack.top = Arguments(lambda: name(args, kwargs), before, key, name)
     try:
         yield
     finally:
