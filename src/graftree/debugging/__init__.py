@@ -1,5 +1,6 @@
 """Seeing what models and compiled functions do: the public sub-module `nnx.debugging`.
 
+- ``interceptions.py``: what the modules of a model return, seen or replaced.
 - ``displays.py``: objects in notebooks, drawn by treescope.
 
 The public names are in the table below, and nothing is imported before one is used.
@@ -11,9 +12,15 @@ import importlib
 import typing
 
 # For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {}
+PUBLIC: dict[str, str] = {
+    "interceptions": "intercept",
+}
 
 _FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
+
+
+if typing.TYPE_CHECKING:
+    from graftree.debugging.interceptions import intercept as intercept
 
 
 def __getattr__(name: str) -> typing.Any:

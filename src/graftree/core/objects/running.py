@@ -4,8 +4,8 @@
     Arguments   where fresh objects inside a transform come from: a frame of its own
 
 `methods.py` opens a `Frame` around each call, which costs about what a call in Python
-does. Where the object is, is looked up when somebody asks: JAX traces, and operations get
-the path as their name; an exception is explained; an observer watches.
+does. Where the object is, is looked up when somebody asks: JAX traces, and operations
+get the path as their name; an exception is explained; an observer watches.
 
 An object is looked for below the object that calls it, then below the callers of that.
 So a shared module has the path by which it is called now. Objects inside a transform
@@ -93,7 +93,7 @@ class Frame:
         # Made in the call, or by a transform of JAX's own: no path leads to it.
         name, caller = type(self.module).__name__, _caller(self.parent)
         text = name if caller is None else f".<{name}>"
-        return Place(caller, (Step(name, text),))
+        return Place(caller, (Step(text.lstrip("."), text),))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -257,6 +257,8 @@ _CONTAINERS = (list, tuple, dict)
 
 def _entries(x: Any) -> list[tuple[Step, Any]]:
     """What is directly in an object or container."""
+    if not isinstance(x, (attributes.DataObject, *_CONTAINERS)):
+        return []
     if isinstance(x, dict):
         return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
@@ -305,6 +307,24 @@ def find(frame: Frame | None, wanted: Any) -> Place | None:
     return None
 
 
+def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    """What of a path is below an object; ``None`` if it does not lead through that.
+
+    The first step of the path has the object where it begins for its key.
+    """
+    start, *rest = steps
+    reached = start.key
+    for number, step in enumerate(rest):
+        if reached is root:
+            return tuple(rest[number:])
+        below = {s.text: child for s, child in _entries(reached)}
+        reached = below.get(step.text)
+    if reached is root:
+        return ()
+    above = _Below(lambda: _entries(root)).find(start.key)
+    return None if above is None else (*above, *rest)
+
+
 def _caller(frame: Frame | None) -> Frame | None:
     while isinstance(frame, Arguments):
         frame = frame.parent
@@ -341,19 +361,21 @@ def observe(frame: Frame, method: Callable[..., Any]) -> Any:
 
 
 @contextlib.contextmanager
-def observed(observer: Observer, *roots: tuple[Step, Any]) -> Iterator[None]:
+def observed(observer: Observer, *roots: Any) -> Iterator[None]:
     """Shows an observer each call of a method of a Pytree in this thread.
 
     It is called as ``observer(frame, call)`` and returns what the method returns:
-    ``call()``, or something else. The paths of what is in ``roots`` begin there.
+    ``call()``, or something else. The paths of what is in ``roots`` begin there: the
+    key of the first step is the object itself.
     Functions that JAX has compiled are traced anew in the context, and what is traced
     there is not used outside.
     """
     before = stack.top, stack.observers
-    stack.top = Arguments(lambda: [*roots], before[0])
+    named = [(Step(root, type(root).__name__), root) for root in roots]
+    stack.top = Arguments(lambda: named, before[0])
     stack.observers = (*before[1], observer)
     try:
-        with _jax.traced_apart(observer):
+        with _jax.traced_apart():
             yield
     finally:
         stack.top, stack.observers = before

@@ -29,6 +29,7 @@ from graftree.core.graph import flattening, freshness, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.freshness import Attribute, Survey
 from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -73,8 +74,9 @@ class Plans:
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedCall | None:
         """The outside of a call, if there is a plan for it."""
-        # Objects inside a trace are new ones each time.
-        if _jax.is_tracing():
+        # Objects inside a trace are new ones each time. An observer wants to know what
+        # these here become in the trace.
+        if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return None
         # Most calls are like the one before, with objects and arrays as arguments.
         latest = self._latest

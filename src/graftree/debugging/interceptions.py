@@ -1,0 +1,79 @@
+"""Sees, or replaces, what the modules of a model return."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graftree.annotations import Filter, Path
+from graftree.core import filters
+from graftree.core.objects import running
+from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.running import Frame
+
+
+@contextlib.contextmanager
+def intercept(
+    model: Any,
+    filter: Filter,
+    f: Callable[[Path, Any, tuple[Any, ...], Any], Any],
+) -> Iterator[None]:
+    """A context in which a function sees what the modules of a model return.
+
+    It is called after each call of a module: of ``__call__``, or of another public
+    method, whose name then ends the path. Under ``nnx.jit`` and other transforms it is
+    called while they are traced, with traced values: functions compiled before are
+    traced anew in the context, and those traced in it are not used outside. Such values
+    must not be kept; ``jax.debug.callback`` brings them out.
+
+    Args:
+        model: A Module, or another Pytree that holds modules.
+        filter: Which modules, by path and object, such as ``nnx.Linear`` or ``...``.
+        f: Called as ``f(path, module, args, output)``: the keys from ``model`` to the
+            module, the module, its positional arguments (keywords that have a position
+            among them) and what it returned. What it returns takes the place of the
+            output, unless that is ``None``.
+
+    Raises:
+        TypeError: If ``model`` is no Pytree, or the filter is none.
+
+    Example:
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> means = {}
+        >>> def note(path, module, args, output):
+        ...     means[path] = output.mean()
+        >>> with nnx.debugging.intercept(model, nnx.Linear, note):
+        ...     y = model(jnp.ones((1, 2)))
+        >>> list(means)
+        [('layers', 0)]
+    """
+    if not isinstance(model, DataObject):
+        raise TypeError(
+            f"intercept expects a Module or another Pytree, got {type(model).__name__}."
+        )
+    is_wanted = filters.to_predicate(filter)
+
+    def observer(frame: Frame, call: Callable[[], Any]) -> Any:
+        output = call()
+        steps = running.steps_below(model, frame.steps)
+        if steps is None:
+            return output
+        path = tuple([step.key for step in steps])
+        if not is_wanted(path, frame.module):
+            return output
+        if frame.method != "__call__":
+            path = (*path, frame.method)
+        replaced = f(path, frame.module, _positional(frame), output)
+        return output if replaced is None else replaced
+
+    with running.observed(observer, model):
+        yield
+
+
+def _positional(frame: Frame) -> tuple[Any, ...]:
+    if not frame.kwargs:
+        return frame.args
+    method = getattr(frame.module, frame.method)
+    return inspect.signature(method).bind(*frame.args, **frame.kwargs).args
