@@ -54,7 +54,7 @@ def functions(module):
             if (
                 inspect.isfunction(value)
                 and value.__name__ == name
-                and value.__code__.co_filename == module.__file__
+                and inspect.unwrap(value).__code__.co_filename == module.__file__
             ):
                 yield owner, value
 
