@@ -19,8 +19,10 @@ from benchmarks import (
     gpts,
     imports,
     libraries,
+    long_runs,
     memory,
     perceptrons,
+    planned_memory,
     steps,
     transformer_blocks,
 )
@@ -62,6 +64,9 @@ EQUATIONS = Quantity("equations", 1, gauges.reading, digits=0)
 LINES = Quantity("lines", 1, gauges.reading, digits=0)
 STATES = Quantity("x state", 1, gauges.reading, digits=2)
 OBJECTS = Quantity("objects", 1, gauges.reading, digits=2, has_ratios=False)
+KILOBYTES = Quantity("KB", 1e-3, gauges.reading)
+TIMES = Quantity("x median", 1, gauges.readings)
+OWN_MICROSECONDS = Quantity("µs", 1e6, gauges.readings)
 BYTES = Quantity("bytes", 1, gauges.reading, digits=0, has_ratios=False)
 
 
@@ -124,6 +129,13 @@ def groups(quick: bool = False) -> list[Group]:
         *(equations(of) for of in ("forward", "gradient")),
         importing(),
         peak_memory(),
+        *(
+            bytes_planned(program, part)
+            for program in planned_memory.PROGRAMS
+            for part in planned_memory.PARTS
+        ),
+        *(trace_per_variable(count) for count in (250, 1_000, 4_000)[: 3 - quick]),
+        slowest_calls(2_000 if quick else 10_000),
         *courses(2_000 if quick else 10_000),
     ]
     if quick:
@@ -419,6 +431,57 @@ def peak_memory() -> Group:
         "peak memory of a donated train step",
         STATES,
         (Row(RAW, "flat list", memory.raw), *_in_modes(memory.nnx)),
+    )
+
+
+def bytes_planned(program: str, part: str) -> Group:
+    """What XLA plans for a compiled program."""
+    return Group(
+        f"{program}: bytes of {part}",
+        KILOBYTES,
+        (
+            Row(RAW, "by hand", partial(planned_memory.raw, program, part)),
+            *_in_modes(planned_memory.nnx, program, part),
+        ),
+        "1.01 raw",
+    )
+
+
+def trace_per_variable(count: int) -> Group:
+    """Tracing and lowering of a call, per Variable: the same for any number."""
+
+    def raw():
+        return long_runs.tracing(long_runs.raw_lower(count), count)
+
+    def nnx(library, **mode):
+        return long_runs.tracing(long_runs.nnx_lower(library, count, **mode), count)
+
+    return Group(
+        f"trace and lower a call, {count:,} Variables, per Variable",
+        OWN_MICROSECONDS,
+        (Row(RAW, "flat list", raw), *_in_modes(nnx)),
+    )
+
+
+def slowest_calls(count: int) -> Group:
+    """Whether some calls take much longer than most."""
+
+    def nnx(library, **mode):
+        make = partial(long_runs.nnx_call, library, **mode)
+        return long_runs.slowest_calls(make, count)
+
+    return Group(
+        f"{count:,} calls, the slowest in a thousand",
+        TIMES,
+        (
+            Row(
+                RAW,
+                "flat list",
+                lambda: long_runs.slowest_calls(long_runs.raw_call, count),
+            ),
+            *_in_modes(nnx),
+        ),
+        "3 x median",
     )
 
 

@@ -14,6 +14,7 @@ from benchmarks import (
     libraries,
     memory,
     perceptrons,
+    planned_memory,
     rows,
     steps,
     tables,
@@ -129,6 +130,24 @@ def test_peak_memory_tells_one_copy_of_the_state_from_two():
 
     assert peak(donate=False) == pytest.approx(2, abs=0.05)
     assert peak(donate=True) < 1.5
+
+
+@pytest.mark.parametrize("program", planned_memory.PROGRAMS[2:])
+def test_stacks_compute_what_the_loop_by_hand_computes(program):
+    expected = planned_memory.raw_outputs(program)
+    for library in libraries.installed("Graftree").values():
+        outputs = planned_memory.nnx_outputs(library, program)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("program", planned_memory.PROGRAMS)
+def test_compiled_programs_need_the_memory_of_those_by_hand(program):
+    for part in planned_memory.PARTS:
+        (raw, *others) = rows.bytes_planned(program, part).rows
+        by_hand = raw.set_up()()
+        for row in others:
+            if row.library == "Graftree":
+                assert row.set_up()() <= 1.01 * by_hand
 
 
 def test_fresh_models_are_counted_after_the_first_tenth():
