@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -275,28 +273,6 @@ def _attribute(key: Any) -> Step:
     return Step(key, f".{key}" if is_name else f"[{key!r}]")
 
 
-def _named(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[tuple[Step, Any]]:
-    """Arguments by the names that the function has for them."""
-    names: list[str] = []
-    try:
-        parameters = inspect.signature(f).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()
-    for parameter in parameters:
-        if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD:
-            names.append(parameter.name)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            start = len(names)
-            names += [f"{parameter.name}[{i - start}]" for i in range(start, len(args))]
-    names += [f"args[{i}]" for i in range(len(names), len(args))]
-    if names and names[0] == "self":
-        names[0] = type(args[0]).__name__
-    pairs = [*zip(names, args, strict=False), *kwargs.items()]
-    return [(Step(name, name), value) for name, value in pairs]
-
-
 def find(frame: Frame | None, wanted: Any) -> Place | None:
     """Where an object is, as seen from a frame: below it, or below its callers."""
     while frame is not None:
@@ -388,15 +364,25 @@ def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
         top.packed = key, args, kwargs
 
 
+# Gives arguments their names: those of the parameters of a function.
+Names = Callable[[Any, Any], list[tuple[str, Any]]]
+
+
 @contextlib.contextmanager
-def inside(
-    key: Any, f: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[None]:
+def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
     """Names the fresh objects that a transform gives to its function."""
-    name = functools.partial(_named, f)
+
+    def name(args: Any, kwargs: Any) -> list[tuple[Step, Any]]:
+        return [(_root(name, x), x) for name, x in names(args, kwargs)]
+
     before = stack.top
     stack.top = Arguments(lambda: name(args, kwargs), before, key, name)
     try:
         yield
     finally:
         stack.top = before
+
+
+def _root(name: str, x: Any) -> Step:
+    text = type(x).__name__ if name == "self" else name
+    return Step(text, text)

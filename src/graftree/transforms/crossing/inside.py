@@ -36,6 +36,7 @@ from graftree.transforms.crossing import (
     axis_names,
     decorators,
     packing,
+    parameters,
     reports,
     static_contents,
 )
@@ -151,7 +152,7 @@ class Inside:
         args, kwargs = arguments.put(self.tree, self.signature.statics)
         with (
             static_contents.guarded(self.tree, self.row.name),
-            running.inside(self.row.identity, f, args, kwargs),
+            running.inside(self.row.identity, parameters.named(f), args, kwargs),
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)

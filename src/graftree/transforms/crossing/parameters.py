@@ -13,6 +13,19 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 
+def named(
+    function: Callable[..., Any],
+) -> Callable[[Any, Any], list[tuple[str, Any]]]:
+    """Gives each of ``args, kwargs`` with what it is called in the function."""
+
+    def names(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+        known = read(source_of(function))
+        by_position = [(known.at(i), x) for i, x in enumerate(args)]
+        return by_position + [(known.called(key), x) for key, x in kwargs.items()]
+
+    return names
+
+
 class Parameters(NamedTuple):
     """The names of the parameters of a function.
 
