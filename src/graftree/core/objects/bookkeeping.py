@@ -156,6 +156,11 @@ def table_of(obj: Any) -> AttributeTable:
     return table
 
 
+def statuses(obj: Any) -> AttributeTable:
+    """The table as it is, which may lack what was put into ``vars``."""
+    return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
+
+
 def memos_of(obj: Any) -> dict[bool, Any]:
     """The memos of an object, by mode."""
     state = state_of(obj)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -135,7 +136,7 @@ class Frame:
         if wanted is self.module:
             return Place(self, ())
         if self._below is None:
-            self._below = _Below(lambda: _entries(self.module))
+            self._below = _Below(functools.partial(_entries, self.module))
         steps = self._below.find(wanted)
         return None if steps is None else Place(self, steps)
 
@@ -261,10 +262,12 @@ def _entries(x: Any) -> list[tuple[Step, Any]]:
         return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
         return [(Step(i, f"[{i}]"), child) for i, child in enumerate(x)]
-    key_of = classes.facts_of(type(x)).naming.key_of
+    # What is static holds no modules, but may be long.
+    table, key_of = bookkeeping.statuses(x), classes.facts_of(type(x)).naming.key_of
     return [
         (_attribute(key_of(name)), value)
         for name, value in bookkeeping.attribute_items(x)
+        if table.get(name, True)
     ]
 
 
@@ -297,7 +300,7 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
         reached = below.get(step.text)
     if reached is root:
         return ()
-    above = _Below(lambda: _entries(root)).find(start.key)
+    above = _Below(functools.partial(_entries, root)).find(start.key)
     return None if above is None else (*above, *rest)
 
 
