@@ -192,3 +192,72 @@ def follow_environment(before: dict[str, str]) -> None:
         elif isinstance(current, (int, float)):
             value = type(current)(text)
         jax.config.update(option, value)
+
+
+# Programs as JAX records them.
+
+Literal = _core.Literal
+
+# The equations that call a program with their inputs, and the parameter that has it.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "composite": "jaxpr",
+}
+
+
+def called_program(equation: Any) -> Any:
+    """The program that an equation calls with its inputs, ``None`` if it calls none."""
+    return equation.params.get(_CALLS.get(equation.primitive.name))
+
+
+def opened(program: Any) -> tuple[Any, list[Any]]:
+    """A program without its constants, and these."""
+    return getattr(program, "jaxpr", program), [*getattr(program, "consts", ())]
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a ``scan`` are constants, and how many are the carry."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
+    consts, carry, _ = [len([*part]) for part in parts]
+    return consts, carry
+
+
+def evaluate(equation: Any, values: list[Any]) -> list[Any]:
+    """The outputs of one equation for concrete inputs."""
+    primitive = equation.primitive
+    params = primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        out = primitive.bind(*values, **params)
+    return [*out] if primitive.multiple_results else [out]
+
+
+def as_function(program: Any) -> Callable[..., list[Any]]:
+    """A program, closed over its constants, as a compiled function."""
+    return jax.jit(_core.jaxpr_as_fun(program))
+
+
+def scopes_of(equation: Any) -> list[tuple[str, bool]]:
+    """The name stack of an equation: names, and whether each is that of a transform."""
+    return [
+        (entry.name, isinstance(entry, _source_info.Transform))
+        for entry in equation.source_info.name_stack.stack
+    ]
+
+
+def frames_of(equation: Any) -> list[tuple[str, int, str]]:
+    """File, line and function that recorded an equation, innermost first; not JAX's."""
+    return [
+        (frame.file_name, frame.start_line, frame.function_name)
+        for frame in _source_info.user_frames(equation.source_info.traceback)
+    ]

@@ -2,6 +2,8 @@
 
 - ``interceptions.py``: what the modules of a model return, seen or replaced.
 - ``displays.py``: objects in notebooks, drawn by treescope.
+- ``nans.py``: where a value that is not finite arises; ``nan_search.py`` runs a program
+  by operations, ``finite_checks.py`` looks at numbers, ``nan_reports.py`` tells.
 
 The public names are in the table below, and nothing is imported before one is used.
 """
@@ -14,6 +16,8 @@ import typing
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
     "interceptions": "intercept",
+    "nan_reports": "NanReport",
+    "nans": "find_nans",
 }
 
 _FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
@@ -21,6 +25,8 @@ _FILES = {name: file for file, names in PUBLIC.items() for name in names.split()
 
 if typing.TYPE_CHECKING:
     from graftree.debugging.interceptions import intercept as intercept
+    from graftree.debugging.nan_reports import NanReport as NanReport
+    from graftree.debugging.nans import find_nans as find_nans
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -1,0 +1,453 @@
+"""Runs a recorded program one operation at a time, and follows what is not finite.
+
+Each value is `Held` with the findings that its NaN and its infinities come from. A
+`Finding` is made where they arise:
+
+- NaN, where an operation gives one and had none;
+- an infinity, where an operation gives one and had neither infinities nor one that the
+  program or its arguments gave it at that place;
+- what is in the arguments, or a constant of the program, when it comes in.
+
+What is computed from a value that isn't finite inherits the earliest finding of its
+inputs. So what counts is decided at the end, by the results: NaN behind a mask, or
+minus infinity before a softmax, is in none of them.
+
+Calls, branches and rematerialized parts are gone into. A loop runs compiled; if it gave
+what its inputs don't explain, it runs again step by step, and the step that did is gone
+into. What can't be gone into is one operation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from graftree import _jax
+from graftree.debugging import finite_checks
+from graftree.debugging.finite_checks import INF, NAN
+
+# Operations whose outputs have, number by number, what they make of their inputs. Those
+# that only choose or move a number are not among them: they make no infinity.
+_ELEMENTWISE = frozenset(
+    "acos acosh add add_any asin asinh atan2 atanh cbrt convert_element_type cosh "
+    "digamma div erf_inv exp exp2 expm1 integer_pow lgamma log log1p logistic mul "
+    "nextafter pow reduce_precision rem rsqrt sinh sqrt square sub tan".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Where values that are not finite arose, or came in.
+
+    Attributes:
+        number: Findings are numbered in the order of the operations.
+        kind: ``NAN`` or ``INF``.
+        source: ``"operation"``, ``"argument"`` or ``"constant"``.
+        operation: The name of JAX's operation; that of a constant takes it in.
+        argument: Where it was in the arguments, as in ``model.layers[0].kernel``.
+        scopes: The names around the operation, and whether each is of a transform.
+        line: The line of the user's program, as in ``train.py:41 loss``.
+        within: The steps of loops, and branches, that it is in.
+        inputs: What went in.
+        output: What came out.
+        example: The first number that is not finite, as in ``log(0) = -inf``.
+        cause: The finding of the infinities that NaN was made of.
+    """
+
+    number: int
+    kind: int
+    source: str
+    operation: str = ""
+    argument: str = ""
+    scopes: tuple[tuple[str, bool], ...] = ()
+    line: str = ""
+    within: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    output: str = ""
+    example: str = ""
+    cause: Finding | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it stands in the program."""
+        return self.source == "constant"
+
+
+class Held(NamedTuple):
+    """A value, and where its NaN and its infinities come from; ``None`` if it has none.
+
+    Attributes:
+        value: An array, a ref or a scalar.
+        nan: The finding of its NaN.
+        inf: The finding of its infinities.
+    """
+
+    value: Any
+    nan: Finding | None = None
+    inf: Finding | None = None
+
+    def of(self, kind: int) -> Finding | None:
+        """The finding of one kind."""
+        return self.nan if kind == NAN else self.inf
+
+
+class Context(NamedTuple):
+    """What is around the operations of a program."""
+
+    scopes: tuple[tuple[str, bool], ...] = ()
+    line: str = ""
+    within: tuple[str, ...] = ()
+
+    def of(self, equation: Any, *within: str) -> Context:
+        """The context of an equation, and of the programs in it."""
+        return Context(
+            (*self.scopes, *_jax.scopes_of(equation)),
+            _line_of(equation) or self.line,
+            (*self.within, *within),
+        )
+
+
+OUTERMOST = Context()
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _line_of(equation: Any) -> str:
+    """The line of the user's program; what JAX and we compile apart has none."""
+    for file, line, function in _jax.frames_of(equation):
+        if not file.startswith(_OWN):
+            name = function.rsplit(".<locals>.", 1)[-1]
+            return f"{os.path.basename(file)}:{line} {name}"
+    return ""
+
+
+class Search:
+    """One run of a program.
+
+    Attributes:
+        findings: All that was found, in order, whether or not it reached a result.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        # Refs are shared by the programs that write them. Kept, so that no other object
+        # gets the same number.
+        self._refs: dict[int, Held] = {}
+        self._copies: dict[int, Any] = {}
+
+    # What comes in.
+
+    def argument(self, value: Any, name: str) -> Held:
+        """An argument of the whole program."""
+        return self._given(value, "argument", argument=name)
+
+    def _constant(self, value: Any) -> Held:
+        return self._given(value, "constant")
+
+    def _given(self, value: Any, source: str, **facts: Any) -> Held:
+        if _jax.is_ref(value):
+            # The caller's is not written.
+            value = self._copies.setdefault(id(value), _jax.new_ref(value[...]))
+        code = finite_checks.code_of(value)
+        found = {
+            kind: self.note(kind, source, output=_told(value, kind, source), **facts)
+            for kind in (NAN, INF)
+            if code & kind
+        }
+        return self._hold(value, found.get(NAN), found.get(INF))
+
+    def note(self, kind: int, source: str, **facts: Any) -> Finding:
+        """Adds a finding."""
+        finding = Finding(len(self.findings), kind, source, **facts)
+        self.findings.append(finding)
+        return finding
+
+    def _hold(self, value: Any, nan: Finding | None, inf: Finding | None) -> Held:
+        held = Held(value, nan, inf)
+        if _jax.is_ref(value):
+            self._refs[id(value)] = held
+        return held
+
+    def current(self, held: Held) -> Held:
+        """A value as it is now; a ref may have been written."""
+        return self._refs[id(held.value)] if _jax.is_ref(held.value) else held
+
+    # Programs.
+
+    def run(
+        self, program: Any, inputs: Sequence[Held], context: Context = OUTERMOST
+    ) -> list[Held]:
+        """The outputs of a program."""
+        opened, constants = _jax.opened(program)
+        held = [*map(self._constant, constants), *inputs]
+        values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
+
+        def read(variable: Any) -> Held:
+            if isinstance(variable, _jax.Literal):
+                return self._constant(variable.val)
+            return self.current(values[variable])
+
+        last_uses = _last_uses(opened)
+        for equation, unused in zip(opened.eqns, last_uses, strict=True):
+            outputs = self._run_equation(
+                equation, [*map(read, equation.invars)], context
+            )
+            values |= zip(equation.outvars, outputs, strict=True)
+            for variable in unused:
+                del values[variable]
+        return [*map(read, opened.outvars)]
+
+    def _run_equation(
+        self, equation: Any, inputs: list[Held], context: Context
+    ) -> list[Held]:
+        name = equation.primitive.name
+        program = _jax.called_program(equation)
+        if program is not None:
+            return self.run(program, inputs, context.of(equation))
+        if name == "cond":
+            return self._run_branch(equation, inputs, context)
+        if name in ("scan", "while"):
+            return self._run_loop(equation, inputs, context)
+        outputs = _jax.evaluate(equation, [held.value for held in inputs])
+        return self._check(equation, inputs, outputs, context)
+
+    def _run_branch(
+        self, equation: Any, inputs: list[Held], context: Context
+    ) -> list[Held]:
+        index, *rest = inputs
+        number = int(jax.device_get(index.value))
+        inner = context.of(equation, f"branch {number} of cond")
+        return self.run(equation.params["branches"][number], rest, inner)
+
+    # Loops.
+
+    def _run_loop(
+        self, equation: Any, inputs: list[Held], context: Context
+    ) -> list[Held]:
+        before = _contents(inputs)
+        values = _jax.evaluate(equation, [held.value for held in inputs])
+        if _has_refs_in_rows(equation, inputs):
+            return self._check(equation, inputs, values, context)
+        if equation.params.get("length") == 0 or self._explains(inputs, values):
+            return self._inherit(inputs, values)
+        _restore(before)
+        steps = self._scan if equation.primitive.name == "scan" else self._while
+        return steps(equation, inputs, context)
+
+    def _scan(self, equation: Any, inputs: list[Held], context: Context) -> list[Held]:
+        params = equation.params
+        length, body = params["length"], params["jaxpr"]
+        constants, carried = _jax.scan_counts(params)
+        start = constants + carried
+        fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
+        step = _jax.as_function(body)
+        listed: dict[int, list[Held]] = {}
+        for i in reversed(range(length)) if params["reverse"] else range(length):
+            inner = context.of(equation, f"iteration {i} of {length} of scan")
+            row = [_row(row, i) for row in rows]
+            outputs = self._step(body, step, [*fixed, *carry, *row], inner)
+            carry, listed[i] = outputs[:carried], outputs[carried:]
+        columns = zip(*[listed[i] for i in range(length)], strict=True)
+        return carry + [*map(_stack, columns)]
+
+    def _while(self, equation: Any, inputs: list[Held], context: Context) -> list[Held]:
+        params = equation.params
+        first = params["cond_nconsts"]
+        second = first + params["body_nconsts"]
+        tested, fixed, carry = inputs[:first], inputs[first:second], inputs[second:]
+        test = _jax.as_function(params["cond_jaxpr"])
+        body = params["body_jaxpr"]
+        step = _jax.as_function(body)
+        i = 0
+        while test(*[held.value for held in [*tested, *carry]])[0]:
+            inner = context.of(equation, f"iteration {i} of while")
+            carry = self._step(body, step, [*fixed, *carry], inner)
+            i += 1
+        return carry
+
+    def _step(
+        self, body: Any, step: Any, inputs: list[Held], context: Context
+    ) -> list[Held]:
+        """One step of a loop: compiled, then by operations if it needs explaining."""
+        inputs = [*map(self.current, inputs)]
+        before = _contents(inputs)
+        values = step(*[held.value for held in inputs])
+        if self._explains(inputs, values):
+            return self._inherit(inputs, values)
+        _restore(before)
+        return self.run(body, inputs, context)
+
+    def _explains(self, inputs: list[Held], outputs: list[Any]) -> bool:
+        """Whether all that isn't finite in some outputs may come from the inputs."""
+        changed = [held.value for held in inputs if _jax.is_ref(held.value)]
+        codes = [*map(finite_checks.code_of, [*outputs, *changed])]
+        return all(
+            any(_is_reason(held.of(kind), kind) for held in inputs)
+            for kind in (NAN, INF)
+            if any(code & kind for code in codes)
+        )
+
+    def _inherit(self, inputs: list[Held], outputs: list[Any]) -> list[Held]:
+        """Outputs with the findings of the inputs, and refs as they are now."""
+        sources = {
+            kind: _earliest(held.of(kind) for held in inputs) for kind in (NAN, INF)
+        }
+
+        def hold(value: Any) -> Held:
+            code = finite_checks.code_of(value)
+            nan, inf = [sources[k] if code & k else None for k in (NAN, INF)]
+            return self._hold(value, nan, inf)
+
+        for held in inputs:
+            if _jax.is_ref(held.value):
+                hold(held.value)
+        return [*map(hold, outputs)]
+
+    # Findings.
+
+    def _check(
+        self, equation: Any, inputs: list[Held], outputs: list[Any], context: Context
+    ) -> list[Held]:
+        """The outputs of an operation with the findings that they come from."""
+        judge = _Judge(self, equation, inputs, context)
+        for held in inputs:
+            if _jax.is_ref(held.value):
+                self._hold(held.value, *judge.findings(held.value))
+        return [self._hold(value, *judge.findings(value)) for value in outputs]
+
+
+class _Judge:
+    """Tells for the outputs of one operation where what isn't finite comes from."""
+
+    def __init__(
+        self, search: Search, equation: Any, inputs: list[Held], context: Context
+    ) -> None:
+        self._search = search
+        self._equation = equation
+        self._inputs = inputs
+        self._around = context
+        self._name = equation.primitive.name
+
+    def findings(self, value: Any) -> tuple[Finding | None, Finding | None]:
+        """The findings of the NaN and of the infinities in an output."""
+        code = finite_checks.code_of(value)
+        return (
+            self._nan(value) if code & NAN else None,
+            self._inf(value) if code & INF else None,
+        )
+
+    def _nan(self, value: Any) -> Finding:
+        source = self._source(NAN)
+        return source or self._arisen(NAN, value, cause=self._source(INF))
+
+    def _inf(self, value: Any) -> Finding:
+        source = self._source(INF)
+        if source is None:
+            return self._arisen(INF, value)
+        if source.source != "operation" and self._is_elementwise(value):
+            inputs = [held.value for held in self._inputs]
+            if finite_checks.arising(value, inputs):
+                return self._arisen(INF, value)
+        return source
+
+    def _source(self, kind: int) -> Finding | None:
+        """The finding that the inputs have; a constant is told as used here."""
+        source = _earliest(held.of(kind) for held in self._inputs)
+        if source is None or not source.is_constant or source.operation:
+            return source
+        facts = self._facts() | {"output": source.output}
+        return self._search.note(kind, "constant", **facts)
+
+    def _is_elementwise(self, value: Any) -> bool:
+        return self._name in _ELEMENTWISE and all(
+            jnp.ndim(held.value) in (0, jnp.ndim(value)) for held in self._inputs
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {"operation": self._name, **self._around.of(self._equation)._asdict()}
+
+    def _arisen(self, kind: int, value: Any, **facts: Any) -> Finding:
+        return self._search.note(
+            kind,
+            "operation",
+            inputs=tuple([finite_checks.describe(held.value) for held in self._inputs]),
+            output=finite_checks.describe(value, kind),
+            example=self._example(value, kind),
+            **self._facts(),
+            **facts,
+        )
+
+    def _example(self, value: Any, kind: int) -> str:
+        """The first number of a kind, and what it was made of."""
+        if not self._is_elementwise(value):
+            return ""
+        place = finite_checks.first_place(value, kind)
+        values = [*[held.value for held in self._inputs], value]
+        *numbers, out = [finite_checks.number_at(x, place) for x in values]
+        numbers += [f"y={y}" for y in [self._equation.params.get("y")] if y is not None]
+        return f"{self._name}({', '.join(numbers)}) = {out}"
+
+
+def _told(value: Any, kind: int, source: str) -> str:
+    """What is in a value that came in; a constant is told by its form."""
+    if source == "constant":
+        return finite_checks.form_of(value)
+    return finite_checks.describe(value, kind)
+
+
+def _is_reason(source: Finding | None, kind: int) -> bool:
+    # An infinity that stands in the program is no reason for others.
+    return source is not None and (kind == NAN or not source.is_constant)
+
+
+def _earliest(sources: Iterable[Finding | None]) -> Finding | None:
+    """The first finding; those of operations and arguments before constants."""
+    found = [source for source in sources if source is not None]
+    return min(found, key=lambda x: (x.is_constant, x.number), default=None)
+
+
+def _row(held: Held, i: int) -> Held:
+    """A row of an array, with the findings of what is in it."""
+    value = jax.lax.index_in_dim(held.value, i, keepdims=False)
+    code = finite_checks.code_of(value)
+    return Held(
+        value, held.nan if code & NAN else None, held.inf if code & INF else None
+    )
+
+
+def _has_refs_in_rows(equation: Any, inputs: list[Held]) -> bool:
+    """Whether a loop takes slices of refs, which only JAX can."""
+    if equation.primitive.name != "scan":
+        return False
+    rows = inputs[sum(_jax.scan_counts(equation.params)) :]
+    return any(_jax.is_ref(held.value) for held in rows)
+
+
+def _stack(column: Sequence[Held]) -> Held:
+    nan, inf = [_earliest(held.of(kind) for held in column) for kind in (NAN, INF)]
+    return Held(jnp.stack([held.value for held in column]), nan, inf)
+
+
+def _contents(inputs: list[Held]) -> list[tuple[Any, Any]]:
+    return [(held.value, held.value[...]) for held in inputs if _jax.is_ref(held.value)]
+
+
+def _restore(contents: list[tuple[Any, Any]]) -> None:
+    for ref, content in contents:
+        ref[...] = content
+
+
+def _last_uses(program: Any) -> list[list[Any]]:
+    """For each equation the variables that nothing uses after it."""
+    used = {v for v in program.outvars if not isinstance(v, _jax.Literal)}
+    unused: list[list[Any]] = []
+    for equation in reversed(program.eqns):
+        inputs = {v for v in equation.invars if not isinstance(v, _jax.Literal)}
+        unused.append([v for v in {*inputs, *equation.outvars} if v not in used])
+        used |= inputs
+    return unused[::-1]

@@ -1,0 +1,345 @@
+"""`find_nans`: what counts as a finding, where it is, and what stays as it was."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.debugging import nan_reports, nan_search
+from graftree.debugging.finite_checks import INF, NAN
+
+find_nans = nnx.debugging.find_nans
+
+
+class Scale(nnx.Module):
+    """Multiplies by a parameter."""
+
+    def __init__(self, value):
+        self.scale = nnx.Param(jnp.array(value))
+
+    def __call__(self, x):
+        return self.scale * x
+
+    def log(self, x):
+        return jnp.log(self.scale * x)
+
+
+def facts(finding):
+    return finding.kind, finding.operation, nan_reports.path_of(finding)
+
+
+# ------------------------------------------------------------------- what is a finding
+
+
+def test_finite_program_has_no_finding():
+    report = find_nans(Scale(2.0))(jnp.ones(2))
+    assert not report and report.first is None and report.first_nan is None
+    assert str(report) == "All results are finite."
+
+
+def test_infinity_and_the_nan_made_of_it_are_both_told():
+    def f(x):
+        with jax.named_scope("net/head"):
+            return jnp.exp(x) - jnp.exp(x)
+
+    report = find_nans(f)(jnp.array([[0.0, 91.3, 0.0]]))
+    assert facts(report.first) == (INF, "exp", "net.head")
+    assert report.first.example == "exp(91.3) = inf"
+    assert report.first.inputs == ("float32[1, 3] in [0, 91.3], all finite",)
+    assert report.first.output == "float32[1, 3]: 1 +inf of 3, first inf at [0, 1]"
+    assert facts(report.first_nan) == (NAN, "sub", "net.head")
+    assert report.first_nan.cause is report.first
+
+
+def softmax(x, mask):
+    return jax.nn.softmax(jnp.where(mask, x, -jnp.inf))
+
+
+def test_mask_of_infinities_is_no_finding():
+    assert not find_nans(softmax)(jnp.ones(2), jnp.array([True, False]))
+    grad = jax.grad(lambda x, mask: (softmax(x, mask) ** 2).sum())
+    assert not find_nans(grad)(jnp.ones(2), jnp.array([True, False]))
+
+
+def test_mask_of_infinities_is_told_as_the_cause_of_nan():
+    report = find_nans(softmax)(jnp.ones(2), jnp.array([False, False]))
+    assert report.first is report.first_nan and report.first.operation == "sub"
+    assert report.first.cause.is_constant
+    assert "inf is  a constant of the program, test_nans.py:" in str(report)
+
+
+def test_infinity_of_the_program_in_a_result_is_told_but_is_no_finding():
+    report = find_nans(lambda x: jnp.where(x > 1, x, -jnp.inf))(jnp.ones(2))
+    assert not report
+    assert str(report).startswith(
+        "No result has NaN, nor an infinity that arose. One has this:\n"
+        "  inf, a constant of the program, test_nans.py:"
+    )
+
+
+def test_infinity_that_arises_beside_a_mask_is_a_finding():
+    report = find_nans(lambda x: jnp.exp(jnp.where(x > 0, x, -jnp.inf)))(
+        jnp.array([-1.0, 99.0])
+    )
+    assert report.first.example == "exp(99) = inf"
+
+
+def test_nan_that_is_left_out_is_no_finding_but_is_told():
+    report = find_nans(lambda x: jnp.where(x > 0, jnp.log(x), 0.0))(-jnp.ones(2))
+    assert not report
+    assert "NaN, which reached no result, in the output of `log`" in str(report)
+
+
+def test_branch_left_out_in_the_forward_pass_is_found_in_the_backward_pass():
+    def loss(x):
+        with jax.named_scope("net/norm"):
+            return jnp.where(x > 0, jnp.sqrt(x), 0.0).sum()
+
+    assert not find_nans(loss)(jnp.array([0.0, 1.0]))
+    report = find_nans(jax.grad(loss))(jnp.array([0.0, 1.0]))
+    assert report.first.example == "div(0.5, 0) = inf"
+    assert report.first_nan.example == "mul(0, inf) = nan"
+    assert report.path == "net.norm"
+    assert "First NaN: in the output of `mul`\n  at      net.norm (backward)" in str(
+        report
+    )
+
+
+def test_constants_that_are_nan_are_findings():
+    nan = jnp.array(jnp.nan)
+    report = find_nans(lambda x: x * nan)(jnp.ones(2))
+    assert report.first.is_constant and report.first.kind == NAN
+    assert str(report).startswith("First non-finite value: NaN, a constant of the")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.complex64])
+def test_every_dtype_is_looked_at(dtype):
+    x = jnp.full(2, 3e4 if dtype == jnp.float16 else 3e38, dtype)
+    assert find_nans(lambda x: x * x * x)(x)
+
+
+# -------------------------------------------------------------------------- arguments
+
+
+def test_argument_that_is_not_finite_is_named():
+    def f(net, batch, *, rate):
+        return net.layers[1](batch["image"]) * rate
+
+    net = nnx.Sequential(Scale(1.0), Scale(1.0))
+    image = jnp.array([1.0, jnp.nan])
+    report = find_nans(f)(net, {"image": image}, rate=jnp.ones(()))
+    assert report.path == "batch['image']"
+    assert "in the argument `batch['image']`" in str(report)
+    net.layers[1].scale[...] = jnp.inf
+    report = find_nans(nnx.jit(f))(net, {"image": image}, rate=jnp.ones(()))
+    assert report.path == "net.layers[1].scale"
+    assert "1 other argument is not finite either" in str(report)
+    report = find_nans(f)(net, {"image": jnp.ones(2)}, rate=jnp.array(jnp.nan))
+    assert report.first_nan.argument == "rate"
+
+
+def test_argument_that_reaches_no_result_is_no_finding():
+    report = find_nans(lambda x, padding: x)(jnp.ones(2), jnp.array([jnp.nan]))
+    assert not report
+    assert "which reached no result, in the argument `padding`" in str(report)
+
+
+# -------------------------------------------------------------------------- transforms
+
+
+def grow(x):
+    with jax.named_scope("cell"):
+        return jnp.exp(x)
+
+
+def test_iterations_and_branches_are_told():
+    def scan(x):
+        return jax.lax.scan(lambda c, _: (grow(c), None), x, None, length=5)[0]
+
+    def repeat(x):
+        return jax.lax.while_loop(
+            lambda c: c[0] < 5, lambda c: (c[0] + 1, grow(c[1])), (0, x)
+        )[1]
+
+    def choose(x):
+        return jax.lax.cond(x < 99, lambda x: x, grow, x)
+
+    for f, x, step in [
+        (scan, 1.0, "iteration 3 of 5 of scan"),  # e, e^e, e^e^e, inf
+        (repeat, 1.0, "iteration 3 of while"),
+        (choose, 100.0, "branch 0 of cond"),
+    ]:
+        report = find_nans(f)(jnp.array(x))
+        assert (report.path, report.first.within) == ("cell", (step,))
+
+
+def test_infinity_of_the_program_may_pass_through_loops():
+    def scan(x):
+        return jax.lax.scan(lambda c, x: (jnp.maximum(c, x), c), -jnp.inf, x)
+
+    for x in (jnp.zeros(0), jnp.ones(2)):
+        report = find_nans(scan)(x)
+        assert not report and "inf, a constant of the program" in str(report)
+
+
+def test_backward_pass_of_a_scan_is_gone_into():
+    def loss(x):
+        def body(c, _):
+            with jax.named_scope("cell"):
+                return jnp.sqrt(c), None
+
+        return jax.lax.scan(body, x, None, length=2)[0]
+
+    report = find_nans(jax.jit(jax.grad(loss)))(jnp.array(0.0))
+    assert report.first.operation == "div" and report.path == "cell"
+    assert report.first.within == ("iteration 0 of 2 of scan",)
+
+
+def test_rematerialized_part_has_its_path_once():
+    @jax.checkpoint
+    def block(x):
+        with jax.named_scope("blocks[1]/norm"):
+            return jnp.sqrt(jnp.abs(x)) * x
+
+    def loss(x):
+        with jax.named_scope("net"):
+            return block(jnp.sin(x)).sum()
+
+    report = find_nans(jax.jit(jax.grad(loss)))(jnp.array([0.0, 1.0]))
+    assert report.path == "net.blocks[1].norm"
+
+
+def test_rules_of_custom_derivatives_are_gone_into():
+    @jax.custom_vjp
+    def f(x):
+        return x
+
+    def bwd(_, g):
+        with jax.named_scope("rule"):
+            return (g / 0.0,)
+
+    f.defvjp(lambda x: (x, None), bwd)
+    assert not find_nans(f)(jnp.ones(()))
+    assert facts(find_nans(jax.grad(f))(jnp.ones(())).first) == (INF, "div", "rule")
+
+
+def test_what_cannot_be_gone_into_is_one_operation():
+    def f(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: np.full_like(x, np.nan), shape, x)
+
+    report = find_nans(f)(jnp.ones(2))
+    assert report.first.operation == "pure_callback"
+    assert "inside  a pure_callback nothing is looked at" in str(report)
+
+
+# ------------------------------------------------------------------ ways to call, state
+
+
+def test_functions_methods_and_modules_are_taken():
+    model, x = Scale(0.0), jnp.ones(2)
+    for report in [
+        find_nans(model.log)(x),
+        find_nans(Scale.log)(model, x=x),
+        find_nans(nnx.jit(Scale.log))(model, x),
+        find_nans(functools.partial(Scale.log, model))(x),
+        find_nans(nnx.jit(lambda m, name, x: getattr(m, name)(x), static_argnums=1))(
+            model, "log", x
+        ),
+        find_nans(jax.jit(lambda m, x: m.log(x)))(model, x),
+    ]:
+        assert report.first.operation == "log"
+
+
+class Stateful(nnx.Module):
+    """Has a count, a random stream and a ref."""
+
+    def __init__(self):
+        self.count = nnx.BatchStat(jnp.array(0.0))
+        self.rngs = nnx.Rngs(0)
+        self.ref = nnx.Variable(jnp.ones(2), ref=True)
+
+    def __call__(self, x):
+        self.count[...] += 1
+        self.rngs()
+        self.ref[...] += x
+        self.calls = nnx.Variable(x)
+        return jnp.log(self.ref * self.count)
+
+
+def test_search_writes_to_nothing():
+    model = Stateful()
+    before = jax.tree.leaves(nnx.state(model))
+    assert find_nans(nnx.jit(Stateful.__call__))(model, -jnp.ones(2))
+    assert find_nans(model)(-jnp.ones(2)).first.example == "log(0) = -inf"
+    after = jax.tree.leaves(nnx.state(model))
+    assert [*map(id, before)] == [*map(id, after)]
+    assert not model.ref.sum() - 2 and not hasattr(model, "calls")
+
+
+def test_values_in_refs_are_followed():
+    def f(ref, x):
+        ref[...] = jnp.log(x)
+        return ref[...] * 0.0
+
+    report = find_nans(f)(jax.new_ref(jnp.ones(2)), jnp.zeros(2))
+    assert (report.first.operation, report.first_nan.operation) == ("log", "mul")
+
+    def scanned(ref, x):
+        def body(c, x):
+            ref[...] = jnp.log(x)
+            return c + 1, None
+
+        return jax.lax.scan(body, 0, x)[0]
+
+    report = find_nans(scanned)(jax.new_ref(jnp.ones(())), jnp.array([1.0, 0.0]))
+    assert report.first.operation == "log"
+    assert report.first.within == ("iteration 1 of 2 of scan",)
+
+
+def test_search_inside_a_trace_is_refused():
+    with pytest.raises(ValueError, match="runs a function on numbers.*\n  x: "):
+        jax.jit(lambda x: find_nans(jnp.log)(x))(1.0)
+
+
+def test_debug_nans_of_jax_does_not_stop_the_search():
+    with jax.debug_nans(True):
+        assert find_nans(jnp.log)(jnp.array(-1.0)).first.operation == "log"
+
+
+# ------------------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("names", "path", "backward"),
+    [
+        ("net/blocks[3] attn", "net.blocks[3].attn", False),
+        ("jvp() net attn", "net.attn", False),
+        ("transpose() jvp() net vmap() attn/query", "net.attn.query", True),
+        # As JAX names the backward pass of what is rematerialized.
+        (
+            "transpose() jvp() net jvp() net rematted_computation blocks[0]",
+            "net.blocks[0]",
+            True,
+        ),
+        ("transpose() jvp() net blocks[0] attn", "net.blocks[0].attn", True),
+        ("net attn BTNH,BSNH->BNTS", "net.attn", False),
+        ("my_scope net", "my_scope.net", False),
+        ("", "", False),
+    ],
+)
+def test_names_around_an_operation_are_a_path(names, path, backward):
+    scopes = [(n.removesuffix("()"), n.endswith("()")) for n in names.split()]
+    assert nan_reports.module_path(scopes) == path
+    assert nan_reports.is_backward(scopes) == backward
+
+
+def test_program_run_by_operations_gives_what_it_computes():
+    program = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)) + x)(1.0)
+    search = nan_search.Search()
+    (out,) = search.run(program, [search.argument(jnp.ones(()), "x")])
+    np.testing.assert_allclose(out.value, np.sin(np.cos(1.0)) + 1.0, rtol=1e-6)
+    assert search.findings == []
