@@ -21,6 +21,7 @@ from benchmarks import (
     libraries,
     long_runs,
     memory,
+    paths,
     perceptrons,
     planned_memory,
     steps,
@@ -135,6 +136,7 @@ def groups(quick: bool = False) -> list[Group]:
             for part in planned_memory.PARTS
         ),
         *(trace_per_variable(count) for count in (250, 1_000, 4_000)[: 3 - quick]),
+        *paths_known(12),
         slowest_calls(2_000 if quick else 10_000),
         *courses(2_000 if quick else 10_000),
     ]
@@ -461,6 +463,31 @@ def trace_per_variable(count: int) -> Group:
         OWN_MICROSECONDS,
         (Row(RAW, "flat list", raw), *_in_modes(nnx)),
     )
+
+
+def paths_known(depth: int) -> list[Group]:
+    """What it costs that the path of the running module is known."""
+
+    def group(title, quantity, raw, make):
+        (library,) = libraries.installed(GRAFTREE).values()
+        rows = [
+            Row(GRAFTREE, f"paths {word}", partial(make, library, is_on))
+            for word, is_on in (("off", False), ("on", True))
+        ]
+        return Group(title, quantity, (raw, *rows))
+
+    def trace(library, is_on):
+        return paths.trace(library, depth, is_on)
+
+    by_hand = _gpt_rows(depth, lambda make: lambda: make().lower())[0]
+    call = Row(RAW, "flat list", partial(calls.raw, paths.LAYERS))
+    eager = Row(RAW, "by hand", paths.raw_eager)
+    title = f"paths of modules: trace the train step of a GPT, {depth} layers"
+    return [
+        group(title, MILLISECONDS, by_hand, trace),
+        group("paths of modules: a warm call", MICROSECONDS, call, paths.warm_call),
+        group("paths of modules: Linear, eager", MICROSECONDS, eager, paths.eager),
+    ]
 
 
 def slowest_calls(count: int) -> Group:
