@@ -105,6 +105,7 @@ from graftree.core.variables.sharding import (
 from graftree.core.variables.variables import A, Variable
 from graftree.debugging.displays import display
 from graftree.interop.flax_names import install as _install
+from graftree.interop.flax_names import list_names as _list_names
 from graftree.interop.flax_names import look_up as _look_up
 from graftree.interop.graph_contexts.contexts import (
     MergeContext,
@@ -460,6 +461,7 @@ _install()
 _install_old_places()
 if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up
+    __dir__ = _list_names
 else:  # for a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
     helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat

@@ -54,6 +54,8 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "flax_max_repr_depth": (None, _parse_optional_int),
     # Whether operations are named after the modules that they are in.
     "graftree_named_scopes": (True, _parse_bool),
+    # A longer repr is written in the compact form; None: never.
+    "graftree_repr_lines": (150, _parse_optional_int),
     # Programs for Flax set these; nothing here depends on them.
     "flax_use_flaxlib": (False, _parse_bool),
     "flax_filter_frames": (True, _parse_bool),

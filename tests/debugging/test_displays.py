@@ -118,3 +118,19 @@ def test_constructors_of_python_are_drawn_without_brackets(treescope):
 
     text = treescope.render_to_text(Point(), roundtrip_mode=True)
     assert text.endswith("Point(x=1)")  # after the module
+
+
+def test_html_files_show_all_objects(treescope, tmp_path):
+    path = tmp_path / "model.html"
+    nnx.debugging.display_to_html(path, Block(), nnx.List([3]))
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>") and page.rstrip().endswith("</html>")
+    assert "<title>Block, List</title>" in page
+    assert page.count("<hr>") == 1 and "http" not in page.split("<body>")[0]
+
+
+def test_html_files_name_the_extra_that_they_need(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "treescope", None)
+    with pytest.raises(ImportError, match=r"pip install \"graftree\[display\]\""):
+        nnx.debugging.display_to_html(tmp_path / "model.html", Block())
+    assert not list(tmp_path.iterdir())

@@ -1,9 +1,9 @@
 """Seeing what models and compiled functions do: the public sub-module `nnx.debugging`.
 
 - ``interceptions.py``: what the modules of a model return, seen or replaced.
-- ``displays.py``: objects in notebooks, drawn by treescope.
 - ``nans.py``: where a value that is not finite arises; ``nan_search.py`` runs a program
   by operations, ``finite_checks.py`` looks at numbers, ``nan_reports.py`` tells.
+- ``displays.py``: objects in notebooks and HTML files, and as text.
 
 The public names are in the table below, and nothing is imported before one is used.
 """
@@ -18,12 +18,15 @@ PUBLIC: dict[str, str] = {
     "interceptions": "intercept",
     "nan_reports": "NanReport",
     "nans": "find_nans",
+    "displays": "display_to_html full_repr",
 }
 
 _FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
 
 
 if typing.TYPE_CHECKING:
+    from graftree.debugging.displays import display_to_html as display_to_html
+    from graftree.debugging.displays import full_repr as full_repr
     from graftree.debugging.interceptions import intercept as intercept
     from graftree.debugging.nan_reports import NanReport as NanReport
     from graftree.debugging.nans import find_nans as find_nans

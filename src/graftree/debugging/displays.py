@@ -1,4 +1,4 @@
-"""Draws objects in notebooks, by treescope.
+"""Shows objects: in notebooks and HTML files, drawn by treescope, and as text.
 
 Treescope is optional and is imported only when it draws. It asks objects for a
 ``__treescope_repr__``; ours answer with the function that this file registers. So a
@@ -7,11 +7,14 @@ notebook in which treescope is active needs no call to `display`.
 
 from __future__ import annotations
 
+import html
+import os
+import pathlib
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graftree.core.text import representations, writing
+from graftree.core.text import forms, representations, writing
 
 
 def display(*args: Any) -> None:
@@ -29,6 +32,74 @@ def display(*args: Any) -> None:
     show = _show_tree if _in_ipython() else print
     for arg in args:
         show(arg)
+
+
+def display_to_html(path: str | os.PathLike[str], *objects: Any) -> None:
+    """Writes objects to an HTML file, as trees to click through in any browser.
+
+    Args:
+        path: The file, which is replaced if it exists. It needs no other file.
+        *objects: Any values, shown one below the other.
+
+    Raises:
+        ImportError: If treescope is not installed; it comes with
+            ``pip install "graftree[display]"``.
+
+    Example:
+        >>> import os, pathlib, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.html")
+        >>> nnx.debugging.display_to_html(path, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> pathlib.Path(path).read_text()[:15]
+        '<!DOCTYPE html>'
+    """
+    try:
+        treescope = _treescope()
+    except ImportError as error:
+        raise ImportError(
+            "nnx.debugging.display_to_html draws with treescope, which is not "
+            'installed: pip install "graftree[display]".'
+        ) from error
+    trees = [treescope.render_to_html(x, ignore_exceptions=True) for x in objects]
+    title = html.escape(", ".join(type(x).__name__ for x in objects))
+    page = _PAGE.format(title=title, body="\n<hr>\n".join(trees))
+    pathlib.Path(path).write_text(page, encoding="utf-8")
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>{title}</title></head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def full_repr(x: Any) -> str:
+    """Gives the whole text of an object, however long.
+
+    The ``repr`` of a large object is shortened: equal siblings are folded, attributes
+    that have their defaults are left out, arrays are shapes. To get the full one
+    everywhere, set the flag: ``nnx.config.update("graftree_repr_lines", None)``. It is
+    the number of lines up to which a ``repr`` is not shortened, 150 at first.
+
+    Args:
+        x: Any value.
+
+    Returns:
+        The text, without colors.
+
+    Example:
+        >>> model = nnx.List([nnx.Linear(2, 3, rngs=nnx.Rngs(0)) for _ in range(12)])
+        >>> model
+        List([
+          (0-11) 12 x Linear(kernel=Param(float32[2, 3]), bias=Param(float32[3]),
+              in_features=2, out_features=3)
+        ]) # shortened; in full: print(nnx.debugging.full_repr(...))
+        >>> len(nnx.debugging.full_repr(model).splitlines())
+        206
+    """
+    return forms.full(x)
 
 
 def _in_ipython() -> bool:

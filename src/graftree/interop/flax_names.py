@@ -69,7 +69,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "reprlib": {
         "core.text.representations": "Representable MappingReprMixin"
         " SequenceReprMixin PrettyMapping PrettySequence",
-        "core.text.writing": "Attr Object colorized get_repr",
+        "core.text.writing": "Attr Object",
+        "core.text.forms": "colorized get_repr",
         "core.text.colors": "COLOR Color NO_COLOR supports_color",
     },
     "visualization": {"debugging.displays": "display render_object_constructor"},
@@ -436,8 +437,12 @@ def install() -> None:
                 module.__path__ = []  # a package: there are paths below it
             _register(path, module)
         setattr(module, "__getattr__", _finder(module, origins))  # noqa: B010
+        setattr(module, "__dir__", _lister(path, module, origins))  # noqa: B010
     for path, target in ALIASES.items():
         _register(path, importlib.import_module(_full(target)))
+    for path in ("compat", "nn", "training", "transforms"):
+        module = sys.modules[_full(path)]
+        setattr(module, "__dir__", _lister(path, module, {}))  # noqa: B010
 
 
 def _full(path: str) -> str:
@@ -477,6 +482,23 @@ def _finder(
     return find
 
 
+def _lister(
+    path: str, module: types.ModuleType, origins: Mapping[str, Any]
+) -> Callable[[], list[str]]:
+    """The ``__dir__`` of a module with these names: no files of ours, no imports."""
+
+    def is_public(name: str, value: Any) -> bool:
+        if isinstance(value, types.ModuleType):
+            return has_path(f"{path}.{name}")
+        return not name.startswith("_") and name != "annotations"
+
+    def names() -> list[str]:
+        own = {n for n, x in vars(module).items() if n[:2] == "__" or is_public(n, x)}
+        return sorted(own | {*origins})
+
+    return names
+
+
 # Keywords that `vars_as` took before it was called `with_vars`.
 _OLDER_KEYWORDS = {"is_hijax": "hijax", "has_ref": "ref", "is_mutable": "mutable"}
 
@@ -493,6 +515,23 @@ _deprecated = {
     "pure": deprecations.deprecated(as_pure),
     "vars_as": deprecations.deprecated(_vars_as),
 }
+
+
+def list_names() -> list[str]:
+    """Lists what the public namespace has for users: for ``dir``, and so for Tab.
+
+    Returns:
+        The public names, the sub-modules of the table, and the names that every module
+        has; no older names.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> {"Linear", "variablelib"} <= set(flax_names.list_names())
+        True
+    """
+    namespace = vars(sys.modules[_full(_PUBLIC)])
+    of_modules = [name for name in namespace if name.startswith("__")]
+    return sorted({*namespace["__all__"], *top_level_paths(), *of_modules})
 
 
 def look_up(name: str) -> Any:

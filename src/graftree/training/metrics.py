@@ -446,7 +446,8 @@ class MultiMetric(Metric):
     """
 
     def __init__(self, **metrics: Metric) -> None:
-        taken = [name for name in metrics if name in dir(type(self))]
+        known = {name for base in type(self).__mro__ for name in vars(base)}
+        taken = [name for name in metrics if name in known]
         if taken:
             raise ValueError(
                 f"MultiMetric: a metric can't be named {', '.join(map(repr, taken))}, "

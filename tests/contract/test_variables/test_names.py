@@ -65,7 +65,14 @@ OF_VARIABLES = {
 
 def names_in(*objects):
     """All names that these define or use, dunder names left out."""
-    found = {name for x in objects for name in (*dir(x), *getattr(x, "__slots__", ()))}
+    # Not those that `dir` shows: the others are what may collide.
+    found = {
+        name
+        for x in objects
+        for name in (type if isinstance(x, type) else object).__dir__(x)
+        if isinstance(name, str)
+    }
+    found |= {name for x in objects for name in getattr(x, "__slots__", ())}
     # Of abc, of typing and of the machinery of classes.
     public = {name for name in found if not name.startswith(("__", "_abc_"))}
     return public - {"mro", "_is_protocol"}

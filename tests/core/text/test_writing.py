@@ -10,7 +10,7 @@ import pytest
 
 from graftree import config
 from graftree.core.modules.modules import Module
-from graftree.core.text import colors, representations, writing
+from graftree.core.text import colors, forms, representations
 from graftree.core.text.representations import (
     PrettyMapping,
     PrettySequence,
@@ -94,7 +94,7 @@ def test_wrong_items_are_refused(items, phrase):
     ],
 )
 def test_values_are_written_as_by_python_and_classes_by_name(value, expected):
-    assert without_color(writing.colorized(value)) == expected
+    assert without_color(forms.colorized(value)) == expected
 
 
 def test_lists_that_hold_themselves_end():

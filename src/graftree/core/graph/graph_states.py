@@ -9,7 +9,7 @@ import jax
 
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.states.states import State
-from graftree.core.text import representations
+from graftree.core.text import completions, representations
 
 
 class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
@@ -52,6 +52,9 @@ class GraphState(representations.MappingReprMixin, MutableMapping[Any, Any]):
 
     def __delitem__(self, key: Any) -> None:
         del self._state[key]
+
+    def __dir__(self) -> list[str]:
+        return completions.of_object(self, dir(self._state))
 
     def __getattr__(self, name: str) -> Any:
         if name in GraphState.__slots__:

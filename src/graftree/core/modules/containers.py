@@ -238,6 +238,9 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         """Reverses the order of the items, in place."""
         _replace(self, _items(self)[::-1])
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != _LENGTH]
+
     def clear(self) -> None:
         """Removes all items."""
         _replace(self, [])

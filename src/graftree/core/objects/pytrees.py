@@ -25,7 +25,7 @@ from graftree.core import imprints, ownership, pickling, stamps
 from graftree.core.objects import attributes, bookkeeping, classes, methods
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
-from graftree.core.text import representations
+from graftree.core.text import completions, representations
 from graftree.core.variables import values, variables
 from graftree.core.variables.variables import Variable
 
@@ -65,6 +65,8 @@ class PytreeMeta(abc.ABCMeta):
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
         classes.forget()
+
+    __dir__ = completions.of_class
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -208,6 +210,8 @@ class Pytree(
     def __nnx_repr__(self) -> Iterable[Any]:
         items, table = bookkeeping.attribute_items(self), bookkeeping.table_of(self)
         return representations.pytree_repr(self, items, table)
+
+    __dir__ = completions.of_object
 
 
 classes.forget()

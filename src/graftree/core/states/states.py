@@ -20,7 +20,7 @@ from graftree.annotations import Filter, Key, Path
 from graftree.core import paths
 from graftree.core.states import flat_states, nested, pure_dicts
 from graftree.core.states.flat_states import FlatState
-from graftree.core.text import representations, writing
+from graftree.core.text import completions, representations, writing
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -153,6 +153,10 @@ class State(MutableMapping[K, V], representations.Representable):
         """Yields one entry per item; sub-mappings stand without a class name."""
         return _items_repr(type(self), self._mapping, "({", "})")
 
+    def __dir__(self) -> list[str]:
+        keys = [key for key in self._mapping if isinstance(key, str)]
+        return completions.of_object(self, keys)
+
     # The methods of older programs.
 
     @_deprecated
@@ -237,10 +241,15 @@ class _NestedRepr(representations.Representable):
     """A sub-mapping of a State in its text."""
 
     def __init__(self, mapping: Mapping):
-        self.mapping = nested.raw_mapping(mapping)
+        self._mapping = nested.raw_mapping(mapping)
+
+    @property
+    def raw_mapping(self) -> Mapping:
+        """The mapping."""
+        return self._mapping
 
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
-        return _items_repr("", self.mapping, "{", "}")
+        return _items_repr("", self._mapping, "{", "}")
 
 
 # ----------------------------------------------------------------- State as a pytree

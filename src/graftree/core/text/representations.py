@@ -16,7 +16,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core import paths
-from graftree.core.text import colors, writing
+from graftree.core.text import colors, forms, writing
 
 
 class Representable:
@@ -49,10 +49,10 @@ class Representable:
         )
 
     def __repr__(self) -> str:
-        return writing.get_repr(self)
+        return forms.get_repr(self)
 
     def __str__(self) -> str:
-        return writing.get_repr(self, color=colors.default())
+        return forms.get_repr(self, color=colors.default())
 
     def __treescope_repr__(self, path: str, subtree_renderer: Any) -> Any:
         """Shows the object in a notebook, if a renderer for treescope is registered."""
@@ -243,21 +243,34 @@ def _kind(cls: type) -> type:
 
 
 def variable_repr(
-    variable: Any, value: Any, metadata: Mapping[str, Any]
+    variable: Any, metadata: Mapping[str, Any]
 ) -> Iterator[writing.Object | writing.Attr]:
     """Yields what ``__nnx_repr__`` of a Variable yields."""
     raw = variable.get_raw_value()
     comment = variable_comment(raw)
     yield writing.Object(type(variable), comment=f" # {comment}" if comment else "")
-    # Shortened, a ref says that it is one; in full, its elements say more.
-    shows_ref = _jax.is_ref(raw) and writing.shortens_arrays() and raw.size > 1
-    yield writing.Attr("value", raw if shows_ref else value)
+    yield writing.Attr("value", _shown_value(variable, raw))
     for name, entry in metadata.items():
         if name in _DEFAULTS and entry == getattr(config, _DEFAULTS[name]):
             continue
         if name == "ref" and not entry:
             continue
         yield writing.Attr(name, entry)
+
+
+def _shown_value(variable: Any, raw: Any) -> Any:
+    if not writing.reads_values():
+        return raw
+    if _jax.is_ref(raw):
+        # Reading a traced ref would add an equation to the program. And shortened, a
+        # ref says that it is one; in full, its elements say more.
+        is_short = writing.shortens_arrays() and raw.size > 1
+        if is_short or isinstance(raw, _jax.Tracer):
+            return raw
+    try:
+        return variable.get_value()
+    except Exception:  # a hook of the user's, or the buffer of a ref is gone
+        return raw
 
 
 def pytree_repr(

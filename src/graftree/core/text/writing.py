@@ -1,4 +1,4 @@
-"""Writes objects as text: the engine behind ``repr`` and ``str``.
+"""Writes objects as text, in the full form (see `forms.py`).
 
 An object describes itself by yielding one `Object` and then its `Attr` items from
 ``__nnx_repr__``; this file decides how that looks. What always holds:
@@ -7,14 +7,14 @@ An object describes itself by yielding one `Object` and then its `Attr` items fr
 - in one text each node is written out once and abbreviated as ``Type(...)`` after
   that, so cycles end; objects deeper than ``config.flax_max_repr_depth`` are
   abbreviated, too;
-- arrays that are attributes of a node are shortened to shape and dtype.
+- arrays that are attributes of a node are shortened to shape and dtype;
+- a value whose own ``repr`` fails is named by its type.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,46 +90,14 @@ class Attr:
     use_raw_key: bool = False
 
 
-def get_repr(obj: Any, *, color: colors.Color = colors.NO_COLOR) -> str:
-    """Writes an object as text.
-
-    Args:
-        obj: The object.
-        color: The colors; plain by default.
-
-    Returns:
-        The text, without a line break at its end.
-
-    Raises:
-        TypeError: If ``__nnx_repr__`` yields anything but one `Object` and then
-            `Attr` items.
-
-    Example:
-        >>> nnx.reprlib.get_repr(nnx.reprlib.PrettyMapping({}))
-        'PrettyMapping({})'
-    """
-    return _active.write(_Writer.object, obj, color)
-
-
-def colorized(x: Any, /) -> str:
-    """Writes any value as text, in color where `colors.supports_color`.
-
-    Args:
-        x: The value.
-
-    Returns:
-        Its ``repr``, with the bare name for a class.
-
-    Example:
-        >>> nnx.reprlib.colorized([int, "a"])
-        "[int, 'a']"
-    """
-    return _active.write(_Writer.value, x, colors.default())
-
-
 def shortens_arrays() -> bool:
     """Whether arrays are abbreviated at the current position."""
     return _active.writer is not None and _active.writer.short
+
+
+def reads_values() -> bool:
+    """Whether the text being written shows values, which have to be computed."""
+    return _active.writer is None or _active.writer.reads_values
 
 
 def described(obj: Any) -> tuple[Object, list[Attr]]:
@@ -155,44 +123,62 @@ def described(obj: Any) -> tuple[Object, list[Attr]]:
 class _Active(threading.local):
     """The writer at work in this thread, if any."""
 
-    writer: _Writer | None = None
-
-    def write(
-        self, method: Callable[[_Writer, Any], str], x: Any, color: colors.Color
-    ) -> str:
-        if self.writer is not None:
-            return method(self.writer, x)
-        self.writer = _Writer(color, config.flax_max_repr_depth)
-        try:
-            return method(self.writer, x)
-        finally:
-            self.writer = None
+    writer: Writer | None = None
 
 
 _active = _Active()
 
 
-class _Writer:
+def active() -> Writer | None:
+    """The writer at work in this thread, if any."""
+    return _active.writer
+
+
+class Writer:
     """Writes one text; knows what it has written and where it is.
 
+    Args:
+        color: The colors.
+        max_elements: Arrays with more elements are shortened wherever they are, except
+            by themselves; ``None`` for no limit.
+
     Attributes:
+        reads_values: Whether it shows values, and not only shapes.
         short: Whether the arrays at the current place are shortened.
     """
 
-    def __init__(self, color: colors.Color, max_depth: int | None):
+    reads_values = True
+
+    def __init__(
+        self, color: colors.Color = colors.NO_COLOR, max_elements: int | None = None
+    ):
         self.color = color
-        self.max_depth = max_depth
+        self.max_elements = max_elements
+        self.max_depth = config.flax_max_repr_depth
         self.short = False
         self.depth = 0
         # By identity; the objects are kept alive, so that no other takes their id.
         self.nodes: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
 
-    def object(self, x: Any) -> str:
-        frame, attributes = described(x)
+    def write(self, x: Any) -> str:
+        """The text of an object or value, which is no part of another text."""
+        outer, _active.writer = _active.writer, self
+        try:
+            return self.value(x)
+        finally:
+            _active.writer = outer
+
+    def is_abbreviated(self, x: Any) -> bool:
+        """Whether an object is written as dots: it is too deep, or was written."""
         too_deep = self.max_depth is not None and self.depth >= self.max_depth
-        if too_deep or id(x) in self.nodes or id(x) in self.open:
-            return self._framed(frame, "..." + frame.end)
+        return too_deep or id(x) in self.nodes or id(x) in self.open
+
+    def object(self, x: Any) -> str:
+        """The text of a part that has a ``__nnx_repr__``."""
+        frame, attributes = described(x)
+        if self.is_abbreviated(x):
+            return self.framed(frame, "..." + frame.end)
         if is_node(x):
             self.nodes[id(x)] = x
         self.open[id(x)] = x
@@ -222,32 +208,43 @@ class _Writer:
 
     def _joined(self, frame: Object, lines: list[str]) -> str:
         if not lines:
-            return self._framed(frame, frame.empty_repr + frame.end)
+            return self.framed(frame, frame.empty_repr + frame.end)
         if frame.same_line:
-            return self._framed(frame, frame.end, ", ".join(lines))
+            return self.framed(frame, frame.end, ", ".join(lines))
         c = self.color
         comment = f"{c.COMMENT}{frame.comment}{c.END}" if frame.comment else ""
         body = ",\n".join(frame.indent + line for line in lines)
-        return self._framed(frame, frame.end, f"{comment}\n{body}\n")
+        return self.framed(frame, frame.end, f"{comment}\n{body}\n")
 
-    def _framed(self, frame: Object, end: str, body: str = "") -> str:
+    def framed(self, frame: Object, end: str, body: str = "") -> str:
+        """The frame of an object around a text."""
+        c = self.color
+        return f"{self.opening(frame)}{body}{c.PAREN}{end}{c.END}"
+
+    def opening(self, frame: Object) -> str:
+        """The name of an object and what follows it."""
         c, kind = self.color, frame.type
         name = kind if isinstance(kind, str) else kind.__name__
-        opening = f"{c.TYPE}{name}{c.END}" if name else ""
-        return f"{opening}{c.PAREN}{frame.start}{c.END}{body}{c.PAREN}{end}{c.END}"
+        colored = f"{c.TYPE}{name}{c.END}" if name else ""
+        return f"{colored}{c.PAREN}{frame.start}{c.END}"
 
     def value(self, x: Any) -> str:
+        """The text of any part."""
         if hasattr(type(x), "__nnx_repr__"):
             return self.object(x)
         if type(x) in (list, tuple, dict):
             return self._container(x)
+        if isinstance(x, (jax.Array, np.ndarray)) or _jax.is_ref(x):
+            return self.array(x)
+        return self.plain(x)
+
+    def plain(self, x: Any) -> str:
+        """The text of a part in which nothing is known."""
         if isinstance(x, type):
             return f"{self.color.TYPE}{x.__name__}{self.color.END}"
-        if isinstance(x, (jax.Array, np.ndarray)) or _jax.is_ref(x):
-            return self._array(x)
         name = _COLOR_NAMES.get(type(x))
         code = getattr(self.color, name) if name else ""
-        return f"{code}{x!r}{self.color.END}" if code else repr(x)
+        return f"{code}{x!r}{self.color.END}" if code else safe_repr(x)
 
     def _container(self, x: list | tuple | dict) -> str:
         if id(x) in self.open:
@@ -266,11 +263,12 @@ class _Writer:
         comma = "," if isinstance(x, tuple) and len(x) == 1 else ""
         return f"{c.PAREN}{start}{c.END}{', '.join(parts)}{comma}{c.PAREN}{end}{c.END}"
 
-    def _array(self, x: Any) -> str:
-        if not (self.short and x.size > 1):
+    def array(self, x: Any) -> str:
+        """The text of an array or ref."""
+        if not self.is_shortened(x):
             try:
                 return repr(x)
-            except RuntimeError:  # a donated array has a shape but no values
+            except Exception:  # a donated array has a shape but no values
                 pass
         c = self.color
         name = "ArrayRef" if _jax.is_ref(x) else "Array"
@@ -279,6 +277,22 @@ class _Writer:
             for key, fact in (("shape", x.shape), ("dtype", x.dtype))
         )
         return f"{c.TYPE}{name}{c.END}{c.PAREN}({c.END}{facts}{c.PAREN}){c.END}"
+
+    def is_shortened(self, x: Any) -> bool:
+        """Whether an array is written as its shape and dtype."""
+        if self.short and x.size > 1:
+            return True
+        # A traced array has no values to show.
+        limit = None if isinstance(x, _jax.Tracer) else self.max_elements
+        return limit is not None and x.size > limit
+
+
+def safe_repr(x: Any) -> str:
+    """The ``repr`` of a foreign value; it names the type if that fails."""
+    try:
+        return repr(x)
+    except Exception as error:
+        return f"<{type(x).__name__}, whose repr raises {type(error).__name__}>"
 
 
 _COLOR_NAMES = {

@@ -32,7 +32,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import ownership, stamps
 from graftree.core.imprints import HashableMapping
-from graftree.core.text import representations, writing
+from graftree.core.text import completions, representations, writing
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import older_accessors, operators, sharding, values
 from graftree.core.variables.metadata import VariableMetadata
@@ -88,6 +88,8 @@ class VariableMeta(type):
         super().__setattr__(name, value)
         for kind in (cls, *_below(cls)):
             _study(kind)
+
+    __dir__ = completions.of_class
 
 
 def _study(cls: Any) -> None:
@@ -524,11 +526,9 @@ class Variable(
         return self.get_value()
 
     def __nnx_repr__(self) -> Iterable[Any]:
-        raw = self._raw_value
-        # Reading a traced ref would add an equation to the program.
-        is_traced_ref = isinstance(raw, _jax.Tracer) and _jax.is_ref(raw)
-        value = raw if is_traced_ref else self.get_value()
-        return representations.variable_repr(self, value, metadata_of(self))
+        return representations.variable_repr(self, metadata_of(self))
+
+    __dir__ = completions.of_variable
 
     # What older programs know of.
 
