@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.debugging import nan_reports, nan_search
+from graftree.debugging import finite_checks, nan_reports, nan_search
 from graftree.debugging.finite_checks import INF, NAN
 
 find_nans = nnx.debugging.find_nans
@@ -119,6 +119,15 @@ def test_constants_that_are_nan_are_findings():
 def test_every_dtype_is_looked_at(dtype):
     x = jnp.full(2, 3e4 if dtype == jnp.float16 else 3e38, dtype)
     assert find_nans(lambda x: x * x * x)(x)
+
+
+def test_arrays_of_other_devices_are_looked_at_there(monkeypatch):
+    monkeypatch.setattr(finite_checks, "_is_on_host", lambda x: False)
+    codes = {0.0: 0, jnp.nan: NAN, -jnp.inf: INF}
+    for number, code in codes.items():
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.complex64):
+            assert finite_checks.code_of(jnp.full(2, number, dtype)) == code
+    assert finite_checks.code_of(jnp.array([jnp.nan, jnp.inf])) == NAN + INF
 
 
 # -------------------------------------------------------------------------- arguments

@@ -41,7 +41,8 @@ class NanReport:
         >>> print(report)
         First non-finite value: NaN in the output of `sqrt`
           inputs  float32[2] in [-1, 4], all finite
-          output  float32[2]: 1 nan of 2, first nan at [1]: sqrt(-1) = nan
+          output  float32[2]: 1 nan of 2, first nan at [1]
+                  sqrt(-1) = nan
     """
 
     def __init__(self, results: Sequence[Held], findings: Sequence[Finding]) -> None:
@@ -111,8 +112,7 @@ def _facts(finding: Finding) -> list[str]:
         inputs.append(f"and {len(finding.inputs) - _MOST_INPUTS} more")
     lines = [("at", _where(finding)), ("in", finding.line)]
     lines += [("inputs" if i == 0 else "", text) for i, text in enumerate(inputs)]
-    output = finding.output + (f": {finding.example}" if finding.example else "")
-    lines.append(("output", output))
+    lines += [("output", finding.output), ("", finding.example)]
     cause = finding.cause
     if cause is not None and cause.is_constant:
         lines.append(("inf is", _constant(cause)))
