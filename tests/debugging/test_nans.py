@@ -150,6 +150,11 @@ def test_argument_that_is_not_finite_is_named():
     assert report.first_nan.argument == "rate"
 
 
+def test_object_of_a_method_goes_by_its_class():
+    assert find_nans(Scale(0.0).log)(jnp.ones(2)).path == "Scale.log"
+    assert find_nans(Scale(jnp.nan).log)(jnp.ones(2)).path == "Scale.scale"
+
+
 def test_argument_that_reaches_no_result_is_no_finding():
     report = find_nans(lambda x, padding: x)(jnp.ones(2), jnp.array([jnp.nan]))
     assert not report

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +96,10 @@ def _search(
 ) -> NanReport:
     call, interior = _crossing(f, args, kwargs)
     (group,) = call.groups
+    # As in the paths of operations, the object of a method goes by its class.
+    kind = type(args[0]).__name__ if args else ""
     named = [
-        (leaf, slot.name_in_function)
+        (leaf, re.sub(r"^self\b", kind, slot.name_in_function))
         for slot, value in group.slots()
         for leaf in jax.tree.leaves(value)
     ]
