@@ -49,7 +49,7 @@ def fails(reports):
 def test_layers_equal_those_of_the_peer(peer, table):
     # A part of the grid; `python -m tests.nn.peer_grid` compares all of it.
     limit = peer_grid.LIMITS.get(table, 0)
-    fails(compare(case, peer, limit) for case in every(24, table, peer))
+    fails(compare(case, peer, limit) for case in every(48, table, peer))
 
 
 @pytest.mark.parametrize(
