@@ -20,6 +20,7 @@ import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
 import jax.experimental.layout
 import numpy as np
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
@@ -148,6 +149,13 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
     """The mesh with devices that ``jax.set_mesh`` has set; inside traces, too."""
     mesh = _mesh.get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh
+
+
+def trace_context() -> dict[str, Any]:
+    """What JAX traces under, by name: its configuration, the mesh, mapped axes."""
+    return dict(
+        zip(_config.trace_context_names(), _config.trace_context(), strict=True)
+    )
 
 
 def is_as_imported() -> bool:

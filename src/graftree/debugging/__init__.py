@@ -4,6 +4,8 @@
 - ``nans.py``: where a value that is not finite arises; ``nan_search.py`` runs a program
   by operations, ``finite_checks.py`` looks at numbers, ``nan_reports.py`` tells.
 - ``displays.py``: objects in notebooks and HTML files, and as text.
+- ``recompiles.py``: why a compiled function was traced again; ``dependencies.py``: what
+  a trace depended on; ``causes.py``: how two traces differ.
 
 The public names are in the table below, and nothing is imported before one is used.
 """
@@ -19,6 +21,7 @@ PUBLIC: dict[str, str] = {
     "nan_reports": "NanReport",
     "nans": "find_nans",
     "displays": "display_to_html full_repr",
+    "recompiles": "Explanation at_most_traces explain_recompile",
 }
 
 _FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
@@ -30,6 +33,9 @@ if typing.TYPE_CHECKING:
     from graftree.debugging.interceptions import intercept as intercept
     from graftree.debugging.nan_reports import NanReport as NanReport
     from graftree.debugging.nans import find_nans as find_nans
+    from graftree.debugging.recompiles import Explanation as Explanation
+    from graftree.debugging.recompiles import at_most_traces as at_most_traces
+    from graftree.debugging.recompiles import explain_recompile as explain_recompile
 
 
 def __getattr__(name: str) -> typing.Any:

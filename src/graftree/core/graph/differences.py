@@ -96,7 +96,7 @@ def in_words(
     """
     lines = []
     for path, *pair in found[:most]:
-        old, new = map(_describe, pair)
+        old, new = map(describe, pair)
         if new == old:
             new = "another one"
         lines.append(f"{name(path)}: {old} {before}, {new} {after}")
@@ -258,7 +258,8 @@ def _walk(graphdef: GraphDef[Any], root: Path) -> Iterator[tuple[Path, Any]]:
             yield enter(below, next(nodes)) if attribute is NODE else (below, attribute)
 
 
-def _describe(fact: Any) -> str:
+def describe(fact: Any) -> str:
+    """A fact in words: "a Linear", "an array", the value of a static attribute."""
     match fact:
         case Node() | Box():
             known = "" if fact.outer_index is None else " from outside"

@@ -16,6 +16,7 @@ from graftree import config
 from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
+from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
 from graftree.transforms.crossing import arguments, decorators, inside
 from graftree.transforms.crossing.arguments import Statics
@@ -24,6 +25,7 @@ from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.plans import Plans
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
+from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +44,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
 
     Attributes:
         fun: The function that was given.
+        traces: What is known of its traces.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         bound: tuple[Any, ...] = (),
         **options: Any,
     ) -> None:
-        row, jax_options = configure(name, fun, mode, **options)
+        self.traces = Traces()
+        compilations.follow(JitWrapped.__call__.__code__)
+        row, jax_options = configure(name, fun, mode, traces=self.traces, **options)
         decorators.wraps(fun)(self)
         self.fun = fun
         self._row = row
@@ -220,6 +225,7 @@ def configure(
     shardings: tuple[Any, Any],
     statics: tuple[Any, Any],
     donated: tuple[Any, Any],
+    traces: Traces,
     **options: Any,
 ) -> tuple[Row, dict[str, Any]]:
     """The row of a compiled function, and what ``jax.jit`` is told."""
@@ -242,6 +248,7 @@ def configure(
         statics=static,
         keywords=(Keywords.STAY, Keywords.STAY),
         signatures=Signatures(),
+        traces=traces,
         returns_placed=True,
     )
     given = {name: value for name, value in options.items() if value is not None}

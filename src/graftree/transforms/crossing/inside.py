@@ -410,7 +410,10 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
 
     def traced(*groups: Values) -> Any:
         inside = Inside(row, groups)
-        return inside.leave(inside.run(f))
+        result = inside.leave(inside.run(f))
+        if row.traces is not None:
+            row.traces.add(inside.signature, inside.values)
+        return result
 
     return decorators.named_after(f, traced)
 

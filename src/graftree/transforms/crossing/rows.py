@@ -25,6 +25,7 @@ from graftree.transforms.crossing import packing, prefixes
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.prefixes import DiffState, PrefixMapping
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Signatures
+from graftree.transforms.crossing.traces import Traces
 
 
 class Keywords(enum.Enum):
@@ -56,6 +57,7 @@ class Row:
             made of new ones.
         labels: What the positional arguments are called in messages.
         signatures: Those of earlier calls, if JAX keeps what it compiled for them.
+        traces: Where traces are noted, if they are.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Row:
     is_detached: bool = False
     labels: Labels = ARGS
     signatures: Signatures | None = None
+    traces: Traces | None = None
 
     @staticmethod
     def uniform(name: str, mode: Propagation, **options: Any) -> Row:

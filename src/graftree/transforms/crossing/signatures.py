@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -181,21 +181,48 @@ class Signature:
         """
         if self.parameters is None:
             return self.labeled
-        known = parameters.read(self.parameters)
-        # Static arguments are not in the treedef, but have positions.
-        statics = {where for where, _ in self.statics}
-        count = len(self.treedef.children()[0].children()) + len(statics)
-        positions = [i for i in range(count) if i not in statics]
+        places = self.places()
 
         def name(path: Any) -> str:
             kind, argument, *rest = path
-            if kind == _KWARGS:
-                start = known.called(argument.key)
-            else:
-                start = known.at(positions[argument.idx] + self.labels.skipped)
-            return start + jax.tree_util.keystr(tuple(rest))
+            where = argument.key if kind == _KWARGS else places[argument.idx]
+            return self.name_of_argument(where) + jax.tree_util.keystr(tuple(rest))
 
         return [*map(name, _paths(self.treedef))]
+
+    def places(self) -> list[int | str]:
+        """The positions and keywords of the arguments, without the static ones."""
+        args, kwargs = self.treedef.children()
+        # Static arguments are not in the treedef, but have positions.
+        statics = {where for where, _ in self.statics}
+        free = (i for i in itertools.count() if i not in statics)
+        positions = itertools.islice(free, len(args.children()))
+        return [*positions, *kwargs.node_data()[1]]
+
+    def name_of_argument(self, where: int | str) -> str:
+        """What a positional or keyword argument is called in the function."""
+        known = parameters.read(self.parameters or parameters.UNKNOWN)
+        if isinstance(where, str):
+            return known.called(where)
+        return known.at(where + self.labels.skipped)
+
+    def __repr__(self) -> str:
+        # JAX prints it where it explains its cache misses.
+        if self.parameters is None:
+            return f"<signature of {len(self.entries)} objects and leaves>"
+        args, kwargs = self.treedef.children()
+        treedefs, entries = [*args.children(), *kwargs.children()], iter(self.entries)
+        texts: dict[Any, str] = {}
+        for where, treedef in zip(self.places(), treedefs, strict=True):
+            own = [*itertools.islice(entries, treedef.num_leaves)]
+            texts[where] = f": {_type_text(treedef, own)}"
+        for where, static in self.statics:
+            texts[where] = f"={static.value!r}"
+        listed = [
+            self.name_of_argument(where) + texts[where]
+            for where in sorted(texts, key=lambda x: (isinstance(x, str), x))
+        ]
+        return _shortened(f"<call with {', '.join(listed)}>")
 
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
@@ -221,6 +248,26 @@ class Signature:
         start, stop = self.span(number).entries
         treedef = self.treedef.children()[0].children()[number]
         return Signature(treedef, self.entries[start:stop])
+
+
+def _type_text(treedef: Any, entries: Sequence[GraphDef[Any] | None]) -> str:
+    """The type of an argument, and how many leaves it has."""
+    if jax.tree_util.treedef_is_leaf(treedef):
+        (entry,) = entries
+        if entry is None:
+            return "array"
+        kind = getattr(entry.nodes[0], "type", None)
+    else:
+        kind, _ = treedef.node_data()
+    if kind is None:
+        return "known object"
+    leaves = sum(map(count, entries))
+    return f"{kind.__name__} of {leaves} leaves"
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 4]}...>"
 
 
 def name_of(path: Any) -> str:

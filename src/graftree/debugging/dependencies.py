@@ -1,0 +1,149 @@
+"""What a trace of a compiled function depended on, as facts by path.
+
+    ("net", "blocks", 3, "rate")         Static(0.1)           of `differences.facts`
+    ("net", "kernel", "tag")             Static("x")           metadata, the same
+    ("x",), ("x", TYPE)                  LEAF, float32[8,16]   what JAX knows of a leaf
+    (Setting("jax_enable_x64"),)         False                 the configuration of JAX
+
+So `differences.between` finds what differs between two traces, or between two
+placements of arrays for which the same trace was compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from graftree.core import paths
+from graftree.core.graph import differences, flattening
+from graftree.core.graph.differences import Node, Repeated
+from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.graphdefs import LEAF, GraphDef
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.traces import Placed, Trace
+
+Path = tuple[Any, ...]
+Facts = dict[Path, Any]
+
+
+class Aspect(str):
+    """The last key of a path to what is known of an argument or leaf besides."""
+
+
+class Setting(str):
+    """The only key of a path to a part of JAX's configuration or context."""
+
+
+class OnMesh(NamedTuple):
+    """The sharding that is part of a type: over the axes of a mesh."""
+
+    mesh: Any
+    spec: Any
+
+
+# How an argument was passed; what JAX calls the abstract value of an array.
+PASSED, TYPE = Aspect("passed"), Aspect("type")
+
+
+def of_trace(trace: Trace) -> Facts | None:
+    """All that a trace of a function depended on; ``None`` if it isn't kept."""
+    signature = trace.signature()
+    if signature is None:
+        return None
+    settings: Facts = {(Setting(key),): x for key, x in trace.settings.items()}
+    return _of_arguments(signature, trace.types) | settings
+
+
+def of_placements(trace: Trace) -> list[Facts]:
+    """Where the arguments were, for each compilation of a trace, if it has several."""
+    signature, placements = trace.signature(), [*trace.placements]
+    if signature is None or len(placements) < 2:
+        return []
+    return [_of_arguments(signature, placement) for placement in placements]
+
+
+def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
+    """The facts about arguments, which are put together with marks for their leaves."""
+    marks = [np.asarray(position) for position in range(len(types))]
+    (args, kwargs), _ = packing.unpack(signature, marks, IndexMap())
+    name, places, static = (
+        signature.name_of_argument,
+        signature.places(),
+        signature.statics,
+    )
+    starts = [*map(name, places)]
+    found: Facts = {(name(where),): value for where, value in static}
+    for where in (*dict(static), *places):
+        how = "by position" if isinstance(where, int) else "by keyword"
+        found[name(where), PASSED] = how
+    # In one walk, since arguments may share objects.
+    graphdef, leaves = flattening.flatten_graph((*args, *kwargs.values()))
+    found |= _of_objects(graphdef, starts)
+    for (number, *keys), leaf in zip(graphdef.paths(), leaves, strict=True):
+        kind = types[int(flattening.raw_of(leaf))]
+        found |= _of_leaf((starts[number], *keys), kind)
+    return found
+
+
+def _of_objects(graphdef: GraphDef[Any], starts: Sequence[str]) -> Facts:
+    """The facts of the skeleton of a tuple of arguments with these names."""
+    found: Facts = {}
+    for (number, *keys), fact in _below_root(differences.facts(graphdef)):
+        path = (starts[number], *keys)
+        if isinstance(fact, Repeated) and fact.path is not None:
+            earlier, *rest = fact.path
+            fact = Repeated((starts[earlier], *rest))
+        found[path] = fact
+        if isinstance(fact, Node) and fact.type is GraphDef:
+            treedef, _ = fact.metadata
+            found |= differences.facts(treedef.unflatten(()), root=path)
+    return found
+
+
+def _below_root(facts: Facts) -> Iterable[tuple[Path, Any]]:
+    return ((path, fact) for path, fact in facts.items() if path)
+
+
+def _of_leaf(path: Path, kind: Any) -> Facts:
+    """The facts about a leaf; if its value is a container, about each array in it."""
+    found: Facts = {}
+    for below, x in jax.tree_util.tree_flatten_with_path(kind)[0]:
+        start = (*path, *paths.from_jax(below))
+        if below:
+            found[start] = LEAF
+        found[*start, TYPE] = x
+    return found
+
+
+def aspects(x: Any) -> dict[str, Any]:
+    """What JAX tells apart in the type of an array or ref, or in where an array is."""
+    if isinstance(x, Placed):
+        return {"sharding": x}
+    aval = getattr(x, "inner_aval", x)
+    found = {word: getattr(aval, name, None) for name, word in _ASPECTS.items()}
+    return {**found, "sharding": _sharding_in(aval)}
+
+
+_ASPECTS = {
+    "shape": "shape",
+    "dtype": "dtype",
+    "weak_type": "weak type",
+    "memory_space": "memory space",
+    "vma": "manual axes",
+}
+
+
+def _sharding_in(aval: Any) -> Any:
+    """The mesh, and the sharding over its axes, that are part of a type."""
+    sharding: Any = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty:
+        return None
+    entries = [*sharding.spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return OnMesh(mesh, jax.sharding.PartitionSpec(*entries))

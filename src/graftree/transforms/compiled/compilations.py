@@ -1,0 +1,42 @@
+"""Notices when JAX compiles a function again that it doesn't trace again.
+
+It does so for arrays on other devices or with other shardings. Nothing of ours runs
+then: JAX compiles what it traced before. But it tells listeners (``jax.monitoring``)
+that it has compiled, in the thread of the call, while the call waits. So the call is
+found on the stack. Calls that compile nothing pay nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+
+from graftree.transforms.crossing import packing
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@functools.cache
+def follow(caller: CodeType) -> None:
+    """Notes the placements of arrays for which calls were compiled.
+
+    Args:
+        caller: The code of the method that calls what JAX compiled; it has ``self``,
+            with the attribute ``traces``, and ``call``, with ``groups``.
+    """
+
+    def heed(event: str, duration_secs: float, **facts: Any) -> None:
+        frame: FrameType | None = sys._getframe(1) if event == _EVENT else None
+        while frame is not None:
+            if frame.f_code is caller:
+                given = frame.f_locals
+                signature, values, _roles = packing.join(given["call"].groups)
+                given["self"].traces.add_placement(signature, values)
+                return
+            frame = frame.f_back
+
+    jax.monitoring.register_event_duration_secs_listener(heed)

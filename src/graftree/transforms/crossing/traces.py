@@ -1,0 +1,111 @@
+"""What is known of the traces of a compiled function, for people who ask why.
+
+A `Trace` is noted when a function was traced: the signature of the call, the types of
+its leaves, the configuration of JAX. A `Placement` is noted when JAX compiled what was
+traced: on which devices the leaves are, since JAX compiles a trace again for others.
+
+That takes microseconds, and nothing in a call that isn't traced. It holds no arrays,
+tracers or objects: signatures are referred to weakly, and live as long as JAX keeps
+what it compiled for them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax
+from graftree.core.pickling import Rebuilt
+from graftree.transforms.crossing.signatures import Signature
+
+# How many traces of one function are remembered, the latest, and placements of each.
+LIMIT, PLACEMENTS = 16, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Where an array is.
+
+    Attributes:
+        sharding: Its sharding.
+        is_committed: Whether it has to stay there.
+    """
+
+    sharding: Any
+    is_committed: bool
+
+
+# For each leaf a `Placed`, ``None`` for what is no array of JAX, or a pytree of such.
+Placement = Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What one trace of a function depended on.
+
+    Attributes:
+        number: Counted from 1.
+        signature: The static part of the arguments, while JAX keeps it.
+        types: What JAX knows of each leaf: an abstract value, or a pytree of such.
+        settings: JAX's configuration and context, by name.
+        placements: For which placements of the leaves it was compiled.
+    """
+
+    number: int
+    signature: weakref.ref[Signature]
+    types: Sequence[Any]
+    settings: Mapping[str, Any]
+    placements: list[Placement] = dataclasses.field(default_factory=list)
+
+
+class Traces(Rebuilt):
+    """The traces of one compiled function.
+
+    Attributes:
+        count: How many there were; those of calls that raised are not counted.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
+
+    def listed(self) -> list[Trace]:
+        """The latest traces, in order."""
+        return [*self._latest]
+
+    def add(self, signature: Signature, values: Sequence[Any]) -> None:
+        """Notes a trace for arguments with these raw values, which are tracers."""
+        settings = _jax.trace_context()
+        if settings.get("jax_disable_jit"):
+            return  # the function ran as it is
+        self.count += 1
+        types = [*map(_type_of, values)]
+        self._latest.append(Trace(self.count, weakref.ref(signature), types, settings))
+
+    def add_placement(self, signature: Signature, values: Sequence[Any]) -> None:
+        """Notes that JAX compiled what it had traced for these raw values."""
+        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(values)):
+            return  # part of another program
+        types = [*map(_type_of, values)]
+        for trace in reversed(self.listed()):
+            if trace.signature() is signature and trace.types == types:
+                placement = [jax.tree.map(_placed, value) for value in values]
+                known = trace.placements
+                if placement not in known and len(known) < PLACEMENTS:
+                    known.append(placement)
+                return
+
+
+def _type_of(value: Any) -> Any:
+    if isinstance(value, _jax.Tracer):
+        return jax.typeof(value)
+    return jax.tree.map(jax.typeof, value)  # of a Variable that holds a container
+
+
+def _placed(x: Any) -> Placed | None:
+    return Placed(x.sharding, x.committed) if isinstance(x, jax.Array) else None

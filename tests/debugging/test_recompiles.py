@@ -1,0 +1,479 @@
+"""explain_recompile and at_most_traces: each planted cause is named by its path."""
+
+import dataclasses
+import functools
+import gc
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import graftree as nnx
+from graftree.transforms.crossing import traces
+from tests import modes
+
+explain = nnx.debugging.explain_recompile
+X = np.ones((4, 2), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    heads: int = 4
+    rate: float = 0.1
+
+
+class Block(nnx.Module):
+    def __init__(self):
+        self.up = nnx.Param(jnp.ones((2, 2)), tag="x")
+        self.drop = nnx.Dropout(0.1, deterministic=False)
+        self.config = Config()
+        self.flag = True
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List([Block(), Block()])
+        self.head = Block()
+
+
+def jitted(**options):
+    """A jitted function that depends on all of its arguments, and costs nothing."""
+
+    def step(net, x, train=True, **batch):
+        return x
+
+    return nnx.jit(step, static_argnames="train", **options)
+
+
+def changing(change):
+    """A cause: a change of the model between two calls."""
+
+    def call(step, net):
+        change(net)
+        step(net, X)
+
+    return call
+
+
+def calling(*args, **kwargs):
+    """A cause: other arguments."""
+    return lambda step, net: step(net, *args, **kwargs)
+
+
+def under(context):
+    """A cause: another configuration of JAX."""
+
+    def call(step, net):
+        with context():
+            step(net, X)
+
+    return call
+
+
+def eval_mode(net):
+    net.eval()
+
+
+def replace(net):
+    net.blocks[1].up = nnx.BatchStat(net.blocks[1].up[...])
+
+
+CAUSES = {
+    "shape": (calling(X[:1]), ("x", "shape", "(4, 2)", "(1, 2)")),
+    "rank": (calling(X[0]), ("x", "shape", "(4, 2)", "(2,)")),
+    "dtype": (calling(X.astype(np.int32)), ("x", "dtype", "float32", "int32")),
+    "weak type": (
+        calling(jnp.full((4, 2), 1.0)),
+        ("x", "weak type", "False", "True"),
+    ),
+    "shape in the model": (
+        changing(lambda net: net.head.up.set_value(jnp.ones(3))),
+        ("net.head.up", "shape", "(2, 2)", "(3,)"),
+    ),
+    "static attribute": (
+        changing(lambda net: setattr(net.blocks[1], "flag", False)),
+        ("net.blocks[1].flag", "static attribute", "True", "False"),
+    ),
+    "part of a static attribute": (
+        changing(lambda net: setattr(net.blocks[1], "config", Config(heads=8))),
+        ("net.blocks[1].config.heads", "static attribute", "4", "8"),
+    ),
+    "static argument": (
+        calling(X, train=False),
+        ("train", "argument", "not passed", "False"),
+    ),
+    "another argument": (
+        calling(X, y=X),
+        ("batch['y']", "argument", "not passed", "float32[4, 2]"),
+    ),
+    "passed otherwise": (calling(x=X), ("x", "passed", "by position", "by keyword")),
+    "another container": (calling([X]), ("x", "argument", "float32[4, 2]", "a list")),
+    "attribute added": (
+        changing(lambda net: setattr(net.blocks[0], "new", nnx.Param(X))),
+        ("net.blocks[0].new", "added", "nothing", "a Param"),
+    ),
+    "attribute removed": (
+        changing(lambda net: delattr(net.blocks[0], "drop")),
+        ("net.blocks[0].drop", "removed", "a Dropout", "nothing"),
+    ),
+    "module replaced": (
+        changing(lambda net: setattr(net.blocks[0], "drop", nnx.Dict(rate=0.1))),
+        ("net.blocks[0].drop", "type", "a Dropout", "a Dict"),
+    ),
+    "variable replaced": (
+        changing(replace),
+        ("net.blocks[1].up", "type", "a Param", "a BatchStat"),
+    ),
+    "metadata": (
+        changing(lambda net: net.head.up.set_metadata(tag="y")),
+        ("net.head.up", "metadata 'tag'", "'x'", "'y'"),
+    ),
+    "mode": (
+        changing(eval_mode),
+        ("net.blocks[0].drop.deterministic", "static attribute", "False", "True"),
+    ),
+    "number of layers": (
+        changing(lambda net: net.blocks.append(Block())),
+        ("net.blocks", "length", "2", "3"),
+    ),
+    "configuration": (
+        under(lambda: jax.default_matmul_precision("float32")),
+        ("jax_default_matmul_precision", "JAX configuration", "None", "float32"),
+    ),
+    "mesh": (
+        under(lambda: jax.set_mesh(mesh(AxisType.Auto))),
+        ("mesh", "JAX configuration", "None", "data=8 (Auto)"),
+    ),
+}
+
+
+def mesh(kind):
+    return jax.make_mesh((8,), ("data",), axis_types=(kind,))
+
+
+@pytest.mark.parametrize("name", CAUSES)
+@modes.MODES
+def test_each_cause_is_named_by_its_path(name, mode):
+    cause, expected = CAUSES[name]
+    step, net = jitted(**mode), Net()
+    step(net, X)
+    cause(step, net)
+    found = explain(step)
+    rows = [row[2:] for row in found.rows if (row.trace, row.against) == (2, 1)]
+    assert rows[0] == expected and found.traces == 2
+    # Only what the cause consists of is listed besides.
+    assert {row[0] for row in rows} <= {
+        expected[0],
+        *("net.blocks[1].drop.deterministic", "net.head.drop.deterministic"),
+        "net.blocks[2]",
+    }
+    lines = str(found).splitlines()
+    assert len(lines) <= 10 and all(len(line) < 120 for line in lines)
+    assert expected[0] in lines[2]
+
+
+def test_a_shared_reference_is_named_when_it_is_made_and_when_it_is_broken():
+    step, net = jitted(graph=True), Net()
+    step(net, X)
+    net.head = net.blocks[0]
+    step(net, X)
+    net.head = Block()
+    net.blocks[1].up = net.blocks[0].up
+    step(net, X)
+    assert [row[2:] for row in explain(step).rows] == [
+        ("net.head", "sharing", "a Block", "the same as net.blocks[0]"),
+        ("net.blocks[1].up", "sharing", "a Param", "the same as net.blocks[0].up"),
+    ]
+
+
+def test_objects_shared_between_arguments_are_named():
+    step = nnx.jit(lambda net, other: None, graph=True)
+    net = Net()
+    step(net, net.head)
+    step(net, Block())
+    (row,) = explain(step).rows
+    assert row[2:] == ("other", "sharing", "the same as net.head", "a Block")
+
+
+def test_sharding_over_explicit_axes_is_part_of_a_type():
+    x = jax.device_put(jnp.ones(8), NamedSharding(mesh(AxisType.Explicit), spec()))
+    step = nnx.jit(lambda x: x)
+    step(x)
+    step(jax.device_put(x, x.sharding.update(spec=spec("data"))))
+    (row,) = explain(step).rows
+    one, both = "P() on data=8 (Explicit)", "P('data',) on data=8 (Explicit)"
+    assert row == (2, 1, "x", "sharding", one, both)
+
+
+def spec(*axes):
+    return PartitionSpec(*axes)
+
+
+def test_a_compilation_for_another_sharding_without_a_trace_is_listed():
+    step, net = nnx.jit(lambda net, x: net.head.up + x), Net()
+    sharding = NamedSharding(mesh(AxisType.Auto), spec())
+    x = jax.device_put(jnp.ones(8), sharding)
+    net.head.up.set_value(jax.device_put(jnp.ones(8), sharding))
+    step(net, x)
+    step(net, jax.device_put(x, sharding.update(spec=spec("data"))))
+    net.head.up.set_value(jax.device_put(x, sharding.update(spec=spec("data"))))
+    step(net, x)
+    step(net, x)
+    found = explain(step)
+    one, both = "P() on data=8 (Auto)", "P('data',) on data=8 (Auto)"
+    assert found.rows == (
+        (1, 1, "x", "sharding", one, both),
+        (1, 1, "net.head.up", "sharding", one, both),
+    )
+    assert (found.traces, found.recompiles) == (1, 2)
+    assert str(found).startswith(
+        "<lambda> was traced once and compiled again twice, be"
+    )
+
+
+def test_a_trace_is_compared_with_the_nearest_earlier_one():
+    step, net = jitted(), Net()
+    step(net, X)
+    step(net, X[:1], train=False)
+    step(net, X, y=X)
+    step(net, X[:2], train=False)
+    assert [row[:4] for row in explain(step).rows] == [
+        (2, 1, "x", "shape"),
+        (2, 1, "train", "argument"),
+        (3, 1, "batch['y']", "argument"),
+        (4, 2, "x", "shape"),
+    ]
+
+
+def test_many_differences_of_one_kind_are_one_line():
+    step, net = jitted(), Net()
+    step(net, X)
+    for block in (*net.blocks, net.head):
+        block.up.set_value(jnp.ones((2, 2), jnp.bfloat16))
+    step(net, X)
+    found = explain(step)
+    assert [row.path for row in found.rows] == [
+        *("net.blocks[0].up", "net.blocks[1].up", "net.head.up")
+    ]
+    assert str(found).splitlines()[2:] == [
+        "  2      1        net.blocks[0].up (+2 alike)  dtype  float32  bfloat16"
+    ]
+
+
+def test_a_long_table_says_what_it_leaves_out():
+    step = nnx.jit(lambda **kw: 0)
+    for count in range(7):
+        step(**{f"x{i}": X for i in range(count * count)})
+    found = explain(step)
+    *_, rest = lines = str(found).splitlines()
+    assert found.traces == 7 and len(lines) < 30
+    assert rest == "  ... and 2 earlier traces"
+    assert "  7               ... and 6 more differences" in lines
+    assert max(row.trace for row in found.rows) == 7
+
+
+def test_a_function_that_is_made_anew_is_told_from_its_twin():
+    step = nnx.jit(lambda f: None, static_argnums=0)
+    for _ in range(2):
+        step(lambda: None)
+    (row,) = explain(step).rows
+    assert row.what == "static argument" and row.was.startswith("<lambda> (test_rec")
+    assert row.now == "another one, not equal"
+
+
+def test_values_and_keys_in_containers_have_their_paths():
+    step = nnx.jit(lambda batch, *rest: None)
+    key = jax.random.key(0)
+    step({"a": [X, {"b": X}], "k": key}, X)
+    step({"a": [X, {"b": X[0]}], "k": jax.random.key_data(key)}, X, X)
+    assert [row[2:4] for row in explain(step).rows] == [
+        ("batch['a'][1]['b']", "shape"),
+        ("batch['k']", "shape"),
+        ("batch['k']", "dtype"),
+        ("rest[1]", "argument"),
+    ]
+
+
+def test_variables_that_hold_containers_and_refs_are_named():
+    class Holder(nnx.Module):
+        def __init__(self, **options):
+            self.table = nnx.Variable({"p": jnp.ones(2), "q": jnp.ones(2)})
+            self.kernel = nnx.Param(jnp.ones(2), **options)
+
+    step, holder = nnx.jit(lambda holder: None), Holder()
+    step(holder)
+    holder.table.set_value({"p": jnp.ones(2), "q": jnp.ones(3)})
+    step(holder)
+    step(Holder(ref=True))
+    assert [row[1:] for row in explain(step).rows] == [
+        (1, "holder.table.q", "shape", "(2,)", "(3,)"),
+        (1, "holder.kernel", "type", "float32[2]", "Ref{float32[2]}"),
+    ]
+
+
+def test_a_graphdef_and_a_state_as_arguments_are_looked_into():
+    step = nnx.jit(lambda graphdef, state: None)
+    net = Net()
+    step(*nnx.split(net))
+    net.head.flag = False
+    step(*nnx.split(net))
+    net.head.up.set_value(jnp.ones(3))
+    step(*nnx.split(net))
+    assert [row.path for row in explain(step).rows] == [
+        *("graphdef.head.flag", "state['head']['up']")
+    ]
+
+
+# ------------------------------------------------------------------- what is accepted
+
+
+class Runner(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+
+    @nnx.jit
+    def run(self, x):
+        return self.w[...]
+
+
+def accepted():
+    runner, plain = Runner(), nnx.jit(lambda runner, x: runner.w[...])
+    yield runner.run
+    yield functools.partial(plain, runner)
+    yield nnx.cached_partial(plain, runner)
+    yield nnx.jit_partial(lambda runner, x: runner.w[...], runner, graph=False)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_functions_with_bound_arguments_are_accepted(number):
+    f = [*accepted()][number]
+    f(X[0])
+    f(X)
+    (row,) = explain(f).rows
+    assert row == (2, 1, "x", "shape", "(2,)", "(4, 2)")
+
+
+@pytest.mark.parametrize(
+    "f", [jax.jit(lambda x: x), nnx.grad(sum), print, Runner(), 3], ids=repr
+)
+def test_what_was_not_made_by_jit_is_refused(f):
+    with pytest.raises(TypeError, match="expects a function made by nnx.jit") as caught:
+        explain(f)
+    assert "@nnx.jit" in str(caught.value) and len(str(caught.value)) < 400
+    with pytest.raises(TypeError, match="at_most_traces expects"):
+        with nnx.debugging.at_most_traces(f, 1):
+            raise AssertionError("not reached")
+
+
+def test_functions_without_a_second_trace_have_nothing_to_explain():
+    step = jitted()
+    assert str(explain(step)) == "step was not traced." and not explain(step).rows
+    step(Net(), X)
+    step(Net(), X)
+    assert str(explain(step)) == "step was traced once."
+
+
+# --------------------------------------------------------------------- at_most_traces
+
+
+def test_more_traces_than_allowed_fail_with_the_table():
+    step, net = jitted(), Net()
+    step(net, X[:3])
+    with pytest.raises(AssertionError) as caught:
+        with nnx.debugging.at_most_traces(step, 1):
+            step(net, X)
+            step(net, X[:1])
+    title, _, *lines = str(caught.value).splitlines()
+    assert title == "step was traced twice in a block that allows 1, because of:"
+    assert [line.split() for line in lines] == [
+        ["2", "1", "x", "shape", "(3,", "2)", "(4,", "2)"],
+        ["3", "2", "x", "shape", "(4,", "2)", "(1,", "2)"],
+    ]
+
+
+def test_traces_before_the_block_do_not_count():
+    step, net = jitted(), Net()
+    step(net, X)
+    with nnx.debugging.at_most_traces(step, 0):
+        step(net, X)
+    with pytest.raises(AssertionError, match="traced once in a block that allows 0"):
+        with nnx.debugging.at_most_traces(step, 0):
+            step(net, X[:1])
+
+
+def test_an_error_in_the_block_is_the_one_that_is_raised():
+    step = jitted()
+    with pytest.raises(ZeroDivisionError):
+        with nnx.debugging.at_most_traces(step, 0):
+            step(Net(), X)
+            raise ZeroDivisionError
+
+
+# ------------------------------------------------------------------- what is recorded
+
+
+def test_what_jax_had_dropped_is_told():
+    step, net = jitted(), Net()
+    step(net, X)
+    jax.clear_caches()
+    gc.collect()
+    step(net, X)
+    assert "JAX had dropped" in str(explain(step)) and explain(step).traces == 2
+
+
+def test_calls_without_jit_and_traces_that_raise_do_not_count():
+    def fail(x):
+        raise ZeroDivisionError
+
+    step, failing = jitted(), nnx.jit(fail)
+    with jax.disable_jit():
+        step(Net(), X)
+    with pytest.raises(ZeroDivisionError):
+        failing(X)
+    assert explain(step).traces == explain(failing).traces == 0
+
+
+def test_traces_inside_other_transforms_are_seen():
+    step = nnx.jit(lambda x: x)
+    jax.vmap(step)(X)
+    jax.vmap(step, axis_name="i")(X)
+    jax.jit(step)(X[0])  # as in the first one
+    (row,) = explain(step).rows
+    assert row == (2, 1, "axis_env", "JAX configuration", "no axes", "i=4")
+
+
+def test_records_are_bounded_and_keep_nothing_alive():
+    step = nnx.jit(lambda x: x)
+    for size in range(traces.LIMIT + 4):
+        step(np.ones(size))
+    assert len(step.traces.listed()) == traces.LIMIT
+    assert explain(step).traces == traces.LIMIT + 4
+    held = [*gc.get_referents(*map(vars, step.traces.listed()))]
+    assert not any(isinstance(x, (jax.Array, jax.core.Tracer)) for x in held)
+
+
+# ------------------------------------------------------------------- the log of JAX
+
+
+def test_the_log_of_jax_shows_calls_in_short(caplog):
+    step, net = jitted(), Net()
+    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
+        step(net, X)
+        step(net, X, train=False)
+    assert "<call with net: Net of 3 leaves, x: array>" in caplog.text
+    assert "<call with net: Net of 3 leaves, x: array, train=False>" in caplog.text
+    assert "object at 0x" not in caplog.text
+
+
+def test_a_call_is_shortened_to_two_hundred_characters():
+    @nnx.jit(static_argnums=0)
+    def step(text, x):
+        return x
+
+    step("t" * 1000, X)
+    (trace,) = step.traces.listed()
+    shown = repr(trace.signature())
+    assert shown.startswith("<call with text='ttt") and len(shown) == 200
