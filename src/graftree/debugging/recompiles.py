@@ -20,7 +20,7 @@ from graftree.transforms.compiled.jit import JitWrapped
 from graftree.transforms.crossing import decorators
 
 # How much of a table is printed: the latest traces, some rows of each.
-_MOST_TRACES, _MOST_ROWS = 4, 5
+_MOST_TRACES, _MOST_ROWS = 6, 5
 
 
 class Explanation:
@@ -228,10 +228,12 @@ def _table(rows: Sequence[Cause]) -> list[str]:
         groups = _alike([row for row in rows if row.trace == number])
         lines += [_cells(group) for group in groups[:_MOST_ROWS]]
         if len(groups) > _MOST_ROWS:
-            rest = f"... and {len(groups) - _MOST_ROWS} more differences"
+            rest = f"... and {len(groups) - _MOST_ROWS} more"
             lines.append((str(number), "", rest))
     if len(numbers) > _MOST_TRACES:
-        lines.append((f"... and {len(numbers) - _MOST_TRACES} earlier traces",))
+        lines.append(
+            (f"... and those of {len(numbers) - _MOST_TRACES} earlier traces",)
+        )
     return _aligned(lines)
 
 
