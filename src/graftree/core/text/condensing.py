@@ -68,8 +68,7 @@ class Condenser(writing.Writer):
 
     def plain(self, x: Any) -> str:
         """A function by its name; of a long text the beginning."""
-        name = getattr(x, "__name__", None)
-        if callable(x) and isinstance(name, str):
+        if name := _name_of(x):
             return f"{self.color.TYPE}{name}{self.color.END}"
         text = str(x) if isinstance(x, np.dtype) else writing.safe_repr(x)
         if "\n" in text or len(text) > _LONGEST_VALUE:
@@ -180,6 +179,15 @@ class Condenser(writing.Writer):
         if isinstance(text, str):
             return text + end
         return Block(text.start, text.parts, text.end + end, text.comment)
+
+
+def _name_of(x: Any) -> str:
+    """The name of a class or function; empty for anything else."""
+    try:
+        name = x.__name__ if callable(x) else ""
+    except Exception:  # what a foreign class raises; it has no name then
+        return ""
+    return name if isinstance(name, str) else ""
 
 
 class _Entry(NamedTuple):

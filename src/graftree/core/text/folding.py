@@ -113,7 +113,7 @@ def parts(x: Any) -> tuple[Any, list[Any]]:
     if isinstance(x, _COMPARABLE):
         return (cls, x), []
     if is_array(x):
-        return ("array", array_kind(x), tuple(x.shape), str(x.dtype)), []
+        return ("array", array_kind(x), str(x.shape), str(x.dtype)), []
     if writing.is_variable(x):
         metadata = x.get_metadata()
         return (cls, *metadata), [x.get_raw_value(), *metadata.values()]
