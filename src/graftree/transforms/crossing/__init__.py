@@ -16,6 +16,7 @@ part of JAX's own cache key, and the static part of a result comes with a cached
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``parameters.py``: what the arguments are called in the function.
+- ``traces.py``: what each trace of a compiled function depended on, for those who ask.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.
 - ``captures.py``: a trace is used again as long as what its function reaches is as it
