@@ -24,6 +24,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
+from jax._src import traceback_util as _tracebacks
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -103,6 +104,41 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         node, is_leaf=lambda _: next(asked) > 0
     )
     return [(path[0], child) for path, child in flat], treedef
+
+
+# Frames that say nothing to the user: operations are not located there, in programs,
+# profiles and errors, and tracebacks leave them out, like those of JAX. Layers are
+# shown, as those of other libraries are: their lines say what is computed.
+for _part in ("_jax.py", "core", "debugging", "interop", "nn/support", "transforms"):
+    _path = os.path.join(os.path.dirname(__file__), *_part.split("/"))
+    _source_info.register_exclusion(_path)
+    _tracebacks.register_exclusion(_path)
+
+
+def hide_frames(error: Exception) -> None:
+    """Leaves out the frames registered above; call it where no frame is a user's.
+
+    JAX does so below its own functions, the innermost of which called the user's.
+    """
+    mode = _tracebacks._filtering_mode()
+    if mode == "quiet_remove_frames" and error.__traceback__ is not None:
+        error.with_traceback(_tracebacks.filter_traceback(error.__traceback__))
+    elif mode == "tracebackhide":
+        _tracebacks._add_tracebackhide_to_hidden_frames(error.__traceback__)
+
+
+class _HiddenFrames:
+    """A context that hides frames in errors, with its own."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, Exception):
+            hide_frames(error)
+
+
+hidden_frames = _HiddenFrames()
 
 
 def prefix_error(

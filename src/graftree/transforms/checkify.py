@@ -63,8 +63,9 @@ def checkify(
 
     @decorators.wraps(f)
     def with_error(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        call = Call(f, row, args, kwargs)
-        error, result = checked(*call.groups)
-        return error, call.commit(result)
+        with _jax.hidden_frames:
+            call = Call(f, row, args, kwargs)
+            error, result = checked(*call.groups)
+            return error, call.commit(result)
 
     return with_error

@@ -19,7 +19,13 @@ from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import arguments, decorators, inside, reports
+from graftree.transforms.crossing import (
+    arguments,
+    decorators,
+    guises,
+    inside,
+    reports,
+)
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -83,10 +89,11 @@ def eval_shape(
     def traced(group: Values) -> Any:
         return jax.tree.map(_read, interior(_with_refs(group)))
 
-    (group,) = call.groups
-    named = decorators.named_after(function, traced)
-    result = jax.eval_shape(named, jax.tree.map(_abstract, group))
-    return call.commit(_placed(result))
+    with _jax.hidden_frames:
+        (group,) = call.groups
+        named = guises.named_after(function, traced)
+        result = jax.eval_shape(named, jax.tree.map(_abstract, group))
+        return call.commit(_placed(result))
 
 
 def _is_shared(signature: Signature) -> bool:
@@ -275,7 +282,8 @@ def make_jaxpr(
 
         @decorators.wraps(function)
         def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
-            return trace(*Call(function, row, args, kwargs).groups)
+            with _jax.hidden_frames:
+                return trace(*Call(function, row, args, kwargs).groups)
 
         return jaxpr_of
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 
 import jax
 
-from graftree import config
+from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
@@ -70,12 +70,16 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return inside.interior(self.fun, row)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = self._plans.find(args, kwargs)
-        if call is None:
-            made = stamps.clock.now
-            call = self.prepare(args, kwargs)
-            self._plans.learn(args, kwargs, call.packed, made)
-        return call.commit(self._jitted(*call.groups))
+        try:  # not `_jax.hidden_frames`, which costs calls
+            call = self._plans.find(args, kwargs)
+            if call is None:
+                made = stamps.clock.now
+                call = self.prepare(args, kwargs)
+                self._plans.learn(args, kwargs, call.packed, made)
+            return call.commit(self._jitted(*call.groups))
+        except Exception as error:
+            _jax.hide_frames(error)
+            raise
 
     def prepare(
         self,
@@ -96,8 +100,9 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
                 arrays, also in Variables.
             **kwargs: Keyword arguments of it.
         """
-        call = self.prepare(args, kwargs)
-        return Traced(self._jitted.trace(*call.groups), self.prepare)
+        with _jax.hidden_frames:
+            call = self.prepare(args, kwargs)
+            return Traced(self._jitted.trace(*call.groups), self.prepare)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Traces the function and lowers it to the language of the compiler.
@@ -106,7 +111,8 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             *args: See `trace`.
             **kwargs: See `trace`.
         """
-        return self.trace(*args, **kwargs).lower()
+        with _jax.hidden_frames:
+            return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The output with ``jax.ShapeDtypeStruct`` instead of arrays.
@@ -115,7 +121,8 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             *args: See `trace`.
             **kwargs: See `trace`.
         """
-        return self.trace(*args, **kwargs).out_info
+        with _jax.hidden_frames:
+            return self.trace(*args, **kwargs).out_info
 
 
 class _Jit(Protocol[Options]):

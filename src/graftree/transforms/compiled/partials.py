@@ -15,7 +15,7 @@ from graftree.core.graph.freshness import Survey
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators, packing, reports
+from graftree.transforms.crossing import decorators, guises, packing, reports
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Row
@@ -116,7 +116,7 @@ class _JitPartial(JitWrapped):
                 )
             return result
 
-        return decorators.named_after(interior, traced)
+        return guises.named_after(interior, traced)
 
     def prepare(
         self,

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from graftree import _jax
 from graftree.core.graph import differences
 from graftree.core.graph.flattening import IndexMap
 from graftree.transforms.crossing import outside, packing, signatures
@@ -103,8 +104,9 @@ class Traced(Stage[R]):
                 "jax.jit: jax.export.export(jax.jit(f)).\nTake models apart before: "
                 "graphdef, state = nnx.split(model), and nnx.merge them in f."
             )
-        lowered = self._stage.lower(lowering_platforms=lowering_platforms)
-        return Lowered(lowered, self._prepare)
+        with _jax.hidden_frames:
+            lowered = self._stage.lower(lowering_platforms=lowering_platforms)
+            return Lowered(lowered, self._prepare)
 
 
 class Lowered(Stage[R]):
@@ -116,7 +118,8 @@ class Lowered(Stage[R]):
         Args:
             compiler_options: Options of XLA.
         """
-        return Compiled(self._stage.compile(compiler_options), self._prepare)
+        with _jax.hidden_frames:
+            return Compiled(self._stage.compile(compiler_options), self._prepare)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """A text for people, in no stable form.
@@ -155,10 +158,11 @@ class Compiled(Stage[R]):
         self._signature = group.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        call = self._prepare(args, kwargs, self._signature.statics)
-        if call.packed.signature != self._signature:
-            raise _mismatch_error(self._signature, call.packed.signature)
-        return call.commit(self._stage(*call.groups))
+        with _jax.hidden_frames:
+            call = self._prepare(args, kwargs, self._signature.statics)
+            if call.packed.signature != self._signature:
+                raise _mismatch_error(self._signature, call.packed.signature)
+            return call.commit(self._stage(*call.groups))
 
     def as_text(self) -> str:
         """A text for people, in no stable form."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from graftree import config
+from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import differences
-from graftree.transforms.crossing import captures, decorators, signatures
+from graftree.transforms.crossing import captures, guises, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -64,8 +64,9 @@ def cond(
         >>> int(count[...])
         1
     """
-    row = _row("cond", config.propagation(graph, graph_updates))
-    return _choose(row, pred, (true_fun, false_fun), operands)
+    with _jax.hidden_frames:
+        row = _row("cond", config.propagation(graph, graph_updates))
+        return _choose(row, pred, (true_fun, false_fun), operands)
 
 
 def switch(
@@ -101,8 +102,9 @@ def switch(
     """
     if not branches:
         raise ValueError("Empty branch sequence: nnx.switch needs a function.")
-    row = _row("switch", config.propagation(graph, graph_updates))
-    return _choose(row, index, tuple(branches), operands)
+    with _jax.hidden_frames:
+        row = _row("switch", config.propagation(graph, graph_updates))
+        return _choose(row, index, tuple(branches), operands)
 
 
 class _Kind(NamedTuple):
@@ -217,7 +219,7 @@ class _Branches:
             self._compare(self.kind.name_of(number), result, inside.signature)
             return result
 
-        return decorators.named_after(f, branch)
+        return guises.named_after(f, branch)
 
     def _compare(self, name: str, result: Any, operands: Signature) -> None:
         result = jax.tree.map(lambda _: 0, result)

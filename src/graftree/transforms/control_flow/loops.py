@@ -76,9 +76,10 @@ def while_loop(
         (True, 3)
     """
     mode = config.propagation(graph, graph_updates)
-    call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
-    run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
-    return call.commit(run(*call.groups))
+    with _jax.hidden_frames:
+        call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
+        run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
+        return call.commit(run(*call.groups))
 
 
 @overload
@@ -140,14 +141,15 @@ def fori_loop(
         6
     """
     mode = config.propagation(graph, graph_updates)
-    call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
-    # JAX can differentiate a loop in reverse only if it knows the number of steps.
-    bounds = tuple(map(_static, (lower, upper)))
-    known, given = (None, ((lower, upper),)) if None in bounds else (bounds, ())
-    # As a `Static`: to unroll once is something else than to unroll all.
-    key = known, Static(unroll)
-    run = _fori.get((body_fun,), call.packed.signature, mode, *key)
-    return call.commit(run(*call.groups, *given))
+    with _jax.hidden_frames:
+        call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
+        # JAX can differentiate a loop in reverse only if it knows the number of steps.
+        bounds = tuple(map(_static, (lower, upper)))
+        known, given = (None, ((lower, upper),)) if None in bounds else (bounds, ())
+        # As a `Static`: to unroll once is something else than to unroll all.
+        key = known, Static(unroll)
+        run = _fori.get((body_fun,), call.packed.signature, mode, *key)
+        return call.commit(run(*call.groups, *given))
 
 
 def _static(bound: Any) -> tuple[Any, Any] | None:

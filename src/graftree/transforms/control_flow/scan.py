@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from graftree import config
+from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import captures, decorators
@@ -135,9 +135,10 @@ def _scanned(
                 f"{count} arguments in nnx.scan. Give in_axes as a tuple with one "
                 "entry per argument."
             )
-        call = Call(f, row, args, kwargs)
-        run = traces.get((f,), call.packed.signature, row.mode)
-        return call.commit(run(*call.groups))
+        with _jax.hidden_frames:
+            call = Call(f, row, args, kwargs)
+            run = traces.get((f,), call.packed.signature, row.mode)
+            return call.commit(run(*call.groups))
 
     return scanned
 

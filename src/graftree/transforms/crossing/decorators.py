@@ -138,13 +138,3 @@ def name_of(function: Any) -> str:
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """``functools.wraps`` that copies none of the function's own attributes."""
     return functools.wraps(function, updated=())
-
-
-def named_after(function: Callable[..., Any], inner: Any) -> Any:
-    """Gives a function that JAX traces the name of the user's function.
-
-    JAX must not see more of it: its signature is not that of the groups of leaves.
-    """
-    inner = wraps(function)(inner)
-    del inner.__wrapped__
-    return inner

@@ -34,7 +34,7 @@ from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
     arguments,
     axis_names,
-    decorators,
+    guises,
     packing,
     parameters,
     reports,
@@ -415,7 +415,7 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
             row.traces.add(inside.signature, inside.values)
         return result
 
-    return decorators.named_after(f, traced)
+    return guises.named_after(f, traced)
 
 
 def _in_groups(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:

@@ -229,8 +229,9 @@ def lift(
 
     @decorators.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
-        call = Call(f, row, args, kwargs)
-        return call.commit(inner.function(*call.groups))
+        with _jax.hidden_frames:
+            call = Call(f, row, args, kwargs)
+            return call.commit(inner.function(*call.groups))
 
     vars(lifted)["inner"] = inner
     return lifted

@@ -187,9 +187,7 @@ def _flatten_values(group: Values) -> Any:
 
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles.
-    keyed = [
-        (jax.tree_util.GetAttrKey(slot.name), value) for slot, value in group.slots()
-    ]
+    keyed = [(_Key(slot.name_in_function), value) for slot, value in group.slots()]
     return keyed, _flatten_values(group)[1]
 
 

@@ -26,7 +26,13 @@ from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import decorators, outside, packing, reports
+from graftree.transforms.crossing import (
+    decorators,
+    guises,
+    outside,
+    packing,
+    reports,
+)
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
@@ -170,6 +176,10 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         self._rules = _Rules(fwd, bwd, symbolic_zeros, _takes_updates(bwd))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        with _jax.hidden_frames:
+            return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = decorators.name_of(self.fun)
         if self._rules is None:
             # JAX raises the one, programs with graph updates expect the other.
@@ -268,11 +278,11 @@ class _Lifted:
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
-            decorators.named_after(self.fun, lambda *groups: self._fun(*groups))
+            guises.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
         function.defvjp(
-            decorators.named_after(self.rules.fwd, lambda *groups: self._fwd(*groups)),
-            decorators.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
+            guises.named_after(self.rules.fwd, lambda *groups: self._fwd(*groups)),
+            guises.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
             symbolic_zeros=self.rules.symbolic_zeros,
         )
         return function

@@ -11,12 +11,12 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
-from graftree import config
+from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import decorators, prefixes, ref_contents
+from graftree.transforms.crossing import decorators, guises, prefixes, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
@@ -183,8 +183,7 @@ def _decorator(
     chosen = _chosen(argnums, is_single, name, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        @decorators.wraps(function)
-        def differentiated(*args: Any, **kwargs: Any) -> Any:
+        def differentiate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if mode.structure:
                 least = max(chosen.numbers) + 1
                 args = decorators.to_positions(function, args, kwargs, least)
@@ -203,6 +202,11 @@ def _decorator(
             if has_value:
                 return ((value, aux) if has_aux else value), grads
             return (grads, aux) if has_aux else grads
+
+        @decorators.wraps(function)
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            with _jax.hidden_frames:
+                return differentiate(args, kwargs)
 
         return differentiated
 
@@ -229,4 +233,4 @@ def _interior_of_gradient(
         value, aux = cotangents.pair(out) if has_aux else (out, None)
         return flattening.raw_of(value), inside.leave((None, aux))
 
-    return decorators.named_after(f, traced)
+    return guises.named_after(f, traced)

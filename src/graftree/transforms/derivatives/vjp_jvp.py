@@ -14,7 +14,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.transforms.crossing import decorators, ref_contents, reports
+from graftree.transforms.crossing import decorators, guises, ref_contents, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
@@ -104,12 +104,16 @@ def vjp(
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def with_pullback(*primals: Any) -> Any:
-            return _vjp(function, primals, has_aux, mode)
+            with _jax.hidden_frames:
+                return _vjp(function, primals, has_aux, mode)
 
         return with_pullback
 
     made = decorators.decorate(f, "vjp", make)
-    return made(*primals) if primals else made
+    if not primals:
+        return made
+    with _jax.hidden_frames:
+        return made(*primals)
 
 
 def jvp(
@@ -158,14 +162,16 @@ def jvp(
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         @decorators.wraps(function)
         def with_tangent(primals: Any, tangents: Any) -> Any:
-            return _jvp(function, primals, tangents, has_aux, mode)
+            with _jax.hidden_frames:
+                return _jvp(function, primals, tangents, has_aux, mode)
 
         return with_tangent
 
     made = decorators.decorate(f, "jvp", make)
     if f is MISSING or (primals is MISSING and tangents is MISSING):
         return made
-    return made(primals, tangents)
+    with _jax.hidden_frames:
+        return made(primals, tangents)
 
 
 def _without_structure(
@@ -197,7 +203,7 @@ def _interior_of_product(
         *rest, (values, *aux) = inside.leave(cotangents.pair(out) if has_aux else out)
         return values, (*rest, aux)
 
-    return decorators.named_after(f, traced)
+    return guises.named_after(f, traced)
 
 
 def _commit(
@@ -237,14 +243,15 @@ class _Pullback:
     mode: Propagation
 
     def __call__(self, pull_back: Callable[..., Any], cotangent: Any) -> Any:
-        values = cotangents.leaves(
-            self.out, cotangent, self.mode, "the cotangent", range(self.size)
-        )
-        (found,) = pull_back(values)
-        argnums = range(len(self.primals.treedef.children()[0].children()))
-        return cotangents.arguments(
-            self.primals, found.by_position(), self.mode, argnums
-        )
+        with _jax.hidden_frames:
+            values = cotangents.leaves(
+                self.out, cotangent, self.mode, "the cotangent", range(self.size)
+            )
+            (found,) = pull_back(values)
+            argnums = range(len(self.primals.treedef.children()[0].children()))
+            return cotangents.arguments(
+                self.primals, found.by_position(), self.mode, argnums
+            )
 
 
 def _jvp(

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 from graftree import config
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.crossing import arguments, decorators, outside, ref_contents
+from graftree.transforms.crossing import (
+    arguments,
+    decorators,
+    guises,
+    outside,
+    ref_contents,
+)
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
@@ -174,9 +180,7 @@ def pmap(
             # JAX takes a tuple of plain axes for those of single leaves if there are as
             # many leaves as arguments. So groups and axes go in tuples of their own.
             mapped = jax.pmap(
-                decorators.named_after(
-                    inner, lambda *boxes: inner(*[x for (x,) in boxes])
-                ),
+                guises.named_after(inner, lambda *boxes: inner(*[x for (x,) in boxes])),
                 axis_name,
                 in_axes=tuple([(_or_front(axis),) for axis in ins]),
                 out_axes=jax.tree.map(_or_front, outs),
