@@ -12,6 +12,7 @@ from graftree import _jax, config
 from graftree.transforms.crossing import (
     arguments,
     decorators,
+    guises,
     outside,
     ref_contents,
 )
@@ -99,6 +100,6 @@ def _seeing_the_present(
     def call(*args: Any) -> Any:
         if _jax.is_staging() and _jax.is_as_imported():
             return known(*args)
-        return checkpoint(lambda *args: f(*args))(*args)
+        return checkpoint(guises.named_after(f, lambda *args: f(*args)))(*args)
 
     return call

@@ -135,14 +135,14 @@ def _read(raw: Any) -> Any:
 
 def _placed(result: Any) -> Any:
     """The result with shardings for the Variables in the output."""
-    returned, changed, structure, (values,) = result
+    returned, changed, structure, values = result
     placed = [
         partitioning.place_abstract(value, slot.variable.metadata, is_replicated=True)
         if slot.variable
         else value
         for slot, value in zip(returned.out.slots, values, strict=True)
     ]
-    return returned, changed, structure, (placed,)
+    return returned, changed, structure, placed
 
 
 def as_abstract(tree: A, graph: bool | None = None) -> A:

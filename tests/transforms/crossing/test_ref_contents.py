@@ -20,9 +20,9 @@ def test_the_function_gets_refs_and_the_transform_does_not():
     kinds = []
 
     def transform(run):
-        def transformed(contents, taken):
+        def transformed(contents, *taken):
             kinds.append([type(x) for x in jax.tree.leaves((contents, taken))])
-            return run(contents, taken)
+            return run(contents, *taken)
 
         return transformed
 

@@ -30,7 +30,7 @@ class Calls:
 
             return call_all
 
-        self.known = PerFunction(make)
+        self.known = PerFunction("made", make)
 
     def get(self, functions, key="key", mode=GRAPH):
         return self.known.get(functions, NOTHING, mode, key)

@@ -18,7 +18,7 @@ from graftree.core import stamps
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, inside
+from graftree.transforms.crossing import arguments, decorators, inside, packing
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
@@ -267,5 +267,6 @@ def _group_options(row: Row) -> dict[str, Any]:
     ins, outs = row.inputs.values, row.outputs.values
     options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
     if any(sharding is not None for sharding in (*ins, *outs)):
-        options |= {"in_shardings": ins, "out_shardings": (None, ins, ins, outs)}
+        placed = packing.result_prefix(ins, outs)
+        options |= {"in_shardings": ins, "out_shardings": placed}
     return options

@@ -20,7 +20,7 @@ from graftree.core.graph import differences
 from graftree.transforms.crossing import captures, guises, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
 
@@ -135,7 +135,8 @@ def _choose(
     operands: tuple[Any, ...],
 ) -> Any:
     call = Call(functions[0], row, operands, {})
-    select = _selections.get(functions, call.packed.signature, row.mode, row.name)
+    traces = _selections[row.name]
+    select = traces.get(functions, call.packed.signature, row.mode, row.name)
     return call.commit(select(index, *call.groups))
 
 
@@ -143,7 +144,7 @@ def _row(name: str, mode: Propagation) -> Row:
     return Row.uniform(
         name,
         mode,
-        labels=Labels("operands"),
+        labels=Labels("operands", output="out"),
         keywords=(Keywords.STAY, Keywords.STAY),
         returns_captured=True,
         signatures=_signatures,
@@ -165,13 +166,17 @@ def _selection(*given: Any) -> Callable[..., Any]:
     return select
 
 
-_selections = captures.PerFunction(_selection)
+_selections = {
+    name: captures.PerFunction(name, _selection, (index,))
+    for name, index in (("cond", "pred"), ("switch", "index"))
+}
 
 
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
     """What is remembered of a function; the same for the same function and mode."""
     nothing = Signature(jax.tree.structure(()), ())
-    return _selections.get((f,), nothing, config.propagation(graph, False), "cond")
+    mode = config.propagation(graph, False)
+    return _selections["cond"].get((f,), nothing, mode, "cond")
 
 
 class _Branches:
@@ -246,7 +251,7 @@ _ELSEWHERE = "which operands are where"
 
 def _facts(result: Any, operands: Signature) -> dict[Any, Any]:
     """What a result of `Inside.leave` says of the operands and of the output."""
-    returned, (changes,), _, (out,) = result
+    returned, changes, _, out = result
     found = (returned.structure or operands).facts(identity=False)
     names = operands.entry_names()
     for position, entries in returned.metadata:
@@ -273,4 +278,4 @@ def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
     returned = dataclasses.replace(
         returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
     )
-    return returned, *groups
+    return Parts((returned, *groups))

@@ -34,7 +34,7 @@ from graftree.transforms.crossing.inside import (
     Linked,
     Returned,
 )
-from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
@@ -185,7 +185,7 @@ class Loop:
         returned, sources, refs = notes[0]
         for position, source in zip(self._moved, refs, strict=True):
             self.values[position][...] = value(source)
-        return returned, *([[*map(value, listed)]] for listed in sources)
+        return Parts((returned, *([*map(value, listed)] for listed in sources)))
 
     def inside(self, carried: Values, scanned: Values | None = None) -> Inside:
         """The arguments of one step."""

@@ -13,7 +13,7 @@ from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
-from graftree.transforms.crossing import captures
+from graftree.transforms.crossing import captures, guises, parameters
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
@@ -145,11 +145,12 @@ def fori_loop(
         call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
         # JAX can differentiate a loop in reverse only if it knows the number of steps.
         bounds = tuple(map(_static, (lower, upper)))
-        known, given = (None, ((lower, upper),)) if None in bounds else (bounds, ())
+        known, given = (None, (lower, upper)) if None in bounds else (bounds, ())
         # As a `Static`: to unroll once is something else than to unroll all.
         key = known, Static(unroll)
-        run = _fori.get((body_fun,), call.packed.signature, mode, *key)
-        return call.commit(run(*call.groups, *given))
+        traces = _fori_between if given else _fori
+        run = traces.get((body_fun,), call.packed.signature, mode, *key)
+        return call.commit(run(*given, *call.groups))
 
 
 def _static(bound: Any) -> tuple[Any, Any] | None:
@@ -204,7 +205,9 @@ def _make_while(
             def once(carried: Values) -> Values:
                 return step(body, carried)[0]
 
-            return jax.lax.while_loop(go_on, once, loop.initial), ()
+            going = guises.named_after(condition, go_on, has_own_names=True)
+            named = guises.named_after(body, once)
+            return jax.lax.while_loop(going, named, loop.initial), ()
 
         return loop.run(steps)
 
@@ -219,7 +222,7 @@ def _make_fori(
 ) -> Callable[..., Any]:
     def traced(*arguments: Any) -> Any:
         if known is None:
-            *groups, (lower, upper) = arguments
+            lower, upper, *groups = arguments
         else:
             groups, (lower, upper) = arguments, [kind(value) for kind, value in known]
         body = get_body()
@@ -229,13 +232,16 @@ def _make_fori(
             def once(i: Any, carried: Values) -> Values:
                 return step(lambda value: body(i, value), carried)[0]
 
+            first = parameters.read(parameters.source_of(body)).at(0)
+            named = guises.named_after(body, once, [first])
             options = {"unroll": unroll.value}
-            return jax.lax.fori_loop(lower, upper, once, loop.initial, **options), ()
+            return jax.lax.fori_loop(lower, upper, named, loop.initial, **options), ()
 
         return loop.run(steps)
 
     return traced
 
 
-_while = captures.PerFunction(_make_while)
-_fori = captures.PerFunction(_make_fori)
+_while = captures.PerFunction("while_loop", _make_while)
+_fori = captures.PerFunction("fori_loop", _make_fori)
+_fori_between = captures.PerFunction("fori_loop", _make_fori, ("lower", "upper"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
-from graftree.transforms.crossing import captures, decorators
+from graftree.transforms.crossing import captures, decorators, guises
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -117,14 +116,19 @@ def _scanned(
             loop = Loop(row, place, groups)
 
             def steps(step: Step) -> Any:
-                body = functools.partial(step, get_function())
-                return jax.lax.scan(body, loop.initial, loop.scanned, **options)
+                function = get_function()
+
+                def body(carried: Values, scanned: Values) -> Any:
+                    return step(function, carried, scanned)
+
+                named = guises.named_after(function, body)
+                return jax.lax.scan(named, loop.initial, loop.scanned, **options)
 
             return loop.run(steps)
 
         return traced
 
-    traces = captures.PerFunction(make)
+    traces = captures.PerFunction("scan", make)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:

@@ -33,7 +33,7 @@ import builtins
 import dis
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -54,6 +54,7 @@ from graftree.core.graph.differences import Exactly
 from graftree.core.graph.graphdefs import NodeDef, Static, VariableDef
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
+from graftree.transforms.crossing import guises
 from graftree.transforms.crossing.signatures import Signature
 
 # What these packages hold stays as it is, or is compared by JAX itself.
@@ -314,10 +315,20 @@ class PerFunction(Rebuilt):
 
     What to compile is made by ``make(*getters, mode, *key)``. A getter returns one of
     the functions: what is remembered must not keep them alive.
+
+    Args:
+        name: What is compiled, in the words of JAX: ``scan`` for example.
+        make: See above.
+        leading: The names of its arguments in front of the groups.
     """
 
-    def __init__(self, make: Callable[..., Callable[..., Any]]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        name: str,
+        make: Callable[..., Callable[..., Any]],
+        leading: Sequence[str] = (),
+    ) -> None:
+        self._name, self._make, self._leading = name, make, leading
         # By the key, then by one function after the other: an entry goes with each.
         self._known: dict[Any, weakref.WeakKeyDictionary[Any, Any]] = {}
 
@@ -359,4 +370,7 @@ class PerFunction(Rebuilt):
             return None
 
     def _compile(self, getters: Any, mode: Propagation, key: tuple[Any, ...]) -> Any:
-        return jax.jit(self._make(*getters, mode, *key), inline=True)
+        made = self._make(*getters, mode, *key)
+        function = getters[-1]()
+        named = guises.named_after(function, made, self._leading, name=self._name)
+        return jax.jit(named, inline=True)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, MappingProxyType, SimpleNamespace
 from typing import Any
 
+from graftree.transforms.crossing import parameters
+
 
 def named_after(
     function: Callable[..., Any],
@@ -27,6 +29,7 @@ def named_after(
     leading: Sequence[str] = (),
     *,
     name: str | None = None,
+    has_own_names: bool = False,
 ) -> Any:
     """Gives a function that JAX traces the guise of the user's function.
 
@@ -35,10 +38,13 @@ def named_after(
         inner: What JAX traces, a function of groups of leaves.
         leading: The names of arguments in front of the groups.
         name: What it is called; as ``function`` by default.
+        has_own_names: Whether the groups are those of a call of another function, which
+            may have other names for the arguments.
     """
     inner.__name__ = inner.__qualname__ = name or name_of(function)
     inner.__wrapped__ = _written(function)
-    inner.__signature__ = _signature(tuple(leading))
+    source = parameters.source_of(function) if has_own_names else None
+    inner.__signature__ = _signature(tuple(leading), source)
     return inner
 
 
@@ -103,9 +109,11 @@ class _Bound:
 class _Signature(inspect.Signature):
     """The signature of a function of groups, which have no names."""
 
-    def __init__(self, leading: tuple[str, ...]) -> None:
+    def __init__(
+        self, leading: tuple[str, ...], source: parameters.Source | None
+    ) -> None:
         super().__init__([_GROUPS])
-        self._leading = leading
+        self._leading, self._source = leading, source
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -115,6 +123,8 @@ class _Signature(inspect.Signature):
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise TypeError(f"got an unexpected keyword argument: {[*kwargs]}")
+        if self._source is not None:
+            args = tuple([x.called_as(self._source) for x in args])
         return _Bound(self._leading, args)
 
 

@@ -5,8 +5,9 @@
     Leaf        a value that leaves it
 
 A result of `Inside.leave` is ``(Returned, changed, structure, out)``: groups of raw
-values for each of the last three, one group per value of the prefix. What they are
-is static data, part of JAX's own cache key; so a cached call needs no bookkeeping.
+values for each of the last three, one group per value of the prefix (`packing.part_of`
+puts them together). What they are is static data, part of JAX's own cache key; so a
+cached call needs no bookkeeping.
 
 A Variable whose value is the object that came in was not changed, is not returned and
 not written.
@@ -40,7 +41,7 @@ from graftree.transforms.crossing import (
     reports,
     static_contents,
 )
-from graftree.transforms.crossing.packing import Changes, Values
+from graftree.transforms.crossing.packing import Named, Names, Parts, Values
 from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
@@ -80,7 +81,11 @@ class Returned:
         return self.out.treedef.unflatten
 
 
-jax.tree_util.register_static(Returned)
+# As by `register_static`; but static data leaves a cached call without Python code: it
+# is looked up by its children, of which there are none.
+jax.tree_util.register_pytree_with_keys(
+    Returned, lambda returned: ((), {(): returned}), operator.getitem
+)
 
 
 class Leaf(NamedTuple):
@@ -166,17 +171,14 @@ class Inside:
     def leave(self, out: Any, forced: frozenset[int] = frozenset()) -> Any:
         """The result: what the function did to its arguments, and its output."""
         found = self.collect(out, forced=forced)
+        returned, root = found.returned, self.row.labels.output
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
-        slots = self.signature.slots
-        changed = [
-            Changes([x.value for x in group], [slots[x.position].name for x in group])
-            for group in _in_groups(found.changed, ins)
-        ]
+        changed = _in_groups(found.changed, ins, self.signature)
         structure = [
-            [x.value for x in group] for group in _in_groups(found.structure, ins)
+            [x.value for x in group] for group in _by_group(found.structure, ins)
         ]
-        outputs = [[x.value for x in group] for group in _in_groups(found.out, outs)]
-        return found.returned, tuple(changed), tuple(structure), tuple(outputs)
+        outputs = _in_groups(found.out, outs, returned.out, root)
+        return Parts((returned, changed, packing.part_of(structure), outputs))
 
     def collect(
         self,
@@ -418,7 +420,22 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     return guises.named_after(f, traced)
 
 
-def _in_groups(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
+def _in_groups(
+    leaves: Iterable[Leaf], count: int, signature: Signature, root: str | None = None
+) -> Any:
+    """The values of leaves of a signature by group, with their names."""
+    return packing.part_of(
+        [
+            Named.of(
+                Names(signature, tuple([x.position for x in group]), root),
+                [x.value for x in group],
+            )
+            for group in _by_group(leaves, count)
+        ]
+    )
+
+
+def _by_group(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
     groups: list[list[Leaf]] = [[] for _ in range(count)]
     for leaf in leaves:
         groups[leaf.group].append(leaf)

@@ -34,7 +34,7 @@ from graftree.transforms.crossing import (
 )
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.inside import Returned
-from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.packing import Packed, Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
 
 
@@ -127,10 +127,11 @@ def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
     return returned, changed, structure, out
 
 
-def joined(groups: Sequence[Any], numbers: Sequence[int]) -> Sequence[Any]:
-    """The leaves of some groups in one list, by the number of the group of each."""
-    if len(groups) == 1:
-        return groups[0]
+def joined(part: Any, numbers: Sequence[int]) -> Sequence[Any]:
+    """The leaves of a part of a result, by the number of the group of each."""
+    if type(part) is not Parts:
+        return part
+    groups: Sequence[Any] = part
     filled = [group for group in groups if len(group)]
     if len(filled) == 1:
         return filled[0]
@@ -242,7 +243,8 @@ class _Transformed(Rebuilt):
 
     def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
         ins, outs = row.inputs.values, row.outputs.values
-        self.function = transform(inside.interior(f, row), ins, (None, ins, ins, outs))
+        prefix = packing.result_prefix(ins, outs)
+        self.function = transform(inside.interior(f, row), ins, prefix)
 
     def __call__(self, *groups: Values) -> Any:
         return self.function(*groups)

@@ -2,7 +2,7 @@
 
     Packed      a tree outside: its signature, its leaves, its numbered objects
     Values      a group of leaves on its way in, a pytree node
-    Changes     a group of changed leaves on its way out, a pytree node
+    Named       a group of leaves on its way out, a pytree node
 
 A transform gives different leaves different axes, shardings or roles by putting them in
 different groups.
@@ -23,7 +23,7 @@ from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.merging import Builder
-from graftree.transforms.crossing import reports
+from graftree.transforms.crossing import reports, signatures
 from graftree.transforms.crossing.parameters import Source
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot, count
 
@@ -174,6 +174,11 @@ class Values:
             return dict(enumerate(self.values))
         return dict(zip(self.positions, self.values, strict=True))
 
+    def called_as(self, source: Source) -> Values:
+        """The same as arguments of another function, in messages."""
+        signature = dataclasses.replace(self.signature, parameters=source)
+        return Values(self.values, signature, self.positions)
+
     def slots(self) -> Iterator[tuple[Slot, Any]]:
         """The leaves with their values."""
         slots = self.signature.slots
@@ -200,37 +205,101 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class Changes(list[Any]):
-    """A pytree node that carries new values of Variables out, under their names.
-
-    The names are in quotes, as in ``args[0]['kernel']``, where JAX reports about them.
-
-    Attributes:
-        names: Those of the slots.
-    """
-
-    __slots__ = ("names",)
-
-    def __init__(self, values: Iterable[Any], names: Iterable[str]) -> None:
-        super().__init__(values)
-        self.names = tuple(names)
-
-
 class _Key(str):
     """A path entry that JAX prints as it is."""
 
 
-def _flatten_changes_with_keys(group: Changes) -> Any:
-    keys = [_Key(re.sub(r"\.(\w+)", r"['\1']", name)) for name in group.names]
-    return list(zip(keys, group, strict=True)), group.names
+# What leaves a trace. JAX prints the path of each leaf, after the word "result".
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What leaves of a signature are called; the names are made when asked for.
+
+    Attributes:
+        signature: That of the arguments, or of the output.
+        positions: Which leaves these are.
+        root: What the output is called; ``None`` for new values of arguments.
+    """
+
+    signature: Signature
+    positions: tuple[int, ...]
+    root: str | None = None
+
+    def slots(self) -> list[Slot]:
+        """The leaves."""
+        slots = self.signature.slots
+        return [slots[position] for position in self.positions]
+
+    def listed(self) -> list[str]:
+        """The names, as in ``[0].kernel`` of an output."""
+        if self.root is None:
+            # In quotes, as programs expect of JAX's errors about States.
+            names = [slot.name_in_function for slot in self.slots()]
+            return [f"(new {re.sub(_ATTRIBUTE, _QUOTED, name)})" for name in names]
+        roots = self.signature.entry_names(self.root)
+        return [signatures.name_of((roots[x.entry], *x.path)) for x in self.slots()]
+
+
+_ATTRIBUTE, _QUOTED = r"\.(\w+)", r"['\1']"
+
+
+class Named(list[Any]):
+    """A pytree node with some values that leave a trace, under their names.
+
+    Attributes:
+        names: What they are called.
+    """
+
+    __slots__ = ("names",)
+    names: Names
+
+    @staticmethod
+    def of(names: Names, values: Iterable[Any]) -> Named:
+        """The values with their names."""
+        made = Named(values)
+        made.names = names
+        return made
 
 
 jax.tree_util.register_pytree_with_keys(
-    Changes,
-    _flatten_changes_with_keys,
-    lambda names, values: Changes(values, names),
+    Named,
+    lambda group: (
+        [*zip(map(_Key, group.names.listed()), group, strict=True)],
+        group.names,
+    ),
+    Named.of,
     lambda group: (group, group.names),
 )
+
+
+class Parts(tuple[Any, ...]):
+    """A pytree node like a tuple, which JAX does not show in paths."""
+
+    __slots__ = ()
+
+
+jax.tree_util.register_pytree_with_keys(
+    Parts,
+    lambda parts: ([(_Key(), part) for part in parts], Parts),
+    tuple.__new__,  # of the class, which is the static data: in C, for cached calls
+    lambda parts: (parts, Parts),
+)
+
+
+def part_of(groups: Sequence[Any]) -> Any:
+    """A part of a result, made of groups; a single one stands for itself."""
+    return groups[0] if len(groups) == 1 else Parts(groups)
+
+
+def groups_of(part: Any) -> Sequence[Any]:
+    """The groups of a part of a result."""
+    return part if type(part) is Parts else (part,)
+
+
+def result_prefix(ins: Sequence[Any], outs: Sequence[Any]) -> Parts:
+    """The prefix of a result of `inside.Inside.leave`, one value per group."""
+    return Parts((None, part_of(ins), part_of(ins), part_of(outs)))
 
 
 def join(groups: Sequence[Values]) -> tuple[Signature, list[Any], list[int]]:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, errors
+from graftree.transforms.crossing import guises
 from graftree.transforms.crossing.packing import Values
 
 
@@ -31,7 +32,7 @@ def by_content(
 ) -> Callable[..., Any]:
     """A JAX transform of a function whose arguments may have refs."""
 
-    def run(contents: list[Any], taken: Any) -> tuple[Any, list[Any]]:
+    def run(contents: list[Any], *taken: Any) -> tuple[Any, list[Any]]:
         refs = [*map(_jax.new_ref, contents)]
 
         def fill(x: Any) -> Any:
@@ -41,14 +42,14 @@ def by_content(
         out = function(*filled)
         return out, [ref[...] for ref in refs]
 
-    transformed = transform(run)
+    transformed = transform(guises.named_after(function, run, ["refs"]))
 
     def outer(*arguments: Any) -> Any:
         # One ref at two places is one ref inside, too.
         refs = {id(x): x for x in jax.tree.leaves(arguments) if _jax.is_ref(x)}
         places = {key: _Place(number) for number, key in enumerate(refs)}
         taken = jax.tree.map(lambda x: places.get(id(x), x), arguments)
-        out, contents = transformed([ref[...] for ref in refs.values()], taken)
+        out, contents = transformed([ref[...] for ref in refs.values()], *taken)
         for ref, content in zip(refs.values(), contents, strict=True):
             if _jax.is_differentiated(content) and not _jax.is_differentiated(ref):
                 # The function cut it off, or JAX would have refused its write.

@@ -31,11 +31,13 @@ class Labels:
         args: All of them; the second one is ``args[1]``.
         named: Those that have names of their own, by position.
         skipped: How many parameters of the function come before them.
+        output: What the output is called, where JAX has no word for it.
     """
 
     args: str = "args"
     named: Mapping[int, str] = dataclasses.field(default_factory=dict)
     skipped: int = 0
+    output: str = ""
 
     def of(self, number: int) -> str:
         """The name of one argument."""

@@ -36,10 +36,10 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Changes, Values
+from graftree.transforms.crossing.packing import Named, Parts, Values
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Labels, Signature
+from graftree.transforms.crossing.signatures import Labels, Signature, Slot
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums, FormError
 
@@ -281,7 +281,9 @@ class _Lifted:
             guises.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
         function.defvjp(
-            guises.named_after(self.rules.fwd, lambda *groups: self._fwd(*groups)),
+            guises.named_after(
+                self.rules.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
+            ),
             guises.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
             symbolic_zeros=self.rules.symbolic_zeros,
         )
@@ -310,7 +312,8 @@ class _Lifted:
         stored = Values(packed.values(), packed.signature, None)
         returned, *leaves = inside.leave(out, self.changed or frozenset())
         self._check_changed(returned.changed)
-        return (dataclasses.replace(returned, kept=()), *leaves), (kept, stored)
+        result = Parts((dataclasses.replace(returned, kept=()), *leaves))
+        return result, (kept, stored)
 
     def _check_changed(self, changed: tuple[int, ...]) -> None:
         extra = () if self.changed is None else {*changed} - self.changed
@@ -410,20 +413,21 @@ def _telling_of_cotangents(
     """A result that tells if a gradient of what `fun` wrote is asked for, and lost."""
     returned, changed, *others = result
 
-    def telling(name: str, value: Any) -> Any:
+    def telling(slot: Slot, value: Any) -> Any:
         return _without_cotangent(
             value,
             "A gradient depends on what a function of nnx.custom_vjp wrote; this part "
             f"of it is dropped: {decorators.name_of(bwd)} does not take its cotangent."
-            f"\n  written by {decorators.name_of(fun)}: {name}\n"
+            f"\n  written by {decorators.name_of(fun)}: {slot.name}\n"
             "Return the new value and write it outside, give the bwd rule a keyword "
             "argument\n`updates_g`, or use graph_updates=True.",
         )
 
     guarded = [
-        Changes(map(telling, group.names, group), group.names) for group in changed
+        Named.of(group.names, map(telling, group.names.slots(), group))
+        for group in packing.groups_of(changed)
     ]
-    return (returned, tuple(guarded), *others)
+    return Parts((returned, packing.part_of(guarded), *others))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -14,7 +14,13 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.transforms.crossing import decorators, guises, ref_contents, reports
+from graftree.transforms.crossing import (
+    decorators,
+    guises,
+    packing,
+    ref_contents,
+    reports,
+)
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
@@ -200,8 +206,10 @@ def _interior_of_product(
     def traced(*groups: Values) -> Any:
         inside = Inside(row, groups)
         out = inside.run(f)
-        *rest, (values, *aux) = inside.leave(cotangents.pair(out) if has_aux else out)
-        return values, (*rest, aux)
+        *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
+        values, *aux = packing.groups_of(part)
+        # A plain list: a cotangent has the same form.
+        return [*values], (*rest, aux)
 
     return guises.named_after(f, traced)
 
@@ -211,7 +219,7 @@ def _commit(
 ) -> tuple[Any, tuple[Any, ...], Signature]:
     """The output, the auxiliary output if there is one, and the form of the first."""
     *others, aux_values = rest
-    out = call.commit((*others, (values, *aux_values)))
+    out = call.commit((*others, packing.part_of([values, *aux_values])))
     form = others[0].out
     if not has_aux:
         return out, (), form
