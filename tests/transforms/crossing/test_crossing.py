@@ -30,7 +30,7 @@ def cross(model, change, mode, forced=frozenset()):
 
 def values(result):
     """The positions of what changed, and the new values."""
-    returned, (changed,), *_ = result
+    returned, changed, *_ = result
     return returned.changed, list(changed)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from graftree import _jax, config
+from graftree import _jax, config, errors
 from graftree.transforms.crossing import decorators, outside, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 
 
@@ -87,6 +90,7 @@ def shard_map(
             if not _jax.is_staging():
                 reason = "takes array refs under jax.jit only"
                 ref_contents.refuse(groups, "shard_map", reason)
+            _check_parts(groups, ins, mesh)
             return mapped(*groups)
 
         return sharded
@@ -94,6 +98,40 @@ def shard_map(
     return decorators.decorate(
         f, "shard_map", lambda f: outside.lift(f, transform, row)
     )
+
+
+def _check_parts(groups: Sequence[Values], specs: Sequence[Any], mesh: Any) -> None:
+    """Refuses arrays that can't be split; JAX would name them by their group."""
+    for group, spec in zip(groups, specs, strict=True):
+        for slot, value in group.slots() if isinstance(spec, PartitionSpec) else ():
+            for x in jax.tree.leaves(value):
+                problem = _problem(jnp.shape(x), spec, getattr(mesh, "shape", {}))
+                if problem:
+                    raise ValueError(
+                        errors.message(
+                            f"nnx.shard_map can't split an argument: {problem}.",
+                            where=f"{slot.name_in_function}: "
+                            f"{jax.typeof(x).str_short()}, by {spec}",
+                            way_out="Change the spec in in_specs or the mesh, or pad "
+                            "the array.",
+                        )
+                    )
+
+
+def _problem(
+    shape: tuple[int, ...], spec: PartitionSpec, sizes: Mapping[Any, int]
+) -> str:
+    if len(spec) > len(shape):
+        return f"its rank {len(shape)} is less than the {len(spec)} entries of its spec"
+    for axis, entry in enumerate(spec):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        count = math.prod(sizes.get(name, 1) for name in names)
+        if shape[axis] % count:
+            return (
+                f"its axis {axis} of size {shape[axis]} is not evenly divisible by "
+                f"{count}, the size of {entry!r} in the mesh"
+            )
+    return ""
 
 
 def _or_empty(spec: PartitionSpec | None) -> PartitionSpec:

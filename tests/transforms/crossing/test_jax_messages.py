@@ -1,0 +1,377 @@
+"""What JAX says speaks of the user's program: functions, lines, names of arguments."""
+
+import functools
+import os
+import re
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import graftree as nnx
+
+LIBRARY = os.path.dirname(nnx.__file__)
+P = PartitionSpec
+
+
+@pytest.fixture(autouse=True)
+def as_users_see_it():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "quiet_remove_frames")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(2, 2, rngs=rngs)
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List([Block(nnx.Rngs(0))])
+
+
+def by_kernel(net, x, *rest, train=False, **others):
+    return x if net.blocks[0].up.kernel.sum() > 0 else -x
+
+
+@functools.wraps(by_kernel)
+def decorated(*args, **kwargs):
+    return by_kernel(*args, **kwargs)
+
+
+def by_flag(net, x, *rest, train=False, **others):
+    return x if train else -x
+
+
+def by_rest(net, x, *rest, train=False, **others):
+    return np.asarray(rest[0]["k"]) + x
+
+
+def by_others(net, x, *rest, train=False, **others):
+    return x * int(others["n"])
+
+
+def by_input(x, net):
+    return (x, x) if x.sum() > 0 else (-x, x)
+
+
+def loss(net, x):
+    return x.sum() if net.blocks[0].up.kernel.sum() > 0 else 0.0
+
+
+def line_of(function):
+    return f"{function.__name__} at {__file__}:{function.__code__.co_firstlineno}"
+
+
+def make(x=None):
+    net = Net()
+    return net, jnp.ones(2) if x is None else x
+
+
+def says(error):
+    """The message; it and the traceback are about the user's program only."""
+    text = str(error.value)
+    for internal in ("groups", "graftree/transforms", "graftree/core", "traced at"):
+        assert internal not in text
+    frames = traceback.extract_tb(error.value.__traceback__)
+    assert not [x for x in frames if x.filename.startswith(LIBRARY)]
+    return text
+
+
+CONCRETE = {
+    "jit": lambda: nnx.jit(by_kernel)(*make()),
+    "jit in tree mode": lambda: nnx.jit(by_kernel, graph=False)(*make()),
+    "jit with donation": lambda: nnx.jit(by_kernel, donate_argnums=0)(*make()),
+    "lower": lambda: nnx.jit(by_kernel).lower(*make()),
+    "partial": lambda: nnx.jit_partial(by_kernel, Net(), graph=False)(jnp.ones(2)),
+    "remat": lambda: nnx.remat(by_kernel)(*make()),
+    "eval_shape": lambda: nnx.eval_shape(by_kernel, *make()),
+    "make_jaxpr": lambda: nnx.make_jaxpr(by_kernel, graph=False)(*make()),
+    "grad in jit": lambda: nnx.jit(nnx.grad(loss))(*make()),
+    "decorated": lambda: nnx.jit(decorated)(*make()),
+    "partial function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(Net()),
+}
+
+
+@pytest.mark.parametrize("name", CONCRETE)
+def test_values_that_are_not_known_have_the_name_of_the_argument(name):
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        CONCRETE[name]()
+    text = says(error)
+    assert line_of(loss if "grad" in name else by_kernel) in text
+    assert "the argument net.blocks[0].up.kernel." in text
+
+
+@pytest.mark.parametrize(
+    ("function", "rest", "keywords", "name"),
+    [
+        (by_flag, (), {"train": True}, "train"),
+        (by_rest, ({"k": 1.0},), {}, "rest[0]['k']"),
+        (by_others, (), {"n": 2}, "others['n']"),
+    ],
+)
+def test_arguments_of_all_kinds_have_their_names(function, rest, keywords, name):
+    with pytest.raises(jax.errors.JAXTypeError) as error:
+        nnx.jit(function)(*make(), *rest, **keywords)
+    text = says(error)
+    assert line_of(function) in text
+    assert f"the argument {name}." in text
+
+
+def test_positions_count_static_arguments():
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        nnx.jit(by_kernel, static_argnums=1)(Net(), 3)
+    assert "the argument net.blocks[0].up.kernel." in says(error)
+
+
+def test_methods_name_self():
+    class Owner(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.array(1.0))
+
+        @nnx.jit
+        def __call__(self):
+            return 1 if self.w > 0 else 2
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        Owner()()
+    assert f"__call__ at {__file__}" in says(error)
+    assert "the argument self.w." in str(error.value)
+
+
+def go_on(state):
+    return bool(state[1] < 3)
+
+
+def body(value):
+    return value if value[1] > 2 else (value[0], value[1] + 1)
+
+
+def step(i, value):
+    return value if i > value[1] else (value[0], value[1] + 1)
+
+
+def branch(x, net):
+    return x * 2 if x > 0 else x
+
+
+LOOPS = {
+    "scan": (by_input, "x", lambda: nnx.scan(by_input)(jnp.ones(2), jnp.ones(3))),
+    "while_cond": (go_on, "state[1]", lambda: nnx.while_loop(go_on, body, (0, 1))),
+    "while_body": (
+        body,
+        "value[1]",
+        lambda: nnx.while_loop(lambda state: state[1] < 3, body, (Net(), 1)),
+    ),
+    "fori_loop": (
+        step,
+        "i and value[1]",
+        lambda: nnx.fori_loop(0, 3, step, (Net(), 1)),
+    ),
+    "fori_loop with traced bounds": (
+        step,
+        "i and value[1]",
+        lambda: jax.jit(lambda n: nnx.fori_loop(0, n, step, (Net(), 1))[1])(3),
+    ),
+    "cond": (branch, None, lambda: nnx.cond(True, branch, branch, 1.0, Net())),
+    "switch": (branch, None, lambda: nnx.switch(0, [branch, step], 1.0, Net())),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_control_flow_names_the_function_and_its_arguments(name):
+    function, argument, call = LOOPS[name]
+    with pytest.raises(jax.errors.JAXTypeError) as error:
+        call()
+    text = says(error)
+    assert line_of(function) in text
+    if argument is not None:
+        assert re.search(f"the arguments? {re.escape(argument)}\\.", text)
+
+
+def test_the_function_of_a_mapped_value_is_shown_by_its_line():
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        nnx.vmap(lambda net, x: 1 if x > 0 else 2, in_axes=(None, 0))(*make())
+    assert __file__ in says(error)
+
+
+def apply(net, x):
+    return x
+
+
+def sharding(*spec):
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    return NamedSharding(mesh, P(*spec))
+
+
+def compiled():
+    return nnx.jit(apply).lower(*make()).compile()
+
+
+def committed_apart():
+    first, second, *_ = jax.devices()
+    net = jax.device_put(Net(), first)
+    nnx.jit(apply, keep_unused=True)(net, jax.device_put(jnp.ones(2), second))
+
+
+def changed(pair, value):
+    pair.blocks[0].up.bias.set_value(value)
+
+
+# JAX 0.10 gives no name there.
+IN_OLDEST = jax.__version_info__ < (0, 11) and ["implies that array axis 0"]
+
+MISTAKES = {
+    "sizes": (
+        lambda: nnx.vmap(apply)(*make(jnp.ones(3))),
+        ["argument net.blocks[0].up.bias of", "argument x of type float32[3]"],
+    ),
+    "out_axes": (
+        lambda: nnx.vmap(lambda x: (x, [x]), out_axes=(0, None))(jnp.ones(3)),
+        ["at vmap out_axes[1][0], got axis spec None"],
+    ),
+    "new values": (
+        lambda: nnx.vmap(lambda net, x: changed(net, x), in_axes=(None, 0))(*make()),
+        ["out_axes(new net['blocks'][0]['up']['bias']), got axis spec None"],
+    ),
+    "type": (
+        lambda: nnx.jit(apply)(Net(), {"k": object()}),
+        ["the function at path x['k']"],
+    ),
+    "output": (lambda: nnx.jit(lambda x: (x, object()))(1.0), ["component [1], which"]),
+    "overflow": (lambda: nnx.jit(apply)(Net(), 2**80), ["argument path is x."]),
+    "compiled for": (
+        lambda: compiled()(*make(jnp.ones(3))),
+        ["Argument 'x' compiled with float32[2] and called with float32[3]"],
+    ),
+    "in_shardings": (
+        lambda: nnx.jit(apply, in_shardings=(sharding("a"), None))(
+            nnx.Linear(2, 3, rngs=nnx.Rngs(0)), 1.0
+        ),
+        IN_OLDEST or ["pytree key path net.bias was given the sharding"],
+    ),
+    "out_shardings": (
+        lambda: nnx.jit(lambda x: (0, x), out_shardings=(None, sharding("a")))(
+            jnp.ones(3)
+        ),
+        IN_OLDEST or ["pytree key path result[1] was given the sharding"],
+    ),
+    "devices": (committed_apart, ["Got argument net.blocks[0].up.", "argument x of"]),
+    "carry": (
+        lambda: nnx.scan(lambda total, x: (total + 0.5, x))(jnp.int32(1), jnp.ones(3)),
+        ["carry at path total has type"],
+    ),
+    "shard_map": (
+        lambda: nnx.shard_map(
+            apply, mesh=sharding().mesh, in_specs=(P(), P("a")), out_specs=P("a")
+        )(*make(jnp.ones(3))),
+        ["axis 0 of size 3 is not evenly divisible by 2", "x: float32[3], by P"],
+    ),
+    "rank in shard_map": (
+        lambda: nnx.shard_map(
+            apply, mesh=sharding().mesh, in_specs=(P(None, "a"), P()), out_specs=P()
+        )(*make()),
+        ["rank 1 is less than the 2 entries", "net.blocks[0].up.bias: float32[2]"],
+    ),
+    "branches": (
+        lambda: nnx.cond(True, lambda x: (x, x), lambda x: (x, 1), 1.0),
+        ["The output of true_fun at path out[1] has type"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_in_the_terms_of_the_call(name):
+    call, expected = MISTAKES[name]
+    with pytest.raises((TypeError, ValueError, OverflowError)) as error:
+        call()
+    text = says(error)
+    for words in expected:
+        assert words in text
+
+
+def test_leaked_tracers_name_the_function():
+    kept = []
+
+    def leaking(x):
+        kept.append(x * 2)
+        return x
+
+    nnx.jit(leaking)(1.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError) as error:
+        kept[0] + 1
+    text = says(error)
+    assert line_of(leaking) in text
+    assert LIBRARY not in text
+
+
+def test_lowered_programs_name_arguments_and_outputs():
+    lowered = nnx.jit(lambda net, x: (x, [x])).lower(*make())
+    text = lowered.as_text(debug_info=True)
+    assert 'loc("x")' in text
+    assert 'jax.result_info = "result[1][0]"' in text
+
+
+def test_programs_name_arguments_and_locate_operations_at_the_user():
+    def function(net, x):
+        return net.blocks[0].up.bias * x
+
+    jaxpr = nnx.jit(function).trace(*make()).jaxpr
+    (equation,) = [x for x in jaxpr.eqns if x.primitive.name == "mul"]
+    assert f"{__file__}:{function.__code__.co_firstlineno + 1}" in jaxpr.pretty_print(
+        source_info=True
+    )
+    names = jaxpr.jaxpr.debug_info.arg_names
+    assert names == ("net.blocks[0].up.bias", "net.blocks[0].up.kernel", "x")
+
+
+def test_logs_of_compilation_name_what_is_compiled(caplog):
+    with jax.log_compiles(True):
+        nnx.scan(lambda total, x: (total + x, x))(0.0, jnp.ones(3))
+        nnx.cond(True, lambda x: x, lambda x: -x, 1.0)
+        nnx.jit(apply)(*make())
+    text = caplog.text
+    for name in ("jit(scan)", "jit(cond)", "jit(apply)"):
+        assert f"Compiling {name} with" in text
+
+
+def test_missed_caches_name_the_function_and_the_argument(caplog):
+    jitted = nnx.jit(apply)
+    with jax.explain_cache_misses(True):
+        jitted(*make())
+        jitted(*make(jnp.ones(3)))
+    assert "at x, now f32[3] and before f32[2]" in caplog.text
+    assert f"apply defined at {__file__}" in caplog.text
+    assert "graftree/transforms" not in caplog.text
+
+
+def test_errors_of_the_user_have_no_frames_of_ours():
+    def inner(net, x):
+        raise KeyError("mine")
+
+    def outer(net, x):
+        return nnx.grad(lambda net, x: nnx.vmap(inner, in_axes=(None, 0))(net, x))(
+            net, x
+        )
+
+    with pytest.raises(KeyError) as error:
+        nnx.jit(outer)(*make())
+    says(error)
+    names = [x.name for x in traceback.extract_tb(error.value.__traceback__)]
+    assert names[-3:] == ["outer", "<lambda>", "inner"]
+
+
+def test_all_frames_are_shown_where_jax_shows_its_own():
+    def failing(x):
+        raise KeyError
+
+    jax.config.update("jax_traceback_filtering", "off")
+    with pytest.raises(KeyError) as error:
+        nnx.jit(failing)(1.0)
+    frames = traceback.extract_tb(error.value.__traceback__)
+    assert [x for x in frames if x.filename.startswith(LIBRARY)]
