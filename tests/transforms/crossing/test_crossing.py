@@ -38,7 +38,7 @@ def values(result):
 def test_only_changed_variables_are_returned(mode):
     _, result = cross(Model(), lambda m: m.a.set_value(jnp.array(5.0)), mode)
     assert values(result) == ((0,), [5.0])
-    assert result[0].structure is None and result[2] == ([],)
+    assert result[0].structure is None and result[2] == []
 
 
 @pytest.mark.parametrize("mode", MODES)

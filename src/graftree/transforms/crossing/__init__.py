@@ -15,7 +15,8 @@ part of JAX's own cache key, and the static part of a result comes with a cached
   ``prefixes.py``: what the user says of that.
 - ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
-  ``parameters.py``: what the arguments are called in the function.
+  ``parameters.py``: what the arguments are called in the function; ``guises.py``: what
+  JAX says of a traced function is about the user's.
 - ``traces.py``: what each trace of a compiled function depended on, for those who ask.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.

@@ -81,11 +81,14 @@ class Returned:
         return self.out.treedef.unflatten
 
 
+def _as_static(returned: Returned) -> Any:
+    # JAX compares static data and does not hash it.
+    return (), {(): returned}
+
+
 # As by `register_static`; but static data leaves a cached call without Python code: it
 # is looked up by its children, of which there are none.
-jax.tree_util.register_pytree_with_keys(
-    Returned, lambda returned: ((), {(): returned}), operator.getitem
-)
+jax.tree_util.register_pytree_with_keys(Returned, _as_static, operator.getitem)
 
 
 class Leaf(NamedTuple):
