@@ -133,7 +133,7 @@ class PReLU(Module):
             TypeError: If ``inputs`` is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        x = arguments.as_array(self, inputs)
+        x = arguments.as_array(inputs)
         slope = self.negative_slope[...]
         if self.dtype is None:
             slope = jnp.asarray(slope, x.dtype)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
@@ -116,20 +115,9 @@ def dot_product_attention(
         shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
         return _attend(q, k, v, bias, mask, is_causal, implementation)
+    dropout = (broadcast_dropout, dropout_rng, dropout_rate, deterministic)
     weights = dot_product_attention_weights(
-        q,
-        k,
-        bias,
-        mask,
-        broadcast_dropout,
-        dropout_rng,
-        dropout_rate,
-        deterministic,
-        dtype,
-        precision,
-        module,
-        promote_dtype,
-        is_causal,
+        q, k, bias, mask, *dropout, dtype, precision, module, promote_dtype, is_causal
     )
     return _average(weights, v, precision)
 
@@ -203,36 +191,27 @@ def dot_product_attention_weights(
 def _check_shapes(query: jax.Array, key: jax.Array, *value: jax.Array) -> None:
     """Refuses arrays that do not fit together; the value is optional."""
     arrays = (query, key, *value)
-    names = "q, k, v" if value else "q, k"
-    shapes = ", ".join(str(x.shape) for x in arrays)
+    names, what = ", ".join("qkv"[: len(arrays)]), None
     if len({x.ndim for x in arrays}) > 1:
-        ranks = ", ".join(str(x.ndim) for x in arrays)
-        raise _misfit(f"{names} must have same rank, but got {ranks}.", shapes)
-    if query.ndim < 3:
-        raise _misfit(f"{names} must have rank 3 or more, got {query.ndim}.", shapes)
-    if len({x.shape[:-3] for x in arrays}) > 1:
-        raise _misfit(f"{names} batch dims must match, but got shapes {shapes}.")
-    if value and key.shape[-3] != value[0].shape[-3]:
-        lengths = f"{key.shape[-3]} and {value[0].shape[-3]}"
-        raise _misfit(f"k, v lengths must match, but got {lengths}.", shapes)
-    if query.shape[-1] != key.shape[-1]:
-        depths = f"{query.shape[-1]} and {key.shape[-1]}"
-        raise _misfit(f"q, k depths must match, but got {depths}.", shapes)
+        ranks = ", ".join([str(x.ndim) for x in arrays])
+        what = f"{names} must have same rank, but got {ranks}"
+    elif query.ndim < 3:
+        what = f"{names} must have rank 3 or more"
+    elif len({x.shape[:-3] for x in arrays}) > 1:
+        what = f"{names} batch dims must match"
+    elif value and key.shape[-3] != value[0].shape[-3]:
+        what = "k, v lengths must match"
+    elif query.shape[-1] != key.shape[-1]:
+        what = "q, k depths must match"
     for name, x in zip(("Key", "Value"), arrays[1:], strict=False):
-        if x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]:
-            raise _misfit(
+        if what is None and (x.shape[-2] == 0 or query.shape[-2] % x.shape[-2]):
+            what = (
                 f"Query heads ({query.shape[-2]}) must be multiple of {name} heads "
-                f"({x.shape[-2]}).",
-                shapes,
-                "In grouped-query attention, the number of query heads must be a "
-                "multiple of that of key and value heads.",
+                f"({x.shape[-2]}): the number of query heads must be a multiple"
             )
-
-
-def _misfit(what: str, shapes: str = "", way_out: str = "") -> ValueError:
-    where = f"shapes {shapes}" if shapes else ""
-    way_out = way_out or "Pass arrays [*batch, length, heads, depth]."
-    return ValueError(errors.message(what, where=where, way_out=way_out))
+    if what is not None:
+        shapes = ", ".join([str(x.shape) for x in arrays])
+        raise ValueError(f"{what}; [*batch, length, heads, depth] are {shapes}.")
 
 
 def _dropout_key(

@@ -234,54 +234,33 @@ def _linears(cell: VectorCell, **options: Any) -> Callable[..., linear.Linear]:
 
 
 def _states(cell: VectorCell, carry: Any, inputs: Any) -> tuple[Any, ...]:
-    """The arrays of a carry, after checking that carry and inputs fit the cell."""
-    name, shape = type(cell).__name__, np.shape(inputs)
-    if shape[-1:] != (cell.in_features,):
-        raise TypeError(
-            f"{name} expects inputs of shape [*batch, in_features] with in_features="
-            f"{cell.in_features}, got shape {shape}: the contracting dimensions differ."
-        )
-    states = _taken_apart(cell, carry, len(shape))
-    expected = (*shape[:-1], cell.hidden_features)
-    for state in states:
-        if not _fits(np.shape(state), expected):
-            raise TypeError(
-                f"{name} expects a carry of shape [*batch, hidden_features], here "
-                f"{expected}, got {np.shape(state)}: the contracting dimensions, or "
-                "the batches of carry and inputs, differ."
-            )
-    return states
+    """The arrays of a carry, if it has as many as the cell carries, and their size.
 
-
-def _taken_apart(cell: VectorCell, carry: Any, ndim: int) -> tuple[Any, ...]:
-    """The arrays of a carry, if it has as many as the cell carries."""
+    JAX would make one array of several and several of one, or broadcast a memory.
+    """
     count, is_array = cell.num_states, jax.tree_util.all_leaves([carry])
+    states: tuple[Any, ...] = ()
     if count == 1 and is_array:
-        return (carry,)
-    # An array with one more axis, for the states, can be taken apart, too.
-    is_stacked = is_array and np.ndim(carry) == ndim + 1
-    if count > 1 and (is_stacked or isinstance(carry, tuple | list)):
-        states = tuple(carry)
-        if len(states) == count:
-            return states
-    wanted = "one array" if count == 1 else f"a tuple of {count} arrays"
-    raise ValueError(
-        errors.message(
+        states = (carry,)
+    elif count > 1:
+        # An array with one more axis, for the states, can be taken apart, too.
+        is_stacked = is_array and np.ndim(carry) == np.ndim(inputs) + 1
+        if is_stacked or isinstance(carry, tuple | list):
+            states = tuple(carry)
+    if len(states) != count:
+        wanted = "one array" if count == 1 else f"a tuple of {count} arrays"
+        raise ValueError(
             f"{type(cell).__name__} expects {wanted} as carry, got "
-            f"{jax.tree.structure(carry)}.",
-            way_out="`cell.initialize_carry(inputs.shape, rngs)` makes one.",
+            f"{jax.tree.structure(carry)}.\n"
+            "`cell.initialize_carry(inputs.shape, rngs)` makes one."
         )
-    )
-
-
-def _fits(shape: Shape, expected: Shape) -> bool:
-    """Whether a carry has the right features, and can be broadcast to the batch."""
-    try:
-        # That of NumPy takes no symbolic dimensions, as `jax.export` has them.
-        jnp.broadcast_shapes(shape[:-1], expected[:-1])
-    except ValueError:
-        return False
-    return shape[-1:] == expected[-1:]
+    shapes = [np.shape(state) for state in states]
+    if any([shape[-1:] != (cell.hidden_features,) for shape in shapes]):
+        raise TypeError(
+            f"{type(cell).__name__} expects a carry of shape [*batch, hidden_features] "
+            f"with hidden_features={cell.hidden_features}, got {shapes}."
+        )
+    return states
 
 
 class SimpleCell(VectorCell):

@@ -124,10 +124,8 @@ class Conv(Module):
         bias_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
         kernel_size = arguments.sizes(kernel_size)
-        self.kernel_shape = kernel_size + (
-            in_features // feature_group_count,
-            out_features,
-        )
+        channels = (in_features // feature_group_count, out_features)
+        self.kernel_shape = kernel_size + channels
         self.kernel = parameters.new_param(
             rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata
         )
@@ -177,8 +175,7 @@ class Conv(Module):
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
         _check_groups(self)
-        given = arguments.as_array(self, inputs)
-        batch_shape, x = _flatten_batch(self, given)
+        batch_shape, x = _flatten_batch(self, inputs)
         kernel = _masked_kernel(self)
         rank = len(self.kernel_size)
         kernel_dilation = _per_axis(self, "kernel_dilation")
@@ -194,10 +191,7 @@ class Conv(Module):
         x, kernel, bias = self.promote_dtype(
             (x, kernel, computation.read(self.bias)), dtype=self.dtype
         )
-        channels = kernel.shape[-2] * self.feature_group_count
-        outputs = computation.contract(
-            self.conv_general_dilated,
-            lambda: _check_channels(self, given, x, kernel, channels),
+        outputs = computation.current(self.conv_general_dilated)(
             x,
             kernel,
             strides,
@@ -216,28 +210,8 @@ def _check_groups(layer: Conv) -> None:
     if layer.in_features % layer.feature_group_count:
         # An AssertionError, at call time: existing programs catch it here.
         raise AssertionError(
-            f"{arguments.name(layer)}: feature_group_count={layer.feature_group_count} "
-            f"does not divide in_features={layer.in_features}."
-        )
-
-
-def _check_channels(
-    layer: Conv | ConvTranspose,
-    given: jax.Array,
-    inputs: jax.Array,
-    kernel: jax.Array,
-    channels: int,
-) -> None:
-    """Raises unless the inputs have as many channels as the kernel is made for."""
-    if inputs.shape[-1] != channels:
-        raise ValueError(
-            arguments.misfit(
-                layer,
-                f"needs inputs with {channels} features (channels) along the last "
-                f"axis, got {inputs.shape[-1]}.",
-                inputs=given,
-                kernel=kernel,
-            )
+            f"feature_group_count={layer.feature_group_count} does not divide "
+            f"in_features={layer.in_features}."
         )
 
 
@@ -247,28 +221,23 @@ def _per_axis(layer: Conv | ConvTranspose, attribute: str) -> tuple[int, ...]:
     value = getattr(layer, attribute)
     entries = arguments.per_axis(value, rank)
     if len(entries) != rank:
-        what = f"needs {rank} {attribute}, one per spatial axis, or an int for all"
         raise ValueError(
-            f"{arguments.name(layer)} with kernel_size={layer.kernel_size} {what}, got "
-            f"{value}."
+            f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs {rank} "
+            f"{attribute}, one per spatial axis, or an int for all, got {value}."
         )
     return entries
 
 
 def _flatten_batch(
-    layer: Conv | ConvTranspose, inputs: jax.Array
+    layer: Conv | ConvTranspose, inputs: Any
 ) -> tuple[tuple[int, ...], jax.Array]:
     """The shape of the batch axes, and the inputs ``[batch, *spatial, features]``."""
-    rank = len(layer.kernel_size)
+    inputs, rank = arguments.as_array(inputs), len(layer.kernel_size)
     if inputs.ndim < rank + 1:
         raise ValueError(
-            arguments.misfit(
-                layer,
-                f"with kernel_size={layer.kernel_size} needs inputs with at least "
-                f"{rank + 1} axes, [*batch, *spatial, features].",
-                way_out="Add the missing axes, or give a shorter kernel_size.",
-                inputs=inputs,
-            )
+            f"{type(layer).__name__} with kernel_size={layer.kernel_size} needs inputs "
+            f"with at least {rank + 1} axes, [*batch, *spatial, features].\n"
+            "Add the missing axes, or give a shorter kernel_size."
         )
     batch_shape = inputs.shape[: inputs.ndim - rank - 1]
     if len(batch_shape) == 1:
@@ -292,8 +261,7 @@ def _masked_kernel(layer: Conv | ConvTranspose) -> jax.Array:
     if jnp.shape(layer.mask) != tuple(layer.kernel_shape):
         raise ValueError(
             "Mask needs to have the same shape as weights. Shapes are: "
-            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}, in "
-            f"{arguments.name(layer)}."
+            f"{jnp.shape(layer.mask)}, {tuple(layer.kernel_shape)}."
         )
     return kernel * jnp.asarray(layer.mask)
 
@@ -484,13 +452,10 @@ class ConvTranspose(Module):
                 or if ``dtype`` is neither floating nor complex.
             TypeError: If ``inputs`` is not numeric.
         """
-        given = arguments.as_array(self, inputs)
-        batch_shape, x = _flatten_batch(self, given)
+        batch_shape, x = _flatten_batch(self, inputs)
         x, kernel, bias = self.promote_dtype(
             (x, _masked_kernel(self), computation.read(self.bias)), dtype=self.dtype
         )
-        channels = kernel.shape[-1 if self.transpose_kernel else -2]
-        _check_channels(self, given, x, kernel, channels)
         rank = len(self.kernel_size)
         strides = _per_axis(self, "strides")
         padding = arguments.canonicalize_padding(self.padding, rank)

@@ -106,10 +106,10 @@ class Dropout(Module):
         """
         if arguments.setting(self, "deterministic", deterministic) or self.rate == 0:
             return inputs
-        inputs = arguments.as_array(self, inputs)
+        inputs = arguments.as_array(inputs)
         if self.rate == 1:
             return jnp.zeros_like(inputs)
-        shared = arguments.axes(self, "broadcast_dims", inputs)
+        shared = arguments.canonical_axes(self.broadcast_dims, inputs.ndim)
         keep_rate = float(1 - self.rate)
         key = self._draw_key(rngs)
         is_kept = _keep_mask(key, keep_rate, inputs, shared)

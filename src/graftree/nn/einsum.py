@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.nn import linear
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import computation, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -136,32 +135,12 @@ class Einsum(Module):
                 "call or as attribute."
             )
         einsum_str = _checked(einsum_str)
-        given = arguments.as_array(self, inputs)
-        x, kernel, bias = computation.promoted(self, given)
+        x, kernel, bias = computation.promoted(self, inputs)
         options = linear.contraction_options(self, out_sharding)
-        try:
-            outputs = computation.current(self.einsum_op)(
-                einsum_str, x, kernel, **options
-            )
-        except ValueError as error:
-            if self.einsum_op is not jnp.einsum:
-                raise
-            what = f"with the equation {einsum_str!r}: {error}"
-            raise ValueError(
-                arguments.misfit(self, what, inputs=given, kernel=kernel)
-            ) from error
+        outputs = computation.current(self.einsum_op)(einsum_str, x, kernel, **options)
         if bias is None:
             return outputs
         shape = _bias_shape(einsum_str, x.ndim, kernel.shape)
-        if math.prod(shape) != bias.size:
-            raise TypeError(
-                arguments.misfit(
-                    self,
-                    f"with the equation {einsum_str!r} needs a bias of "
-                    f"{math.prod(shape)} numbers, to be reshaped to {shape}.",
-                    bias=bias,
-                )
-            )
         return outputs + jnp.reshape(bias, shape)
 
 

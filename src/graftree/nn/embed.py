@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
-from graftree.nn import initializers, linear
+from graftree.nn import initializers
 from graftree.nn.support import arguments, computation, parameters
 
 if TYPE_CHECKING:
@@ -64,12 +64,9 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Mapping[str, Any] = parameters.NO_METADATA,
     ):
+        shape = (num_embeddings, features)
         self.embedding = parameters.new_param(
-            rngs,
-            embedding_init,
-            (num_embeddings, features),
-            param_dtype,
-            embedding_metadata,
+            rngs, embedding_init, shape, param_dtype, embedding_metadata
         )
         self.num_embeddings = num_embeddings
         self.features = features
@@ -97,12 +94,9 @@ class Embed(Module):
             ValueError: If ``inputs`` holds numbers other than integers.
             TypeError: If ``inputs`` is not numeric.
         """
-        numbers = arguments.as_array(self, inputs)
+        numbers = arguments.as_array(inputs)
         if not jnp.issubdtype(numbers.dtype, jnp.integer):
-            raise ValueError(
-                "Input type must be an integer or unsigned integer, but the inputs of "
-                f"{arguments.name(self)} are {arguments.describe(numbers)}."
-            )
+            raise ValueError("Input type must be an integer or unsigned integer.")
         (embedding,) = self.promote_dtype(
             (self.embedding[...],), dtype=self.dtype, inexact=False
         )
@@ -137,12 +131,8 @@ class Embed(Module):
             Press and Wolf, 2017, "Using the Output Embedding to Improve Language
             Models".
         """
-        given = arguments.as_array(self, query)
-        x, embedding = self.promote_dtype(
-            (given, self.embedding[...]), dtype=self.dtype
-        )
+        operands = (arguments.as_array(query), self.embedding[...])
+        x, embedding = self.promote_dtype(operands, dtype=self.dtype)
         axes = (((x.ndim - 1,), (1,)), ((), ()))
         options = arguments.if_set(out_sharding=out_sharding)
-        return linear.contract(
-            self, given, jax.lax.dot_general, x, embedding, axes, **options
-        )
+        return jax.lax.dot_general(x, embedding, axes, **options)

@@ -129,43 +129,11 @@ class Linear(Module):
                 is not numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        given = arguments.as_array(self, inputs)
-        x, kernel, bias = computation.promoted(self, given)
+        x, kernel, bias = computation.promoted(self, inputs)
         axes = (((x.ndim - 1,), (0,)), ((), ()))
         options = contraction_options(self, out_sharding)
-        outputs = contract(self, given, self.dot_general, x, kernel, axes, **options)
+        outputs = computation.current(self.dot_general)(x, kernel, axes, **options)
         return computation.add_bias(outputs, bias)
-
-
-def contract(
-    layer: Any,
-    given: Any,
-    function: Any,
-    inputs: jax.Array,
-    kernel: jax.Array,
-    axes: jax.lax.DotDimensionNumbers,
-    **options: Any,
-) -> jax.Array:
-    """Calls a contraction like ``jax.lax.dot_general``, so that errors name the layer.
-
-    ``inputs`` are what was ``given`` to the layer, promoted.
-    """
-
-    def explain() -> None:
-        kinds = zip(("contracting", "batch"), axes, strict=True)
-        for kind, (input_axes, kernel_axes) in kinds:
-            expected = tuple([kernel.shape[axis] for axis in kernel_axes])
-            got = tuple([inputs.shape[n] for n in input_axes if -1 < n < inputs.ndim])
-            if got != expected:
-                what = (
-                    f"requires {kind} dimensions to have the same shape: it expects "
-                    f"inputs with {expected} there, got {got}."
-                )
-                raise TypeError(
-                    arguments.misfit(layer, what, inputs=given, kernel=kernel)
-                )
-
-    return computation.contract(function, explain, inputs, kernel, axes, **options)
 
 
 def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
@@ -303,14 +271,14 @@ class LinearGeneral(Module):
                 numeric.
             ValueError: If ``dtype`` is neither floating nor complex.
         """
-        given = arguments.as_array(self, inputs)
-        x, kernel, bias = computation.promoted(self, given)
+        x, kernel, bias = computation.promoted(self, inputs)
         axis = tuple(sorted([a + x.ndim if a < 0 else a for a in self.axis]))
         batch = tuple(range(len(self.batch_axis)))
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
         axes = ((axis, kernel_axis), (batch, batch))
         options = contraction_options(self, out_sharding)
-        outputs = contract(self, given, self._contraction(), x, kernel, axes, **options)
+        contraction = computation.current(self._contraction())
+        outputs = contraction(x, kernel, axes, **options)
         if bias is None:
             return outputs
         kept = [n for n in range(x.ndim) if n not in axis]

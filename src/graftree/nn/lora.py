@@ -114,15 +114,13 @@ class LoRA(Module):
         self.base_module = attributes.data(None) if base_module is None else base_module
         self.promote_dtype = promote_dtype
 
-        def matrix(
-            initializer: Initializer, rows: int, columns: int, metadata: Any
-        ) -> Variable[jax.Array]:
-            key = parameters.draw_key(rngs)
-            value = initializer(key, (rows, columns), param_dtype)
-            return lora_param_type(value, **metadata)
-
-        self.lora_a = matrix(a_initializer, in_features, lora_rank, a_metadata)
-        self.lora_b = matrix(b_initializer, lora_rank, out_features, b_metadata)
+        a_shape, b_shape = (in_features, lora_rank), (lora_rank, out_features)
+        self.lora_a = parameters.new_param(
+            rngs, a_initializer, a_shape, param_dtype, a_metadata, lora_param_type
+        )
+        self.lora_b = parameters.new_param(
+            rngs, b_initializer, b_shape, param_dtype, b_metadata, lora_param_type
+        )
 
     def __call__(
         self, x: Num[ArrayLike, "*batch in_features"], **kwargs: Any
@@ -148,16 +146,12 @@ class LoRA(Module):
             raise ValueError(
                 f"The `base_module` of LoRA must be callable, got {type(base)}."
             )
-        given = arguments.as_array(self, x)
-        inputs, a, b = self.promote_dtype(
-            (given, self.lora_a[...], self.lora_b[...]), dtype=self.dtype
-        )
+        operands = (arguments.as_array(x), self.lora_a[...], self.lora_b[...])
+        inputs, a, b = self.promote_dtype(operands, dtype=self.dtype)
         axes = (((inputs.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
         between = _along_batch(sharding, inputs.ndim)
-        hidden = linear.contract(
-            self, given, jax.lax.dot_general, inputs, a, axes, out_sharding=between
-        )
+        hidden = jax.lax.dot_general(inputs, a, axes, out_sharding=between)
         outputs = jax.lax.dot_general(hidden, b, axes, out_sharding=sharding)
         return outputs if base is None else outputs + base(inputs, **kwargs)
 

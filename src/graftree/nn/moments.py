@@ -13,7 +13,6 @@ arrays that keep their rank: reduced axes have size one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from jax import lax
 from graftree.annotations import Dtype, PromoteDtypeFn
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
-from graftree.nn.support import arguments, computation
+from graftree.nn.support import computation
 
 
 class Norm(Module):
@@ -39,26 +38,11 @@ class Norm(Module):
 
 
 def promote(
-    layer: Norm,
-    x: jax.Array,
-    feature_axes: Sequence[int],
-    *variables: Variable[jax.Array] | None,
+    layer: Norm, x: jax.Array, *variables: Variable[jax.Array] | None
 ) -> tuple[Any, ...]:
-    """Brings inputs and Variables, one number per feature of them, to one dtype."""
-    features = math.prod([x.shape[axis] for axis in feature_axes])
-    flat = [computation.read(variable) for variable in variables]
-    for parameter in flat:
-        if parameter is not None and parameter.size != features:
-            raise TypeError(
-                arguments.misfit(
-                    layer,
-                    f"needs inputs with {parameter.size} features along the axes "
-                    f"{tuple(feature_axes)}, got {features}.",
-                    inputs=x,
-                    parameters=parameter,
-                )
-            )
-    return layer.promote_dtype((x, *flat), dtype=layer.dtype)
+    """Brings inputs and Variables to one dtype."""
+    operands = (x, *map(computation.read, variables))
+    return layer.promote_dtype(operands, dtype=layer.dtype)
 
 
 def moments(
@@ -141,24 +125,11 @@ def normalize(
     return jnp.asarray(y, dtype)
 
 
-def prepare_mask(layer: Norm, mask: Any, x: jax.Array) -> jax.Array | None:
-    """Checks a mask, true where a position counts, and gives it the rank of ``x``."""
+def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:
+    """Gives a mask, true where a position counts, the rank of ``x``."""
     if mask is None:
         return None
     mask = jnp.asarray(mask)
-    shape = (1,) * (x.ndim - mask.ndim) + mask.shape
-    does_fit = len(shape) == x.ndim and all(
-        [n in (1, wanted) for n, wanted in zip(shape, x.shape, strict=True)]
-    )
-    if mask.dtype != bool or not does_fit:
-        raise ValueError(
-            "The mask of "
-            + arguments.misfit(
-                layer,
-                "must be a boolean array that broadcasts to its inputs.",
-                way_out="Numbers become booleans by a comparison: `mask=mask != 0`.",
-                mask=mask,
-                inputs=x,
-            )
-        )
-    return mask.reshape(shape)
+    if mask.dtype != bool:
+        raise ValueError("mask must be boolean; pass `mask != 0` to make it so.")
+    return mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)

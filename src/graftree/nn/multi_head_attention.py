@@ -334,15 +334,13 @@ class MultiHeadAttention(Module):
             )
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        inputs = [arguments.as_array(self, x) for x in (inputs_q, inputs_k, inputs_v)]
-        features = inputs[0].shape[-1:]
-        if features != (self.in_features,):
+        inputs_q, *others = map(arguments.as_array, (inputs_q, inputs_k, inputs_v))
+        if inputs_q.shape[-1:] != (self.in_features,):
             raise ValueError(
-                f"Incompatible input dimension, got {sum(features)} but module "
-                f"expects {self.in_features}: `inputs_q` of MultiHeadAttention are "
-                f"{arguments.describe(inputs[0])}."
+                f"Incompatible input dimension, got {sum(inputs_q.shape[-1:])} but "
+                f"module expects {self.in_features}."
             )
-        return inputs
+        return [inputs_q, *others]
 
     def _key_stream(self, deterministic: bool | None, rngs: Any) -> RngStream | None:
         """The stream of the key for dropout, or ``None`` if nothing is dropped."""

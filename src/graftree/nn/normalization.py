@@ -154,13 +154,13 @@ class BatchNorm(moments.Norm):
         use_running_average = arguments.setting(
             self, "use_running_average", use_running_average
         )
-        inputs = arguments.as_array(self, x)
-        feature_axes = arguments.axes(self, "axis", inputs)
+        inputs = arguments.as_array(x)
+        feature_axes = arguments.canonical_axes(self.axis, inputs.ndim)
         counts = None
         if not use_running_average:
-            counts = moments.prepare_mask(self, mask, inputs)
+            counts = moments.prepare_mask(mask, inputs)
         inputs, mean, variance, scale, bias = moments.promote(
-            self, inputs, feature_axes, self.mean, self.var, self.scale, self.bias
+            self, inputs, self.mean, self.var, self.scale, self.bias
         )
         shape = computation.shape_along(feature_axes, inputs.shape)
         axes = tuple(axis for axis in range(inputs.ndim) if axis not in feature_axes)
@@ -251,12 +251,10 @@ class _SampleNorm(moments.Norm):
                 can't be broadcast to ``x``, or if ``dtype`` is neither floating nor
                 complex.
         """
-        inputs = arguments.as_array(self, x)
+        inputs = arguments.as_array(x)
         axes, feature_axes = self._axes(inputs)
-        counts = moments.prepare_mask(self, mask, inputs)
-        inputs, scale, bias = moments.promote(
-            self, inputs, feature_axes, self.scale, self.bias
-        )
+        counts = moments.prepare_mask(mask, inputs)
+        inputs, scale, bias = moments.promote(self, inputs, self.scale, self.bias)
         mean, variance = moments.moments(self, inputs, axes, counts)
         return moments.normalize(
             self, inputs, mean, variance, scale, bias, feature_axes
@@ -349,8 +347,8 @@ class LayerNorm(_SampleNorm):
         self.promote_dtype = promote_dtype
 
     def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
-        axes = arguments.axes(self, "reduction_axes", x)
-        return axes, arguments.axes(self, "feature_axes", x)
+        axes = arguments.canonical_axes(self.reduction_axes, x.ndim)
+        return axes, arguments.canonical_axes(self.feature_axes, x.ndim)
 
 
 class RMSNorm(moments.Norm):
@@ -445,11 +443,11 @@ class RMSNorm(moments.Norm):
             ValueError: If an axis does not exist, if ``mask`` is not boolean or can't
                 be broadcast to ``x``, or if ``dtype`` is neither floating nor complex.
         """
-        inputs = arguments.as_array(self, x)
-        axes = arguments.axes(self, "reduction_axes", inputs)
-        feature_axes = arguments.axes(self, "feature_axes", inputs)
-        counts = moments.prepare_mask(self, mask, inputs)
-        inputs, scale = moments.promote(self, inputs, feature_axes, self.scale)
+        inputs = arguments.as_array(x)
+        axes = arguments.canonical_axes(self.reduction_axes, inputs.ndim)
+        feature_axes = arguments.canonical_axes(self.feature_axes, inputs.ndim)
+        counts = moments.prepare_mask(mask, inputs)
+        inputs, scale = moments.promote(self, inputs, self.scale)
         square = moments.mean_square(self, inputs, axes, counts)
         return moments.normalize(self, inputs, None, square, scale, None, feature_axes)
 
@@ -519,12 +517,11 @@ class InstanceNorm(_SampleNorm):
         self.promote_dtype = promote_dtype
 
     def _axes(self, x: jax.Array) -> tuple[Sequence[int], Sequence[int]]:
-        feature_axes = arguments.axes(self, "feature_axes", x)
+        feature_axes = arguments.canonical_axes(self.feature_axes, x.ndim)
         if 0 in feature_axes:
             raise ValueError(
                 "The channel axes cannot include the leading dimension as this is "
-                f"assumed to be the batch axis, but {arguments.name(self)} has "
-                f"feature_axes={self.feature_axes} and inputs {arguments.describe(x)}."
+                f"assumed to be the batch axis, but feature_axes={self.feature_axes}."
             )
         axes = [axis for axis in range(1, x.ndim) if axis not in feature_axes]
         return axes, feature_axes
@@ -635,29 +632,20 @@ class GroupNorm(moments.Norm):
                 not exist, if ``mask`` is not boolean or can't be broadcast to ``x``, or
                 if ``dtype`` is neither floating nor complex.
         """
-        inputs = arguments.as_array(self, x)
-        if inputs.shape[-1:] != (self.num_features,):
-            what = (
-                f"needs inputs with {self.num_features} features along the last axis, "
-                f"{self.num_groups} groups of {self.group_size}."
-            )
-            raise TypeError(arguments.misfit(self, what, inputs=inputs))
+        inputs = arguments.as_array(x)
         last = inputs.ndim - 1
         axes = (*range(1, last), last)
         if self.reduction_axes is not None:
-            axes = arguments.axes(self, "reduction_axes", inputs)
+            axes = arguments.canonical_axes(self.reduction_axes, inputs.ndim)
         if last not in axes:
             raise ValueError(
-                f"The reduction axes of {arguments.name(self)} must include the last "
-                f"axis, {last}, but reduction_axes={self.reduction_axes}."
+                f"reduction_axes={self.reduction_axes} must include the last axis."
             )
-        counts = moments.prepare_mask(self, mask, inputs)
+        counts = moments.prepare_mask(mask, inputs)
         if counts is not None:
             shape = (*counts.shape[:-1], self.num_features)
             counts = self._group(jnp.broadcast_to(counts, shape))
-        inputs, scale, bias = moments.promote(
-            self, inputs, (last,), self.scale, self.bias
-        )
+        inputs, scale, bias = moments.promote(self, inputs, self.scale, self.bias)
         # The last axis becomes two: the group, and the place in the group.
         y, axes = self._group(inputs), (*axes[:-1], last + 1)
         mean, variance = moments.moments(self, y, axes, counts)

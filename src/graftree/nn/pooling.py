@@ -314,7 +314,7 @@ class _GlobalPool(Module):
     def __init__(self, num_spatial_axes: int | None = None):
         if num_spatial_axes is not None and num_spatial_axes < 1:
             raise ValueError(
-                f"{arguments.name(self)} needs a positive num_spatial_axes, or None, "
+                f"{type(self).__name__} needs a positive num_spatial_axes, or None, "
                 f"got {num_spatial_axes}."
             )
         self.num_spatial_axes = num_spatial_axes
@@ -335,21 +335,15 @@ class _GlobalPool(Module):
             ValueError: If ``inputs`` has too few axes.
             TypeError: If ``inputs`` is not numeric.
         """
-        inputs = arguments.as_array(self, inputs)
+        inputs = arguments.as_array(inputs)
         spatial = self.num_spatial_axes
         if spatial is None:
             spatial = inputs.ndim - 2
         if spatial < 1 or inputs.ndim < spatial + 1:
             raise ValueError(
-                arguments.misfit(
-                    self,
-                    f"with num_spatial_axes={self.num_spatial_axes} found no spatial "
-                    "axes to reduce: it takes inputs [*batch, *spatial, features], "
-                    "with one batch axis if num_spatial_axes is None.",
-                    way_out="Say how many axes before the last are spatial: "
-                    f"{arguments.name(self)}(num_spatial_axes=...).",
-                    inputs=inputs,
-                )
+                f"num_spatial_axes={self.num_spatial_axes} found no spatial axes to "
+                "reduce: pass inputs [*batch, *spatial, features], with one batch axis "
+                "if num_spatial_axes is None."
             )
         return self._reduce(inputs, tuple(range(-1 - spatial, -1)))
 

@@ -7,7 +7,6 @@ step and comes back to the caller's cell.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Filter
 from graftree.core import filters
 from graftree.core.modules.modules import Module
@@ -233,8 +231,8 @@ def _num_batch_axes(cell: Any, shape: tuple[int, ...], time_major: bool) -> int:
     if number < 0:
         axes = "time, *batch" if time_major else "*batch, time"
         raise ValueError(
-            f"nnx.RNN expects inputs [{axes}, *features], for a {type(cell).__name__} "
-            f"with {cell.num_feature_axes} axes of features, got shape {shape}."
+            f"nnx.RNN expects inputs [{axes}, *features], with "
+            f"{cell.num_feature_axes} axes of features for a {type(cell).__name__}."
         )
     return number
 
@@ -243,13 +241,9 @@ def _checked_lengths(seq_lengths: Any, batch: tuple[int, ...]) -> jax.Array | No
     if seq_lengths is None:
         return None
     lengths = jnp.asarray(seq_lengths)
-    with contextlib.suppress(ValueError):
-        if jnp.issubdtype(lengths.dtype, jnp.integer):
-            return jnp.broadcast_to(lengths.astype(int), batch)
-    raise ValueError(
-        f"seq_lengths of nnx.RNN must be integers of the shape [*batch] = {batch}, got "
-        f"{lengths.dtype} of shape {lengths.shape}."
-    )
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"seq_lengths must be integers, got {lengths.dtype}.")
+    return jnp.broadcast_to(lengths.astype(int), batch)
 
 
 def _validity(lengths: jax.Array, num_steps: int) -> jax.Array:
@@ -314,13 +308,10 @@ def _in_form_of(state: Any, new_state: Any, cell: Any) -> Any:
     shapes, new_shapes = ([jnp.shape(x) for x in xs] for xs in (leaves, new_leaves))
     if treedef != new_treedef or shapes != new_shapes:
         raise TypeError(
-            errors.message(
-                f"The carry of a {type(cell).__name__} must keep its structure and "
-                "shapes from step to step of nnx.RNN.",
-                where=f"got: {treedef}, shapes {shapes}\n"
-                f"returned: {new_treedef}, shapes {new_shapes}",
-                way_out="Usually `initial_carry` lacks the batch axes of the inputs.",
-            )
+            f"The carry of a {type(cell).__name__} must keep its structure and shapes "
+            f"from step to step of nnx.RNN.\n  got: {treedef}, shapes {shapes}\n  "
+            f"returned: {new_treedef}, shapes {new_shapes}\n"
+            "Usually `initial_carry` lacks the batch axes of the inputs."
         )
     dtypes, new_dtypes = (
         [jnp.result_type(x) for x in xs] for xs in (leaves, new_leaves)

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
 from graftree.annotations import Axes, Dtype, Filter, Initializer, Path, PromoteDtypeFn
 from graftree.core import filters
 from graftree.core.graph import functional
@@ -158,13 +157,9 @@ class SpectralNorm(Module):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
-                    errors.message(
-                        "A parameter of the layer_instance of SpectralNorm is "
-                        f"{ndim}D but error_on_non_matrix is True.",
-                        where=f"{path} {list(param.shape)}",
-                        way_out="Pass error_on_non_matrix=False to take all axes but "
-                        "the last as one.",
-                    )
+                    f"The parameter {path} of the layer_instance is {ndim}D but "
+                    "error_on_non_matrix is True.\nPass error_on_non_matrix=False to "
+                    "take all axes but the last as one."
                 )
             if ndim >= 2:
                 found.append((path, param))
@@ -341,12 +336,9 @@ def _check_known(paths: Sequence[Path], known: dict[Path, Any]) -> None:
     for path in paths:
         if path not in known:
             raise RuntimeError(
-                errors.message(
-                    "Parameters of the layer_instance should not change, but one is "
-                    "new since the layer was wrapped.",
-                    where=f"nothing is known for {path}",
-                    way_out="Wrap the layer again when it is complete.",
-                )
+                "Parameters of the layer_instance should not change, but since the "
+                f"layer was wrapped {path} is new.\n"
+                "Wrap the layer again when it is complete."
             )
 
 

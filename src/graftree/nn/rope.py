@@ -18,7 +18,7 @@ from graftree.annotations import Dtype
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
-from graftree.nn.support import arguments, computation
+from graftree.nn.support import computation
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -109,7 +109,7 @@ class RoPE(Module):
         _check_size(size)
         if input_positions is not None:
             positions = jnp.asarray(input_positions)
-            _check_positions(self, positions, x)
+            _check_positions(positions, x)
             sin, cos = _tables(positions, size, self.theta, wide)
         elif self.cached_sin is not None and self.cached_cos is not None:
             _check_fit(self.cached_sin.shape, x)
@@ -126,20 +126,11 @@ def _check_size(size: int) -> None:
         )
 
 
-def _check_positions(rope: RoPE, positions: jax.Array, x: jax.Array) -> None:
-    is_long = positions.ndim > 0 and positions.shape[-1] == x.shape[-2]
-    if not is_long or positions.ndim >= x.ndim:
-        what = (
-            "have more batch axes than" if is_long else "must have the same seq_len as"
-        )
+def _check_positions(positions: jax.Array, x: jax.Array) -> None:
+    if positions.shape[-1:] != x.shape[-2:-1] or positions.ndim >= x.ndim:
         raise ValueError(
-            arguments.misfit(
-                rope,
-                f"got `input_positions` that do not fit: they must have {what} `x`.",
-                way_out="Pass one position per vector: [length] or [*batch, length].",
-                input_positions=positions,
-                x=x,
-            )
+            "`input_positions` and `x` must have the same seq_len, and no more batch "
+            f"axes than `x`: got the shapes {positions.shape} and {x.shape}."
         )
 
 
@@ -147,17 +138,11 @@ def _check_fit(shape: tuple[int, ...], x: jax.Array) -> None:
     """Refuses inputs that the tables are too short or too narrow for."""
     length, size = x.shape[-2:]
     max_length, max_size = shape[-2], 2 * shape[-1]
-    if length > max_length:
+    if length > max_length or size != max_size:
         raise ValueError(
-            f"RoPE got a sequence of length {length}, but its tables end at "
-            f"max_seq_len={max_length}.\n"
-            "Make it with a larger max_seq_len, or without embedding_size and "
-            "max_seq_len."
-        )
-    if size != max_size:
-        raise ValueError(
-            f"RoPE was made for embedding_size={max_size}, but got vectors of size "
-            f"{size}."
+            f"RoPE made with max_seq_len={max_length} and embedding_size={max_size} "
+            f"got a sequence of length {length}, vectors of size {size}.\n"
+            "Make one with a larger max_seq_len, or with neither argument."
         )
 
 

@@ -1,9 +1,11 @@
-"""What layers are given: inputs to check, and sizes, axes and padding to normalize.
+"""What layers are given: inputs, settings, and sizes, axes and padding to normalize.
 
-A layer checks before it computes, and computes before it writes: a call that fails
-leaves running statistics, caches and the counts of random streams as they were. The
-checks read shapes and dtypes only, so they cost no operation and work on tracers. Where
-an int is taken, a NumPy integer is, too; where a tuple, a list.
+A layer computes before it writes: a call that fails leaves running statistics, caches
+and the counts of random streams as they were. What JAX refuses it need not check, since
+every error in a layer gets a note that says where and given what (`failures.py`). It
+checks what JAX would broadcast or stack, and so compute something else in silence; such
+checks read shapes and dtypes only. Where an int is taken, a NumPy integer is, too;
+where a tuple, a list.
 """
 
 from __future__ import annotations
@@ -17,39 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from graftree import errors
 from graftree.annotations import Axes, LaxPadding, PaddingLike
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables import values
 
 
-def as_array(layer: Any, inputs: Any) -> jax.Array:
+def as_array(inputs: Any) -> jax.Array:
     """Makes an array of the inputs of a layer, if they are not one yet.
 
     Objects of other kinds that have a shape, as quantization hooks take, stay as they
-    are. What is not numeric is a TypeError.
+    are.
     """
-    if not values.is_array(inputs):
-        try:
-            inputs = jnp.asarray(inputs)
-        except (TypeError, ValueError) as error:
-            if hasattr(inputs, "shape") and not isinstance(inputs, np.ndarray):
-                return inputs
-            raise _not_numeric(layer, inputs) from error
-    # Random keys are arrays for JAX, but have a dtype of another kind.
-    if not isinstance(inputs.dtype, np.dtype):
-        raise _not_numeric(layer, inputs)
-    return inputs
-
-
-def _not_numeric(layer: Any, inputs: Any) -> TypeError:
-    return TypeError(misfit(layer, "needs an array of numbers.", inputs=inputs))
-
-
-def misfit(layer: Any, what: str, way_out: str = "", **shown: Any) -> str:
-    """Says what does not fit a layer, with dtype and shape of what is ``shown``."""
-    where = "\n".join([f"{key}: {describe(value)}" for key, value in shown.items()])
-    return errors.message(f"{name(layer)} {what}", where=where, way_out=way_out)
+    if values.is_array(inputs):
+        return inputs
+    try:
+        return jnp.asarray(inputs)
+    except (TypeError, ValueError):
+        if hasattr(inputs, "shape") and not isinstance(inputs, np.ndarray):
+            return inputs
+        raise
 
 
 def setting(layer: Any, attribute: str, given: bool | None) -> bool:
@@ -57,17 +45,13 @@ def setting(layer: Any, attribute: str, given: bool | None) -> bool:
     if given is None:
         given = getattr(layer, attribute)
     if given is None:
+        name = type(layer).__name__
         raise ValueError(
-            errors.message(
-                f"No `{attribute}` argument was provided to {name(layer)}, as argument "
-                "of the call or as attribute.",
-                way_out=(
-                    f"Pass it to the constructor: {name(layer)}(..., "
-                    f"{attribute}=False)\n"
-                    f"or to the call: layer(x, {attribute}=False)\n"
-                    f"or to a view: nnx.view(model, {attribute}=False)"
-                ),
-            )
+            f"No `{attribute}` argument was provided to {name}, as argument of the "
+            "call or as attribute.\n"
+            f"Pass it to the constructor: {name}(..., {attribute}=False)\n"
+            f"or to the call: layer(x, {attribute}=False)\n"
+            f"or to a view: nnx.view(model, {attribute}=False)"
         )
     return given
 
@@ -79,32 +63,7 @@ def stream(layer: Any, given: Any, tag: str) -> RngStream | None:
         return getattr(rngs, tag)
     if rngs is None or isinstance(rngs, RngStream):
         return rngs
-    raise TypeError(
-        f"rngs must be a Rngs, RngStream or None, but {name(layer)} got {type(rngs)}."
-    )
-
-
-def axes(layer: Any, attribute: str, inputs: Any) -> tuple[int, ...]:
-    """The axes that an attribute means, as `canonical_axes`; errors name the layer."""
-    given: Axes = getattr(layer, attribute)
-    try:
-        return canonical_axes(given, inputs.ndim)
-    except np.exceptions.AxisError as error:
-        raise np.exceptions.AxisError(
-            misfit(layer, f"with {attribute}={given}: {error}.", inputs=inputs)
-        ) from error
-
-
-def name(layer: Any) -> str:
-    """The name of the class of a layer, as messages give it."""
-    return type(layer).__name__
-
-
-def describe(value: Any) -> str:
-    """Dtype and shape of an array, ``float32[2, 3]``; the type of anything else."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
-    return type(value).__name__
+    raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")
 
 
 def sizes(values: int | Sequence[int]) -> tuple[int, ...]:

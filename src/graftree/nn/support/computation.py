@@ -14,7 +14,7 @@ gradients, but keep what it met first, and trace that in a place of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from graftree.annotations import Dtype, Shape
 from graftree.core.variables import values
 from graftree.core.variables.variables import Variable
+from graftree.nn.support import arguments
 
 
 def canonicalize_dtype(
@@ -112,7 +113,7 @@ def read(variable: Variable[jax.Array] | None) -> jax.Array | None:
 
 def promoted(layer: Any, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The inputs, kernel and bias of a layer in the dtype in which it computes."""
-    operands = (inputs, layer.kernel[...], read(layer.bias))
+    operands = (arguments.as_array(inputs), layer.kernel[...], read(layer.bias))
     return layer.promote_dtype(operands, dtype=layer.dtype)
 
 
@@ -133,27 +134,6 @@ def current(function: Any) -> Any:
         if function is default:
             return getattr(module, name)
     return function
-
-
-def contract(
-    function: Any, explain: Callable[[], None], *operands: Any, **options: Any
-) -> Any:
-    """Calls the contraction of a layer.
-
-    Args:
-        function: The contraction that the layer was given.
-        explain: Raises in terms of the layer if operands are not for JAX's contraction.
-            It is asked only after that has refused them: what is in its place may take
-            others.
-        *operands: The positional arguments of the contraction.
-        **options: Its keywords.
-    """
-    try:
-        return current(function)(*operands, **options)
-    except Exception:
-        if any([function is default for default, _, _ in _DEFAULTS]):
-            explain()
-        raise
 
 
 def shape_along(axes: Sequence[int], shape: Shape) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from graftree import errors
 from graftree.annotations import Dtype, Initializer, Shape
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
@@ -29,13 +28,14 @@ def new_param(
     shape: Shape | int,
     dtype: Dtype,
     metadata: Mapping[str, Any],
-) -> Param[jax.Array]:
-    """Makes a Param, with a key from the stream ``params``.
+    kind: type[Any] = Param,
+) -> Any:
+    """Makes a Param, or another ``kind``, with a key from the stream ``params``.
 
     The initializer is called as ``initializer(key, shape, dtype)``. It may return a
     value with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
     """
-    return Param(initializer(draw_key(rngs), shape, dtype), **metadata)
+    return kind(initializer(draw_key(rngs), shape, dtype), **metadata)
 
 
 def optional_param(
@@ -60,10 +60,8 @@ def draw_key(rngs: Rngs) -> jax.Array:
         if isinstance(rngs, Rngs):
             raise
         raise AttributeError(
-            errors.message(
-                f"{type(rngs).__name__!r} object has no attribute 'params': a layer "
-                "takes its keys from an nnx.Rngs.",
-                way_out="Pass `rngs=nnx.Rngs(0)`, or the `Rngs` of the outer module.",
-            )
+            f"{type(rngs).__name__!r} object has no attribute 'params': a layer takes "
+            "its keys from an nnx.Rngs.\nPass `rngs=nnx.Rngs(0)`, or the `Rngs` of the "
+            "outer module."
         ) from error
     return stream()
