@@ -53,7 +53,7 @@ def test_the_first_carries_are_a_pair():
     assert c.shape == (2, 3)
     both.rngs.count[...] = 0
     for wrong in (pair[0], (pair,), {"a": pair}):
-        with pytest.raises(ValueError, match="initial_carry of nnx.Bidirectional"):
+        with pytest.raises(ValueError, match="initial_carry must be a pair"):
             both(x, initial_carry=wrong)
     assert both.rngs.count[...] == 0
 

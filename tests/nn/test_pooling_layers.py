@@ -92,11 +92,10 @@ def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
     ("number", "shape"), [(None, (4, 3)), (None, (3,)), (2, (5, 3)), (1, (3,))]
 )
 def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
-    with pytest.raises(ValueError, match="no spatial axes") as info:
+    message = f"num_spatial_axes={number} found no spatial axes"
+    with pytest.raises(ValueError, match=message) as info:
         cls(number)(random(*shape))
-    assert cls.__name__ in str(info.value)
-    assert f"float32{list(shape)}" in str(info.value)
-    assert f"{cls.__name__}(num_spatial_axes=" in str(info.value)
+    assert f"at {cls.__name__}\n  inputs: float32{list(shape)}" in info.value.__notes__
 
 
 @every_global
@@ -108,7 +107,7 @@ def test_number_of_spatial_axes_is_positive(cls, number):
 
 @every_global
 def test_inputs_must_be_numbers(cls):
-    with pytest.raises(TypeError, match=f"{cls.__name__} needs an array of numbers"):
+    with pytest.raises(TypeError, match="Only arrays of numeric types"):
         cls()("image")
 
 

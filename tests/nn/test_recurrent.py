@@ -168,14 +168,14 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
             (2, 4, 5),
             {},
             TypeError,
-            ["GRUCell expects inputs", "in_features=2", "(2, 5)"],
+            ["contracting dimensions", "at RNN.cell.dense_i", "inputs: float32[2, 5]"],
         ),
-        ((2,), {}, ValueError, ["nnx.RNN expects inputs [*batch, time", "(2,)"]),
+        ((2,), {}, ValueError, ["nnx.RNN expects inputs [*batch, time", "float32[2]"]),
         (
             (2, 4, 2),
             {"seq_lengths": [1, 2, 3]},
             ValueError,
-            ["[*batch] = (2,)", "(3,)"],
+            ["broadcasting", "int32[3]", "int32[2]"],
         ),
         ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, ["must be integers", "float32"]),
         (
@@ -188,13 +188,13 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
             (2, 4, 2),
             {"initial_carry": jnp.ones((1, 3))},
             TypeError,
-            ["carry of a GRUCell must keep", "(1, 3)", "(2, 3)"],
+            ["carry input and carry output", "float32[1,3]", "float32[2,3]"],
         ),
         (
             (2, 4, 2),
             {"initial_carry": jnp.ones((2, 4))},
             TypeError,
-            ["GRUCell expects a carry", "(2, 4)", "(2, 3)"],
+            ["GRUCell expects a carry", "hidden_features=3", "(2, 4)"],
         ),
         ((2, 4, 2), {"rngs": 0}, TypeError, ["rngs must be a Rngs, RngStream or None"]),
     ],
@@ -203,7 +203,8 @@ def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phr
     rnn = make()
     with pytest.raises(error) as caught:
         rnn(jnp.ones(shape), **options)
-    assert all(phrase in str(caught.value) for phrase in phrases), caught.value
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert all(phrase in told for phrase in phrases), told
     assert rnn.rngs.count[...] == 0
 
 

@@ -116,7 +116,7 @@ def test_size_must_be_positive_and_even(size):
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [((5, 4), r"length 5.*max_seq_len=4"), ((2, 6), r"embedding_size=4.*size 6")],
+    [((5, 4), r"max_seq_len=4.*length 5"), ((2, 6), r"embedding_size=4.*size 6")],
 )
 def test_inputs_that_do_not_fit_the_tables_are_refused(shape, message):
     with pytest.raises(ValueError, match=message):

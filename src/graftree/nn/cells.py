@@ -178,8 +178,7 @@ def _carry_stream(cell: VectorCell, rngs: Any) -> RngStream:
     stream = arguments.stream(cell, rngs, "carry")
     if stream is None:
         raise ValueError(
-            "RNGs must be provided to initialize the cell carry of a "
-            f"{type(cell).__name__}.\n"
+            "RNGs must be provided to initialize the cell carry.\n"
             "Pass `rngs=nnx.Rngs(0)`, also where the carry is zeros."
         )
     return stream

@@ -180,13 +180,10 @@ class Conv(Module):
         rank = len(self.kernel_size)
         kernel_dilation = _per_axis(self, "kernel_dilation")
         strides = _per_axis(self, "strides")
+        input_dilation = _per_axis(self, "input_dilation")
+        padding = arguments.canonicalize_padding(self.padding, rank)
         x, padding, input_dilation = _apply_padding(
-            x,
-            arguments.canonicalize_padding(self.padding, rank),
-            strides,
-            self.kernel_size,
-            kernel_dilation,
-            _per_axis(self, "input_dilation"),
+            x, padding, strides, self.kernel_size, kernel_dilation, input_dilation
         )
         x, kernel, bias = self.promote_dtype(
             (x, kernel, computation.read(self.bias)), dtype=self.dtype

@@ -109,6 +109,7 @@ class Dropout(Module):
         inputs = arguments.as_array(inputs)
         if self.rate == 1:
             return jnp.zeros_like(inputs)
+        jnp.result_type(inputs, float)  # refuses random keys, before it draws one
         shared = arguments.canonical_axes(self.broadcast_dims, inputs.ndim)
         keep_rate = float(1 - self.rate)
         key = self._draw_key(rngs)

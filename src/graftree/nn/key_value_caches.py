@@ -57,7 +57,7 @@ class KeyValueCache:
                     f"{expected} instead got {x.shape}.\nDecode one token per call, "
                     "[*batch, 1, features], with the batch axes that `init_cache` got."
                 )
-        if not isinstance(index, _jax.Tracer) and index >= max_length:
+        if not isinstance(index, _jax.Tracer) and int(index) >= max_length:
             raise ValueError(
                 f"The cache of attention is full: cache_index is {index}, max_length "
                 f"is {max_length}.\nMake a longer one with `init_cache`."

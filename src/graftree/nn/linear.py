@@ -236,20 +236,15 @@ class LinearGeneral(Module):
         batch = _batch_sizes(batch_axis)
         rows = math.prod(batch) * math.prod(self.in_features)
         columns = math.prod(self.out_features)
+        kernel_init = _on_flat_shape(kernel_init, (rows, columns))
+        shape = (*batch, *self.in_features, *self.out_features)
         self.kernel = parameters.new_param(
-            rngs,
-            _on_flat_shape(kernel_init, (rows, columns)),
-            (*batch, *self.in_features, *self.out_features),
-            param_dtype,
-            kernel_metadata,
+            rngs, kernel_init, shape, param_dtype, kernel_metadata
         )
+        bias_init = _on_flat_shape(bias_init, (math.prod(batch) * columns,))
+        shape = (*batch, *self.out_features)
         self.bias = parameters.optional_param(
-            use_bias,
-            rngs,
-            _on_flat_shape(bias_init, (math.prod(batch) * columns,)),
-            (*batch, *self.out_features),
-            param_dtype,
-            bias_metadata,
+            use_bias, rngs, bias_init, shape, param_dtype, bias_metadata
         )
 
     def __call__(

@@ -115,12 +115,10 @@ class LoRA(Module):
         self.promote_dtype = promote_dtype
 
         a_shape, b_shape = (in_features, lora_rank), (lora_rank, out_features)
-        self.lora_a = parameters.new_param(
-            rngs, a_initializer, a_shape, param_dtype, a_metadata, lora_param_type
-        )
-        self.lora_b = parameters.new_param(
-            rngs, b_initializer, b_shape, param_dtype, b_metadata, lora_param_type
-        )
+        a = a_initializer(parameters.draw_key(rngs), a_shape, param_dtype)
+        self.lora_a: Variable[jax.Array] = lora_param_type(a, **a_metadata)
+        b = b_initializer(parameters.draw_key(rngs), b_shape, param_dtype)
+        self.lora_b: Variable[jax.Array] = lora_param_type(b, **b_metadata)
 
     def __call__(
         self, x: Num[ArrayLike, "*batch in_features"], **kwargs: Any

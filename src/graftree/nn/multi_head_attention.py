@@ -351,8 +351,7 @@ class MultiHeadAttention(Module):
         stream = arguments.stream(self, rngs, "dropout")
         if stream is None:
             raise ValueError(
-                "'rngs' must be provided to the call of a MultiHeadAttention with "
-                "dropout that has none of its own.\n"
+                "'rngs' must be provided to the call, for dropout.\n"
                 "Pass `rngs=nnx.Rngs(dropout=0)` or `deterministic=True`."
             )
         return stream

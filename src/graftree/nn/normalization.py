@@ -675,8 +675,7 @@ def _split_features(
                 f"size ({group_size})."
             )
         return num_features // group_size, group_size
-    is_count = arguments.is_int(num_groups)
-    if not is_count or num_groups <= 0 or num_features % num_groups:
+    if not arguments.is_int(num_groups) or num_groups <= 0 or num_features % num_groups:
         raise ValueError(
             f"Number of groups ({num_groups}) does not divide the number of channels "
             f"({num_features})."

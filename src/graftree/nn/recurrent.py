@@ -283,7 +283,7 @@ def _step(cell: Any, carry: Any, inputs: Any) -> tuple[Any, Any]:
     """One step: of the cell, and of the carry after the last step that is valid."""
     (state, valid), (x, is_valid) = carry, inputs
     new_state, outputs = cell(state, x)
-    new_state = _in_form_of(state, new_state, cell)
+    new_state = _in_dtypes_of(state, new_state)
     if is_valid is not None:
         valid = jax.tree.map(functools.partial(_select, is_valid), new_state, valid)
     return (new_state, valid), outputs
@@ -301,18 +301,12 @@ class _WiderCarry(Exception):
         self.dtypes = dtypes
 
 
-def _in_form_of(state: Any, new_state: Any, cell: Any) -> Any:
+def _in_dtypes_of(state: Any, new_state: Any) -> Any:
     """The new carry in the dtypes of the old one, if that loses nothing."""
     leaves, treedef = jax.tree.flatten(state)
     new_leaves, new_treedef = jax.tree.flatten(new_state)
-    shapes, new_shapes = ([jnp.shape(x) for x in xs] for xs in (leaves, new_leaves))
-    if treedef != new_treedef or shapes != new_shapes:
-        raise TypeError(
-            f"The carry of a {type(cell).__name__} must keep its structure and shapes "
-            f"from step to step of nnx.RNN.\n  got: {treedef}, shapes {shapes}\n  "
-            f"returned: {new_treedef}, shapes {new_shapes}\n"
-            "Usually `initial_carry` lacks the batch axes of the inputs."
-        )
+    if treedef != new_treedef:
+        return new_state  # JAX refuses it
     dtypes, new_dtypes = (
         [jnp.result_type(x) for x in xs] for xs in (leaves, new_leaves)
     )
@@ -495,6 +489,6 @@ def _pair(initial_carry: Any) -> tuple[Any, Any]:
     if isinstance(initial_carry, tuple | list) and len(initial_carry) == 2:
         return tuple(initial_carry)
     raise ValueError(
-        "initial_carry of nnx.Bidirectional must be a pair of the forward and the "
-        f"backward carry, got {jax.tree.structure(initial_carry)}."
+        "initial_carry must be a pair of the forward and the backward carry, got "
+        f"{jax.tree.structure(initial_carry)}."
     )

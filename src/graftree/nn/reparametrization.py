@@ -157,9 +157,9 @@ class SpectralNorm(Module):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
-                    f"The parameter {path} of the layer_instance is {ndim}D but "
-                    "error_on_non_matrix is True.\nPass error_on_non_matrix=False to "
-                    "take all axes but the last as one."
+                    f"The parameter {path} {list(param.shape)} of the layer_instance "
+                    f"is {ndim}D but error_on_non_matrix is True.\nPass "
+                    "error_on_non_matrix=False to take all axes but the last as one."
                 )
             if ndim >= 2:
                 found.append((path, param))

@@ -1,7 +1,8 @@
-"""Wrong inputs are named before anything changes (contract, sections 2 and 15).
+"""Wrong inputs are named, and nothing has changed then (contract, sections 2 and 15).
 
 A row is a layer, what it must not be called with, the exception that the contract or
-the peer has, and what its message says.
+the peer has, and what its message says: JAX's, where JAX refuses it. The note says
+where that was, and what was given.
 """
 
 import jax
@@ -40,55 +41,45 @@ GROUP = stateful("GroupNorm", 4, 2)
 GROUP_BARE = stateful("GroupNorm", 4, 2, use_scale=False, use_bias=False)
 DROPOUT = stateful("Dropout", 0.5, broadcast_dims=(2,))
 
-SAME_SHAPE = "requires contracting dimensions to have the same shape"
-FEATURES = "needs inputs with 3 features along the axes"
+SAME_SHAPE = "contracting dimensions to have the same shape"
+AXES = "less than the number of axes"
+CHANNELS = "lhs feature dimension size"
+SIZE = "cannot reshape array of shape (3,)"
 
 SHAPES = [
-    (LINEAR, ones((1, 4)), TypeError, f"Linear {SAME_SHAPE}: .*(2,) .*(4,)"),
-    (LINEAR, ones(()), TypeError, f"Linear {SAME_SHAPE}: .*(2,) .*()"),
-    (LINEAR, [[1, 2, 3]], TypeError, f"Linear {SAME_SHAPE}.*int32[1, 3]"),
-    (GENERAL, ones((5, 4, 2)), TypeError, f"LinearGeneral {SAME_SHAPE}"),
-    (GENERAL, ones((3, 2, 4)), TypeError, "LinearGeneral requires batch dimensions"),
-    (GENERAL, ones(4), TypeError, f"LinearGeneral {SAME_SHAPE}.*float32[4]"),
-    (EINSUM, ones((1, 4)), ValueError, "Einsum with the equation 'ab,bc->ac'"),
-    (EINSUM, ones((1, 1, 2)), ValueError, "Einsum.*inputs: float32[1, 1, 2]"),
-    (CONV, ones((1, 5, 5, 2)), ValueError, "Conv needs inputs with 4 features.*got 2"),
-    (CONV, ones((5, 4)), ValueError, "Conv.*at least 3 axes.*float32[5, 4]"),
-    (TRANSPOSE, ones((5, 5, 3)), ValueError, "ConvTranspose.*2 features.*got 3"),
+    (LINEAR, ones((1, 4)), TypeError, f"{SAME_SHAPE}, got (4,) and (2,)"),
+    (LINEAR, ones(()), TypeError, AXES),
+    (LINEAR, [[1, 2, 3]], TypeError, SAME_SHAPE),
+    (GENERAL, ones((5, 4, 2)), TypeError, f"{SAME_SHAPE}, got (4, 2) and (2, 4)"),
+    (GENERAL, ones((3, 2, 4)), TypeError, "batch dimensions"),
+    (GENERAL, ones(4), TypeError, AXES),
+    (EINSUM, ones((1, 4)), ValueError, "label 'b'.*(4) does not match .* (2)"),
+    (EINSUM, ones((1, 1, 2)), ValueError, "number of indices"),
+    (CONV, ones((1, 5, 5, 2)), ValueError, f"{CHANNELS}.* 2 // 2 != 2"),
+    (CONV, ones((5, 4)), ValueError, "Conv.*at least 3 axes"),
+    (TRANSPOSE, ones((5, 5, 3)), ValueError, f"{CHANNELS}.* 3 // 1 != 2"),
     (TRANSPOSE, ones((5, 2)), ValueError, "ConvTranspose.*at least 3 axes"),
-    (FLIPPED, ones((1, 5, 3)), ValueError, "ConvTranspose.*2 features.*got 3"),
-    (BATCH, ones((2, 4)), TypeError, f"BatchNorm {FEATURES} (1,), got 4"),
-    (BATCH, ones((2, 1)), TypeError, f"BatchNorm {FEATURES} (1,), got 1"),
-    (BATCH, ones(()), IndexError, "BatchNorm with axis=-1.*float32[]"),
-    (BARE, ones((2, 1)), TypeError, f"BatchNorm {FEATURES} (1,), got 1"),
-    (AREA, ones((4, 2, 2)), TypeError, "BatchNorm.*6 features.*(1, 2), got 4"),
-    (LAYER, ones((2, 4)), TypeError, f"LayerNorm {FEATURES} (1,), got 4"),
-    (LAYER, ones(()), IndexError, "LayerNorm with reduction_axes=-1.*float32[]"),
-    (RMS, ones((2, 4)), TypeError, f"RMSNorm {FEATURES} (1,), got 4"),
-    (INSTANCE, ones((2, 5, 4)), TypeError, f"InstanceNorm {FEATURES} (2,), got 4"),
-    (GROUP, ones((2, 5, 8)), TypeError, "GroupNorm.*4 features.*2 groups of 2"),
-    (GROUP_BARE, ones((2, 5, 8)), TypeError, "GroupNorm.*4 features.*[2, 5, 8]"),
-    (GROUP, ones(()), TypeError, "GroupNorm.*4 features.*float32[]"),
-    (DROPOUT, ones((2, 2)), IndexError, "Dropout with broadcast_dims=(2,)"),
-    (EMBED, ones(2), ValueError, "must be an integer.*Embed are float32[2]"),
-    (EMBED, ones(2, bool), ValueError, "must be an integer.*Embed are bool[2]"),
+    (FLIPPED, ones((1, 5, 3)), ValueError, f"{CHANNELS}.* 3 // 1 != 2"),
+    (BATCH, ones((2, 4)), TypeError, SIZE),
+    (BATCH, ones((2, 1)), TypeError, SIZE),
+    (BATCH, ones(()), IndexError, "axis -1 is out of bounds"),
+    (BARE, ones((2, 1)), TypeError, "(size 1) into shape (3,)"),
+    (AREA, ones((4, 2, 2)), TypeError, "(size 6) into shape (1, 2, 2)"),
+    (LAYER, ones((2, 4)), TypeError, SIZE),
+    (LAYER, ones(()), IndexError, "axis -1 is out of bounds"),
+    (RMS, ones((2, 4)), TypeError, SIZE),
+    (INSTANCE, ones((2, 5, 4)), TypeError, SIZE),
+    (GROUP, ones((2, 5, 8)), TypeError, "into shape (2, 5, 2, 2)"),
+    (GROUP_BARE, ones((2, 5, 8)), TypeError, "into shape (2, 5, 2, 2)"),
+    (GROUP, ones(()), TypeError, "into shape (2, 2)"),
+    (DROPOUT, ones((2, 2)), IndexError, "axis 2 is out of bounds"),
+    (EMBED, ones(2), ValueError, "must be an integer"),
+    (EMBED, ones(2, bool), ValueError, "must be an integer"),
 ]
 NO_NUMBERS = [
-    (make, inputs, TypeError, f"{name} needs an array of numbers")
-    for name, make in {
-        "Linear": LINEAR,
-        "LinearGeneral": GENERAL,
-        "Einsum": EINSUM,
-        "Conv": CONV,
-        "ConvTranspose": TRANSPOSE,
-        "Embed": EMBED,
-        "BatchNorm": BATCH,
-        "LayerNorm": LAYER,
-        "RMSNorm": RMS,
-        "InstanceNorm": INSTANCE,
-        "GroupNorm": GROUP,
-        "Dropout": DROPOUT,
-    }.items()
+    (make, inputs, (TypeError, ValueError), "")
+    for make in (LINEAR, GENERAL, EINSUM, CONV, TRANSPOSE, EMBED)
+    + (BATCH, LAYER, RMS, INSTANCE, GROUP, DROPOUT)
     for inputs in (None, "text", jax.random.split(jax.random.key(0), (2, 2)))
 ]
 
@@ -99,10 +90,11 @@ def pattern(message):
     return "(?s)" + "".join(special.get(c, c) for c in message)
 
 
-def fails(layer, call, error, message):
+def fails(layer, call, error, message, note=""):
     before = catalog.state_of(layer)
-    with pytest.raises(error, match=pattern(message)):
+    with pytest.raises(error, match=pattern(message)) as caught:
         call(layer)
+    assert note in "".join(getattr(caught.value, "__notes__", ()))
     after = catalog.state_of(layer)
     assert list(before) == list(after)
     for path, value in before.items():
@@ -111,7 +103,12 @@ def fails(layer, call, error, message):
 
 @pytest.mark.parametrize(("make", "inputs", "error", "message"), SHAPES + NO_NUMBERS)
 def test_wrong_inputs_are_named_and_change_nothing(make, inputs, error, message):
-    fails(make(), lambda layer: layer(inputs), error, message)
+    layer = make()
+    dtype = getattr(inputs, "dtype", None)
+    given = "" if dtype is None else f": {dtype}{[*inputs.shape]}"
+    name = type(layer).__name__
+    note = f"at {name}\n  {'x' if 'Norm' in name else 'inputs'}{given}"
+    fails(layer, lambda layer: layer(inputs), error, message, note)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +133,16 @@ MASKS = [
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: f"{mask.dtype}{mask.shape}")
 def test_wrong_masks_are_named_and_change_nothing(make, mask):
     x = ones((2, 5, 3))
-    message = f"mask of {type(make()).__name__} must be a boolean array.*[2, 5, 3]"
-    fails(make(), lambda layer: layer(x, mask=mask), ValueError, message)
+    message = "boolean" if mask.dtype != bool else "broadcast"
+    note = f"x: float32[2, 5, 3]\n  mask: {mask.dtype}{[*mask.shape]}"
+    fails(make(), lambda layer: layer(x, mask=mask), ValueError, message, note)
 
 
 def test_statistics_of_another_size_are_found_before_one_is_written():
     layer = BARE()
     layer.var = nnx.BatchStat(ones(4))
-    fails(layer, lambda layer: layer(ones((2, 3))), TypeError, "BatchNorm.*4 features")
+    call = lambda layer: layer(ones((2, 3)))  # noqa: E731
+    fails(layer, call, TypeError, "(size 3) into shape (4,)", "at BatchNorm")
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, bool])
@@ -163,21 +162,22 @@ def test_conv_needs_one_entry_per_spatial_axis(name):
 
 def test_wrong_queries_of_embed_are_named():
     call = lambda layer: layer.attend(ones((2, 4)))  # noqa: E731
-    fails(EMBED(), call, TypeError, f"Embed {SAME_SHAPE}: .*(3,) .*(4,)")
+    message = f"{SAME_SHAPE}, got (4,) and (3,)"
+    fails(EMBED(), call, TypeError, message, "at Embed.attend, an Embed\n  query: ")
 
 
 def test_bias_that_does_not_fit_the_equation_is_named():
     layer = make("Einsum", "ab,bc->ac", (2, 3), 4)
-    message = "Einsum with the equation 'ab,bc->ac' needs a bias of 3 numbers"
-    fails(layer, lambda layer: layer(ones((1, 2))), TypeError, message)
+    call = lambda layer: layer(ones((1, 2)))  # noqa: E731
+    fails(layer, call, TypeError, "(size 4) into shape (1, 3)", "bias Param float32[4]")
 
 
 def test_subclasses_have_their_own_name():
     class Head(nnx.Linear):
         pass
 
-    with pytest.raises(TypeError, match=f"Head {SAME_SHAPE}"):
-        Head(2, 3, rngs=nnx.Rngs(0))(ones((1, 4)))
+    head = Head(2, 3, rngs=nnx.Rngs(0))
+    fails(head, lambda head: head(ones((1, 4))), TypeError, SAME_SHAPE, "at Head\n")
 
 
 # ------------------------------------------------------------- what must go on working

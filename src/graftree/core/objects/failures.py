@@ -37,10 +37,14 @@ def explain(error: Exception, frame: Frame, method: Callable[..., Any]) -> None:
         except Exception:  # what is wrong here may be the object itself
             note = Note(f"in a method of a {type(frame.module).__name__}")
         error.add_note(note)
+        # Before what JAX notes on its traceback, which is longer and says less.
+        error.__notes__.insert(0, error.__notes__.pop())
 
 
 def _describe_call(frame: Frame, method: Callable[..., Any]) -> str:
-    lines = [f"at {frame.name}, {_article(type(frame.module).__name__)}"]
+    kind = type(frame.module).__name__
+    is_told = frame.name == kind
+    lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
     given = [f"{name}: {describe(x)}" for name, x in _arguments(frame, method).items()]
     lines += [f"  {line}" for line in given[:_MOST]]
     held = [
@@ -55,7 +59,9 @@ def _describe_call(frame: Frame, method: Callable[..., Any]) -> str:
 
 
 def _article(name: str) -> str:
-    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
+    # An acronym is spelled: an LSTMCell, but a LoRA.
+    vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIOU"
+    return f"{'an' if name[:1] in vowels else 'a'} {name}"
 
 
 def _arguments(frame: Frame, method: Callable[..., Any]) -> Mapping[str, Any]:

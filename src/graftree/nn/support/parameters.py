@@ -28,14 +28,13 @@ def new_param(
     shape: Shape | int,
     dtype: Dtype,
     metadata: Mapping[str, Any],
-    kind: type[Any] = Param,
-) -> Any:
-    """Makes a Param, or another ``kind``, with a key from the stream ``params``.
+) -> Param[jax.Array]:
+    """Makes a Param, with a key from the stream ``params``.
 
     The initializer is called as ``initializer(key, shape, dtype)``. It may return a
     value with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
     """
-    return kind(initializer(draw_key(rngs), shape, dtype), **metadata)
+    return Param(initializer(draw_key(rngs), shape, dtype), **metadata)
 
 
 def optional_param(
@@ -56,12 +55,12 @@ def draw_key(rngs: Rngs) -> jax.Array:
     """Takes the next key of the stream ``params``."""
     try:
         stream = rngs.params
-    except AttributeError as error:
+    except AttributeError:
         if isinstance(rngs, Rngs):
             raise
         raise AttributeError(
             f"{type(rngs).__name__!r} object has no attribute 'params': a layer takes "
             "its keys from an nnx.Rngs.\nPass `rngs=nnx.Rngs(0)`, or the `Rngs` of the "
             "outer module."
-        ) from error
+        ) from None
     return stream()
