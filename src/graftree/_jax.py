@@ -12,7 +12,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -236,6 +236,76 @@ def follow_environment(before: dict[str, str]) -> None:
         elif isinstance(current, (int, float)):
             value = type(current)(text)
         jax.config.update(option, value)
+
+
+# Programs while JAX records them.
+
+
+class Recorded(NamedTuple):
+    """A part of a program.
+
+    Attributes:
+        function: Computes its outputs from its inputs.
+        inputs: The types of these.
+        are_constants: Which of the inputs are arrays that the program holds.
+        text: The same for parts that do the same.
+    """
+
+    function: Callable[..., list[Any]]
+    inputs: list[Any]
+    are_constants: list[bool]
+    text: str
+
+
+def recording_point() -> tuple[Any, int] | None:
+    """Where the innermost trace is in the program that it records, if it does."""
+    trace = _core.trace_ctx.trace
+    if not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        return None
+    return trace, len(trace.frame.tracing_eqns)
+
+
+def recorded_since(point: tuple[Any, int], outputs: list[Any]) -> Recorded:
+    """What computes some arrays, as far as it was recorded since a point."""
+    trace, start = point
+    wanted = [x.val for x in outputs if isinstance(x, Tracer) and x._trace is trace]
+    needed = {x for x in wanted if isinstance(x, _core.Var)}
+    equations = []
+    for entry in reversed(trace.frame.tracing_eqns[start:]):
+        # What is not needed has been dropped: its weak reference is dead.
+        found = entry() if isinstance(entry, weakref.ref) else entry
+        if found is None or not (found.effects or needed & {*found.outvars}):
+            continue
+        read = [x.val for x in found.in_tracers]
+        needed |= {x for x in read if isinstance(x, _core.Var)}
+        parts = found.primitive, found.params, found.effects, found.source_info
+        equations.append(_core.JaxprEqn(read, found.outvars, *parts, found.ctx))
+    made = {x for equation in equations for x in equation.outvars}
+    equations.reverse()
+    read = [x for equation in equations for x in equation.invars]
+    given = needed - made
+    inputs = [*dict.fromkeys([x for x in read if isinstance(x, _core.Var)])]
+    inputs = [x for x in inputs if x in given]
+    out = [x for x in wanted if x in made]
+    return _recorded(inputs, out, equations, trace.frame)
+
+
+def _recorded(inputs: Any, out: Any, equations: Any, frame: Any) -> Recorded:
+    effects = _partial_eval.make_jaxpr_effects((), inputs, out, equations)
+    unnamed = frame.debug_info._replace(arg_names=None, result_paths=None)
+    program = _core.Jaxpr((), inputs, out, equations, effects, unnamed)
+
+    def function(*values: Any) -> list[Any]:
+        given = [
+            new_ref(value) if isinstance(x.aval, _hijax.AbstractRef) else value
+            for x, value in zip(inputs, values, strict=True)
+        ]
+        return _core.eval_jaxpr(program, (), *given)
+
+    types = [getattr(x.aval, "inner_aval", x.aval) for x in inputs]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
+    are_constants = [x in frame.constvar_to_val for x in inputs]
+    return Recorded(function, shapes, are_constants, str(program))
 
 
 # Programs as JAX records them.

@@ -29,7 +29,7 @@ def display(*args: Any) -> None:
           value=2
         )
     """
-    show = _show_tree if _in_ipython() else print
+    show = _show_tree if in_ipython() else print
     for arg in args:
         show(arg)
 
@@ -102,7 +102,8 @@ def full_repr(x: Any) -> str:
     return forms.full(x)
 
 
-def _in_ipython() -> bool:
+def in_ipython() -> bool:
+    """Whether this runs in IPython, as notebooks do."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
 

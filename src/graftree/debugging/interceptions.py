@@ -12,6 +12,7 @@ from graftree.core import filters
 from graftree.core.objects import running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
+from graftree.core.rng.streams import Rngs, RngStream
 
 
 @contextlib.contextmanager
@@ -57,6 +58,8 @@ def intercept(
 
     def observer(frame: Frame, call: Callable[[], Any]) -> Any:
         output = call()
+        if isinstance(frame.module, (Rngs, RngStream)):
+            return output
         steps = running.steps_below(model, frame.steps)
         if steps is None:
             return output

@@ -74,6 +74,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.text.colors": "COLOR Color NO_COLOR supports_color",
     },
     "visualization": {"debugging.displays": "display render_object_constructor"},
+    "summary": {
+        "debugging.tables": "tabulate",
+        "debugging.calls": "CallInfo filter_rng_streams",
+        "debugging.object_infos": "ObjectInfo",
+        "debugging.outlines": "ArrayRepr",
+        "interop.flax_side.type_aliases": "SizeBytes",
+    },
     "tracers": {"core.ownership": "TraceState current_jax_trace=current"},
     # The functional form.
     "graphlib": {

@@ -12,10 +12,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from graftree import _jax
 from graftree.core.objects import failures, running
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Objects of the core are no layers: their methods have names of their own.
 _PACKAGE = "graftree.core."
@@ -29,10 +31,15 @@ def name_methods(cls: type) -> None:
                 type.__setattr__(cls, name, named(attribute))
 
 
+def is_public(name: str) -> bool:
+    """Whether calls of a method of this name are known."""
+    return name == "__call__" or not name.startswith("_")
+
+
 def _is_method(name: str, attribute: Any) -> bool:
     # What a generator or coroutine does, it does later.
     return (
-        (name == "__call__" or not name.startswith("_"))
+        is_public(name)
         and type(attribute) is types.FunctionType
         and not inspect.isgeneratorfunction(attribute)
         and not inspect.iscoroutinefunction(attribute)
@@ -65,3 +72,15 @@ def named(method: Callable[..., Any]) -> Callable[..., Any]:
             stack.top = above
 
     return run
+
+
+def observable(method: F) -> F:
+    """A method of the core that names no operations, but is shown to observers."""
+
+    @functools.wraps(method)
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not running.stack.observers:
+            return method(self, *args, **kwargs)
+        return running.watch(self, method.__name__, method, args, kwargs)
+
+    return cast("F", run)

@@ -304,6 +304,14 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
     return None if above is None else (*above, *rest)
 
 
+def reach(root: Any, steps: tuple[Step, ...]) -> Any:
+    """What is below an object at the end of a path; ``None`` if nothing is."""
+    for step in steps:
+        below = {s.text: child for s, child in _entries(root)}
+        root = below.get(step.text)
+    return root
+
+
 def _caller(frame: Frame | None) -> Frame | None:
     while isinstance(frame, Arguments):
         frame = frame.parent
@@ -316,6 +324,8 @@ def _caller(frame: Frame | None) -> Frame | None:
 class _Stack(threading.local):
     top: Frame | None = None
     observers: tuple[Observer, ...] = ()
+    # Keeps what is traced for one call from being used in another, for observers.
+    apart: contextlib.ExitStack | None = None
 
 
 stack = _Stack()
@@ -339,6 +349,22 @@ def observe(frame: Frame, method: Callable[..., Any]) -> Any:
     return call(stack.observers)
 
 
+def watch(
+    obj: Any,
+    name: str,
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Calls a method that opens no frame of its own in view of the observers."""
+    above = stack.top
+    stack.top = frame = Frame(obj, name, above, args, kwargs)
+    try:
+        return observe(frame, method)
+    finally:
+        stack.top = above
+
+
 @contextlib.contextmanager
 def observed(observer: Observer, *roots: Any) -> Iterator[None]:
     """Shows an observer each call of a method of a Pytree in this thread.
@@ -349,15 +375,16 @@ def observed(observer: Observer, *roots: Any) -> Iterator[None]:
     Functions that JAX has compiled are traced anew in the context, and what is traced
     there is not used outside.
     """
-    before = stack.top, stack.observers
+    before = stack.top, stack.observers, stack.apart
     named = [(Step(root, type(root).__name__), root) for root in roots]
     stack.top = Arguments(lambda: named, before[0])
     stack.observers = (*before[1], observer)
     try:
-        with _jax.traced_apart():
+        with contextlib.ExitStack() as stack.apart:
+            stack.apart.enter_context(_jax.traced_apart())
             yield
     finally:
-        stack.top, stack.observers = before
+        stack.top, stack.observers, stack.apart = before
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
@@ -365,6 +392,9 @@ def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
     top = stack.top
     if top is not None:
         top.packed = key, args, kwargs
+    if stack.apart is not None and _jax.current_trace() is not _jax.no_trace:
+        # Else JAX may use what it has traced for other objects, unseen by observers.
+        stack.apart.enter_context(_jax.traced_apart())
 
 
 # Gives arguments their names: those of the parameters of a function.

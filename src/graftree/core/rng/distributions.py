@@ -13,6 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
+from graftree.core.objects import methods
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,7 +37,7 @@ def _keyless(
         "what it returns.",
         list(inspect.signature(sample).parameters.values())[1:],
     )
-    return method
+    return methods.observable(method)
 
 
 def _initializer(

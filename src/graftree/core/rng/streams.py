@@ -34,7 +34,7 @@ import numpy as np
 from graftree import _jax
 from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
-from graftree.core.objects import pytrees
+from graftree.core.objects import methods, pytrees
 from graftree.core.rng import distributions
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -110,6 +110,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         self.key = RngKey(key, tag=tag)
         self.count = RngCount(jnp.zeros(key.shape, jnp.uint32), tag=tag)
 
+    @methods.observable
     def __call__(self) -> PRNGKey:
         """Draws the next key: ``fold_in(key, count)``; then the count grows by one.
 
@@ -130,6 +131,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         counter.set_value(count)
         return key
 
+    @methods.observable
     def split(self, k: Size) -> RngStream:
         """Draws a key and makes a stream of ``k`` different keys of it.
 
@@ -146,6 +148,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         """
         return self._with_key(jax.random.split(self(), k))
 
+    @methods.observable
     def broadcast(self, k: Size) -> RngStream:
         """Draws a key and makes a stream that holds it ``k`` times.
 
@@ -165,6 +168,7 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         axes = (k,) if isinstance(k, (int, np.integer)) else tuple(k)
         return self._with_key(jnp.broadcast_to(key, axes + key.shape))
 
+    @methods.observable
     def fork(self, *, split: Size | None = None) -> RngStream:
         """Draws a key and makes an independent stream of it.
 
@@ -302,10 +306,12 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         """
         return _streams(self).items()
 
+    @methods.observable
     def __call__(self) -> PRNGKey:
         """Draws the next key of the stream ``default``."""
         return self.default()
 
+    @methods.observable
     def split(self, k: Sizes) -> Rngs:
         """Draws a key from each stream and splits it, for use along mapped axes.
 
@@ -326,6 +332,7 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         """
         return self._derive("split", k)
 
+    @methods.observable
     def broadcast(self, k: Sizes) -> Rngs:
         """Draws a key from each stream and repeats it, for use along mapped axes.
 
@@ -342,6 +349,7 @@ class Rngs(distributions.RandomMethods, pytrees.Pytree):
         """
         return self._derive("broadcast", k)
 
+    @methods.observable
     def fork(self, *, split: Sizes = None) -> Rngs:
         """Draws a key from each stream and makes an independent stream of it.
 

@@ -15,6 +15,7 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core import stamps
+from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
@@ -73,6 +74,9 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         try:  # not `_jax.hidden_frames`, which costs calls
             call = self._plans.find(args, kwargs)
             if call is None:
+                if self.is_unseen(args):
+                    name = decorators.name_of(self)
+                    return running.watch(args[0], name, self, args[1:], kwargs)
                 made = stamps.clock.now
                 call = self.prepare(args, kwargs)
                 self._plans.learn(args, kwargs, call.packed, made)

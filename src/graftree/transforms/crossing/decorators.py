@@ -18,6 +18,8 @@ from typing import (
 )
 
 from graftree.core.modules.modules import Module
+from graftree.core.objects import methods, running
+from graftree.core.objects.attributes import DataObject
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -39,6 +41,18 @@ class Method(Generic[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         function: Any = self
         return self if instance is None else functools.partial(function, instance)
+
+    def is_unseen(self, args: tuple[Any, ...]) -> bool:
+        """Whether observers don't know yet that it runs, as a method of an object."""
+        stack, name = running.stack, name_of(self)
+        if not (stack.observers and args and methods.is_public(name)):
+            return False
+        obj, above = args[0], stack.top
+        return (
+            isinstance(obj, DataObject)
+            and inspect.getattr_static(type(obj), name, None) is self
+            and not (above and above.module is obj and above.method == name)
+        )
 
 
 class Transform(Protocol[Options]):

@@ -25,6 +25,7 @@ import jax
 from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
+from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import (
     decorators,
@@ -181,6 +182,8 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = decorators.name_of(self.fun)
+        if self.is_unseen(args):
+            return running.watch(args[0], name, self, args[1:], kwargs)
         if self._rules is None:
             # JAX raises the one, programs with graph updates expect the other.
             kind = ValueError if self._mode.structure else AttributeError

@@ -1,0 +1,142 @@
+"""Values as few words: shapes in place of arrays, names in place of objects.
+
+`outline` makes nested dicts, lists and texts of a value; `write` lists these line by
+line, in the manner of YAML. The text is markup of rich: dtypes are dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graftree.core.graph import nodes
+from graftree.core.modules.containers import Dict, List
+from graftree.core.objects.attributes import DataObject
+from graftree.core.variables.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRepr:
+    """The shape and dtype of an array.
+
+    Attributes:
+        shape: The shape.
+        dtype: The dtype.
+
+    Example:
+        >>> print(nnx.summary.ArrayRepr.from_array(jnp.ones((2, 3))))
+        float32[2,3]
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @classmethod
+    def from_array(cls, x: Any) -> ArrayRepr:
+        """What is known of an array, or of what is like one."""
+        return cls(tuple(x.shape), x.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{_shape(self.shape)}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def is_array(x: Any) -> bool:
+    """Whether a value is an array, or stands for one."""
+    return (
+        hasattr(x, "shape")
+        and hasattr(x, "dtype")
+        and not isinstance(x, (type, np.generic, Variable, DataObject))
+    )
+
+
+def outline(x: Any) -> Any:
+    """What a table shows of a value: shapes and texts in dicts, lists and tuples."""
+    if x is None or isinstance(x, (str, ArrayRepr)):
+        return x
+    if isinstance(x, type):
+        return f"type[{x.__name__}]"
+    if is_array(x):
+        return ArrayRepr.from_array(x)
+    if isinstance(x, Variable):
+        return {"value": outline(x.get_raw_value())}
+    if isinstance(x, (Mapping, Dict)):
+        return {str(key): outline(value) for key, value in x.items()}
+    if isinstance(x, List) or type(x) in (list, tuple):
+        return (tuple if type(x) is tuple else list)(map(outline, x))
+    if isinstance(x, DataObject):
+        return f"{type(x).__name__}(...)"
+    return _outline_node(x) if nodes.is_node(x) else _one_line(repr(x))
+
+
+def _outline_node(x: Any) -> Any:
+    found = {child.key: outline(child.value) for child in nodes.children(x)}
+    if [*found] == [*range(len(found))]:
+        return [*found.values()]
+    return {str(key): value for key, value in found.items()}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def outline_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The arguments of a call, as a table shows them."""
+    if len(args) == 1 and not kwargs:
+        return write("None" if args[0] is None else outline(args[0]))
+    lines = _list_lines(map(outline, args))
+    named = {name: outline(value) for name, value in kwargs.items()}
+    return "\n".join([*lines, *_mapping_lines(named)])
+
+
+def write(outlined: Any) -> str:
+    """Writes an outline as markup; a bare ``None`` is empty."""
+    return "" if outlined is None else "\n".join(_lines(outlined))
+
+
+def _lines(x: Any) -> list[str]:
+    if isinstance(x, dict):
+        return _mapping_lines(x) if x else ["{}"]
+    if isinstance(x, (list, tuple)):
+        return _list_lines(x) if x else ["[]"]
+    if isinstance(x, ArrayRepr):
+        return [f"[dim]{x.dtype}[/dim]{_shape(x.shape)}"]
+    return [escape(str(x).replace("\n", "\\n"))]
+
+
+def escape(text: str) -> str:
+    """Markup of a text that may look like markup itself."""
+    escaped = _TAG.sub(r"\1\1\\\2", text)
+    return f"{escaped}\\" if re.search(r"(?<!\\)\\$", escaped) else escaped
+
+
+_TAG = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
+
+
+def _list_lines(items: Iterable[Any]) -> list[str]:
+    lines = []
+    for item in items:
+        first, *rest = _lines(item)
+        lines += [f"- {first}", *[f"  {line}" for line in rest]]
+    return lines
+
+
+def _mapping_lines(x: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name in sorted(x):
+        value, key = x[name], escape(name)
+        inner = _lines(value)
+        if isinstance(value, (dict, list, tuple)) and value:
+            # The dashes of a list set it apart already.
+            indent = "  " if isinstance(value, dict) else ""
+            lines += [f"{key}:", *[indent + line for line in inner]]
+        else:
+            lines.append(f"{key}: {inner[0]}".rstrip())
+    return lines

@@ -1,0 +1,407 @@
+"""`nnx.tabulate`: the calls of a model, the shapes of their values, the Variables."""
+
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+X = jnp.ones((2, 4))
+
+
+def table(model, *args, lib=nnx, **options):
+    console = {"width": 170, "force_terminal": False}
+    return lib.tabulate(model, *args, **{"console_kwargs": console, **options})
+
+
+def rows(text):
+    """The cells of each row; those of several lines are joined by newlines."""
+    found = []
+    for part in re.split(r"\n[├┡].*\n", text)[1:-1]:
+        lines = [line.strip("│").split("│") for line in part.splitlines()]
+        found.append(["\n".join(x).strip() for x in zip(*lines, strict=True)])
+    return [["\n".join(y.strip() for y in x.split("\n")) for x in row] for row in found]
+
+
+def paths(text):
+    return [row[0] for row in rows(text)]
+
+
+class Calls(nnx.Module):
+    """Calls a function of itself."""
+
+    def __init__(self, f, **parts):
+        self.f = nnx.static(f)
+        for name, part in parts.items():
+            setattr(self, name, nnx.data(part))
+
+    def __call__(self, *args, **kwargs):
+        return self.f(self, *args, **kwargs)
+
+
+def linear(seed=0):
+    return nnx.Linear(4, 4, rngs=nnx.Rngs(seed))
+
+
+# What stands in the inputs.
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((), {}, ""),
+        ((None,), {}, "None"),
+        (({},), {}, "{}"),
+        ((X, None), {}, "- float32[2,4]\n- None"),
+        (({}, X, []), {}, "- {}\n- float32[2,4]\n- []"),
+        ((), {"a": {}}, "a: {}"),
+        (({"b": X, "n": None, "e": {}, "l": [], "a": "x"},), {},
+         "a: x\nb: float32[2,4]\ne: {}\nl: []\nn: None"),
+        ((jnp.float32(1),), {"k": True}, "- float32[]\nk: True"),
+        ((((X, 1), [X]),), {}, "- - float32[2,4]\n- 1\n- - float32[2,4]"),
+        ((nnx.Linear, int, "it's [bold]"), {},
+         "- type[Linear]\n- type[int]\n- it's [bold]"),
+        ((nnx.Dropout(0.5),), {}, "Dropout(...)"),
+        ((nnx.List([X]), nnx.Dict(a=1)), {}, "- - float32[2,4]\n- a: 1"),
+        ((nnx.Param(X),), {}, "value: float32[2,4]"),
+        ((jax.ShapeDtypeStruct((3,), jnp.int32),), {}, "int32[3]"),
+    ],
+)  # fmt: skip
+def test_inputs_are_shown_by_shape(args, kwargs, text):
+    assert rows(table(Calls(lambda *_, **__: None), *args, **kwargs))[0][2] == text
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [(None, ""), ({}, "{}"), ((None,), "- None"), ({"a": None}, "a: None"), ("s", "s")],
+)
+def test_outputs_are_shown_by_shape(output, text):
+    assert rows(table(Calls(lambda _: output)))[0][3] == text
+
+
+# Which calls there are.
+
+
+class Lifted(nnx.Module):
+    def __init__(self):
+        self.inner = linear()
+
+    @nnx.jit
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def test_calls_under_transforms_have_the_paths_of_the_originals():
+    apply = nnx.remat(lambda layer, x: layer(x))
+    over = nnx.scan(
+        lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry
+    )
+    stacked = nnx.vmap(lambda key: nnx.Linear(4, 4, rngs=nnx.Rngs(key)))
+
+    def run(self, x):
+        x = self.b(self.a(x))
+        for layer in self.layers:
+            x = apply(layer, x)
+        for stack in self.stacks:
+            x = over(stack, x)
+        return nnx.vmap(lambda layer, x: layer(x), in_axes=(None, 0))(self.last, x)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    model = Calls(
+        run,
+        a=Lifted(),
+        b=Lifted(),
+        layers=[linear(), linear()],
+        stacks=[stacked(keys), stacked(keys)],
+        last=linear(),
+    )
+    found = rows(table(model, X, compute_flops=True))
+    names = "a a/inner b b/inner layers/0 layers/1 stacks/0 stacks/1 last"
+    assert [row[0] for row in found] == ["", *names.split()]
+    stack, last = found[-2], found[-1]
+    assert stack[2:5] == ["float32[2,4]", "float32[2,4]", "72"]
+    assert "kernel: float32[3,4,4]" in stack[5]
+    assert last[2:5] == ["float32[4]", "float32[4]", "36"]  # one slice
+
+
+def test_one_row_per_object_method_and_shapes():
+    class Coder(nnx.Module):
+        def __init__(self):
+            self.layer = linear()
+
+        def encode(self, x):
+            return self._hidden(self.layer(x))
+
+        def decode(self, x):
+            return self.layer(x[:1])
+
+        def _hidden(self, x):
+            return x
+
+        def __call__(self, x):
+            self.layer(x)
+            return self.decode(self.encode(x))
+
+    text = table(Coder(), X)
+    assert paths(text) == ["", "layer", "encode", "decode", "layer"]
+    assert paths(table(Coder(), X, method="encode")) == ["encode", "layer"]
+    assert paths(table(Coder(), X, method="_hidden")) == []
+    assert paths(table(Coder(), X, depth=0)) == [""]
+
+
+def test_shared_objects_and_variables_count_once():
+    first, second = linear(0), linear(1)
+    second.kernel = first.kernel
+    model = Calls(lambda self, x: self.z(self.b(self.a(x))), a=first, z=first, b=second)
+    found = rows(table(model, X))
+    assert [(row[0], row[-1].split("\n")[-1]) for row in found] == [
+        ("", "24 (96 B)"),
+        ("a", "20 (80 B)"),
+        ("b", "4 (16 B)"),
+    ]
+
+
+def test_draws_are_rows_that_the_default_filter_leaves_out():
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    assert paths(table(model, X)) == [""]
+    text = table(model, X, row_filter=lambda row: True)
+    assert paths(text) == ["", "rngs"]
+    assert "RngStream" in text and "key<fry>[]" in text
+
+
+def test_static_methods_can_be_called_and_tabulated():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layer = linear()
+
+        @staticmethod
+        def double(x):
+            return 2 * x
+
+        def __call__(self, x):
+            return self.layer(self.double(x))
+
+    assert paths(table(Model(), X)) == ["", "layer"]
+    assert paths(table(Model(), X, method="double")) == ["double"]
+
+
+# What is counted.
+
+
+class Metadata(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2), tag="t", unset=None, f=len, e={})
+
+    def __call__(self):
+        return self.w[...]
+
+
+def test_metadata_of_variables_is_shown():
+    cell = rows(table(Metadata()))[0][-1]
+    f = "f: <built-in function len>"
+    assert cell == f"w:\ne: {{}}\n{f}\ntag: t\nvalue: float32[2]\n\n2 (8 B)"
+
+
+def test_sizes_have_decimal_units():
+    def parts(self):
+        return None
+
+    model = Calls(
+        parts,
+        a=nnx.Param(jax.ShapeDtypeStruct((1000, 300), jnp.bfloat16)),
+        b=nnx.Cache(jax.ShapeDtypeStruct((1000,), jnp.int8)),
+        c=nnx.Rngs(0),
+        d=nnx.BatchStat(jax.ShapeDtypeStruct((10**9,), jnp.float32)),
+    )
+    assert rows(table(model))[0][-4:] == [
+        "d: float32[1000000000]\n\n1,000,000,000 (4.0 GB)",
+        "b: int8[1000]\n\n1,000 (1,000 B)",
+        "a: bfloat16[1000,300]\n\n300,000 (600.0 KB)",
+        "2 (12 B)",
+    ]
+
+
+def test_operations_are_those_of_the_mathematics():
+    text = table(linear(), X, compute_flops=True, compute_vjp_flops=True)
+    product = 2 * 2 * 4 * 4
+    # Forward: a product and a sum; back: two products, and the sum of two rows.
+    assert rows(text)[0][4:6] == [str(product + 8), str(3 * product + 8 + 4)]
+
+
+def test_operations_of_calls_inside_derivatives_and_maps_of_jax():
+    def run(self, x):
+        return jax.vmap(self.a)(x) + jax.grad(lambda x: self.b(x).sum())(x)
+
+    found = rows(table(Calls(run, a=linear(), b=linear()), X, compute_flops=True))
+    assert [row[4] for row in found[1:]] == ["36", "72"]
+
+
+def test_keyword_inputs_have_derivatives():
+    text = table(linear(), inputs=X, compute_vjp_flops=True)
+    assert rows(text)[0][2:5] == ["inputs: float32[2,4]", "float32[2,4]", "204"]
+
+
+def test_each_method_is_traced_once():
+    traced = []
+
+    class Block(nnx.Module):
+        def __init__(self):
+            self.layer = linear()
+
+        def __call__(self, x):
+            traced.append(1)
+            assert isinstance(x, jax.core.Tracer)
+            return self.layer(x)
+
+    model = Calls(lambda self, x: sum([b(x) for b in self.blocks]), blocks=None)
+    model.blocks = nnx.List([Block() for _ in range(10)])
+    table(model, X, compute_flops=True, compute_vjp_flops=True)
+    assert len(traced) == 10
+
+
+# What is left as it was, and what is not possible.
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_model_stays_as_it_is(graph):
+    with nnx.set_graph_mode(graph):
+        rngs = nnx.Rngs(0)
+        model = nnx.Sequential(nnx.BatchNorm(4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
+        before, leaves = nnx.graphdef(model), jax.tree.leaves(nnx.state(model))
+        table(model, X)
+        assert nnx.graphdef(model) == before
+        after = jax.tree.leaves(nnx.state(model))
+        assert all(a is b for a, b in zip(leaves, after, strict=True))
+
+
+def test_errors_leave_nothing_behind():
+    model = nnx.Sequential(linear(), linear())
+    with pytest.raises(TypeError):
+        table(model, jnp.ones((2, 3)))
+    assert model(X).shape == (2, 4)
+    assert paths(table(model, X)) == ["", "layers/0", "layers/1"]
+
+
+def test_abstract_models_with_arrays_as_attributes():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layer, self.table = linear(), jnp.ones(4)
+
+        def __call__(self, x):
+            return self.layer(x) * self.table[None]
+
+    for model in (Model(), nnx.eval_shape(Model)):
+        text = table(model, jax.ShapeDtypeStruct((2, 4), jnp.float32))
+        assert paths(text) == ["", "layer"]
+        assert "Total Parameters: 20 (80 B)" in text
+
+
+def test_refs_are_written_in_the_trace_alone():
+    model = nnx.to_refs(Calls(lambda self: self.v.set_value(self.v[...] + 1),
+                              v=nnx.Variable(jnp.zeros(()))))  # fmt: skip
+    assert rows(table(model, compute_flops=True))[0][-1] == "v: float32[]\n\n1 (4 B)"
+    assert model.v[...] == 0
+
+
+def test_containers_are_listed_without_calls():
+    text = table([linear(), nnx.Dict(a=linear())])
+    assert paths(text) == ["", "0", "1", "1/a"]
+    with pytest.raises(KeyError, match="list has no method '__call__'"):
+        table([linear()], X)
+
+
+def test_unknown_methods_name_the_known_ones():
+    with pytest.raises(KeyError) as caught:
+        table(nnx.Embed(3, 4, rngs=nnx.Rngs(0)), X, method="decode")
+    assert "Embed has no method 'decode'. Its methods: __call__, attend." in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("obj", [3, X, "model"])
+def test_what_is_no_graph_node_is_refused(obj):
+    with pytest.raises(ValueError, match="Expected a graph node"):
+        nnx.tabulate(obj, X)
+
+
+def test_titles_and_options_of_rich_can_be_given():
+    text = table(linear(), X, table_kwargs={"title": "Mine", "show_footer": False})
+    assert text.split("\n")[0].strip() == "Mine"
+    assert "Total │" not in text
+
+
+def test_without_rich_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ImportError, match="pip install rich"):
+        table(linear(), X)
+
+
+# What the peer prints, letter by letter.
+
+
+def peer_block(nnx):
+    class Block(nnx.Module):
+        def __init__(self, size, rngs):
+            self.linear = nnx.Linear(32, size, rngs=rngs)
+            self.norm = nnx.BatchNorm(size, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x, *, scale=None):
+            return self.dropout(self.norm(self.linear(x)))
+
+    return Block
+
+
+def peer_model(nnx):
+    Block = peer_block(nnx)
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List([Block(32, rngs), Block(10, rngs)])
+            self.again = self.blocks[0]
+            self.scale = nnx.Param(jnp.ones((1, 10)), unit="m", f=len)
+
+        def __call__(self, x, train=True):
+            y = self.blocks[1](self.again(self.blocks[0](x["a"])), scale=(x, train))
+            return y * self.scale, (None, y)
+
+    return Model(nnx.Rngs(0))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"row_filter": lambda row: True},
+        {"depth": 2, "train": False, "console_kwargs": {"width": 150}},
+    ],
+)
+def test_tables_are_those_of_the_peer(options):
+    flax = pytest.importorskip("flax.nnx")
+    x = {"a": jnp.ones((1, 32)), "b": [jnp.ones(1)]}
+    ours, theirs = [
+        table(peer_model(lib), x, lib=lib, **options) for lib in (nnx, flax)
+    ]
+    assert ours == theirs
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("layer", ["Linear", "Conv", "LayerNorm"])
+def test_operations_are_those_of_the_peer(layer):
+    flax = pytest.importorskip("flax.nnx")
+    sizes = {"Linear": (4, 3), "Conv": (4, 8, (3,)), "LayerNorm": (4,)}[layer]
+    x = jnp.ones((2, 5, 4))
+    ours, theirs = [
+        table(
+            getattr(lib, layer)(*sizes, rngs=lib.Rngs(0)),
+            x,
+            lib=lib,
+            compute_flops=True,
+            compute_vjp_flops=True,
+        )
+        for lib in (nnx, flax)
+    ]
+    assert ours == theirs
