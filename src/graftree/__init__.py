@@ -468,4 +468,4 @@ else:  # for a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
     helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat
     rnglib = spmd = statelib = tracers = training = transforms = traversals = compat
-    bridge = proxy_caller = variablelib = visualization = wrappers = compat
+    bridge = proxy_caller = variablelib = visualization = wrappers = summary = compat
