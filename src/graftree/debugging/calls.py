@@ -168,7 +168,7 @@ def record(
         def call(root: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(root, method)(*args, **kwargs)
 
-        with running.observed(recorder.observe, root):
+        with running.observed(recorder.observe, root, shows_draws=True):
             running.watch(root, method, call, args, kwargs)
 
     AbstractCall(obj, method, args, kwargs).trace(run)

@@ -75,11 +75,11 @@ def named(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def observable(method: F) -> F:
-    """A method of the core that names no operations, but is shown to observers."""
+    """A method of random streams: it names no operations, but may be observed."""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not running.stack.observers:
+        if not running.stack.shows_draws:
             return method(self, *args, **kwargs)
         return running.watch(self, method.__name__, method, args, kwargs)
 

@@ -324,6 +324,8 @@ def _caller(frame: Frame | None) -> Frame | None:
 class _Stack(threading.local):
     top: Frame | None = None
     observers: tuple[Observer, ...] = ()
+    # Whether they are shown calls of random streams, too.
+    shows_draws: bool = False
     # Keeps what is traced for one call from being used in another, for observers.
     apart: contextlib.ExitStack | None = None
 
@@ -366,25 +368,29 @@ def watch(
 
 
 @contextlib.contextmanager
-def observed(observer: Observer, *roots: Any) -> Iterator[None]:
+def observed(
+    observer: Observer, *roots: Any, shows_draws: bool = False
+) -> Iterator[None]:
     """Shows an observer each call of a method of a Pytree in this thread.
 
     It is called as ``observer(frame, call)`` and returns what the method returns:
     ``call()``, or something else. The paths of what is in ``roots`` begin there: the
     key of the first step is the object itself.
+    With ``shows_draws``, calls of random streams are shown, too.
     Functions that JAX has compiled are traced anew in the context, and what is traced
     there is not used outside.
     """
-    before = stack.top, stack.observers, stack.apart
+    before = stack.top, stack.observers, stack.shows_draws, stack.apart
     named = [(Step(root, type(root).__name__), root) for root in roots]
     stack.top = Arguments(lambda: named, before[0])
     stack.observers = (*before[1], observer)
+    stack.shows_draws |= shows_draws
     try:
         with contextlib.ExitStack() as stack.apart:
             stack.apart.enter_context(_jax.traced_apart())
             yield
     finally:
-        stack.top, stack.observers, stack.apart = before
+        stack.top, stack.observers, stack.shows_draws, stack.apart = before
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
