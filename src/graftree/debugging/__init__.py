@@ -4,7 +4,7 @@
 - ``nans.py``: where a value that is not finite arises; ``nan_search.py`` runs a program
   by operations, ``finite_checks.py`` looks at numbers, ``nan_reports.py`` tells.
 - ``tables.py``: `nnx.tabulate`; ``calls.py`` finds what a model calls, ``costs.py``
-  counts operations, ``object_infos.py`` Variables; ``outlines.py`` has words for values.
+  counts operations, ``object_infos.py`` Variables; ``outlines.py`` words values.
 - ``displays.py``: objects in notebooks and HTML files, and as text.
 - ``recompiles.py``: why a compiled function was traced again; ``dependencies.py``: what
   a trace depended on; ``causes.py``: how two traces differ.
