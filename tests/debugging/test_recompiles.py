@@ -357,7 +357,9 @@ def test_functions_with_bound_arguments_are_accepted(number):
 
 
 @pytest.mark.parametrize(
-    "f", [jax.jit(lambda x: x), nnx.grad(sum), print, Runner(), 3], ids=repr
+    "f",
+    [jax.jit(lambda x: x), nnx.grad(sum), print, Runner(), 3],
+    ids=["jax.jit", "grad", "built in", "module", "number"],
 )
 def test_what_was_not_made_by_jit_is_refused(f):
     with pytest.raises(TypeError, match="expects a function made by nnx.jit") as caught:
