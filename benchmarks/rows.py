@@ -135,7 +135,7 @@ def groups(quick: bool = False) -> list[Group]:
             for program in planned_memory.PROGRAMS
             for part in planned_memory.PARTS
         ),
-        *(trace_per_variable(count) for count in (250, 1_000, 4_000)[: 3 - quick]),
+        *map(trace_per_variable, (100, 300, 900) if quick else (250, 1_000, 4_000)),
         *paths_known(12),
         slowest_calls(2_000 if quick else 10_000),
         *courses(2_000 if quick else 10_000),

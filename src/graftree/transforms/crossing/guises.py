@@ -115,6 +115,10 @@ class _Signature(inspect.Signature):
         super().__init__([_GROUPS])
         self._leading, self._source = leading, source
 
+    def __reduce__(self) -> Any:
+        source = self._source
+        return _Signature, (self._leading, source and parameters.read(source))
+
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """All of them as one, which has no name either."""
