@@ -53,14 +53,8 @@ no_trace = weakref.ref(_core.eval_trace)
 # the generator that this puts around it.
 name_scope = _source_info.extend_name_stack
 
-# What JAX compiles depends on the value of this context.
-_apart = jax.make_user_context()
-_numbers = itertools.count(1)
-
-
-def traced_apart() -> Any:
-    """A context in which JAX uses only programs that were traced in it."""
-    return _apart(next(_numbers))
+# JAX uses a program only where this context has the value that it was traced with.
+traced_apart: Callable[[int], Any] = jax.make_user_context()
 
 
 def is_differentiated(x: Any) -> bool:

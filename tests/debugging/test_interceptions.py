@@ -1,5 +1,8 @@
 """`nnx.debugging.intercept`: what modules return, seen or replaced."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,6 +55,36 @@ def test_outputs_are_replaced(mode):
         np.testing.assert_array_equal(net(x), jnp.full((4, 1), 7.0))
         np.testing.assert_array_equal(f(net, x), jnp.full((4, 1), 7.0))
     np.testing.assert_array_equal(f(net, x), before)
+
+
+def test_equal_stacks_under_one_transform_are_all_seen():
+    class Towers(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(key)))
+            keys = jax.random.split(jax.random.key(0), 3)
+            self.left, self.right = make(keys), make(keys)
+
+        def __call__(self, x):
+            over_layers = nnx.scan(lambda x, layer: layer(x), out_axes=nnx.Carry)
+            return over_layers(over_layers(x, self.left), self.right)
+
+    net, x = Towers(), jnp.ones((1, 2))
+    for call in (net, functools.partial(nnx.jit(Towers.__call__), net)):
+        calls = []
+        with nnx.debugging.intercept(net, nnx.Linear, recorder(calls)):
+            call(x)
+        assert {path for path, *_ in calls} == {("left",), ("right",)}
+
+
+def test_a_loop_in_the_context_is_traced_once():
+    net, x, calls = model(), jnp.ones((4, 2)), []
+    f = nnx.jit(lambda net, x: net(x))
+    with nnx.debugging.intercept(net, nnx.Linear, recorder(calls)):
+        for _ in range(4):
+            f(net, x)
+        net(x)
+        f(net, x)
+    assert len(calls) == 4
 
 
 def test_other_models_are_left_alone():

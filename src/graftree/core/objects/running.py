@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -326,8 +327,7 @@ class _Stack(threading.local):
     observers: tuple[Observer, ...] = ()
     # Whether they are shown calls of random streams, too.
     shows_draws: bool = False
-    # Keeps what is traced for one call from being used in another, for observers.
-    apart: contextlib.ExitStack | None = None
+    apart: _Apart | None = None
 
 
 stack = _Stack()
@@ -385,12 +385,39 @@ def observed(
     stack.top = Arguments(lambda: named, before[0])
     stack.observers = (*before[1], observer)
     stack.shows_draws |= shows_draws
+    stack.apart = apart = _Apart()
     try:
-        with contextlib.ExitStack() as stack.apart:
-            stack.apart.enter_context(_jax.traced_apart())
-            yield
+        yield
     finally:
+        apart.exit()
         stack.top, stack.observers, stack.shows_draws, stack.apart = before
+
+
+class _Apart:
+    """Keeps what JAX traces for some objects from being used for others, unseen."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[list[Any], int]] = {}
+        self._context = contextlib.ExitStack()
+        self._context.enter_context(_jax.traced_apart(next(_numbers)))
+
+    def enter(self, args: Any, kwargs: Any) -> None:
+        """From now on programs are used that were traced for these arguments."""
+        objects = [x for _, x in _next_below(_entries([*args, kwargs]))]
+        # Inside a trace they are fresh ones, which must not outlive it.
+        is_eager = _jax.current_trace() is _jax.no_trace
+        known = self._known if is_eager else {}
+        made = objects, next(_numbers)
+        _, number = known.setdefault(tuple(map(id, objects)), made)
+        self._context.close()
+        self._context.enter_context(_jax.traced_apart(number))
+
+    def exit(self) -> None:
+        """Goes back to the programs of before."""
+        self._context.close()
+
+
+_numbers = itertools.count(1)
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
@@ -398,9 +425,8 @@ def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
     top = stack.top
     if top is not None:
         top.packed = key, args, kwargs
-    if stack.apart is not None and _jax.current_trace() is not _jax.no_trace:
-        # Else JAX may use what it has traced for other objects, unseen by observers.
-        stack.apart.enter_context(_jax.traced_apart())
+    if stack.apart is not None:
+        stack.apart.enter(args, kwargs)
 
 
 # Gives arguments their names: those of the parameters of a function.
