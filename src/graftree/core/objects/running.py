@@ -398,8 +398,8 @@ class _Apart:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], tuple[list[Any], int]] = {}
-        self._context = contextlib.ExitStack()
-        self._context.enter_context(_jax.traced_apart(next(_numbers)))
+        self._programs = contextlib.ExitStack()
+        self._programs.enter_context(_jax.traced_apart(next(_numbers)))
 
     def enter(self, args: Any, kwargs: Any) -> None:
         """From now on programs are used that were traced for these arguments."""
@@ -409,12 +409,12 @@ class _Apart:
         known = self._known if is_eager else {}
         made = objects, next(_numbers)
         _, number = known.setdefault(tuple(map(id, objects)), made)
-        self._context.close()
-        self._context.enter_context(_jax.traced_apart(number))
+        self._programs.close()
+        self._programs.enter_context(_jax.traced_apart(number))
 
     def exit(self) -> None:
         """Goes back to the programs of before."""
-        self._context.close()
+        self._programs.close()
 
 
 _numbers = itertools.count(1)
