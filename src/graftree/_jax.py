@@ -49,8 +49,8 @@ current_trace: Callable[[], Any] = functools.partial(
 no_trace = weakref.ref(_core.eval_trace)
 
 
-# Names the operations traced in a context: `jax.named_scope` in C++'s stead, without
-# the generator that this puts around it.
+# Names the operations traced in a context: what `jax.named_scope` does, without the
+# generator around it.
 name_scope = _source_info.extend_name_stack
 
 # JAX uses a program only where this context has the value that it was traced with.

@@ -297,8 +297,7 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
     for number, step in enumerate(rest):
         if reached is root:
             return tuple(rest[number:])
-        below = {s.text: child for s, child in _entries(reached)}
-        reached = below.get(step.text)
+        reached = _child(reached, step)
     if reached is root:
         return ()
     above = _Below(functools.partial(_entries, root)).find(start.key)
@@ -308,9 +307,13 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
 def reach(root: Any, steps: tuple[Step, ...]) -> Any:
     """What is below an object at the end of a path; ``None`` if nothing is."""
     for step in steps:
-        below = {s.text: child for s, child in _entries(root)}
-        root = below.get(step.text)
+        root = _child(root, step)
     return root
+
+
+def _child(x: Any, step: Step) -> Any:
+    found = {entry.text: child for entry, child in _entries(x)}
+    return found.get(step.text)
 
 
 def _caller(frame: Frame | None) -> Frame | None:
