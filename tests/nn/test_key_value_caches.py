@@ -273,3 +273,14 @@ def test_decoding_equals_the_peer(peer):
     check_equal(*(decode(layer, x) for layer in layers))
     for name in ("cached_key", "cached_value", "cache_index"):
         check_equal(*(getattr(layer, name)[...] for layer in layers))
+
+
+def test_a_cache_that_is_a_constant_of_the_program_is_decoded_into():
+    layer, token = make(), random(2, 1, 8)
+    graphdef, state = nnx.split(layer)
+
+    @jax.jit
+    def step(token):
+        return nnx.merge(graphdef, state, copy=True)(token, decode=True)
+
+    check_equal(step(token), layer(token, decode=True))
