@@ -30,7 +30,7 @@ def fails(violations):
 
 
 # Sub-modules of the public namespace that list their names in a table, `PUBLIC`.
-PUBLIC_MODULES = (nnx.debugging,)
+PUBLIC_MODULES = (nnx.checkpoints, nnx.debugging, nnx.precision, nnx.surgery)
 
 
 # ------------------------------------------------------------- the public namespace
@@ -76,7 +76,7 @@ def test_tables_of_public_modules_list_what_type_checkers_see():
         seen = {
             alias.name: node.module.removeprefix(f"{module.__name__}.")
             for node in source.walk(ast.ImportFrom)
-            if node.module.startswith("graftree")
+            if node.module.startswith(f"{module.__name__}.")
             for alias in node.names
         }
         files = {

@@ -236,8 +236,11 @@ variables = state
 
 __all__ = [
     "config",
+    "checkpoints",
     "debugging",
     "errors",
+    "precision",
+    "surgery",
     "set_graph_mode",
     "set_graph_updates",
     "A",
@@ -464,7 +467,10 @@ _install_old_places()
 if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up
     __dir__ = _list_names
-else:  # for a type checker, a name that is neither above nor here is misspelt
+else:
+    from graftree import checkpoints, precision, surgery  # at run time when first used
+
+    # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")
     helpers = ids = module = nn = object = optimizer = pytreelib = reprlib = compat
     rnglib = spmd = statelib = tracers = training = transforms = traversals = compat

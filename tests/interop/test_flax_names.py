@@ -193,6 +193,8 @@ def test_vars_as_warns_and_takes_older_keywords():
 def test_type_checkers_know_the_same_modules():
     tree = ast.parse(pathlib.Path(nnx.__file__).read_text())
     (branch,) = [node.orelse for node in tree.body if isinstance(node, ast.If)]
-    names = {target.id for node in branch for target in node.targets}
+    later, *rest = branch
+    assert {alias.name for alias in later.names} == {*flax_names.LATER}
+    names = {target.id for node in rest for target in node.targets}
     paths = {*flax_names.MODULES, *flax_names.ALIASES, *flax_names.SAME}
     assert names | {"initializers", "metrics"} == {x for x in paths if "." not in x}

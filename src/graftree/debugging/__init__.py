@@ -14,8 +14,9 @@ The public names are in the table below, and nothing is imported before one is u
 
 from __future__ import annotations
 
-import importlib
 import typing
+
+from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
@@ -25,9 +26,6 @@ PUBLIC: dict[str, str] = {
     "displays": "display_to_html full_repr",
     "recompiles": "Explanation at_most_traces explain_recompile",
 }
-
-_FILES = {name: file for file, names in PUBLIC.items() for name in names.split()}
-
 
 if typing.TYPE_CHECKING:
     from graftree.debugging.displays import display_to_html as display_to_html
@@ -40,13 +38,4 @@ if typing.TYPE_CHECKING:
     from graftree.debugging.recompiles import explain_recompile as explain_recompile
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name not in _FILES:
-        raise AttributeError(f"Module {__name__} has no attribute {name!r}.")
-    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = value  # the next access is a plain one
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*_FILES]
+__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

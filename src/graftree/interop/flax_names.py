@@ -339,11 +339,14 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
 # Paths below ``flax`` that are modules of this package.
 BESIDE_SAME = ("config", "errors")
 
+# Sub-modules that Flax NNX lacks, imported when they are first used.
+LATER = ("checkpoints", "precision", "surgery")
+
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
     "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config"
     " debugging errors touch".split()
-)
+).union(LATER)
 
 
 def has_path(path: str) -> bool:
@@ -560,6 +563,8 @@ def look_up(name: str) -> Any:
     """
     if name in MODULES or name in ALIASES:
         return sys.modules[_full(name)]
+    if name in LATER:
+        return importlib.import_module(_full(name))
     if name == "VariableState":
         warnings.warn(
             "nnx.VariableState is deprecated: States hold Variables. Use nnx.Variable.",
