@@ -1,0 +1,367 @@
+"""Patterns: which parts of a model are meant, by their paths.
+
+A pattern is a path as Python writes it, with stars for what may differ:
+
+    encoder.blocks[3].mlp     this path, as `dotted` prints it
+    encoder.blocks[*].mlp     ``*`` is any one step, in brackets or not
+    encoder.*.scale_*         and any part of a name
+    encoder.blocks[:6].mlp    a range of indices, as in Python
+    encoder.**                ``**`` is any number of steps, also none
+    **.{query,value}          ``{a,b}`` is either; also of longer parts: ``{a.b,c}``
+    cells['my key']           a key that is no name is quoted, in brackets
+
+A pattern matches whole paths: ``encoder`` is that module, and not what is in it. As
+some messages print paths, an index may be a step too, ``blocks.3``, and ``/`` be the
+separator. A star never stands for what is not there: ``blocks[*]`` is not ``blocks``.
+
+`to_predicate` takes patterns beside classes and predicates; all functions that select
+parts of a model take what it takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from graftree import errors
+from graftree.annotations import Key, Path, Predicate
+from graftree.core import filters
+
+# Matches one key; `None` stands for any number of keys.
+_Matcher = Callable[[Key], bool] | None
+# How far a path has come: (alternative, number of its steps that are matched).
+Progress = frozenset[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Pattern:
+    """Matches paths; a filter like any other, so `nnx.All` and others combine it.
+
+    Args:
+        text: The pattern, as described above.
+
+    Raises:
+        TypeError: If it is no string.
+        ValueError: If it is malformed.
+
+    Example:
+        >>> from graftree.core import patterns
+        >>> pattern = patterns.Pattern("blocks[:2].**.kernel")
+        >>> pattern(("blocks", 1, "mlp", "kernel"), None)
+        True
+        >>> pattern(("blocks", 2, "mlp", "kernel"), None)
+        False
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(
+                f"A pattern of paths is a string, got {type(self.text).__name__}."
+            )
+        _alternatives(self.text)
+
+    def __call__(self, path: Path, x: Any = None) -> bool:
+        """Whether the whole path matches."""
+        progress = self.begin()
+        for key in path:
+            progress = self.advance(progress, key)
+        return self.is_complete(progress)
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+    # Step by step, for walks that follow several paths to one object.
+
+    def begin(self) -> Progress:
+        """How far the empty path has come."""
+        return self._closed((number, 0) for number in range(len(self._steps)))
+
+    def advance(self, progress: Progress, key: Key) -> Progress:
+        """How far a path has come that is longer by one key; empty: nowhere."""
+        moved = []
+        for number, position in progress:
+            steps = self._steps[number]
+            if position == len(steps):
+                continue
+            matcher = steps[position]
+            if matcher is None:
+                moved.append((number, position))
+            elif matcher(key):
+                moved.append((number, position + 1))
+        return self._closed(moved)
+
+    def is_complete(self, progress: Progress) -> bool:
+        """Whether a path that has come so far matches."""
+        return any(position == len(self._steps[n]) for n, position in progress)
+
+    @property
+    def _steps(self) -> tuple[tuple[_Matcher, ...], ...]:
+        return _alternatives(self.text)
+
+    def _closed(self, progress: Iterable[tuple[int, int]]) -> Progress:
+        """With the positions behind each ``**``, which may stand for nothing."""
+        found = set()
+        for number, position in progress:
+            steps = self._steps[number]
+            found.add((number, position))
+            while position < len(steps) and steps[position] is None:
+                position += 1
+                found.add((number, position))
+        return frozenset(found)
+
+
+def to_predicate(where: Any) -> Predicate:
+    """Turns what selects parts of a model into a predicate.
+
+    Args:
+        where: A pattern of paths, a class (or union of classes), a function of path and
+            object, ``...`` for everything, or a list or tuple of these, of which one
+            must match. Unlike in a filter, a string is a pattern and not a tag.
+
+    Returns:
+        A function ``(path, object) -> bool``.
+
+    Raises:
+        TypeError: If ``where`` is none of these.
+        ValueError: If a pattern is malformed.
+
+    Example:
+        >>> from graftree.core import patterns
+        >>> select = patterns.to_predicate(["**.norm", nnx.LayerNorm])
+        >>> select(("blocks", 0, "norm"), None)
+        True
+    """
+    if isinstance(where, str):
+        return Pattern(where)
+    if isinstance(where, (list, tuple)):
+        return filters.Any(*map(to_predicate, where))
+    if where is None or isinstance(where, bool):
+        raise TypeError(_unknown(where))
+    try:
+        return filters.to_predicate(where)
+    except TypeError:
+        raise TypeError(_unknown(where)) from None
+
+
+def _unknown(where: Any) -> str:
+    return errors.message(
+        f"{where!r} of type {type(where).__name__} selects no parts of a model.",
+        way_out="Pass a pattern of paths such as 'encoder.blocks[*].mlp', a class, a "
+        "function of path and object, `...` for everything, or a list of these.",
+    )
+
+
+def no_match_error(
+    call: str, where: Any, known: Iterable[Path], *, what: str = "module"
+) -> ValueError:
+    """The error for a selection that matches nothing; it names paths that are near.
+
+    Args:
+        call: The function that was called, with its argument, for the message.
+        where: What `to_predicate` took.
+        known: The paths among which it selects.
+        what: What they lead to, in the singular.
+    """
+    names = list(dict.fromkeys(map(dotted, known)))
+    wanted = _texts(where)
+    near = dict.fromkeys(
+        name
+        for text in wanted
+        for name in difflib.get_close_matches(text, names, n=3, cutoff=0.6)
+    )
+    if near:
+        found = f"near it: {', '.join(near)}"
+    else:
+        found = _listed(names) if names else f"the model has no {what}"
+    way_out = "A pattern matches whole paths: '**' stands for any number of steps."
+    return ValueError(
+        errors.message(
+            f"{call}={describe(where)} matches no {what} of the model.",
+            where=found,
+            way_out=way_out if wanted else "",
+        )
+    )
+
+
+_MOST = 12
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"there are: {', '.join(names[:_MOST])}{more}"
+
+
+def describe(where: Any) -> str:
+    """What selects parts of a model, in words for messages."""
+    if isinstance(where, type):
+        return where.__name__
+    if isinstance(where, Pattern):
+        return repr(where.text)
+    if isinstance(where, (list, tuple)):
+        return f"[{', '.join(map(describe, where))}]"
+    return "..." if where is ... else repr(where)
+
+
+def _texts(where: Any) -> list[str]:
+    """The patterns in a selection."""
+    if isinstance(where, (list, tuple)):
+        return [text for part in where for text in _texts(part)]
+    if isinstance(where, Pattern):
+        return [where.text]
+    return [where] if isinstance(where, str) else []
+
+
+def dotted(path: Path, root: str = "<root>") -> str:
+    """Prints a path as Python writes it, as in ``blocks[3].mlp``.
+
+    Args:
+        path: A tuple of keys.
+        root: What stands for the empty path.
+
+    Example:
+        >>> from graftree.core import patterns
+        >>> patterns.dotted(("blocks", 3, "mlp")), patterns.dotted(("a b", "c"))
+        ('blocks[3].mlp', "['a b'].c")
+    """
+    texts = [f".{key}" if _is_name(key) else f"[{key!r}]" for key in path]
+    return "".join(texts).removeprefix(".") or root
+
+
+def _is_name(key: Key) -> bool:
+    # Python normalizes names that are not ASCII, so that they may be those of others.
+    return isinstance(key, str) and key.isascii() and key.isidentifier()
+
+
+# Reading patterns: alternatives are spelled out first, then each is cut into steps.
+
+
+@functools.lru_cache(maxsize=1024)
+def _alternatives(text: str) -> tuple[tuple[_Matcher, ...], ...]:
+    return tuple(_steps(plain, text) for plain in _spelled_out(text, text))
+
+
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_BRACES = re.compile(rf"{_QUOTED}|[{{}},]")
+
+
+def _spelled_out(text: str, whole: str) -> list[str]:
+    """The patterns without braces that a pattern stands for."""
+    ends = _first_braces(text, whole)
+    if not ends:
+        return [text]
+    before, after = text[: ends[0]], text[ends[-1] + 1 :]
+    parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(ends)]
+    return [
+        plain for part in parts for plain in _spelled_out(before + part + after, whole)
+    ]
+
+
+def _first_braces(text: str, whole: str) -> list[int]:
+    """Where the first pair of braces opens, has commas and closes, if there is one."""
+    depth, ends = 0, list[int]()
+    for found in _BRACES.finditer(text):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if (found[0], depth) in (("{", 1), (",", 1), ("}", 0)):
+            ends.append(found.start())
+        if found[0] == "}" and depth <= 0:
+            break
+    if depth:
+        raise _malformed(whole, "a brace has no counterpart")
+    return ends
+
+
+_STEP = re.compile(
+    rf"\[(?P<item>(?:{_QUOTED}|[^\[\]'\"])*)\]|(?P<name>[^./\[\]{{}},'\"\s]+)"
+)
+
+
+def _steps(plain: str, whole: str) -> tuple[_Matcher, ...]:
+    steps: list[_Matcher] = []
+    position = 0
+    while position < len(plain) or not steps:
+        if steps and plain[position] in "./":
+            position += 1
+            wanted = "name"
+        else:
+            wanted = "item" if steps else None
+        found = _STEP.match(plain, position)
+        if found is None or (wanted and found[wanted] is None):
+            rest = plain[position:]
+            raise _malformed(
+                whole,
+                f"expected a step at {rest!r}" if rest else "a step is missing",
+            )
+        if found["name"] is None:
+            steps.append(_item(found["item"].strip(), whole))
+        else:
+            steps.append(_name(found["name"], whole))
+        position = found.end()
+    return tuple(steps)
+
+
+_UNUSUAL = re.compile(r"[()|^$+\\?]")
+
+
+def _name(text: str, whole: str) -> _Matcher:
+    """The matcher of a step that is not in brackets."""
+    if text == "**":
+        return None
+    if "**" in text:
+        raise _malformed(whole, f"'**' must be a step by itself, got {text!r}")
+    if _UNUSUAL.search(text):
+        raise _malformed(whole, f"{text!r} is no name: patterns have stars only")
+    if "*" in text:
+        parts = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+        return lambda key: parts.fullmatch(str(key)) is not None
+    index = int(text) if text.isascii() and text.isdigit() else None
+    return lambda key: key == text or (index is not None and _is_index(key, index))
+
+
+def _item(text: str, whole: str) -> _Matcher:
+    """The matcher of a step in brackets."""
+    if text == "*":
+        return lambda key: True
+    if re.fullmatch(r"[0-9]+", text):
+        return _name(text, whole)
+    if found := re.fullmatch(r"([0-9]*)\s*:\s*([0-9]*)", text):
+        meant = range(int(found[1] or 0), int(found[2] or sys.maxsize))
+        return lambda key: _is_integer(key) and key in meant
+    if re.fullmatch(r"-[0-9 :-]*[0-9 :]|[0-9]*\s*:\s*-.*", text):
+        raise _malformed(
+            whole, f"[{text}] counts from the end: patterns know no lengths"
+        )
+    try:
+        literal = ast.literal_eval(text)
+        hash(literal)
+    except (ValueError, SyntaxError, TypeError):
+        raise _malformed(
+            whole, f"[{text}] is no index, range, star or quoted key"
+        ) from None
+    return lambda key: type(key) is type(literal) and key == literal
+
+
+def _is_integer(key: Any) -> bool:
+    return isinstance(key, int) and not isinstance(key, bool)
+
+
+def _is_index(key: Any, index: int) -> bool:
+    return _is_integer(key) and key == index
+
+
+def _malformed(whole: str, reason: str) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"The pattern of paths {whole!r} is malformed: {reason}.",
+            way_out="Write a path such as 'encoder.blocks[3].mlp'; '*' is one step or "
+            "a part of a name, '**' any number of steps, '{a,b}' either of two.",
+        )
+    )

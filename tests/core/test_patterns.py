@@ -1,0 +1,169 @@
+"""Patterns of paths: what they match, and what is said of malformed ones."""
+
+import itertools
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graftree as nnx
+from graftree.core import paths, patterns
+
+MATCHES = [
+    ("encoder", ["encoder"], ["encoder.mlp", "encoder2", "decoder"]),
+    ("encoder.mlp", ["encoder.mlp"], ["encoder", "mlp", "encoder.mlp.out"]),
+    ("blocks[3].mlp", ["blocks[3].mlp"], ["blocks[31].mlp", "blocks[2].mlp"]),
+    ("blocks.3.mlp", ["blocks[3].mlp", "blocks['3'].mlp"], ["blocks[2].mlp"]),
+    ("blocks/3/mlp", ["blocks[3].mlp"], ["blocks[2].mlp"]),
+    ("blocks[*]", ["blocks[0]", "blocks.a"], ["blocks", "blocks[0].mlp"]),
+    ("blocks.*", ["blocks[0]", "blocks.a"], ["blocks", "blocks[0].mlp"]),
+    ("blocks[1:3]", ["blocks[1]", "blocks[2]"], ["blocks[0]", "blocks[3]", "blocks.a"]),
+    ("blocks[:1]", ["blocks[0]"], ["blocks[1]"]),
+    ("blocks[2:]", ["blocks[2]", "blocks[99]"], ["blocks[1]", "blocks['2']"]),
+    ("**", ["", "a", "a.b[0]"], []),
+    ("a.**", ["a", "a.b", "a.b[0].c"], ["b", "b.a"]),
+    ("**.a", ["a", "b.a", "b[0].c.a"], ["a.b", "ba"]),
+    ("a.**.b", ["a.b", "a.c.b", "a.b.b"], ["a", "a.b.c", "b"]),
+    ("**.a.**", ["a", "a.b", "c.a.b"], ["b", "ab"]),
+    ("*_proj", ["q_proj", "_proj"], ["proj", "a.q_proj", "q_projs"]),
+    ("l*r*0", ["layer_0", "lr0"], ["layer_1"]),
+    ("{q,v}", ["q", "v"], ["k", "q.v", "qv"]),
+    ("**.{q,v}_proj", ["q_proj", "a.v_proj"], ["k_proj"]),
+    ("{a.b,c}.d", ["a.b.d", "c.d"], ["a.d", "a.b.c.d"]),
+    ("a[{0,2}]", ["a[0]", "a[2]"], ["a[1]"]),
+    ("{a,{b,c}.d}", ["a", "b.d", "c.d"], ["b", "c"]),
+    ("['my key'].x", ["['my key'].x"], ["my.x"]),
+    ("a['{b,c}']", ["a['{b,c}']"], ["a.b", "a.c"]),
+    ("a['3']", ["a['3']"], ["a[3]"]),
+    ("a[('b', 0)]", ["a[('b', 0)]"], ["a.b"]),
+]
+
+
+def read(text):
+    """A path from how it is printed, by means of Python's own parser."""
+
+    class Reader:
+        def __init__(self, path):
+            object.__setattr__(self, "path", path)
+
+        def __getattr__(self, name):
+            return Reader((*object.__getattribute__(self, "path"), name))
+
+        def __getitem__(self, key):
+            return Reader((*object.__getattribute__(self, "path"), key))
+
+    dot = "" if not text or text.startswith("[") else "."
+    return object.__getattribute__(
+        eval(f"root{dot}{text}", {"root": Reader(())}), "path"
+    )
+
+
+@pytest.mark.parametrize(("text", "matching", "others"), MATCHES)
+def test_patterns_match_whole_paths(text, matching, others):
+    pattern = patterns.Pattern(text)
+    for expected, some in ((True, matching), (False, others)):
+        assert [pattern(read(path)) for path in some] == [expected] * len(some)
+
+
+@given(st.lists(st.text(min_size=1) | st.integers(0, 99), min_size=1).map(tuple))
+def test_a_printed_path_is_the_pattern_of_itself(path):
+    assert read(patterns.dotted(path)) == path
+    assert patterns.Pattern(patterns.dotted(path))(path)
+
+
+@given(
+    st.lists(st.sampled_from("ab"), max_size=5),
+    st.lists(st.sampled_from(["a", "b", "*", "**"]), min_size=1, max_size=4),
+)
+def test_stars_mean_what_they_mean_in_regular_expressions(path, steps):
+    parts = {"*": "[ab]", "**": "[ab]*", "a": "a", "b": "b"}
+    expected = re.fullmatch("".join(parts[s] for s in steps), "".join(path))
+    assert patterns.Pattern(".".join(steps))(tuple(path)) == (expected is not None)
+
+
+def test_messages_print_paths_that_are_patterns():
+    for path in [("blocks", 0, "mlp"), ("a",), ("a", "b", 12)]:
+        assert patterns.Pattern(paths.to_string(path))(path)
+        assert patterns.Pattern(patterns.dotted(path))(path)
+
+
+MALFORMED = {
+    "": "a step is missing",
+    "a.": "a step is missing",
+    ".a": "expected a step at '.a'",
+    "a..b": "expected a step at '.b'",
+    "a b": "expected a step at ' b'",
+    "a[0]b": "expected a step at 'b'",
+    "a[": "expected a step at '['",
+    "a]": "expected a step at ']'",
+    "{a": "a brace has no counterpart",
+    "a}": "a brace has no counterpart",
+    "a[-1]": "[-1] counts from the end",
+    "a[:-1]": "[:-1] counts from the end",
+    "a[b]": "[b] is no index, range, star or quoted key",
+    "a[0:4:2]": "[0:4:2] is no index",
+    "a**": "'**' must be a step by itself, got 'a**'",
+    "a.(q|v)": "'(q|v)' is no name: patterns have stars only",
+    r"blocks\d": "is no name: patterns have stars only",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_malformed_patterns_are_refused_with_reason_and_way_out(text):
+    with pytest.raises(ValueError, match=re.escape(MALFORMED[text])) as error:
+        patterns.to_predicate(text)
+    assert repr(text) in str(error.value)
+    assert "Write a path such as" in str(error.value)
+
+
+def test_selections_are_patterns_classes_predicates_and_lists_of_these():
+    linear, norm = (
+        nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        nnx.LayerNorm(1, rngs=nnx.Rngs(0)),
+    )
+    cases = [("a", linear), ("b", linear), ("a", norm), ("b", norm)]
+
+    def chosen(where):
+        predicate = patterns.to_predicate(where)
+        return [predicate((name,), x) for name, x in cases]
+
+    assert chosen("a") == [True, False, True, False]
+    assert chosen(nnx.Linear) == [True, True, False, False]
+    assert chosen(nnx.Linear | nnx.LayerNorm) == chosen(...) == [True] * 4
+    assert chosen(lambda path, x: path == ("b",)) == [False, True, False, True]
+    assert chosen(["a", nnx.Linear]) == [True, True, True, False]
+    assert chosen(nnx.All(patterns.Pattern("a"), nnx.Linear)) == [True] + [False] * 3
+    assert chosen([]) == [False] * 4
+
+
+@pytest.mark.parametrize("where", [None, True, 3, {"a": 1}, ["a", 3]])
+def test_what_selects_nothing_is_refused(where):
+    with pytest.raises(TypeError, match="selects no parts of a model.\nPass a pattern"):
+        patterns.to_predicate(where)
+
+
+def test_patterns_are_equal_by_text_and_can_be_pickled():
+    pattern = patterns.Pattern("a.{b,c}")
+    assert pickle.loads(pickle.dumps(pattern)) == pattern == patterns.Pattern("a.{b,c}")
+    assert hash(pattern) == hash(patterns.Pattern("a.{b,c}"))
+
+
+def test_the_error_for_no_match_names_what_is_near_or_what_there_is():
+    known = [("encoder", "blocks", i, "mlp") for i in range(20)]
+    error = patterns.no_match_error("f: where", "encoder.blocks[3].mpl", known)
+    assert "where='encoder.blocks[3].mpl' matches no module of the model" in str(error)
+    assert "near it: encoder.blocks[3].mlp" in str(error)
+    error = patterns.no_match_error("f: where", nnx.Conv, known)
+    assert str(error).startswith("f: where=Conv matches no module of the model.\n")
+    assert str(error).endswith("encoder.blocks[11].mlp, and 8 more")
+
+
+def test_progress_is_the_same_for_all_ways_to_one_place():
+    pattern = patterns.Pattern("**.{a,b}.*")
+    for path in itertools.product("abc", repeat=4):
+        progress = pattern.begin()
+        for key in path:
+            progress = pattern.advance(progress, key)
+        assert pattern.is_complete(progress) == pattern(path) == (path[2] in "ab")
