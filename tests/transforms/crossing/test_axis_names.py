@@ -61,6 +61,50 @@ def test_new_variables_get_the_name_at_the_axis(mode, transform, axis):
     assert stack.shape == ((3, 2) if axis in (0, -2) else (2, 3))
 
 
+def split(value):
+    return nnx.Param(value, out_sharding=(None,))
+
+
+@MODES
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_new_variables_are_placed_as_annotated(mode, is_compiled):
+    # Flax NNX leaves them where they were before the axis had its name.
+    @nnx.vmap(transform_metadata=LAYERS, **mode)
+    def mapped(x):
+        return split(x * jnp.ones(2))
+
+    carry = {"in_axes": (nnx.Carry, 0), "out_axes": (nnx.Carry, 0)}
+
+    @nnx.scan(transform_metadata=LAYERS, **carry, **mode)
+    def scanned(carry, x):
+        return carry, split(x * jnp.ones(2))
+
+    def make(x):
+        return mapped(x), scanned(jnp.array(0.0), x)[1]
+
+    with jax.set_mesh(auto_mesh("layers")):
+        for made in (nnx.jit(make, **mode) if is_compiled else make)(jnp.arange(4.0)):
+            assert made.out_sharding == ("layers", None)
+            assert made[...].sharding.shard_shape(made.shape) == (1, 2)
+
+
+@MODES
+def test_a_name_without_an_axis_of_the_mesh_places_nothing(mode):
+    @nnx.vmap(transform_metadata=LAYERS, **mode)
+    def make(x):
+        return split(x * jnp.ones(2))
+
+    with jax.set_mesh(auto_mesh("data")):
+        assert make(jnp.arange(4.0)).out_sharding == ("layers", None)
+        with nnx.logical_axis_rules([("layers", "data")]):
+            made = make(jnp.arange(4.0))
+    assert made[...].sharding.shard_shape(made.shape) == (1, 2)
+
+
+def auto_mesh(name):
+    return jax.make_mesh((4,), (name,), axis_types=(jax.sharding.AxisType.Auto,))
+
+
 @MODES
 @pytest.mark.parametrize("axis", [1, -1])
 def test_arguments_lack_the_name_inside_only(mode, axis):

@@ -147,6 +147,14 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
     return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), value)
 
 
+def splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
+    """Whether an axis of an annotation stands for an axis of the mesh in force."""
+    mesh = metadata.get("mesh") or jax.sharding.get_abstract_mesh()
+    (entry,) = get_pspec((axis,), metadata.get("sharding_rules"))
+    names = entry if isinstance(entry, tuple) else (entry,)
+    return {*names} <= {*mesh.axis_names}
+
+
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
     """The NamedSharding that an annotation means on the mesh in force."""
     mesh = metadata.get("mesh")

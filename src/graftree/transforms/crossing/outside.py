@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from graftree import _jax
 from graftree.core.graph.flattening import IndexMap
@@ -22,7 +23,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
 from graftree.core.graph.merging import KEEP, Builder
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
-from graftree.core.variables import variables
+from graftree.core.variables import partitioning, sharding, variables
 from graftree.transforms.crossing import (
     arguments,
     decorators,
@@ -72,6 +73,7 @@ class Call:
         running.note_arguments(row.identity, args, kwargs)
         if statics is None:
             args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
+        self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
             (args, kwargs),
             row.mode,
@@ -91,7 +93,7 @@ class Call:
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
-        return commit(self.packed, result)
+        return commit(self.packed, result, self._axis)
 
 
 def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
@@ -100,8 +102,14 @@ def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:
     return packing.part(values, packed.signature, numbers, len(row.inputs.values))
 
 
-def commit(packed: Packed, result: Any) -> Any:
-    """Writes what the function did into the caller's objects: all of it, or nothing."""
+def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
+    """Writes what the function did into the caller's objects: all of it, or nothing.
+
+    Args:
+        packed: The arguments.
+        result: What `Inside.leave` gave.
+        axis: The name of the axis that new Variables got from the transform, if any.
+    """
     returned, changed, structure, out = in_order(result)
     writes = _Writes(packed, returned, changed)
     writes.check()
@@ -111,9 +119,13 @@ def commit(packed: Packed, result: Any) -> Any:
     else:
         builder = Builder(IndexMap(), objects)
         entries = [entry for entry in returned.structure.entries if entry is not None]
-        packing.build_entries(builder, entries, _filled(entries, structure, objects))
+        packing.build_entries(
+            builder, entries, _filled(entries, structure, objects, axis)
+        )
     entries = returned.out.entries
-    roots = packing.build_entries(builder, entries, _filled(entries, out, objects))
+    roots = packing.build_entries(
+        builder, entries, _filled(entries, out, objects, axis)
+    )
     builder.check()
     writes.commit()
     builder.commit()
@@ -186,6 +198,7 @@ def _filled(
     entries: Sequence[GraphDef[Any] | None],
     leaves: Sequence[Any],
     existing: Mapping[int, Any],
+    axis: Any,
 ) -> list[Any]:
     """The leaves for a builder: KEEP where a Variable exists outside; new refs."""
     given = iter(leaves)
@@ -195,9 +208,29 @@ def _filled(
         for _, definition in signatures.leaves_of(entry):
             exists = definition is not None and definition.outer_index is not None
             value = KEEP if exists else next(given)
+            if axis is not None and value is not KEEP:
+                value = _placed(value, definition, axis)
             ref = getattr(definition, "array_refdef", definition)
             filled.append(value if ref is None else _opened(ref, value, refs, existing))
     return filled
+
+
+def _placed(value: Any, definition: Any, axis: Any) -> Any:
+    """The value of a new Variable where its annotation says, which is new as well.
+
+    When it was made, the value lacked the axis that the transform has named.
+    """
+    metadata = getattr(definition, "metadata", {})
+    annotation = metadata.get("out_sharding")
+    if (
+        isinstance(annotation, tuple | list | PartitionSpec)
+        and axis in annotation
+        and metadata["eager_sharding"]
+        # The name may be a logical one, without a rule for it.
+        and sharding.splits_mesh(axis, metadata)
+    ):
+        return sharding.place(value, metadata)
+    return value
 
 
 def _opened(
