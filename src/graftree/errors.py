@@ -4,6 +4,7 @@
     ├── GraftreeError
     │   ├── TraceContextError        an object of another trace would be changed
     │   ├── ImmutableVariableError   a Variable made read-only would be changed
+    │   ├── StateMismatchError       a state does not have the leaves of an object
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         └── LostUpdateWarning        a change that doesn't reach the caller
@@ -14,6 +15,9 @@ can detect.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class GraftreeError(Exception):
@@ -55,6 +59,40 @@ class ImmutableVariableError(GraftreeError):
         >>> issubclass(nnx.errors.ImmutableVariableError, nnx.errors.GraftreeError)
         True
     """
+
+
+class StateMismatchError(GraftreeError, ValueError):
+    """A state does not have the leaves of the object that it should fill.
+
+    Raised before anything is written.
+
+    Attributes:
+        missing: The paths that the object has and the state lacks.
+        unexpected: The paths that the state has and the object lacks.
+        misfits: The leaves that differ in shape or dtype, each with its ``path``, what
+            differs (``what``), and how it is in the object (``expected``) and in the
+            state (``given``).
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> try:
+        ...     nnx.update(model, {"kernel": jnp.ones((4, 3))}, strict=True)
+        ... except nnx.errors.StateMismatchError as error:
+        ...     print(error.missing, error.misfits[0].given)
+        (('bias',),) float32[4,3]
+    """
+
+    def __init__(
+        self,
+        text: str,
+        missing: Sequence[tuple[Any, ...]] = (),
+        unexpected: Sequence[tuple[Any, ...]] = (),
+        misfits: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(text)
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.misfits = tuple(misfits)
 
 
 class StaticArgumentError(GraftreeError, TypeError, ValueError):

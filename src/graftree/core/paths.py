@@ -115,6 +115,11 @@ def to_string(path: Path, root: str = "") -> str:
     return "/".join(map(str, path)) if path else root
 
 
+def spelled(path: Path) -> tuple[str, ...]:
+    """A path as checkpoints spell it, where all keys are strings."""
+    return tuple(map(str, path))
+
+
 def keystr(jax_key_path: tuple) -> str:
     """Prints a JAX key path as the Python expression that reads it."""
     return jax.tree_util.keystr(jax_key_path)

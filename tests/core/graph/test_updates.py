@@ -192,3 +192,23 @@ def test_numpy_arrays_stay_where_they_are_held_or_are_no_numbers():
     given = {"a": np.ones(2), "b": np.array(["x", "y"])}
     nnx.update(model, given)
     assert all(model[key].get_raw_value() is given[key] for key in "ab")
+
+
+@pytest.mark.parametrize("held", [3, None, [1.0]], ids=str)
+def test_boxes_of_values_that_are_no_arrays_are_taken_out(held):
+    model = {"x": nnx.Variable(held)}
+    nnx.update(model, {"x": {"value": held}})
+    assert model["x"].get_raw_value() == held
+
+
+def test_boxes_of_values_that_are_mappings_are_taken_out():
+    plain, own = nnx.Variable({"a": 1}), nnx.Variable({"value": 1})
+    nnx.update({"p": plain, "o": own}, {"p": {"value": {"a": 2}}, "o": {"value": 3}})
+    assert plain.get_raw_value() == {"a": 2} and own.get_raw_value() == {"value": 3}
+
+
+def test_a_mapping_for_a_number_is_refused():
+    model = {"x": nnx.Variable(3)}
+    with pytest.raises(ValueError, match="a mapping can't take the place"):
+        nnx.update(model, {"x": {"a": 1, "b": 2}})
+    assert model["x"].get_raw_value() == 3

@@ -120,6 +120,65 @@ def missing_and_unexpected(
     return lines
 
 
+def bounded(lines: Sequence[str], most: int = 10) -> list[str]:
+    """The first lines, and how many more there are."""
+    return [*lines[:most], *_rest(lines, most)]
+
+
+def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[str]:
+    """What probably happened if the same leaves are missing and unexpected.
+
+    Args:
+        missing: The paths that should be there.
+        unexpected: Those that should not.
+    """
+    if not missing or not unexpected:
+        return []
+    prefix = _prefix(missing, unexpected)
+    if prefix:
+        return [f"The state has them below {_name(prefix)}: pass that part of it."]
+    prefix = _prefix(unexpected, missing)
+    if prefix:
+        return [f"The state is that of {_name(prefix)}: load it into that part."]
+    lines = [
+        f"Renamed? {_name(path)} is missing, {_name(other)} unexpected."
+        for path, other in _look_alikes(missing, unexpected)
+    ]
+    return bounded(lines, most=3)
+
+
+def _prefix(short: Sequence[Path], long: Sequence[Path]) -> Path:
+    """What is to be put before all paths of one list to get to those of another one.
+
+    Nothing if there are several such prefixes: it would be a guess.
+    """
+    spelled = [*map(paths.spelled, long)]
+    known = {path[:end] for path in spelled for end in range(1, len(path) + 1)}
+    first, *others = map(paths.spelled, short)
+    found = {
+        path[:start]
+        for path in spelled
+        for start in range(1, len(path))
+        if path[start : start + len(first)] == first
+    }
+    fitting = [x for x in found if all((*x, *path) in known for path in others)]
+    return fitting[0] if len(fitting) == 1 else ()
+
+
+def _look_alikes(
+    missing: Sequence[Path], unexpected: Sequence[Path]
+) -> Iterator[tuple[Path, Path]]:
+    """Pairs of paths that are equal but for what separates and joins words."""
+    known = {_squeezed(path): path for path in unexpected}
+    for path in missing:
+        if _squeezed(path) in known:
+            yield path, known[_squeezed(path)]
+
+
+def _squeezed(path: Path) -> str:
+    return "".join(filter(str.isalnum, "".join(map(str, path)))).lower()
+
+
 def _rest(listed: Sequence[Any], most: int) -> list[str]:
     return [f"  ... and {len(listed) - most} more"] if len(listed) > most else []
 

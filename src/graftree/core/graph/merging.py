@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from graftree import _jax
-from graftree.core import ownership
+from graftree.core import ownership, paths
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graph_states import GraphState
@@ -96,6 +96,7 @@ def _count_error(
         else "The paths of the state do not match those of the GraphDef."
     ]
     lines += differences.missing_and_unexpected(missing, extra)
+    lines += differences.common_causes(missing, extra)
     lines.append("Pass the states of the same model, each leaf once.")
     return ValueError("\n".join(lines))
 
@@ -114,9 +115,18 @@ def _match_slowly(
     taken = {id(leaf) for leaf in found if is_mapping(leaf)}
     given = [path for m in mappings for path in _leaf_paths(m, taken)]
     if missing or len(given) != len(wanted):
-        accounted = {_normal(path) for path in wanted}
-        extra = [path for path in given if _normal(path) not in accounted]
+        accounted = {*map(paths.spelled, wanted)}
+        extra = [path for path in given if paths.spelled(path) not in accounted]
         raise _count_error(graphdef, len(given), missing, extra)
+    boxes = [
+        leaf
+        for (_, definition), leaf in zip(graphdef.leaves(), found, strict=True)
+        if isinstance(definition, VariableDef) and not isinstance(leaf, Variable)
+    ]
+    # A checkpoint restored without types has this level below all Variables, or none.
+    if boxes and all(type(x) is dict and [*x] == ["value"] for x in boxes):
+        taken = {id(x) for x in boxes}
+        return [x["value"] if id(x) in taken else x for x in found]
     return [*map(pure_dicts.unboxed, found)]
 
 
@@ -191,10 +201,6 @@ def _leaf_paths(mapping: Mapping[Any, Any], taken: set[int]) -> list[Any]:
 
     walk(mapping, ())
     return listed
-
-
-def _normal(path: Any) -> tuple[str, ...]:
-    return tuple(map(str, path))
 
 
 # Building.

@@ -17,7 +17,14 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Filter
 from graftree.core import filters, ownership, paths
-from graftree.core.graph import flattening, freshness, graph_states, merging, nodes
+from graftree.core.graph import (
+    fits,
+    flattening,
+    freshness,
+    graph_states,
+    merging,
+    nodes,
+)
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
@@ -33,7 +40,7 @@ Step = Callable[[], None]
 _Visit = tuple[Any, Any, Pytree | None, Mapping[Any, Any], Path]
 
 
-def update(node: Any, state: Any, /, *state_list: Any) -> None:
+def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> None:
     """Writes a state into an object, in place.
 
     A Variable keeps its identity and type; from a Variable it takes the value and the
@@ -48,8 +55,12 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
         state: A State, mapping, FlatState, GraphState or a pytree with the structure of
             ``node`` (such as gradients).
         *state_list: Further states; of equal paths the last one counts.
+        strict: Whether the state must have every leaf of the object, with its shape and
+            dtype, and nothing else. `nnx.checkpoints.load_state` takes exceptions.
 
     Raises:
+        StateMismatchError: If ``strict`` is set and the state differs; it lists all
+            differences by path. It is a ValueError.
         ValueError: If the state does not fit the object, e.g. has a mapping where the
             object has an array. Like the other errors, it leaves the object unchanged.
         TypeError: If the state is neither a mapping nor a pytree of that structure.
@@ -64,14 +75,31 @@ def update(node: Any, state: Any, /, *state_list: Any) -> None:
     given = (state, *state_list)
     plan = _Plan()
     if isinstance(node, Variable):
-        plan.write(node, _single(given), ())
+        value = _single(given)
+        plan.write(node, _fitting(node, value)[()] if strict else value, ())
     else:
         kind = nodes.kind_of(node)
         if isinstance(kind, Leaf):
             raise UnsupportedTypeError(node)
-        merged = states.merge_state(*[_as_mapping(x) for x in given])
-        plan.visit(node, kind, None, merged.raw_mapping, ())
+        merged = states.merge_state(*[_as_mapping(x) for x in given]).raw_mapping
+        if strict:
+            merged = nested.nest(_fitting(node, merged).items())
+        plan.visit(node, kind, None, merged, ())
     plan.carry_out()
+
+
+def _fitting(node: Any, state: Any) -> dict[Path, Any]:
+    """The leaves of a state by the paths of the object, all of which they fit."""
+    fit = fits.compare(node, state)
+    error = fit.error(
+        f"nnx.update: the state does not fit the {type(node).__name__}. Nothing has "
+        "changed.",
+        "nnx.checkpoints.load_state(obj, state, missing=..., unexpected=..., cast=...) "
+        "says which of these may be.",
+    )
+    if error is not None:
+        raise error
+    return fit.given()
 
 
 class UnsupportedTypeError(RuntimeError, TypeError):
@@ -209,10 +237,9 @@ class _Plan:
             if isinstance(value, State):
                 value = pure_dicts.to_pure_dict(value)
             held = variable.get_raw_value()
-            if _holds_array(held):
-                value = pure_dicts.unboxed(value)
-                if merging.is_mapping(value):
-                    self._misfits.append(_describe_misfit(variable, value, path))
+            value = _unboxed(value, held)
+            if _holds_leaf(held) and merging.is_mapping(value):
+                self._misfits.append(_describe_misfit(variable, value, path))
         self._boxes.append(variable)
         self._leaves.append(value)
         self._paths.append(path)
@@ -294,6 +321,24 @@ def _is_numeric(dtype: Any) -> bool:
 
 def _holds_array(raw: Any) -> bool:
     return nodes.kind_of(raw) in (Leaf.ARRAY, Leaf.REF) or values.is_stand_in(raw)
+
+
+def _holds_leaf(raw: Any) -> bool:
+    return _holds_array(raw) or isinstance(raw, (bool, int, float, complex, str))
+
+
+def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
+    """What is in the box of a checkpoint; a mapping that is the value itself stays."""
+    if len(value) != 1 or "value" not in value:
+        return value
+    inner = value["value"]
+    if held is None:
+        return inner if inner is None else pure_dicts.unboxed(value)
+    if isinstance(held, Mapping) and (
+        "value" in held or not isinstance(inner, Mapping)
+    ):
+        return value
+    return inner
 
 
 def _describe_misfit(variable: Variable[Any], value: Any, path: Path) -> str:

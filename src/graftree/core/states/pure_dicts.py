@@ -162,10 +162,15 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
     """
     return nested.nest(
         [
-            (tuple(map(_restored_key, path)), leaf)
+            (restored_path(path), leaf)
             for path, leaf in nested.leaves(nested.raw_mapping(pure_dict))
         ]
     )
+
+
+def restored_path(path: Path) -> Path:
+    """A path with the integers that are written as strings as integers."""
+    return tuple(map(_restored_key, path))
 
 
 def _restored_key(key: Key) -> Key:

@@ -1,0 +1,264 @@
+"""What a state has for an object: one comparison, and `update` with ``strict``."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftree as nnx
+from graftree.core.graph import fits
+
+
+def model(shift=0.0):
+    """Lists of more than ten, a container in a Variable, ``None``, a shared Module."""
+    layers = [nnx.Dict(w=nnx.Param(jnp.full(2, i + shift))) for i in range(12)]
+    return nnx.Dict(
+        layers=nnx.List(layers),
+        raw=nnx.data(jnp.full(1, shift)),
+        nested=nnx.Variable({"a": jnp.full(1, shift), "b": [jnp.full(3, shift)]}),
+        nothing=nnx.Variable(None),
+        number=nnx.Variable(3),
+        key=nnx.RngKey(jax.random.key(int(shift)), tag="x"),
+        ref=nnx.Param(jnp.full(2, shift), ref=True),
+        tied=layers[0],
+    )
+
+
+def boxed(node):
+    """As Orbax restores it without a target: strings, and a level ``value``."""
+    found = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(node)):
+        is_box = isinstance(leaf, nnx.Variable)
+        path = (*map(str, path), "value") if is_box else tuple(map(str, path))
+        found[path] = leaf.get_value() if is_box else leaf
+    return nnx.traversals.unflatten_mapping(found)
+
+
+def numbers(node):
+    """The leaves of an object in order, as lists of numbers."""
+    leaves = jax.tree.leaves(nnx.as_pure(nnx.state(node)))
+    is_key = [str(getattr(x, "dtype", "")).startswith("key") for x in leaves]
+    return [
+        np.asarray(jax.random.key_data(x) if is_key else x).tolist()
+        for x, is_key in zip(leaves, is_key, strict=True)
+    ]
+
+
+FORMS = {
+    "state": nnx.state,
+    "pure dict": lambda x: nnx.to_pure_dict(nnx.state(x)),
+    "boxes": boxed,
+    "state of boxes": lambda x: nnx.State(boxed(x)),
+    "flat state": lambda x: nnx.to_flat_state(nnx.state(x)),
+    "graph state": nnx.unpack,
+    "object": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("is_abstract", [False, True], ids=["concrete", "abstract"])
+def test_every_form_of_a_state_fits_the_object_it_came_from(form, is_abstract):
+    other = model(1.0)
+    node = nnx.eval_shape(model) if is_abstract else model()
+    nnx.update(node, form(other), strict=True)
+    structures = [jax.tree.structure(nnx.as_pure(nnx.state(x))) for x in (node, other)]
+    assert structures[0] == structures[1] and numbers(node) == numbers(other)
+
+
+def failure(node, state):
+    """The error of a strict update, which changes nothing."""
+    before = jax.tree.leaves(nnx.state(node)), numbers(node)
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        nnx.update(node, state, strict=True)
+    after = jax.tree.leaves(nnx.state(node)), numbers(node)
+    assert all(map(lambda a, b: a is b, before[0], after[0]))
+    assert before[1] == after[1]
+    return caught.value
+
+
+def test_all_differences_are_listed_at_once():
+    state = boxed(model())
+    state["layers"]["3"]["w"]["value"] = jnp.ones((2, 2))
+    state["layers"]["4"]["w"]["value"] = jnp.ones(2, jnp.bfloat16)
+    state["key"]["value"] = jax.random.key_data(state["key"]["value"])
+    state["layers_5"] = state["layers"].pop("5")
+    state["nested"]["value"].pop("b")
+    error = failure(model(), state)
+    assert isinstance(error, ValueError)
+    assert error.missing == (("layers", 5, "w"), ("nested", "b", 0))
+    assert error.unexpected == (("layers_5", "w"),)
+    assert [(x.path, x.what) for x in error.misfits] == [
+        (("key",), "dtype"),
+        (("layers", 3, "w"), "shape"),
+        (("layers", 4, "w"), "dtype"),
+    ]
+    for line in (
+        "missing: layers/5/w",
+        "missing: nested/b/0",
+        "unexpected: layers_5/w",
+        "dtype: key: key<fry>[] in the object, uint32[2] in the state",
+        "shape: layers/3/w: float32[2] in the object, float32[2,2] in the state",
+        "dtype: layers/4/w: float32[2] in the object, bfloat16[2] in the state",
+        "Renamed? layers/5/w is missing, layers_5/w unexpected.",
+        "nnx.checkpoints.load_state",
+    ):
+        assert line in str(error)
+
+
+def test_the_error_keeps_its_lists_through_pickle():
+    error = failure(nnx.Dict(a=nnx.Param(jnp.ones(2))), {"b": jnp.ones(2)})
+    copied = pickle.loads(pickle.dumps(error))
+    assert (copied.missing, copied.unexpected) == ((("a",),), (("b",),))
+
+
+def test_long_lists_are_cut():
+    node = nnx.List([nnx.Param(jnp.ones(1)) for _ in range(15)])
+    assert "... and 5 more" in str(failure(node, {}))
+    wrong = {i: jnp.ones(2) for i in range(15)}
+    error = failure(node, wrong)
+    assert "... and 5 more" in str(error) and len(error.misfits) == 15
+
+
+def test_a_state_of_a_larger_or_smaller_object_is_told_so():
+    part = nnx.Dict(a=nnx.Param(jnp.ones(1)), b=nnx.Param(jnp.ones(1)))
+    whole = nnx.Dict(model=part, step=nnx.Variable(jnp.array(0)))
+    assert "The state has them below model" in str(failure(part, nnx.state(whole)))
+    assert "The state is that of model" in str(failure(whole, nnx.state(part)))
+
+
+@pytest.mark.parametrize(
+    ("held", "given", "fits_it"),
+    [
+        (jnp.float32(1), 2.0, True),
+        (jnp.uint32(1), 2, True),
+        (jnp.uint32(1), 2.0, False),
+        (jnp.float32(1), 2, False),
+        (jnp.array(True), False, True),
+        (jnp.array(1), False, False),
+        (jnp.ones(2), 1.0, False),
+        (3, jnp.array(4), True),
+        (3, 4, True),
+        (3, 4.0, False),
+        (3, True, False),
+        (jnp.ones(2), np.ones(2, np.float32), True),
+        (jnp.ones(2), np.ones(2), False),
+        (np.ones(2), jnp.ones(2), False),
+        (jnp.ones(()), jnp.asarray(1.0), True),
+        (jnp.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32), False),
+        (jax.random.key(0), jax.random.key(1), True),
+        (jax.random.key(0), jax.random.key(1, impl="rbg"), False),
+        (jax.random.key(0), np.array([0, 1], np.uint32), False),
+        (None, jnp.ones(2), False),
+        (jnp.ones(2), None, False),
+        ("text", "other", True),
+        ("text", jnp.ones(2), False),
+        ([jnp.ones(2)], [jnp.ones(2)], True),
+        ([jnp.ones(2)], (jnp.ones(3),), False),
+        (jnp.ones(2), [jnp.ones(2)], False),
+    ],
+    ids=str,
+)
+def test_which_leaf_fits_which(held, given, fits_it):
+    for state in ({"x": given}, {"x": nnx.Param(given)}, {"x": {"value": given}}):
+        node = nnx.Dict(x=nnx.Variable(held))
+        if not fits_it:
+            with pytest.raises(nnx.errors.StateMismatchError):
+                nnx.update(node, state, strict=True)
+            continue
+        nnx.update(node, state, strict=True)
+        if isinstance(held, jax.Array):
+            assert node.x.get_raw_value().dtype == held.dtype
+
+
+def test_shared_variables_may_be_at_any_of_their_paths():
+    shared = nnx.Param(jnp.zeros(2))
+    node = nnx.Dict(a=nnx.Dict(w=shared), b=nnx.Dict(w=shared))
+    nnx.update(node, {"b": {"w": jnp.ones(2)}}, strict=True)
+    assert shared[...].tolist() == [1.0, 1.0]
+    array = jnp.full(2, 2.0)
+    nnx.update(node, {"b": {"w": array}, "a": {"w": array}}, strict=True)
+    assert shared[...].tolist() == [2.0, 2.0]
+    # Two tensors for one Variable: one of them would be dropped.
+    error = failure(node, {"a": {"w": jnp.ones(2)}, "b": {"w": jnp.zeros(2)}})
+    assert error.unexpected == (("b", "w"),)
+
+
+def test_bookkeeping_of_saved_modules_is_no_leaf():
+    node = nnx.Dict(a=nnx.Dict(w=nnx.Param(jnp.zeros(2))))
+    state = {"_pytree__state": None, "a": {"_pytree__state": None, "w": jnp.ones(2)}}
+    nnx.update(node, state, strict=True)
+    assert node.a.w[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_plain_values_are_compared_as_the_mode_lists_them(graph):
+    node = nnx.Dict(items=nnx.data([1, nnx.Param(jnp.zeros(2))]))
+    with nnx.set_graph_mode(graph):
+        nnx.update(node, nnx.state(node), strict=True)
+        nnx.update(node, nnx.state(node, graph=False), strict=True)
+        changed = {"items": {0: 2, 1: jnp.ones(2)}}
+        if graph:
+            assert failure(node, changed).unexpected == (("items", 0),)
+        else:
+            nnx.update(node, changed, strict=True)
+            assert node["items"][0] == 2
+
+
+def test_states_are_joined_before_they_are_compared():
+    node = model()
+    parts = nnx.state(model(1.0), nnx.Param, ...)
+    nnx.update(node, *parts, strict=True)
+    assert numbers(node) == numbers(model(1.0))
+
+
+def test_a_model_with_its_optimizer():
+    def make():
+        linear = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+        return linear, nnx.Optimizer(linear, optax.adam(0.1), wrt=nnx.Param)
+
+    saved, (linear, optimizer) = make(), make()
+    saved[1].update(saved[0], nnx.state(saved[0]))
+    nnx.update((linear, optimizer), nnx.state(saved), strict=True)
+    assert optimizer.step[...] == 1 and optimizer.step.dtype == jnp.uint32
+    nnx.update(optimizer, boxed(saved[1]), strict=True)
+    error = failure(optimizer, nnx.state(saved[1], nnx.PathContains("opt_state")))
+    assert error.missing == (("step",),)
+
+
+def test_a_variable_as_the_root():
+    variable = nnx.Param(jnp.zeros(2))
+    for given in (jnp.ones(2), nnx.Param(jnp.ones(2)), {"value": jnp.ones(2)}):
+        nnx.update(variable, given, strict=True)
+        assert variable[...].tolist() == [1.0, 1.0]
+    assert "<root>: float32[2] in the object" in str(failure(variable, jnp.ones(3)))
+    assert failure(variable, {}).missing == ((),)
+
+
+def test_variables_keep_giving_their_metadata():
+    node = nnx.Dict(a=nnx.Param(jnp.zeros(2)))
+    nnx.update(node, {"a": nnx.Param(jnp.ones(2), tag="new")}, strict=True)
+    assert node.a.tag == "new"
+
+
+def test_strict_updates_work_under_jit():
+    @jax.jit
+    def load(state):
+        node = nnx.Dict(a=nnx.Param(jnp.zeros(2)))
+        nnx.update(node, state, strict=True)
+        return node.a[...] * 2
+
+    assert load({"a": {"value": jnp.ones(2)}}).tolist() == [2.0, 2.0]
+    with pytest.raises(nnx.errors.StateMismatchError, match="shape: a"):
+        load({"a": jnp.ones(3)})
+
+
+def test_deep_objects_need_no_deep_stack():
+    node = nnx.Param(jnp.ones(1))
+    state = jnp.zeros(1)
+    for _ in range(3000):
+        node, state = nnx.Dict(x=node), {"x": state}
+    fit = fits.compare(node, state)
+    assert fit.error("") is None and len(fit.pairs) == 1
