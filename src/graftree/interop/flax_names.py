@@ -345,7 +345,7 @@ LATER = ("checkpoints", "precision", "surgery")
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
     "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config"
-    " debugging errors touch".split()
+    " Stack debugging errors touch".split()
 ).union(LATER)
 
 
