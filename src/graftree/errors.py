@@ -5,6 +5,7 @@
     │   ├── TraceContextError        an object of another trace would be changed
     │   ├── ImmutableVariableError   a Variable made read-only would be changed
     │   ├── StateMismatchError       a state does not have the leaves of an object
+    │   ├── CheckpointError          a checkpoint can't be written or read
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         └── LostUpdateWarning        a change that doesn't reach the caller
@@ -107,6 +108,21 @@ class StaticArgumentError(GraftreeError, TypeError, ValueError):
         ... except nnx.errors.StaticArgumentError as error:
         ...     print(str(error).splitlines()[1].strip())
         argument 0: Linear
+    """
+
+
+class CheckpointError(GraftreeError, OSError, ValueError):
+    """A checkpoint can't be written or read.
+
+    There is none, it is not whole, it is something else, or the disk refuses. If the
+    operating system did, ``errno`` says why.
+
+    Example:
+        >>> try:
+        ...     nnx.checkpoints.restore("/no/such/folder", nnx.Rngs(0))
+        ... except nnx.errors.CheckpointError as error:
+        ...     print(error)
+        There is no checkpoint at /no/such/folder: nothing is there.
     """
 
 
