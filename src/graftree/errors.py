@@ -8,7 +8,8 @@
     │   ├── CheckpointError          a checkpoint can't be written or read
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
-        └── LostUpdateWarning        a change that doesn't reach the caller
+        ├── LostUpdateWarning        a change that doesn't reach the caller
+        └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
 ``TypeError``, ``AttributeError``); the classes here are for what only this library
@@ -140,6 +141,23 @@ class LostUpdateWarning(UserWarning):
         ... except nnx.errors.LostUpdateWarning as warning:
         ...     print(str(warning).splitlines()[1])
           name: nothing before, 'new' now
+    """
+
+
+class UnknownLayerWarning(UserWarning):
+    """A model has layers in which a policy of precision can set nothing.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", nnx.errors.UnknownLayerWarning)
+        >>> class Scale(nnx.Module):
+        ...     def __init__(self):
+        ...         self.factor = nnx.Param(jnp.ones(2))
+        >>> try:
+        ...     nnx.precision.set_policy(Scale(), "params=f32, compute=bf16")
+        ... except nnx.errors.UnknownLayerWarning as warning:
+        ...     print(str(warning).splitlines()[1])
+          <root>  Scale  factor float32[2]
     """
 
 

@@ -47,6 +47,13 @@ def _is_method(name: str, attribute: Any) -> bool:
     )
 
 
+def is_named(obj: Any) -> bool:
+    """Whether calls of an object are known: it has a plain method ``__call__``."""
+    mro = type(obj).__mro__
+    call = next((vars(x)["__call__"] for x in mro if "__call__" in vars(x)), None)
+    return type(call) is types.FunctionType and hasattr(call, "__wrapped__")
+
+
 def named(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method during which its object is the running one."""
     name = method.__name__

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from graftree.core.objects.attributes import DataObject
@@ -43,6 +44,6 @@ def cast(outputs: Any, dtype: Any) -> Any:
 def _differs(x: Any, dtype: Any) -> bool:
     return (
         isinstance(x, (jax.Array, np.ndarray))
-        and jax.dtypes.issubdtype(x.dtype, np.floating)
+        and jnp.issubdtype(x.dtype, jnp.floating)
         and x.dtype != dtype
     )

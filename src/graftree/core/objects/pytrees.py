@@ -22,8 +22,13 @@ import jax
 import numpy as np
 
 from graftree.core import imprints, ownership, pickling, stamps
-from graftree.core.objects import attributes, bookkeeping, classes, constructions
-from graftree.core.objects import methods
+from graftree.core.objects import (
+    attributes,
+    bookkeeping,
+    classes,
+    constructions,
+    methods,
+)
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import completions, representations
