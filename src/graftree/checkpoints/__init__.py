@@ -1,8 +1,10 @@
 """Objects on disk: the public sub-module `nnx.checkpoints`.
 
-- ``files.py``: one object in one folder, `save` and `restore`.
+- ``files.py``: one object in one folder, `save` and `restore`; ``readings.py``: all is
+  compared, then read.
 - ``series.py``: the steps of a training run, `Checkpoints`; ``data_states.py``: the
   positions of data iterators, as JSON; ``preemption.py``: is it time to stop?
+  ``endings.py``: no save is lost when the program ends.
 - ``layouts.py``: an object as a tree on disk, and back; ``stored_leaves.py``: one leaf
   of it; ``orbax_side.py``: all that we ask of Orbax; ``processes.py``: what several
   processes do together.

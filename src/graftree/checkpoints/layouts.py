@@ -15,7 +15,7 @@ shared once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +37,10 @@ class Slot(NamedTuple):
     path: tuple[Any, ...]  # as the user writes it
     place: DiskPath  # on disk
     value: Any
+    metadata: Mapping[str, Any]  # of its Variable
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
     """A Variable, a ref, an array or a number of an object."""
 
     path: tuple[Any, ...]
@@ -53,6 +54,7 @@ class Layout:
 
     Attributes:
         slots: What is stored of it, in order.
+        leaves: The leaves that have these slots, in the same order.
     """
 
     def __init__(self, obj: Any, function: str) -> None:
@@ -66,28 +68,30 @@ class Layout:
             self._skeleton, leaves = flattening.flatten_tree(objects, function)
         bases = [paths.from_jax(path) for path, _ in listed]
         self.slots: list[Slot] = []
-        self._leaves = [
+        self.leaves = [
             self._add((*bases[path[0]], *path[1:]), leaf)
             for path, leaf in zip(self._skeleton.paths(), leaves, strict=True)
         ]
-        self._loose = [
+        self._num_owned = len(self.leaves)  # the others are in plain containers
+        self.leaves += [
             self._add(bases[i], part)
             for i, part in enumerate(self._parts)
             if i not in objects
         ]
         _check_places(self.slots, function)
 
-    def _add(self, path: tuple[Any, ...], leaf: Any) -> _Leaf:
+    def _add(self, path: tuple[Any, ...], leaf: Any) -> Leaf:
         raw = flattening.raw_of(leaf)
         is_variable = isinstance(leaf, Variable)
+        metadata = variables.metadata_of(leaf) if is_variable else {}
         listed, treedef = jax.tree.flatten_with_path(raw)
         for keys, value in listed:
             inner = paths.from_jax(keys)
             full = (*path, *inner)
             stored = (*path, "value", *inner) if is_variable else full
             value = value[...] if _jax.is_ref(value) else value
-            self.slots.append(Slot(full, tuple(map(str, stored)), value))
-        return _Leaf(path, leaf, treedef, len(listed))
+            self.slots.append(Slot(full, paths.spelled(stored), value, metadata))
+        return Leaf(path, leaf, treedef, len(listed))
 
     def tree(self, stored: Sequence[Any]) -> dict[str, Any]:
         """The tree that Orbax gets.
@@ -97,35 +101,32 @@ class Layout:
         """
         found: list[tuple[DiskPath, Any]] = []
         rest = iter(stored)
-        for path, leaf, treedef, count in (*self._leaves, *self._loose):
+        for path, leaf, treedef, count in self.leaves:
             place = (*path, "value") if isinstance(leaf, Variable) else path
             value = treedef.unflatten([next(rest) for _ in range(count)])
-            found.append((tuple(map(str, place)), value))
+            found.append((paths.spelled(place), value))
         # Orbax refuses a tree without any entry.
         return nested.nest(found) or {"nothing": None}
 
-    def rebuilt(self, new: Sequence[Any]) -> Any:
+    def rebuilt(self, new: Sequence[Any], *, boxed: bool = False) -> Any:
         """A new object like the one taken apart.
 
         Args:
             new: For each slot its value.
+            boxed: Whether what is not in an object gets a Variable, so that it counts
+                as a leaf.
         """
         rest = iter(new)
-        raw = [self._stored_in(leaf, rest) for leaf in self._leaves]
-        objects = merging.unflatten(self._skeleton, raw)
-        loose = [self._stored_in(leaf, rest) for leaf in self._loose]
-        remaining = iter(loose)
+        raw = [_as_stored(leaf, rest) for leaf in self.leaves]
+        objects = merging.unflatten(self._skeleton, raw[: self._num_owned])
+        others = iter(raw[self._num_owned :])
         parts = [
-            objects[i] if _is_object(part) else next(remaining)
+            objects[i] if _is_object(part) else next(others)
             for i, part in enumerate(self._parts)
         ]
+        if boxed:
+            parts = [x if _is_object(x) else Variable(x) for x in parts]
         return self._treedef.unflatten(parts)
-
-    def _stored_in(self, leaf: _Leaf, rest: Any) -> Any:
-        value = leaf.treedef.unflatten([next(rest) for _ in range(leaf.count)])
-        if isinstance(leaf.leaf, Variable):
-            return variable_values.stored(value, ref=leaf.leaf.ref)
-        return variable_values.stored(value, ref=_jax.is_ref(leaf.leaf))
 
     def update(self, new: Sequence[Any]) -> dict[Any, Any]:
         """What `nnx.update` is to write into the object.
@@ -135,7 +136,7 @@ class Layout:
         """
         found: list[tuple[tuple[Any, ...], Any]] = []
         rest = iter(new)
-        for path, leaf, treedef, count in (*self._leaves, *self._loose):
+        for path, leaf, treedef, count in self.leaves:
             value = treedef.unflatten([next(rest) for _ in range(count)])
             if isinstance(leaf, Variable):
                 # As a Variable, so that a dict in it is not taken for more paths.
@@ -144,6 +145,14 @@ class Layout:
                 )
             found.append((path, value))
         return nested.nest(found)
+
+
+def _as_stored(leaf: Leaf, rest: Iterator[Any]) -> Any:
+    """The raw value of a leaf, of the next slots; in a ref where one was."""
+    value = leaf.treedef.unflatten([next(rest) for _ in range(leaf.count)])
+    is_variable = isinstance(leaf.leaf, Variable)
+    is_ref = leaf.leaf.ref if is_variable else _jax.is_ref(leaf.leaf)
+    return variable_values.stored(value, ref=is_ref)
 
 
 def _is_object(x: Any) -> bool:

@@ -102,13 +102,16 @@ def load_state(
     """
     if not isinstance(obj, Variable):
         updates.check_arguments(obj, [state], "nnx.checkpoints.load_state")
-    choice = _Choice(_predicate(missing), _predicate(unexpected), cast)
+    choice = Choice(missing, unexpected, cast)
     fit = fits.compare(obj, state)
     for pair in fit.pairs:
         choice.decide(pair)
     for path, leaf in fit.unexpected:
         choice.drop(path, leaf)
-    choice.check(f"the {type(obj).__name__}")
+    choice.check(
+        "nnx.checkpoints.load_state: the state does not fit the "
+        f"{type(obj).__name__}. Nothing has changed."
+    )
     new = {pair.path: _value_for(pair) for pair in choice.taken}
     updates.write(obj, new)
     return Loaded(
@@ -122,15 +125,29 @@ def _predicate(where: Any) -> Predicate:
     return patterns.to_predicate(where)
 
 
-class _Choice:
-    """What is done with each leaf; ``wrong`` and ``extra`` are not permitted."""
+class Choice:
+    """What is done with each leaf; ``wrong`` and ``extra`` are not permitted.
+
+    Args:
+        missing: As for `load_state`, like the next two.
+        unexpected: Which leaves of the state may be left out.
+        cast: Whether dtypes may differ.
+        has_values: Whether the state has values; else they are read later, and it has
+            a shape and a dtype for each.
+    """
 
     def __init__(
-        self, may_miss: Predicate, may_drop: Predicate, may_cast: bool
+        self,
+        missing: Any = None,
+        unexpected: Any = None,
+        cast: bool = False,
+        *,
+        has_values: bool = True,
     ) -> None:
-        self.may_miss = may_miss
-        self.may_drop = may_drop
-        self.may_cast = may_cast
+        self.may_miss = _predicate(missing)
+        self.may_drop = _predicate(unexpected)
+        self.may_cast = cast
+        self.has_values = has_values
         self.taken: list[Pair] = []
         self.kept: list[Path] = []
         self.dropped: list[Path] = []
@@ -138,8 +155,13 @@ class _Choice:
         self.wrong: list[Pair] = []
         self.extra: list[tuple[Path, Any]] = []
 
-    def decide(self, pair: Pair) -> None:
-        """Takes a leaf from the state, or keeps what is there, if that is allowed."""
+    def decide(self, pair: Pair) -> bool:
+        """Takes a leaf from the state, or keeps what is there, if that is allowed.
+
+        Returns:
+            Whether it is taken.
+        """
+        before = len(self.taken)
         path, leaf = pair.path, pair.leaf
         if not pair.differences:
             if pair.is_given:
@@ -154,6 +176,7 @@ class _Choice:
             self.dropped.append(path)
         else:
             self.wrong.append(pair)
+        return len(self.taken) > before
 
     def drop(self, path: Path, leaf: Any) -> None:
         """Leaves out a leaf of the state, if that is allowed."""
@@ -163,7 +186,8 @@ class _Choice:
             self.extra.append((path, leaf))
 
     def _take(self, pair: Pair) -> None:
-        misfits = _abstract_parts(pair.path, pair.leaf, flattening.raw_of(pair.given))
+        given = flattening.raw_of(pair.given) if self.has_values else None
+        misfits = _abstract_parts(pair.path, pair.leaf, given)
         if misfits:
             self.wrong.append(pair._replace(differences=misfits))
         else:
@@ -176,13 +200,15 @@ class _Choice:
         else:
             self.kept.append(pair.path)
 
-    def check(self, what: str) -> None:
-        """Raises if there is anything that is not allowed."""
-        error = Fit(self.wrong, self.extra).error(
-            f"nnx.checkpoints.load_state: the state does not fit {what}. Nothing has "
-            "changed.",
-            "\n".join(self._ways_out()),
-        )
+    def check(self, what: str, way_out: str = "") -> None:
+        """Raises if there is anything that is not allowed.
+
+        Args:
+            what: The first line of the message.
+            way_out: The last line; if empty, it tells of the arguments.
+        """
+        way_out = way_out or "\n".join(self._ways_out())
+        error = Fit(self.wrong, self.extra).error(what, way_out)
         if error is not None:
             raise error
 
@@ -241,7 +267,7 @@ def _can_become(given: Any, held: Any) -> bool:
             return jnp.issubdtype(dtype, kind)
     if not (jnp.issubdtype(target, jnp.integer) and jnp.issubdtype(dtype, jnp.integer)):
         return dtype == target
-    if isinstance(given, _jax.Tracer) or not given.size:
+    if isinstance(given, (_jax.Tracer, jax.ShapeDtypeStruct)) or not given.size:
         return True
     limits = jnp.iinfo(target)
     return int(given.min()) >= limits.min and int(given.max()) <= limits.max

@@ -27,10 +27,13 @@ import jax
 from graftree import errors
 from graftree.checkpoints import (
     data_states,
+    endings,
     files,
+    loading,
     orbax_side,
     preemption,
     processes,
+    readings,
 )
 from graftree.core.graph import updates
 
@@ -116,9 +119,10 @@ class Checkpoints:
         items = {name: _item(name, obj) for name, obj in objects.items()}
         folder = self._directory / str(step)
         with orbax_side.explained(f"Saving step {step} to", self._directory):
+            self._clear()
             if self._checkpointer is None:
-                self._clear()
                 self._checkpointer = _checkpointer()
+                endings.wait_at_end(self)
             args = orbax_side.load().args.Composite(**items)
             self._checkpointer.save(folder, args=args)
         orbax_side.silence(+1)
@@ -321,7 +325,8 @@ class Checkpoints:
             failure = orbax_side.explanation(action, self._directory, error)
             failure.__cause__ = error
             self._failure = failure
-        finally:
+            # Silence stays: other threads of Orbax are still about to fail.
+        else:
             orbax_side.silence(-1)
 
     def _steps_on_disk(self) -> list[int]:
@@ -335,7 +340,7 @@ class Checkpoints:
             _delete(self._directory / str(step))
 
     def _clear(self) -> None:
-        """Deletes what runs that were killed have left."""
+        """Deletes what runs that were killed, and saves that failed, have left."""
         if not processes.is_first() or not self._directory.exists():
             return
         for folder in self._directory.iterdir():
@@ -350,7 +355,9 @@ class Checkpoints:
         iterators = {n: x for n, x in asked.items() if data_states.is_iterator(x)}
         rest = {name: obj for name, obj in asked.items() if name not in iterators}
         folders = {name: folder / name for name in asked}
-        read = files.read_all(folders, rest, f"{folder}")
+        choice = loading.Choice(has_values=False)
+        what = f"Checkpoints: {folder} does not fit. Nothing has changed."
+        read = readings.read_all(folders, rest, choice, what, _way_out(folder))
         states = {
             name: data_states.from_json(
                 name, folders[name], jax.process_index(), jax.process_count()
@@ -359,6 +366,13 @@ class Checkpoints:
         }
         new = {name: read[name].update() for name in rest}
         _fill(rest, new, iterators, states)
+
+
+def _way_out(folder: Any) -> str:
+    return (
+        f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
+        "unexpected=..., cast=...) says which of these may be."
+    )
 
 
 _LEFTOVERS = (orbax_side.PARTIAL, _DELETED)

@@ -6,6 +6,7 @@ object to be restored is: it gets its value in the same form, on the same device
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
+from graftree.core.variables import partitioning
 
 NUMBERS = (bool, int, float, complex)
 
@@ -106,8 +108,13 @@ _UNREADABLE = ("uint4",)
 # ---------------------------------------------------------------- from disk
 
 
-def target_of(leaf: Any) -> Target:
+def target_of(leaf: Any, metadata: Mapping[str, Any]) -> Target:
     """What a leaf of an object, concrete or abstract, wants from disk.
+
+    Args:
+        leaf: The value.
+        metadata: Of its Variable; an annotation of it says where an array belongs that
+            has no sharding yet.
 
     Raises:
         Unsupported: If no value from disk can take its place.
@@ -117,6 +124,7 @@ def target_of(leaf: Any) -> Target:
         weak = getattr(leaf, "weak_type", False)  # random keys have none
         return Target("array", leaf.shape, leaf.dtype, sharding, weak, leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = partitioning.place_abstract(leaf, metadata)
         sharding = _concrete(leaf.sharding)
         weak = bool(leaf.weak_type)
         return Target("array", leaf.shape, leaf.dtype, sharding, weak, leaf)
@@ -145,15 +153,13 @@ def _concrete(sharding: Any) -> Any:
     )
 
 
-def wanted(target: Target) -> jax.ShapeDtypeStruct | None:
-    """How `orbax_side.read` is to read it."""
+def wanted(target: Target, dtype: Any) -> jax.ShapeDtypeStruct | None:
+    """How `orbax_side.read` is to read an array that has a dtype on disk."""
     # Without a sharding it comes as NumPy: JAX then has it on the default device
     # uncommitted, free to go where the arrays are that it meets.
-    # So does what is small, since Orbax would cast it without a check.
-    is_small = target.is_key or target.shape == ()
-    if target.kind != "array" or target.sharding is None or is_small:
+    if target.kind != "array" or target.sharding is None or target.is_key:
         return None
-    return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding)
+    return jax.ShapeDtypeStruct(target.shape, dtype, sharding=target.sharding)
 
 
 def from_disk(value: Any, target: Target) -> Any:
@@ -163,23 +169,25 @@ def from_disk(value: Any, target: Target) -> Any:
     if target.kind == "number":
         return type(target.like)(np.asarray(value).item())
     if target.kind == "numpy":
-        value = np.asarray(value, target.dtype)
+        value = _cast(value, target.dtype)
         return value if isinstance(target.like, np.ndarray) else value[()]
     if target.is_key:
         return _key_from_disk(value, target)
+    value = _cast(value, target.dtype)
     if not isinstance(value, jax.Array):
-        value = jnp.array(_cast(value, target.dtype))
-        if target.sharding is not None:
-            value = jax.device_put(value, target.sharding)
+        value = jnp.array(value)
     return _jax.as_weak(value) if target.weak_type else value
 
 
-def _cast(value: Any, dtype: Any) -> np.ndarray:
-    value = np.asarray(value)
-    cast = value.astype(dtype)
-    if np.issubdtype(value.dtype, np.integer) and (cast != value).any():
-        raise ValueError(f"{value} does not fit into {dtype}.")
-    return cast
+def _cast(value: Any, dtype: Any) -> Any:
+    """The array with another dtype; integers must fit."""
+    if value.dtype == dtype:
+        return value
+    if jnp.issubdtype(value.dtype, jnp.integer) and value.size:
+        limits = jnp.iinfo(dtype)
+        if int(value.min()) < limits.min or int(value.max()) > limits.max:
+            raise ValueError(f"integers from disk do not fit into {dtype}")
+    return value.astype(dtype)
 
 
 def _key_from_disk(data: Any, target: Target) -> Any:
