@@ -28,6 +28,7 @@ from jax._src import traceback_util as _tracebacks
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as _lax
 
 Ref = jax.Ref
 new_ref = jax.new_ref
@@ -173,6 +174,17 @@ def same_type(a: Any, b: Any) -> bool:
 def copy_array(x: jax.Array) -> jax.Array:
     """A copy in a buffer of its own: same value, dtype, weak type and sharding."""
     return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()
+
+
+def as_weak(x: jax.Array) -> jax.Array:
+    """The same array with a weak type: in arithmetic the other one's dtype counts."""
+    weak: Any = _lax._convert_element_type(x, weak_type=True)
+    return weak
+
+
+def key_implementation(dtype: Any) -> Any:
+    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
+    return dtype._impl
 
 
 def concrete_mesh() -> jax.sharding.Mesh | None:

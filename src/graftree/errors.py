@@ -5,9 +5,11 @@
     │   ├── TraceContextError        an object of another trace would be changed
     │   ├── ImmutableVariableError   a Variable made read-only would be changed
     │   ├── StateMismatchError       a state does not have the leaves of an object
+    │   ├── CheckpointError          a checkpoint can't be written or read
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
-        └── LostUpdateWarning        a change that doesn't reach the caller
+        ├── LostUpdateWarning        a change that doesn't reach the caller
+        └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
 ``TypeError``, ``AttributeError``); the classes here are for what only this library
@@ -110,6 +112,21 @@ class StaticArgumentError(GraftreeError, TypeError, ValueError):
     """
 
 
+class CheckpointError(GraftreeError, OSError, ValueError):
+    """A checkpoint can't be written or read.
+
+    There is none, it is not whole, it is something else, or the disk refuses. If the
+    operating system did, ``errno`` says why.
+
+    Example:
+        >>> try:
+        ...     nnx.checkpoints.restore("/no/such/folder", nnx.Rngs(0))
+        ... except nnx.errors.CheckpointError as error:
+        ...     print(error)
+        There is no checkpoint at /no/such/folder: nothing is there.
+    """
+
+
 class LostUpdateWarning(UserWarning):
     """A change was made inside a transform that does not reach the caller.
 
@@ -124,6 +141,23 @@ class LostUpdateWarning(UserWarning):
         ... except nnx.errors.LostUpdateWarning as warning:
         ...     print(str(warning).splitlines()[1])
           name: nothing before, 'new' now
+    """
+
+
+class UnknownLayerWarning(UserWarning):
+    """A model has layers in which a policy of precision can set nothing.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", nnx.errors.UnknownLayerWarning)
+        >>> class Scale(nnx.Module):
+        ...     def __init__(self):
+        ...         self.factor = nnx.Param(jnp.ones(2))
+        >>> try:
+        ...     nnx.precision.set_policy(Scale(), "params=f32, compute=bf16")
+        ... except nnx.errors.UnknownLayerWarning as warning:
+        ...     print(str(warning).splitlines()[1])
+          <root>  Scale  factor float32[2]
     """
 
 

@@ -229,6 +229,29 @@ def test_promotion_hook_gets_query_key_and_value():
     assert seen[1:] == [(2, {"dtype": jnp.float32})]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_softmax_of_half_precision_is_computed_in_float32(dtype):
+    # Keys, queries and their products are exact in both; the logits span 16.
+    query = jnp.full((1, 1, 4), 8.0, dtype)
+    key = jnp.linspace(0, 1, 33, dtype=jnp.float32)[:, None, None]
+    key = jnp.broadcast_to(key, (33, 1, 4)).astype(dtype)
+    found = weights_of(query, key)
+    assert found.dtype == dtype
+    exact = attention_formulas.weights(np.asarray(query, float), np.asarray(key, float))
+    # One rounding, of the result; a softmax in half precision is off by ten times this.
+    np.testing.assert_allclose(
+        np.asarray(found, float), exact, rtol=jnp.finfo(dtype).eps, atol=1e-7
+    )
+
+
+def test_logits_beyond_float16_are_finite():
+    query = jnp.full((1, 1, 4), 300.0, jnp.float16)
+    key = jnp.concatenate([query, -query])
+    mask = jnp.array([[[True, False]]])
+    np.testing.assert_array_equal(weights_of(query, key), [[[1.0, 0.0]]])
+    np.testing.assert_array_equal(weights_of(query, -key, mask=mask), [[[1.0, 0.0]]])
+
+
 # ------------------------------------------------------------------------------ dropout
 
 

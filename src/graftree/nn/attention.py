@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
-from graftree.nn.support import computation
+from graftree.nn.support import arguments, computation
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -59,7 +59,8 @@ def dot_product_attention(
     active, when the weights are recorded (``module``), when key and value differ in
     depth or number of heads, in float32 with a ``precision``, and in other dtypes than
     float32 and bfloat16: its softmax is float32, and float16 does not work on all
-    platforms. Then the weights are computed as an array, in ``dtype``.
+    platforms. Then the weights are computed as an array, in ``dtype``,
+    by a softmax in float32 or wider.
 
     Left to itself, that function takes XLA's kernels on all platforms, up to JAX 0.12.
     ``implementation="cudnn"`` asks for the fused one of NVIDIA GPUs, as in
@@ -308,8 +309,16 @@ def _weigh(
 ) -> jax.Array:
     """The weights without dropout."""
     shape, depth = _weights_shape(query, key), query.shape[-1]
+    dtype, wide = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
     query = _grouped(query / math.sqrt(depth), key.shape[-2], axis=-2)
-    logits = jnp.einsum("...qhgd,...khd->...hgqk", query, key, precision=precision)
+    logits = jnp.einsum(
+        "...qhgd,...khd->...hgqk",
+        query,
+        key,
+        precision=precision,
+        # As JAX's function does; in half precision the softmax would lose most digits.
+        **arguments.if_set(preferred_element_type=None if wide == dtype else wide),
+    )
     logits = jnp.reshape(logits, shape)
     if bias is not None:
         logits = logits + bias
@@ -318,8 +327,8 @@ def _weigh(
         causal = jnp.reshape(causal, (1,) * (len(shape) - 2) + shape[-2:])
         mask = causal if mask is None else mask.astype(bool) & causal
     if mask is not None:
-        logits = jnp.where(mask, logits, jnp.finfo(query.dtype).min)
-    return jax.nn.softmax(logits).astype(query.dtype)
+        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+    return jax.nn.softmax(logits).astype(dtype)
 
 
 def _drop(weights: jax.Array, key: jax.Array, rate: float, shape: Shape) -> jax.Array:

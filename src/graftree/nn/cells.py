@@ -217,8 +217,8 @@ def _own_stream(
 
 
 def _warn(text: str) -> None:
-    # Up from here: _own_stream, the constructor, that of the metaclass, the caller.
-    warnings.warn(text, UserWarning, stacklevel=5)
+    # Up from here: _own_stream, the constructor, two of the metaclass, the caller.
+    warnings.warn(text, UserWarning, stacklevel=6)
 
 
 def _linears(cell: VectorCell, **options: Any) -> Callable[..., linear.Linear]:

@@ -1,5 +1,10 @@
 """Models changed in place: the public sub-module `nnx.surgery`.
 
+- ``selections.py``: which parts of a model are meant, by path, class or predicate.
+- ``frozen_variables.py``: parameters taken out of training, and back.
+
+All functions check everything before they change the first part of a model.
+
 The public names are in the table below, and nothing is imported before one is used.
 """
 
@@ -10,10 +15,16 @@ import typing
 from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {}
+PUBLIC: dict[str, str] = {
+    "frozen_variables": "Frozen freeze unfreeze",
+    "selections": "at",
+}
 
 if typing.TYPE_CHECKING:
-    pass
+    from graftree.surgery.frozen_variables import Frozen as Frozen
+    from graftree.surgery.frozen_variables import freeze as freeze
+    from graftree.surgery.frozen_variables import unfreeze as unfreeze
+    from graftree.surgery.selections import at as at
 
 
 __getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

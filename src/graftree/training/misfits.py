@@ -144,8 +144,9 @@ def explain_failure(tx: Any, params: Any, opt_state: Any, error: Exception) -> N
                 where="\n".join(
                     differences.in_words(found, "then", "for the model as it is now")
                 ),
-                way_out="After changing the parts of a model, make its optimizer anew: "
-                f"nnx.Optimizer(model, tx, wrt=...).\nThe update failed with: {error}",
+                way_out="After changing or freezing parts of a model, make its "
+                "optimizer anew: nnx.Optimizer(model, tx, wrt=...).\n"
+                f"The update failed with: {error}",
             )
         ) from error
 

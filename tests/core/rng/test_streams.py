@@ -410,3 +410,11 @@ def test_derived_keys_are_those_of_the_peer(method, size):
         assert keys(getattr(ours, method)(size)) == keys(getattr(theirs, method)(size))
         assert keys(ours.fork()) == keys(theirs.fork())
     assert counts(ours) == counts(theirs)
+
+
+def test_an_abstract_stream_says_how_to_make_its_keys():
+    model = nnx.eval_shape(lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0)))
+    with pytest.raises(TypeError, match=r"(?s)'dropout' is abstract.*nnx.reseed"):
+        model(jnp.ones(2))
+    nnx.reseed(model, dropout=0)
+    assert model(jnp.ones(2)).shape == (2,)

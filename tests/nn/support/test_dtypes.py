@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import graftree as nnx
 from graftree.nn.support import computation
 
 
@@ -37,3 +38,13 @@ def test_promotion_gives_the_peers_dtypes(peer, dtype):
             assert [getattr(x, "dtype", x) for x in ours] == [
                 getattr(x, "dtype", x) for x in theirs
             ]
+
+
+def test_a_layer_without_values_says_what_to_do():
+    layer = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    for dtype in (None, jnp.float32):
+        layer.dtype = dtype
+        with pytest.raises(
+            TypeError, match=r"(?s)abstract.*float32\[2,3\].*load_state"
+        ):
+            layer(jnp.ones((1, 2)))

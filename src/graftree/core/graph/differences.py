@@ -134,12 +134,13 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
     """
     if not missing or not unexpected:
         return []
-    prefix = _prefix(missing, unexpected)
-    if prefix:
-        return [f"The state has them below {_name(prefix)}: pass that part of it."]
-    prefix = _prefix(unexpected, missing)
-    if prefix:
-        return [f"The state is that of {_name(prefix)}: load it into that part."]
+    # The shortest: the state of an optimizer repeats the paths of its model.
+    found = _prefixes(missing, unexpected)
+    if found and len({len(x) for x in found[:2]}) == len(found[:2]):
+        return [f"The state has them below {_name(found[0])}: pass that part of it."]
+    found = _prefixes(unexpected, missing)
+    if len(found) == 1:
+        return [f"The state is that of {_name(found[0])}: load it into that part."]
     lines = [
         f"Renamed? {_name(path)} is missing, {_name(other)} unexpected."
         for path, other in _look_alikes(missing, unexpected)
@@ -147,11 +148,8 @@ def common_causes(missing: Sequence[Path], unexpected: Sequence[Path]) -> list[s
     return bounded(lines, most=3)
 
 
-def _prefix(short: Sequence[Path], long: Sequence[Path]) -> Path:
-    """What is to be put before all paths of one list to get to those of another one.
-
-    Nothing if there are several such prefixes: it would be a guess.
-    """
+def _prefixes(short: Sequence[Path], long: Sequence[Path]) -> list[Path]:
+    """What may be put before all paths of a list to get to those of another one."""
     spelled = [*map(paths.spelled, long)]
     known = {path[:end] for path in spelled for end in range(1, len(path) + 1)}
     first, *others = map(paths.spelled, short)
@@ -162,7 +160,7 @@ def _prefix(short: Sequence[Path], long: Sequence[Path]) -> Path:
         if path[start : start + len(first)] == first
     }
     fitting = [x for x in found if all((*x, *path) in known for path in others)]
-    return fitting[0] if len(fitting) == 1 else ()
+    return sorted(fitting, key=len)
 
 
 def _look_alikes(

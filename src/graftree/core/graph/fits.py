@@ -354,7 +354,13 @@ def _misfit(path: Path, held: Any, given: Any) -> Misfit | None:
         what = "shape"
     else:
         what = "" if _are_equal(dtype, other_dtype) else "dtype"
-    return Misfit(path, what, describe(held), describe(given)) if what else None
+    if not what:
+        return None
+    # That both are abstract, as when a file is compared, is no news.
+    alike = isinstance(held, jax.ShapeDtypeStruct) is isinstance(
+        given, jax.ShapeDtypeStruct
+    )
+    return Misfit(path, what, describe(held, alike), describe(given, alike))
 
 
 def _form_of(x: Any) -> tuple[tuple[int, ...] | None, Any]:
@@ -391,8 +397,8 @@ def _converted(held: Any, given: Any) -> Any:
     return given
 
 
-def describe(x: Any) -> str:
-    """A leaf in words, such as ``float32[2,3]``."""
+def describe(x: Any, is_plain: bool = False) -> str:
+    """A leaf in words, such as ``float32[2,3]``; plain if also for an abstract one."""
     shape, dtype = _form_of(x)
     if x is None:
         return "None"
@@ -401,4 +407,5 @@ def describe(x: Any) -> str:
     if type(x) in _SCALARS:
         return f"a Python {dtype.__name__}"
     text = f"{dtype}[{','.join(map(str, shape))}]"
-    return f"only {text}, abstract" if isinstance(x, jax.ShapeDtypeStruct) else text
+    is_plain = is_plain or not isinstance(x, jax.ShapeDtypeStruct)
+    return text if is_plain else f"only {text}, abstract"

@@ -76,15 +76,13 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     plan = _Plan()
     if isinstance(node, Variable):
         value = _single(given)
-        plan.write(node, _fitting(node, value)[()] if strict else value, ())
+        plan.write(node, _fitting(node, value).get((), value) if strict else value, ())
     else:
-        kind = nodes.kind_of(node)
-        if isinstance(kind, Leaf):
-            raise UnsupportedTypeError(node)
+        check_arguments(node, given, "nnx.update")
         merged = states.merge_state(*[_as_mapping(x) for x in given]).raw_mapping
         if strict:
             merged = nested.nest(_fitting(node, merged).items())
-        plan.visit(node, kind, None, merged, ())
+        plan.visit(node, nodes.kind_of(node), None, merged, ())
     plan.carry_out()
 
 
@@ -125,6 +123,29 @@ def _is_empty(state: Any) -> bool:
     return merging.is_mapping(state) and not len(state)
 
 
+def write(node: Any, leaves: Mapping[Path, Any]) -> None:
+    """Writes leaves that are given by their paths into an object: all, or none."""
+    update(node, leaves[()] if () in leaves else nested.nest(leaves.items()))
+
+
+def check_arguments(node: Any, state_list: Sequence[Any], function: str) -> None:
+    """Raises a TypeError if an object can't be updated, or not from these states.
+
+    Messages name ``function`` as the one that was called.
+    """
+    if isinstance(nodes.kind_of(node), Leaf):
+        raise UnsupportedTypeError(node)
+    for state in state_list:
+        if not merging.is_mapping(state) and (
+            state is None or isinstance(nodes.kind_of(state), Leaf)
+        ):
+            raise TypeError(
+                f"{function} expects a State, a mapping or an object with the "
+                "structure of the node as the state, got "
+                f"{type(state).__name__}."
+            )
+
+
 def _as_mapping(given: Any) -> Any:
     """The nested mapping that a state of any accepted form stands for."""
     if isinstance(given, flat_states.FlatState):
@@ -133,11 +154,6 @@ def _as_mapping(given: Any) -> Any:
         return graph_states.state_of(given)
     if isinstance(given, Mapping):
         return given
-    if given is None or isinstance(nodes.kind_of(given), Leaf):
-        raise TypeError(
-            "nnx.update expects a State, a mapping or an object with the structure of "
-            f"the node as the state, got {type(given).__name__}."
-        )
     # An object of the same structure, e.g. gradients in the form of a Module.
     skeleton, leaves = flattening.flatten_graph(given)
     return states.from_flat_state(zip(skeleton.paths(), leaves, strict=True))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from graftree import _jax
-from graftree.core.objects import failures, running
+from graftree.core.objects import failures, outputs, running
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,22 +47,34 @@ def _is_method(name: str, attribute: Any) -> bool:
     )
 
 
+def is_named(obj: Any) -> bool:
+    """Whether calls of an object are known: it has a plain method ``__call__``."""
+    mro = type(obj).__mro__
+    call = next((vars(x)["__call__"] for x in mro if "__call__" in vars(x)), None)
+    return type(call) is types.FunctionType and hasattr(call, "__wrapped__")
+
+
 def named(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method during which its object is the running one."""
     name = method.__name__
+    # The results of a call may be cast, those of other methods not.
+    attribute = outputs.DTYPE if name == "__call__" else ""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         stack = running.stack
         above = stack.top
         stack.top = frame = running.Frame(self, name, above, args, kwargs)
+        call = method
+        if attribute in self.__dict__ and not frame.is_repeated:
+            call = outputs.casting(method, self.__dict__[attribute])
         try:
             if _jax.current_trace() is _jax.no_trace and not stack.observers:
-                return method(self, *args, **kwargs)
+                return call(self, *args, **kwargs)
             with running.scope(frame):
                 if stack.observers and not frame.is_repeated:
-                    return running.observe(frame, method)
-                return method(self, *args, **kwargs)
+                    return running.observe(frame, call)
+                return call(self, *args, **kwargs)
         except Exception as error:
             failures.explain(error, frame, method)
             # Without this function, which says nothing to the user.

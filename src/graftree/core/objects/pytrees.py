@@ -22,7 +22,13 @@ import jax
 import numpy as np
 
 from graftree.core import imprints, ownership, pickling, stamps
-from graftree.core.objects import attributes, bookkeeping, classes, methods
+from graftree.core.objects import (
+    attributes,
+    bookkeeping,
+    classes,
+    constructions,
+    methods,
+)
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
 from graftree.core.text import completions, representations
@@ -39,19 +45,10 @@ class PytreeMeta(abc.ABCMeta):
     """Creates instances with their bookkeeping, and checks them once they are built."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
-        obj = cls.__new__(cls, *args, **kwargs)
-        kind = type(obj)  # a subclass, if `__new__` chose one
-        if cls not in kind.__mro__:
-            return obj
-        if kind.__init__ is not object.__init__:
-            kind.__init__(obj, *args, **kwargs)
-        elif (args or kwargs) and kind.__new__ is Pytree.__new__:
-            raise TypeError(f"{kind.__name__}() takes no arguments")
-        bookkeeping.state_of(obj).built = True
-        bookkeeping.table_of(obj)
-        if classes.facts_of(kind).is_pytree:
-            _check_static_attributes(obj)
-        return obj
+        watcher = constructions.watch.watcher
+        if watcher is None:
+            return _made(cls, args, kwargs)
+        return watcher(cls, lambda: _made(cls, args, kwargs), args, kwargs)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -73,6 +70,22 @@ class PytreeMeta(abc.ABCMeta):
         # Else inspect shows the (*args, **kwargs) of __call__ above.
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    obj = cls.__new__(cls, *args, **kwargs)
+    kind = type(obj)  # a subclass, if `__new__` chose one
+    if cls not in kind.__mro__:
+        return obj
+    if kind.__init__ is not object.__init__:
+        kind.__init__(obj, *args, **kwargs)
+    elif (args or kwargs) and kind.__new__ is Pytree.__new__:
+        raise TypeError(f"{kind.__name__}() takes no arguments")
+    bookkeeping.state_of(obj).built = True
+    bookkeeping.table_of(obj)
+    if classes.facts_of(kind).is_pytree:
+        _check_static_attributes(obj)
+    return obj
 
 
 ObjectMeta = PytreeMeta

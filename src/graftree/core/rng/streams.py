@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, errors
 from graftree.annotations import Filter, PRNGKey
 from graftree.core import filters
 from graftree.core.objects import methods, pytrees
@@ -127,7 +127,14 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         is_replaced = getattr(jax.random.fold_in, "__code__", None) is not _FOLD_IN
         is_plain = is_replaced or isinstance(key, _jax.Tracer)
         draw = _draw if is_plain else _draw_at_once
-        key, count = draw(key, count)
+        try:
+            key, count = draw(key, count)
+        except TypeError as error:
+            if isinstance(key, jax.ShapeDtypeStruct) or isinstance(
+                count, jax.ShapeDtypeStruct
+            ):
+                raise _abstract_error(self.tag) from error
+            raise
         counter.set_value(count)
         return key
 
@@ -205,6 +212,16 @@ def _typed_key(value: Any) -> PRNGKey:
         f"Invalid rng value: {value}, expected an integer seed, a typed key as "
         "jax.random.key makes it, or uint32 key data in a jax.Array; got "
         f"{type(value).__name__}."
+    )
+
+
+def _abstract_error(name: str) -> TypeError:
+    return TypeError(
+        errors.message(
+            f"The random stream {name!r} is abstract: it has no values yet.",
+            way_out=f"Give it some: nnx.reseed(model, {name}=0), or load the state of "
+            "the streams with that of the model.",
+        )
     )
 
 

@@ -43,8 +43,13 @@ _RENAMED = {"sharding": "out_sharding", "sharding_names": "out_sharding"}
 # inside plain JAX transforms to propagate, which is what a ref does.
 _OLDER_FLAGS = {"use_ref": ("ref",), "has_ref": ("ref",), "is_hijax": ("hijax", "ref")}
 
-# What a Variable keeps when it takes over the metadata of another one.
-_OWN = ("hijax", "ref", "mutable")
+# The class that a Variable had before `nnx.surgery.freeze`.
+FROZEN_TYPE = "frozen_type"
+
+# What a Variable keeps when it takes over the metadata of another one, and what it does
+# not take over if it has none of its own.
+_OWN = ("hijax", "ref", "mutable", FROZEN_TYPE)
+_NOT_TAKEN = ("mutable", FROZEN_TYPE)
 
 
 class Entries(MutableMapping[str, Any]):
@@ -270,7 +275,7 @@ def updated(current: HashableMapping, updates: dict[str, Any]) -> HashableMappin
 
 def taken_over(current: HashableMapping, other: HashableMapping) -> HashableMapping:
     """The metadata of a Variable after an update by the state of another one."""
-    entries = {key: value for key, value in other.items() if key != "mutable"}
+    entries = {key: value for key, value in other.items() if key not in _NOT_TAKEN}
     entries |= {key: current[key] for key in _OWN if key in current}
     return HashableMapping(entries)
 
@@ -291,7 +296,8 @@ def changed(
         )
     if len(args) == 1:
         fixed: tuple[str, ...] = ("hijax", "ref", "eager_sharding")
-        kept = {key: current[key] for key in current if key in REQUIRED}
+        always = {*REQUIRED, FROZEN_TYPE}
+        kept = {key: current[key] for key in current if key in always}
         updated = kept | rename_old_keys(dict(args[0]))
     else:
         fixed = ("hijax", "ref")

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from graftree import errors
 from graftree.annotations import Dtype, Shape
 from graftree.core.variables import values
 from graftree.core.variables.variables import Variable
@@ -54,7 +55,7 @@ def canonicalize_dtype(
     """
     if dtype is None:
         given = [x for x in args if x is not None]
-        arrays = [x if values.is_array(x) else jnp.asarray(x) for x in given]
+        arrays = [x if values.is_array(x) else _as_array(x) for x in given]
         dtype = jnp.result_type(*arrays)
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
             dtype = jnp.promote_types(jnp.float32, dtype)
@@ -103,6 +104,20 @@ def _converted(x: Any, dtype: Dtype) -> jax.Array:
     # than half of the time of an eager `Linear`.
     if values.is_array(x) and x.dtype == dtype and not x.weak_type:
         return x
+    return _as_array(x, dtype)
+
+
+def _as_array(x: Any, dtype: Dtype | None = None) -> jax.Array:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise TypeError(
+            errors.message(
+                "A layer computes with an abstract array: it has a shape, but no "
+                "values yet.",
+                where=f"{x.dtype}[{','.join(map(str, x.shape))}]",
+                way_out="If it is a parameter, load values first: "
+                "nnx.checkpoints.load_state(model, state) lists all that are missing.",
+            )
+        )
     return jnp.asarray(x, dtype)
 
 

@@ -303,6 +303,9 @@ class Inside:
             if definition is None:
                 continue
             variable = self.objects[definition.index]
+            if type(variable) is not definition.type:
+                name = f"{self.row.name}: {slot.name}"
+                raise reports.changed_class_error(variable, definition.type, name)
             raw = variable.get_raw_value()
             # A ref that is the same one was written in place, if at all.
             is_forced = position in forced and not _jax.is_ref(raw)

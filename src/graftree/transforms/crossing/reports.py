@@ -165,6 +165,22 @@ def extracted_error(obj: Any, transform: str) -> ValueError:
     )
 
 
+def changed_class_error(variable: Any, before: type, where: str) -> ValueError:
+    """The error for a Variable whose class a function changed; it can't reach outside.
+
+    Args:
+        variable: The Variable.
+        before: The class that it had.
+        where: The name of the transform, a colon, and that of the argument.
+    """
+    return ValueError(
+        f"Cannot change the class of a Variable inside nnx.{where} was a "
+        f"{before.__name__}, and is a {type(variable).__name__} now.\n"
+        "Do it before the call, e.g. nnx.surgery.freeze(model), or where the model is "
+        "made."
+    )
+
+
 # Warnings.
 
 

@@ -1,0 +1,125 @@
+"""The states of data iterators as JSON: what `get_state` gives and `set_state` takes.
+
+No pickle: a checkpoint runs no code when it is read. What JSON lacks is an object with
+one key that begins with ``$``:
+
+    bytes                 {"$bytes": base64}
+    NumPy arrays          {"$array": base64, "dtype": "float32", "shape": [2, 3]}
+    tuples                {"$tuple": [...]}
+    dicts with other keys than strings, or with keys that begin with ``$``
+                          {"$dict": [[key, value], ...]}
+    nan, inf              {"$float": "nan"}
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graftree import errors
+from graftree.checkpoints import processes
+from graftree.core.graph import nodes
+
+# Where Orbax puts JSON, in the folder of the item.
+FILE = "metadata"
+_PROCESSES = "processes"
+
+
+def is_iterator(obj: Any) -> bool:
+    """Whether an object is saved by ``get_state``: it is not one of our own objects."""
+    if nodes.is_node(obj) or nodes.is_node_leaf(obj):
+        return False
+    return all(callable(getattr(obj, n, None)) for n in ("get_state", "set_state"))
+
+
+def to_json(name: str, iterator: Any) -> dict[str, Any]:
+    """The state of an iterator on each process, as JSON.
+
+    Raises:
+        TypeError: If it holds what can't be stored.
+    """
+    own = json.dumps(_encoded(iterator.get_state(), name))
+    states = processes.gathered(own.encode())
+    return {_PROCESSES: [json.loads(state) for state in states]}
+
+
+def from_json(name: str, folder: Any, index: int, count: int) -> Any:
+    """The state of the iterator of one process.
+
+    Args:
+        name: Of the iterator.
+        folder: Of the item.
+        index: The number of this process.
+        count: How many processes there are now.
+
+    Raises:
+        CheckpointError: If the states belong to another number of processes.
+    """
+    states = json.loads((folder / FILE).read_text())[_PROCESSES]
+    if len(states) != count:
+        if any(state != states[0] for state in states):
+            raise errors.CheckpointError(
+                f"{name} was saved by {len(states)} processes, each with a position of "
+                f"its own, and there are {count} now.\nRestore with {len(states)} "
+                f"processes; or leave it out, {name}=None, and set its position."
+            )
+        index = 0
+    return _decoded(states[index])
+
+
+def _encoded(x: Any, path: str) -> Any:
+    """A value as JSON has it."""
+    if x is None or type(x) in (bool, int, str):
+        return x
+    if type(x) is float:
+        return x if math.isfinite(x) else {"$float": repr(x)}
+    if type(x) in (bytes, bytearray):
+        return {"$bytes": base64.b64encode(x).decode()}
+    if isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufc":
+        x = np.asarray(x)
+        data = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()
+        return {"$array": data, "dtype": x.dtype.str, "shape": [*x.shape]}
+    if type(x) is list:
+        return [_encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]
+    if type(x) is tuple:
+        return {"$tuple": [_encoded(item, f"{path}[{i}]") for i, item in enumerate(x)]}
+    if type(x) is dict:
+        return _encoded_dict(x, path)
+    raise TypeError(
+        f"nnx.checkpoints can't store the state of a data iterator: {path} is a "
+        f"{type(x).__module__}.{type(x).__qualname__}.\nStored are numbers, strings, "
+        "bytes, NumPy arrays, and lists, tuples and dicts of them."
+    )
+
+
+def _encoded_dict(x: Mapping[Any, Any], path: str) -> dict[str, Any]:
+    items = [(key, _encoded(value, f"{path}[{key!r}]")) for key, value in x.items()]
+    if all(type(key) is str and not key.startswith("$") for key in x):
+        return dict(items)
+    return {"$dict": [[_encoded(k, f"{path}, key {k!r}"), v] for k, v in items]}
+
+
+def _decoded(x: Any) -> Any:
+    """The inverse of `_encoded`."""
+    if isinstance(x, list):
+        return [*map(_decoded, x)]
+    if not isinstance(x, dict):
+        return x
+    match x:
+        case {"$float": text}:
+            return float(text)
+        case {"$bytes": text}:
+            return base64.b64decode(text)
+        case {"$array": text, "dtype": dtype, "shape": shape}:
+            flat = np.frombuffer(base64.b64decode(text), np.dtype(dtype))
+            return flat.reshape(shape).copy()
+        case {"$tuple": items}:
+            return tuple(map(_decoded, items))
+        case {"$dict": items}:
+            return {_decoded(key): _decoded(value) for key, value in items}
+    return {key: _decoded(value) for key, value in x.items()}

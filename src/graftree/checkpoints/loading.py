@@ -1,0 +1,335 @@
+"""Filling an object with a state that came from elsewhere: all of it, or an error.
+
+`load_state` compares first (`core/graph/fits.py`), then makes the arrays as the object
+has them (dtype, sharding, NumPy or JAX), and writes last, with `nnx.update`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+
+from graftree import _jax, errors
+from graftree.annotations import Path, Predicate
+from graftree.core import paths, patterns
+from graftree.core.graph import fits, flattening, updates
+from graftree.core.graph.fits import Fit, Misfit, Pair
+from graftree.core.variables import partitioning, variables
+from graftree.core.variables.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What `load_state` did.
+
+    Attributes:
+        loaded: How many leaves of the object were written.
+        kept: The paths of those that kept what they had.
+        dropped: The paths in the state that were not used.
+        cast: The paths of those whose dtype was changed to that of the object.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> state = {"kernel": jnp.ones((2, 3))}
+        >>> nnx.checkpoints.load_state(model, state, missing="bias")
+        Loaded(loaded=1, kept=(('bias',),), dropped=(), cast=())
+    """
+
+    loaded: int
+    kept: tuple[Path, ...]
+    dropped: tuple[Path, ...]
+    cast: tuple[Path, ...]
+
+
+def load_state(
+    obj: Any,
+    state: Any,
+    *,
+    missing: Any = None,
+    unexpected: Any = None,
+    cast: bool = False,
+) -> Loaded:
+    """Fills an object with a state, in place: all of it, or nothing and an error.
+
+    Every leaf of the object must be in the state with its shape and dtype, and nothing
+    else; the options say what may differ. Only values are taken: Variables keep their
+    identity, type and metadata. Each array comes onto the sharding of the value that it
+    replaces, and is NumPy's where that is. Python scalars become arrays where the
+    object has arrays. An array of JAX that is in place already is not copied.
+
+    Args:
+        obj: A Module, an optimizer, a container of them or any other object; concrete,
+            or abstract as made by `nnx.eval_shape` and `nnx.get_abstract_model`.
+        state: A State, nested dicts as made by `nnx.to_pure_dict` or restored by Orbax
+            without a target (with a level ``value`` and strings for integers), a
+            FlatState, or an object like ``obj``.
+        missing: Which leaves of ``obj`` may be missing in the state; they keep what
+            they have. A pattern of paths such as ``"head.**"``, a class such as
+            `nnx.LoRAParam`, a function of path and leaf, ``...`` for all, or a list of
+            these. ``None`` for none.
+        unexpected: Which leaves of the state may be left out because ``obj`` lacks
+            them; of the same forms. Paths are spelled as ``obj`` would: without the
+            level ``value``, and with integers.
+        cast: Whether dtypes may differ: a floating dtype becomes the one that ``obj``
+            has, and so do complex and integer ones. Precision may be lost; an integer
+            that the new dtype can't hold is an error. Kinds never mix: no integers for
+            floats.
+
+    Returns:
+        What was kept, dropped and cast. Shapes are never adapted; a leaf that differs
+        is kept and dropped if both ``missing`` and ``unexpected`` select it.
+
+    Raises:
+        StateMismatchError: If anything differs that the options don't permit. It lists
+            all differences by path, and nothing has been written. Also if a leaf that
+            may be missing is abstract: it has no value to keep.
+        TypeError: If ``state`` is none of these forms.
+        ValueError: If ``obj`` is abstract and its shardings belong to no mesh that is
+            in force.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> state = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3), "mask": 1.0}
+        >>> nnx.checkpoints.load_state(model, state, unexpected="mask").dropped
+        (('mask',),)
+        >>> model.bias[...]
+        Array([1., 1., 1.], dtype=float32)
+    """
+    if not isinstance(obj, Variable):
+        updates.check_arguments(obj, [state], "nnx.checkpoints.load_state")
+    choice = Choice(missing, unexpected, cast)
+    fit = fits.compare(obj, state)
+    for pair in fit.pairs:
+        choice.decide(pair)
+    for path, leaf in fit.unexpected:
+        choice.drop(path, leaf)
+    choice.check(
+        "nnx.checkpoints.load_state: the state does not fit the "
+        f"{type(obj).__name__}. Nothing has changed."
+    )
+    new = {pair.path: _value_for(pair) for pair in choice.taken}
+    updates.write(obj, new)
+    return Loaded(
+        len(new), tuple(choice.kept), tuple(choice.dropped), tuple(choice.cast)
+    )
+
+
+def _predicate(where: Any) -> Predicate:
+    if where is None:
+        return lambda path, leaf: False
+    return patterns.to_predicate(where)
+
+
+class Choice:
+    """What is done with each leaf; ``wrong`` and ``extra`` are not permitted.
+
+    Args:
+        missing: As for `load_state`, like the next two.
+        unexpected: Which leaves of the state may be left out.
+        cast: Whether dtypes may differ.
+        has_values: Whether the state has values; else they are read later, and it has
+            a shape and a dtype for each.
+    """
+
+    def __init__(
+        self,
+        missing: Any = None,
+        unexpected: Any = None,
+        cast: bool = False,
+        *,
+        has_values: bool = True,
+    ) -> None:
+        self.may_miss = _predicate(missing)
+        self.may_drop = _predicate(unexpected)
+        self.may_cast = cast
+        self.has_values = has_values
+        self.taken: list[Pair] = []
+        self.kept: list[Path] = []
+        self.dropped: list[Path] = []
+        self.cast: list[Path] = []
+        self.wrong: list[Pair] = []
+        self.extra: list[tuple[Path, Any]] = []
+
+    def decide(self, pair: Pair) -> bool:
+        """Takes a leaf from the state, or keeps what is there, if that is allowed.
+
+        Returns:
+            Whether it is taken.
+        """
+        before = len(self.taken)
+        path, leaf = pair.path, pair.leaf
+        if not pair.differences:
+            if pair.is_given:
+                self._take(pair)
+        elif not pair.is_given and self.may_miss(path, leaf):
+            self._keep(pair)
+        elif self.may_cast and _is_castable(pair):
+            self.cast.append(path)
+            self._take(pair)
+        elif self.may_miss(path, leaf) and self.may_drop(path, pair.given):
+            self._keep(pair)
+            self.dropped.append(path)
+        else:
+            self.wrong.append(pair)
+        return len(self.taken) > before
+
+    def drop(self, path: Path, leaf: Any) -> None:
+        """Leaves out a leaf of the state, if that is allowed."""
+        if self.may_drop(path, leaf):
+            self.dropped.append(path)
+        else:
+            self.extra.append((path, leaf))
+
+    def _take(self, pair: Pair) -> None:
+        given = flattening.raw_of(pair.given) if self.has_values else None
+        misfits = _abstract_parts(pair.path, pair.leaf, given)
+        if misfits:
+            self.wrong.append(pair._replace(differences=misfits))
+        else:
+            self.taken.append(pair)
+
+    def _keep(self, pair: Pair) -> None:
+        misfits = _abstract_parts(pair.path, pair.leaf, flattening.raw_of(pair.leaf))
+        if misfits:
+            self.wrong.append(pair._replace(differences=misfits))
+        else:
+            self.kept.append(pair.path)
+
+    def check(self, what: str, way_out: str = "") -> None:
+        """Raises if there is anything that is not allowed.
+
+        Args:
+            what: The first line of the message.
+            way_out: The last line; if empty, it tells of the arguments.
+        """
+        way_out = way_out or "\n".join(self._ways_out())
+        error = Fit(self.wrong, self.extra).error(what, way_out)
+        if error is not None:
+            raise error
+
+    def _ways_out(self) -> list[str]:
+        listed = [x for pair in self.wrong for x in pair.differences]
+        whats = {x.what if isinstance(x, Misfit) else "missing" for x in listed}
+        whats |= {"unexpected"} if self.extra else set()
+        return [text for what, text in _WAYS_OUT.items() if what in whats]
+
+
+_WAYS_OUT = {
+    "missing": "Say with missing= which leaves may keep what they have.",
+    "unexpected": "Say with unexpected= which leaves of the state may be dropped.",
+    "shape": "Shapes are not adapted: a leaf that both missing= and unexpected= select "
+    "is left as it is.",
+    "dtype": "cast=True converts between floating dtypes, and between integers that "
+    "fit; jax.random.wrap_key_data makes keys of their numbers.",
+    "value": "What is abstract has no value to keep or to give: make it first, e.g. "
+    "random keys with nnx.reseed, or fill an object that has values.",
+}
+
+
+def _abstract_parts(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
+    """What has only a shape, of what a leaf would hold."""
+    return tuple(
+        Misfit(
+            (*path, *paths.from_jax(below)),
+            "value",
+            fits.describe(flattening.raw_of(leaf)),
+            "none that fits",
+        )
+        for below, x in jax.tree.leaves_with_path(raw)
+        if isinstance(x, jax.ShapeDtypeStruct)
+    )
+
+
+# Casts.
+
+
+def _is_castable(pair: Pair) -> bool:
+    """Whether a leaf differs in nothing but dtypes of the same kind."""
+    if any(not isinstance(x, Misfit) or x.what != "dtype" for x in pair.differences):
+        return False
+    held, given = (
+        jax.tree.leaves(flattening.raw_of(x)) for x in (pair.leaf, pair.given)
+    )
+    return all(map(_can_become, given, held))
+
+
+def _can_become(given: Any, held: Any) -> bool:
+    dtype, target = getattr(given, "dtype", None), getattr(held, "dtype", None)
+    if dtype is None or target is None:
+        return False
+    for kind in (jnp.floating, jnp.complexfloating):
+        if jnp.issubdtype(target, kind):
+            return jnp.issubdtype(dtype, kind)
+    if not (jnp.issubdtype(target, jnp.integer) and jnp.issubdtype(dtype, jnp.integer)):
+        return dtype == target
+    if isinstance(given, (_jax.Tracer, jax.ShapeDtypeStruct)) or not given.size:
+        return True
+    limits = jnp.iinfo(target)
+    return int(given.min()) >= limits.min and int(given.max()) <= limits.max
+
+
+# Values, as the object has them.
+
+
+def _value_for(pair: Pair) -> Any:
+    """What the leaf of the object will hold."""
+    held, given = flattening.raw_of(pair.leaf), flattening.raw_of(pair.given)
+    entries = (
+        variables.metadata_of(pair.leaf) if isinstance(pair.leaf, Variable) else {}
+    )
+    if isinstance(held, jax.ShapeDtypeStruct):
+        held = partitioning.place_abstract(held, entries)
+    if not jax.tree.leaves(held):
+        return given
+    return jax.tree.map(lambda x, y: _as_held(x, y, pair.path), held, given)
+
+
+def _as_held(held: Any, given: Any, path: Path) -> Any:
+    """An array like another one: dtype, sharding, NumPy's or JAX's."""
+    if _jax.is_ref(given):
+        given = given[...]
+    dtype = getattr(held, "dtype", None)
+    if dtype is None or not hasattr(given, "dtype"):
+        return given
+    if isinstance(held, (np.ndarray, np.generic)):
+        return np.array(given, dtype)
+    if given.dtype != dtype:
+        given = given.astype(dtype)
+    if isinstance(given, _jax.Tracer) or isinstance(held, _jax.Tracer):
+        return given
+    is_numpy = not isinstance(given, jax.Array)
+    target = _target(held, path)
+    if target is None:
+        # A copy: the buffer is the caller's, who may write to it.
+        return jnp.array(given) if is_numpy else given
+    if is_numpy and not getattr(held, "committed", True):
+        return jnp.array(given)
+    if is_numpy:
+        given = np.array(given)
+    elif given.sharding == target:
+        return given
+    return jax.device_put(given, target)
+
+
+def _target(held: Any, path: Path) -> Any:
+    """Where an array belongs that takes the place of another one."""
+    target = getattr(held, "sharding", None)
+    if isinstance(target, NamedSharding) and isinstance(target.mesh, AbstractMesh):
+        mesh = _jax.concrete_mesh()
+        if mesh is None or mesh.abstract_mesh != target.mesh:
+            raise ValueError(
+                errors.message(
+                    "nnx.checkpoints.load_state: an abstract array has a sharding on a "
+                    "mesh that is not in force.",
+                    where=f"{paths.to_string(path, '<root>')}: {target}",
+                    way_out="Load within jax.set_mesh(mesh), the mesh that the model "
+                    "was made for.",
+                )
+            )
+        return target.update(mesh=mesh)
+    return target

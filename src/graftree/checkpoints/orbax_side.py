@@ -1,0 +1,293 @@
+"""What we ask of Orbax, in one place: write a tree, read what is there, read arrays.
+
+Orbax is imported when it is first needed. Its log, which goes to the screen of a
+program that never asked for it, is kept back while it works for us.
+
+    a folder that Orbax wrote
+    ├── _METADATA              each leaf: its path, and what kind of value it is
+    ├── array_metadatas/       of arrays: their layout, and the kind of random keys
+    ├── _sharding, d/, ...     devices; the numbers
+    └── _CHECKPOINT_METADATA   when it was begun and finished
+
+A folder has its name only once it is whole: until then it is called
+``<name>.orbax-checkpoint-tmp``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from graftree import errors
+
+DiskPath = tuple[str, ...]
+
+PARTIAL = ".orbax-checkpoint-tmp"
+TREE_FILE = "_METADATA"
+STEP_FILE = "_CHECKPOINT_METADATA"
+
+
+def load() -> Any:
+    """The module ``orbax.checkpoint``."""
+    try:
+        with quiet():
+            import orbax.checkpoint
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("orbax"):
+            raise
+        raise ImportError(
+            "nnx.checkpoints writes and reads with Orbax, which is not installed: "
+            'pip install "graftree[checkpoints]"'
+        ) from error
+    return orbax.checkpoint
+
+
+def path_of(path: Any) -> Any:
+    """The path as Orbax takes it: absolute, without ``~``; remote ones as they are."""
+    load()
+    from etils import epath
+
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise TypeError(f"Expected the path of a folder, got {path!r}.")
+    if "://" not in text:
+        text = os.path.abspath(os.path.expanduser(text))
+    return epath.Path(text)
+
+
+def is_remote(folder: Any) -> bool:
+    """Whether a path is that of an object store, where no folder can be renamed."""
+    return "://" in os.fspath(folder)
+
+
+# ---------------------------------------------------------------- Orbax's log
+
+
+class _Silence(logging.Filter):
+    """Drops what Orbax logs, unless the program asked for absl's log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        folder = os.path.join("orbax", "checkpoint")
+        return folder not in record.pathname or _LOGGER.level in _ASKED_FOR
+
+
+_LOGGER = logging.getLogger("absl")
+_ASKED_FOR = (logging.DEBUG, logging.INFO)
+_silence = _Silence()
+_lock = threading.Lock()
+_listeners = 0
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Orbax's log back; an error of it is raised, so nothing is lost."""
+    silence(+1)
+    try:
+        yield
+    finally:
+        silence(-1)
+
+
+def silence(change: int) -> None:
+    """Counts those who want silence; the last one gives the logger back as it was."""
+    global _listeners
+    with _lock:
+        _listeners += change
+        if _listeners == 0:
+            _LOGGER.removeFilter(_silence)
+        else:
+            _LOGGER.addFilter(_silence)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@contextlib.contextmanager
+def explained(action: str, folder: Any) -> Iterator[None]:
+    """Turns what goes wrong below into one error that says what and where."""
+    try:
+        with quiet():
+            yield
+    except errors.GraftreeError:
+        raise
+    except Exception as error:
+        raise explanation(action, folder, error) from error
+
+
+def explanation(
+    action: str, folder: Any, error: BaseException
+) -> errors.CheckpointError:
+    """The error to raise in the place of one from Orbax or the file system."""
+    number = getattr(error, "errno", None) or _errno_in(str(error))
+    way_out = _WAYS_OUT.get(number or 0, "")
+    first = (str(error).strip().splitlines() or [""])[0]
+    explained = errors.CheckpointError(
+        errors.message(
+            f"{action} {folder} failed.",
+            where=f"{type(error).__name__}: {first[:300]}",
+            way_out=way_out,
+        )
+    )
+    explained.errno = number
+    return explained
+
+
+_WAYS_OUT = {
+    errno.ENOSPC: "The disk is full. What was written before is still whole.",
+    errno.EDQUOT: "The disk quota is used up. What was written before is still whole.",
+    errno.EROFS: "The file system is read-only: choose another folder.",
+    errno.EACCES: "This user may not write or read there: choose another folder.",
+    errno.EPERM: "This user may not write or read there: choose another folder.",
+    errno.ENOTDIR: "A part of the path is a file: choose another folder.",
+}
+
+
+def _errno_in(text: str) -> int | None:
+    """The number behind an error of TensorStore, which has it as text."""
+    for number in _WAYS_OUT:
+        if os.strerror(number) in text or errno.errorcode[number] in text:
+            return number
+    return None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(folder: Any, tree: Mapping[str, Any]) -> None:
+    """Writes a tree and returns when all of it is on disk.
+
+    Args:
+        folder: Where to; it must not exist.
+        tree: Nested dicts of arrays.
+    """
+    orbax = load()
+    handler = orbax.StandardCheckpointHandler()
+    with orbax.Checkpointer(handler) as checkpointer:
+        checkpointer.save(folder, args=orbax.args.StandardSave(tree))
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Fact(NamedTuple):
+    """What is stored at a path."""
+
+    kind: str  # "array", "scalar" or "string"
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Stored(NamedTuple):
+    """What a folder holds."""
+
+    folder: Any
+    tree: Any  # as Orbax nests it
+    facts: dict[DiskPath, Fact]
+
+
+def is_tree(folder: Any) -> bool:
+    """Whether a folder holds one tree of arrays, written to the end."""
+    return (folder / TREE_FILE).exists()
+
+
+def read_facts(folder: Any) -> Stored:
+    """Reads what a folder holds, but no array.
+
+    What holds no number (``None``, empty containers) is left out: it is bookkeeping.
+    """
+    tree = load().PyTreeCheckpointHandler().metadata(folder).tree
+    implementations = _key_implementations(folder)
+    found: dict[DiskPath, Fact] = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        keys = _keys_of(path)
+        found[keys] = _fact(leaf, implementations.get(".".join(keys)))
+    return Stored(folder, tree, found)
+
+
+def _keys_of(path: Any) -> DiskPath:
+    return tuple(
+        [str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path]
+    )
+
+
+def _fact(leaf: Any, implementation: str | None) -> Fact:
+    kind = type(leaf).__name__.removesuffix("Metadata").lower()
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        return Fact(kind, (), "text" if kind == "string" else "?")
+    if implementation is None:
+        return Fact(kind, tuple(shape), np.dtype(dtype))
+    key, data = jax.eval_shape(lambda: _key_and_data(implementation))
+    return Fact(kind, tuple(shape)[: len(shape) - data.ndim], key.dtype)
+
+
+def _key_and_data(implementation: str) -> tuple[jax.Array, jax.Array]:
+    key = jax.random.key(0, impl=implementation)
+    return key, jax.random.key_data(key)
+
+
+def _key_implementations(folder: Any) -> dict[str, str]:
+    """The implementation of each stored random key, by its name in Orbax."""
+    notes = folder / "array_metadatas"
+    found: dict[str, str] = {}
+    if not notes.exists():
+        return found
+    for file in notes.iterdir():
+        for note in json.loads(file.read_text())["array_metadatas"]:
+            note = note["array_metadata"]
+            known = (note.get("ext_metadata") or {}).get("random_key_impl")
+            if known is not None:
+                found[note["param_name"]] = known
+    return found
+
+
+def read(stored: Stored, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
+    """Reads arrays.
+
+    Args:
+        stored: What the folder holds.
+        wanted: For each path to be read a ``jax.ShapeDtypeStruct``, whose sharding the
+            array gets; or ``None``, for a NumPy array.
+
+    Returns:
+        The arrays by path.
+    """
+    orbax = load()
+    if not wanted:
+        return {}
+
+    def for_each(make: Callable[[Any], Any], otherwise: Any) -> Any:
+        def choose(path: Any, leaf: Any) -> Any:
+            keys = _keys_of(path)
+            return make(wanted[keys]) if keys in wanted else otherwise
+
+        return jax.tree.map_with_path(choose, stored.tree)
+
+    item = for_each(lambda target: 0 if target is None else target, orbax.PLACEHOLDER)
+    how = for_each(_restore_args, orbax.RestoreArgs())
+    with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
+        args = orbax.args.PyTreeRestore(item=item, restore_args=how)
+        read = checkpointer.restore(stored.folder, args=args)
+    return {
+        _keys_of(path): leaf
+        for path, leaf in jax.tree.leaves_with_path(read)
+        if _keys_of(path) in wanted
+    }
+
+
+def _restore_args(target: Any) -> Any:
+    orbax = load()
+    if target is None:
+        return orbax.RestoreArgs(restore_type=np.ndarray)
+    return orbax.ArrayRestoreArgs(
+        sharding=target.sharding, dtype=target.dtype, global_shape=target.shape
+    )

@@ -1,0 +1,475 @@
+"""The checkpoints of a training run: `Checkpoints`.
+
+    directory/
+    ├── 100/                   a step; it has this name once it is whole
+    │   ├── model/             an object, as `save` writes it
+    │   ├── optimizer/
+    │   ├── data/metadata      the states of a data iterator, as JSON
+    │   └── _CHECKPOINT_METADATA
+    └── 200.orbax-checkpoint-tmp/      being written, or left by a run that was killed
+
+A save copies the arrays to the host and returns; one thread of Orbax writes them, and
+one of ours waits for it and deletes what need not be kept.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+from graftree import errors
+from graftree.checkpoints import (
+    data_states,
+    endings,
+    files,
+    loading,
+    orbax_side,
+    preemption,
+    processes,
+    readings,
+)
+from graftree.core.graph import updates
+
+_DELETED = ".graftree-deleted"
+
+
+class Checkpoints:
+    """Saves a training run every few steps, and brings it back.
+
+    In a program of several processes all of them make the same calls.
+
+    Args:
+        directory: Where the steps are; it is made by the first save.
+        keep: How many steps stay on disk, the newest ones; ``None`` keeps all.
+        every: `save` skips steps that are not multiples of it.
+
+    Raises:
+        ValueError: If ``keep`` or ``every`` is less than one.
+
+    Example:
+        >>> import tempfile
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> folder = tempfile.mkdtemp()
+        >>> with nnx.checkpoints.Checkpoints(folder, every=10) as checkpoints:
+        ...     first = checkpoints.restore_latest(model=model) or 0
+        ...     for step in range(first + 1, 26):
+        ...         saved = checkpoints.save(step, model=model)
+        ...     print(checkpoints.steps(), checkpoints.restore_latest(model=model))
+        [10, 20] 20
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int | None = 3,
+        every: int = 1,
+    ) -> None:
+        for name, number in (("keep", keep), ("every", every)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"Checkpoints expects {name} >= 1, got {number!r}.")
+        self._directory = orbax_side.path_of(directory)
+        self._keep, self._every = keep, every
+        self._checkpointer: Any = None  # made by the first save
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._is_closed = False
+
+    def save(self, step: int, /, *, force: bool = False, **objects: Any) -> bool:
+        """Begins to save objects under a step; they may be changed or donated at once.
+
+        It waits for the save before it, if that is still being written.
+
+        Args:
+            step: The number of the step; greater than those saved before.
+            force: Whether to save though ``step`` is not a multiple of ``every``: at
+                the end, or when the program is to stop.
+            **objects: What to save, by name: objects as for `save`, and data iterators
+                (anything with ``get_state`` and ``set_state``).
+
+        Returns:
+            Whether the step is saved.
+
+        Raises:
+            CheckpointError: If the step, or a later one, has been saved; if the folder
+                can't be written; or if the save before failed.
+            TypeError: If part of an object can't be stored.
+
+        Example:
+            >>> import tempfile
+            >>> with nnx.checkpoints.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.save(1, rngs=nnx.Rngs(0))
+            True
+        """
+        self._check_open("save")
+        step = operator.index(step)
+        _check_names(objects)
+        if not force and step % self._every:
+            self._raise_failure()
+            return False
+        self.wait()
+        self._check_new(step)
+        items = {name: _item(name, obj) for name, obj in objects.items()}
+        folder = self._directory / str(step)
+        with orbax_side.explained(f"Saving step {step} to", self._directory):
+            self._clear()
+            if self._checkpointer is None:
+                self._checkpointer = _checkpointer()
+                endings.wait_at_end(self)
+            args = orbax_side.load().args.Composite(**items)
+            self._checkpointer.save(folder, args=args)
+        orbax_side.silence(+1)
+        self._thread = threading.Thread(
+            target=self._finish, args=(step,), name="graftree-checkpoints"
+        )
+        self._thread.start()
+        return True
+
+    def restore_latest(self, **objects: Any) -> int | None:
+        """Fills objects with what was saved last: all of them, or none.
+
+        Variables stay the same objects, and arrays go onto the shardings that they have
+        now. All objects of the step must be named, so that none is forgotten; ``None``
+        leaves one on disk.
+
+        Args:
+            **objects: The objects to fill, by the names under which they were saved.
+
+        Returns:
+            The step; ``None`` if nothing has been saved, and nothing is changed.
+
+        Raises:
+            CheckpointError: If the names are not those that were saved, or the step
+                can't be read.
+            StateMismatchError: If an object does not fit; it lists all differences.
+
+        Example:
+            >>> import tempfile
+            >>> rngs = nnx.Rngs(0)
+            >>> with nnx.checkpoints.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     print(checkpoints.restore_latest(rngs=rngs))
+            None
+        """
+        step = self.latest_step()
+        if step is not None:
+            self._restore(step, objects)
+        return step
+
+    def restore(self, step: int, /, **objects: Any) -> None:
+        """Fills objects with what was saved under a step: as `restore_latest`.
+
+        Args:
+            step: The number of the step.
+            **objects: The objects to fill, by the names under which they were saved.
+
+        Raises:
+            CheckpointError: If there is no such step; those that there are are listed.
+
+        Example:
+            >>> import tempfile
+            >>> rngs = nnx.Rngs(0)
+            >>> with nnx.checkpoints.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     _ = checkpoints.save(1, rngs=rngs)
+            ...     first = rngs()
+            ...     checkpoints.restore(1, rngs=rngs)
+            >>> bool(rngs() == first)
+            True
+        """
+        step = operator.index(step)
+        known = self.steps()
+        if step not in known:
+            raise errors.CheckpointError(
+                f"There is no step {step} in {self._directory}. "
+                + (
+                    f"Saved are: {_listed(known)}."
+                    if known
+                    else "Nothing is saved there."
+                )
+            )
+        self._restore(step, objects)
+
+    def steps(self) -> list[int]:
+        """The steps on disk, in order; waits for the one that is being written.
+
+        Example:
+            >>> import tempfile
+            >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).steps()
+            []
+        """
+        self.wait()
+        own = json.dumps(self._steps_on_disk()) if processes.is_first() else ""
+        return json.loads(processes.gathered(own.encode())[0])
+
+    def latest_step(self) -> int | None:
+        """The newest step on disk; ``None`` if there is none.
+
+        Example:
+            >>> import tempfile
+            >>> print(nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).latest_step())
+            None
+        """
+        return max(self.steps(), default=None)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the program is about to be stopped, so that it should save and end.
+
+        A single process is told by SIGTERM, which from the first call on no longer ends
+        it; the second one does. Several processes agree on a step, as JAX arranges it.
+
+        Args:
+            step: The number of the step; the same in all processes.
+
+        Raises:
+            RuntimeError: If the first call is not in the main thread.
+
+        Example:
+            >>> import tempfile
+            >>> with nnx.checkpoints.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.should_stop(0)
+            False
+        """
+        self._check_open("should_stop")
+        return preemption.should_stop(self, operator.index(step))
+
+    def wait(self) -> None:
+        """Returns when all that was saved is on disk.
+
+        Raises:
+            CheckpointError: If a save failed. It is raised once, by this or the next
+                call of any other method.
+
+        Example:
+            >>> import tempfile
+            >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).wait()
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Waits, and gives back what was taken: threads, the handler of SIGTERM.
+
+        Raises:
+            CheckpointError: If the last save failed.
+
+        Example:
+            >>> import tempfile
+            >>> nnx.checkpoints.Checkpoints(tempfile.mkdtemp()).close()
+        """
+        self._is_closed = True
+        preemption.stop_asking(self)
+        try:
+            self.wait()
+        finally:
+            checkpointer, self._checkpointer = self._checkpointer, None
+            if checkpointer is not None:
+                with orbax_side.quiet():
+                    checkpointer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except errors.CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+
+    def _check_open(self, method: str) -> None:
+        if self._is_closed:
+            raise ValueError(f"Checkpoints.{method}: it has been closed.")
+
+    def _check_new(self, step: int) -> None:
+        known = self.steps()
+        if step in known:
+            what = f"step {step} has been saved"
+        elif known and step < known[-1]:
+            what = f"step {step} comes before {known[-1]}, which has been saved"
+        else:
+            return
+        raise errors.CheckpointError(
+            f"Checkpoints.save: {what} in {self._directory}.\nSave each step once, in "
+            "order; for another run take another folder, or delete the later steps."
+        )
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    # In the background, where processes must not wait for each other.
+
+    def _finish(self, step: int) -> None:
+        """Waits until a step is whole, then deletes what need not be kept."""
+        try:
+            self._checkpointer.wait_until_finished()
+            if processes.is_first():
+                self._delete_old()
+        except BaseException as error:
+            action = f"Saving step {step} to"
+            failure = orbax_side.explanation(action, self._directory, error)
+            failure.__cause__ = error
+            self._failure = failure
+            # Silence stays: other threads of Orbax are still about to fail.
+        else:
+            orbax_side.silence(-1)
+
+    def _steps_on_disk(self) -> list[int]:
+        if not self._directory.exists():
+            return []
+        return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
+
+    def _delete_old(self) -> None:
+        steps = self._steps_on_disk()
+        for step in steps[: -self._keep] if self._keep else []:
+            _delete(self._directory / str(step))
+
+    def _clear(self) -> None:
+        """Deletes what runs that were killed, and saves that failed, have left."""
+        if not processes.is_first() or not self._directory.exists():
+            return
+        for folder in self._directory.iterdir():
+            number, dot, end = folder.name.partition(".")
+            if number.isdecimal() and dot + end in _LEFTOVERS:
+                folder.rmtree()
+
+    def _restore(self, step: int, objects: Mapping[str, Any]) -> None:
+        folder = self._directory / str(step)
+        _check_asked(folder, objects)
+        asked = {name: obj for name, obj in objects.items() if obj is not None}
+        iterators = {n: x for n, x in asked.items() if data_states.is_iterator(x)}
+        rest = {name: obj for name, obj in asked.items() if name not in iterators}
+        folders = {name: folder / name for name in asked}
+        choice = loading.Choice(has_values=False)
+        what = f"Checkpoints: {folder} does not fit. Nothing has changed."
+        read = readings.read_all(folders, rest, choice, what, _way_out(folder))
+        states = {
+            name: data_states.from_json(
+                name, folders[name], jax.process_index(), jax.process_count()
+            )
+            for name in iterators
+        }
+        new = {name: read[name].update() for name in rest}
+        _fill(rest, new, iterators, states)
+
+
+def _way_out(folder: Any) -> str:
+    return (
+        f'nnx.checkpoints.restore("{folder}/<name>", like, missing=..., '
+        "unexpected=..., cast=...) says which of these may be."
+    )
+
+
+_LEFTOVERS = (orbax_side.PARTIAL, _DELETED)
+
+
+def _checkpointer() -> Any:
+    orbax = orbax_side.load()
+    return orbax.AsyncCheckpointer(
+        orbax.CompositeCheckpointHandler(),
+        async_options=orbax.AsyncOptions(create_directories_asynchronously=False),
+    )
+
+
+def _check_names(objects: Mapping[str, Any]) -> None:
+    if not objects:
+        raise ValueError(
+            "Checkpoints.save expects the objects to save by name, e.g. "
+            "save(step, model=model, optimizer=optimizer)."
+        )
+    for name, obj in objects.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is no name for a saved object.")
+        if obj is None:
+            raise TypeError(f"Checkpoints.save: {name} is None.")
+
+
+def _item(name: str, obj: Any) -> Any:
+    """What Orbax is to save of an object."""
+    args = orbax_side.load().args
+    if data_states.is_iterator(obj):
+        return args.JsonSave(data_states.to_json(name, obj))
+    return args.StandardSave(files.stored_tree(obj, "Checkpoints.save", name))
+
+
+def _is_step(folder: Any) -> bool:
+    """Whether a folder is a step that was written to the end."""
+    name = folder.name
+    if not name.isdecimal() or str(int(name)) != name:
+        return False
+    if orbax_side.is_remote(folder):
+        return (folder / "commit_success.txt").exists()
+    return folder.is_dir()
+
+
+def _delete(folder: Any) -> None:
+    """Deletes a step so that at no moment it looks whole and is not."""
+    if orbax_side.is_remote(folder):
+        (folder / "commit_success.txt").unlink(missing_ok=True)
+    else:
+        renamed = folder.parent / (folder.name + _DELETED)
+        if renamed.exists():
+            renamed.rmtree()
+        folder = folder.rename(renamed)
+    folder.rmtree()
+
+
+def _check_asked(folder: Any, objects: Mapping[str, Any]) -> None:
+    """Raises if the objects asked for are not those that were saved."""
+    saved = sorted(x.name for x in folder.iterdir() if x.is_dir())
+    missing = [name for name in objects if name not in saved]
+    forgotten = [name for name in saved if name not in objects]
+    if not missing and not forgotten:
+        return
+    lines = [f"{name}: asked for, not saved" for name in missing]
+    lines += [f"{name}: saved, not asked for" for name in forgotten]
+    way_out = f"Saved are: {', '.join(saved) or 'no objects'}."
+    if forgotten:
+        leave = ", ".join(f"{name}=None" for name in forgotten)
+        way_out += f"\nTo leave some of them on disk, say so: {leave}."
+    raise errors.CheckpointError(
+        errors.message(
+            f"The objects of {folder} are not those asked for.",
+            where="\n".join(lines),
+            way_out=way_out,
+        )
+    )
+
+
+def _fill(
+    objects: Mapping[str, Any],
+    new: Mapping[str, Any],
+    iterators: Mapping[str, Any],
+    states: Mapping[str, Any],
+) -> None:
+    """Writes all, or nothing."""
+    before = {name: iterator.get_state() for name, iterator in iterators.items()}
+    try:
+        for name, iterator in iterators.items():
+            iterator.set_state(states[name])
+        if objects:
+            updates.update(dict(objects), dict(new))
+    except BaseException:
+        for name, iterator in iterators.items():
+            iterator.set_state(before[name])
+        raise
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[-10:]))
+    return shown if len(steps) <= 10 else f"..., {shown}"

@@ -1,0 +1,190 @@
+"""Policies: which dtypes the parameters, the arithmetic and the results have."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.annotations import Dtype
+
+_PARTS = ("params", "compute", "output")
+_DTYPES = {
+    "float16": jnp.float16,
+    "bfloat16": jnp.bfloat16,
+    "float32": jnp.float32,
+    "float64": jnp.float64,
+}
+_SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+_WAY_OUT = (
+    "Write for example 'params=f32, compute=bf16, output=f32'; the dtypes are "
+    "f16, bf16, f32 and f64, or float16, bfloat16, float32 and float64."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The dtypes of a model, or of a part of it.
+
+    Functions that take a policy take its text, too: ``"params=f32, compute=bf16"``.
+
+    Args:
+        params: In which dtype parameters are stored; ``None``: as they are.
+        compute: In which dtype layers compute, and what they return; ``None``: as it
+            was.
+        output: To which dtype the result of a call is cast; ``None``: it is not cast.
+
+    Raises:
+        ValueError: If a part is not a floating dtype, or float64 while JAX has it
+            switched off.
+
+    Example:
+        >>> policy = nnx.precision.Policy(params="f32", compute=jnp.bfloat16)
+        >>> print(policy)
+        params=float32, compute=bfloat16
+        >>> policy == nnx.precision.Policy.parse("params=f32, compute=bf16")
+        True
+    """
+
+    params: Any = None
+    compute: Any = None
+    output: Any = None
+
+    def __post_init__(self) -> None:
+        for part in _PARTS:
+            given = getattr(self, part)
+            if given is not None:
+                object.__setattr__(self, part, _floating(part, given))
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Reads a policy from its text.
+
+        Args:
+            text: Parts separated by commas, each ``params=``, ``compute=`` or
+                ``output=`` with a dtype.
+
+        Returns:
+            The policy; what is not in the text is ``None``.
+
+        Raises:
+            TypeError: If ``text`` is no string.
+            ValueError: If it names no part, an unknown part or dtype, or a part twice.
+
+        Example:
+            >>> nnx.precision.Policy.parse("compute=f16").compute
+            dtype('float16')
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"A policy is a text or an nnx.precision.Policy, got "
+                f"{type(text).__name__}.\n{_WAY_OUT}"
+            )
+        parts: dict[str, str] = {}
+        for piece in text.split(","):
+            name, sign, word = (x.strip() for x in piece.partition("="))
+            if not sign or not name or not word:
+                raise _malformed(text, f"{piece.strip()!r} is not of the form part=f32")
+            if name not in _PARTS:
+                raise _malformed(text, f"there is no part {name!r}{_near(name)}")
+            if name in parts:
+                raise _malformed(text, f"{name} is given twice")
+            parts[name] = word
+        return cls(**parts)
+
+    def __str__(self) -> str:
+        given = [(part, getattr(self, part)) for part in _PARTS]
+        return ", ".join([f"{part}={x}" for part, x in given if x is not None])
+
+    def __repr__(self) -> str:
+        return f"Policy({str(self)!r})"
+
+
+def of(given: str | Policy) -> Policy:
+    """A policy, from itself or from its text."""
+    return given if isinstance(given, Policy) else Policy.parse(given)
+
+
+def of_model(given: str | Policy) -> Policy:
+    """A policy for a whole model, which says how parameters are stored and used."""
+    policy = of(given)
+    missing = [p for p in ("params", "compute") if getattr(policy, p) is None]
+    if missing:
+        raise ValueError(
+            f"The policy of a model needs params and compute, but {str(given)!r} lacks "
+            f"{' and '.join(missing)}.\n{_WAY_OUT}"
+        )
+    return policy
+
+
+def overridden(policy: Policy, by: Policy) -> Policy:
+    """A policy, with the parts of another one where that has some."""
+    given = {part: getattr(by, part) for part in _PARTS}
+    return dataclasses.replace(
+        policy, **{part: x for part, x in given.items() if x is not None}
+    )
+
+
+# Leaves all as it is.
+KEEP = Policy()
+_KEEP_WORD = "keep"
+
+Exceptions = Mapping[Any, "str | Policy"]
+
+
+def of_exceptions(exceptions: Exceptions | None) -> list[tuple[Any, Policy]]:
+    """What exceptions select, and their policies; `KEEP` for the word ``"keep"``."""
+    if exceptions is not None and not isinstance(exceptions, Mapping):
+        raise TypeError(
+            "The exceptions of a policy are a dict, such as "
+            f"{{'head': 'compute=f32'}}, got {type(exceptions).__name__}."
+        )
+    return [
+        (where, KEEP if given == _KEEP_WORD else of(given))
+        for where, given in (exceptions or {}).items()
+    ]
+
+
+def scalar_type(dtype: np.dtype[Any]) -> Dtype:
+    """A dtype as users write it in the arguments of layers, such as `jnp.bfloat16`."""
+    return _DTYPES[dtype.name]
+
+
+def _floating(part: str, given: Any) -> np.dtype[Any]:
+    name = _SHORT.get(given, given) if isinstance(given, str) else _name_of(given)
+    if name not in _DTYPES:
+        raise ValueError(
+            f"{part}={given!r} is no floating dtype of a policy"
+            f"{_near(str(given))}.\n{_WAY_OUT}"
+        )
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"{part}=float64, but JAX has 64-bit types switched off: arrays would be "
+            'float32.\nCall jax.config.update("jax_enable_x64", True) first.'
+        )
+    return jnp.dtype(_DTYPES[name])
+
+
+def _name_of(given: Any) -> str:
+    try:
+        return jnp.dtype(given).name
+    except TypeError:
+        return ""
+
+
+def _near(word: str) -> str:
+    known = [*_PARTS, *_SHORT, *_DTYPES]
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _malformed(text: str, reason: str) -> ValueError:
+    return ValueError(
+        errors.message(f"The policy {text!r} is malformed: {reason}.", way_out=_WAY_OUT)
+    )

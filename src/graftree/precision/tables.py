@@ -1,0 +1,50 @@
+"""Tables of plain text, with a line for many layers that are alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+Row = tuple[str, ...]
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def text(head: Sequence[str], rows: Sequence[Row]) -> str:
+    """The lines of a table: columns as wide as they need be; ``head`` may be empty."""
+    lines = [tuple(head), *rows] if head else [*rows]
+    if not lines:
+        return ""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def folded(rows: Sequence[Row]) -> list[Row]:
+    """One row for those that differ in the indices of their first cell only.
+
+    These become one range, as in ``blocks[0-11].mlp``, or a star.
+    """
+    groups: dict[Row, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((_INDEX.sub("[*]", row[0]), *row[1:]), []).append(row)
+    return [
+        (_path([row[0] for row in group]), *key[1:]) for key, group in groups.items()
+    ]
+
+
+def _path(paths: list[str]) -> str:
+    """One path for several that differ in indices."""
+    columns = [*zip(*[map(int, _INDEX.findall(path)) for path in paths], strict=True)]
+    ranges = iter([_range(sorted({*column}), len(paths)) for column in columns])
+    return _INDEX.sub(lambda _: f"[{next(ranges)}]", paths[0])
+
+
+def _range(indices: list[int], count: int) -> str:
+    first, last = indices[0], indices[-1]
+    if first == last:
+        return str(first)
+    # With gaps, or where two indices vary and not all pairs are there: a star.
+    is_whole = len(indices) == last - first + 1 and count % len(indices) == 0
+    return f"{first}-{last}" if is_whole else "*"

@@ -1,0 +1,285 @@
+"""Frozen Variables: parameters that training leaves alone.
+
+A frozen Variable stays the same object at the same paths, with its value, sharing and
+metadata. Only its class changes, to `Frozen`, which is no Param: so gradients and
+optimizers with ``wrt=nnx.Param`` leave it out, and so does everything else that selects
+Params. The class that it had is kept in its metadata, where updates by the state of
+another model don't reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from graftree import _jax, errors
+from graftree.annotations import Filter, Path
+from graftree.core import filters, patterns
+from graftree.core.imprints import HashableMapping
+from graftree.core.rng.streams import RngState
+from graftree.core.variables import metadata as variable_metadata
+from graftree.core.variables import variables
+from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
+from graftree.core.variables.variables import A, Variable
+from graftree.nn import reparametrization
+from graftree.surgery import selections
+from graftree.surgery.selections import Part
+from graftree.training.optimizers import OptState
+
+_TYPE = variable_metadata.FROZEN_TYPE
+
+
+class Frozen(Variable[A]):
+    """A Variable that `freeze` took out of training.
+
+    It is no Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant to
+    differentiation, also in a plain ``jax.grad`` of a whole model, where the gradient
+    is zero. It may be written, for example by loading a checkpoint. The metadata entry
+    ``frozen_type`` is the class that it had.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> paths = nnx.surgery.freeze(model)
+        >>> isinstance(model.kernel, nnx.Param), model.kernel.frozen_type.__name__
+        (False, 'Param')
+        >>> gradients = jax.grad(lambda model: model(jnp.ones((1, 2))).sum())(model)
+        >>> float(abs(gradients.kernel[...]).max())
+        0.0
+    """
+
+    def get_value(self, *, index: Any = variables.MISSING) -> Any:
+        """Returns the value, without a gradient."""
+        return _constant(super().get_value(index=index))
+
+    def __getattr__(self, name: str) -> Any:
+        # Attributes of the value, such as `kernel.T`, have no gradient either.
+        if name == "_raw_value" or name in variables.metadata_of(self):
+            return super().__getattr__(name)
+        raw = self.get_raw_value()
+        is_traced = isinstance(raw, _jax.Tracer) and not _jax.is_ref(raw)
+        return getattr(_constant(raw), name) if is_traced else super().__getattr__(name)
+
+
+def _constant(value: Any) -> Any:
+    # Only what is traced has a gradient.
+    if not any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(value)):
+        return value
+    return jax.lax.stop_gradient(value)
+
+
+def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path]:
+    """Takes Variables out of training, in place: no gradients, no optimizer state.
+
+    Each becomes a `Frozen` Variable, which is no Param; it keeps its identity, value,
+    paths and metadata, so checkpoints stay the same, and what is shared stays shared.
+    Make optimizers after freezing: one that was made before has state for what is
+    frozen now, and its updates raise.
+
+    Statistics such as those of `BatchNorm` are no parameters. They change as before:
+    ``encoder.eval()`` keeps them as they are.
+
+    Args:
+        model: A Module, or another object or container of Variables.
+        filter: Which Variables, as in ``nnx.state``; a class, for example, or
+            ``nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam))``.
+        where: The parts of the model in which they are: a pattern of paths such as
+            ``"encoder.blocks[:6]"`` (see `at`), a class of modules, a function of path
+            and object, or a list of these. A part is meant with all that is in it.
+
+    Returns:
+        The paths of what is frozen now and was not before.
+
+    Raises:
+        ValueError: If nothing is selected, or a Variable that can't be frozen: state
+            that is no parameter, weights that `SpectralNorm` or `WeightNorm` overwrite,
+            and Variables of a class with behaviour of its own. Then nothing is frozen.
+        TypeError: If ``model``, ``filter`` or ``where`` have the wrong type.
+        TraceContextError: If another trace owns one of the Variables.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Dict(
+        ...     encoder=nnx.Linear(4, 8, rngs=rngs), head=nnx.Linear(8, 2, rngs=rngs)
+        ... )
+        >>> nnx.surgery.freeze(model, where="encoder")
+        [('encoder', 'bias'), ('encoder', 'kernel')]
+        >>> list(nnx.state(model, nnx.Param))
+        ['head']
+    """
+    selections.check_model(model, "nnx.surgery.freeze")
+    predicate = filters.to_predicate(filter)
+    inside = _inside(model, where, "nnx.surgery.freeze: where")
+    chosen = [
+        part
+        for part in inside
+        if not isinstance(part.value, Frozen) and predicate(*part)
+    ]
+    if not chosen:
+        raise _nothing("freeze", filter, inside)
+    overwritten = selections.variables_below(_overwritten(model))
+    _refuse(chosen, lambda x: _reason_against(x, id(x) in overwritten))
+    for path, variable in chosen:
+        variables.check_owned(variable, patterns.dotted(path))
+    for _, variable in chosen:
+        entries = {**variables.metadata_of(variable), _TYPE: type(variable)}
+        _turn_into(variable, Frozen, entries)
+    return [path for path, _ in chosen]
+
+
+def unfreeze(model: Any, filter: Filter = ..., *, where: Any = ...) -> list[Path]:
+    """Gives frozen Variables their classes back, in place: the inverse of `freeze`.
+
+    Args:
+        model: A Module, or another object or container of Variables.
+        filter: Which Variables, by what they were before: ``nnx.LoRAParam`` selects
+            frozen LoRAParams.
+        where: The parts of the model in which they are, as for `freeze`.
+
+    Returns:
+        The paths of what was frozen and is not now.
+
+    Raises:
+        ValueError: If nothing frozen is selected.
+        TypeError: If ``model``, ``filter`` or ``where`` have the wrong type.
+        TraceContextError: If another trace owns one of the Variables.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> paths = nnx.surgery.freeze(model)
+        >>> nnx.surgery.unfreeze(model, where="bias")
+        [('bias',)]
+        >>> type(model.bias).__name__, type(model.kernel).__name__
+        ('Param', 'Frozen')
+    """
+    selections.check_model(model, "nnx.surgery.unfreeze")
+    predicate = filters.to_predicate(filter)
+    inside = _inside(model, where, "nnx.surgery.unfreeze: where")
+    chosen = [
+        part
+        for part in inside
+        if isinstance(part.value, Frozen) and predicate(part.path, _thawed(part.value))
+    ]
+    if not chosen:
+        raise _nothing("unfreeze", filter, inside)
+    for path, variable in chosen:
+        variables.check_owned(variable, patterns.dotted(path))
+    for _, variable in chosen:
+        before = _thawed(variable)
+        _turn_into(variable, type(before), variables.metadata_of(before))
+    return [path for path, _ in chosen]
+
+
+def _inside(model: Any, where: Any, call: str) -> list[Part]:
+    """The Variables in the selected parts of a model."""
+    every = [part for part in selections.parts_of(model) if _is_variable(part)]
+    if where is ...:
+        return every
+    found = selections.find(model, where, call, among=lambda x: True, what="part")
+    below = selections.variables_below(found)
+    return [part for part in every if id(part.value) in below]
+
+
+def _is_variable(part: Part) -> bool:
+    return selections.is_variable(part.value)
+
+
+def _turn_into(variable: Any, cls: Any, entries: Any) -> None:
+    # The Variable itself, and not another one in its place: so it is found changed
+    # wherever it is, also in tuples, in views and by other names.
+    variable.__class__ = cls
+    variables.replace_metadata(variable, HashableMapping(entries))
+
+
+def _thawed(variable: Variable[Any]) -> Variable[Any]:
+    """A Variable like the one that was frozen, with the same value."""
+    entries = dict(variables.metadata_of(variable))
+    cls = entries.pop(_TYPE)
+    return variables.rebuild(cls, variable.get_raw_value(), HashableMapping(entries))
+
+
+def _nothing(function: str, filter_: Filter, inside: list[Part]) -> ValueError:
+    frozen = sum(isinstance(part.value, Frozen) for part in inside)
+    kinds = sorted({type(part.value).__name__ for part in inside} - {Frozen.__name__})
+    found = f"{len(inside)} Variables, {frozen} of them frozen"
+    return ValueError(
+        errors.message(
+            f"nnx.surgery.{function}: the filter {patterns.describe(filter_)} matches "
+            f"no Variable to {function}.",
+            where=found + (f"; the others: {', '.join(kinds)}" if kinds else ""),
+            way_out="Here a string is the tag of a Variable; pass paths as `where`.",
+        )
+    )
+
+
+# What can't be frozen.
+
+
+def _refuse(
+    chosen: Iterable[Part], reason_against: Callable[[Any], str | None]
+) -> None:
+    found = [(path, reason_against(variable)) for path, variable in chosen]
+    refused = [f"{patterns.dotted(path)}: {reason}" for path, reason in found if reason]
+    if refused:
+        raise ValueError(
+            errors.message(
+                "nnx.surgery.freeze: some of the selected Variables can't be frozen.",
+                where="\n".join(refused),
+                way_out="Leave them out, for example by nnx.All(nnx.Param, ...) as the "
+                "filter, or by `where`; or select what to train by the filter of the "
+                "optimizer.",
+            )
+        )
+
+
+_NO_PARAMETERS = (BatchStat, Cache, Intermediate, OptState, RngState)
+
+
+def _reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None:
+    cls = type(variable)
+    if isinstance(variable, _NO_PARAMETERS):
+        return f"{cls.__name__} is no parameter"
+    if is_overwritten:
+        return "SpectralNorm or WeightNorm overwrites it in each call"
+    if _TYPE in variables.metadata_of(variable):
+        return f"its metadata has an entry {_TYPE!r}"
+    if behaviour := own_behaviour(cls):
+        return f"{cls.__name__} has behaviour of its own: {', '.join(behaviour)}"
+    return None
+
+
+_OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
+
+
+def _overwritten(model: Any) -> list[Part]:
+    """The layers whose weights each call overwrites."""
+    return [
+        Part(path, x.layer_instance)
+        for path, x in selections.parts_of(model)
+        if isinstance(x, _OVERWRITING)
+    ]
+
+
+# What a class may define that plays no part after construction, or is in the metadata.
+_HARMLESS = frozenset(
+    {
+        *("__module__", "__qualname__", "__doc__", "__slots__", "__annotations__"),
+        *("__annotate__", "__annotate_func__", "__annotations_cache__"),
+        *("__orig_bases__", "__parameters__", "__type_params__", "__classcell__"),
+        *("__static_attributes__", "__firstlineno__"),
+        *("__init__", "__init_subclass__", "create_value"),
+        *variable_metadata.HOOKS,
+    }
+)
+
+
+def own_behaviour(cls: type[Variable[Any]]) -> list[str]:
+    """What a class of Variables defines that one of Graftree's does not have."""
+    return sorted(
+        name
+        for base in cls.__mro__
+        if base not in Frozen.__mro__
+        for name, value in vars(base).items()
+        if name not in _HARMLESS or (name == "__slots__" and value)
+    )

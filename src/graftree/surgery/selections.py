@@ -1,0 +1,157 @@
+"""Which parts of a model are selected: modules, containers and Variables, by path.
+
+Each part is found once, with the first path that leads to it; parents come first. A
+part that is shared is selected by a pattern if one of its paths matches. Classes and
+predicates see the first path only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from graftree.annotations import Path
+from graftree.core import patterns
+from graftree.core.graph import nodes
+from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.patterns import Pattern
+from graftree.core.variables.variables import Variable
+
+
+def at(pattern: str) -> Pattern:
+    """A filter that matches paths, for all functions that take filters.
+
+    Where a filter is wanted, a string is the tag of a Variable; this makes one of a
+    pattern of paths. It can be combined by ``nnx.All``, ``nnx.Any`` and ``nnx.Not``.
+
+    Args:
+        pattern: A path such as ``"encoder.blocks[3].mlp"``: ``*`` is any one step or a
+            part of a name, ``**`` any number of steps, ``{a,b}`` either of two,
+            ``[2:5]`` a range of indices. It must match the whole path.
+
+    Returns:
+        A predicate ``(path, leaf) -> bool``; equal patterns are equal.
+
+    Raises:
+        TypeError: If ``pattern`` is no string.
+        ValueError: If it is malformed.
+
+    Example:
+        >>> model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), b=nnx.Param(1.0))
+        >>> nnx.to_flat_state(nnx.state(model, nnx.surgery.at("a.*"))).paths
+        (('a', 'bias'), ('a', 'kernel'))
+    """
+    return Pattern(pattern)
+
+
+class Part(NamedTuple):
+    """A part of a model, and the first path to it."""
+
+    path: Path
+    value: Any
+
+
+def check_model(model: Any, call: str) -> None:
+    """Raises a TypeError unless something can be in a model."""
+    if isinstance(nodes.kind_of(model), Leaf):
+        raise TypeError(
+            f"{call} expects a Module, or another object or container of Variables, "
+            f"got {type(model).__name__}."
+        )
+
+
+def parts_of(root: Any) -> list[Part]:
+    """All nodes and Variables of an object, itself first."""
+    seen: dict[int, Any] = {}
+    found = []
+    pending = [Part((), root)]
+    while pending:
+        part = pending.pop()
+        if id(part.value) not in seen:
+            seen[id(part.value)] = part.value
+            found.append(part)
+            pending += reversed([*_below(part)])
+    return found
+
+
+def _below(part: Part) -> Iterator[Part]:
+    for key, value, is_data in nodes.children(part.value):
+        if is_data is not False and _is_part(value):
+            yield Part((*part.path, key), value)
+
+
+def _is_part(x: Any) -> bool:
+    kind = nodes.kind_of(x)
+    return x is not None and (kind is Leaf.VARIABLE or not isinstance(kind, Leaf))
+
+
+def is_variable(x: Any) -> bool:
+    """Whether a part is a Variable."""
+    return isinstance(x, Variable)
+
+
+def is_module(x: Any) -> bool:
+    """Whether a part is an object: neither a container nor a Variable."""
+    return isinstance(nodes.kind_of(x), GraphKind)
+
+
+def find(
+    root: Any,
+    where: Any,
+    call: str,
+    *,
+    among: Callable[[Any], bool] = is_module,
+    what: str = "module",
+) -> list[Part]:
+    """The parts that are selected.
+
+    Args:
+        root: The model.
+        where: A pattern, class or predicate, or a list of these.
+        call: The function that was called, with its argument, for messages.
+        among: The parts that are meant.
+        what: What they are, in the singular.
+
+    Raises:
+        TypeError: If ``where`` selects nothing by its type.
+        ValueError: If a pattern is malformed, or nothing matches; each selection of a
+            list must match something.
+    """
+    candidates = [part for part in parts_of(root) if among(part.value)]
+    chosen: set[int] = set()
+    for single in where if isinstance(where, (list, tuple)) else [where]:
+        predicate = patterns.to_predicate(single)
+        if isinstance(predicate, Pattern):
+            found = {id(x) for x in _matched(root, predicate) if among(x)}
+        else:
+            found = {id(x) for path, x in candidates if predicate(path, x)}
+        if not found:
+            known = [path for path, _ in candidates if path]
+            raise patterns.no_match_error(call, single, known, what=what)
+        chosen |= found
+    if not chosen:
+        raise patterns.no_match_error(call, where, [], what=what)
+    return [part for part in candidates if id(part.value) in chosen]
+
+
+def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
+    """The parts to which a path leads that matches; cycles are followed once."""
+    start = pattern.begin()
+    # By what can still match, there are few ways to come to an object.
+    seen: dict[tuple[int, Any], Any] = {}
+    pending = [(root, start)]
+    while pending:
+        value, progress = pending.pop()
+        if (id(value), progress) in seen:
+            continue
+        seen[id(value), progress] = value
+        if pattern.is_complete(progress):
+            yield value
+        for (key,), child in _below(Part((), value)):
+            if further := pattern.advance(progress, key):
+                pending.append((child, further))
+
+
+def variables_below(parts: Iterable[Part]) -> set[int]:
+    """The identities of the Variables in some parts."""
+    return {id(x) for part in parts for _, x in parts_of(part.value) if is_variable(x)}

@@ -1,0 +1,316 @@
+"""Orbax by hand, as programs for Flax NNX use it; and the strict form of each load."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import graftree as nnx
+
+ocp = pytest.importorskip("orbax.checkpoint")
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+class Model(nnx.Module):
+    """A list longer than ten, random streams, statistics, and a tied Variable."""
+
+    def __init__(self, rngs, width=2):
+        self.layers = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(11)])
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.tied = self.layers[10]
+
+
+def make(seed=0):
+    return Model(nnx.Rngs(seed))
+
+
+def numbers(node):
+    """All leaves as NumPy arrays, keys as their data, in the order of the paths."""
+    leaves = jax.tree.leaves(nnx.as_pure(nnx.state(node)))
+    is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    pairs = zip(leaves, is_key, strict=True)
+    return [np.asarray(jax.random.key_data(x) if k else x) for x, k in pairs]
+
+
+def check_same(node, other):
+    for a, b in zip(numbers(node), numbers(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What was saved: ``state``, ``pure`` and ``trained``, a model and an optimizer."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(root / "state", nnx.state(saved()))
+        checkpointer.save(root / "pure", nnx.to_pure_dict(nnx.state(saved())))
+        checkpointer.save(root / "trained", nnx.state(trained()))
+    return root
+
+
+def saved():
+    model = make(1)
+    model.norm.mean[...] = jnp.full(2, 7.0)
+    return model
+
+
+def trained(seed=1):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    optimizer.update(model, nnx.state(model, nnx.Param))
+    return model, optimizer
+
+
+def restored(folder, *target):
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(folder, *target)
+
+
+def test_pattern_1_a_state_into_an_abstract_one(folder):
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
+    state = restored(folder / "state", abstract)
+    check_same(nnx.merge(graphdef, state), saved())
+    assert type(state["norm"]["mean"]) is nnx.BatchStat
+    model = make()
+    assert nnx.checkpoints.load_state(model, state).kept == ()
+    check_same(model, saved())
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_pattern_2_updating_an_abstract_model(tmp_path):
+    state = nnx.state(saved())
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", state)
+        given = checkpointer.restore(tmp_path / "c", item=state)
+    for strict in (False, True):
+        model = nnx.eval_shape(make)
+        nnx.update(model, given, strict=strict)
+        check_same(model, saved())
+
+
+def test_pattern_3_pure_dicts(folder):
+    pure = restored(folder / "pure")
+    assert {*pure["layers"]} == {str(i) for i in range(11)}
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
+    nnx.replace_by_pure_dict(abstract, pure)
+    check_same(nnx.merge(graphdef, abstract), saved())
+    check_same(nnx.merge(graphdef, pure), saved())
+    check_same(nnx.merge(graphdef, nnx.restore_int_paths(pure)), saved())
+    with pytest.raises(ValueError, match="key in pure_dict not available in state"):
+        nnx.replace_by_pure_dict(abstract, {**pure, "other": jnp.ones(1)})
+    model = nnx.eval_shape(make)
+    nnx.checkpoints.load_state(model, pure)
+    check_same(model, saved())
+
+
+def test_what_replace_by_pure_dict_lets_pass_is_told_by_load_state(folder):
+    pure = restored(folder / "pure")
+    del pure["norm"]["mean"]
+    pure["layers"]["3"]["kernel"] = jnp.ones((5, 5))
+    _, abstract = nnx.split(nnx.eval_shape(make))
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        nnx.checkpoints.load_state(abstract, pure)
+    assert caught.value.missing == (("norm", "mean"),)
+    assert caught.value.misfits[0].path == ("layers", 3, "kernel")
+    nnx.replace_by_pure_dict(abstract, pure)
+    assert isinstance(abstract["norm"]["mean"][...], jax.ShapeDtypeStruct)
+    assert abstract["layers"][3]["kernel"].shape == (5, 5)
+
+
+@pytest.mark.parametrize("load", ["merge", "update", "strict", "load_state"])
+def test_a_raw_restored_state_is_understood(folder, load):
+    raw = restored(folder / "state")
+    assert list(raw["norm"]["mean"]) == ["value"]
+    model = nnx.eval_shape(make)
+    if load == "merge":
+        model = nnx.merge(nnx.graphdef(model), raw)
+    elif load == "load_state":
+        nnx.checkpoints.load_state(model, raw)
+    else:
+        nnx.update(model, raw, strict=load == "strict")
+    check_same(model, saved())
+    assert model.tied is model.layers[10]
+
+
+def test_pattern_4_surgery_on_paths(folder):
+    raw = restored(folder / "state")
+    flat = nnx.traversals.flatten_mapping(raw)
+    flat = {path[:-1]: value for path, value in flat.items()}
+    renamed = {
+        ("blocks", *p[1:]) if p[0] == "layers" else p: v for p, v in flat.items()
+    }
+    pure = nnx.traversals.unflatten_mapping(renamed)
+    with pytest.raises(
+        nnx.errors.StateMismatchError, match="unexpected: blocks/0/bias"
+    ):
+        nnx.checkpoints.load_state(make(), pure)
+    back = {
+        ("layers", *p[1:]) if p[0] == "blocks" else p: v for p, v in renamed.items()
+    }
+    pure = nnx.traversals.unflatten_mapping(back)
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
+    nnx.replace_by_pure_dict(abstract, pure)
+    check_same(nnx.merge(graphdef, abstract), saved())
+    flat_state = dict(nnx.to_flat_state(nnx.state(saved())))
+    check_same(nnx.merge(graphdef, nnx.from_flat_state(flat_state)), saved())
+
+
+class Larger(Model):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.head = nnx.Linear(2, 3, rngs=rngs)
+
+
+def test_pattern_4_a_changed_model_gets_new_parameters(folder):
+    pure = restored(folder / "pure")
+    model = nnx.eval_shape(lambda: Larger(nnx.Rngs(0)))
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        nnx.checkpoints.load_state(model, pure)
+    assert caught.value.missing == (("head", "bias"), ("head", "kernel"))
+    pure["head"] = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
+    nnx.checkpoints.load_state(model, pure)
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Larger(nnx.Rngs(0))))
+    nnx.replace_by_pure_dict(abstract, pure)
+    check_same(nnx.merge(graphdef, abstract), model)
+    assert model.head(jnp.ones((1, 2))).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_pattern_4_a_layer_is_replaced_in_an_abstract_model(folder):
+    model = nnx.eval_shape(make)
+    model.layers[0] = nnx.LoRALinear(2, 2, lora_rank=1, rngs=nnx.Rngs(3))
+    pure = restored(folder / "pure")
+    nnx.update(model, pure)
+    assert (
+        model.layers[0].kernel[...].tolist() == pure["layers"]["0"]["kernel"].tolist()
+    )
+    with pytest.raises(nnx.errors.StateMismatchError, match="layers/0/lora/lora_a"):
+        nnx.update(model, pure, strict=True)
+    done = nnx.checkpoints.load_state(model, pure, missing=nnx.LoRAParam)
+    assert [path[-1] for path in done.kept] == ["lora_a", "lora_b"]
+
+
+def test_pattern_5_partial_initialization(folder):
+    pure = restored(folder / "pure")
+    old = nnx.State(nnx.restore_int_paths(pure))
+
+    @nnx.jit(donate_argnums=0)
+    def load(old_state, rngs):
+        model = Larger(rngs)
+        nnx.update(model, old_state)
+        return model
+
+    def strictly(old_state, rngs):
+        model = Larger(rngs)
+        nnx.checkpoints.load_state(model, old_state, missing="head.**")
+        return model
+
+    check_same(nnx.jit(strictly)(old, nnx.Rngs(0)), load(old, nnx.Rngs(0)))
+
+
+def test_pattern_6_sharded(tmp_path):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def build():
+        return nnx.Dict(w=nnx.Param(jnp.arange(8.0), out_sharding=("x",)))
+
+    graphdef, abstract = nnx.get_abstract_model(build, mesh)
+    with ocp.StandardCheckpointer() as checkpointer:
+        with jax.set_mesh(mesh):
+            checkpointer.save(tmp_path / "c", nnx.state(build()))
+        checkpointer.wait_until_finished()
+        state = checkpointer.restore(tmp_path / "c", target=abstract)
+        raw = checkpointer.restore(tmp_path / "c")
+    wanted = NamedSharding(mesh, P("x"))
+    model = nnx.merge(graphdef, state)
+    assert model.w[...].sharding.is_equivalent_to(wanted, 1)
+    # Elsewhere: on one device in the state, on the mesh in the model.
+    raw["w"]["value"] = jax.device_put(raw["w"]["value"], jax.devices()[5])
+    nnx.checkpoints.load_state(model, raw)
+    assert model.w[...].sharding.is_equivalent_to(wanted, 1)
+    assert model.w[...].tolist() == [*range(8)]
+
+
+def test_pattern_7_a_manager_of_checkpoints(tmp_path):
+    model, optimizer = trained()
+    args = ocp.args
+    with ocp.CheckpointManager(tmp_path) as manager:
+        both = {"model": nnx.state(model), "optimizer": nnx.state(optimizer), "step": 3}
+        manager.save(0, args=args.StandardSave(both))
+        target = {
+            "model": nnx.state(trained(2)[0]),
+            "optimizer": nnx.state(trained(2)[1]),
+            "step": 0,
+        }
+        given = manager.restore(0, args=args.StandardRestore(target))
+        untyped = manager.restore(0, args=args.StandardRestore())
+    assert given["step"] == 3
+    for state in (given, untyped):
+        other, its_optimizer = trained(2)
+        nnx.update(other, state["model"], strict=True)
+        nnx.checkpoints.load_state(its_optimizer, state["optimizer"])
+        check_same((other, its_optimizer), (model, optimizer))
+    other, its_optimizer = trained(2)
+    nnx.update(other, given["model"])
+    nnx.update(its_optimizer, given["optimizer"])
+    check_same((other, its_optimizer), (model, optimizer))
+
+
+def test_pattern_7_composites(tmp_path):
+    model, optimizer = trained()
+    args = ocp.args
+    with ocp.CheckpointManager(tmp_path) as manager:
+        composite = args.Composite(
+            model=args.StandardSave(nnx.state(model)),
+            optimizer=args.StandardSave(nnx.state(optimizer)),
+        )
+        manager.save(0, args=composite)
+        given = manager.restore(
+            0,
+            args=args.Composite(
+                model=args.StandardRestore(nnx.state(model)),
+                optimizer=args.StandardRestore(nnx.state(optimizer)),
+            ),
+        )
+    other, its_optimizer = trained(2)
+    nnx.update(other, given["model"], strict=True)
+    nnx.update(its_optimizer, given["optimizer"], strict=True)
+    check_same((other, its_optimizer), (model, optimizer))
+
+
+def test_a_model_with_its_optimizer_is_one_object(folder):
+    both = trained(2)
+    raw = restored(folder / "trained")
+    assert {*raw} == {"0", "1"}
+    nnx.checkpoints.load_state(both, raw)
+    check_same(both, trained())
+    assert both[1].step.dtype == jnp.uint32
+    with pytest.raises(nnx.errors.StateMismatchError, match="below 0: pass that part"):
+        nnx.checkpoints.load_state(both[0], raw)
+
+
+def test_pattern_8_random_keys_of_an_abstract_model(folder):
+    pure = restored(folder / "pure")
+    del pure["dropout"]
+    model = nnx.eval_shape(make)
+    nnx.update(model, pure)
+    nnx.reseed(model, default=123)
+    assert isinstance(model.dropout.rngs.key[...], jax.Array)
+    other = nnx.eval_shape(make)
+    nnx.reseed(other, default=123)
+    nnx.checkpoints.load_state(other, pure, missing=nnx.RngState)
+    check_same(model, other)
+
+
+def test_pure_dicts_are_bytes_for_flax():
+    serialization = pytest.importorskip("flax.serialization")
+    pure = nnx.to_pure_dict(nnx.state(trained()[0]))
+    given = serialization.from_bytes(pure, serialization.to_bytes(pure))
+    model = trained(2)[0]
+    nnx.checkpoints.load_state(model, given)
+    check_same(model, trained()[0])

@@ -1,0 +1,362 @@
+"""Frozen Variables: no gradients, no optimizer state, the same everywhere else."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftree as nnx
+from graftree.nn import lora
+from tests.modes import GRAPH_UPDATES, MODES
+
+surgery = nnx.surgery
+
+
+def param():
+    return nnx.Param(jnp.ones((1, 4)))
+
+
+class Model(nnx.Module):
+    """Has parts in a List, a plain list and a dict, a BatchNorm and a tied kernel."""
+
+    def __init__(self, seed=0):
+        rngs = nnx.Rngs(seed)
+        self.blocks = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.scales = nnx.data([param(), {"a": param()}])
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = nnx.relu(block(x))
+        return self.head(self.norm(x) * self.scales[0] * self.scales[1]["a"])
+
+
+X = jax.random.normal(jax.random.key(1), (8, 4))
+
+
+def loss(model):
+    return jnp.mean((model(X) - 1) ** 2)
+
+
+def values(model, *filters):
+    flat = nnx.to_flat_state(nnx.state(model, *filters))
+    return {path: np.asarray(leaf[...]) for path, leaf in flat}
+
+
+def state_bytes(optimizer):
+    return sum(x.nbytes for x in jax.tree.leaves(nnx.state(optimizer, nnx.OptState)))
+
+
+@MODES
+def test_training_leaves_frozen_values_as_they_are_bit_by_bit(mode):
+    model = Model()
+    frozen = surgery.freeze(model, where=["blocks", "scales[1]"])
+    optimizer = nnx.Optimizer(
+        model, optax.adamw(0.1, weight_decay=0.5), wrt=nnx.Param, graph=mode["graph"]
+    )
+
+    @nnx.jit(**mode)
+    def step(model, optimizer):
+        gradients = nnx.value_and_grad(loss, **mode)(model)[1]
+        optimizer.update(model, gradients)
+
+    before = values(model)
+    for _ in range(2):
+        step(model, optimizer)
+    after = values(model)
+    same = {path for path in before if np.array_equal(before[path], after[path])}
+    # The bias before a normalization has no gradient, but moves by rounding.
+    assert same == set(frozen)
+    assert ("blocks", 0, "kernel") in same and ("scales", 1, "a") in same
+
+
+def test_optimizers_have_no_bytes_for_what_is_frozen():
+    model = Model()
+    surgery.freeze(model, where="{blocks,norm,scales}")
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    # Two moments of the head's ten numbers, a count and the number of steps.
+    assert state_bytes(optimizer) == 2 * 10 * 4 + 4 + 4
+    surgery.unfreeze(model, where="norm")
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    assert state_bytes(optimizer) == 2 * (10 + 8) * 4 + 4 + 4
+
+
+def test_gradients_contain_nothing_frozen():
+    model = Model()
+    surgery.freeze(model, where=["blocks", "scales", "norm"])
+    gradients = nnx.grad(loss)(model)
+    assert [path for path, _ in nnx.to_flat_state(gradients)] == [
+        ("head", "bias"),
+        ("head", "kernel"),
+    ]
+    _, gradients = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.Param))(model)
+    assert list(gradients) == ["head"]
+
+
+def test_a_plain_gradient_of_a_whole_model_is_zero_where_it_is_frozen():
+    model, reference = Model(), Model()
+
+    def outputs(model):  # kernels in all ways to read them
+        x = X @ model.blocks[0].kernel + model.blocks[1].kernel.T.sum()
+        return (model.head(x) ** 2).sum() + model.blocks[1].kernel.sum()
+
+    surgery.freeze(model, where="blocks")
+    gradients, expected = jax.grad(outputs)(model), jax.grad(outputs)(reference)
+    wanted = values(expected)
+    for path, value in values(gradients).items():
+        factor = 0 if path[0] == "blocks" else 1
+        np.testing.assert_array_equal(value, factor * wanted[path])
+    # What is behind a frozen layer still gets its gradient.
+    by_input = jax.grad(lambda x: model.blocks[0](x).sum())(X)
+    wanted = np.tile(np.asarray(model.blocks[0].kernel).sum(1), (8, 1))
+    np.testing.assert_allclose(by_input, wanted, rtol=1e-5)
+
+
+def test_an_optimizer_of_before_says_that_it_does_not_fit():
+    model = Model()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    surgery.freeze(model, where="blocks")
+    gradients = nnx.grad(loss)(model)
+    before = values((model, optimizer))
+    with pytest.raises(ValueError, match="made for other parameters") as error:
+        optimizer.update(model, gradients)
+    assert "0/mu/blocks/0/bias: shape (4,) then, nothing" in str(error.value)
+    assert "After changing or freezing parts of a model, make" in str(error.value)
+    assert before.keys() == values((model, optimizer)).keys()
+    for path, value in values((model, optimizer)).items():
+        np.testing.assert_array_equal(value, before[path])
+
+
+def test_unfreezing_is_the_inverse_of_freezing():
+    model = Model()
+    graphdef, variables = nnx.split(model)
+    before = [(path, leaf) for path, leaf in nnx.to_flat_state(variables)]
+    frozen = surgery.freeze(model)
+    assert nnx.graphdef(model) != graphdef
+    assert surgery.unfreeze(model) == frozen
+    assert nnx.graphdef(model) == graphdef
+    after = [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))]
+    assert [path for path, _ in before] == [path for path, _ in after]
+    assert all(x is y for (_, x), (_, y) in zip(before, after, strict=True))
+
+
+class Scale(nnx.Param):
+    """A class of the user's without behaviour of its own."""
+
+
+def test_every_variable_gets_its_own_class_and_metadata_back():
+    kinds = [nnx.Param, nnx.LoRAParam, Scale, nnx.Variable]
+    model = nnx.List([kind(jnp.ones(2), tag=kind.__name__) for kind in kinds])
+    surgery.freeze(model, nnx.Variable)
+    assert [type(x) for x in model] == [surgery.Frozen] * 4
+    assert [x.tag for x in model] == ["Param", "LoRAParam", "Scale", "Variable"]
+    assert surgery.unfreeze(model, nnx.LoRAParam) == [(1,)]
+    assert surgery.unfreeze(model, nnx.Not(Scale)) == [(0,), (3,)]
+    surgery.unfreeze(model)
+    assert [type(x) for x in model] == kinds
+    assert model[2].get_metadata(exclude_required=True) == {"tag": "Scale"}
+
+
+def test_what_is_shared_stays_shared_and_is_frozen_everywhere():
+    model = Model()
+    model.tied = model.blocks[0]
+    model.alias = model.head.kernel
+    model.pair = nnx.data((model.head.kernel, nnx.Param(jnp.ones(2))))
+    assert surgery.freeze(model, where="tied") == [
+        ("blocks", 0, "bias"),
+        ("blocks", 0, "kernel"),
+    ]
+    # Two ways lead to a part; each of them is a path of it.
+    assert surgery.freeze(model, where="pair[0]") == [("alias",)]
+    assert model.alias is model.head.kernel is model.pair[0]
+    assert isinstance(model.pair[0], surgery.Frozen)
+    assert isinstance(model.head.bias, nnx.Param)
+
+
+def test_cycles_and_deep_sharing_are_followed_once():
+    model = nnx.Dict(inner=nnx.Dict(weight=nnx.Param(jnp.ones(1))))
+    model.inner.outer = model
+    assert surgery.freeze(model, where="inner.outer.inner.weight") == [
+        ("inner", "weight")
+    ]
+    chain = nnx.Dict(leaf=nnx.Param(jnp.ones(1)))
+    for _ in range(60):  # 2 ** 60 paths
+        chain = nnx.Dict(a=chain, b=chain)
+    assert len(surgery.freeze(chain, where="**.b.leaf")) == 1
+
+
+def test_checkpoints_and_states_fit_before_and_after():
+    model, plain = Model(), Model(seed=1)
+    surgery.freeze(model, where="blocks")
+    assert [*nnx.to_flat_state(nnx.state(model)).paths] == [
+        *nnx.to_flat_state(nnx.state(plain)).paths
+    ]
+    # Also where Variables give their metadata: each keeps what it is.
+    nnx.update(model, nnx.state(plain))
+    assert type(model.blocks[0].kernel) is surgery.Frozen
+    np.testing.assert_array_equal(model.blocks[0].kernel, plain.blocks[0].kernel)
+    nnx.update(plain, nnx.state(model))
+    assert not plain.blocks[0].kernel.has_metadata("frozen_type")
+    surgery.unfreeze(model)
+    assert nnx.graphdef(model) == nnx.graphdef(plain)
+
+
+def test_frozen_models_are_copied_merged_and_pickled():
+    model = Model()
+    surgery.freeze(model, where="blocks")
+    copies = [
+        nnx.clone(model),
+        copy.deepcopy(model),
+        nnx.merge(*nnx.split(model)),
+        jax.tree.map(lambda x: x, model),
+        pickle.loads(pickle.dumps(model)),
+    ]
+    for other in copies:
+        assert nnx.graphdef(other) == nnx.graphdef(model)
+    for other in copies:
+        assert len(surgery.unfreeze(other)) == 4
+        assert type(other.blocks[0].kernel) is nnx.Param
+
+
+def test_compiled_functions_notice_freezing():
+    model = Model()
+    count = nnx.jit(lambda model: len(nnx.to_flat_state(nnx.state(model, nnx.Param))))
+    assert [int(count(model)) for _ in range(3)] == [10] * 3
+    surgery.freeze(model, where="blocks")
+    assert [int(count(model)) for _ in range(3)] == [6] * 3
+    surgery.unfreeze(model)
+    assert int(count(model)) == 10
+
+
+def test_refs_and_abstract_and_sharded_variables_are_frozen():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        sharded = nnx.Param(jnp.ones((4, 2)), out_sharding=("x", None))
+    model = nnx.Dict(
+        ref=nnx.Param(jnp.ones(2), ref=True),
+        abstract=nnx.Param(jax.ShapeDtypeStruct((2,), jnp.float32)),
+        sharded=sharded,
+    )
+    surgery.freeze(model)
+    jax.jit(lambda model: model.ref.set_value(jnp.zeros(2)))(model)
+    np.testing.assert_array_equal(model.ref[...], np.zeros(2))
+    assert model.sharded.out_sharding == ("x", None)
+    assert model.sharded.sharding.spec == jax.sharding.PartitionSpec("x", None)
+    assert model.abstract.shape == (2,)
+    assert jax.grad(lambda w: (model.ref * w).sum())(jnp.ones(2)).shape == (2,)
+    surgery.unfreeze(model)
+    assert model.ref.ref and type(model.ref) is nnx.Param
+
+
+def test_train_and_eval_go_on_and_statistics_change():
+    model = Model()
+    surgery.freeze(model)
+    before = np.asarray(model.norm.mean)
+    model(X)
+    assert not np.array_equal(before, model.norm.mean)
+    model.eval()
+    before = np.asarray(model.norm.mean)
+    model(X)
+    np.testing.assert_array_equal(before, model.norm.mean)
+
+
+class Doubled(nnx.Param):
+    """A class of the user's whose values are computed as they are read."""
+
+    def get_value(self, **kwargs):
+        return super().get_value(**kwargs) * 2
+
+
+REFUSED = {
+    "statistics": (lambda: Model(), "norm.mean: BatchStat is no parameter"),
+    "keys": (
+        lambda: nnx.Dict(dropout=nnx.Dropout(0.5, rngs=nnx.Rngs(0))),
+        "dropout.rngs.key: RngKey is no parameter",
+    ),
+    "behaviour": (
+        lambda: nnx.Dict(weight=Doubled(jnp.ones(1))),
+        "weight: Doubled has behaviour of its own: get_value",
+    ),
+    "overwritten": (
+        lambda: nnx.Dict(
+            layer=nnx.SpectralNorm(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+        ),
+        "layer.layer_instance.kernel: SpectralNorm or WeightNorm overwrites it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_frozen_is_listed_and_nothing_is_changed(name):
+    make, expected = REFUSED[name]
+    model = make()
+    before = nnx.graphdef(model)
+    with pytest.raises(ValueError, match="can't be frozen") as error:
+        surgery.freeze(model, nnx.Variable)
+    assert expected in str(error.value) and "Leave them out" in str(error.value)
+    assert nnx.graphdef(model) == before
+
+
+def test_a_selection_of_nothing_is_an_error():
+    model = Model()
+    with pytest.raises(ValueError, match="'block' matches no part") as error:
+        surgery.freeze(model, where="block")
+    assert "near it: blocks" in str(error.value)
+    with pytest.raises(ValueError, match="'norm_' matches no part"):
+        surgery.freeze(model, where=["blocks", "norm_"])
+    with pytest.raises(ValueError, match="matches no Variable to freeze") as error:
+        surgery.freeze(model, "blocks")
+    assert "a string is the tag of a Variable" in str(error.value)
+    with pytest.raises(ValueError, match="the filter LoRAParam matches no Variable"):
+        surgery.freeze(model, nnx.LoRAParam)
+    with pytest.raises(ValueError, match="no Variable to unfreeze.\n  12 Variables, 0"):
+        surgery.unfreeze(model)
+    surgery.freeze(model)
+    with pytest.raises(ValueError, match="12 Variables, 10 of them frozen; the others"):
+        surgery.freeze(model)
+    with pytest.raises(TypeError, match="freeze expects a Module"):
+        surgery.freeze(jnp.ones(2))
+
+
+@MODES
+def test_a_class_cannot_change_inside_a_transform_and_nothing_stays_behind(mode):
+    model = Model()
+    before = nnx.graphdef(model)
+    with pytest.raises(ValueError, match=r"nnx.jit: args\[0\].blocks\[0\].bias was a"):
+        nnx.jit(lambda model: surgery.freeze(model) and None, **mode)(model)
+    assert nnx.graphdef(model) == before
+    if mode is GRAPH_UPDATES:
+        with pytest.raises(nnx.errors.TraceContextError, match=r"at blocks\[0\].bias"):
+            nnx.jit(lambda: surgery.freeze(model) and None, **mode)()
+    assert nnx.graphdef(model) == before
+
+
+def test_models_are_frozen_where_a_transform_makes_them():
+    def make():
+        model = Model()
+        surgery.freeze(model, where="blocks")
+        return model
+
+    for model in (nnx.jit(make)(), nnx.eval_shape(make)):
+        assert type(model.blocks[0].kernel) is surgery.Frozen
+        assert model.blocks[0].kernel.frozen_type is nnx.Param
+
+
+def test_classes_of_graftree_have_no_behaviour_of_their_own():
+    # Else freezing would lose it.
+    for cls in (nnx.Param, lora.LoRAParam):
+        surgery.freeze(nnx.List([cls(jnp.ones(1))]))
+
+
+def test_patterns_are_filters():
+    model = Model()
+    kernels = nnx.state(model, nnx.All(nnx.Param, surgery.at("blocks[*].kernel")))
+    assert [*nnx.to_flat_state(kernels).paths] == [
+        ("blocks", 0, "kernel"),
+        ("blocks", 1, "kernel"),
+    ]
