@@ -30,7 +30,10 @@ def fails(violations):
 
 
 # Sub-modules of the public namespace that list their names in a table, `PUBLIC`.
-PUBLIC_MODULES = (nnx.checkpoints, nnx.debugging, nnx.precision, nnx.surgery)
+PUBLIC_MODULES = (
+    *(nnx.checkpoints, nnx.debugging, nnx.memory),
+    *(nnx.precision, nnx.sharding, nnx.surgery),
+)
 
 
 # ------------------------------------------------------------- the public namespace

@@ -240,7 +240,9 @@ __all__ = [
     "checkpoints",
     "debugging",
     "errors",
+    "memory",
     "precision",
+    "sharding",
     "surgery",
     "set_graph_mode",
     "set_graph_updates",
@@ -470,7 +472,8 @@ if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up
     __dir__ = _list_names
 else:
-    from graftree import checkpoints, precision, surgery  # at run time when first used
+    # At run time when first used.
+    from graftree import checkpoints, memory, precision, sharding, surgery
 
     # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from graftree import errors
+from graftree.core.text import columns
 from graftree.debugging import causes, dependencies
 from graftree.debugging.causes import Cause
 from graftree.debugging.dependencies import Facts
@@ -234,7 +235,7 @@ def _table(rows: Sequence[Cause]) -> list[str]:
         lines.append(
             (f"... and those of {len(numbers) - _MOST_TRACES} earlier traces",)
         )
-    return _aligned(lines)
+    return columns.aligned(lines, indent="  ")
 
 
 def _alike(rows: Sequence[Cause]) -> list[list[Cause]]:
@@ -257,9 +258,3 @@ def _cells(group: Sequence[Cause]) -> tuple[str, ...]:
 
 def _shortened(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    full = [line for line in lines if len(line) == len(_HEADER)]
-    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -26,7 +26,7 @@ from graftree.core import filters, paths
 from graftree.core.graph import functional, updates
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
-from graftree.core.variables import sharding, variables
+from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.training import misfits
@@ -268,7 +268,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             misfits.explain_failure(self.tx, params.pure, opt_state.pure, error)
             raise
         misfits.check_updates(params.pure, updates)
-        new_params = apply_updates(params.pure, updates)
+        new_params = params.settled(apply_updates(params.pure, updates))
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
 
@@ -356,6 +356,18 @@ class _Boxes:
         self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
         self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
+    def settled(self, pure: Any) -> Any:
+        """New values, kept where the Variables are annotated to be.
+
+        Where moments are divided in another way, the compiler would follow them.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        if {*mesh.axis_types} != {jax.sharding.AxisType.Auto}:
+            return pure
+        values = self._treedef.flatten_up_to(pure)
+        pairs = zip(self._leaves, values, strict=True)
+        return self._treedef.unflatten([_settled(*pair, mesh) for pair in pairs])
+
     def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
         """Returns the Variables, their new values, and the tree with new bare leaves.
 
@@ -370,6 +382,15 @@ class _Boxes:
                 [leaf if _is_variable(leaf) else value for leaf, value in pairs]
             )
         return [leaf for leaf, _ in boxed], [value for _, value in boxed], rest
+
+
+def _settled(leaf: Any, value: Any, mesh: Any) -> Any:
+    is_apart = _is_variable(leaf) and leaf.has_metadata("optimizer_sharding")
+    if not is_apart or not isinstance(value, _jax.Tracer):
+        return value
+    spec = partitioning.get_var_pspec(leaf) or jax.sharding.PartitionSpec()
+    place = jax.sharding.NamedSharding(mesh, spec)
+    return jax.lax.with_sharding_constraint(value, place)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:

@@ -1,0 +1,23 @@
+"""Programs that need less memory: the public sub-module `nnx.memory`.
+
+- ``accumulation.py``: gradients of a batch, computed part by part.
+
+The public names are in the table below, and nothing is imported before one is used.
+"""
+
+from __future__ import annotations
+
+import typing
+
+from graftree import lazy_names
+
+# For each file its public names. Type checkers read imports, below the table.
+PUBLIC: dict[str, str] = {
+    "accumulation": "value_and_grad",
+}
+
+if typing.TYPE_CHECKING:
+    from graftree.memory.accumulation import value_and_grad as value_and_grad
+
+
+__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

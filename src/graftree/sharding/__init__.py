@@ -1,0 +1,31 @@
+"""Models on many devices: the public sub-module `nnx.sharding`.
+
+- ``creation.py``: a model made directly on a mesh.
+- ``reports.py``: where each array is, and how many bytes a device holds.
+- ``hosts.py``: batches of all processes made of their parts; values read anywhere.
+
+The public names are in the table below, and nothing is imported before one is used.
+"""
+
+from __future__ import annotations
+
+import typing
+
+from graftree import lazy_names
+
+# For each file its public names. Type checkers read imports, below the table.
+PUBLIC: dict[str, str] = {
+    "creation": "init",
+    "hosts": "fetch global_batch",
+    "reports": "Report report",
+}
+
+if typing.TYPE_CHECKING:
+    from graftree.sharding.creation import init as init
+    from graftree.sharding.hosts import fetch as fetch
+    from graftree.sharding.hosts import global_batch as global_batch
+    from graftree.sharding.reports import Report as Report
+    from graftree.sharding.reports import report as report
+
+
+__getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
