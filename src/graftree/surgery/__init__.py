@@ -2,6 +2,7 @@
 
 - ``selections.py``: which parts of a model are meant, by path, class or predicate.
 - ``frozen_variables.py``: parameters taken out of training, and back.
+- ``replacements.py``: sub-modules replaced by others.
 
 All functions check everything before they change the first part of a model.
 
@@ -17,6 +18,7 @@ from graftree import lazy_names
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
     "frozen_variables": "Frozen freeze unfreeze",
+    "replacements": "replace",
     "selections": "at",
 }
 
@@ -24,6 +26,7 @@ if typing.TYPE_CHECKING:
     from graftree.surgery.frozen_variables import Frozen as Frozen
     from graftree.surgery.frozen_variables import freeze as freeze
     from graftree.surgery.frozen_variables import unfreeze as unfreeze
+    from graftree.surgery.replacements import replace as replace
     from graftree.surgery.selections import at as at
 
 

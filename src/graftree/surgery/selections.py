@@ -7,7 +7,7 @@ predicates see the first path only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from graftree.annotations import Path
@@ -60,8 +60,12 @@ def check_model(model: Any, call: str) -> None:
         )
 
 
-def parts_of(root: Any) -> list[Part]:
-    """All nodes and Variables of an object, itself first."""
+def parts_of(root: Any, *, without: Container[int] = ()) -> list[Part]:
+    """All nodes and Variables of an object, itself first.
+
+    What is in those with the identities ``without`` is left out, unless there are other
+    ways to it.
+    """
     seen: dict[int, Any] = {}
     found = []
     pending = [Part((), root)]
@@ -70,7 +74,8 @@ def parts_of(root: Any) -> list[Part]:
         if id(part.value) not in seen:
             seen[id(part.value)] = part.value
             found.append(part)
-            pending += reversed([*_below(part)])
+            if id(part.value) not in without:
+                pending += reversed([*_below(part)])
     return found
 
 

@@ -1,0 +1,204 @@
+"""Sub-modules replaced by others, in place, wherever they are.
+
+A module is replaced at all places from which the rest of the model refers to it. What
+the module itself refers to stays, so that its replacement may contain it. Lists and
+dicts are changed; tuples, which can't be, give way to new ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graftree import errors
+from graftree.annotations import Path
+from graftree.core import ownership, patterns
+from graftree.core.graph import nodes
+from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import attributes, bookkeeping, classes, pytrees
+from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.pytrees import Pytree
+from graftree.surgery import selections
+from graftree.surgery.selections import Part
+
+
+def replace(model: Any, where: Any, by: Any) -> list[Path]:
+    """Replaces sub-modules of a model, in place.
+
+    A module that is shared is replaced once, at all its places. All new modules are
+    made and checked before the first one is put in.
+
+    Args:
+        model: A Module, or another object or container of modules.
+        where: The modules to replace: a pattern of paths such as
+            ``"encoder.blocks[3].mlp"`` (see `at`), a class, a function of path and
+            module, or a list of these.
+        by: A function that gets a module and returns what takes its place: another
+            module, which may contain the old one, a function such as ``nnx.relu``, or
+            the module itself to keep it. Or a module, for exactly one match.
+
+    Returns:
+        The paths of the modules that were replaced, of each the first.
+
+    Raises:
+        ValueError: If nothing is selected, the model itself, or a module inside of
+            another one that is selected; if ``by`` returns ``None`` or what does not
+            fit; or if it is a module and several match. Then nothing is replaced.
+        TypeError: If ``model``, ``where`` or ``by`` have the wrong type.
+        TraceContextError: If another trace owns an object that would change.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> first, last = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+        >>> model = nnx.Sequential(first, nnx.Dropout(0.5), last)
+        >>> nnx.surgery.replace(model, nnx.Dropout, lambda old: nnx.relu)
+        [('layers', 1)]
+        >>> head = nnx.Linear(3, 10, rngs=rngs)
+        >>> nnx.surgery.replace(model, "layers[2]", head)
+        [('layers', 2)]
+        >>> model(jnp.ones((1, 2))).shape
+        (1, 10)
+    """
+    call = "nnx.surgery.replace"
+    selections.check_model(model, call)
+    is_object = isinstance(by, DataObject)
+    if not (is_object or callable(by)):
+        raise TypeError(
+            f"{call} expects a module, or a function from the old to the new one, as "
+            f"`by`, got {type(by).__name__}."
+        )
+    found = selections.find(model, where, f"{call}: where")
+    check_separate(model, found, call)
+    if is_object and len(found) > 1:
+        raise ValueError(
+            errors.message(
+                f"{call}: `by` is one {type(by).__name__}, but {len(found)} modules "
+                "match.",
+                where=", ".join(patterns.dotted(path) for path, _ in found),
+                way_out="Pass a function that makes a new module for each, or select "
+                "one of them.",
+            )
+        )
+    make: Any = (lambda _: by) if is_object else by
+    new = {id(x): make(x) for _, x in found}
+    _check_new(found, new)
+    put_in(
+        model, [part for part in found if new[id(part.value)] is not part.value], new
+    )
+    return [path for path, x in found if new[id(x)] is not x]
+
+
+def check_separate(model: Any, found: list[Part], call: str) -> None:
+    """Raises if the model itself is selected, or one module inside of another."""
+    selected = {id(x): path for path, x in found}
+    if id(model) in selected:
+        raise ValueError(
+            f"{call}: the model itself, a {type(model).__name__}, is selected; only "
+            "what is in it can be replaced."
+        )
+    outer = {id(x) for _, x in selections.parts_of(model, without=selected)}
+    for path, x in found:
+        for _, part in selections.parts_of(x):
+            is_other = part is not x and id(part) in selected
+            # In a cycle each is in the other one, and both are in the model.
+            if is_other and not (id(part) in outer and _is_in(x, part)):
+                raise ValueError(
+                    f"{call}: {patterns.dotted(selected[id(part)])} is inside of "
+                    f"{patterns.dotted(path)}, and both are selected.\n"
+                    "Select one of them, or replace them one after the other."
+                )
+
+
+def _is_in(part: Any, x: Any) -> bool:
+    return any(value is part for _, value in selections.parts_of(x))
+
+
+def _check_new(found: list[Part], new: Mapping[int, Any]) -> None:
+    for path, x in found:
+        if new[id(x)] is None or isinstance(new[id(x)], (list, tuple, dict)):
+            raise ValueError(
+                f"nnx.surgery.replace: `by` returned {type(new[id(x)]).__name__} for "
+                f"{patterns.dotted(path)}.\nReturn the module, or the function, that "
+                "takes its place."
+            )
+
+
+def put_in(model: Any, found: list[Part], new: Mapping[int, Any]) -> None:
+    """Puts others in the place of some parts, by the identity of these.
+
+    Args:
+        model: What they are in.
+        found: The parts.
+        new: What takes the place of each.
+
+    Raises:
+        ValueError: If one does not fit where it would be; then nothing is changed.
+        TraceContextError: If another trace owns an object that would change.
+    """
+    plan = _Plan(new, {id(x) for _, x in found})
+    plan.visit(model, None)
+    for step in plan.steps:
+        step()
+
+
+class _Plan:
+    """Where the old parts are referred to, and what will be done; all is checked."""
+
+    def __init__(self, new: Mapping[int, Any], wanted: set[int]) -> None:
+        self.steps: list[Callable[[], None]] = []
+        self._new = new
+        self._wanted = wanted
+        # What each visited object becomes: itself, or another one if it can't change.
+        self._done: dict[int, tuple[Any, Any]] = {}
+        # Those that were met again below themselves.
+        self._cyclic: set[int] = set()
+        self._open: set[int] = set()
+
+    def visit(self, x: Any, owner: Pytree | None) -> Any:
+        """Plans for an object and all below it; returns what takes its place."""
+        if id(x) in self._wanted:
+            return self._new[id(x)]
+        kind = nodes.kind_of(x)
+        if isinstance(kind, Leaf):
+            return x
+        if id(x) in self._done:
+            if id(x) in self._open:
+                self._cyclic.add(id(x))
+            return self._done[id(x)][1]
+        self._done[id(x)] = x, x
+        self._open.add(id(x))
+        owner = x if isinstance(x, Pytree) else owner
+        listed = nodes.children(x)
+        changes = {}
+        for key, child, is_data in listed:
+            now = child if is_data is False else self.visit(child, owner)
+            if now is not child:
+                changes[key] = now
+        self._open.discard(id(x))
+        if not changes:
+            return x
+        if kind.set_key is None:
+            if id(x) in self._cyclic:
+                raise ValueError(
+                    f"nnx.surgery: a {type(x).__name__} contains a module to replace, "
+                    "and itself by way of another object. Use a list."
+                )
+            items = [(key, changes.get(key, child)) for key, child, _ in listed]
+            rebuilt = kind.unflatten(items, kind.flatten(x)[1])
+            self._done[id(x)] = x, rebuilt
+            return rebuilt
+        for key, now in changes.items():
+            self._set(x, kind, owner, key, now)
+        return x
+
+    def _set(self, x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any) -> None:
+        if owner is not None and not bookkeeping.state_of(owner).is_owned():
+            raise ownership.object_error(owner, str(key))
+        if isinstance(x, Pytree):
+            name = classes.name_of(type(x), key)
+            pytrees.check_assignment(x, name, now)
+            if nodes.kind_of(now) is Leaf.STATIC:
+                # Else it would be a leaf, which transforms refuse.
+                now = attributes.static(now)
+        self.steps.append(functools.partial(kind.set_key, x, key, now))
