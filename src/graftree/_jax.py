@@ -56,6 +56,8 @@ name_scope = _source_info.extend_name_stack
 
 # JAX uses a program only where this context has the value that it was traced with.
 traced_apart: Callable[[int], Any] = jax.make_user_context()
+# The same for another purpose: the defaults with which layers are made.
+built_apart: Callable[[Any], Any] = jax.make_user_context()
 
 
 def is_differentiated(x: Any) -> bool:
@@ -381,3 +383,14 @@ def frames_of(equation: Any) -> list[tuple[str, int, str]]:
         (frame.file_name, frame.start_line, frame.function_name)
         for frame in _source_info.user_frames(equation.source_info.traceback)
     ]
+
+
+# Programs that are one operation to whoever looks at a model.
+_KERNELS = ("pallas_call", "core_map", "run_state")
+
+
+def programs_in(equation: Any) -> list[Any]:
+    """All programs in the parameters of an equation, without their constants."""
+    if equation.primitive.name in _KERNELS:
+        return []
+    return [*_core.jaxprs_in_params(equation.params)]

@@ -7,21 +7,16 @@ The function is traced, as by `nnx.jit`, and the program runs one operation at a
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from graftree import _jax, config, errors
-from graftree.core.graph import nodes
-from graftree.core.objects.pytrees import Pytree
+from graftree import _jax, errors
 from graftree.debugging.nan_reports import NanReport
 from graftree.debugging.nan_search import Search
-from graftree.transforms.crossing import decorators, inside
-from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing import recordings
 
 _NAME = "debugging.find_nans"
 
@@ -69,32 +64,17 @@ def find_nans(f: Callable[..., Any]) -> Callable[..., NanReport]:
 
     @functools.wraps(f, updated=())
     def search(*args: Any, **kwargs: Any) -> NanReport:
-        function, args, kwargs = _opened(f, args, kwargs)
+        function, args, kwargs = recordings.opened(f, args, kwargs)
         with jax.debug_nans(False), jax.debug_infs(False):
             return _search(function, args, kwargs)
 
     return search
 
 
-def _opened(
-    f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A function and its arguments: objects are passed, not closed over."""
-    while True:
-        if isinstance(f, functools.partial):
-            f, args, kwargs = f.func, (*f.args, *args), f.keywords | kwargs
-        elif inspect.ismethod(f) and isinstance(f.__self__, Pytree):
-            f, args = f.__func__, (f.__self__, *args)
-        elif isinstance(f, Pytree):
-            f, args = type(f).__call__, (f, *args)
-        else:
-            return f, args, kwargs
-
-
 def _search(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NanReport:
-    call, interior = _crossing(f, args, kwargs)
+    call, interior = recordings.crossing(_NAME, f, args, kwargs)
     (group,) = call.groups
     # As in the paths of operations, the object of a method goes by its class.
     kind = type(args[0]).__name__ if args else ""
@@ -110,53 +90,6 @@ def _search(
     results = search.run(program, held)
     refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
     return NanReport([*results, *refs], search.findings)
-
-
-def _crossing(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Call, Callable[..., Any]]:
-    """The call of a function, and what JAX traces of it."""
-
-    @decorators.wraps(f)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _map(
-            lambda x: x.value if isinstance(x, _Kept) else x, args, kwargs
-        )
-        return _only_data(f(*args, **kwargs))
-
-    row = Row.uniform(
-        _NAME,
-        config.GRAPH_UPDATES,
-        keywords=(Keywords.STAY, Keywords.STAY),
-        returns_captured=True,
-    )
-    args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
-    return Call(run, row, args, kwargs), inside.interior(run, row)
-
-
-class _Kept:
-    """An argument that JAX doesn't see."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-jax.tree_util.register_static(_Kept)
-
-
-def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
-    return jax.tree.map(
-        change, trees, is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _Kept)
-    )
-
-
-def _is_data(x: Any) -> bool:
-    return nodes.is_graph_node(x) or _jax.is_data_type(type(x))
-
-
-def _only_data(out: Any) -> list[Any]:
-    """What of an output can have numbers that are not finite."""
-    return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
 
 
 def _check_concrete(named: Any) -> None:

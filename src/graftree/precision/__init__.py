@@ -2,7 +2,9 @@
 
 - ``policies.py``: which dtypes parameters, arithmetic and results have; their text.
 - ``models.py``: sets a policy in a model; ``layers.py``: what that is in one layer;
-  ``applied.py``: what was set, ``tables.py`` prints it.
+  ``applied.py``: what was set.
+- ``building.py``: a policy for the layers that are made in a context.
+- ``reports.py``: which dtypes the operations of a program have; ``tables.py`` prints.
 
 The public names are in the table below, and nothing is imported before one is used.
 """
@@ -15,13 +17,18 @@ from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
+    "building": "default",
     "models": "set_policy",
     "policies": "Policy",
+    "reports": "DtypeReport report",
 }
 
 if typing.TYPE_CHECKING:
+    from graftree.precision.building import default as default
     from graftree.precision.models import set_policy as set_policy
     from graftree.precision.policies import Policy as Policy
+    from graftree.precision.reports import DtypeReport as DtypeReport
+    from graftree.precision.reports import report as report
 
 
 __getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from graftree import errors
@@ -86,34 +87,24 @@ def set_policy(
             f"{type(model).__name__}."
         )
     asked = policies.of_model(policy)
-    parts = _Parts(model, asked, policies.of_exceptions(exceptions))
-    changes = [parts.change(path) for path in parts.order()]
-    _check_callable(changes)
-    _check_writable(changes)
-    described = [change.described() for change in changes]
-    applied = Applied(
-        asked,
-        tuple([layer for layer in described if layer.policy != policies.KEEP]),
-        tuple([change.unknown for change in changes if change.unknown is not None]),
-    )
-    message = descriptions.unknown_message(applied.unknown)
-    if strict and applied.unknown:
-        raise ValueError(message)
-    _write(changes)
+    parts = Parts(model, asked, policies.of_exceptions(exceptions))
+    parts.check_matches()
+    applied = parts.apply(strict)
     if applied.unknown:
+        message = descriptions.unknown_message(applied.unknown)
         warnings.warn(message, errors.UnknownLayerWarning, stacklevel=2)
     return applied
 
 
 @dataclasses.dataclass
 class _Change:
-    """What changes in one module."""
+    """What changes in one module; nothing if ``policy`` is `policies.KEEP`."""
 
     path: Path
     module: Any
+    policy: Policy
     settings: dict[str, Any]
     casts: list[tuple[Variable[Any], Any]]
-    output: Any
     unknown: UnknownLayer | None
 
     def described(self) -> Layer:
@@ -121,17 +112,31 @@ class _Change:
         stored = self.settings.get("param_dtype")
         if self.casts:
             stored = self.casts[0][1]
-        policy = Policy(stored, self.settings.get("dtype"), self.output)
+        policy = Policy(stored, self.settings.get("dtype"), self.policy.output)
         return Layer(self.path, type(self.module).__name__, policy)
 
 
-class _Parts:
-    """The modules of a model, by path, and the policy of each."""
+class Parts:
+    """The modules of a model, by path, and the policy of each.
+
+    Args:
+        model: The model.
+        policy: Its policy.
+        exceptions: What they select, and their policies.
+        given: For each module that may be changed, by `id`, which of its attributes
+            may not; ``None``: all may be.
+    """
 
     def __init__(
-        self, model: Any, policy: Policy, exceptions: list[tuple[Any, Policy]]
+        self,
+        model: Any,
+        policy: Policy,
+        exceptions: list[tuple[Any, Policy]],
+        given: Mapping[int, frozenset[str]] | None = None,
     ) -> None:
         self._policy = policy
+        self._given = given
+        self._selections = [where for where, _ in exceptions]
         self._exceptions = [
             (patterns.to_predicate(where), own) for where, own in exceptions
         ]
@@ -143,25 +148,57 @@ class _Parts:
         self._known: dict[Path, Policy] = {}
         self._params = self._own_params()
         self._add_shared(model)
-        self._check_matches([where for where, _ in exceptions])
 
-    def order(self) -> list[Path]:
-        """The paths of all modules, each once, from the outermost inwards."""
-        return sorted(self._paths, key=_order)
+    def apply(self, strict: bool) -> Applied:
+        """Checks everything, and then changes all modules."""
+        order = sorted(self._paths, key=_order)
+        changes = [self._change(path) for path in order]
+        _check_callable(changes)
+        _check_writable(changes)
+        described = [change.described() for change in changes]
+        applied = Applied(
+            self._policy,
+            tuple([layer for layer in described if layer.policy != policies.KEEP]),
+            tuple([change.unknown for change in changes if change.unknown is not None]),
+        )
+        if strict and applied.unknown:
+            raise ValueError(descriptions.unknown_message(applied.unknown))
+        _write(changes)
+        return applied
 
-    def change(self, path: Path) -> _Change:
+    def check_matches(self) -> None:
+        """Refuses an exception that matches no module."""
+        for number in set(range(len(self._selections))) - self.matched():
+            known = [path for path in self._modules if path]
+            where = self._selections[number]
+            raise patterns.no_match_error("set_policy: exceptions", where, known)
+
+    def matched(self) -> set[int]:
+        """The numbers of the exceptions that match a module."""
+        return {
+            number
+            for number, (is_meant, _) in enumerate(self._exceptions)
+            if any(is_meant(path, x) for path, x in self._modules.items())
+        }
+
+    def _change(self, path: Path) -> _Change:
         """What changes in a module."""
         module, policy = self._modules[path], self._of(path)
-        settings, params = layers.settings(module, policy), self._params.get(path, [])
-        is_known, unknown, casts = "dtype" in settings or not params, None, []
+        given: frozenset[str] = frozenset()
+        if self._given is not None:
+            given = self._given.get(id(module), given)
+        found, params = layers.settings(module, policy), self._params.get(path, [])
+        is_known, unknown, casts = "dtype" in found or not params, None, []
         if not is_known and policy.compute is not None:
             unknown = descriptions.unknown_layer(path, module, params)
-        if is_known and policy.params is not None:
+        if is_known and policy.params is not None and "param_dtype" not in given:
             casts = [(variable, policy.params) for _, variable in params]
-        output = policy.output
-        if output is None and path == ():
-            output = self._policy.output
-        return _Change(path, module, settings, casts, output, unknown)
+        if "dtype" in given:
+            policy = dataclasses.replace(policy, output=None)
+        if policy.output is None and path == ():
+            policy = dataclasses.replace(policy, output=self._policy.output)
+        settings = {name: x for name, x in found.items() if name not in given}
+        return _Change(path, module, policy, settings, casts, unknown)
 
     def _own_params(self) -> dict[Path, list[tuple[Path, Variable[Any]]]]:
         """The Params of each module that are in no module inside it."""
@@ -177,6 +214,8 @@ class _Parts:
 
     def _of(self, path: Path) -> Policy:
         """The policy of the module at a path."""
+        if self._given is not None and id(self._modules[path]) not in self._given:
+            return policies.KEEP
         if path not in self._known:
             policy = dataclasses.replace(self._policy, output=None)
             if path != ():
@@ -195,13 +234,6 @@ class _Parts:
                 is_kept = given is policies.KEEP
                 policy = given if is_kept else policies.overridden(policy, given)
         return policy
-
-    def _check_matches(self, selections: list[Any]) -> None:
-        predicates = [is_meant for is_meant, _ in self._exceptions]
-        for where, is_meant in zip(selections, predicates, strict=True):
-            if not any(is_meant(path, x) for path, x in self._modules.items()):
-                known = [path for path in self._modules if path]
-                raise patterns.no_match_error("set_policy: exceptions", where, known)
 
     def _add_shared(self, model: Any) -> None:
         """Adds the further paths of what is shared; each must say the same."""
@@ -244,12 +276,12 @@ def _contradiction(found: dict[Path, Policy]) -> ValueError:
 
 def _check_callable(changes: list[_Change]) -> None:
     for change in changes:
-        if change.output is not None and not methods.is_named(change.module):
-            kind = type(change.module).__name__
+        dtype, kind = change.policy.output, type(change.module).__name__
+        if dtype is not None and not methods.is_named(change.module):
             raise ValueError(
                 errors.message(
-                    f"set_policy: output={change.output} casts the result of a call, "
-                    f"but {kind} has no plain method __call__.",
+                    f"set_policy: output={dtype} casts the result of a call, but "
+                    f"{kind} has no plain method __call__.",
                     where=patterns.dotted(change.path),
                     way_out="Leave output out, and cast where the results are used; or "
                     "have __call__ call the decorated function.",
@@ -260,7 +292,7 @@ def _check_callable(changes: list[_Change]) -> None:
 def _check_writable(changes: list[_Change]) -> None:
     for change in changes:
         state = bookkeeping.state_of(change.module)
-        if (change.settings or change.output) and not state.is_owned():
+        if (change.settings or change.policy.output) and not state.is_owned():
             name = next(iter(change.settings), outputs.DTYPE)
             raise ownership.object_error(change.module, name)
         for variable, _ in change.casts:
@@ -272,7 +304,8 @@ def _write(changes: list[_Change]) -> None:
     for change in changes:
         for name, value in change.settings.items():
             layers.set_attribute(change.module, name, value)
-        layers.set_output(change.module, change.output)
+        if change.policy != policies.KEEP:
+            layers.set_output(change.module, change.policy.output)
     for variable, raw in casts:
         if raw is not variable.get_raw_value():
             variable.set_raw_value(raw)

@@ -26,11 +26,18 @@ def folded(rows: Sequence[Row]) -> list[Row]:
 
     These become one range, as in ``blocks[0-11].mlp``, or a star.
     """
-    groups: dict[Row, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((_INDEX.sub("[*]", row[0]), *row[1:]), []).append(row)
+    return [row for row, _ in groups(rows)]
+
+
+def groups(rows: Sequence[Row]) -> list[tuple[Row, list[int]]]:
+    """The rows of `folded`, each with the numbers of those that it stands for."""
+    found: dict[Row, list[int]] = {}
+    for number, row in enumerate(rows):
+        key = (_INDEX.sub("[*]", row[0]), *row[1:])
+        found.setdefault(key, []).append(number)
     return [
-        (_path([row[0] for row in group]), *key[1:]) for key, group in groups.items()
+        ((_path([rows[number][0] for number in numbers]), *key[1:]), numbers)
+        for key, numbers in found.items()
     ]
 
 

@@ -1,0 +1,210 @@
+"""Which dtypes the operations of a program have that precision hangs on.
+
+A function is traced, and its program read: matrix products, convolutions, and the sums
+and maxima of norms and softmax, each with the path of the module that it is in. Calls,
+loops, branches and rematerialized parts are gone into, kernels are not.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree import _jax
+from graftree.precision import tables
+from graftree.transforms.crossing import recordings
+
+_NAMES = {
+    "dot_general": "dot",
+    "ragged_dot": "dot",
+    "ragged_dot_general": "dot",
+    "conv_general_dilated": "conv",
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+}
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of a program, or several that are alike.
+
+    Attributes:
+        path: The module that it is in, as in ``net.blocks[3].attn.query``; empty if it
+            is in none.
+        direction: ``"forward"``, ``"backward"``, or ``"recomputed"`` where `nnx.remat`
+            does the forward pass again.
+        name: ``"dot"``, ``"conv"``, ``"sum"`` or ``"max"``.
+        operands: The dtypes of the operands.
+        result: The dtype of the result, in which it is accumulated as far as the
+            program says; machines may accumulate half precision in float32.
+        count: How often it is done; the body of a while loop, and each branch, once.
+    """
+
+    path: str
+    direction: str
+    name: str
+    operands: tuple[str, ...]
+    result: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DtypeReport:
+    """The operations of a program that precision hangs on; it prints as a table.
+
+    Attributes:
+        operations: In the order of the program.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        >>> found = nnx.precision.report(model, jnp.ones((4, 2)))
+        >>> [(x.path, x.name, x.result) for x in found.operations]
+        [('Linear', 'dot', 'bfloat16')]
+    """
+
+    operations: tuple[Operation, ...]
+
+    def counts(
+        self, name: str = "dot", direction: str | None = None
+    ) -> dict[tuple[str, ...], int]:
+        """How many operations there are of each combination of dtypes.
+
+        Args:
+            name: The operation.
+            direction: The direction; ``None``: all.
+
+        Returns:
+            A dict from the dtypes of operands and result to a number, such as
+            ``{("bfloat16", "bfloat16", "bfloat16"): 73}``.
+        """
+        found: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for x in self.operations:
+            if x.name == name and direction in (None, x.direction):
+                found[(*x.operands, x.result)] += x.count
+        return dict(found)
+
+    def __str__(self) -> str:
+        if not self.operations:
+            return "no dots, convolutions, sums or maxima of floating numbers"
+        rows = []
+        for x in self.operations:
+            operands = " ".join([_SHORT.get(dtype, dtype) for dtype in x.operands])
+            dtypes = f"{operands} -> {_SHORT.get(x.result, x.result)}"
+            rows.append((x.path or "-", x.direction, x.name, dtypes))
+        listed = [
+            (*row, str(sum([self.operations[number].count for number in numbers])))
+            for row, numbers in tables.groups(rows)
+        ]
+        return tables.text(("module", "pass", "operation", "dtypes", "count"), listed)
+
+
+def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
+    """Lists in which dtypes a function multiplies, convolves and sums.
+
+    Nothing is computed, and nothing that the function writes reaches its arguments.
+
+    Args:
+        f: A function that can be traced, such as a train step, also one made by
+            ``nnx.jit``; a method; or a Module that is called.
+        *args: Its arguments; arrays may be ``jax.ShapeDtypeStruct``, also those in
+            Variables. Arguments that are not arrays or objects are constants.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The operations on floating numbers, by the path of the module that they are in,
+        forward and backward; to print, or to ask.
+
+    Example:
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> def step(net, x):
+        ...     return nnx.grad(lambda net: net(x).mean())(net)
+        >>> print(nnx.precision.report(step, model, jnp.ones((4, 2))))
+        module  pass      operation  dtypes          count
+        net     forward   dot        f32 f32 -> f32  1
+        -       forward   sum        f32 -> f32      1
+        net     backward  sum        f32 -> f32      1
+        net     backward  dot        f32 f32 -> f32  1
+        >>> nnx.precision.report(model, jnp.ones((4, 2))).counts("dot")
+        {('float32', 'float32', 'float32'): 1}
+    """
+    function, args, kwargs = recordings.opened(f, args, kwargs)
+    call, interior = recordings.crossing("precision.report", function, args, kwargs)
+    program, _ = _jax.opened(jax.make_jaxpr(interior)(*call.groups))
+    owner = type(args[0]).__name__ if args else ""
+    return DtypeReport(tuple(_alike(_operations(program, _Place(), 1, owner))))
+
+
+def _alike(operations: Iterator[Operation]) -> list[Operation]:
+    """Operations that are alike as one, where the first of them was."""
+    counts: dict[Operation, int] = {}
+    for x in operations:
+        key = dataclasses.replace(x, count=0)
+        counts[key] = counts.get(key, 0) + x.count
+    return [dataclasses.replace(x, count=count) for x, count in counts.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where in a program something is: names of modules, and of transforms."""
+
+    names: tuple[str, ...] = ()
+    transforms: frozenset[str] = frozenset()
+
+    def of(self, equation: Any) -> _Place:
+        """The place of an equation, and of the programs in it."""
+        names, transforms = self.names, {*self.transforms}
+        scopes = _jax.scopes_of(equation)
+        for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
+            found = [part for name, _ in run for part in name.split("/")]
+            if is_transform:
+                transforms |= {*found}
+                continue
+            transforms |= {_AGAIN} & {*found}
+            found = tuple([name for name in found if name != _AGAIN])
+            # A transform may begin with the path that is known already.
+            names = found if found[: len(names)] == names else names + found
+        return _Place(names, frozenset(transforms))
+
+    @property
+    def direction(self) -> str:
+        """In which pass it is."""
+        if _AGAIN in self.transforms:
+            return "recomputed"
+        return "backward" if "transpose" in self.transforms else "forward"
+
+
+# What JAX calls the forward pass that is done again.
+_AGAIN = "rematted_computation"
+
+
+def _operations(
+    program: Any, place: _Place, times: int, owner: str
+) -> Iterator[Operation]:
+    for equation in program.eqns:
+        here, name = place.of(equation), equation.primitive.name
+        if name in _NAMES:
+            dtypes = [str(x.aval.dtype) for x in equation.invars]
+            result = equation.outvars[0].aval.dtype
+            if jnp.issubdtype(result, jnp.inexact):
+                path = _path(here.names, owner)
+                operands = tuple(dtypes[:2])
+                kind = _NAMES[name]
+                yield Operation(
+                    path, here.direction, kind, operands, str(result), times
+                )
+        inner = times * equation.params["length"] if name == "scan" else times
+        for part in _jax.programs_in(equation):
+            yield from _operations(part, here, inner, owner)
+
+
+def _path(names: tuple[str, ...], owner: str) -> str:
+    # JAX names products after the formulas of einsum.
+    first, *others = [name for name in names if "->" not in name] or [""]
+    return ".".join([owner if first == "self" else first, *others])

@@ -1,0 +1,84 @@
+"""Programs recorded to be looked at: any function, any arguments, nothing is written.
+
+For tools that read what JAX records. Arguments that are neither arrays nor objects are
+constants, whatever they are; of the output, arrays and objects count.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from graftree import _jax, config
+from graftree.core.graph import nodes
+from graftree.core.objects.pytrees import Pytree
+from graftree.transforms.crossing import decorators, inside
+from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.rows import Keywords, Row
+
+
+def opened(
+    f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A function and its arguments: objects are passed, not closed over."""
+    while True:
+        if isinstance(f, functools.partial):
+            f, args, kwargs = f.func, (*f.args, *args), f.keywords | kwargs
+        elif inspect.ismethod(f) and isinstance(f.__self__, Pytree):
+            f, args = f.__func__, (f.__self__, *args)
+        elif isinstance(f, Pytree):
+            f, args = type(f).__call__, (f, *args)
+        else:
+            return f, args, kwargs
+
+
+def crossing(
+    name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Call, Callable[..., Any]]:
+    """The call of a function, and what JAX traces of it; both are for one tool."""
+
+    @decorators.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _map(
+            lambda x: x.value if isinstance(x, _Kept) else x, args, kwargs
+        )
+        return _only_data(f(*args, **kwargs))
+
+    row = Row.uniform(
+        name,
+        config.GRAPH_UPDATES,
+        keywords=(Keywords.STAY, Keywords.STAY),
+        returns_captured=True,
+    )
+    args, kwargs = _map(lambda x: x if _is_data(x) else _Kept(x), args, kwargs)
+    return Call(run, row, args, kwargs), inside.interior(run, row)
+
+
+class _Kept:
+    """An argument that JAX doesn't see."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+jax.tree_util.register_static(_Kept)
+
+
+def _map(change: Callable[[Any], Any], *trees: Any) -> Any:
+    return jax.tree.map(
+        change, trees, is_leaf=lambda x: nodes.is_graph_node(x) or isinstance(x, _Kept)
+    )
+
+
+def _is_data(x: Any) -> bool:
+    is_abstract = isinstance(x, jax.ShapeDtypeStruct)
+    return nodes.is_graph_node(x) or is_abstract or _jax.is_data_type(type(x))
+
+
+def _only_data(out: Any) -> list[Any]:
+    """The arrays and objects in an output."""
+    return [x for x in jax.tree.leaves(out, is_leaf=nodes.is_graph_node) if _is_data(x)]
