@@ -3,6 +3,7 @@
 - ``selections.py``: which parts of a model are meant, by path, class or predicate.
 - ``frozen_variables.py``: parameters taken out of training, and back.
 - ``replacements.py``: sub-modules replaced by others.
+- ``stacking.py``: lists of equal layers as one `Stack`, and back.
 
 All functions check everything before they change the first part of a model.
 
@@ -20,6 +21,7 @@ PUBLIC: dict[str, str] = {
     "frozen_variables": "Frozen freeze unfreeze",
     "replacements": "replace",
     "selections": "at",
+    "stacking": "stack unstack",
 }
 
 if typing.TYPE_CHECKING:
@@ -28,6 +30,8 @@ if typing.TYPE_CHECKING:
     from graftree.surgery.frozen_variables import unfreeze as unfreeze
     from graftree.surgery.replacements import replace as replace
     from graftree.surgery.selections import at as at
+    from graftree.surgery.stacking import stack as stack
+    from graftree.surgery.stacking import unstack as unstack
 
 
 __getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)
