@@ -9,6 +9,5 @@ start at ``experiment``, which tells the whole story in order:
 - ``models``: the network.
 - ``train``: the training step and the loop around it.
 - ``progress``: the live display of that loop.
-- ``checkpoint``: the model on disk.
 - ``report``: tables and pictures.
 """

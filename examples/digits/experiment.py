@@ -8,7 +8,7 @@ import numpy as np
 from rich import console as rich_console
 
 import graftree as nnx
-from examples.digits import checkpoint, data, models, progress, report, train
+from examples.digits import data, models, progress, report, train
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
         )
     seconds = time.perf_counter() - start
     folder = output / "checkpoint"
-    checkpoint.save(model, folder)
+    nnx.checkpoints.save(folder, model, overwrite=True)
     if should_stop():
         print(f"interrupted: the model so far was saved to {folder}")
         return False
@@ -94,8 +94,8 @@ def check_restored(
     Raises:
         RuntimeError: If a single bit of the predictions differs.
     """
-    restored = models.DigitClassifier(rngs=nnx.Rngs(seed))
-    checkpoint.restore(restored, folder)
+    fresh = models.DigitClassifier(rngs=nnx.Rngs(seed))
+    restored = nnx.checkpoints.restore(folder, fresh)
     restored.eval()
     if np.asarray(train.predict(restored, images)).tobytes() != logits.tobytes():
         raise RuntimeError(f"The model restored from {folder} predicts differently.")

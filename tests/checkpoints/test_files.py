@@ -1,7 +1,9 @@
 """`nnx.checkpoints.save` and `restore`: one object in one folder."""
 
+import logging
 import os
-import pathlib
+import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -83,26 +85,254 @@ def test_restored_object_has_every_value_and_the_other_stays(tmp_path, name):
     assert numbers(like) == before
 
 
-def test_failed_checks_are_listed_together(tmp_path):
+def test_all_differences_are_in_one_error(tmp_path):
     checkpoints.save(tmp_path / "a", {"a": jnp.ones(2), "b": jnp.ones(2), "c": 1})
     like = {"a": jnp.ones(3), "b": jnp.ones(2, jnp.bfloat16), "d": jnp.ones(1)}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(errors.StateMismatchError) as caught:
         checkpoints.restore(tmp_path / "a", like)
-    for path in ("a", "b", "c", "d"):
-        assert f"{path}" in str(caught.value)
+    assert caught.value.missing == (("d",),)
+    assert caught.value.unexpected == (("c",),)
+    assert [(x.path, x.what) for x in caught.value.misfits] == [
+        (("a",), "shape"),
+        (("b",), "dtype"),
+    ]
+    text = str(caught.value)
+    assert str(tmp_path / "a") in text and "float32[2] in the state" in text
 
 
-def test_existing_folder_is_refused_without_overwrite(tmp_path):
+def test_exceptions_are_the_callers_words(tmp_path):
+    saved = {"kernel": nnx.Param(jnp.full(3, 1.5)), "old": nnx.Param(jnp.ones(2))}
+    checkpoints.save(tmp_path / "a", saved)
+    new = nnx.Cache(jnp.full(2, 7.0))
+    like = {"kernel": nnx.Param(jnp.zeros(3, jnp.bfloat16)), "new": new}
+    restored = checkpoints.restore(
+        tmp_path / "a", like, missing=nnx.Cache, unexpected="old", cast=True
+    )
+    assert restored["kernel"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(restored["kernel"][...], jnp.full(3, 1.5))
+    assert restored["new"][...].tolist() == [7.0, 7.0]
+    kept = restored["new"][...].unsafe_buffer_pointer()
+    assert kept != new[...].unsafe_buffer_pointer()  # either may be donated
+
+
+def test_integers_that_do_not_fit_are_not_cast(tmp_path):
+    checkpoints.save(tmp_path / "a", {"n": jnp.array([1, 300])})
+    with pytest.raises(errors.CheckpointError, match="do not fit into int8"):
+        checkpoints.restore(tmp_path / "a", {"n": jnp.zeros(2, jnp.int8)}, cast=True)
+
+
+def test_kept_leaf_must_have_a_value(tmp_path):
+    checkpoints.save(tmp_path / "a", {"a": jnp.ones(2)})
+    like = {"a": jnp.ones(2), "b": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    with pytest.raises(errors.StateMismatchError, match="b: only float32.2., abstract"):
+        checkpoints.restore(tmp_path / "a", like, missing="b")
+
+
+# Where arrays go.
+
+
+def mesh_of(*shape):
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    devices = jax.devices()[: shape[0] * shape[1]]
+    return jax.make_mesh(shape, ("data", "model"), axis_types=kinds, devices=devices)
+
+
+def sharded(seed=0):
+    metadata = {"out_sharding": ("data", "model")}
+    model = nnx.Linear(8, 16, rngs=nnx.Rngs(seed), kernel_metadata=metadata)
+    return model, nnx.Optimizer(model, ADAM, wrt=nnx.Param), nnx.Rngs(seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (1, 1)])
+def test_arrays_go_onto_the_shardings_of_the_other_object(tmp_path, shape):
+    with jax.set_mesh(mesh_of(4, 2)):
+        saved = sharded()
+    checkpoints.save(tmp_path / "a", saved)
+    mesh = mesh_of(*shape)
+    wanted = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec("data", "model")
+    )
+    with jax.set_mesh(mesh):
+        concrete, abstract = sharded(1), nnx.eval_shape(sharded)
+        from_abstract = checkpoints.restore(tmp_path / "a", abstract)
+    graphdef, state = nnx.get_abstract_model(sharded, mesh)
+    from_state = nnx.merge(graphdef, checkpoints.restore(tmp_path / "a", state))
+    for restored in (
+        checkpoints.restore(tmp_path / "a", concrete),
+        from_abstract,
+        from_state,
+    ):
+        model, optimizer, _ = restored
+        assert model.kernel[...].sharding == wanted
+        assert optimizer.opt_state[0].mu["kernel"][...].sharding == wanted
+        assert numbers(restored) == numbers(saved)
+
+
+def test_what_had_no_device_of_its_own_has_none_again(tmp_path):
+    """Else a restored counter could not meet arrays on other devices in a program."""
+    checkpoints.save(tmp_path / "a", sharded_counter())
+    restored = checkpoints.restore(tmp_path / "a", sharded_counter())
+    count, rngs = restored
+    assert not count[...].committed and not rngs.default.key[...].committed
+    assert count[...].weak_type
+    elsewhere = jax.device_put(jnp.ones(2), jax.devices()[1])
+    assert (elsewhere * count[...]).devices() == {jax.devices()[1]}
+
+
+def sharded_counter():
+    return nnx.Variable(jnp.asarray(2.0)), nnx.Rngs(0)
+
+
+def test_abstract_mesh_without_devices_is_refused(tmp_path):
+    mesh = mesh_of(2, 4)
+    with jax.set_mesh(mesh):
+        checkpoints.save(tmp_path / "a", sharded())
+        abstract = nnx.eval_shape(sharded)
+    with pytest.raises(ValueError, match=r"0/kernel has a sharding .* jax.set_mesh"):
+        checkpoints.restore(tmp_path / "a", abstract)
+
+
+# Folders.
+
+
+def test_path_may_be_relative_or_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checkpoints.save("made/by/save", nnx.Rngs(0))
+    assert numbers(checkpoints.restore("~/made/by/save", nnx.Rngs(1))) == numbers(
+        nnx.Rngs(0)
+    )
+
+
+def test_existing_checkpoint_is_replaced_only_on_request(tmp_path):
     checkpoints.save(tmp_path / "a", nnx.Rngs(0))
     with pytest.raises(errors.CheckpointError, match="overwrite=True"):
         checkpoints.save(tmp_path / "a", nnx.Rngs(1))
     checkpoints.save(tmp_path / "a", nnx.Rngs(1), overwrite=True)
-    assert numbers(checkpoints.restore(tmp_path / "a", nnx.Rngs(0))) == numbers(
-        nnx.Rngs(1)
-    )
+    restored = checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
+    assert numbers(restored) == numbers(nnx.Rngs(1))
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_other_folders_are_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(errors.CheckpointError, match="no checkpoint, so it is not"):
+        checkpoints.save(tmp_path, nnx.Rngs(0), overwrite=True)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_killed_swap_leaves_a_checkpoint(tmp_path, is_swapped):
+    """The folders between the steps of replacing ``a``: see `files._swap`."""
+    checkpoints.save(tmp_path / "a", nnx.Rngs(0))
+    checkpoints.save(tmp_path / "a.graftree-new", nnx.Rngs(1))
+    if is_swapped:
+        (tmp_path / "a").rename(tmp_path / "a.graftree-old")
+    found = checkpoints.restore(tmp_path / "a", nnx.Rngs(2))
+    assert numbers(found) == numbers(nnx.Rngs(1 if is_swapped else 0))
+    with pytest.raises(errors.CheckpointError, match="exists"):
+        checkpoints.save(tmp_path / "a", nnx.Rngs(3))
+    checkpoints.save(tmp_path / "a", nnx.Rngs(3), overwrite=True)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_failed_save_leaves_nothing_and_keeps_the_one_before(tmp_path, monkeypatch):
+    checkpoints.save(tmp_path / "a", nnx.Rngs(0))
+
+    def fail(folder, tree):
+        folder.with_name(folder.name + ".orbax-checkpoint-tmp").mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("graftree.checkpoints.orbax_side.write", fail)
+    with pytest.raises(errors.CheckpointError, match="The disk is full") as caught:
+        checkpoints.save(tmp_path / "a", nnx.Rngs(1), overwrite=True)
+    assert caught.value.errno == 28
+    assert os.listdir(tmp_path) == ["a"]
+    restored = checkpoints.restore(tmp_path / "a", nnx.Rngs(1))
+    assert numbers(restored) == numbers(nnx.Rngs(0))
+
+
+# Refusals.
+
+REFUSED = {
+    "text": (lambda: {"a": "text"}, TypeError, "a is a str"),
+    "an object": (lambda: {"a": [object()]}, TypeError, "a/0 is a object"),
+    "big integer": (lambda: {"a": 2**70}, TypeError, "a is an integer of more than"),
+    "strings": (lambda: {"a": np.array(["x"])}, TypeError, "a has the dtype <U1"),
+    "odd dtype": (
+        lambda: {"a": nnx.Param(jnp.ones(2, jnp.uint4))},
+        TypeError,
+        "a has the dtype uint4, which Orbax can't store",
+    ),
+    "abstract": (
+        lambda: nnx.eval_shape(lambda: nnx.Rngs(0)),
+        TypeError,
+        "default/key is abstract",
+    ),
+    "bare array": (lambda: jnp.ones(2), TypeError, "put it in a dict"),
+    "dots": (
+        lambda: {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}},
+        ValueError,
+        "the same name on disk, 'a.b'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_stored_is_refused_by_path(tmp_path, name):
+    make, kind, text = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        checkpoints.save(tmp_path / "a", make())
+    assert text in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+def test_donated_array_is_refused(tmp_path):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model.kernel[...].delete()
+    with pytest.raises(TypeError, match="kernel has been deleted or donated"):
+        checkpoints.save(tmp_path / "a", model)
+
+
+def test_saving_in_a_trace_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="a is traced: save outside of jit"):
+        jax.jit(lambda x: checkpoints.save(tmp_path / "a", {"a": x}))(1.0)
+
+
 def test_missing_folder_is_one_clear_error(tmp_path):
-    with pytest.raises(errors.CheckpointError, match="There is no checkpoint at"):
-        checkpoints.restore(pathlib.Path(tmp_path / "a"), nnx.Rngs(0))
+    with pytest.raises(errors.CheckpointError, match="at .*/a: nothing is there"):
+        checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
+    (tmp_path / "a.orbax-checkpoint-tmp").mkdir()
+    with pytest.raises(errors.CheckpointError, match="only a part of one is there"):
+        checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
+
+
+def test_folder_that_is_no_checkpoint_is_one_clear_error(tmp_path):
+    with pytest.raises(errors.CheckpointError, match="is not a whole checkpoint"):
+        checkpoints.restore(tmp_path, nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("file", ["_METADATA", "manifest.ocdbt", "d"])
+def test_damaged_checkpoint_is_one_clear_error(tmp_path, capfd, file):
+    checkpoints.save(tmp_path / "a", nnx.Rngs(0))
+    damaged = tmp_path / "a" / file
+    if damaged.is_dir():
+        shutil.rmtree(damaged)
+    else:
+        os.truncate(damaged, damaged.stat().st_size // 2)
+    with pytest.raises(errors.CheckpointError, match="is damaged: a part is missing"):
+        checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
+    assert capfd.readouterr().err == ""
+
+
+def test_missing_orbax_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r"pip install .graftree\[checkpoints\]"):
+        checkpoints.save(tmp_path / "a", nnx.Rngs(0))
+
+
+def test_nothing_is_printed(tmp_path, capfd):
+    checkpoints.save(tmp_path / "a", Model(nnx.Rngs(0)))
+    checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
+    assert capfd.readouterr() == ("", "")
+    assert not logging.getLogger("absl").filters

@@ -16,7 +16,7 @@ import pytest
 
 import graftree as nnx
 from examples.digits import __main__ as command
-from examples.digits import checkpoint, data, experiment, models, report, train
+from examples.digits import data, experiment, models, report, train
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -26,8 +26,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def finished(tmp_path_factory):
     """The output folder, with older results in it, and the lines of a short run."""
     folder = tmp_path_factory.mktemp("digits")
-    (folder / "checkpoint").mkdir()
-    (folder / "checkpoint" / "older").touch()
+    nnx.checkpoints.save(folder / "checkpoint", {"older": np.ones(1)})
     (folder / "curves.png").write_text("older")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -93,7 +92,8 @@ def test_output_folder_holds_pictures_and_checkpoint_only(finished):
 
 def test_older_results_are_replaced(finished):
     folder, _ = finished
-    assert not (folder / "checkpoint" / "older").exists()
+    with pytest.raises(nnx.errors.StateMismatchError):
+        nnx.checkpoints.restore(folder / "checkpoint", {"older": np.zeros(1)})
     assert (folder / "curves.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
@@ -161,8 +161,8 @@ def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
     assert error == "Ctrl-C: finishing the step in progress\n"
 
     test = data.load(seed=0).test
-    untrained, restored = trained_for_nothing(0), trained_for_nothing(1)
-    checkpoint.restore(restored, tmp_path / "checkpoint")
+    untrained = trained_for_nothing(0)
+    restored = nnx.checkpoints.restore(tmp_path / "checkpoint", untrained)
     assert train.evaluate(restored, test).loss < train.evaluate(untrained, test).loss
 
 
@@ -194,40 +194,6 @@ def test_stopped_run_saves_and_reports_nothing_else(capsys, tmp_path):
     assert not experiment.run(**options, should_stop=lambda: True)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert capsys.readouterr().out.startswith("interrupted: the model so far was saved")
-
-
-def test_restore_gives_back_every_value(tmp_path):
-    saved, restored = trained_for_nothing(0), trained_for_nothing(1)
-    checkpoint.save(saved, tmp_path / "model")
-    checkpoint.restore(restored, tmp_path / "model")
-    images = data.load(seed=0).test.images
-    np.testing.assert_array_equal(
-        train.predict(saved, images), train.predict(restored, images)
-    )
-
-
-def test_failed_save_keeps_the_checkpoint_before_it(tmp_path, monkeypatch):
-    folder = tmp_path / "model"
-    checkpoint.save(trained_for_nothing(0), folder)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
-        patch.setattr(
-            checkpoint.orbax.StandardCheckpointer,
-            "save",
-            lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")),
-        )
-        checkpoint.save(trained_for_nothing(1), folder)
-    checkpoint.restore(trained_for_nothing(2), folder)
-
-
-def test_second_save_replaces_the_first(tmp_path):
-    restored = trained_for_nothing(2)
-    for seed in (0, 1):
-        checkpoint.save(trained_for_nothing(seed), tmp_path / "model")
-    checkpoint.restore(restored, tmp_path / "model")
-    np.testing.assert_array_equal(
-        restored.output.kernel[...], trained_for_nothing(1).output.kernel[...]
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_split_is_fixed_by_its_seed():

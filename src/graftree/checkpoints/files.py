@@ -33,8 +33,8 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             are made.
         obj: A Module, State, Optimizer, Rngs, metric, Variable, or another pytree of
             arrays and numbers; also tuples, lists and dicts of them.
-        overwrite: Whether the folder may exist, and is replaced. At every moment a
-            whole checkpoint is on disk, which `restore` finds.
+        overwrite: Whether the path may be that of a checkpoint, which is replaced. At
+            every moment a whole checkpoint is on disk, which `restore` finds.
 
     Raises:
         CheckpointError: If the folder exists, or can't be written.
@@ -62,11 +62,8 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
         )
     _finish_swap(folder)
     exists = processes.agreed(folder.exists())
-    if exists and not overwrite:
-        raise errors.CheckpointError(
-            f"nnx.checkpoints.save: {folder} exists.\nPass overwrite=True to replace "
-            "it, or choose another path."
-        )
+    if exists:
+        _check_replaceable(folder, overwrite)
     beside = folder.parent / (folder.name + readings.NEW) if exists else folder
     with orbax_side.explained("Saving to", folder):
         _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
@@ -77,6 +74,19 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             raise
         if exists:
             _swap(folder)
+
+
+def _check_replaceable(folder: Any, overwrite: bool) -> None:
+    """Raises if a folder that exists may not be replaced."""
+    if not overwrite:
+        what, way_out = "exists", "Pass overwrite=True to replace it, or choose"
+    elif orbax_side.is_tree(folder) or not any(folder.iterdir()):
+        return
+    else:
+        what, way_out = "is no checkpoint, so it is not replaced", "Choose"
+    raise errors.CheckpointError(
+        f"nnx.checkpoints.save: {folder} {what}.\n{way_out} another path."
+    )
 
 
 def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:
@@ -193,14 +203,25 @@ def restore(
     choice = loading.Choice(missing, unexpected, cast, has_values=False)
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
     items = readings.items_of(folder)
+    if items is not None and [*items] == [_ONLY] and not _has_names(like, items):
+        folder, items = items[_ONLY], None
     if items is None:
         read = readings.read_all({"": folder}, {"": like}, choice, what)
         return read[""].rebuilt()
-    if not isinstance(like, Mapping) or set(like) != set(items):
+    if not _has_names(like, items):
         raise errors.CheckpointError(
             f"{folder} has several objects: {', '.join(sorted(items))}.\nPass the "
             f"folder of one, e.g. {items[min(items)]}, or a dict with all of them."
         )
-    read = readings.read_all(items, dict(like), choice, what)
-    rebuilt: Any = {name: read[name].rebuilt() for name in like}
+    likes: Any = like
+    read = readings.read_all(items, likes, choice, what)
+    rebuilt: Any = {name: read[name].rebuilt() for name in likes}
     return rebuilt
+
+
+# What Orbax's manager calls the object of a step, if it is the only one.
+_ONLY = "default"
+
+
+def _has_names(like: Any, items: Mapping[str, Any]) -> bool:
+    return isinstance(like, dict) and set(like) == set(items)

@@ -58,7 +58,7 @@ class Layout:
     """
 
     def __init__(self, obj: Any, function: str) -> None:
-        listed, self._treedef = jax.tree.flatten_with_path(obj, is_leaf=_is_object)
+        listed, self._treedef = jax.tree.flatten_with_path(obj, is_leaf=_is_part)
         self._parts = [part for _, part in listed]
         objects = {i: part for i, part in enumerate(self._parts) if _is_object(part)}
         if config.graph_mode(None):
@@ -84,7 +84,7 @@ class Layout:
         raw = flattening.raw_of(leaf)
         is_variable = isinstance(leaf, Variable)
         metadata = variables.metadata_of(leaf) if is_variable else {}
-        listed, treedef = jax.tree.flatten_with_path(raw)
+        listed, treedef = jax.tree.flatten_with_path(raw, is_leaf=_is_part)
         for keys, value in listed:
             inner = paths.from_jax(keys)
             full = (*path, *inner)
@@ -158,6 +158,12 @@ def _as_stored(leaf: Leaf, rest: Iterator[Any]) -> Any:
 def _is_object(x: Any) -> bool:
     """Whether it may be shared: an object, a Variable or a ref."""
     return nodes.is_graph_node(x)
+
+
+def _is_part(x: Any) -> bool:
+    """Whether JAX is not to take it apart; iterators, for one, it would not refuse."""
+    is_static = x is not None and nodes.kind_of(x) is nodes.Leaf.STATIC
+    return is_static or _is_object(x)
 
 
 def _check_places(slots: Sequence[Slot], function: str) -> None:

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -73,14 +75,20 @@ def is_remote(folder: Any) -> bool:
 
 
 class _Silence(logging.Filter):
-    """Drops what Orbax logs, unless the program asked for absl's log."""
+    """Drops what Orbax logs, unless the program asked for absl's log.
+
+    Also what asyncio says of the rest of Orbax's tasks when one of them has failed.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        folder = os.path.join("orbax", "checkpoint")
-        return folder not in record.pathname or _LOGGER.level in _ASKED_FOR
+        if _LOGGERS[0].level in _ASKED_FOR:
+            return True
+        where = os.path.join("orbax", "checkpoint")
+        text = record.getMessage() if record.name == "asyncio" else record.pathname
+        return where not in text and "tensorstore" not in text
 
 
-_LOGGER = logging.getLogger("absl")
+_LOGGERS = (logging.getLogger("absl"), logging.getLogger("asyncio"))
 _ASKED_FOR = (logging.DEBUG, logging.INFO)
 _silence = _Silence()
 _lock = threading.Lock()
@@ -98,14 +106,15 @@ def quiet() -> Iterator[None]:
 
 
 def silence(change: int) -> None:
-    """Counts those who want silence; the last one gives the logger back as it was."""
+    """Counts those who want silence; the last one gives the loggers back."""
     global _listeners
     with _lock:
         _listeners += change
-        if _listeners == 0:
-            _LOGGER.removeFilter(_silence)
-        else:
-            _LOGGER.addFilter(_silence)
+        for logger in _LOGGERS:
+            if _listeners == 0:
+                logger.removeFilter(_silence)
+            else:
+                logger.addFilter(_silence)
 
 
 # ---------------------------------------------------------------- errors
@@ -116,7 +125,13 @@ def explained(action: str, folder: Any) -> Iterator[None]:
     """Turns what goes wrong below into one error that says what and where."""
     try:
         with quiet():
-            yield
+            try:
+                yield
+            except Exception as error:
+                # Now, in silence: tasks that are forgotten complain when they go.
+                traceback.clear_frames(error.__traceback__)
+                gc.collect()
+                raise
     except errors.GraftreeError:
         raise
     except Exception as error:
@@ -203,14 +218,70 @@ def read_facts(folder: Any) -> Stored:
     """Reads what a folder holds, but no array.
 
     What holds no number (``None``, empty containers) is left out: it is bookkeeping.
+
+    Raises:
+        CheckpointError: If a part of the folder is missing or damaged.
     """
-    tree = load().PyTreeCheckpointHandler().metadata(folder).tree
+    _check_whole(folder)
+    tree = _handler().metadata(folder).tree
     implementations = _key_implementations(folder)
     found: dict[DiskPath, Fact] = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
         keys = _keys_of(path)
         found[keys] = _fact(leaf, implementations.get(".".join(keys)))
     return Stored(folder, tree, found)
+
+
+def _check_whole(folder: Any) -> None:
+    """Raises if the tree file or the index of the arrays is not as it was written.
+
+    Orbax would find out too, once for each array and at the same time.
+    """
+    try:
+        tree = json.loads((folder / TREE_FILE).read_text())
+        if tree.get("use_ocdbt") and not is_remote(folder):
+            import tensorstore
+
+            spec = {"driver": "ocdbt", "base": f"file://{folder}/"}
+            known = {*tensorstore.KvStore.open(spec).result().list().result()}
+            lost = [name for name in _array_names(tree) if name not in known]
+            if lost:
+                raise ValueError(f"{len(lost)} arrays are not there, as {lost[0]}")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise errors.CheckpointError(
+            f"The checkpoint {folder} is damaged: a part is missing or cut off.\n  "
+            f"{type(error).__name__}: {str(error)[:300]}\nRestore another one."
+        ) from error
+
+
+def _array_names(tree: Any) -> list[bytes]:
+    """The names that the arrays of a tree file have in the index."""
+    end = "zarr.json" if tree.get("use_zarr3") else ".zarray"
+    return [
+        f"{'.'.join(key['key'] for key in entry['key_metadata'])}/{end}".encode()
+        for entry in tree["tree_metadata"].values()
+        if entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray")
+    ]
+
+
+def _handler() -> Any:
+    """A handler that reads every tree as dicts with strings as keys.
+
+    Orbax can't read all that it has written: a Module with a list in it has keys of
+    both kinds side by side.
+    """
+    orbax = load()
+    base = orbax.BasePyTreeCheckpointHandler
+
+    class Handler(base):
+        async def _read_metadata_file(self, directory: Any) -> Any:
+            metadata = await super()._read_metadata_file(directory)
+            for entry in metadata.tree_metadata_entries:
+                for key in entry.key_metadata.nested_key_metadata_entries:
+                    key.key_type = type(key.key_type).DICT
+            return metadata
+
+    return orbax.PyTreeCheckpointHandler(handler_impl=Handler())
 
 
 def _keys_of(path: Any) -> DiskPath:
@@ -274,7 +345,7 @@ def read(stored: Stored, wanted: Mapping[DiskPath, Any]) -> dict[DiskPath, Any]:
 
     item = for_each(lambda target: 0 if target is None else target, orbax.PLACEHOLDER)
     how = for_each(_restore_args, orbax.RestoreArgs())
-    with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
+    with orbax.Checkpointer(_handler()) as checkpointer:
         args = orbax.args.PyTreeRestore(item=item, restore_args=how)
         read = checkpointer.restore(stored.folder, args=args)
     return {

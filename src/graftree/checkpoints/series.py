@@ -122,9 +122,9 @@ class Checkpoints:
             self._clear()
             if self._checkpointer is None:
                 self._checkpointer = _checkpointer()
-                endings.wait_at_end(self)
             args = orbax_side.load().args.Composite(**items)
             self._checkpointer.save(folder, args=args)
+        endings.begin(self)
         orbax_side.silence(+1)
         self._thread = threading.Thread(
             target=self._finish, args=(step,), name="graftree-checkpoints"
@@ -252,6 +252,7 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            endings.end(self)
         self._raise_failure()
 
     def close(self) -> None:

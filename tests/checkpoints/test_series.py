@@ -1,0 +1,291 @@
+"""`nnx.checkpoints.Checkpoints`: the steps of a training run."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftree as nnx
+from graftree import errors
+from graftree.checkpoints import Checkpoints
+
+
+class Numbers:
+    """A data iterator."""
+
+    def __init__(self, seed=0):
+        self.position = 0
+        self.generator = np.random.default_rng(seed)
+
+    def __next__(self):
+        self.position += 1
+        return self.generator.normal(size=(4, 2)).astype(np.float32)
+
+    def get_state(self):
+        return {"at": self.position, "generator": self.generator.bit_generator.state}
+
+    def set_state(self, state):
+        self.position = state["at"]
+        self.generator.bit_generator.state = state["generator"]
+
+
+def objects(seed=0):
+    """All that a training run has."""
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(seed))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    rngs, data = nnx.Rngs(seed), Numbers(seed)
+    return {"model": model, "optimizer": optimizer, "rngs": rngs, "data": data}
+
+
+@nnx.jit(donate_argnames=("model", "optimizer"))
+def train_step(model, optimizer, rngs, batch):
+    batch += 0.1 * rngs.normal(batch.shape)
+
+    def loss(model):
+        return jnp.mean(model(batch) ** 2)
+
+    value, grads = nnx.value_and_grad(loss)(model)
+    optimizer.update(model, grads)
+    return value
+
+
+def train(run, steps, checkpoints=None):
+    """The losses of some steps, each of which is saved."""
+    losses = []
+    for step in steps:
+        batch = next(run["data"])
+        losses.append(train_step(run["model"], run["optimizer"], run["rngs"], batch))
+        if checkpoints is not None:
+            checkpoints.save(step, **run)
+    return [float(loss) for loss in losses]
+
+
+def test_resumed_run_has_the_losses_of_the_unbroken_one(tmp_path):
+    unbroken = train(objects(), range(1, 7))
+    with Checkpoints(tmp_path) as checkpoints:
+        first = train(objects(), range(1, 4), checkpoints)
+    run = objects(seed=5)
+    kernel = run["model"].kernel
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest(**run) == 3
+    assert run["model"].kernel is kernel
+    assert first + train(run, range(4, 7)) == unbroken
+
+
+def test_only_the_newest_steps_are_kept(tmp_path):
+    with Checkpoints(tmp_path, keep=2, every=3) as checkpoints:
+        saved = [checkpoints.save(step, rngs=nnx.Rngs(0)) for step in range(1, 11)]
+        assert saved == [step % 3 == 0 for step in range(1, 11)]
+        assert checkpoints.save(10, force=True, rngs=nnx.Rngs(0))
+        assert checkpoints.steps() == [9, 10]
+    assert sorted(os.listdir(tmp_path)) == ["10", "9"]
+
+
+def test_what_happens_after_save_does_not_reach_it(tmp_path):
+    """Donation, writes into refs and into NumPy arrays, all before it is on disk."""
+    size = 1_000_000
+    model = nnx.Dict(
+        donated=nnx.Param(jnp.arange(size)),
+        ref=nnx.Variable(jnp.arange(size), ref=True),
+        array=nnx.Variable(np.arange(size)),
+    )
+    data = Numbers()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, model=model, data=data)
+        next(data)
+        model.array[...][:] = -1
+        model.ref[...] = -jnp.ones(size, int)
+        jax.jit(lambda x: -x, donate_argnums=0)(model.donated[...]).block_until_ready()
+        model.donated.set_value(jnp.zeros(size, int))
+        checkpoints.restore(0, model=model, data=data)
+    for name in ("donated", "ref", "array"):
+        np.testing.assert_array_equal(model[name][...], np.arange(size))
+    assert data.position == 0
+
+
+def test_error_in_the_background_reaches_the_next_call(tmp_path, monkeypatch):
+    break_commits(monkeypatch)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, rngs=nnx.Rngs(0))
+    with pytest.raises(errors.CheckpointError, match="Saving step 1 to .*failed"):
+        checkpoints.steps()
+    monkeypatch.undo()
+    assert checkpoints.save(1, rngs=nnx.Rngs(0))
+    assert checkpoints.steps() == [1]
+    checkpoints.close()
+    assert os.listdir(tmp_path) == ["1"]
+
+
+def test_error_in_the_background_reaches_close(tmp_path, monkeypatch):
+    break_commits(monkeypatch)
+    with pytest.raises(errors.CheckpointError, match="Saving step 1"):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, rngs=nnx.Rngs(0))
+
+
+def test_error_of_the_program_is_not_hidden_by_one_of_a_save(tmp_path, monkeypatch):
+    break_commits(monkeypatch)
+    with pytest.raises(KeyError) as caught:
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, rngs=nnx.Rngs(0))
+            raise KeyError
+    assert "Saving step 1" in caught.value.__notes__[0]
+
+
+def break_commits(monkeypatch):
+    """Makes the last step of a save in the background fail."""
+    import orbax.checkpoint
+
+    def fail(self, folder):
+        raise OSError(28, "No space left on device")
+
+    handler = orbax.checkpoint.CompositeCheckpointHandler
+    monkeypatch.setattr(handler, "finalize", fail)
+
+
+PROGRAM = """
+import sys
+import jax.numpy as jnp
+import graftree as nnx
+model = nnx.Dict(x=nnx.Param(jnp.ones(3_000_000)))
+nnx.checkpoints.Checkpoints(sys.argv[1]).save(1, model=model)
+"""
+
+
+def test_program_that_ends_without_waiting_has_saved(tmp_path):
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "run")]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.listdir(tmp_path / "run") == ["1"]
+
+
+def test_steps_are_saved_once_and_in_order(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, rngs=nnx.Rngs(0))
+        with pytest.raises(errors.CheckpointError, match="step 5 has been saved"):
+            checkpoints.save(5, rngs=nnx.Rngs(0))
+        with pytest.raises(errors.CheckpointError, match="step 4 comes before 5"):
+            checkpoints.save(4, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with steps 1 and 2 of a run."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder) as checkpoints:
+        run = objects()
+        train(run, [1, 2], checkpoints)
+    return folder
+
+
+def test_unknown_step_names_the_known_ones(saved):
+    with pytest.raises(errors.CheckpointError, match="no step 7 .*Saved are: 1, 2"):
+        Checkpoints(saved).restore(7, **objects())
+
+
+def test_objects_asked_for_must_be_those_saved(saved):
+    run = objects()
+    with pytest.raises(errors.CheckpointError) as caught:
+        Checkpoints(saved).restore_latest(model=run["model"], ema=nnx.Rngs(0))
+    text = str(caught.value)
+    assert "ema: asked for, not saved" in text
+    assert "optimizer: saved, not asked for" in text
+    assert "say so: data=None, optimizer=None, rngs=None" in text
+
+
+def test_object_may_be_left_on_disk_in_so_many_words(saved):
+    run = objects(seed=3)
+    before = run["rngs"].default.key[...]
+    names = {"data": None, "optimizer": None, "rngs": None}
+    assert Checkpoints(saved).restore_latest(model=run["model"], **names) == 2
+    assert run["rngs"].default.key[...] is before
+
+
+def test_nothing_is_written_if_one_object_does_not_fit(saved):
+    run = objects(seed=3)
+    run["optimizer"] = nnx.Linear(2, 4, rngs=nnx.Rngs(0))
+    kernel = run["model"].kernel[...]
+    with pytest.raises(errors.StateMismatchError, match="optimizer/kernel"):
+        Checkpoints(saved).restore_latest(**run)
+    assert run["model"].kernel[...] is kernel
+    assert run["data"].position == 0
+
+
+def test_nothing_is_written_if_an_iterator_refuses_its_state(saved):
+    class Picky(Numbers):
+        def set_state(self, state):
+            super().set_state(state)
+            if state["at"]:
+                raise ValueError("no")
+
+    run = objects(seed=3) | {"data": Picky()}
+    kernel = run["model"].kernel[...]
+    with pytest.raises(ValueError, match="no"):
+        Checkpoints(saved).restore_latest(**run)
+    assert run["model"].kernel[...] is kernel and run["data"].position == 0
+
+
+def test_single_objects_of_a_step_can_be_read_by_themselves(saved):
+    model = nnx.checkpoints.restore(saved / "2" / "model", objects(1)["model"])
+    run = objects(1)
+    Checkpoints(saved).restore_latest(**run)
+    np.testing.assert_array_equal(model.kernel[...], run["model"].kernel[...])
+
+
+def test_half_written_and_half_deleted_steps_do_not_count(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
+    (tmp_path / "1").rename(tmp_path / "1.graftree-deleted")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest(**objects()) is None
+        checkpoints.save(2, rngs=nnx.Rngs(0))
+    assert os.listdir(tmp_path) == ["2"]
+
+
+def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with Checkpoints(tmp_path / "file" / "run") as checkpoints:
+        with pytest.raises(
+            errors.CheckpointError, match="A part of the path is a file"
+        ):
+            checkpoints.save(1, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"every": 0}, {"every": 1.5}])
+def test_wrong_options_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="expects (keep|every) >= 1"):
+        Checkpoints(tmp_path, **options)
+
+
+def test_wrong_objects_are_refused(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match="expects the objects"):
+            checkpoints.save(1)
+        with pytest.raises(TypeError, match="model is None"):
+            checkpoints.save(1, model=None)
+        with pytest.raises(TypeError, match="data: <root> is a list_iterator"):
+            checkpoints.save(1, data=iter([]))
+        assert checkpoints.steps() == []
+    with pytest.raises(ValueError, match="save: it has been closed"):
+        checkpoints.save(1, rngs=nnx.Rngs(0))
+
+
+def test_grain_iterators_are_resumed(tmp_path):
+    grain = pytest.importorskip("grain")
+    source = grain.MapDataset.range(20).shuffle(seed=1).batch(2)
+    numbers = iter(source.to_iter_dataset())
+    seen = [next(numbers).tolist() for _ in range(6)]
+    again, later = iter(source.to_iter_dataset()), iter(source.to_iter_dataset())
+    for _ in range(3):
+        next(again)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, data=again)
+        checkpoints.restore_latest(data=later)
+    assert [next(later).tolist() for _ in range(3)] == seen[3:]
