@@ -23,7 +23,7 @@ MOVED: Mapping[str, str] = {
     "core.containers": "core.modules.containers",
     "core.flat_states": "core.states.flat_states",
     "core.flattening": "core.graph.flattening core.graph.merging",
-    "core.functional": "core.graph.functional core.graph.updates",
+    "core.functional": "core.graph.functional core.graph.updates core.graph.removals",
     "core.graph_states": "core.graph.graph_states",
     "core.mappings": "core.states.nested",
     "core.metadata": "core.variables.metadata core.imprints",

@@ -178,8 +178,8 @@ def test_shared_variables_may_be_at_any_of_their_paths():
     node = nnx.Dict(a=nnx.Dict(w=shared), b=nnx.Dict(w=shared))
     nnx.update(node, {"b": {"w": jnp.ones(2)}}, strict=True)
     assert shared[...].tolist() == [1.0, 1.0]
-    array = jnp.full(2, 2.0)
-    nnx.update(node, {"b": {"w": array}, "a": {"w": array}}, strict=True)
+    twice = {"b": {"w": jnp.full(2, 2.0)}, "a": {"w": np.full(2, 2.0, np.float32)}}
+    nnx.update(node, twice, strict=True)
     assert shared[...].tolist() == [2.0, 2.0]
     # Two tensors for one Variable: one of them would be dropped.
     error = failure(node, {"a": {"w": jnp.ones(2)}, "b": {"w": jnp.zeros(2)}})

@@ -163,7 +163,7 @@ def test_mappings_for_arrays_are_listed_and_nothing_changes(is_ref):
     given = {"a": jnp.ones(2), "b": {0: {"x": 1, "y": 2}}, "c": {"value": {"z": 3}}}
     with pytest.raises(ValueError, match="can't take the place of an array") as caught:
         nnx.update(model, given)
-    where = "b/0: the BatchStat holds float32[2, 3], got a dict with the keys 'x', 'y'"
+    where = "b/0: the BatchStat holds float32[2,3], got a dict with the keys 'x', 'y'"
     assert where in str(caught.value) and "c: the Param holds" in str(caught.value)
     assert "Pass the array at that path" in str(caught.value)
     assert model.a[...].tolist() == [0.0, 0.0]
@@ -212,3 +212,58 @@ def test_a_mapping_for_a_number_is_refused():
     with pytest.raises(ValueError, match="a mapping can't take the place"):
         nnx.update(model, {"x": {"a": 1, "b": 2}})
     assert model["x"].get_raw_value() == 3
+
+
+def test_the_bookkeeping_of_saved_modules_is_passed_over():
+    def bias():
+        return nnx.Dict(b=nnx.Param(jnp.zeros(2)))
+
+    saved = {"_pytree__state": None, "b": {"value": jnp.ones(2)}}
+    model, state = bias(), nnx.state(bias())
+    nnx.update(model, saved)
+    nnx.replace_by_pure_dict(state, {"_pytree__state": None, "b": jnp.ones(2)})
+    for found in (model.b, state["b"], nnx.merge(nnx.graphdef(model), saved).b):
+        assert found[...].tolist() == [1.0, 1.0]
+    for wrong in ({"_pytree__state": 1}, {"_pytree__nodes": {"b": True}}):
+        with pytest.raises(ValueError, match="bookkeeping of the Dict"):
+            nnx.update(model, wrong)
+    assert list(nnx.state(model)) == ["b"]
+
+
+def test_boxes_in_values_that_are_mappings_are_taken_out():
+    held = {"a": jnp.zeros(1), "b": {0: jnp.zeros(1)}}
+    model = {"x": nnx.Variable(held)}
+    given = {"a": {"value": jnp.ones(1)}, "b": {"0": jnp.ones(1)}}
+    for state in ({"x": given}, {"x": {"value": given}}, nnx.State({"x": given})):
+        nnx.update(model, state)
+        found = model["x"].get_raw_value()
+        assert jax.tree.structure(found) == jax.tree.structure(held)
+        assert found["b"][0].tolist() == [1.0]
+    with pytest.raises(ValueError, match=r"x/a: the Variable holds float32\[1\]"):
+        nnx.update(model, {"x": {"a": {"c": jnp.ones(1)}}})
+
+
+def test_mappings_for_array_attributes_are_boxes_or_refused():
+    node = nnx.Object()
+    node.x = jnp.zeros(2)
+    nnx.update(node, {"x": {"value": jnp.ones(2)}})
+    assert node.x.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"x: the attribute holds float32\[2\]"):
+        nnx.update(node, {"x": {"a": jnp.ones(2)}})
+    assert node.x.tolist() == [1.0, 1.0]
+
+
+def test_a_module_for_an_array_is_refused():
+    model = {"x": nnx.Param(jnp.zeros(2))}
+    with pytest.raises(ValueError, match="got a Dict with the keys 'w'"):
+        nnx.update(model, {"x": nnx.Dict(w=nnx.Param(jnp.ones(2)))})
+    assert model["x"][...].tolist() == [0.0, 0.0]
+
+
+def test_a_flat_state_of_a_variable_is_its_value():
+    variable = nnx.Param(jnp.zeros(2))
+    for path in ((), ("value",)):
+        flat = nnx.FlatState([(path, jnp.ones(2))], sort=True)
+        nnx.update(variable, flat)
+        assert variable[...].tolist() == [1.0, 1.0]
+        variable[...] = 0.0

@@ -103,3 +103,8 @@ def test_keys_that_are_integers_are_restored():
     restored = pure_dicts.restore_int_paths(pure)
     assert restored == {0: {-3: 1, 10: 2, "x": 3}, None: 4, (1, "2"): 5}
     assert "0" in pure
+
+
+def test_integers_that_two_strings_stand_for_are_not_dropped():
+    with pytest.raises(ValueError, match="two paths become the same"):
+        pure_dicts.restore_int_paths({"layers": {"0": 1, 0: 2}})

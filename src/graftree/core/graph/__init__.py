@@ -12,6 +12,8 @@
 - ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
 - ``proxy_callers.py``: what `call` returns: a method by attributes and items.
-- ``updates.py``: `update`, `pop`, `set_metadata`: objects changed in place.
+- ``fits.py``: how the leaves of an object and those of a state fit each other.
+- ``updates.py``: `update`, `set_metadata`: objects changed in place; ``removals.py``:
+  `pop`.
 - ``traversals.py``: walks: `iter_graph`, `map`, `find_duplicates`.
 """

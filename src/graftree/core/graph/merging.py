@@ -197,7 +197,8 @@ def _leaf_paths(mapping: Mapping[Any, Any], taken: set[int]) -> list[Any]:
             listed.append(path)
             return
         for key, child in _as_mapping(node).items():
-            walk(child, (*path, key))
+            if not pure_dicts.is_bookkeeping(key, child):
+                walk(child, (*path, key))
 
     walk(mapping, ())
     return listed

@@ -1,14 +1,14 @@
-"""Changing an object in place: `update` writes a state into it, `pop` takes one out.
+"""Changing an object in place: `update` writes a state into it.
 
-Each works in two steps: the whole change is planned and checked, then it is carried
-out. So a failed call changes nothing.
+This has two steps: the whole change is planned and checked, then it is carried out. So
+a failed call changes nothing.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def update(node: Any, state: Any, /, *state_list: Any, strict: bool = False) -> 
     given = (state, *state_list)
     plan = _Plan()
     if isinstance(node, Variable):
-        value = _single(given)
+        value = _root_of(_single(given))
         plan.write(node, _fitting(node, value).get((), value) if strict else value, ())
     else:
         check_arguments(node, given, "nnx.update")
@@ -117,6 +117,13 @@ def _single(state_list: Sequence[Any]) -> Any:
             f"Expected exactly one non-empty state for a Variable, got {len(given)}."
         )
     return given[0] if given else state_list[0]
+
+
+def _root_of(state: Any) -> Any:
+    """The leaf at the root, where a FlatState has one."""
+    if isinstance(state, flat_states.FlatState) and len(state):
+        return state.leaves[0] if state.paths == ((),) else state.to_nested_state()
+    return state
 
 
 def _is_empty(state: Any) -> bool:
@@ -247,18 +254,51 @@ class _Plan:
 
     def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
         """Plans that a Variable gets a value."""
-        if not isinstance(value, Variable) and merging.is_mapping(value):
-            if _is_empty(value):
-                return
-            if isinstance(value, State):
-                value = pure_dicts.to_pure_dict(value)
-            held = variable.get_raw_value()
-            value = _unboxed(value, held)
-            if _holds_leaf(held) and merging.is_mapping(value):
-                self._misfits.append(_describe_misfit(variable, value, path))
+        if not isinstance(value, Variable) and not values.is_array(value):
+            if merging.is_mapping(value):
+                if _is_empty(value):
+                    return
+                name = type(variable).__name__
+                value = self._taken_out(variable.get_raw_value(), value, name, path)
+            elif isinstance(value, Pytree) and _holds_leaf(variable.get_raw_value()):
+                self._refuse(type(variable).__name__, variable, value, path)
         self._boxes.append(variable)
         self._leaves.append(value)
         self._paths.append(path)
+
+    def _taken_out(
+        self, held: Any, value: Mapping[Any, Any], name: str, path: Path
+    ) -> Any:
+        """What a mapping gives to what holds a value: what is in its boxes."""
+        if isinstance(value, State):
+            value = pure_dicts.to_pure_dict(value)
+        value = _unboxed(value, held)
+        if not merging.is_mapping(value):
+            return value
+        if _holds_leaf(held):
+            self._refuse(name, held, value, path)
+        if not isinstance(held, Mapping) or not isinstance(value, Mapping):
+            return value
+        given: dict[Any, Any] = {}
+        for key, inner in value.items():
+            own = pure_dicts.own_key(key, held)
+            if own in held and isinstance(inner, Mapping):
+                inner = self._taken_out(held[own], inner, name, (*path, own))
+            given[own] = inner
+        is_same = given.keys() == value.keys() and all(
+            given[key] is value[key] for key in given
+        )
+        return value if is_same else given
+
+    def _refuse(self, name: str, held: Any, value: Any, path: Path) -> None:
+        """Notes that there is something with parts for what holds an array."""
+        keys = [*map(repr, _as_mapping(value))]
+        listed = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+        self._misfits.append(
+            f"{paths.to_string(path, '<root>')}: the {name} holds "
+            f"{fits.describe(flattening.raw_of(held))}, got a {type(value).__name__} "
+            f"with the keys {listed}"
+        )
 
     def _change(
         self, node: Any, owner: Pytree | None, child: Any, value: Any, path: Path
@@ -269,6 +309,8 @@ class _Plan:
             The child with its part of the state, if it is a node to be visited.
         """
         kind = nodes.kind_of(child)
+        if kind in (Leaf.ARRAY, Leaf.REF) and merging.is_mapping(value):
+            value = self._taken_out(child, value, "attribute", path)
         is_node = not isinstance(kind, Leaf)
         if is_node and type(value) is dict:
             return child, kind, owner, value, path
@@ -306,12 +348,19 @@ class _Plan:
     def _set(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
         kind: Any = nodes.kind_of(node)
         key = path[-1]
+        if kind is nodes.PYTREE and key in (bookkeeping.STATE, bookkeeping.NODES):
+            if pure_dicts.is_bookkeeping(key, value):
+                return
+            raise ValueError(
+                f"Cannot set {paths.to_string(path)!r}: it is bookkeeping of the "
+                f"{type(node).__name__}, and not its state. Remove the entry."
+            )
         if kind.set_key is None:
             raise ValueError(
                 f"Cannot set key {key!r} of a {type(node).__name__} (path "
                 f"{paths.to_string(path)!r}): its items can't be replaced."
             )
-        _check_owned(owner, key)
+        check_owned(owner, key)
         if isinstance(node, Pytree):
             pytrees.check_assignment(node, classes.name_of(type(node), key), value)
         self._steps.append(functools.partial(kind.set_key, node, key, value))
@@ -357,16 +406,6 @@ def _unboxed(value: Mapping[Any, Any], held: Any) -> Any:
     return inner
 
 
-def _describe_misfit(variable: Variable[Any], value: Any, path: Path) -> str:
-    held = variable.get_raw_value()
-    keys = ", ".join(map(repr, list(value)[:3])) + (", ..." if len(value) > 3 else "")
-    return (
-        f"{paths.to_string(path, '<root>')}: the {type(variable).__name__} holds "
-        f"{getattr(held, 'dtype', type(held).__name__)}{[*getattr(held, 'shape', ())]},"
-        f" got a {type(value).__name__} with the keys {keys}"
-    )
-
-
 def _content(
     node: Any, kind: Any
 ) -> tuple[Mapping[Any, Any], Mapping[Any, Any], Callable[[Any], Any] | None]:
@@ -388,120 +427,10 @@ def _content(
     return entries, {child.key: child.is_data for child in listed}, None
 
 
-def _check_owned(owner: Pytree | None, key: Any) -> None:
+def check_owned(owner: Pytree | None, key: Any) -> None:
     """Checks the node that is changed, or that holds the container that is."""
     if owner is not None and not bookkeeping.state_of(owner).is_owned():
         raise ownership.object_error(owner, str(key))
-
-
-@overload
-def pop(node: Any, filter: Filter, /) -> State[Any, Any]: ...
-@overload
-def pop(node: Any, *filter_list: Filter) -> tuple[State[Any, Any], ...]: ...
-def pop(node: Any, *filter_list: Filter) -> Any:
-    """Removes matching leaves from an object, in place, and returns them.
-
-    Args:
-        node: The object.
-        *filter_list: One or more filters; each leaf goes to the first that matches it,
-            and leaves that match none stay in the object.
-
-    Returns:
-        A State; with several filters a tuple of States.
-
-    Raises:
-        ValueError: If no filter is given, or a matching leaf is an item of a list or
-            tuple; then nothing is removed.
-        TraceContextError: If another trace owns the object.
-
-    Example:
-        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        >>> model.loss = nnx.Intermediate(jnp.array(1.0))
-        >>> nnx.pop(model, nnx.Intermediate)["loss"][...]
-        Array(1., dtype=float32, weak_type=True)
-        >>> hasattr(model, "loss")
-        False
-    """
-    if not filter_list:
-        raise ValueError(
-            "Expected at least one filter, got none: nnx.pop(node, filter)."
-        )
-    predicates = [filters.to_predicate(f) for f in filter_list]
-    kind = nodes.kind_of(node)
-    if isinstance(kind, Leaf):
-        raise UnsupportedTypeError(node)
-    search = _Search(predicates)
-    search.visit(node, kind, None, ())
-    for step in search.steps:
-        step()
-    popped = [*map(states.from_flat_state, search.found)]
-    return tuple(popped) if len(popped) > 1 else popped[0]
-
-
-class _Search:
-    """Finds the leaves that match, and plans their removal.
-
-    Attributes:
-        found: For each predicate the (path, leaf) pairs that it is the first to match.
-        steps: The removals, which are checked already.
-    """
-
-    def __init__(self, predicates: Sequence[Any]) -> None:
-        self.found: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
-        self.steps: list[Step] = []
-        self._groups = [*zip(self.found, predicates, strict=True)]
-        self._seen: set[int] = set()
-
-    def visit(self, node: Any, kind: Any, owner: Pytree | None, path: Path) -> None:
-        """Looks through a node and all below it."""
-        if isinstance(kind, GraphKind) and not self._is_new(node):
-            return
-        owner = node if kind is nodes.PYTREE else owner
-        for key, child in _data_in(node, kind):
-            child_kind = nodes.kind_of(child)
-            if not isinstance(child_kind, Leaf):
-                self.visit(child, child_kind, owner, (*path, key))
-            elif child_kind is Leaf.ARRAY or (
-                child_kind is not Leaf.STATIC and self._is_new(child)
-            ):
-                self._try(node, owner, child, (*path, key))
-
-    def _is_new(self, obj: Any) -> bool:
-        """Whether an object that is tracked by identity is met for the first time."""
-        if id(obj) in self._seen:
-            return False
-        self._seen.add(id(obj))
-        return True
-
-    def _try(self, node: Any, owner: Pytree | None, leaf: Any, path: Path) -> None:
-        key = path[-1]
-        for group, predicate in self._groups:
-            if predicate(path, leaf):
-                _check_can_pop(node, key, path)
-                _check_owned(owner, key)
-                group.append((path, leaf))
-                kind: Any = nodes.kind_of(node)
-                self.steps.append(functools.partial(kind.pop_key, node, key))
-                break
-
-
-def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
-    """The children of a node that may be data, with their keys, in order."""
-    facts = classes.facts_of(type(node)) if kind is nodes.PYTREE else None
-    if facts is not None and facts.is_pytree:
-        entries, table = vars(node), bookkeeping.table_of(node)
-        layout = table.layout(facts.naming)
-        return [(key, entries[name]) for name, key, is_data in layout if is_data]
-    return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]
-
-
-def _check_can_pop(node: Any, key: Any, path: Path) -> None:
-    kind: Any = nodes.kind_of(node)
-    if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):
-        raise ValueError(
-            f"Cannot pop key {key!r} of a {type(node).__name__} (path "
-            f"{paths.to_string(path)!r}): removing an item would move the others."
-        )
 
 
 def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:

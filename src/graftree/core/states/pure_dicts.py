@@ -95,7 +95,8 @@ def _match(
 ) -> None:
     """Lists (mapping, key, new value) for each leaf of ``pure``."""
     for key, new in pure.items():
-        if isinstance(new, Mapping) and not any(True for _ in nested.leaves(new)):
+        is_empty = isinstance(new, Mapping) and not nested.leaves(new)
+        if is_empty or is_bookkeeping(key, new):
             continue
         here = (*path, key)
         key = own_key(key, state)
@@ -114,6 +115,11 @@ def _match(
 
 def _holds_mapping(leaf: Any) -> bool:
     return isinstance(leaf, Variable) and isinstance(leaf.get_raw_value(), Mapping)
+
+
+def is_bookkeeping(key: Key, value: Any) -> bool:
+    """Whether an entry says only that a Module was saved itself, not its state."""
+    return value is None and isinstance(key, str) and key.startswith("_pytree__")
 
 
 def own_key(key: Key, state: Mapping) -> Key:
@@ -155,17 +161,26 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
 
     Raises:
         TypeError: If ``pure_dict`` is not a mapping.
+        ValueError: If two paths become the same.
 
     Example:
         >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
         {'layers': {0: 1, 1: 2}}
     """
-    return nested.nest(
-        [
-            (restored_path(path), leaf)
-            for path, leaf in nested.leaves(nested.raw_mapping(pure_dict))
-        ]
-    )
+    found: dict[Path, Path] = {}
+    items = []
+    for path, leaf in nested.leaves(nested.raw_mapping(pure_dict)):
+        restored = restored_path(path)
+        if found.setdefault(restored, path) != path:
+            raise ValueError(
+                errors.message(
+                    "restore_int_paths: two paths become the same.",
+                    where=f"{found[restored]} and {path} become {restored}",
+                    way_out="Remove or rename one of them.",
+                )
+            )
+        items.append((restored, leaf))
+    return nested.nest(items)
 
 
 def restored_path(path: Path) -> Path:
