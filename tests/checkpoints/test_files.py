@@ -255,8 +255,8 @@ def test_failed_save_leaves_nothing_and_keeps_the_one_before(tmp_path, monkeypat
 # Refusals.
 
 REFUSED = {
-    "text": (lambda: {"a": "text"}, TypeError, "a is a str"),
-    "an object": (lambda: {"a": [object()]}, TypeError, "a/0 is a object"),
+    "text": (lambda: {"a": "text"}, TypeError, "a has the type str"),
+    "an object": (lambda: {"a": [object()]}, TypeError, "a/0 has the type object"),
     "big integer": (lambda: {"a": 2**70}, TypeError, "a is an integer of more than"),
     "strings": (lambda: {"a": np.array(["x"])}, TypeError, "a has the dtype <U1"),
     "odd dtype": (

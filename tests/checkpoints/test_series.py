@@ -232,6 +232,18 @@ def test_nothing_is_written_if_an_iterator_refuses_its_state(saved):
     assert run["model"].kernel[...] is kernel and run["data"].position == 0
 
 
+def test_what_cannot_be_filled_is_told_the_way_out(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, pair={"x": (jnp.ones(2), nnx.Rngs(0))})
+        pair = {"x": (jnp.zeros(2), nnx.Rngs(1))}
+        with pytest.raises(ValueError, match="pair/x/0.*can't be replaced") as caught:
+            checkpoints.restore_latest(pair=pair)
+    (note,) = caught.value.__notes__
+    assert f'nnx.checkpoints.restore("{tmp_path}/1/<name>", like)' in note
+    restored = nnx.checkpoints.restore(tmp_path / "1" / "pair", pair)
+    assert restored["x"][0].tolist() == [1, 1]
+
+
 def test_single_objects_of_a_step_can_be_read_by_themselves(saved):
     model = nnx.checkpoints.restore(saved / "2" / "model", objects(1)["model"])
     run = objects(1)
@@ -270,8 +282,10 @@ def test_wrong_objects_are_refused(tmp_path):
             checkpoints.save(1)
         with pytest.raises(TypeError, match="model is None"):
             checkpoints.save(1, model=None)
-        with pytest.raises(TypeError, match="data: <root> is a list_iterator"):
+        with pytest.raises(TypeError, match="data: <root> has the type list_iterator"):
             checkpoints.save(1, data=iter([]))
+        with pytest.raises(ValueError, match="expects a step >= 0, got -1"):
+            checkpoints.save(-1, rngs=nnx.Rngs(0))
         assert checkpoints.steps() == []
     with pytest.raises(ValueError, match="save: it has been closed"):
         checkpoints.save(1, rngs=nnx.Rngs(0))

@@ -110,6 +110,8 @@ class Checkpoints:
         """
         self._check_open("save")
         step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"Checkpoints.save expects a step >= 0, got {step}.")
         _check_names(objects)
         if not force and step % self._every:
             self._raise_failure()
@@ -366,7 +368,14 @@ class Checkpoints:
             for name in iterators
         }
         new = {name: read[name].update() for name in rest}
-        _fill(rest, new, iterators, states)
+        try:
+            _fill(rest, new, iterators, states)
+        except ValueError as error:
+            error.add_note(
+                "What can't be filled in place, such as a TrainState, is restored as a "
+                f'new object: nnx.checkpoints.restore("{folder}/<name>", like).'
+            )
+            raise
 
 
 def _way_out(folder: Any) -> str:

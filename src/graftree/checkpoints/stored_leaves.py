@@ -70,7 +70,7 @@ def to_disk(leaf: Any) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         _check_dtype(leaf.dtype)
         return np.array(leaf) if leaf.size else None
-    raise Unsupported(f"is a {type(leaf).__name__}: neither an array nor a number")
+    raise Unsupported(f"has the type {type(leaf).__name__}: no array, no number")
 
 
 def _number_to_disk(number: Any) -> Any:
@@ -132,7 +132,7 @@ def target_of(leaf: Any, metadata: Mapping[str, Any]) -> Target:
         return Target("numpy", leaf.shape, leaf.dtype, None, False, leaf)
     if isinstance(leaf, NUMBERS):
         return Target("number", (), np.asarray(leaf).dtype, None, False, leaf)
-    raise Unsupported(f"is a {type(leaf).__name__}: neither an array nor a number")
+    raise Unsupported(f"has the type {type(leaf).__name__}: no array, no number")
 
 
 def _concrete(sharding: Any) -> Any:
