@@ -174,32 +174,41 @@ class Conv(Module):
             TypeError: If ``inputs`` is not numeric.
             AssertionError: If ``feature_group_count`` does not divide ``in_features``.
         """
-        _check_groups(self)
-        batch_shape, x = _flatten_batch(self, inputs)
-        kernel = _masked_kernel(self)
-        rank = len(self.kernel_size)
-        kernel_dilation = _per_axis(self, "kernel_dilation")
-        strides = _per_axis(self, "strides")
-        input_dilation = _per_axis(self, "input_dilation")
-        padding = arguments.canonicalize_padding(self.padding, rank)
-        x, padding, input_dilation = _apply_padding(
-            x, padding, strides, self.kernel_size, kernel_dilation, input_dilation
-        )
-        x, kernel, bias = self.promote_dtype(
-            (x, kernel, computation.read(self.bias)), dtype=self.dtype
-        )
-        outputs = computation.current(self.conv_general_dilated)(
-            x,
-            kernel,
-            strides,
-            padding,
-            lhs_dilation=input_dilation,
-            rhs_dilation=kernel_dilation,
-            dimension_numbers=_channels_last(rank),
-            feature_group_count=self.feature_group_count,
-            **linear.contraction_options(self, out_sharding),
-        )
-        return _restore_batch(computation.add_bias(outputs, bias), batch_shape)
+        kernel, bias = _masked_kernel(self), computation.read(self.bias)
+        return convolve(self, inputs, kernel, bias, out_sharding)
+
+
+def convolve(
+    layer: Conv,
+    inputs: Any,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """What a layer computes with a kernel, whose output channels may be others."""
+    _check_groups(layer)
+    batch_shape, x = _flatten_batch(layer, inputs)
+    rank = len(layer.kernel_size)
+    kernel_dilation = _per_axis(layer, "kernel_dilation")
+    strides = _per_axis(layer, "strides")
+    input_dilation = _per_axis(layer, "input_dilation")
+    padding = arguments.canonicalize_padding(layer.padding, rank)
+    x, padding, input_dilation = _apply_padding(
+        x, padding, strides, layer.kernel_size, kernel_dilation, input_dilation
+    )
+    x, kernel, bias = layer.promote_dtype((x, kernel, bias), dtype=layer.dtype)
+    outputs = computation.current(layer.conv_general_dilated)(
+        x,
+        kernel,
+        strides,
+        padding,
+        lhs_dilation=input_dilation,
+        rhs_dilation=kernel_dilation,
+        dimension_numbers=_channels_last(rank),
+        feature_group_count=layer.feature_group_count,
+        **linear.contraction_options(layer, out_sharding),
+    )
+    return _restore_batch(computation.add_bias(outputs, bias), batch_shape)
 
 
 def _check_groups(layer: Conv) -> None:

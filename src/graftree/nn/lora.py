@@ -148,18 +148,18 @@ class LoRA(Module):
         inputs, a, b = self.promote_dtype(operands, dtype=self.dtype)
         axes = (((inputs.ndim - 1,), (0,)), ((), ()))
         sharding = kwargs.get("out_sharding")
-        between = _along_batch(sharding, inputs.ndim)
+        between = along_batch(sharding, inputs.ndim)
         hidden = jax.lax.dot_general(inputs, a, axes, out_sharding=between)
         outputs = jax.lax.dot_general(hidden, b, axes, out_sharding=sharding)
         return outputs if base is None else outputs + base(inputs, **kwargs)
 
 
-def _along_batch(sharding: Any, ndim: int) -> Any:
+def along_batch(sharding: Any, ndim: int) -> Any:
     """The sharding of an array like the outputs, but whole along its last axis."""
     if sharding is None:
         return None
     if isinstance(sharding, jax.sharding.NamedSharding):
-        spec = _along_batch(sharding.spec, ndim)
+        spec = along_batch(sharding.spec, ndim)
         return jax.sharding.NamedSharding(sharding.mesh, spec)
     return jax.sharding.PartitionSpec(*sharding[: ndim - 1])
 

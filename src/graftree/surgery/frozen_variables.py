@@ -23,7 +23,6 @@ from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
 from graftree.core.variables.variables import A, Variable
-from graftree.nn import reparametrization
 from graftree.surgery import selections
 from graftree.surgery.selections import Part
 from graftree.training.optimizers import OptState
@@ -118,7 +117,7 @@ def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path
     ]
     if not chosen:
         raise _nothing("freeze", filter, inside)
-    overwritten = selections.variables_below(_overwritten(model))
+    overwritten = selections.ids_overwritten(model)
     _refuse(chosen, lambda x: _reason_against(x, id(x) in overwritten))
     for path, variable in chosen:
         variables.check_owned(variable, patterns.dotted(path))
@@ -247,18 +246,6 @@ def _reason_against(variable: Variable[Any], is_overwritten: bool) -> str | None
     if behaviour := own_behaviour(cls):
         return f"{cls.__name__} has behaviour of its own: {', '.join(behaviour)}"
     return None
-
-
-_OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
-
-
-def _overwritten(model: Any) -> list[Part]:
-    """The layers whose weights each call overwrites."""
-    return [
-        Part(path, x.layer_instance)
-        for path, x in selections.parts_of(model)
-        if isinstance(x, _OVERWRITING)
-    ]
 
 
 # What a class may define that plays no part after construction, or is in the metadata.

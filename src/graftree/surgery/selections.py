@@ -16,6 +16,7 @@ from graftree.core.graph import nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.patterns import Pattern
 from graftree.core.variables.variables import Variable
+from graftree.nn import reparametrization
 
 
 def at(pattern: str) -> Pattern:
@@ -77,6 +78,14 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[Part]:
             if id(part.value) not in without:
                 pending += reversed([*_below(part)])
     return found
+
+
+def references(root: Any) -> Iterator[Part]:
+    """All places of Variables: the first path to what refers to one, and the key."""
+    for part in parts_of(root):
+        for below in _below(part):
+            if is_variable(below.value):
+                yield below
 
 
 def _below(part: Part) -> Iterator[Part]:
@@ -160,3 +169,16 @@ def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
 def variables_below(parts: Iterable[Part]) -> set[int]:
     """The identities of the Variables in some parts."""
     return {id(x) for part in parts for _, x in parts_of(part.value) if is_variable(x)}
+
+
+_OVERWRITING = (reparametrization.SpectralNorm, reparametrization.WeightNorm)
+
+
+def ids_overwritten(model: Any) -> set[int]:
+    """The identities of what is in layers whose weights each call overwrites."""
+    return {
+        id(part)
+        for _, x in parts_of(model)
+        if isinstance(x, _OVERWRITING)
+        for _, part in parts_of(x.layer_instance)
+    }

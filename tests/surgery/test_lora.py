@@ -1,0 +1,441 @@
+"""LoRA onto the layers of a model and into their kernels, against NumPy in float64."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import graftree as nnx
+from tests.modes import MODES
+
+surgery = nnx.surgery
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+LAYERS = {
+    "linear": (lambda rngs: nnx.Linear(3, 5, rngs=rngs), (2, 4, 3)),
+    "general": (
+        lambda rngs: nnx.LinearGeneral((2, 3), (4, 5), axis=(-1, 1), rngs=rngs),
+        (6, 2, 7, 3),
+    ),
+    "batched": (
+        lambda rngs: nnx.LinearGeneral(3, 5, batch_axis={0: 2}, rngs=rngs),
+        (2, 4, 3),
+    ),
+    "conv": (
+        lambda rngs: nnx.Conv(3, 5, (3, 2), 2, padding="CIRCULAR", rngs=rngs),
+        (2, 8, 6, 3),
+    ),
+    "half": (
+        lambda rngs: nnx.Linear(
+            3, 5, dtype=jnp.bfloat16, preferred_element_type=jnp.float32, rngs=rngs
+        ),
+        (2, 3),
+    ),
+}
+# What the kernel of each counts as, by the letters of its axes.
+PRODUCTS = {
+    "linear": "ir,ro->io",
+    "general": "hir,rop->hiop",
+    "batched": "bir,bro->bio",
+    "conv": "klir,ro->klio",
+    "half": "ir,ro->io",
+}
+
+
+def adapted(name, *, alpha=6, rank=2):
+    """A model of one layer with LoRA that is not zero, a plain one, and inputs."""
+    make, shape = LAYERS[name]
+    model = nnx.Dict(layer=make(nnx.Rngs(0)))
+    plain = nnx.clone(model)
+    paths = surgery.add_lora(model, "layer", rank=rank, alpha=alpha, rngs=nnx.Rngs(1))
+    assert paths == [("layer",)]
+    unchanged = model.layer(random(0, *shape))
+    np.testing.assert_array_equal(unchanged, plain.layer(random(0, *shape)))
+    assert unchanged.dtype == plain.layer(random(0, *shape)).dtype
+    low_rank = model.layer.lora
+    low_rank.lora_b[...] = random(1, *low_rank.lora_b.shape)
+    return model, plain, random(0, *shape)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_counts_with_the_sum_of_kernel_and_product(name):
+    model, plain, x = adapted(name)
+    low_rank = model.layer.lora
+    a, b = np.float64(low_rank.lora_a[...]), np.float64(low_rank.lora_b[...])
+    kernel = np.float64(plain.layer.kernel[...]) + 3 * np.einsum(PRODUCTS[name], a, b)
+    expected = nnx.clone(plain)
+    expected.layer.kernel[...] = kernel.astype(np.float32)
+    rtol = 3e-2 if name == "half" else 2e-5
+    size = np.abs(expected.layer(x)).max()
+    outputs = model.layer(x)
+    np.testing.assert_allclose(outputs, expected.layer(x), atol=rtol * size)
+    assert outputs.dtype == expected.layer(x).dtype
+
+    assert surgery.merge_lora(model) == [("layer",)]
+    np.testing.assert_allclose(model.layer.kernel, kernel, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(model.layer(x), outputs, atol=rtol * size)
+    assert nnx.graphdef(model) == nnx.graphdef(plain)
+    assert type(model.layer) is type(plain.layer)
+
+
+@pytest.mark.parametrize("num_embeddings", [1, 4])
+def test_a_table_counts_with_the_sum_in_look_up_and_attention(num_embeddings):
+    model = nnx.Dict(layer=nnx.Embed(num_embeddings, 3, rngs=nnx.Rngs(0)))
+    surgery.add_lora(model, nnx.Embed, rank=2, rngs=nnx.Rngs(1))
+    model.layer.lora.lora_b[...] = random(1, 2, 3)
+    low_rank = model.layer.lora
+    table = np.float64(model.layer.embedding) + (
+        np.float64(low_rank.lora_a) @ np.float64(low_rank.lora_b)
+    )
+    numbers = np.arange(6).reshape(2, 3) % num_embeddings
+    query = random(2, 5, 3)
+    for _ in range(2):
+        np.testing.assert_allclose(model.layer(numbers), table[numbers], rtol=1e-5)
+        attended = model.layer.attend(query)
+        np.testing.assert_allclose(attended, query @ table.T, rtol=1e-4, atol=1e-5)
+        if type(model.layer) is not nnx.Embed:
+            surgery.merge_lora(model)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        self.mlp = nnx.Sequential(
+            nnx.Linear(4, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 4, rngs=rngs)
+        )
+
+    def __call__(self, x):
+        return x + self.mlp(self.attention(x))
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs)])
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+X = random(3, 2, 5, 4)
+PATTERN = "blocks.*.attention.{query,value}"
+PATHS = [("blocks", 0, "attention", name) for name in ("query", "value")]
+
+
+def loss(model):
+    return jnp.mean((model(X) - 1) ** 2)
+
+
+@MODES
+def test_only_the_adaptation_is_trained(mode):
+    model = Model(nnx.Rngs(0))
+    before = nnx.to_pure_dict(nnx.state(model))
+    assert surgery.add_lora(model, PATTERN, rank=2, rngs=nnx.Rngs(1)) == PATHS
+    surgery.freeze(model, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
+    optimizer = nnx.Optimizer(
+        model, optax.adamw(0.1), wrt=nnx.Param, graph=mode["graph"]
+    )
+    # Two moments of [4, 2] and [2, 2, 2] in each of two layers, a count and the step.
+    state = nnx.state(optimizer, nnx.OptState)
+    assert sum(x.nbytes for x in jax.tree.leaves(state)) == 2 * 2 * 16 * 4 + 8
+
+    @nnx.jit(**mode)
+    def step(model, optimizer):
+        value, gradients = nnx.value_and_grad(loss, **mode)(model)
+        optimizer.update(model, gradients)
+        return value
+
+    losses = [float(step(model, optimizer)) for _ in range(3)]
+    assert losses[-1] < losses[0] == pytest.approx(float(loss(Model(nnx.Rngs(0)))))
+    outputs = model(X)
+    surgery.unfreeze(model)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.LoRAParam)))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    surgery.merge_lora(model)
+    np.testing.assert_allclose(model(X), outputs, rtol=1e-5, atol=1e-6)
+    assert nnx.graphdef(model) == nnx.graphdef(Model(nnx.Rngs(0)))
+
+
+def test_merged_outputs_equal_those_before_to_a_millionth():
+    model = Model(nnx.Rngs(0))
+    surgery.add_lora(model, [PATTERN, "**.mlp.layers[*]"], rank=2, rngs=nnx.Rngs(1))
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
+        leaf[...] = leaf[...] * 0.5 + random(len(path), *leaf.shape) * 0.1
+    before = np.float64(model(X))
+    assert len(surgery.merge_lora(model)) == 4
+    difference = np.linalg.norm(np.float64(model(X)) - before)
+    assert 0 < difference <= 1e-6 * np.linalg.norm(before)
+
+
+def test_checkpoints_of_the_plain_model_fit():
+    model, other = Model(nnx.Rngs(0)), Model(nnx.Rngs(2))
+    surgery.add_lora(model, PATTERN, rank=2, rngs=nnx.Rngs(1))
+    base = nnx.state(other)
+    nnx.checkpoints.load_state(model, base, missing=nnx.LoRAParam)
+    np.testing.assert_array_equal(model(X), other(X))
+    plain_paths = set(nnx.to_flat_state(base).paths)
+    assert set(nnx.to_flat_state(nnx.state(model)).paths) - plain_paths == {
+        (*path, "lora", name) for path in PATHS for name in ("lora_a", "lora_b")
+    }
+
+
+def test_shared_layers_are_adapted_once_and_stay_the_same_objects():
+    model = Model(nnx.Rngs(0))
+    model.tied = model.head
+    head, kernel = model.head, model.head.kernel
+    assert surgery.add_lora(model, "tied", rank=1, rngs=nnx.Rngs(1)) == [("head",)]
+    assert model.tied is model.head is head and head.kernel is kernel
+    assert surgery.merge_lora(model, "tied") == [("head",)]
+    assert model.tied is head and type(head) is nnx.Linear
+
+
+def test_adaptations_are_taken_off():
+    model = Model(nnx.Rngs(0))
+    before = model(X)
+    surgery.add_lora(model, nnx.Linear, rank=2, rngs=nnx.Rngs(1))
+    model.head.lora.lora_b[...] += 1.0
+    assert len(surgery.remove_lora(model, "blocks")) == 2
+    assert surgery.remove_lora(model) == [("head",)]
+    np.testing.assert_array_equal(model(X), before)
+    assert nnx.graphdef(model) == nnx.graphdef(Model(nnx.Rngs(0)))
+
+
+def test_lora_linear_becomes_linear():
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(
+        layer=nnx.LoRALinear(
+            3, 4, lora_rank=2, b_initializer=nnx.initializers.ones, rngs=rngs
+        )
+    )
+    x = random(0, 2, 3)
+    before = model.layer(x)
+    surgery.merge_lora(model)
+    np.testing.assert_allclose(model.layer(x), before, rtol=1e-5)
+    plain = nnx.Dict(layer=nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+    assert nnx.graphdef(model) == nnx.graphdef(plain)
+
+
+def test_layers_of_a_stack_are_adapted_together():
+    def make(rngs):
+        return nnx.Linear(4, 4, rngs=rngs)
+
+    model = nnx.Dict(stack=nnx.Stack(make, 3, rngs=nnx.Rngs(0)))
+    plain = nnx.graphdef(model)
+    surgery.add_lora(model, "stack.layers", rank=2, alpha=4, rngs=nnx.Rngs(1))
+    low_rank = model.stack.layers.lora
+    assert low_rank.lora_a.shape == (3, 4, 2) and low_rank.lora_b.shape == (3, 2, 4)
+    low_rank.lora_b[...] = random(0, 3, 2, 4)
+    kernels = np.float64(model.stack.layers.kernel[...])
+    kernels += 2 * np.float64(low_rank.lora_a[...]) @ np.float64(low_rank.lora_b[...])
+    expected = X.astype(np.float64)
+    for kernel in kernels:
+        expected = expected @ kernel
+    for _ in range(2):
+        np.testing.assert_allclose(model.stack(X), expected, rtol=1e-4, atol=1e-4)
+        if "lora" in vars(model.stack.layers):
+            surgery.merge_lora(model)
+    assert nnx.graphdef(model) == plain
+
+
+def test_new_variables_are_sharded_like_the_axes_of_the_kernel():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        layer = nnx.LinearGeneral(
+            4, (2, 6), kernel_metadata={"out_sharding": ("x", "y")}, rngs=nnx.Rngs(0)
+        )
+    model = nnx.Dict(layer=layer)
+    surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1))  # no mesh is set
+    a, b = layer.lora.lora_a, layer.lora.lora_b
+    assert (a.out_sharding, b.out_sharding) == (("x", None), (None, "y", None))
+    assert a.sharding.spec == PartitionSpec("x", None)
+    assert b.sharding.spec == PartitionSpec(None, "y", None)
+    assert a.eager_sharding
+    surgery.merge_lora(model)
+    assert layer.kernel.sharding.spec == PartitionSpec("x", "y")
+
+
+def test_abstract_models_get_abstract_variables_that_can_be_loaded():
+    model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
+    surgery.add_lora(model, PATTERN, rank=2, rngs=nnx.Rngs(1))
+    real = Model(nnx.Rngs(0))
+    surgery.add_lora(real, PATTERN, rank=2, rngs=nnx.Rngs(1))
+    shapes = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), nnx.to_pure_dict(nnx.state(m)))
+        for m in (model, real)
+    ]
+    assert shapes[0] == shapes[1]
+    assert nnx.graphdef(model) == nnx.graphdef(real)
+    nnx.update(model, nnx.state(real))
+    np.testing.assert_array_equal(model(X), real(X))
+    with pytest.raises(ValueError, match="its kernel is abstract"):
+        abstract = nnx.eval_shape(lambda: nnx.clone(real))
+        surgery.merge_lora(abstract)
+
+
+def test_half_precision_layers_keep_their_dtypes():
+    layer = nnx.Linear(3, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model = nnx.Dict(layer=layer)
+    x = jnp.asarray(random(0, 2, 3), jnp.bfloat16)
+    surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1))
+    assert layer.lora.lora_a.dtype == jnp.bfloat16 == layer(x).dtype
+    surgery.remove_lora(model)
+    options = {"rank": 2, "rngs": nnx.Rngs(1), "param_dtype": jnp.float32}
+    surgery.add_lora(model, "layer", **options)
+    assert layer.lora.lora_a.dtype == jnp.float32 and layer(x).dtype == jnp.bfloat16
+    layer.lora.lora_b[...] += 1.0
+    surgery.merge_lora(model)
+    assert layer.kernel.dtype == jnp.bfloat16
+
+
+def test_refs_stay_refs():
+    with nnx.use_refs(True):
+        model = nnx.Dict(layer=nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+    ref = model.layer.kernel.get_raw_value()
+    surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1))
+    assert model.layer.lora.lora_b.ref
+    jax.jit(lambda m: m.layer.lora.lora_b.set_value(jnp.ones((2, 4))))(model)
+    x = random(0, 2, 3)
+    before = model.layer(x)
+    surgery.merge_lora(model)
+    assert model.layer.kernel.get_raw_value() is ref
+    np.testing.assert_allclose(model.layer(x), before, rtol=1e-5)
+
+
+def test_adapted_models_are_copied_and_pickled():
+    model = Model(nnx.Rngs(0))
+    surgery.add_lora(model, PATTERN, rank=2, alpha=8, rngs=nnx.Rngs(1))
+    for other in (nnx.clone(model), pickle.loads(pickle.dumps(model))):
+        assert nnx.graphdef(other) == nnx.graphdef(model)
+        assert other.blocks[0].attention.query.lora.scale == 4.0
+        assert surgery.merge_lora(other) == PATHS
+
+
+class MyLinear(nnx.Linear):
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+
+def refused_model():
+    rngs = nnx.Rngs(0)
+    return nnx.Dict(
+        mine=MyLinear(2, 2, rngs=rngs),
+        adapted=nnx.LoRALinear(2, 2, lora_rank=1, rngs=rngs),
+        norm=nnx.LayerNorm(2, rngs=rngs),
+        grouped=nnx.Conv(2, 2, 1, feature_group_count=2, rngs=rngs),
+        masked=nnx.Conv(2, 2, 1, mask=jnp.ones((1, 2, 2)), rngs=rngs),
+        wrapped=nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs),
+        fine=nnx.Linear(2, 2, rngs=rngs),
+    )
+
+
+REFUSED = {
+    "mine": "mine: MyLinear is a subclass, which may compute something else",
+    "adapted": "adapted: LoRALinear has LoRA already",
+    "norm": "norm: LayerNorm has no kernel that can be adapted",
+    "grouped": "grouped: a Conv with feature_group_count=2",
+    "masked": "masked: a Conv with a mask",
+    "wrapped.layer_instance": "SpectralNorm or WeightNorm overwrites its weights",
+}
+
+
+@pytest.mark.parametrize("where", [*REFUSED, [*REFUSED, "fine"]], ids=str)
+def test_what_cannot_be_adapted_is_listed_and_nothing_is_changed(where):
+    model, rngs = refused_model(), nnx.Rngs(1)
+    before = nnx.graphdef(model)
+    with pytest.raises(ValueError, match="some of what is selected") as error:
+        surgery.add_lora(model, where, rank=1, rngs=rngs)
+    for path in where if isinstance(where, list) else [where]:
+        assert REFUSED.get(path, "") in str(error.value)
+    assert "Select layers of the classes Conv, Embed, Linear" in str(error.value)
+    assert nnx.graphdef(model) == before and rngs.params.count[...] == 0
+
+
+def test_layers_with_lora_are_refused_the_second_time():
+    model = Model(nnx.Rngs(0))
+    surgery.add_lora(model, "head", rank=1, rngs=nnx.Rngs(1))
+    with pytest.raises(ValueError, match="head: LoRALinear has LoRA already"):
+        surgery.add_lora(model, "head", rank=1, rngs=nnx.Rngs(1))
+
+
+def test_nothing_stays_behind_if_an_initializer_fails():
+    model, rngs = Model(nnx.Rngs(0)), nnx.Rngs(1)
+    before, calls = nnx.graphdef(model), iter(range(9))
+
+    def failing(*args):
+        if next(calls) == 1:
+            raise RuntimeError("no more")
+        return nnx.initializers.ones(*args)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        surgery.add_lora(model, PATTERN, rank=2, rngs=rngs, a_initializer=failing)
+    assert nnx.graphdef(model) == before and rngs.params.count[...] == 0
+
+
+def test_wrong_arguments_are_refused():
+    model, rngs = Model(nnx.Rngs(0)), nnx.Rngs(1)
+    for rank in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match=f"positive integer as `rank`, got {rank}"):
+            surgery.add_lora(model, "head", rank=rank, rngs=rngs)
+    with pytest.raises(ValueError, match="where='haed' matches no layer") as error:
+        surgery.add_lora(model, "haed", rank=1, rngs=rngs)
+    assert "near it: head" in str(error.value)
+    with pytest.raises(AttributeError, match="params"):
+        surgery.add_lora(model, "head", rank=1, rngs=3)
+    with pytest.raises(ValueError, match=r"merge_lora: no layer in \.\.\. has LoRA"):
+        surgery.merge_lora(model)
+    with pytest.raises(ValueError, match="remove_lora: no layer in 'head' has LoRA"):
+        surgery.remove_lora(model, "head")
+
+
+def test_kernels_that_others_use_are_not_merged():
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(a=nnx.Linear(2, 2, rngs=rngs), b=nnx.Linear(2, 2, rngs=rngs))
+    model.b.kernel = model.a.kernel
+    surgery.add_lora(model, "a", rank=1, rngs=rngs)
+    with pytest.raises(ValueError, match="a: its kernel is shared: a.kernel, b.kernel"):
+        surgery.merge_lora(model)
+    assert "lora" in vars(model.a)
+    model.a.kernel = nnx.clone(model.a.kernel)
+    assert surgery.merge_lora(model) == [("a",)]
+
+
+def test_lora_that_belongs_to_no_layer_is_not_forgotten_silently():
+    base = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model = nnx.Dict(
+        wrapped=nnx.LoRA(2, 1, 2, base_module=base, rngs=nnx.Rngs(0)),
+        layer=nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+    )
+    surgery.add_lora(model, "layer", rank=1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="belongs to no layer.*\n  wrapped: LoRA"):
+        surgery.merge_lora(model)
+    assert surgery.merge_lora(model, "layer") == [("layer",)]
+
+
+@MODES
+def test_inside_a_transform_layers_of_arguments_stay_what_they_are_outside(mode):
+    model = Model(nnx.Rngs(0))
+    before = nnx.graphdef(model)
+
+    def adapt(model):
+        surgery.add_lora(model, "head", rank=1, rngs=nnx.Rngs(1))
+
+    if mode.get("graph_updates"):
+        with pytest.raises(ValueError, match="Expected an object of type LoRALinear"):
+            nnx.jit(adapt, **mode)(model)
+    else:
+        with pytest.warns(nnx.errors.LostUpdateWarning):
+            nnx.jit(adapt, **mode)(model)
+    assert nnx.graphdef(model) == before
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(lambda: adapt(model))()
+    assert nnx.graphdef(model) == before
