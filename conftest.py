@@ -5,14 +5,13 @@ refuses implicit rank promotion: a missing axis is an error, not a broadcast.
 
 The tests compile thousands of tiny programs, which is most of their time. So these are
 compiled with little optimization, as in JAX's own tests, and kept in ``out/jax-cache``,
-for all processes of pytest and for the next run. Programs that tests start compile for
-themselves.
+for all processes of pytest and for the next run. A program that a test starts compiles
+for itself, unless it asks for them (``tests/compiled_programs.py``).
 """
 
 import gc
 import importlib.util
 import os
-import pathlib
 
 # For the backend, which is not made yet, and for programs that tests start. JAX itself
 # is imported: pytest looks up the warnings that pyproject.toml names.
@@ -39,9 +38,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # To leave JAX's frames out of each exception takes a tenth of the time of the tests.
 jax.config.update("jax_traceback_filtering", "off")
 
-compiled_programs.keep_in_whole_files(
-    pathlib.Path(__file__).parent / "out" / "jax-cache" / jax.__version__
-)
+compiled_programs.keep_in_whole_files()
 
 
 # The bridge to Linen imports Flax.
@@ -89,7 +86,10 @@ def names_in_doctests(doctest_namespace):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_programs_in_memory():
-    """Bounds the memory of a long run, where each file leaves its programs behind."""
+def little_in_memory():
+    """Bounds memory, and garbage collection to what the file at hand has made."""
     yield
     compiled_programs.forget_those_of_a_file()
+    # Tests that collect garbage would else walk through what all files before left.
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,7 @@ entry has its name only once it is whole.
 """
 
 import ctypes
+import gc
 import os
 import pathlib
 import resource
@@ -14,6 +15,8 @@ import tempfile
 import jax
 from jax._src import compilation_cache
 
+# Of this repository, whichever folder a program that a test starts runs in.
+FOLDER = pathlib.Path(__file__).parents[1] / "out" / "jax-cache" / jax.__version__
 STEP = 300_000_000  # bytes
 _bound = 1_200_000_000
 _loaded = {}
@@ -40,13 +43,13 @@ class WholeFiles:
         os.replace(unnamed, self._path / key)
 
 
-def keep_in_whole_files(folder):
-    """Makes JAX keep its compiled programs in the folder that way, in this process."""
+def keep_in_whole_files():
+    """Makes JAX keep its compiled programs that way, in this process."""
     # A JAX that has moved this function fails here, and not at random.
     assert callable(compilation_cache.get_file_cache)
     compilation_cache.get_file_cache = lambda folder: (WholeFiles(folder), folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(FOLDER))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     _load_once()
@@ -81,6 +84,8 @@ def forget_those_of_a_file():
     _loaded.clear()
     if memory() > _bound:
         jax.clear_caches()
+        gc.unfreeze()  # see conftest.py
+        gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what is free
         _bound = max(_bound, memory() + STEP)
 

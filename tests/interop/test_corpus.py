@@ -16,6 +16,8 @@ import sys
 
 import pytest
 
+from tests import sources
+
 FOLDER = pathlib.Path(__file__).parent / "corpus"
 VERSIONS = ["v0_8", "v0_10", "v0_11", "v0_12"]
 
@@ -31,9 +33,10 @@ def is_gone(program):
 @functools.cache
 def outcomes(which, version):
     """What the programs of a version did, on Graftree or on Flax."""
-    command = [sys.executable, FOLDER / "running.py", which, *programs(version)]
+    command = [sys.executable, "-m", "tests.interop.corpus.running", which]
     completed = subprocess.run(
-        command,
+        [*command, *programs(version)],
+        cwd=sources.ROOT,
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},

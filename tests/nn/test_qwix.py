@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests import sources
+
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.skipif(not importlib.util.find_spec("qwix"), reason="needs qwix"),
@@ -14,8 +16,10 @@ pytestmark = [
 PROGRAM = """
 import sys
 from graftree import dropin
+from tests import compiled_programs
 
 dropin.install()
+compiled_programs.keep_in_whole_files()
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 assert nnx.Module.__module__.startswith("graftree.")
@@ -69,5 +73,7 @@ for name, make in layers.items():
 )
 def test_only_the_quantized_model_is_quantized(kind, first):
     command = [sys.executable, "-c", PROGRAM, kind, first]
-    completed = subprocess.run(command, capture_output=True, text=True)
+    completed = subprocess.run(
+        command, capture_output=True, text=True, cwd=sources.ROOT
+    )
     assert completed.returncode == 0, completed.stderr

@@ -1,4 +1,6 @@
-"""Runs programs of the corpus in one process: ``running.py ours|flax FILE...``.
+"""Runs programs of the corpus: ``python -m tests.interop.corpus.running WHICH FILE...``.
+
+WHICH is ``ours`` or ``flax``. All run in one process.
 
 Prints a dict as JSON: for each file what it printed, what it raised, and at which of
 its lines a DeprecationWarning came.
@@ -10,6 +12,8 @@ import json
 import sys
 import traceback
 import warnings
+
+from tests import compiled_programs
 
 
 def run(path):
@@ -49,6 +53,7 @@ def reset():
 
 def main(which, paths):
     """Runs the programs with our ``flax`` or the real one."""
+    compiled_programs.keep_in_whole_files()
     if which == "ours":
         from graftree import dropin
 
