@@ -62,13 +62,12 @@ for end in "${ends[@]}"; do
 done
 
 report=()
-failures=0
 check() { # NAME COMMAND...
     local name=$1 start=$SECONDS outcome=ok
     shift
     echo
     echo "--- $name: $*"
-    "$@" </dev/null || { outcome=FAILED && failures=$((failures + 1)); }
+    "$@" </dev/null || outcome=FAILED
     report+=("$(printf '%-18s %-6s %4d s' "$name" $outcome $((SECONDS - start)))")
 }
 run_tests() { # END PATH...
@@ -78,20 +77,37 @@ run_tests() { # END PATH...
 
 export JAX_PLATFORMS=cpu
 bin=.venv/${ends[0]}/bin
-check "ruff check" $bin/ruff check
-check "ruff format" $bin/ruff format --check
-check "import-linter" $bin/lint-imports
-check "pyright" $bin/pyright --pythonpath $bin/python
-check "mypy" $bin/mypy
-if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
+run_checks() {
+    check "ruff check" $bin/ruff check
+    check "ruff format" $bin/ruff format --check
+    check "import-linter" $bin/lint-imports
+    check "pyright" $bin/pyright --pythonpath $bin/python
+    check "mypy" $bin/mypy
+    if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
+    printf '%s\n' "${report[@]}" >out/checks.report
+}
+
+# Each of them keeps one core busy, or none while it downloads. So they run beside the
+# tests, and what they print follows.
+mkdir -p out
+rm -f out/checks.report
+run_checks >out/checks.log 2>&1 &
+checks=$!
+trap 'kill $checks 2>/dev/null' EXIT
 if [ -n "$newest" ]; then run_tests newest; fi
 if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
 check "shapes" $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
     src/graftree/nn src/graftree/training tests/contract/test_nn_layers
 
+wait $checks
+cat out/checks.log
+if [ ! -e out/checks.report ]; then stop "the static checks were stopped"; fi
+while read -r line; do report+=("$line"); done <out/checks.report
+
 echo
 printf '%s\n' "${report[@]}"
-if [ $failures -gt 0 ]; then
+failures=$(printf '%s\n' "${report[@]}" | grep -c ' FAILED ')
+if [ "$failures" -gt 0 ]; then
     echo "make test: FAILED: $failures of ${#report[@]} checks$missing"
     exit 1
 fi
