@@ -11,6 +11,7 @@ from jax import test_util
 import graftree as nnx
 from graftree.nn import attention
 from tests.nn import attention_formulas
+from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 
 weights_of = attention.dot_product_attention_weights
@@ -45,7 +46,7 @@ LAYOUTS = pytest.mark.parametrize(
 @LAYOUTS
 def test_attention_is_a_softmax_average_per_head(path, batch, kv_heads):
     arrays = qkv(batch, kv_heads=kv_heads)
-    y = nnx.dot_product_attention(*arrays, **path)
+    y = in_one_program(nnx.dot_product_attention, *arrays, **path)
     assert y.shape == (*batch, 3, 4, 8)
     np.testing.assert_allclose(
         y, attention_formulas.attention(*arrays), rtol=1e-5, atol=1e-6
@@ -55,7 +56,7 @@ def test_attention_is_a_softmax_average_per_head(path, batch, kv_heads):
 @LAYOUTS
 def test_weights_are_a_softmax_per_head(batch, kv_heads):
     query, key, _ = qkv(batch, kv_heads=kv_heads)
-    weights = weights_of(query, key)
+    weights = in_one_program(weights_of, query, key)
     assert weights.shape == (*batch, 4, 3, 5)
     np.testing.assert_allclose(
         weights, attention_formulas.weights(query, key), rtol=1e-5, atol=1e-6
@@ -79,7 +80,7 @@ def test_mask_and_bias_broadcast_over_any_axes(path, shape, is_causal):
         "bias": random(*shape, seed=8),
         "is_causal": is_causal,
     }
-    y = nnx.dot_product_attention(*arrays, **options, **path)
+    y = in_one_program(nnx.dot_product_attention, *arrays, **options, **path)
     np.testing.assert_allclose(
         y, attention_formulas.attention(*arrays, **options), rtol=1e-5, atol=1e-6
     )
@@ -92,8 +93,11 @@ def test_mask_and_bias_broadcast_over_any_axes(path, shape, is_causal):
 def test_mask_of_any_dtype_and_with_surplus_axes_of_size_one(path, dtype, surplus):
     arrays = qkv(())
     mask = np.tril(np.ones((1, 3, 5)))
-    y = nnx.dot_product_attention(
-        *arrays, mask=jnp.asarray(mask, dtype).reshape(*surplus, 1, 3, 5), **path
+    y = in_one_program(
+        nnx.dot_product_attention,
+        *arrays,
+        mask=jnp.asarray(mask.reshape(*surplus, 1, 3, 5), dtype),
+        **path,
     )
     np.testing.assert_allclose(
         y, attention_formulas.attention(*arrays, mask=mask), rtol=1e-5, atol=1e-6
@@ -121,7 +125,7 @@ def test_query_that_sees_nothing_gets_the_average_and_a_finite_gradient(path, dt
 @PATHS
 def test_float64_is_computed_in_float64(path, float64):
     arrays = [np.float64(x) for x in qkv(kv_heads=2)]
-    y = nnx.dot_product_attention(*arrays, is_causal=True, **path)
+    y = in_one_program(nnx.dot_product_attention, *arrays, is_causal=True, **path)
     assert y.dtype == jnp.float64
     expected = attention_formulas.attention(*arrays, is_causal=True)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
@@ -132,6 +136,7 @@ def test_gradients_are_those_of_finite_differences(path, float64):
     arrays = [np.float64(x) for x in qkv((), heads=2, kv_heads=1, depth=2)]
     bias = random(2, 3, 5, seed=5, dtype=jnp.float64)
 
+    @jax.jit
     def loss(query, key, value, bias):
         y = nnx.dot_product_attention(query, key, value, bias, is_causal=True, **path)
         return jnp.sum(jnp.sin(y))
@@ -142,7 +147,7 @@ def test_gradients_are_those_of_finite_differences(path, float64):
 @pytest.mark.parametrize(("v_depth", "v_heads"), [(4, 2), (16, 1), (8, 4)])
 def test_values_have_their_own_depth_and_number_of_heads(v_depth, v_heads):
     arrays = qkv((2, 3), kv_heads=2, v_heads=v_heads, v_depth=v_depth)
-    y = nnx.dot_product_attention(*arrays, is_causal=True)
+    y = in_one_program(nnx.dot_product_attention, *arrays, is_causal=True)
     assert y.shape == (2, 3, 3, 4, v_depth)
     expected = attention_formulas.attention(*arrays, is_causal=True)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
@@ -161,7 +166,7 @@ def test_values_have_their_own_depth_and_number_of_heads(v_depth, v_heads):
 @PATHS
 def test_output_dtype_is_the_common_or_the_given_one(path, dtypes, dtype, expected):
     arrays = [x.astype(d) for x, d in zip(qkv(), dtypes, strict=True)]
-    y = nnx.dot_product_attention(*arrays, dtype=dtype, **path)
+    y = in_one_program(nnx.dot_product_attention, *arrays, dtype=dtype, **path)
     assert y.dtype == expected
     reference = attention_formulas.attention(*(np.asarray(x, float) for x in arrays))
     np.testing.assert_allclose(y.astype(jnp.float32), reference, rtol=0.05, atol=0.05)
@@ -260,12 +265,12 @@ def test_dropout_zeroes_weights_and_scales_up_the_rest(batch, broadcast):
     query, key, value = qkv(batch, kv_heads=2)
     rng, rate = jax.random.key(5), 0.25
     options = {"dropout_rng": rng, "dropout_rate": rate, "broadcast_dropout": broadcast}
-    weights = weights_of(query, key, **options)
+    weights = in_one_program(weights_of, query, key, **options)
     shape = (1,) * (len(batch) + 1) + (3, 5) if broadcast else weights.shape
     kept = np.broadcast_to(jax.random.bernoulli(rng, 0.75, shape), weights.shape)
     expected = attention_formulas.weights(query, key) * kept / 0.75
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
-    y = nnx.dot_product_attention(query, key, value, **options)
+    y = in_one_program(nnx.dot_product_attention, query, key, value, **options)
     value = np.repeat(np.asarray(value, float), 2, axis=-2)
     expected = np.einsum("...hqk,...khd->...qhd", expected, value)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
@@ -351,7 +356,8 @@ def test_vmap_over_the_batch_gives_the_same(path):
     arrays = qkv((2, 3), kv_heads=2)
     attend = functools.partial(nnx.dot_product_attention, is_causal=True, **path)
     mapped = jax.jit(jax.vmap(attend))(*arrays)
-    np.testing.assert_allclose(mapped, attend(*arrays), rtol=1e-5, atol=1e-6)
+    expected = in_one_program(attend, *arrays)
+    np.testing.assert_allclose(mapped, expected, rtol=1e-5, atol=1e-6)
 
 
 @PATHS

@@ -11,6 +11,7 @@ from tests.nn.attention_formulas import (
     make_layer,
     params_of,
 )
+from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 
 P = jax.sharding.PartitionSpec
@@ -108,7 +109,7 @@ def test_heads_must_divide_each_other_and_the_features(sizes, message):
 def test_self_attention_is_attention_of_projections(batch, options):
     layer, x = make_layer(**options), random(*batch, 5, 8)
     mask = random_mask(*batch, 1, 5, 5)
-    y = layer(x, mask=mask)
+    y = in_one_program(layer, x, mask=mask)
     np.testing.assert_allclose(
         y, layer_output(layer, x, mask=mask), rtol=1e-4, atol=1e-5
     )
@@ -126,7 +127,8 @@ def test_float64_layer_computes_in_float64(float64):
     layer = make_layer(param_dtype=jnp.float64, normalize_qk=True, num_kv_heads=2)
     x = random(2, 5, 8, dtype=jnp.float64)
     expected = layer_output(layer, x, mask=np.tril(np.ones((5, 5), bool)))
-    np.testing.assert_allclose(layer(x, is_causal=True), expected, rtol=1e-11)
+    y = in_one_program(layer, x, is_causal=True)
+    np.testing.assert_allclose(y, expected, rtol=1e-11)
 
 
 def test_lists_are_inputs():
@@ -164,7 +166,7 @@ def test_bad_calls_are_refused(options, call, message):
 def test_call_overrides_the_attributes():
     layer = make_layer(decode=True, dropout_rate=0.5, deterministic=False)
     x = random(1, 3, 8)
-    y = layer(x, decode=False, deterministic=True)
+    y = in_one_program(layer, x, decode=False, deterministic=True)
     np.testing.assert_allclose(y, layer_output(layer, x), rtol=1e-4, atol=1e-5)
     assert layer.rngs.count[...] == 0
 

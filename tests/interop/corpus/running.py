@@ -1,6 +1,6 @@
-"""Runs programs of the corpus: ``python -m tests.interop.corpus.running WHICH FILE...``.
+"""Runs programs: ``python -m tests.interop.corpus.running ours|flax FILE...``.
 
-WHICH is ``ours`` or ``flax``. All run in one process.
+All run in one process, with our ``flax`` or the real one.
 
 Prints a dict as JSON: for each file what it printed, what it raised, and at which of
 its lines a DeprecationWarning came.
