@@ -55,12 +55,7 @@ def adam(seed):
     return model, optimizer
 
 
-def train_state(seed):
-    _, params = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(seed)))
-    return nnx.TrainState.create(GRAPHDEF, params=params, tx=ADAM)
-
-
-GRAPHDEF, ADAM = nnx.graphdef(nnx.Linear(2, 3, rngs=nnx.Rngs(0))), optax.adam(1e-3)
+ADAM = optax.adam(1e-3)
 OBJECTS = {
     "Module": lambda seed: Model(nnx.Rngs(seed)),
     "State": lambda seed: nnx.state(Model(nnx.Rngs(seed))),
@@ -195,6 +190,12 @@ def test_abstract_mesh_without_devices_is_refused(tmp_path):
 # Folders.
 
 
+def test_path_may_have_any_characters(tmp_path):
+    folder = tmp_path / "a b#c?d%20é"
+    checkpoints.save(folder, nnx.Rngs(0))
+    assert numbers(checkpoints.restore(folder, nnx.Rngs(1))) == numbers(nnx.Rngs(0))
+
+
 def test_path_may_be_relative_or_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -250,6 +251,31 @@ def test_failed_save_leaves_nothing_and_keeps_the_one_before(tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["a"]
     restored = checkpoints.restore(tmp_path / "a", nnx.Rngs(1))
     assert numbers(restored) == numbers(nnx.Rngs(0))
+
+
+def test_tree_mode_stores_pytrees_and_refuses_shared_variables(tmp_path):
+    with nnx.set_graph_mode(False):
+        model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        checkpoints.save(tmp_path / "a", {"model": model, "step": 3})
+        like = {"model": nnx.Linear(2, 3, rngs=nnx.Rngs(1)), "step": 0}
+        restored = checkpoints.restore(tmp_path / "a", like)
+        with pytest.raises(ValueError, match="nnx.checkpoints.save with graph=False"):
+            checkpoints.save(tmp_path / "b", {"x": model, "y": model})
+    assert restored["step"] == 3
+    assert numbers(restored["model"]) == numbers(model)
+
+
+def test_train_state_is_restored_as_a_new_one(tmp_path):
+    def train_state(seed):
+        graphdef, params = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(seed)))
+        return nnx.TrainState.create(graphdef, params=params, tx=ADAM)
+
+    saved = train_state(0).apply_gradients(train_state(1).params)
+    checkpoints.save(tmp_path / "a", saved)
+    restored = checkpoints.restore(tmp_path / "a", train_state(2))
+    assert type(restored) is nnx.TrainState and restored.step == 1
+    assert numbers(restored.params) == numbers(saved.params)
+    assert numbers(restored.opt_state) == numbers(saved.opt_state)
 
 
 # Refusals.
@@ -332,7 +358,8 @@ def test_missing_orbax_is_named(tmp_path, monkeypatch):
 
 
 def test_nothing_is_printed(tmp_path, capfd):
+    before = [*logging.getLogger("absl").filters]
     checkpoints.save(tmp_path / "a", Model(nnx.Rngs(0)))
     checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
     assert capfd.readouterr() == ("", "")
-    assert not logging.getLogger("absl").filters
+    assert logging.getLogger("absl").filters == before

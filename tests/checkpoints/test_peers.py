@@ -109,6 +109,16 @@ def test_steps_of_a_manager_are_read(tmp_path, theirs):
     assert numbers(nnx, again["model"]) == numbers(peer, theirs[0])
 
 
+def test_what_only_the_file_has_is_left_there_in_so_many_words(tmp_path):
+    save_pytree(tmp_path / "a", {"text": "x", "step": 3, "x": np.ones(2)})
+    like = {"step": jnp.int32(0), "x": np.zeros(2)}
+    with pytest.raises(ValueError, match="unexpected: text"):
+        checkpoints.restore(tmp_path / "a", like)
+    restored = checkpoints.restore(tmp_path / "a", like, unexpected="text")
+    assert restored["step"].dtype == jnp.int32 and restored["step"] == 3
+    assert type(restored["x"]) is np.ndarray
+
+
 def test_only_item_of_a_manager_is_read(tmp_path, theirs):
     with orbax.CheckpointManager(tmp_path) as manager:
         manager.save(3, args=orbax.args.StandardSave(peer.state(theirs[0])))

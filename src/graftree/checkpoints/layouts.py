@@ -64,8 +64,9 @@ class Layout:
         if config.graph_mode(None):
             self._skeleton, leaves = flattening.flatten_graph(objects)
         else:
-            flattening.flatten_tree(obj, function)  # its errors have the caller's paths
-            self._skeleton, leaves = flattening.flatten_tree(objects, function)
+            name = f"checkpoints.{function}"
+            flattening.flatten_tree(obj, name)  # its errors have the caller's paths
+            self._skeleton, leaves = flattening.flatten_tree(objects, name)
         bases = [paths.from_jax(path) for path, _ in listed]
         self.slots: list[Slot] = []
         self.leaves = [

@@ -144,6 +144,8 @@ def explanation(
     """The error to raise in the place of one from Orbax or the file system."""
     number = getattr(error, "errno", None) or _errno_in(str(error))
     way_out = _WAYS_OUT.get(number or 0, "")
+    if not way_out and action == READING:
+        way_out = "A part is missing or damaged, or another program wrote it."
     first = (str(error).strip().splitlines() or [""])[0]
     explained = errors.CheckpointError(
         errors.message(
@@ -156,6 +158,7 @@ def explanation(
     return explained
 
 
+READING = "Reading"
 _WAYS_OUT = {
     errno.ENOSPC: "The disk is full. What was written before is still whole.",
     errno.EDQUOT: "The disk quota is used up. What was written before is still whole.",
@@ -242,7 +245,8 @@ def _check_whole(folder: Any) -> None:
         if tree.get("use_ocdbt") and not is_remote(folder):
             import tensorstore
 
-            spec = {"driver": "ocdbt", "base": f"file://{folder}/"}
+            base = {"driver": "file", "path": f"{folder}/"}
+            spec = {"driver": "ocdbt", "base": base}
             known = {*tensorstore.KvStore.open(spec).result().list().result()}
             lost = [name for name in _array_names(tree) if name not in known]
             if lost:
@@ -294,7 +298,7 @@ def _fact(leaf: Any, implementation: str | None) -> Fact:
     kind = type(leaf).__name__.removesuffix("Metadata").lower()
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
-        return Fact(kind, (), "text" if kind == "string" else "?")
+        return Fact(kind, (), np.dtype(object))  # such as text
     if implementation is None:
         return Fact(kind, tuple(shape), np.dtype(dtype))
     key, data = jax.eval_shape(lambda: _key_and_data(implementation))

@@ -87,17 +87,18 @@ def read_all(
 
     Args:
         folders: Where each of them is.
-        likes: The objects to be filled, or objects like them.
+        likes: The objects to be filled, or objects like them. Paths begin with their
+            names; a single object may have the name "".
         choice: What may differ.
         what: The first line of the message if anything else does.
         way_out: Its last line.
     """
     plans = {}
     for name, like in likes.items():
-        with orbax_side.explained("Reading", folders[name]):
+        with orbax_side.explained(orbax_side.READING, folders[name]):
             stored = orbax_side.read_facts(folders[name])
         plan = plans[name] = _Plan(like, stored)
-        plan.choose(choice, (name,) if len(likes) > 1 else ())
+        plan.choose(choice, (name,) if name else ())
     choice.check(what, way_out)
     return {name: plan.carry_out() for name, plan in plans.items()}
 
@@ -117,7 +118,7 @@ class _Plan:
 
         Args:
             choice: Takes the decisions.
-            prefix: The name of the object, if there are several.
+            prefix: What paths begin with.
         """
         node = self._layout.rebuilt([*map(_abstract, self._targets)], boxed=True)
         offer = self._offer()
@@ -155,10 +156,7 @@ class _Plan:
     def _judged(
         self, pair: Pair, targets: Sequence[Target], places: Sequence[Any]
     ) -> Pair:
-        """The pair without differences that don't count: Python numbers have no width.
-
-        Nor do the values of an object that is filled.
-        """
+        """The pair without what doesn't count: Python numbers have no width."""
         facts = [self._stored.facts.get(place) for place in places]
         if all(map(_is_same_number, facts, targets)) and facts:
             kept = [
@@ -178,7 +176,7 @@ class _Plan:
             for place, target in planned
             if place in facts
         }
-        with orbax_side.explained("Reading", self._stored.folder):
+        with orbax_side.explained(orbax_side.READING, self._stored.folder):
             read = orbax_side.read(self._stored, wanted)
             new = [
                 _kept(target)
