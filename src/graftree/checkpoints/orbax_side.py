@@ -81,15 +81,16 @@ class _Silence(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if _LOGGERS[0].level in _ASKED_FOR:
+        if logging.getLogger("absl").level in (logging.DEBUG, logging.INFO):
             return True
-        where = os.path.join("orbax", "checkpoint")
         text = record.getMessage() if record.name == "asyncio" else record.pathname
-        return where not in text and "tensorstore" not in text
+        return not any(word in text for word in _NOISY)
 
 
-_LOGGERS = (logging.getLogger("absl"), logging.getLogger("asyncio"))
-_ASKED_FOR = (logging.DEBUG, logging.INFO)
+# A logger that is not of absl's class takes absl's own file for the caller.
+_NOISY = ["tensorstore"] + [
+    os.path.join(*x) for x in (("orbax", "checkpoint"), ("absl", "logging"))
+]
 _silence = _Silence()
 _lock = threading.Lock()
 _listeners = 0
@@ -108,9 +109,13 @@ def quiet() -> Iterator[None]:
 def silence(change: int) -> None:
     """Counts those who want silence; the last one gives the loggers back."""
     global _listeners
+    # First of all absl: it makes its logger, which has a class of its own.
+    with contextlib.suppress(ImportError):
+        import absl.logging  # noqa: F401
     with _lock:
         _listeners += change
-        for logger in _LOGGERS:
+        for name in ("absl", "asyncio"):
+            logger = logging.getLogger(name)
             if _listeners == 0:
                 logger.removeFilter(_silence)
             else:

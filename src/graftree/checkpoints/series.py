@@ -14,6 +14,7 @@ one of ours waits for it and deletes what need not be kept.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
@@ -328,6 +329,8 @@ class Checkpoints:
             failure = orbax_side.explanation(action, self._directory, error)
             failure.__cause__ = error
             self._failure = failure
+            with contextlib.suppress(OSError):  # the disk may be full
+                self._clear()
             # Silence stays: other threads of Orbax are still about to fail.
         else:
             orbax_side.silence(-1)
