@@ -100,6 +100,11 @@ def test_options_see_paths_as_the_object_spells_them():
         (jnp.ones(2, jnp.int8), jnp.full(2, 3), True),
         (jnp.ones(2, jnp.int8), jnp.array([3, 300]), False),
         (jnp.ones(2, jnp.uint32), jnp.array([3, -1]), False),
+        (jnp.ones(2, jnp.int4), jnp.full(2, 3, jnp.uint8), True),
+        (jnp.ones(2, jnp.float16), jnp.full(2, 1e30), False),
+        (jnp.ones(2), np.full(2, 1e300), False),
+        (jnp.ones(2, jnp.float8_e4m3fn), jnp.full(2, 3, jnp.bfloat16), True),
+        (jnp.ones(2, jnp.float8_e4m3fn), np.full(2, 1e5, jnp.bfloat16), False),
         (jnp.ones(2), jnp.full(2, 3), False),
         (jnp.ones(2, int), jnp.full(2, 3.0), False),
         (jnp.ones(2, bool), jnp.full(2, 1), False),
@@ -120,6 +125,27 @@ def test_casts_are_asked_for_and_keep_the_kind(held, given, fits):
     (before,), (after,) = map(jax.tree.leaves, (held, node.x.get_raw_value()))
     assert type(after) is type(before) and after.dtype == before.dtype
     assert np.asarray(after, np.float32).tolist() == [3.0, 3.0]
+
+
+def test_infinities_stay_and_complex_numbers_have_two_parts():
+    node = nnx.Dict(x=nnx.Param(jnp.ones(1, jnp.float16)))
+    load_state(node, {"x": jnp.full(1, jnp.inf)}, cast=True)
+    assert jnp.isinf(node.x[...]).all()
+    node = nnx.Dict(x=nnx.Param(jnp.ones(1, jnp.complex64)))
+    load_state(node, {"x": np.full(1, 1 + 2j)}, cast=True)
+    failure(node, {"x": np.full(1, 1 + 1e300j)}, cast=True)
+
+
+def test_donated_arrays_are_neither_taken_nor_kept():
+    def make():
+        return nnx.Dict(w=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.ones(2)))
+
+    donated = make()
+    donated.w[...].delete()
+    error = failure(make(), nnx.state(donated))
+    assert "w: float32[2] in the object, one that was donated" in str(error)
+    with pytest.raises(nnx.errors.StateMismatchError, match="donated"):
+        load_state(donated, {"b": jnp.ones(2)}, missing="w")
 
 
 def test_scalars_become_arrays_where_the_object_has_them():

@@ -76,9 +76,9 @@ def load_state(
             them; of the same forms. Paths are spelled as ``obj`` would: without the
             level ``value``, and with integers.
         cast: Whether dtypes may differ: a floating dtype becomes the one that ``obj``
-            has, and so do complex and integer ones. Precision may be lost; an integer
-            that the new dtype can't hold is an error. Kinds never mix: no integers for
-            floats.
+            has, and so do complex and integer ones. Precision may be lost; a number
+            out of the range of the new dtype is an error. Kinds never mix: no integers
+            for floats.
 
     Returns:
         What was kept, dropped and cast. Shapes are never adapted; a leaf that differs
@@ -187,14 +187,14 @@ class Choice:
 
     def _take(self, pair: Pair) -> None:
         given = flattening.raw_of(pair.given) if self.has_values else None
-        misfits = _abstract_parts(pair.path, pair.leaf, given)
+        misfits = _without_value(pair.path, pair.leaf, given)
         if misfits:
             self.wrong.append(pair._replace(differences=misfits))
         else:
             self.taken.append(pair)
 
     def _keep(self, pair: Pair) -> None:
-        misfits = _abstract_parts(pair.path, pair.leaf, flattening.raw_of(pair.leaf))
+        misfits = _without_value(pair.path, pair.leaf, flattening.raw_of(pair.leaf))
         if misfits:
             self.wrong.append(pair._replace(differences=misfits))
         else:
@@ -224,25 +224,28 @@ _WAYS_OUT = {
     "unexpected": "Say with unexpected= which leaves of the state may be dropped.",
     "shape": "Shapes are not adapted: a leaf that both missing= and unexpected= select "
     "is left as it is.",
-    "dtype": "cast=True converts between floating dtypes, and between integers that "
-    "fit; jax.random.wrap_key_data makes keys of their numbers.",
-    "value": "What is abstract has no value to keep or to give: make it first, e.g. "
-    "random keys with nnx.reseed, or fill an object that has values.",
+    "dtype": "cast=True converts between floating dtypes, and between integers, where "
+    "the values stay in range; jax.random.wrap_key_data makes keys of their numbers.",
+    "value": "What is abstract or deleted has no value to keep or to give: make it "
+    "first, e.g. random keys with nnx.reseed, or fill an object that has values.",
 }
 
 
-def _abstract_parts(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
-    """What has only a shape, of what a leaf would hold."""
+def _without_value(path: Path, leaf: Any, raw: Any) -> tuple[Misfit, ...]:
+    """What has only a shape or was donated, of what a leaf would hold."""
+    held = fits.describe(flattening.raw_of(leaf))
     return tuple(
-        Misfit(
-            (*path, *paths.from_jax(below)),
-            "value",
-            fits.describe(flattening.raw_of(leaf)),
-            "none that fits",
-        )
+        Misfit((*path, *paths.from_jax(below)), "value", held, why)
         for below, x in jax.tree.leaves_with_path(raw)
-        if isinstance(x, jax.ShapeDtypeStruct)
+        if (why := _lack(x))
     )
+
+
+def _lack(x: Any) -> str:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return "none that fits"
+    is_array = isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer)
+    return "one that was donated or deleted" if is_array and x.is_deleted() else ""
 
 
 # Casts.
@@ -262,15 +265,32 @@ def _can_become(given: Any, held: Any) -> bool:
     dtype, target = getattr(given, "dtype", None), getattr(held, "dtype", None)
     if dtype is None or target is None:
         return False
-    for kind in (jnp.floating, jnp.complexfloating):
+    for kind in (jnp.floating, jnp.complexfloating, jnp.integer):
         if jnp.issubdtype(target, kind):
-            return jnp.issubdtype(dtype, kind)
-    if not (jnp.issubdtype(target, jnp.integer) and jnp.issubdtype(dtype, jnp.integer)):
-        return dtype == target
-    if isinstance(given, (_jax.Tracer, jax.ShapeDtypeStruct)) or not given.size:
+            return jnp.issubdtype(dtype, kind) and is_in_range(given, target)
+    return dtype == target
+
+
+def is_in_range(given: Any, dtype: Any) -> bool:
+    """Whether no number of an array becomes infinite, or another integer, in a dtype.
+
+    Both are dtypes of one kind. Of tracers and abstract arrays it can't be known.
+    """
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    limits, kind = (jnp.iinfo, int) if is_integer else (jnp.finfo, float)
+    low, high = kind(limits(dtype).min), kind(limits(dtype).max)
+    before = limits(given.dtype)
+    is_wider = low <= kind(before.min) and kind(before.max) <= high
+    if is_wider or isinstance(given, (_jax.Tracer, jax.ShapeDtypeStruct)):
         return True
-    limits = jnp.iinfo(target)
-    return int(given.min()) >= limits.min and int(given.max()) <= limits.max
+    numbers = jnp if isinstance(given, jax.Array) else np
+    parts = [given.real, given.imag] if numbers.iscomplexobj(given) else [given]
+    finite = [numbers.where(numbers.isfinite(part), part, 0) for part in parts]
+    return all(
+        low <= kind(numbers.min(part, initial=0))
+        and kind(numbers.max(part, initial=0)) <= high
+        for part in finite
+    )
 
 
 # Values, as the object has them.

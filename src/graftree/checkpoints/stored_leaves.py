@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
+from graftree.checkpoints import loading
 from graftree.core.variables import partitioning
 
 NUMBERS = (bool, int, float, complex)
@@ -180,13 +181,11 @@ def from_disk(value: Any, target: Target) -> Any:
 
 
 def _cast(value: Any, dtype: Any) -> Any:
-    """The array with another dtype; integers must fit."""
+    """The array with another dtype, in whose range its numbers must be."""
     if value.dtype == dtype:
         return value
-    if jnp.issubdtype(value.dtype, jnp.integer) and value.size:
-        limits = jnp.iinfo(dtype)
-        if int(value.min()) < limits.min or int(value.max()) > limits.max:
-            raise ValueError(f"integers from disk do not fit into {dtype}")
+    if not loading.is_in_range(value, dtype):
+        raise ValueError(f"numbers from disk do not fit into {dtype}")
     return value.astype(dtype)
 
 

@@ -296,7 +296,8 @@ def merge(
     """Builds an object from its structure and its states; the inverse of `split`.
 
     States are matched by path, so their order does not matter. Integer keys may be
-    given as strings.
+    given as strings. Shapes and dtypes are not compared: a GraphDef knows none.
+    `nnx.checkpoints.load_state` compares those of an object.
 
     Args:
         graphdef_or_graphstate: A GraphDef followed by states, or one or more

@@ -60,7 +60,7 @@ def replace_by_pure_dict(
 
     Args:
         state: The state to change. Types and shapes of values may change, and leaves
-            that ``pure_dict`` lacks stay.
+            that ``pure_dict`` lacks stay; `nnx.checkpoints.load_state` allows neither.
         pure_dict: Nested dicts of new values. Integer keys may be given as strings.
         replace_fn: A function of old leaf and new value that returns the new leaf; by
             default ``old.replace(new)`` if there is such a method, else the new value.
