@@ -1,0 +1,134 @@
+"""Child processes which say what they do, and are killed where it was decided.
+
+`start` runs a program of this folder until it ends, or until a line of its output says
+that the moment has come. What it printed is the whole record: words, a line each.
+"""
+
+import dataclasses
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from tests import sources
+
+# A process that is stuck fails the run, with the lines so far. Gloo needs a minute to
+# notice that a neighbour is gone, Orbax five to give up waiting for a thread of its own.
+PATIENCE = 180.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """When to send a signal: ``delay`` seconds after the line that starts with ``line``.
+
+    Attributes:
+        line: Words of a line; of several processes the first to print it counts.
+        delay: Seconds to wait then.
+        send: The signal, to all processes.
+    """
+
+    line: str
+    delay: float = 0.0
+    send: signal.Signals = signal.SIGKILL
+
+
+@dataclasses.dataclass
+class Record:
+    """What the processes of one start printed, and how they ended."""
+
+    lines: list[list[list[str]]]
+    codes: list[int]
+    errors: list[str]
+    sent: bool
+
+    def values(self, word, process=0):
+        """The lines that start with ``word``, without it, by their first number."""
+        found = [line[1:] for line in self.lines[process] if line[0] == word]
+        return {int(line[0]): line[1:] for line in found}
+
+    def last(self, word, process=0):
+        """What follows ``word`` in its last line; ``None`` without one."""
+        found = [line[1:] for line in self.lines[process] if line[0] == word]
+        return " ".join(found[-1]) if found else None
+
+    def check(self, *codes):
+        """Raises with all that was printed unless each process ended with one of these."""
+        if not {*self.codes} <= {*codes}:
+            text = [f"exit {self.codes}, expected {codes}", *self.errors]
+            text += [" ".join(line) for lines in self.lines for line in lines[-5:]]
+            raise AssertionError("\n".join(text))
+
+
+def free_port():
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def start(commands, moment=None, patience=PATIENCE):
+    """Runs modules, each with its arguments, at the same time, until all have ended."""
+    processes = [_popen(command) for command in commands]
+    lines = [[] for _ in processes]
+    errors = [[] for _ in processes]
+    seen = queue.SimpleQueue()
+    threads = []
+    for process, of_process, said in zip(processes, lines, errors, strict=True):
+        threads += [
+            threading.Thread(target=_read, args=[process.stdout, of_process, seen]),
+            threading.Thread(target=lambda p=process, s=said: s.append(p.stderr.read())),
+        ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + patience
+    sent = moment is not None and _wait_for(moment, seen, processes, end)
+    codes = [_end(process, end) for process in processes]
+    for thread in threads:
+        thread.join()
+    return Record(lines, codes, ["".join(said)[-4000:] for said in errors], sent)
+
+
+def _popen(command):
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=sources.ROOT,
+        env={"PYTHONPATH": f"{sources.ROOT / 'src'}", **os.environ},
+    )
+
+
+def _read(stream, lines, seen):
+    for line in stream:
+        if line.strip():
+            lines.append(line.split())
+            seen.put(line)
+    seen.put(None)
+
+
+def _wait_for(moment, seen, processes, end):
+    open_streams = len(processes)
+    while open_streams:
+        line = seen.get(timeout=max(0.1, end - time.monotonic()))
+        if line is None:
+            open_streams -= 1
+        elif line.startswith(moment.line + " ") or line.strip() == moment.line:
+            time.sleep(moment.delay)
+            for process in processes:
+                process.send_signal(moment.send)
+            return True
+    return False
+
+
+def _end(process, end):
+    try:
+        return process.wait(max(0.1, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "stuck"

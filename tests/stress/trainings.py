@@ -1,0 +1,251 @@
+"""A training program that can be killed: ``python -m tests.stress.trainings DIRECTORY``.
+
+All that a run depends on is in its objects: params sharded over the mesh, batch
+statistics, a schedule, averages, metrics, random streams, and two iterators over data,
+Grain's and one with a NumPy generator. Each step prints its loss bit by bit, and the end
+a digest of all that was left, so that two runs can be compared by what they print:
+
+    start 6            the first step of this process
+    loss 6 0x1.5p+0
+    saved 6            `save` has returned; the disk may have it or not
+    stop 8             it was asked to stop, and has saved
+    state 0f3a...
+    end
+
+Of several processes each has data of its own, or with ``--same-data`` all have the same,
+so that the run may go on with another number of them.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+
+MESHES = {"1x1": (1, 1), "1x8": (1, 8), "2x4": (2, 4)}
+BATCH, FEATURES, CLASSES = 16, 12, 8
+
+
+def read_options(arguments=None):
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("directory")
+    parser.add_argument("--mesh", choices=MESHES, default="1x1")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--process", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--same-data", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def start_jax(options):
+    """Gives this process its share of the simulated devices."""
+    devices = MESHES[options.mesh][0] * MESHES[options.mesh][1] // options.processes
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    if options.processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"localhost:{options.port}", options.processes, options.process
+        )
+
+
+class Noise:
+    """A NumPy generator as an iterator; its state is the dict that it works on."""
+
+    def __init__(self, seed, shape):
+        import numpy as np
+
+        self.shape = shape
+        self.generator = np.random.Generator(np.random.PCG64(seed))
+        self.state = {"generator": self.generator.bit_generator.state, "drawn": 0}
+
+    def __next__(self):
+        """Draws; then the state that was handed out has changed in place."""
+        drawn = self.generator.normal(size=self.shape).astype("float32")
+        self.state["generator"] = self.generator.bit_generator.state
+        self.state["drawn"] += 1
+        return drawn
+
+    def get_state(self):
+        """What `set_state` takes, and what `__next__` goes on changing."""
+        return self.state
+
+    def set_state(self, state):
+        """Goes on where that state was taken."""
+        self.generator.bit_generator.state = state["generator"]
+        self.state = state
+
+
+def make_data(process=0, processes=1):
+    """The share of one process: rows, shuffled, and noise to add to them."""
+    import grain
+    import numpy as np
+
+    rows = np.random.default_rng(5).normal(size=(256, FEATURES + 1)).astype("float32")
+    rows[:, -1] = np.argmax(rows[:, :CLASSES], -1)
+    share = grain.MapDataset.source(rows)[process::processes]
+    share = share.seed(3).shuffle().repeat().batch(BATCH // processes)
+    shape = (BATCH // processes, FEATURES)
+    return {"rows": iter(share.to_iter_dataset()), "noise": Noise(process, shape)}
+
+
+def make_objects(hidden):
+    """Everything with Variables, for the mesh in force."""
+    import jax
+    import optax
+
+    import graftree as nnx
+
+    def over(*axes):
+        return {"out_sharding": axes}
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.wide = nnx.Linear(
+                FEATURES, hidden, rngs=rngs, kernel_metadata=over(None, "model")
+            )
+            self.norm = nnx.BatchNorm(hidden, rngs=rngs)
+            self.drop = nnx.Dropout(0.2, rngs=rngs)
+            self.out = nnx.Linear(
+                hidden, CLASSES, rngs=rngs, kernel_metadata=over("model", None)
+            )
+
+        def __call__(self, x):
+            x = self.drop(nnx.relu(self.norm(self.wide(x))))
+            return self.out(x)
+
+    def build():
+        rngs = nnx.Rngs(0, noise=1)
+        model = Net(rngs)
+        rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 5, 40)
+        made = {
+            "model": model,
+            "optimizer": nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param),
+            "ema": nnx.EMA(model, 0.9, only=nnx.Param),
+            "metrics": nnx.MultiMetric(loss=nnx.metrics.Average("loss"), spread=nnx.metrics.Welford("loss")),
+            "rngs": rngs,
+        }
+        state = nnx.state(made)
+        shardings = nnx.get_partition_spec(state)
+        nnx.update(made, jax.lax.with_sharding_constraint(state, shardings))
+        return made
+
+    return nnx.jit(build)()
+
+
+def make_step():
+    """One step of training, which donates what it changes."""
+    import jax
+    import optax
+
+    import graftree as nnx
+
+    def loss_of(model, rngs, x, labels):
+        x = x + 0.01 * jax.random.normal(rngs.noise(), x.shape)
+        logits = model(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    @nnx.jit(donate_argnums=0)
+    def step(made, x, labels):
+        model = made["model"]
+        loss, grads = nnx.value_and_grad(loss_of)(model, made["rngs"], x, labels)
+        made["optimizer"].update(model, grads)
+        made["ema"].update(model)
+        made["metrics"].update(loss=loss)
+        return loss
+
+    return step
+
+
+def next_batch(data, mesh):
+    """The next rows of all processes, with noise, over the mesh."""
+    import jax
+
+    rows, noise = next(data["rows"]), next(data["noise"])
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    inputs = rows[:, :-1] + 0.1 * noise
+    labels = rows[:, -1].astype("int32")
+    return [_put(x, over, len(x) == BATCH) for x in (inputs, labels)]
+
+
+def _put(x, sharding, is_whole):
+    import jax
+
+    if is_whole:
+        return jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
+    return jax.make_array_from_process_local_data(sharding, x)
+
+
+def digest(made, data):
+    """A hash of all values that this process holds, by path, and of the data's place."""
+    import jax
+    import numpy as np
+
+    import graftree as nnx
+
+    seen = hashlib.sha256()
+    for path, leaf in nnx.to_flat_state(nnx.state(made)):
+        value = leaf.get_value()
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        shards = sorted(value.addressable_shards, key=lambda shard: shard.device.id)
+        seen.update(f"{path} {value.dtype} {value.shape}".encode())
+        for shard in shards:
+            seen.update(np.asarray(shard.data).tobytes())
+    for name, iterator in data.items():
+        seen.update(f"{name} {json.dumps(iterator.get_state(), sort_keys=True)}".encode())
+    return seen.hexdigest()
+
+
+def tell(*words):
+    """Prints a line at once: the process may not live to print more."""
+    print(*words, flush=True)
+
+
+def train(options):
+    """Goes on from the latest checkpoint, or begins."""
+    import jax
+
+    from graftree import checkpoints
+
+    axes = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh(MESHES[options.mesh], ("data", "model"), axis_types=axes)
+    with (
+        jax.set_mesh(mesh),
+        checkpoints.Checkpoints(options.directory, keep=2, every=options.every) as kept,
+    ):
+        made = make_objects(options.hidden)
+        own = () if options.same_data else (options.process, options.processes)
+        data = make_data(*own)
+        last = kept.restore_latest(**made, **data)
+        first = 0 if last is None else last + 1
+        tell("start", first)
+        step = make_step()
+        for number in range(first, options.steps):
+            loss = float(step(made, *next_batch(data, mesh)))
+            tell("loss", number, loss.hex())
+            stop = kept.should_stop(number)
+            if kept.save(number, force=stop, **made, **data):
+                tell("saved", number)
+            if stop:
+                tell("stop", number)
+                return
+        tell("state", digest(made, data))
+    tell("end")
+
+
+def main():
+    """Trains, as the command line says."""
+    options = read_options()
+    start_jax(options)
+    train(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
