@@ -55,6 +55,16 @@ def start_jax(options):
         )
 
 
+def make_mesh(name):
+    """The mesh of a name, over the first devices that there are."""
+    import jax
+
+    shape = MESHES[name]
+    axes = (jax.sharding.AxisType.Auto,) * 2
+    devices = jax.devices()[: shape[0] * shape[1]]
+    return jax.make_mesh(shape, ("data", "model"), axis_types=axes, devices=devices)
+
+
 class Noise:
     """A NumPy generator as an iterator; its state is the dict that it works on."""
 
@@ -214,8 +224,7 @@ def train(options):
 
     from graftree import checkpoints
 
-    axes = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh(MESHES[options.mesh], ("data", "model"), axis_types=axes)
+    mesh = make_mesh(options.mesh)
     with (
         jax.set_mesh(mesh),
         checkpoints.Checkpoints(options.directory, keep=2, every=options.every) as kept,

@@ -1,0 +1,486 @@
+"""Checkpoints that are not there, not ours, or damaged: ``python -m tests.stress.faults``.
+
+`READS` makes each kind of folder that can't be read as the model that is asked for;
+`DAMAGES` changes one file of a good checkpoint. Each must give one error of ours, with the
+path, and leave the objects of the caller as they were; or, where the file isn't needed,
+the right values.
+
+`WRITES` are places where nothing can be written. Nothing may be lost there, and no part
+of a checkpoint may be left.
+
+Run by hand, it prints every message, damages each file of a checkpoint, and fills a disk
+(in memory, which takes root).
+"""
+
+import argparse
+import collections
+import contextlib
+import os
+import pathlib
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+import numpy as np
+
+from tests.stress import savings
+
+
+def good_model(seed=0):
+    """What is saved, and asked for."""
+    import graftree as nnx
+
+    return nnx.Linear(40, 50, rngs=nnx.Rngs(seed))
+
+
+# ---------------------------------------------------------------- what can't be read
+
+
+def nothing(path):
+    """There is nothing."""
+
+
+def plain_file(path):
+    """A file, where a folder should be."""
+    path.write_text("hello")
+
+
+def empty_folder(path):
+    """A folder with nothing in it."""
+    path.mkdir()
+
+
+def other_files(path):
+    """A folder of something else."""
+    path.mkdir()
+    (path / "notes.txt").write_text("hello")
+    (path / "more").mkdir()
+
+
+def numpy_file(path):
+    """Arrays that NumPy saved."""
+    with path.open("wb") as file:
+        np.savez(file, kernel=np.ones((40, 50)), bias=np.ones(50))
+
+
+def torch_file(path):
+    """What torch.save writes: a zip with a pickle, and numbers."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"weight": 1}))
+        archive.writestr("archive/data/0", bytes(8000))
+
+
+def other_model(path):
+    """A checkpoint of a model with other layers."""
+    import graftree as nnx
+    from graftree import checkpoints
+
+    checkpoints.save(path, nnx.Conv(3, 4, (2, 2), rngs=nnx.Rngs(0)))
+
+
+def other_shape(path):
+    """A checkpoint of a wider layer."""
+    import graftree as nnx
+    from graftree import checkpoints
+
+    checkpoints.save(path, nnx.Linear(40, 51, rngs=nnx.Rngs(0)))
+
+
+def other_dtype(path):
+    """A checkpoint in half precision."""
+    import jax.numpy as jnp
+
+    import graftree as nnx
+    from graftree import checkpoints
+
+    model = nnx.Linear(40, 50, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    checkpoints.save(path, model)
+
+
+def plain_dict(path):
+    """What Orbax saved of a dict that is no model."""
+    import orbax.checkpoint as orbax
+
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, {"weights": [np.ones(3)], "epoch": 3})
+
+
+def unfinished(path):
+    """What a killed save left: the folder with the name of a part."""
+    from graftree import checkpoints
+
+    checkpoints.save(path, good_model())
+    path.rename(path.with_name(path.name + ".orbax-checkpoint-tmp"))
+
+
+READS = [
+    nothing,
+    plain_file,
+    empty_folder,
+    other_files,
+    numpy_file,
+    torch_file,
+    other_model,
+    other_shape,
+    other_dtype,
+    plain_dict,
+    unfinished,
+]
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def cut(file):
+    """The second half is missing."""
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def remove(file):
+    """The file is gone."""
+    file.unlink()
+
+
+def flip(file):
+    """One bit is another, in the middle."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(bytes(data))
+
+
+def empty(file):
+    """Nothing is in it, as after a crash of the machine."""
+    file.write_bytes(b"")
+
+
+DAMAGES = [cut, remove, flip, empty]
+
+
+def files_of(folder):
+    """Its files, by a name that is the same in each checkpoint."""
+    found = {}
+    counts = collections.Counter()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        if len(file.name) == 32:  # of TensorStore, by chance
+            name = str(file.relative_to(folder).parent / "*")
+        counts[name] += 1
+        found[f"{name} {counts[name]}" if counts[name] > 1 else name] = file
+    return found
+
+
+# ---------------------------------------------------------------- what must hold
+
+
+def numbers(obj):
+    """All values as bytes."""
+    import jax
+
+    import graftree as nnx
+
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(nnx.state(obj))]
+
+
+def tried(action, path, objects):
+    """The message of the error of ours that an action gives; ``None`` without one.
+
+    Raises:
+        AssertionError: If it is another one, does not name the path, or comes after
+            something was changed.
+    """
+    from graftree import errors
+
+    before = numbers(objects)
+    try:
+        action()
+    except (errors.CheckpointError, errors.StateMismatchError) as error:
+        message = str(error)
+        if str(path) not in message:
+            raise AssertionError(f"does not name {path}: {message}") from error
+        if numbers(objects) != before:
+            raise AssertionError(f"changed before: {message}") from error
+        return message
+    return None
+
+
+def read_fault(path):
+    """The messages for a path that can't be read, as a checkpoint and as a series."""
+    from graftree import checkpoints
+
+    model = good_model(1)
+    message = tried(lambda: checkpoints.restore(path, model), path, model)
+    if message is None:
+        raise AssertionError(f"{path} was restored")
+    return message
+
+
+def damage_of_step(folder, name, damage):
+    """Damages a file of the only step of a series, and restores it.
+
+    Returns:
+        The message, or ``None`` if all values were right, or ``"wrong values"``.
+    """
+    from graftree import checkpoints
+
+    model, position = good_model(1), savings.Position()
+    damage(files_of(folder)[name])
+    with checkpoints.Checkpoints(folder) as kept:
+        message = tried(
+            lambda: kept.restore_latest(model=model, position=position), folder, model
+        )
+    if message is not None:
+        if position.state["position"] != -1:
+            raise AssertionError("the position was changed")
+        return message
+    is_right = numbers(model) == numbers(good_model(0))
+    return None if is_right and position.state["position"] == 5 else "wrong values"
+
+
+def good_series(folder):
+    """A series with one step."""
+    from graftree import checkpoints
+
+    position = savings.Position()
+    position.state["position"] = 5
+    with checkpoints.Checkpoints(folder) as kept:
+        kept.save(5, model=good_model(), position=position)
+
+
+# ---------------------------------------------------------------- what can't be written
+
+
+@contextlib.contextmanager
+def files_limited(size):
+    """No file may become larger: to a process what a full disk is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """Nobody may write to a folder; root, whom modes don't hinder, is somebody else."""
+    is_root = os.geteuid() == 0
+    folder.chmod(0o555)
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+NOBODY = 65534
+
+
+def array_of(size):
+    """A model of one array, which can't be compressed."""
+    import jax.numpy as jnp
+
+    import graftree as nnx
+
+    return nnx.Dict(weight=nnx.Param(jnp.asarray(_random(size))))
+
+
+def _random(size):
+    return np.random.default_rng(size).random(size, np.float32)
+
+
+def write_too_much(folder, context=contextlib.nullcontext):
+    """Saves what has no room, and what has; returns the messages.
+
+    Args:
+        folder: Where there is room for some kilobytes, but not for 4 megabytes.
+        context: Within which that is so.
+
+    Raises:
+        AssertionError: If a checkpoint is lost, or a part of one is left.
+    """
+    from graftree import checkpoints
+
+    small, big = array_of(10), array_of(1_000_000)
+    single, other, series = (folder / name for name in ("single", "other", "series"))
+    checkpoints.save(single, small)
+    messages = []
+    with context(), checkpoints.Checkpoints(series) as kept:
+        for action in (
+            lambda: checkpoints.save(other, big),
+            lambda: checkpoints.save(single, big, overwrite=True),
+            lambda: (kept.save(1, model=small), kept.wait()) and None,
+            lambda: (kept.save(2, model=big), kept.wait()),
+            lambda: (kept.save(2, model=small), kept.wait()) and None,
+        ):
+            messages.append(tried(action, folder, small))
+        for path in (single, series / "1" / "model", series / "2" / "model"):
+            read = checkpoints.restore(path, array_of(10))
+            if numbers(read) != numbers(small):
+                raise AssertionError(f"{path} has other values")
+    if [message is None for message in messages] != [False, False, True, False, True]:
+        raise AssertionError(f"expected errors where there is no room: {messages}")
+    left = sorted(path.name for path in [*folder.iterdir(), *series.iterdir()])
+    if left != ["1", "2", "series", "single"]:
+        raise AssertionError(f"left behind: {left}")
+    return [message for message in messages if message is not None]
+
+
+def write_where_forbidden(folder):
+    """Saves into a folder that is read-only; returns the messages."""
+    from graftree import checkpoints
+
+    model = array_of(10)
+    checkpoints.save(folder / "single", model)
+    good_series(folder / "series")
+    (folder / "series").chmod(0o555)
+    before = sorted(folder.rglob("*"))
+    messages = []
+    with read_only(folder):
+        with checkpoints.Checkpoints(folder / "series") as kept:
+            for action in (
+                lambda: checkpoints.save(folder / "other", model),
+                lambda: checkpoints.save(folder / "single", model, overwrite=True),
+                lambda: checkpoints.Checkpoints(folder / "new").save(1, model=model),
+                lambda: kept.save(6, model=model),
+            ):
+                messages.append(tried(action, folder, model))
+        checkpoints.restore(folder / "single", model)
+    (folder / "series").chmod(0o755)
+    if None in messages or sorted(folder.rglob("*")) != before:
+        raise AssertionError(f"written: {messages}")
+    return messages
+
+
+def read_where_forbidden(folder):
+    """Reads what this user may not read; returns the messages."""
+    from graftree import checkpoints
+
+    model = array_of(10)
+    checkpoints.save(folder / "single", model)
+    good_series(folder / "series")
+    messages = []
+    for path in (folder / "single", folder / "series"):
+        path.chmod(0)
+    with read_only(folder):
+        for action in (
+            lambda: checkpoints.restore(folder / "single", model),
+            lambda: checkpoints.Checkpoints(folder / "series").restore_latest(x=model),
+        ):
+            messages.append(tried(action, folder, model))
+    for path in (folder / "single", folder / "series"):
+        path.chmod(0o755)
+    if None in messages:
+        raise AssertionError(f"read: {messages}")
+    return messages
+
+
+def write_over_what_is_not_ours(folder):
+    """Saves over, below, and as a series into what is no checkpoint; the messages."""
+    from graftree import checkpoints
+
+    model = array_of(10)
+    file, other = folder / "file", folder / "other"
+    plain_file(file)
+    other_files(other)
+    before = sorted(folder.rglob("*"))
+    messages = []
+    for path, action in (
+        (file, lambda: checkpoints.save(file, model)),
+        (file, lambda: checkpoints.save(file, model, overwrite=True)),
+        (other, lambda: checkpoints.save(other, model, overwrite=True)),
+        (file, lambda: checkpoints.save(file / "below", model)),
+        (file, lambda: checkpoints.Checkpoints(file).save(1, model=model)),
+        (file, lambda: checkpoints.Checkpoints(file).restore_latest(model=model)),
+        (file, lambda: checkpoints.Checkpoints(file / "below").save(1, model=model)),
+    ):
+        messages.append(tried(action, path, model))
+    if None in messages or sorted(folder.rglob("*")) != before:
+        raise AssertionError(f"written: {messages}")
+    return messages
+
+
+WRITES = {
+    "no file may be larger than 1 MB": lambda folder: write_too_much(
+        folder, lambda: files_limited(1_000_000)
+    ),
+    "the folder is read-only": write_where_forbidden,
+    "the folder can't be read": read_where_forbidden,
+    "something else is there": write_over_what_is_not_ours,
+}
+
+
+# ---------------------------------------------------------------- by hand
+
+
+@contextlib.contextmanager
+def small_disk(folder, megabytes):
+    """Mounts a disk of some megabytes, in memory; only root may."""
+    size = f"size={megabytes}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def all_damages(folder):
+    """Damages each file of a series, one at a time, in each way.
+
+    Returns:
+        For each file what came of each damage: an error, or right or wrong values.
+    """
+    good_series(folder / "good")
+    found = collections.defaultdict(list)
+    for damage in DAMAGES:
+        for name in files_of(folder / "good"):
+            shutil.copytree(folder / "good", folder / "bad")
+            message = damage_of_step(folder / "bad", name, damage)
+            shutil.rmtree(folder / "bad")
+            kind = {None: "right", "wrong values": "WRONG"}.get(message, "error")
+            found[name].append(kind)
+            if kind == "error":
+                print(f"  {damage.__name__} {name}: {message}\n")
+    return found
+
+
+def main():
+    """Goes through all of it, and prints each message."""
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        top = pathlib.Path(name)
+        top.chmod(0o755)
+        for make in READS:
+            path = top / make.__name__
+            make(path)
+            print(f"\n{make.__doc__}\n  {read_fault(path)}")
+        for title, write in WRITES.items():
+            _print_writes(title, write, top / "writes")
+        if os.geteuid() == 0:
+            with contextlib.ExitStack() as mounted:
+                (top / "disk").mkdir()
+                mounted.enter_context(small_disk(top / "disk", 3))
+                _print_writes("the disk is full", write_too_much, top / "disk" / "x")
+        print("\nDamaged files:")
+        found = all_damages(top / "damaged")
+    print(" ".join(f"{damage.__name__:7s}" for damage in DAMAGES))
+    for file, kinds in found.items():
+        print(" ".join(f"{kind:7s}" for kind in kinds), file)
+
+
+def _print_writes(title, write, folder):
+    folder.mkdir()
+    print(f"\nIf {title}:")
+    for message in write(folder):
+        print("  " + message.replace("\n", "\n  "))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
