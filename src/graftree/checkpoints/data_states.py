@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ from graftree.core.graph import nodes
 
 # Where Orbax puts JSON, in the folder of the item.
 FILE = "metadata"
-_PROCESSES = "processes"
+_PROCESSES, _SUM = "processes", "crc32"
 
 
 def is_iterator(obj: Any) -> bool:
@@ -45,7 +46,8 @@ def to_json(name: str, iterator: Any) -> dict[str, Any]:
     """
     own = json.dumps(_encoded(iterator.get_state(), name))
     states = processes.gathered(own.encode())
-    return {_PROCESSES: [json.loads(state) for state in states]}
+    decoded = [json.loads(state) for state in states]
+    return {_PROCESSES: decoded, _SUM: _sum_of(decoded)}
 
 
 def from_json(name: str, folder: Any, index: int, count: int) -> Any:
@@ -58,9 +60,10 @@ def from_json(name: str, folder: Any, index: int, count: int) -> Any:
         count: How many processes there are now.
 
     Raises:
-        CheckpointError: If the states belong to another number of processes.
+        CheckpointError: If the states belong to another number of processes, or are
+            missing or damaged.
     """
-    states = json.loads((folder / FILE).read_text())[_PROCESSES]
+    states = _read(name, folder)
     if len(states) != count:
         if any(state != states[0] for state in states):
             raise errors.CheckpointError(
@@ -70,6 +73,32 @@ def from_json(name: str, folder: Any, index: int, count: int) -> Any:
             )
         index = 0
     return _decoded(states[index])
+
+
+def _read(name: str, folder: Any) -> list[Any]:
+    """The states of all processes."""
+    file = folder / FILE
+    if not file.exists():
+        raise errors.CheckpointError(
+            f"{name} is no data iterator on disk: there is no {file}.\nRestore it into "
+            f"an object with Variables; or leave it out, {name}=None; or restore "
+            "another step."
+        )
+    try:
+        content = json.loads(file.read_bytes())
+        states = content[_PROCESSES]
+        if not states or content.get(_SUM, _sum_of(states)) != _sum_of(states):
+            raise ValueError("its checksum is another one")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise errors.CheckpointError(
+            f"The state of {name} in {file} is damaged: {error}.\nRestore another "
+            f"step; or leave it out, {name}=None, and set its position."
+        ) from error
+    return states
+
+
+def _sum_of(states: list[Any]) -> int:
+    return zlib.crc32(json.dumps(states, sort_keys=True).encode())
 
 
 def _encoded(x: Any, path: str) -> Any:

@@ -80,13 +80,17 @@ def _check_replaceable(folder: Any, overwrite: bool) -> None:
     """Raises if a folder that exists may not be replaced."""
     if not overwrite:
         what, way_out = "exists", "Pass overwrite=True to replace it, or choose"
-    elif orbax_side.is_tree(folder) or not any(folder.iterdir()):
+    elif orbax_side.is_tree(folder) or _is_empty(folder):
         return
     else:
         what, way_out = "is no checkpoint, so it is not replaced", "Choose"
     raise errors.CheckpointError(
         f"nnx.checkpoints.save: {folder} {what}.\n{way_out} another path."
     )
+
+
+def _is_empty(folder: Any) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def stored_tree(obj: Any, function: str, name: str = "") -> dict[str, Any]:

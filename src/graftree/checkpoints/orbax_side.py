@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -69,6 +70,21 @@ def path_of(path: Any) -> Any:
 def is_remote(folder: Any) -> bool:
     """Whether a path is that of an object store, where no folder can be renamed."""
     return "://" in os.fspath(folder)
+
+
+def exists(folder: Any) -> bool:
+    """Whether something is there.
+
+    Raises:
+        OSError: If this user may not know: then "no" would be a guess.
+    """
+    if is_remote(folder):
+        return folder.exists()
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- Orbax's log
@@ -122,6 +138,14 @@ def silence(change: int) -> None:
                 logger.addFilter(_silence)
 
 
+def let_threads_fail(seconds: float = 2.0) -> None:
+    """Waits until the threads of a failed save have failed too, each with a log."""
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            thread.join(max(0.0, end - time.monotonic()))
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -150,7 +174,7 @@ def explanation(
     number = getattr(error, "errno", None) or _errno_in(str(error))
     way_out = _WAYS_OUT.get(number or 0, "")
     if not way_out and action == READING:
-        way_out = "A part is missing or damaged, or another program wrote it."
+        way_out = "A part is missing or damaged, or another program wrote it: restore another."
     first = (str(error).strip().splitlines() or [""])[0]
     explained = errors.CheckpointError(
         errors.message(
@@ -167,6 +191,8 @@ READING = "Reading"
 _WAYS_OUT = {
     errno.ENOSPC: "The disk is full. What was written before is still whole.",
     errno.EDQUOT: "The disk quota is used up. What was written before is still whole.",
+    errno.EFBIG: "A file would be larger than this process may write (`ulimit -f`), or "
+    "than the file system allows.",
     errno.EROFS: "The file system is read-only: choose another folder.",
     errno.EACCES: "This user may not write or read there: choose another folder.",
     errno.EPERM: "This user may not write or read there: choose another folder.",

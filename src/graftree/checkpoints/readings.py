@@ -30,21 +30,41 @@ NEW, OLD = ".graftree-new", ".graftree-old"
 
 def found(folder: Any) -> Any:
     """The folder to read for a path: itself, or what a killed swap left for it."""
-    if not folder.exists() and not orbax_side.is_remote(folder):
-        new = folder.parent / (folder.name + NEW)
-        if new.exists():
-            return new
-    if not folder.exists():
-        partial = folder.parent / (folder.name + orbax_side.PARTIAL)
-        what = "only a part of one" if partial.exists() else "nothing"
-        raise errors.CheckpointError(
-            f"There is no checkpoint at {folder}: {what} is there."
-        )
-    return folder
+    with orbax_side.explained(orbax_side.READING, folder):
+        return _found(folder)
+
+
+def _found(folder: Any) -> Any:
+    if orbax_side.exists(folder):
+        return folder
+    new = folder.parent / (folder.name + NEW)
+    if not orbax_side.is_remote(folder) and new.exists():
+        return new
+    partial = folder.parent / (folder.name + orbax_side.PARTIAL)
+    what = "only a part of one" if partial.exists() else "nothing"
+    raise errors.CheckpointError(
+        f"There is no checkpoint at {folder}: {what} is there.{_beside(folder)}"
+    )
+
+
+def _beside(folder: Any) -> str:
+    """What there is to choose from, as a line of a message."""
+    parent = folder.parent
+    if orbax_side.is_remote(folder):
+        return ""
+    if not parent.is_dir():
+        return f"\nIts parent is no folder: {parent}."
+    names = sorted(path.name for path in parent.iterdir() if orbax_side.is_tree(path))
+    return f"\nBeside it are: {', '.join(names[:10])}." if names else ""
 
 
 def items_of(folder: Any) -> dict[str, Any] | None:
     """The folders of the objects in that of a step; ``None`` for a single tree."""
+    with orbax_side.explained(orbax_side.READING, folder):
+        return _items_of(folder)
+
+
+def _items_of(folder: Any) -> dict[str, Any] | None:
     if orbax_side.is_tree(folder):
         return None
     below = [x for x in folder.iterdir() if x.is_dir()] if folder.is_dir() else []
@@ -52,9 +72,14 @@ def items_of(folder: Any) -> dict[str, Any] | None:
     if items and (folder / orbax_side.STEP_FILE).exists():
         return items
     steps = sorted(int(x.name) for x in below if x.name.isdecimal())
+    lack = f"it has no {orbax_side.TREE_FILE}" if folder.is_dir() else "it is a file"
     raise errors.CheckpointError(
-        f"{folder} is not a whole checkpoint: it has no {orbax_side.TREE_FILE}."
-        + (f"\nIt has steps: restore {folder / str(steps[-1])}." if steps else "")
+        f"{folder} is not a whole checkpoint: {lack}.\n"
+        + (
+            f"It has steps: restore {folder / str(steps[-1])}."
+            if steps
+            else "Give the path of what nnx.checkpoints.save, or Orbax, has written."
+        )
     )
 
 

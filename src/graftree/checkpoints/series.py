@@ -329,14 +329,18 @@ class Checkpoints:
             failure = orbax_side.explanation(action, self._directory, error)
             failure.__cause__ = error
             self._failure = failure
+            orbax_side.let_threads_fail()
             with contextlib.suppress(OSError):  # the disk may be full
                 self._clear()
-            # Silence stays: other threads of Orbax are still about to fail.
-        else:
+        finally:
             orbax_side.silence(-1)
 
     def _steps_on_disk(self) -> list[int]:
-        if not self._directory.exists():
+        with orbax_side.explained(orbax_side.READING, self._directory):
+            return self._listed_steps()
+
+    def _listed_steps(self) -> list[int]:
+        if not orbax_side.exists(self._directory):
             return []
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
 
