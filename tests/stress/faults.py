@@ -1,15 +1,15 @@
-"""Checkpoints that are not there, not ours, or damaged: ``python -m tests.stress.faults``.
+"""What can't be read or written: ``python -m tests.stress.faults`` prints the messages.
 
 `READS` makes each kind of folder that can't be read as the model that is asked for;
-`DAMAGES` changes one file of a good checkpoint. Each must give one error of ours, with the
-path, and leave the objects of the caller as they were; or, where the file isn't needed,
-the right values.
+`DAMAGES` changes one file of a good checkpoint. Each must give one error of ours, with
+the path, and leave the objects of the caller as they were; or, where the file isn't
+needed, the right values.
 
 `WRITES` are places where nothing can be written. Nothing may be lost there, and no part
 of a checkpoint may be left.
 
-Run by hand, it prints every message, damages each file of a checkpoint, and fills a disk
-(in memory, which takes root).
+Run by hand, it prints every message, damages each file of a checkpoint, and fills a
+disk (in memory, which takes root).
 """
 
 import argparse
@@ -207,8 +207,13 @@ def tried(action, path, objects):
     return None
 
 
+def all_tried(path, objects, *actions):
+    """What `tried` gives for each action."""
+    return [tried(action, path, objects) for action in actions]
+
+
 def read_fault(path):
-    """The messages for a path that can't be read, as a checkpoint and as a series."""
+    """The message for a path that can't be read."""
     from graftree import checkpoints
 
     model = good_model(1)
@@ -310,16 +315,21 @@ def write_too_much(folder, context=contextlib.nullcontext):
     small, big = array_of(10), array_of(1_000_000)
     single, other, series = (folder / name for name in ("single", "other", "series"))
     checkpoints.save(single, small)
-    messages = []
     with context(), checkpoints.Checkpoints(series) as kept:
-        for action in (
+
+        def keep(step, model):
+            kept.save(step, model=model)
+            kept.wait()
+
+        messages = all_tried(
+            folder,
+            small,
             lambda: checkpoints.save(other, big),
             lambda: checkpoints.save(single, big, overwrite=True),
-            lambda: (kept.save(1, model=small), kept.wait()) and None,
-            lambda: (kept.save(2, model=big), kept.wait()),
-            lambda: (kept.save(2, model=small), kept.wait()) and None,
-        ):
-            messages.append(tried(action, folder, small))
+            lambda: keep(1, small),
+            lambda: keep(2, big),
+            lambda: keep(2, small),
+        )
         for path in (single, series / "1" / "model", series / "2" / "model"):
             read = checkpoints.restore(path, array_of(10))
             if numbers(read) != numbers(small):
@@ -341,16 +351,16 @@ def write_where_forbidden(folder):
     good_series(folder / "series")
     (folder / "series").chmod(0o555)
     before = sorted(folder.rglob("*"))
-    messages = []
     with read_only(folder):
         with checkpoints.Checkpoints(folder / "series") as kept:
-            for action in (
+            messages = all_tried(
+                folder,
+                model,
                 lambda: checkpoints.save(folder / "other", model),
                 lambda: checkpoints.save(folder / "single", model, overwrite=True),
                 lambda: checkpoints.Checkpoints(folder / "new").save(1, model=model),
                 lambda: kept.save(6, model=model),
-            ):
-                messages.append(tried(action, folder, model))
+            )
         checkpoints.restore(folder / "single", model)
     (folder / "series").chmod(0o755)
     if None in messages or sorted(folder.rglob("*")) != before:
@@ -365,15 +375,17 @@ def read_where_forbidden(folder):
     model = array_of(10)
     checkpoints.save(folder / "single", model)
     good_series(folder / "series")
-    messages = []
     for path in (folder / "single", folder / "series"):
         path.chmod(0)
     with read_only(folder):
-        for action in (
+        messages = all_tried(
+            folder,
+            model,
             lambda: checkpoints.restore(folder / "single", model),
+            lambda: checkpoints.restore(folder / "series" / "5" / "model", model),
             lambda: checkpoints.Checkpoints(folder / "series").restore_latest(x=model),
-        ):
-            messages.append(tried(action, folder, model))
+            lambda: checkpoints.Checkpoints(folder / "single" / "x").restore_latest(),
+        )
     for path in (folder / "single", folder / "series"):
         path.chmod(0o755)
     if None in messages:
@@ -390,17 +402,17 @@ def write_over_what_is_not_ours(folder):
     plain_file(file)
     other_files(other)
     before = sorted(folder.rglob("*"))
-    messages = []
-    for path, action in (
-        (file, lambda: checkpoints.save(file, model)),
-        (file, lambda: checkpoints.save(file, model, overwrite=True)),
-        (other, lambda: checkpoints.save(other, model, overwrite=True)),
-        (file, lambda: checkpoints.save(file / "below", model)),
-        (file, lambda: checkpoints.Checkpoints(file).save(1, model=model)),
-        (file, lambda: checkpoints.Checkpoints(file).restore_latest(model=model)),
-        (file, lambda: checkpoints.Checkpoints(file / "below").save(1, model=model)),
-    ):
-        messages.append(tried(action, path, model))
+    messages = all_tried(
+        folder,
+        model,
+        lambda: checkpoints.save(file, model),
+        lambda: checkpoints.save(file, model, overwrite=True),
+        lambda: checkpoints.save(other, model, overwrite=True),
+        lambda: checkpoints.save(file / "below", model),
+        lambda: checkpoints.Checkpoints(file).save(1, model=model),
+        lambda: checkpoints.Checkpoints(file).restore_latest(model=model),
+        lambda: checkpoints.Checkpoints(file / "below").save(1, model=model),
+    )
     if None in messages or sorted(folder.rglob("*")) != before:
         raise AssertionError(f"written: {messages}")
     return messages
@@ -471,6 +483,10 @@ def main():
         found = all_damages(top / "damaged")
     print(" ".join(f"{damage.__name__:7s}" for damage in DAMAGES))
     for file, kinds in found.items():
+        # TensorStore has no checksums of the numbers; all else must be noticed.
+        known = 1 if "ocdbt.process_0/d/" in file and kinds[2] == "WRONG" else 0
+        if kinds.count("WRONG") > known:
+            raise AssertionError(f"{file}: {kinds}")
         print(" ".join(f"{kind:7s}" for kind in kinds), file)
 
 

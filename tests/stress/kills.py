@@ -1,19 +1,21 @@
 """Saving, killed: ``python -m tests.stress.kills --kills 50 --seed 0``.
 
 Each start of `savings` goes on where the last one was killed: at a random time by
-SIGKILL, or by itself before one of its operations on files. After each kill this process
-reads what is on disk:
+SIGKILL, or by itself before one of its operations on files. After each kill this
+process reads what is on disk:
 
 - What was reported as finished loads, with the right values, unless newer steps have
   taken its place: of a series the two newest steps, and the single checkpoint.
 - What else the API lists loads with the right values too; what it doesn't list gives an
   error.
 
-At the end one start runs undisturbed, and nothing may be left of all the others.
+At the end it saves some more itself, undisturbed; then nothing may be left of the
+others.
 """
 
 import argparse
 import collections
+import functools
 import os
 import pathlib
 import random
@@ -30,9 +32,9 @@ class Expected:
         self.begun = {"series": -1, "single": -1}
         self.done = {"series": [], "single": []}
 
-    def read(self, record):
+    def read(self, lines):
         """Takes in the lines of one start."""
-        for words in record.lines[0]:
+        for words in lines:
             if words[0] in ("begin", "done"):
                 what, step = words[1], int(words[2])
                 if words[0] == "begin":
@@ -53,7 +55,7 @@ def check_series(folder, expected):
         if not needed <= {*steps} or newest > begun:
             raise AssertionError(f"{steps} on disk; done {done[-3:]}, begun {begun}")
         for step in steps:
-            check_step(lambda **objects: kept.restore(step, **objects), step)
+            check_step(functools.partial(kept.restore, step), step)
         if steps:
             check_step(kept.restore_latest, steps[-1])
         if begun not in steps:
@@ -100,19 +102,16 @@ def check_single(folder, expected):
 def phase(folder):
     """What the kill found, by what lies about."""
     names = [path.name for path in folder.rglob("*")]
-    for end, what in (
-        (".graftree-deleted", "while deleting an old step"),
-        (".graftree-old", "while swapping"),
-    ):
-        if any(name.endswith(end) for name in names):
-            return what
     partial = [*folder.rglob("*.orbax-checkpoint-tmp")]
-    if not partial:
-        new = (folder / "single.graftree-new").exists()
-        return "before swapping" if new else "between saves, or before the first file"
+    if any(name.endswith(".graftree-deleted") for name in names):
+        return "while deleting an old step"
+    if any(name.endswith(".graftree-old") for name in names):
+        return "while swapping"
     if any((path / "commit_success.txt").exists() for path in partial):
         return "before the rename"
-    return "while writing"
+    if partial:
+        return "while writing"
+    return "before swapping" if "single.graftree-new" in names else "between saves"
 
 
 def check_rest(folder, steps):
@@ -134,7 +133,7 @@ def one_kill(folder, number, options, rng, expected, counts):
         moment = starts.Moment("start", rng.uniform(0.0, options.longest))
     record = starts.start([command], moment)
     record.check(-9)
-    expected.read(record)
+    expected.read(record.lines[0])
     before = record.last("kill")
     hit = phase(folder)
     counts[hit] += 1
@@ -143,29 +142,29 @@ def one_kill(folder, number, options, rng, expected, counts):
     return steps, check_single(folder / "single", expected), hit, before
 
 
-def run(kills, options):
-    """Kills so often; returns counts by phase."""
+def run(options):
+    """Kills so often; returns counts by phase, and what was said."""
     counts = collections.Counter()
     expected, rng = Expected(), random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for number in range(kills):
+        for number in range(options.kills):
             steps, single, hit, before = one_kill(
                 folder, number, options, rng, expected, counts
             )
             if options.verbose:
                 print(number, steps, single, hit, before or "", flush=True)
-        end = starts.start([["tests.stress.savings", folder, "--rounds", 8]])
-        end.check(0)
-        expected.read(end)
+        lines = []
+        savings.save_on(folder, 8, rng, tell=lambda *words: lines.append(words))
+        expected.read(lines)
         expected.done["series"].append(expected.begun["series"])
         check_rest(folder, check_series(folder / "series", expected))
         check_single(folder / "single", expected)
     return counts, expected
 
 
-def main():
-    """Reads the command line, and says what was seen."""
+def read_options(arguments=None):
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -173,9 +172,14 @@ def main():
     parser.add_argument("--operations", type=int, default=400)
     parser.add_argument("--longest", type=float, default=0.5, help="seconds")
     parser.add_argument("--verbose", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main():
+    """Kills as often as the command line says, and says what was seen."""
+    options = read_options()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    counts, expected = run(options.kills, options)
+    counts, expected = run(options)
     done = {what: len(steps) for what, steps in expected.done.items()}
     print(f"{options.kills} kills; finished saves {done}; all of them loaded")
     for what, count in counts.most_common():

@@ -1,10 +1,10 @@
 """Training killed and started again: ``python -m tests.stress.resumes --kills 4``.
 
 For each layout of devices, `trainings` runs once unbroken, and once broken at random
-moments: killed by SIGKILL some time after a step, or as soon as an asynchronous save has
-returned, or told to stop by SIGTERM. Every start goes on in the same folder. All losses
-that any process printed are compared with those of the unbroken run, bit by bit, those of
-steps done twice too; then the digests of all values at the end.
+moments: killed by SIGKILL some time after a step, or as soon as an asynchronous save
+has returned, or told to stop by SIGTERM. Every start goes on in the same folder. All
+losses that any process printed are compared with those of the unbroken run, bit by bit,
+those of steps done twice too; then the digests of all values at the end.
 
 At last one run wanders from layout to layout. There sums are taken in another order, so
 its losses are compared up to `TOLERANCE`.
@@ -121,7 +121,9 @@ class Run:
 
     def _compare(self, record):
         for process in range(len(record.lines)):
-            wanted = self.wanted.values("loss", min(process, len(self.wanted.lines) - 1))
+            wanted = self.wanted.values(
+                "loss", min(process, len(self.wanted.lines) - 1)
+            )
             for step, (loss,) in record.values("loss", process).items():
                 self._compare_loss(step, loss, wanted[step][0])
                 self.tally.repeated += (process, step) in self._done

@@ -1,8 +1,8 @@
 """A program that saves without end: ``python -m tests.stress.savings DIRECTORY``.
 
-It saves into a series, with and without waiting, and over a single checkpoint. All values
-are known from the step, so who reads can see whether a load is right. It prints what it
-does, and what for certain is on disk:
+It saves into a series, with and without waiting, and over a single checkpoint. All
+values are known from the step, so who reads can see whether a load is right. It prints
+what it does, and what for certain is on disk:
 
     start 7 6          the latest step of the series, and that of the single checkpoint
     begin series 8
@@ -30,14 +30,14 @@ OPERATIONS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "
 
 def make_objects():
     """What is saved: layers, an optimizer, streams."""
+    import jax.numpy as jnp
     import optax
 
     import graftree as nnx
 
-    rngs = nnx.Rngs(0)
     model = nnx.Dict(
-        layers=nnx.List([nnx.Linear(3, 4, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)]),
-        wide=nnx.Param(_values(0, 0, (SIZE,))),
+        layers=nnx.List([nnx.Param(jnp.zeros((3, 4))), nnx.Rngs(0)]),
+        wide=nnx.Param(jnp.zeros(SIZE)),
     )
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     return {"model": model, "optimizer": optimizer}
@@ -134,7 +134,7 @@ def kill_before(number):
             return
         left -= 1
         if left == 0:
-            print("kill", event, arguments[0], flush=True)
+            tell("kill", event, arguments[0])
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
@@ -143,11 +143,18 @@ def kill_before(number):
 def _changes(event, arguments):
     """Whether it is about a checkpoint, and writes."""
     if event == "open":
-        return isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        return isinstance(arguments[2], int) and arguments[2] & (
+            os.O_WRONLY | os.O_RDWR
+        )
     return isinstance(arguments[0], (str, os.PathLike))
 
 
-def save_on(folder, rounds, rng, before):
+def tell(*words):
+    """Prints a line at once: the process may not live to print more."""
+    print(*words, flush=True)
+
+
+def save_on(folder, rounds, rng, before=0, tell=tell):
     """Saves until it is killed, or for a number of rounds."""
     from graftree import checkpoints
 
@@ -158,7 +165,7 @@ def save_on(folder, rounds, rng, before):
         if latest is not None:
             assert step_of(objects) == latest == position.state["position"]
         step, other = (-1 if latest is None else latest), single_step(single)
-        print("start", step, other, flush=True)
+        tell("start", step, other)
         if before:
             kill_before(before)
         waiting = None
@@ -166,22 +173,22 @@ def save_on(folder, rounds, rng, before):
             if rng.random() < 0.4:
                 other += 1
                 fill(objects, position, other)
-                print("begin single", other, flush=True)
+                tell("begin", "single", other)
                 checkpoints.save(single, objects, overwrite=True)
-                print("done single", other, flush=True)
+                tell("done", "single", other)
                 continue
             step += 1
             fill(objects, position, step)
-            print("begin series", step, flush=True)
+            tell("begin", "series", step)
             kept.save(step, **objects, position=position)
             if waiting is not None:
-                print("done series", waiting, flush=True)
+                tell("done", "series", waiting)
             waiting = step
             if rng.random() < 0.5:
                 kept.wait()
-                print("done series", step, flush=True)
+                tell("done", "series", step)
                 waiting = None
-    print("end", flush=True)
+    tell("end")
 
 
 def main():

@@ -17,13 +17,13 @@ import time
 from tests import sources
 
 # A process that is stuck fails the run, with the lines so far. Gloo needs a minute to
-# notice that a neighbour is gone, Orbax five to give up waiting for a thread of its own.
+# notice that a neighbour is gone.
 PATIENCE = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """When to send a signal: ``delay`` seconds after the line that starts with ``line``.
+    """When to send a signal: ``delay`` seconds after the first line of some words.
 
     Attributes:
         line: Words of a line; of several processes the first to print it counts.
@@ -56,7 +56,7 @@ class Record:
         return " ".join(found[-1]) if found else None
 
     def check(self, *codes):
-        """Raises with all that was printed unless each process ended with one of these."""
+        """Raises, with what was printed, unless each process ended with such a code."""
         if not {*self.codes} <= {*codes}:
             text = [f"exit {self.codes}, expected {codes}", *self.errors]
             text += [" ".join(line) for lines in self.lines for line in lines[-5:]]
@@ -80,7 +80,9 @@ def start(commands, moment=None, patience=PATIENCE):
     for process, of_process, said in zip(processes, lines, errors, strict=True):
         threads += [
             threading.Thread(target=_read, args=[process.stdout, of_process, seen]),
-            threading.Thread(target=lambda p=process, s=said: s.append(p.stderr.read())),
+            threading.Thread(
+                target=lambda p=process, s=said: s.append(p.stderr.read())
+            ),
         ]
     for thread in threads:
         thread.start()
@@ -89,6 +91,9 @@ def start(commands, moment=None, patience=PATIENCE):
     codes = [_end(process, end) for process in processes]
     for thread in threads:
         thread.join()
+    for process in processes:
+        process.stdout.close()
+        process.stderr.close()
     return Record(lines, codes, ["".join(said)[-4000:] for said in errors], sent)
 
 
@@ -109,6 +114,10 @@ def _read(stream, lines, seen):
             lines.append(line.split())
             seen.put(line)
     seen.put(None)
+
+
+def _read_all(stream, texts):
+    texts.append(stream.read())
 
 
 def _wait_for(moment, seen, processes, end):

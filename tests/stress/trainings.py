@@ -1,9 +1,9 @@
-"""A training program that can be killed: ``python -m tests.stress.trainings DIRECTORY``.
+"""A training program to be killed: ``python -m tests.stress.trainings DIRECTORY``.
 
 All that a run depends on is in its objects: params sharded over the mesh, batch
 statistics, a schedule, averages, metrics, random streams, and two iterators over data,
-Grain's and one with a NumPy generator. Each step prints its loss bit by bit, and the end
-a digest of all that was left, so that two runs can be compared by what they print:
+Grain's and one with a NumPy generator. Each step prints its loss bit by bit, and the
+end a digest of all that was left, so that two runs can be compared by what they print:
 
     start 6            the first step of this process
     loss 6 0x1.5p+0
@@ -12,8 +12,8 @@ a digest of all that was left, so that two runs can be compared by what they pri
     state 0f3a...
     end
 
-Of several processes each has data of its own, or with ``--same-data`` all have the same,
-so that the run may go on with another number of them.
+Of several processes each has data of its own, or with ``--same-data`` all have the
+same, so that the run may go on with another number of them.
 """
 
 import argparse
@@ -138,7 +138,9 @@ def make_objects(hidden):
             "model": model,
             "optimizer": nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param),
             "ema": nnx.EMA(model, 0.9, only=nnx.Param),
-            "metrics": nnx.MultiMetric(loss=nnx.metrics.Average("loss"), spread=nnx.metrics.Welford("loss")),
+            "metrics": nnx.MultiMetric(
+                loss=nnx.metrics.Average("loss"), spread=nnx.metrics.Welford("loss")
+            ),
             "rngs": rngs,
         }
         state = nnx.state(made)
@@ -193,7 +195,7 @@ def _put(x, sharding, is_whole):
 
 
 def digest(made, data):
-    """A hash of all values that this process holds, by path, and of the data's place."""
+    """A hash of all values that this process has, by path, and of the data's place."""
     import jax
     import numpy as np
 
@@ -209,7 +211,9 @@ def digest(made, data):
         for shard in shards:
             seen.update(np.asarray(shard.data).tobytes())
     for name, iterator in data.items():
-        seen.update(f"{name} {json.dumps(iterator.get_state(), sort_keys=True)}".encode())
+        seen.update(
+            f"{name} {json.dumps(iterator.get_state(), sort_keys=True)}".encode()
+        )
     return seen.hexdigest()
 
 
