@@ -174,7 +174,7 @@ def explanation(
     number = getattr(error, "errno", None) or _errno_in(str(error))
     way_out = _WAYS_OUT.get(number or 0, "")
     if not way_out and action == READING:
-        way_out = "A part is missing or damaged, or another program wrote it: restore another."
+        way_out = "A part is missing or damaged: restore another one."
     first = (str(error).strip().splitlines() or [""])[0]
     explained = errors.CheckpointError(
         errors.message(
