@@ -353,6 +353,16 @@ def test_classes_of_graftree_have_no_behaviour_of_their_own():
         surgery.freeze(nnx.List([cls(jnp.ones(1))]))
 
 
+def test_a_precision_policy_stores_frozen_parameters_in_its_dtype_too():
+    model = Model()
+    surgery.freeze(model, where="blocks")
+    with pytest.warns(nnx.errors.UnknownLayerWarning):  # of the model's own scales
+        nnx.precision.set_policy(model, "params=bf16, compute=bf16")
+    assert model.blocks[0].kernel.dtype == model.head.kernel.dtype == jnp.bfloat16
+    surgery.unfreeze(model)
+    assert model.blocks[0].kernel.dtype == jnp.bfloat16
+
+
 def test_patterns_are_filters():
     model = Model()
     kernels = nnx.state(model, nnx.All(nnx.Param, surgery.at("blocks[*].kernel")))

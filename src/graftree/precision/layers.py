@@ -17,6 +17,7 @@ from graftree import _jax
 from graftree.core.modules import containers
 from graftree.core.modules.modules import Module
 from graftree.core.objects import outputs, pytrees
+from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
 from graftree.nn import moments, reparametrization
@@ -35,7 +36,7 @@ def is_layer(x: Any) -> bool:
 
 def is_param(x: Any) -> bool:
     """Whether it is a Variable that a policy stores in its dtype."""
-    return isinstance(x, Param)
+    return isinstance(x, Variable) and issubclass(kinds.kind_of(x), Param)
 
 
 def by_kind(layer: Any, policy: Policy) -> Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
+from graftree.core.variables import metadata, variables
 from graftree.core.variables.variables import MISSING, A, Variable
 
 V = TypeVar("V", bound=type[Variable[Any]])
@@ -54,6 +55,12 @@ class Perturbation(Intermediate[A]):
         >>> isinstance(nnx.Perturbation(jnp.zeros(3)), nnx.Intermediate)
         True
     """
+
+
+def kind_of(variable: Variable[Any]) -> type[Variable[Any]]:
+    """The class of a Variable; if `nnx.surgery.freeze` changed it, that before."""
+    before = variables.metadata_of(variable).get(metadata.FROZEN_TYPE)
+    return before if isinstance(before, type) else type(variable)
 
 
 # A type may have several names; its own is the first.
