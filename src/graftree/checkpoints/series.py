@@ -83,7 +83,7 @@ class Checkpoints:
         self._failure: BaseException | None = None
         self._is_closed = False
 
-    def save(self, step: int, /, *, force: bool = False, **objects: Any) -> bool:
+    def save(self, step: int, *, force: bool = False, **objects: Any) -> bool:
         """Begins to save objects under a step; they may be changed or donated at once.
 
         It waits for the save before it, if that is still being written.
@@ -165,7 +165,7 @@ class Checkpoints:
             self._restore(step, objects)
         return step
 
-    def restore(self, step: int, /, **objects: Any) -> None:
+    def restore(self, step: int, **objects: Any) -> None:
         """Fills objects with what was saved under a step: as `restore_latest`.
 
         Args:
