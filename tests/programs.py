@@ -1,6 +1,7 @@
 """Calling a layer as one compiled program: eagerly, each of its operations is one."""
 
 import jax
+import numpy as np
 
 import graftree as nnx
 
@@ -10,7 +11,7 @@ def in_one_program(function, *args, **options):
 
     Arrays are arguments of the program; all other options are part of it.
     """
-    arrays = {k: v for k, v in options.items() if isinstance(v, jax.Array)}
+    arrays = {k: v for k, v in options.items() if isinstance(v, jax.Array | np.ndarray)}
     others = {k: v for k, v in options.items() if k not in arrays}
     if not isinstance(function, nnx.Pytree):
         call = nnx.jit(lambda args, arrays: function(*args, **arrays, **others))

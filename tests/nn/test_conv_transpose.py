@@ -49,7 +49,8 @@ def test_valid_is_the_sum_of_all_copies(size, stride, dilation):
 def test_outputs_are_strides_times_as_long(stride, padding):
     layer = nnx.ConvTranspose(2, 3, (4, 3), stride, padding=padding, rngs=nnx.Rngs(0))
     factor = stride or 1
-    assert layer(random(2, 5, 4, 2)).shape == (2, 5 * factor, 4 * factor, 3)
+    y = nnx.eval_shape(layer, random(2, 5, 4, 2))
+    assert y.shape == (2, 5 * factor, 4 * factor, 3)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,8 @@ def test_transposed_kernel_gives_the_transpose_of_the_convolution(padding, strid
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_any_number_of_batch_and_spatial_axes(batch, rank):
     layer = nnx.ConvTranspose(2, 3, (2,) * rank, rngs=nnx.Rngs(0))
-    assert layer(random(*batch, *(3,) * rank, 2)).shape == (*batch, *(3,) * rank, 3)
+    y = nnx.eval_shape(layer, random(*batch, *(3,) * rank, 2))
+    assert y.shape == (*batch, *(3,) * rank, 3)
 
 
 def test_bias_is_added_once_after_the_fold():

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.random_arrays import random
+from tests.programs import in_one_program
+from tests.random_arrays import initializer, random
 
 
 def make(*args, **options):
-    normal = nnx.initializers.normal()
-    return nnx.Einsum(*args, bias_init=normal, rngs=nnx.Rngs(0), **options)
+    inits = {"kernel_init": initializer, "bias_init": initializer}
+    return nnx.Einsum(*args, **inits, **options, rngs=nnx.Rngs(0))
 
 
 CASES = [
@@ -34,7 +35,7 @@ def test_bias_varies_along_the_letters_of_the_kernel(
     x = random(*shape)
     expected = np.einsum(equation, np.float64(x), np.float64(layer.kernel[...]))
     expected = expected + np.float64(layer.bias[...]).reshape(spread)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(in_one_program(layer, x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_equation_is_kept_without_spaces():

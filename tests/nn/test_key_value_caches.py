@@ -10,6 +10,7 @@ import pytest
 import graftree as nnx
 from tests import modes
 from tests.nn.attention_formulas import make_layer
+from tests.programs import in_one_program
 from tests.random_arrays import random
 
 
@@ -29,8 +30,8 @@ def make(batch=(2,), max_length=4, cache_dtype=jnp.float32, **options):
 def decode(layer, x, step=None, **options):
     """Feeds the tokens of a sequence one by one."""
     step = step or (lambda layer, token: layer(token, decode=True, **options))
-    tokens = [step(layer, x[..., t : t + 1, :]) for t in range(x.shape[-2])]
-    return jnp.concatenate(tokens, axis=-2)
+    tokens = np.split(np.asarray(x), x.shape[-2], axis=-2)
+    return np.concatenate([step(layer, jnp.asarray(token)) for token in tokens], -2)
 
 
 def check_equal(decoded, full, tolerance=1e-5):
@@ -107,11 +108,11 @@ def test_decoding_with_64_bit_types_on(float64):
     x = random(2, 4, 8, dtype=jnp.float64)
     assert layer.cache_index.dtype == jnp.int32
     step = jax.jit(lambda layer, token: (layer(token, decode=True), layer))
-    full, tokens = layer(x, decode=False, is_causal=True), []
+    full, tokens = in_one_program(layer, x, decode=False, is_causal=True), []
     for t in range(4):
         y, layer = step(layer, x[:, t : t + 1])
         tokens.append(y)
-    check_equal(jnp.concatenate(tokens, axis=1), full, 1e-12)
+    check_equal(np.concatenate(tokens, axis=1), full, 1e-12)
     layer.init_cache((2, 4, 8), jnp.float64)
     check_equal(decode(layer, x), full, 1e-12)
 
@@ -122,8 +123,8 @@ def test_decoding_with_64_bit_types_on(float64):
 )
 def test_layer_and_cache_may_differ_in_dtype(dtype, cache_dtype):
     layer, x = make(dtype=dtype, cache_dtype=cache_dtype), random(2, 4, 8)
-    full = layer(x, decode=False, is_causal=True)
-    decoded = decode(layer, x)
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    decoded = decode(layer, x, nnx.jit(lambda layer, x: layer(x, decode=True)))
     assert decoded.dtype == full.dtype
     assert layer.cached_key.dtype == layer.cached_value.dtype == cache_dtype
     check_equal(decoded.astype(float), full.astype(float), 0.05)
