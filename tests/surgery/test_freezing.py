@@ -117,6 +117,23 @@ def test_a_plain_gradient_of_a_whole_model_is_zero_where_it_is_frozen():
     np.testing.assert_allclose(by_input, wanted, rtol=1e-5)
 
 
+def test_values_that_are_no_arrays_are_constants_too():
+    model = nnx.Dict(table=nnx.Param({"w": jnp.ones(2), "name": "x", "n": 3}))
+    plain = nnx.clone(model)
+    surgery.freeze(model)
+
+    def total(model, w):
+        model = nnx.clone(model)
+        model.table["w"] = w * 2
+        value = model.table.get_value()
+        assert value["name"] == "x" and model.table["n"] == 3
+        return (value["w"] * w).sum()
+
+    gradient = jax.grad(total, argnums=1)
+    np.testing.assert_array_equal(gradient(model, jnp.ones(2)), [2, 2])
+    np.testing.assert_array_equal(gradient(plain, jnp.ones(2)), [4, 4])
+
+
 def test_an_optimizer_of_before_says_that_it_does_not_fit():
     model = Model()
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)

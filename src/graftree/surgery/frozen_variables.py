@@ -20,7 +20,7 @@ from graftree.core import filters, patterns
 from graftree.core.imprints import HashableMapping
 from graftree.core.rng.streams import RngState
 from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import variables
+from graftree.core.variables import values, variables
 from graftree.core.variables.kinds import BatchStat, Cache, Intermediate, Param
 from graftree.core.variables.variables import A, Variable
 from graftree.surgery import selections
@@ -63,9 +63,15 @@ class Frozen(Variable[A]):
 
 def _constant(value: Any) -> Any:
     # Only what is traced has a gradient.
-    if not any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(value)):
+    if values.is_array(value):
+        is_traced = isinstance(value, _jax.Tracer)
+        return jax.lax.stop_gradient(value) if is_traced else value
+    leaves, treedef = jax.tree.flatten(value)
+    if not any(isinstance(leaf, _jax.Tracer) for leaf in leaves):
         return value
-    return jax.lax.stop_gradient(value)
+    return treedef.unflatten(
+        jax.lax.stop_gradient(x) if isinstance(x, _jax.Tracer) else x for x in leaves
+    )
 
 
 def freeze(model: Any, filter: Filter = Param, *, where: Any = ...) -> list[Path]:
