@@ -1,12 +1,13 @@
 """A run that goes on is the run that was never interrupted, bit by bit."""
 
 import itertools
+import random
 
 import jax
 import pytest
 
 from graftree import checkpoints
-from tests.stress import trainings
+from tests.stress import resumes, trainings
 
 MESHES = ["2x4", pytest.param("1x1", marks=pytest.mark.long)]
 
@@ -59,3 +60,10 @@ def test_a_run_goes_on_over_other_devices(tmp_path, step):
         unbroken = train(3, step, made, data, mesh)
     found, expected = ([*map(float.fromhex, x)] for x in (losses, unbroken))
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.long
+def test_killed_processes_go_on_bit_by_bit(tmp_path):
+    options = resumes.read_options(["--kills", "2"])
+    tally = resumes.break_often("2x4/2", tmp_path, options, random.Random(1))
+    assert tally.kills + tally.stops == 2 and tally.losses > 0

@@ -163,8 +163,8 @@ def wander(folder, options, rng):
     return run.tally
 
 
-def main():
-    """Reads the command line, and prints a line for each layout."""
+def read_options(arguments=None):
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=4, help="in each layout")
     parser.add_argument("--seed", type=int, default=0)
@@ -172,9 +172,15 @@ def main():
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=[*LAYOUTS])
     parser.add_argument("--no-way", action="store_true", help="stay in each layout")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     # Enough for each moment to come before the end.
     options.steps = 3 * options.every * (max(options.kills, len(WAY)) + 1)
+    return options
+
+
+def main():
+    """Prints a line for each layout of the command line."""
+    options = read_options()
     print(HEAD, flush=True)
     for layout in options.layouts:
         with tempfile.TemporaryDirectory() as folder:
