@@ -358,7 +358,9 @@ class _Plan:
         if kind.set_key is None:
             raise ValueError(
                 f"Cannot set key {key!r} of a {type(node).__name__} (path "
-                f"{paths.to_string(path)!r}): its items can't be replaced."
+                f"{paths.to_string(path)!r}): its items can't be replaced.\n"
+                "Hold Variables there; or make a new object of the state: "
+                "nnx.merge(nnx.graphdef(obj), state)."
             )
         check_owned(owner, key)
         if isinstance(node, Pytree):
