@@ -4,6 +4,7 @@
 - ``models.py``: sets a policy in a model; ``layers.py``: what that is in one layer;
   ``applied.py``: what was set.
 - ``building.py``: a policy for the layers that are made in a context.
+- ``dynamic_scales.py``: the scale of a loss whose gradients are in float16.
 - ``reports.py``: which dtypes the operations of a program have; ``tables.py`` prints.
 
 The public names are in the table below, and nothing is imported before one is used.
@@ -18,6 +19,7 @@ from graftree import lazy_names
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
     "building": "default",
+    "dynamic_scales": "DynamicScale",
     "models": "set_policy",
     "policies": "Policy",
     "reports": "DtypeReport report",
@@ -25,6 +27,7 @@ PUBLIC: dict[str, str] = {
 
 if typing.TYPE_CHECKING:
     from graftree.precision.building import default as default
+    from graftree.precision.dynamic_scales import DynamicScale as DynamicScale
     from graftree.precision.models import set_policy as set_policy
     from graftree.precision.policies import Policy as Policy
     from graftree.precision.reports import DtypeReport as DtypeReport

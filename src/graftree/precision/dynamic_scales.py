@@ -1,0 +1,259 @@
+"""Scaling of the loss, so that gradients in float16 are neither zero nor infinite."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from graftree.core import filters
+from graftree.core.graph import functional, nodes, traversals, updates
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.rng.streams import RngState
+from graftree.core.variables.variables import Variable
+from graftree.transforms.derivatives import grad
+
+
+class DynamicScale(Pytree):
+    """Scales a loss by as much as its gradients in float16 can bear.
+
+    The smallest numbers of float16 are about 6e-8, and many gradients are smaller. So
+    the loss is multiplied by ``scale``, and the gradients are divided by it in float32.
+    Where a gradient is infinite or NaN, the scale is too large: the step is skipped and
+    the scale multiplied by ``backoff_factor``. After ``growth_interval`` steps in a row
+    that were not skipped, the next of them multiplies it by ``growth_factor``.
+
+    A step is two lines, which also leave alone what a skipped step must not change:
+
+        loss, grads = scaler.value_and_grad(loss_fn)(model, batch)
+        scaler.update(optimizer, model, grads)
+
+    The scale and the counts are Variables: pass the object to `nnx.jit` beside the
+    model, and keep it in checkpoints.
+
+    Args:
+        scale: The first scale.
+        growth_factor: By what the scale grows; more than one.
+        backoff_factor: By what it shrinks; between zero and one.
+        growth_interval: After how many finite steps it grows.
+        minimum_scale: The scale does not shrink below this.
+
+    Attributes:
+        scale: Variable, a float32: the present scale.
+        finite_steps: Variable, an int32: how many steps in a row were finite.
+        is_finite: Variable, a bool: whether the gradients of the last step were.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> import optax
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        >>> scaler = nnx.precision.DynamicScale()
+        >>> @nnx.jit
+        ... def train_step(model, optimizer, scaler, x):
+        ...     loss_fn = lambda model: jnp.mean(model(x) ** 2)
+        ...     loss, grads = scaler.value_and_grad(loss_fn)(model)
+        ...     scaler.update(optimizer, model, grads)
+        ...     return loss
+        >>> before = model.kernel[...]
+        >>> loss = train_step(model, optimizer, scaler, jnp.full((1, 2), jnp.inf))
+        >>> scaler.is_finite[...].item(), scaler.scale[...].item()
+        (False, 32768.0)
+        >>> bool((model.kernel[...] == before).all())
+        True
+
+    References:
+        Micikevicius et al., 2018, "Mixed Precision Training", section 3.2.
+    """
+
+    def __init__(
+        self,
+        scale: float = 2.0**16,
+        *,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        minimum_scale: float = float(jnp.finfo(jnp.float32).tiny),
+    ) -> None:
+        if not (growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
+            raise ValueError(
+                "DynamicScale expects growth_factor > 1, 0 < backoff_factor < 1 and "
+                f"growth_interval >= 1, got {growth_factor}, {backoff_factor} and "
+                f"{growth_interval}."
+            )
+        if not 0 < minimum_scale <= scale <= float(jnp.finfo(jnp.float32).max):
+            raise ValueError(
+                "DynamicScale expects a float32 scale, not less than minimum_scale, "
+                f"which is positive; got {scale} and {minimum_scale}."
+            )
+        self.scale = Variable(jnp.asarray(scale, jnp.float32))
+        self.finite_steps = Variable(jnp.zeros((), jnp.int32))
+        self.is_finite = Variable(jnp.ones((), bool))
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
+        self.minimum_scale = minimum_scale
+
+    def value_and_grad(
+        self,
+        f: Callable[..., Any],
+        *,
+        has_aux: bool = False,
+        axis_name: Any = None,
+        **options: Any,
+    ) -> Callable[..., tuple[Any, Any]]:
+        """A function that gives the value and the gradient of ``f``, and adapts.
+
+        Args:
+            f: As for `nnx.value_and_grad`. Its value is best computed in float32, as
+                the outputs of a policy with ``output=f32`` are: it is multiplied by the
+                scale in float32 or wider.
+            has_aux: Whether ``f`` returns a pair.
+            axis_name: A mapped axis to average the gradients over; then all devices
+                agree whether they are finite.
+            **options: The other options of `nnx.value_and_grad`, such as ``argnums``.
+
+        Returns:
+            A function with the arguments of ``f`` that returns ``(value, gradients)``,
+            the value as ``f`` gives it, the gradients divided by the scale, in float32
+            or wider. It moves the scale, and sets ``is_finite``. If a gradient is not
+            finite, all that ``f`` changed in its arguments is as it was, such as the
+            statistics of `BatchNorm`, but for random streams.
+
+        Example:
+            >>> scaler = nnx.precision.DynamicScale(scale=2.0**10)
+            >>> weight = nnx.Dict(w=nnx.Param(jnp.array(2.0, jnp.float16)))
+            >>> def loss(weight):
+            ...     return weight.w[...].astype(jnp.float32) ** 2
+            >>> value, grads = scaler.value_and_grad(loss)(weight)
+            >>> value.item(), grads.w[...]
+            (4.0, Array(4., dtype=float32))
+        """
+
+        @functools.wraps(f)
+        def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            scale = self.scale[...]
+
+            @functools.wraps(f)
+            def scaled(*args: Any, **kwargs: Any) -> Any:
+                out = f(*args, **kwargs)
+                value = out[0] if has_aux else out
+                wide = jnp.promote_types(jnp.result_type(value), jnp.float32)
+                return jnp.asarray(value, wide) * scale, out
+
+            before = _Contents([args, kwargs])
+            gradient = grad.value_and_grad(scaled, has_aux=True, **options)
+            (_, out), grads = gradient(*args, **kwargs)
+            grads = jax.tree.map(lambda g: _divided(g, scale), grads)
+            if axis_name is not None:
+                grads = jax.lax.pmean(grads, axis_name)
+            is_finite = _are_finite(grads)
+            before.bring_back(is_finite)
+            self._adapt(is_finite)
+            return out, grads
+
+        return differentiated
+
+    def _adapt(self, is_finite: jax.Array) -> None:
+        """Moves the scale and the count after a step."""
+        scale, steps = self.scale[...], self.finite_steps[...]
+        grows = is_finite & (steps >= self.growth_interval)
+        largest = jnp.finfo(jnp.float32).max
+        larger = jnp.minimum(scale * self.growth_factor, largest)
+        smaller = jnp.maximum(scale * self.backoff_factor, self.minimum_scale)
+        kept = jnp.where(grows, larger, scale)
+        self.scale[...] = jnp.where(is_finite, kept, smaller)
+        self.finite_steps[...] = jnp.where(is_finite & ~grows, steps + 1, 0)
+        self.is_finite[...] = is_finite
+
+    def update(self, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Updates a model by an optimizer, unless the last gradients were not finite.
+
+        Then model and optimizer stay as they are, the count of steps included.
+
+        Args:
+            optimizer: An `nnx.Optimizer`, or anything with such a method ``update``.
+            *args: The arguments of that: the model and the gradients.
+            **kwargs: Its keyword arguments.
+
+        Example:
+            >>> import optax
+            >>> model = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
+            >>> optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+            >>> scaler = nnx.precision.DynamicScale()
+            >>> value, grads = scaler.value_and_grad(lambda m: m.w[...] ** 2)(model)
+            >>> scaler.update(optimizer, model, grads)
+            >>> model.w[...].item(), optimizer.step[...].item()
+            (0.0, 1)
+        """
+        before = _Contents([optimizer, args])
+        optimizer.update(*args, **kwargs)
+        before.bring_back(self.is_finite[...])
+
+
+def _divided(gradient: jax.Array, scale: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(gradient.dtype, jnp.inexact):
+        return gradient
+    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    return gradient.astype(wide) / scale
+
+
+def _are_finite(grads: Any) -> jax.Array:
+    found = [
+        jnp.isfinite(x).all()
+        for x in jax.tree.leaves(grads)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return functools.reduce(jnp.logical_and, found, jnp.asarray(True))
+
+
+class _Contents:
+    """What objects hold at a time: Variables but for random streams, and arrays."""
+
+    def __init__(self, tree: Any) -> None:
+        is_node = nodes.is_graph_node
+        leaves = jax.tree.leaves(tree, is_leaf=is_node)
+        self._nodes = [x for x in leaves if is_node(x)]
+        self._boxes = [*_variables(self._nodes)]
+        self._values = [variable.get_value() for variable in self._boxes]
+        self._arrays = jax.tree.leaves(self._bare())
+
+    def _bare(self) -> Any:
+        return functional.state(self._nodes, filters.Not(Variable), graph=True)
+
+    def bring_back(self, is_finite: jax.Array) -> None:
+        """Where not all is finite, makes the contents those of before."""
+        for variable, old in zip(self._boxes, self._values, strict=True):
+            new = variable.get_value()
+            if new is not old and jax.tree.structure(new) == jax.tree.structure(old):
+                variable.set_value(_chosen(is_finite, new, old))
+        bare = self._bare()
+        leaves, treedef = jax.tree.flatten(bare)
+        if len(leaves) == len(self._arrays) and leaves:
+            kept = [
+                _chosen(is_finite, *pair)
+                for pair in zip(leaves, self._arrays, strict=True)
+            ]
+            updates.update(self._nodes, treedef.unflatten(kept))
+
+
+def _variables(tree: Any) -> Iterator[Variable[Any]]:
+    for _, x in traversals.iter_graph(tree, graph=True):
+        if isinstance(x, Variable) and not isinstance(x, RngState):
+            yield x
+
+
+def _chosen(is_finite: jax.Array, new: Any, old: Any) -> Any:
+    """The new value, or where not all is finite, the old one."""
+
+    def choose(new: Any, old: Any) -> Any:
+        if new is old or jnp.shape(new) != jnp.shape(old):
+            return new
+        return jnp.where(is_finite, new, jnp.asarray(old, jnp.result_type(new)))
+
+    return jax.tree.map(choose, new, old)
