@@ -48,7 +48,7 @@ def warn_of_nothing(params: Any, wrt: Filter) -> None:
         "its updates will change nothing.\nPass a filter that matches its parameters, "
         "usually wrt=nnx.Param.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=5,  # past the constructor and both functions of the metaclass
     )
 
 

@@ -9,5 +9,7 @@
 - ``bookkeeping.py``: what is known of one object: owner, stamp, statuses, memos.
 - ``running.py``: which object runs, and where it is; ``methods.py``: methods that say
   so; ``failures.py``: what an exception in one is told.
+- ``outputs.py``: objects whose results are cast; ``constructions.py``: who watches
+  objects being made.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.
 """
