@@ -25,6 +25,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+import keyword
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -238,7 +239,8 @@ def dotted(path: Path, root: str = "<root>") -> str:
 
 def _is_name(key: Key) -> bool:
     # Python normalizes names that are not ASCII, so that they may be those of others.
-    return isinstance(key, str) and key.isascii() and key.isidentifier()
+    is_identifier = isinstance(key, str) and key.isascii() and key.isidentifier()
+    return is_identifier and not keyword.iskeyword(key)
 
 
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.

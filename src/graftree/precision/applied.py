@@ -9,8 +9,9 @@ from typing import Any
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import patterns
+from graftree.core.text import columns
 from graftree.core.variables.variables import Variable
-from graftree.precision import tables
+from graftree.precision import alike_rows
 from graftree.precision.policies import Policy
 
 
@@ -64,7 +65,9 @@ class Applied:
         for layer in self.layers:
             cells = [str(getattr(layer.policy, part) or "-") for part in parts]
             rows.append((patterns.dotted(layer.path), layer.kind, *cells))
-        text = tables.text(("layer", "class", *parts), tables.folded(rows))
+        text = "\n".join(
+            columns.aligned([("layer", "class", *parts), *alike_rows.folded(rows)])
+        )
         if self.unknown:
             text += "\n\n" + unknown_message(self.unknown)
         return text
@@ -90,7 +93,7 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
     return errors.message(
         "A policy can set nothing in these layers: they have Params, but no attribute "
         "`dtype`. They are as they were.",
-        where=tables.text((), tables.folded(rows)),
+        where="\n".join(columns.aligned(alike_rows.folded(rows))),
         way_out="Give their class `dtype` and `param_dtype`, which its methods use; or "
         'say that they are to stay: exceptions={Class: "keep"}.',
     )

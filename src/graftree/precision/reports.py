@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.precision import tables
+from graftree.core.text import columns
+from graftree.precision import alike_rows
 from graftree.transforms.crossing import recordings
 
 _NAMES = {
@@ -100,9 +101,10 @@ class DtypeReport:
             rows.append((x.path or "-", x.direction, x.name, dtypes))
         listed = [
             (*row, str(sum([self.operations[number].count for number in numbers])))
-            for row, numbers in tables.groups(rows)
+            for row, numbers in alike_rows.groups(rows)
         ]
-        return tables.text(("module", "pass", "operation", "dtypes", "count"), listed)
+        head = ("module", "pass", "operation", "dtypes", "count")
+        return "\n".join(columns.aligned([head, *listed]))
 
 
 def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:

@@ -9,8 +9,8 @@ def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
     """The lines of a table, its columns as wide as they need be.
 
     Args:
-        rows: The first one, the header, says how many columns there are. A row with
-            fewer cells is a remark, for which no column is made wider.
+        rows: At least one; the first, the header, says how many columns there are. A
+            row with fewer cells is a remark, for which no column is made wider.
         indent: What each line begins with.
     """
     whole = [row for row in rows if len(row) == len(rows[0])]

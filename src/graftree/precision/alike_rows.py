@@ -1,4 +1,4 @@
-"""Tables of plain text, with a line for many layers that are alike."""
+"""Rows of a table, one for many layers that are alike."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ from collections.abc import Sequence
 
 Row = tuple[str, ...]
 _INDEX = re.compile(r"\[(\d+)\]")
-
-
-def text(head: Sequence[str], rows: Sequence[Row]) -> str:
-    """The lines of a table: columns as wide as they need be; ``head`` may be empty."""
-    lines = [tuple(head), *rows] if head else [*rows]
-    if not lines:
-        return ""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
