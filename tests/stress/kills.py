@@ -39,8 +39,13 @@ class Expected:
                 what, step = words[1], int(words[2])
                 if words[0] == "begin":
                     self.begun[what] = step
-                elif step not in self.done[what]:
-                    self.done[what].append(step)
+                else:
+                    self.found(what, step)
+
+    def found(self, what, step):
+        """A step is finished: it was reported, or has been read."""
+        if step not in self.done[what]:
+            self.done[what].append(step)
 
 
 def check_series(folder, expected):
@@ -60,6 +65,8 @@ def check_series(folder, expected):
             check_step(kept.restore_latest, steps[-1])
         if begun not in steps:
             check_absent(kept, folder, begun)
+    for step in steps:
+        expected.found("series", step)
     return steps
 
 
@@ -96,6 +103,8 @@ def check_single(folder, expected):
     allowed = {max(expected.done["single"], default=-1), expected.begun["single"]}
     if found not in allowed:
         raise AssertionError(f"{folder} has step {found}, expected one of {allowed}")
+    if found >= 0:
+        expected.found("single", found)
     return found
 
 
