@@ -1,5 +1,6 @@
 """What can't be read or written: one clear error, nothing changed, nothing lost."""
 
+import gc
 import pathlib
 import shutil
 import tempfile
@@ -32,6 +33,8 @@ def test_nothing_is_lost_where_nothing_can_be_written(open_folder, capfd, title)
     assert capfd.readouterr() == ("", "")
 
 
+# TensorStore tells threads of Orbax that have ended by then that a read has failed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", faults.DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
     faults.good_series(tmp_path / "good")
@@ -42,3 +45,4 @@ def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
         # Orbax has no checksums of the numbers, which docs/checkpoints.md says.
         if damage is not faults.flip or "ocdbt.process_0/d/" not in name:
             assert message is None or "estore" in message, name
+    gc.collect()  # what is told then belongs to this test

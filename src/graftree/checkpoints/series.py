@@ -126,7 +126,11 @@ class Checkpoints:
             if self._checkpointer is None:
                 self._checkpointer = _checkpointer()
             args = orbax_side.load().args.Composite(**items)
-            self._checkpointer.save(folder, args=args)
+            try:
+                self._checkpointer.save(folder, args=args)
+            except BaseException:
+                self._drop_checkpointer()
+                raise
         endings.begin(self)
         orbax_side.silence(+1)
         self._thread = threading.Thread(
@@ -314,7 +318,14 @@ class Checkpoints:
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._drop_checkpointer()
             raise failure
+
+    def _drop_checkpointer(self) -> None:
+        """Gives up one that has failed: what it has left to do would fail the next."""
+        checkpointer, self._checkpointer = self._checkpointer, None
+        with orbax_side.quiet(), contextlib.suppress(Exception):
+            checkpointer.close()
 
     # In the background, where processes must not wait for each other.
 

@@ -239,8 +239,9 @@ def dotted(path: Path, root: str = "<root>") -> str:
 
 def _is_name(key: Key) -> bool:
     # Python normalizes names that are not ASCII, so that they may be those of others.
-    is_identifier = isinstance(key, str) and key.isascii() and key.isidentifier()
-    return is_identifier and not keyword.iskeyword(key)
+    if not isinstance(key, str) or keyword.iskeyword(key):
+        return False
+    return key.isascii() and key.isidentifier()
 
 
 # Reading patterns: alternatives are spelled out first, then each is cut into steps.
