@@ -151,7 +151,7 @@ def _changes(event, arguments):
 
 def tell(*words):
     """Prints a line at once: the process may not live to print more."""
-    print(*words, flush=True)
+    print(" ".join(map(str, words)), flush=True)
 
 
 def save_on(folder, rounds, rng, before=0, tell=tell):

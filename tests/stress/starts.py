@@ -110,14 +110,11 @@ def _popen(command):
 
 def _read(stream, lines, seen):
     for line in stream:
-        if line.strip():
+        # A process that is killed may leave half a line.
+        if line.strip() and line.endswith("\n"):
             lines.append(line.split())
             seen.put(line)
     seen.put(None)
-
-
-def _read_all(stream, texts):
-    texts.append(stream.read())
 
 
 def _wait_for(moment, seen, processes, end):

@@ -219,7 +219,7 @@ def digest(made, data):
 
 def tell(*words):
     """Prints a line at once: the process may not live to print more."""
-    print(*words, flush=True)
+    print(" ".join(map(str, words)), flush=True)
 
 
 def train(options):
