@@ -34,7 +34,9 @@ def test_nothing_is_lost_where_nothing_can_be_written(open_folder, capfd, title)
 
 
 # TensorStore tells threads of Orbax that have ended by then that a read has failed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("damage", faults.DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
     faults.good_series(tmp_path / "good")

@@ -130,6 +130,26 @@ def test_error_in_the_background_reaches_close(tmp_path, monkeypatch):
             checkpoints.save(1, rngs=nnx.Rngs(0))
 
 
+def test_old_steps_that_can_not_be_deleted_do_not_unsay_the_save(tmp_path, monkeypatch):
+    from etils import epath
+
+    def fail(self):
+        raise OSError(13, "Permission denied")
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, rngs=nnx.Rngs(0))
+    checkpoints.wait()
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "rmtree", fail)
+    checkpoints.save(2, rngs=nnx.Rngs(0))
+    with pytest.raises(errors.CheckpointError, match="Step 2 is saved, but deleting"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    assert checkpoints.steps() == [2]
+    assert checkpoints.save(3, rngs=nnx.Rngs(0))
+    checkpoints.close()
+    assert os.listdir(tmp_path) == ["3"]
+
+
 def test_error_of_the_program_is_not_hidden_by_one_of_a_save(tmp_path, monkeypatch):
     break_commits(monkeypatch)
     with pytest.raises(KeyError) as caught:

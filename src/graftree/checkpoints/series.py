@@ -331,12 +331,13 @@ class Checkpoints:
 
     def _finish(self, step: int) -> None:
         """Waits until a step is whole, then deletes what need not be kept."""
+        action = f"Saving step {step} to"
         try:
             self._checkpointer.wait_until_finished()
+            action = f"Step {step} is saved, but deleting the oldest steps in"
             if processes.is_first():
                 self._delete_old()
         except BaseException as error:
-            action = f"Saving step {step} to"
             failure = orbax_side.explanation(action, self._directory, error)
             failure.__cause__ = error
             self._failure = failure

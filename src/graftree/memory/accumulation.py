@@ -48,7 +48,8 @@ def value_and_grad(
         whole: The positions of further arguments of which each part gets all.
 
     Returns:
-        A function of positional arguments. Arguments with Variables, and those that are
+        A function of positional arguments, to be called in `nnx.jit`: outside it is
+        traced and compiled at each call. Arguments with Variables, and those that are
         differentiated, are for all parts; the arrays in all others are batches, parted
         along their first axis. It returns what `nnx.value_and_grad` does; the second
         output of ``f`` comes stacked along a new first axis, with an entry per part.

@@ -13,6 +13,8 @@ computed from left to right, so that the product of the two is never made:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -104,15 +106,28 @@ def _chained(
     )
 
 
+def _sum(
+    compute: Callable[..., Any],
+    change: Callable[..., Any],
+    inputs: Any,
+    out_sharding: Any,
+) -> Any:
+    """What a layer computes plus its low-rank change, in the dtype of the first."""
+    options = arguments.if_set(out_sharding=out_sharding)
+    outputs = compute(inputs, **options)
+    return outputs + change(inputs, **options).astype(outputs.dtype)
+
+
 class LoRALinear(lora.LoRALinear):
     """A `Linear` with a low-rank adaptation that has a scale."""
 
     def __call__(self, x: Any, out_sharding: Any = None) -> Any:
         """Maps the last axis of ``x``, as the `Linear` does."""
-        options = arguments.if_set(out_sharding=out_sharding)
-        outputs = linear.Linear.__call__(self, x, **options)
-        change = self.lora(x, precision=self.precision, **options)
-        return outputs + change.astype(outputs.dtype)
+        compute = functools.partial(linear.Linear.__call__, self)
+        return _sum(compute, self._change, x, out_sharding)
+
+    def _change(self, x: Any, **options: Any) -> jax.Array:
+        return self.lora(x, precision=self.precision, **options)
 
 
 class LoRALinearGeneral(linear.LinearGeneral):
@@ -122,14 +137,13 @@ class LoRALinearGeneral(linear.LinearGeneral):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Maps the axes ``axis`` of ``inputs``, as the `LinearGeneral` does."""
-        options = arguments.if_set(out_sharding=out_sharding)
-        outputs = super().__call__(inputs, **options)
+        return _sum(super().__call__, self._change, inputs, out_sharding)
+
+    def _change(self, inputs: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
         axis = tuple(sorted(n + x.ndim if n < 0 else n for n in self.axis))
-        change = _chained(
-            x, a, b, axis, len(self.batch_axis), precision=self.precision, **options
-        )
-        return outputs + change.astype(outputs.dtype)
+        num_batch = len(self.batch_axis)
+        return _chained(x, a, b, axis, num_batch, precision=self.precision, **options)
 
 
 class LoRAConv(conv.Conv):
@@ -139,21 +153,20 @@ class LoRAConv(conv.Conv):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Convolves ``inputs``, as the `Conv` does."""
-        options = arguments.if_set(out_sharding=out_sharding)
-        outputs = super().__call__(inputs, **options)
+        return _sum(super().__call__, self._change, inputs, out_sharding)
+
+    def _change(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         x, a, b = self.lora.operands(inputs)
-        between = arguments.if_set(
-            out_sharding=lora.along_batch(out_sharding, outputs.ndim)
-        )
-        hidden = conv.convolve(self, x, a, None, **between)
-        change = jax.lax.dot_general(
+        between = lora.along_batch(out_sharding, x.ndim)
+        options = arguments.if_set(out_sharding=between)
+        hidden = conv.convolve(self, x, a, None, **options)
+        return jax.lax.dot_general(
             hidden,
             b.astype(hidden.dtype),
             (((hidden.ndim - 1,), (0,)), ((), ())),
             precision=self.precision,
-            **options,
+            **arguments.if_set(out_sharding=out_sharding),
         )
-        return outputs + change.astype(outputs.dtype)
 
 
 class LoRAEmbed(embed.Embed):
@@ -163,24 +176,24 @@ class LoRAEmbed(embed.Embed):
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
         """Looks up rows by number, as the `Embed` does."""
-        options = arguments.if_set(out_sharding=out_sharding)
-        outputs = super().__call__(inputs, **options)
+        return _sum(super().__call__, self._change_of_rows, inputs, out_sharding)
+
+    def _change_of_rows(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         _, a, b = self.lora.operands(jnp.zeros((), self.lora.lora_a.dtype))
         numbers = arguments.as_array(inputs)
         if self.num_embeddings == 1:
             numbers = jnp.zeros_like(numbers)
-        between = arguments.if_set(
-            out_sharding=lora.along_batch(out_sharding, numbers.ndim + 1)
-        )
-        rows = a.at[numbers].get(mode="fill", **between)
+        between = lora.along_batch(out_sharding, numbers.ndim + 1)
+        options = arguments.if_set(out_sharding=between)
+        rows = a.at[numbers].get(mode="fill", **options)
         axes = (((numbers.ndim,), (0,)), ((), ()))
-        change = jax.lax.dot_general(rows, b, axes, **options)
-        return outputs + change.astype(outputs.dtype)
+        options = arguments.if_set(out_sharding=out_sharding)
+        return jax.lax.dot_general(rows, b, axes, **options)
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
         """Multiplies ``query`` with every row, as the `Embed` does."""
-        options = arguments.if_set(out_sharding=out_sharding)
-        outputs = super().attend(query, **options)
+        return _sum(super().attend, self._change_of_scores, query, out_sharding)
+
+    def _change_of_scores(self, query: Any, **options: Any) -> jax.Array:
         x, a, b = self.lora.operands(query)
-        change = _chained(x, b.T, a.T, (x.ndim - 1,), 0, **options)
-        return outputs + change.astype(outputs.dtype)
+        return _chained(x, b.T, a.T, (x.ndim - 1,), 0, **options)
