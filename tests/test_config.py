@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
@@ -130,3 +132,43 @@ def test_arguments_beat_the_default():
         assert nnx.config.graph_mode(True) is True
         assert nnx.config.propagation(True, None) == nnx.config.GRAPH
         assert nnx.config.propagation(True, True) == nnx.config.GRAPH_UPDATES
+
+
+def set_for_this_thread(scope, value):
+    return scope(value)
+
+
+def set_for_all(scope, value):
+    return nnx.config.temp_flip_flag(scope.flag, value)
+
+
+@pytest.mark.parametrize("compile", [jax.jit, nnx.jit])
+@pytest.mark.parametrize("set_to", [set_for_this_thread, set_for_all])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_compiled_function_follows_what_is_in_force(scope, set_to, compile):
+    """A program that was traced under another value is not used."""
+    f = compile(lambda: jnp.array(scope.current_value()))
+    for value in (True, False, True):
+        with set_to(scope, value):
+            assert f() == value
+    assert f() == scope.current_value()
+
+
+def test_a_compiled_function_follows_the_scopes_of_its_thread():
+    f = jax.jit(lambda: jnp.array(nnx.set_graph_mode.current_value()))
+    seen = []
+    with nnx.set_graph_mode(False):
+        thread = threading.Thread(target=lambda: seen.append(bool(f())))
+        assert not f()
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+def test_how_texts_look_does_not_make_programs_anew():
+    traces = []
+    f = jax.jit(lambda: traces.append(0))
+    f()
+    with nnx.config.temp_flip_flag("max_repr_depth", 2):
+        f()
+    assert len(traces) == 1

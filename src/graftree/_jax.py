@@ -58,6 +58,21 @@ name_scope = _source_info.extend_name_stack
 traced_apart: Callable[[int], Any] = jax.make_user_context()
 # The same for another purpose: the defaults with which layers are made.
 built_apart: Callable[[Any], Any] = jax.make_user_context()
+# The same for what a trace reads besides its arguments: defaults of a thread and flags,
+# as a frozen set of pairs of a name and a value, or ``None`` if there are none.
+_PLACE_OF_DEFAULTS = len(_config.trace_context_names())
+_defaults = jax.make_user_context()
+_flags = jax.make_user_context()
+
+
+def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
+    """From now on this thread uses only programs that were traced under these."""
+    _defaults(defaults).__enter__()
+
+
+def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
+    """From now on the process uses only programs that were traced under these."""
+    _flags.set_global(flags)
 
 
 def is_differentiated(x: Any) -> bool:
@@ -196,10 +211,14 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
 
 
 def trace_context() -> dict[str, Any]:
-    """What JAX traces under, by name: its configuration, the mesh, mapped axes."""
-    return dict(
-        zip(_config.trace_context_names(), _config.trace_context(), strict=True)
-    )
+    """What JAX traces under, by name: its configuration, the mesh, our defaults."""
+    context: Any = _config.trace_context_names(), _config.trace_context()
+    names, values = map(list, context)
+    ours = slice(_PLACE_OF_DEFAULTS, _PLACE_OF_DEFAULTS + 2)
+    defaults, flags = values[ours]
+    del names[ours], values[ours]
+    theirs = dict(zip(names, values, strict=True))
+    return theirs | dict(sorted([*(flags or ()), *(defaults or ())]))
 
 
 def is_as_imported() -> bool:

@@ -4,6 +4,10 @@ A flag is an attribute of this module (``config.nnx_graph_mode``). Its first val
 comes from the environment variable of the same name in upper case, read at import.
 `update` changes it for every thread. A subclass of `ScopedDefault` puts a stack of
 thread-local values on top of one flag; what is on the stack wins.
+
+A function that is traced reads some of these values, and its program holds them. So
+they are part of the key under which JAX remembers programs: `jax.jit` traces anew where
+another value is in force.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
+
+from graftree import _jax
 
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
@@ -66,6 +72,13 @@ _FLAGS: dict[str, tuple[Any, Callable[[str, str], Any]]] = {
     "flax_fix_rng_separator": (False, _parse_bool),
 }
 
+# The others say what texts look like, or nothing.
+_READ_IN_TRACES = (
+    *("nnx_graph_mode", "nnx_graph_updates", "nnx_sow_capture_noop"),
+    *("flax_always_shard_variable", "flax_hijax_variable", "flax_array_ref"),
+    *("flax_pytree_module", "graftree_named_scopes"),
+)
+
 
 def _from_environment(name: str) -> Any:
     default, parse = _FLAGS[name]
@@ -74,6 +87,7 @@ def _from_environment(name: str) -> Any:
 
 
 _values: dict[str, Any] = {name: _from_environment(name) for name in _FLAGS}
+_first_values = {(name, _values[name]) for name in _READ_IN_TRACES}
 
 
 def __getattr__(name: str) -> Any:
@@ -109,6 +123,9 @@ def update(name: str, value: Any, /) -> None:
             f"There is no configuration flag {name!r}; the flags are {sorted(_values)}."
         )
     _values[name] = value
+    if name in _READ_IN_TRACES:
+        now = {(name, _values[name]) for name in _READ_IN_TRACES}
+        _jax.trace_under_flags(frozenset(now - _first_values) or None)
 
 
 @contextlib.contextmanager
@@ -137,13 +154,38 @@ def temp_flip_flag(var_name: str, var_value: Any) -> Iterator[None]:
 
 
 class _Stacks(threading.local):
-    """One stack of values per subclass of `ScopedDefault`, in each thread."""
+    """One stack of values per subclass of `ScopedDefault`, in each thread.
+
+    Attributes:
+        of: The stacks.
+        read: What traces of the thread read, by name.
+    """
 
     def __init__(self) -> None:
         self.of: dict[type, list[Any]] = {}
+        self.read: dict[str, Any] = {}
 
 
 _stacks = _Stacks()
+
+
+def trace_under(name: str, value: Any) -> None:
+    """Says what traces of this thread read from now on; ``None`` is what is usual.
+
+    Args:
+        name: What is read.
+        value: Its value, hashable.
+
+    Example:
+        >>> nnx.config.trace_under("policy", ("float32", "bfloat16"))
+        >>> nnx.config.trace_under("policy", None)
+    """
+    if value is None:
+        _stacks.read.pop(name, None)
+    else:
+        _stacks.read[name] = value
+    # A value that is that of the flag stays in: the flag may change.
+    _jax.trace_under_defaults(frozenset(_stacks.read.items()) or None)
 
 
 class ScopedDefault:
@@ -174,6 +216,7 @@ class ScopedDefault:
             stack[-1] = value
         else:
             stack.append(value)
+        self._note()
 
     @classmethod
     def current_value(cls) -> Any:
@@ -194,9 +237,11 @@ class ScopedDefault:
     def __enter__(self) -> None:
         self._take_back()
         _stacks.of.setdefault(type(self), []).append(self.new_value)
+        self._note()
 
     def __exit__(self, *exception: object) -> None:
         _stacks.of[type(self)].pop()
+        self._note()
 
     def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Decorates a function to run under the value; the ambient one comes back."""
@@ -219,6 +264,13 @@ class ScopedDefault:
             stack[-1] = self.prev_value
         else:
             stack.pop()
+        self._note()
+
+    @classmethod
+    def _note(cls) -> None:
+        """Tells JAX what is in force in this thread."""
+        stack = _stacks.of[cls]
+        trace_under(cls.__name__, stack[-1] if stack else None)
 
 
 class set_graph_mode(ScopedDefault):

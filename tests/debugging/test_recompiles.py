@@ -143,6 +143,10 @@ CAUSES = {
         under(lambda: jax.default_matmul_precision("float32")),
         ("jax_default_matmul_precision", "JAX configuration", "None", "float32"),
     ),
+    "scoped default": (
+        under(lambda: nnx.set_graph_updates(False)),
+        ("set_graph_updates", "JAX configuration", "none", "False"),
+    ),
     "mesh": (
         under(lambda: jax.set_mesh(mesh(AxisType.Auto))),
         ("mesh", "JAX configuration", "None", "data=8 (Auto)"),

@@ -1,6 +1,7 @@
 """Models on many devices: the public sub-module `nnx.sharding`.
 
 - ``creation.py``: a model made directly on a mesh.
+- ``activations.py``: values placed inside of a model.
 - ``reports.py``: where each array is, and how many bytes a device holds.
 - ``hosts.py``: batches of all processes made of their parts; values read anywhere.
 
@@ -15,12 +16,14 @@ from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
+    "activations": "constrain",
     "creation": "init",
     "hosts": "fetch global_batch",
     "reports": "Report report",
 }
 
 if typing.TYPE_CHECKING:
+    from graftree.sharding.activations import constrain as constrain
     from graftree.sharding.creation import init as init
     from graftree.sharding.hosts import fetch as fetch
     from graftree.sharding.hosts import global_batch as global_batch

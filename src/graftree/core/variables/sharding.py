@@ -69,6 +69,11 @@ def get_logical_axis_rules() -> AxisRules:
 def set_logical_axis_rules(rules: AxisRules) -> None:
     """Puts rules in force in this thread, inside the innermost context."""
     _rules.now = rules
+    config.trace_under("logical_axis_rules", _hashable(rules) or None)
+
+
+def _hashable(x: Any) -> Any:
+    return tuple(map(_hashable, x)) if isinstance(x, (list, tuple)) else x
 
 
 @contextlib.contextmanager
@@ -90,11 +95,11 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         ('model', None)
     """
     outer = _rules.now
-    _rules.now = tuple(rules)
+    set_logical_axis_rules(tuple(rules))
     try:
         yield
     finally:
-        _rules.now = outer
+        set_logical_axis_rules(outer)
 
 
 def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
@@ -182,8 +187,8 @@ def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedShardin
 def _place_format(leaf: Any, annotation: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.update(sharding=annotation)
-    on_mesh = _on_mesh(leaf, annotation.sharding)
-    return jax.lax.with_sharding_constraint(on_mesh, annotation)
+    on_devices = on_mesh(leaf, annotation.sharding)
+    return jax.lax.with_sharding_constraint(on_devices, annotation)
 
 
 def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
@@ -201,13 +206,13 @@ def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
         )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.update(sharding=sharding)
-    leaf = _on_mesh(leaf, sharding)
+    leaf = on_mesh(leaf, sharding)
     if kinds == {explicit}:
         return jax.sharding.reshard(leaf, sharding)
     return jax.lax.with_sharding_constraint(leaf, sharding)
 
 
-def _on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
+def on_mesh(leaf: Any, sharding: NamedSharding) -> Any:
     """Moves a value of other devices: JAX constrains only what is on the mesh."""
     if isinstance(leaf, _jax.Tracer):
         return leaf
