@@ -32,7 +32,7 @@ def fails(violations):
 # Sub-modules of the public namespace that list their names in a table, `PUBLIC`.
 PUBLIC_MODULES = (
     *(nnx.checkpoints, nnx.debugging, nnx.memory),
-    *(nnx.precision, nnx.sharding, nnx.surgery),
+    *(nnx.precision, nnx.sharding, nnx.surgery, nnx.weights),
 )
 
 

@@ -245,6 +245,7 @@ __all__ = [
     "precision",
     "sharding",
     "surgery",
+    "weights",
     "set_graph_mode",
     "set_graph_updates",
     "A",
@@ -474,7 +475,7 @@ if not _typing.TYPE_CHECKING:
     __dir__ = _list_names
 else:
     # At run time when first used.
-    from graftree import checkpoints, memory, precision, sharding, surgery
+    from graftree import checkpoints, memory, precision, sharding, surgery, weights
 
     # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")

@@ -6,6 +6,7 @@
     │   ├── ImmutableVariableError   a Variable made read-only would be changed
     │   ├── StateMismatchError       a state does not have the leaves of an object
     │   ├── CheckpointError          a checkpoint can't be written or read
+    │   ├── WeightsError             a file of weights can't be written or read
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
@@ -125,6 +126,17 @@ class CheckpointError(GraftreeError, OSError, ValueError):
         ...     print(error)
         There is no checkpoint at /no/such/folder: nothing is there.
         Its parent is no folder: /no/such.
+    """
+
+
+class WeightsError(GraftreeError, OSError, ValueError):
+    """A file of weights can't be written or read.
+
+    It is damaged, or says what can't be; or the disk refuses, and ``errno`` says why.
+
+    Example:
+        >>> issubclass(nnx.errors.WeightsError, nnx.errors.GraftreeError)
+        True
     """
 
 
