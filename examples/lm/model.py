@@ -126,7 +126,8 @@ class LanguageModel(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocabulary]``."""
-        x = self.embed(tokens)
+        # Else the table's division would be that of all activations: by features.
+        x = nnx.sharding.constrain(self.embed(tokens), ("batch",))
         if isinstance(self.blocks, nnx.Stack):
             x = self.blocks(x)
         else:

@@ -1,0 +1,160 @@
+"""What a compiled program sends between devices is read from its text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from examples.lm import hlo, layouts, train
+from examples.lm.model import Config
+
+CONFIG = Config(vocabulary=96, layers=1, width=64, heads=4, kv_heads=2, hidden=160)
+DEVICES = 8
+
+
+@functools.cache
+def fsdp_step():
+    """The text of a training step, and the model."""
+    layout = layouts.make({"fsdp": DEVICES})
+    make = functools.partial(train.make_objects, CONFIG, train.Recipe())
+    tokens = jax.ShapeDtypeStruct((16, 9), jnp.int32, sharding=layout.batch)
+    with layout.in_force():
+        model, optimizer = nnx.merge(*nnx.get_abstract_model(make, layout.mesh))
+        lowered = train.train_step.lower(model, optimizer, tokens)
+    return lowered.compile().as_text(), model
+
+
+def bytes_of(arrays):
+    return sum(4 * array.size for array in jax.tree.leaves(arrays))
+
+
+# --------------------------------------------------------------------------- counting
+
+
+def collectives_of(function, *shape):
+    """Those of a function of the part that each of eight devices has of an array."""
+    mesh = jax.make_mesh((DEVICES,), ("x",))
+    divided = jax.shard_map(
+        function, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False
+    )
+    x = jax.ShapeDtypeStruct(
+        shape, jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("x"))
+    )
+    return hlo.collectives(jax.jit(divided).lower(x).compile().as_text())
+
+
+def exchange_all(x):
+    whole = jax.lax.all_gather(x, "x", tiled=True)
+    x = x + jax.lax.psum_scatter(whole * x.sum(), "x", tiled=True)
+    x = x * jax.lax.psum(jnp.cos(x), "x")
+    x = jax.lax.all_to_all(x, "x", split_axis=1, concat_axis=1, tiled=True)
+    return jax.lax.ppermute(x, "x", [(i, (i + 1) % DEVICES) for i in range(DEVICES)])
+
+
+ONE_OF_EACH = {
+    "all-gather": (1, 16 * 24 * 4),
+    "reduce-scatter": (1, 16 * 24 * 4),
+    "all-reduce": (1, 2 * 24 * 4),
+    "all-to-all": (1, 2 * 24 * 4),
+    "collective-permute": (1, 2 * 24 * 4),
+}
+
+
+def test_each_kind_counts_with_the_bytes_of_its_arrays():
+    assert collectives_of(exchange_all, 16, 24) == ONE_OF_EACH
+
+
+def test_what_is_in_a_loop_counts_once_for_each_turn():
+    def five_times(x):
+        return jax.lax.fori_loop(0, 5, lambda _, x: exchange_all(x), x)
+
+    five = {kind: (5 * count, 5 * size) for kind, (count, size) in ONE_OF_EACH.items()}
+    assert collectives_of(five_times, 16, 24) == five
+
+
+def test_an_all_reduce_of_which_a_device_keeps_its_part_counts_by_itself():
+    def scattered_by_hand(x):
+        total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
+        start = 2 * jax.lax.axis_index("x")
+        return jax.lax.dynamic_slice_in_dim(total, start, 2)
+
+    found = collectives_of(scattered_by_hand, 16, 24)
+    assert found == {hlo.SLICED: (1, 16 * 24 * 4)}
+
+
+def test_an_all_reduce_that_is_also_used_whole_is_one():
+    def used_twice(x):
+        total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
+        start = 2 * jax.lax.axis_index("x")
+        return jax.lax.dynamic_slice_in_dim(total, start, 2) + jnp.sin(total).sum()
+
+    assert collectives_of(used_twice, 16, 24) == {"all-reduce": (1, 16 * 24 * 4)}
+
+
+def test_text_of_other_programs_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.collectives(jax.jit(jnp.sin).lower(1.0).as_text())
+
+
+def test_spellings_of_accelerators_are_recognized():
+    text = """
+%all-reduce-scatter.1 (input: f32[16,8]) -> f32[2,8] {
+  %input = f32[16,8]{1,0:T(8,128)} parameter(0)
+  %at = s32[] constant(2)
+  %zero = s32[] constant(0)
+  %all-reduce.1 = f32[16,8]{1,0:T(8,128)} all-reduce(%input), to_apply=%add
+  ROOT %slice = f32[2,8]{1,0} dynamic-slice(%all-reduce.1, %at, %zero)
+}
+
+ENTRY %main (param: f32[2,8]) -> f32[2,8] {
+  %param = f32[2,8]{1,0} parameter(0)
+  %start = (f32[2,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%param), dimensions={0}
+  %whole = f32[16,8]{1,0} all-gather-done(%start)
+  ROOT %fusion = f32[2,8]{1,0} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+    assert hlo.collectives(text) == {"all-gather": (1, 512), "reduce-scatter": (1, 512)}
+
+
+# -------------------------------------------------------------------------- the layouts
+
+
+def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
+    text, model = fsdp_step()
+    found = hlo.collectives(text)
+    params = nnx.state(model, nnx.Param)
+    # Of the embedding, rows are sent: its gradient needs no sum.
+    others = bytes_of(params) - bytes_of(params["embed"])
+    assert found["all-gather"].num_bytes >= others
+    scattered = found.get("reduce-scatter", found.get(hlo.SLICED))
+    assert scattered == (len(jax.tree.leaves(params)) - 1, others)
+
+
+def test_fsdp_sums_only_scalars_over_all_devices():
+    text, _ = fsdp_step()
+    count, num_bytes = hlo.collectives(text)["all-reduce"]
+    assert num_bytes == 4 * count
+
+
+def test_fsdp_keeps_no_whole_parameter_on_a_device():
+    text, model = fsdp_step()
+    shapes = {x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Param))}
+    assert hlo.whole_arrays(text, shapes) == []
+
+
+def test_what_is_whole_on_each_device_is_listed_where_it_goes_in_and_comes_out():
+    def update(weights, batch):
+        return weights - batch.sum(0), batch * 2
+
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    weights, batch = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in (((24,), jax.P()), ((16, 24), jax.P("x")))
+    )
+    text = jax.jit(update).lower(weights, batch).compile().as_text()
+    assert hlo.whole_arrays(text, [(24,), (16, 24)]) == [
+        "parameter weights: f32[24]",
+        "result 0: f32[24]",
+    ]
