@@ -10,6 +10,7 @@ the slices that are asked for are read.
 - ``indexes.py``: a set of such files with an index.
 - ``archives.py``: ``.npz`` files; ``array_mappings.py``: arrays of NumPy, JAX or
   PyTorch by name.
+- ``writing.py``: safetensors files, whole or not at all.
 - ``slices.py``: which bytes a slice of a tensor has; ``open_files.py``: reads those.
 
 The public names are in the table below, and nothing is imported before one is used.

@@ -23,7 +23,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from graftree import errors
 from graftree.weights import stored_dtypes, stored_tensors
@@ -36,6 +36,9 @@ MAX_SIZE = 100_000_000
 MAX_RANK = 64
 
 METADATA = "__metadata__"
+
+# Halves of characters, which JSON can spell and UTF-8 can't.
+HALVES = re.compile("[\ud800-\udfff]")
 
 _FIELDS = ("dtype", "shape", "data_offsets")
 
@@ -87,6 +90,38 @@ def parse(data: bytes, data_size: int, file: str) -> Header:
     _check_ranges([(name, *ranges[name]) for name in order], data_size, file)
     begins = {name: ranges[name][0] for name in order}
     return Header({name: tensors[name] for name in order}, begins, metadata)
+
+
+def text_of(
+    tensors: Sequence[tuple[str, Stored]], metadata: Mapping[str, str] | None
+) -> bytes:
+    """The header of a file with these tensors in this order, for `parse` to read."""
+    content, end = {}, 0
+    if metadata is not None:
+        content[METADATA] = dict(metadata)
+    for name, stored in tensors:
+        content[name] = {
+            "dtype": stored_dtypes.NAMES[stored.dtype],
+            "shape": [int(size) for size in stored.shape],
+            "data_offsets": [end, end + stored.nbytes],
+        }
+        end += stored.nbytes
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def sorted_by_format(
+    tensors: Iterable[tuple[str, Stored]],
+) -> list[tuple[str, Stored]]:
+    """Tensors in the order that the library `safetensors` writes.
+
+    Wider dtypes come first, so that the data of each is aligned; then by name.
+    """
+
+    def key(item: tuple[str, Stored]) -> tuple[int, str]:
+        return -stored_dtypes.RANKS[item[1].dtype], item[0]
+
+    return sorted(tensors, key=key)
 
 
 # ---------------------------------------------------------------- one tensor
@@ -257,7 +292,7 @@ class _Reader:
         if "\\" not in raw:
             return raw[1:-1]
         text = json.loads(raw)
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if HALVES.search(text):
             raise stored_tensors.refusal(
                 self.file, f"its header has half a character, in {raw[:200]!a}"
             )

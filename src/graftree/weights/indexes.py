@@ -29,7 +29,7 @@ class IndexedFiles(stored_tensors.Source):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._places = _places(self.name)
+        self._places = places_of(self.name)
         self._files: dict[str, tensor_files.TensorFile] = {}
         try:
             for file in dict.fromkeys(self._places.values()):
@@ -95,7 +95,7 @@ class IndexedFiles(stored_tensors.Source):
 # ---------------------------------------------------------------- the index
 
 
-def _places(path: str) -> dict[str, str]:
+def places_of(path: str) -> dict[str, str]:
     """The file of each tensor."""
     content = _content(path)
     places = content.get("weight_map") if isinstance(content, dict) else None

@@ -95,14 +95,19 @@ def explained(path: str, error: OSError) -> errors.WeightsError:
     """An error of the system as one of ours."""
     if isinstance(error, errors.WeightsError):
         return error
-    what = {
-        FileNotFoundError: "nothing is there",
-        IsADirectoryError: "it is a folder",
-        PermissionError: "this user may not read it",
-    }.get(type(error), f"{type(error).__name__}: {error.strerror}")
-    found = stored_tensors.refusal(path, what, way_out=_nearest(path))
+    found = stored_tensors.refusal(path, reason(error), way_out=_nearest(path))
     found.errno = error.errno
     return found
+
+
+def reason(error: OSError) -> str:
+    """What the system says, as a part of a message."""
+    found = {
+        FileNotFoundError: "nothing is there",
+        IsADirectoryError: "it is a folder",
+        PermissionError: "this user may not do that",
+    }
+    return found.get(type(error), error.strerror or type(error).__name__)
 
 
 def _nearest(path: str) -> str:

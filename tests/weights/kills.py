@@ -1,0 +1,95 @@
+"""Writes, killed before each of their operations on files in turn.
+
+``python -m tests.weights.kills`` does it for a file and for sets, over nothing and over
+an older one, and prints how many kills there were. After each one, the folder must have
+all of the old tensors or all of the new ones; or, while a set replaces one whose files
+have the same names, nothing that can be read. A write after the kill must work, and
+leave nothing of the killed one.
+"""
+
+import functools
+import os
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+
+from graftree import errors
+from graftree.weights import sources, writing
+
+WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+
+def write(folder, value, count, shard_bytes):
+    """Writes tensors that are all of one value."""
+
+    def out(name):
+        array = np.full(10, value, np.float32)
+        return writing.Out(name, array.dtype, array.shape, lambda: array)
+
+    outs = [out(f"{i}") for i in range(count)]
+    writing.write(folder, outs, shard_bytes=shard_bytes)
+
+
+def value_in(folder):
+    """The value of the tensors there; None if nothing can be read."""
+    try:
+        with sources.open(folder) as source:
+            values = {
+                float(value)
+                for name in source.tensors
+                for value in source.read(name, [slice(None)])
+            }
+    except errors.WeightsError:
+        return None
+    (value,) = values
+    return value
+
+
+def killed_before(number, function):
+    """Whether the call made so many operations, and was killed before the last."""
+    child = os.fork()
+    if not child:
+        seen = 0
+
+        def kill(event, arguments):
+            nonlocal seen
+            seen += event in WATCHED
+            if seen == number:
+                os._exit(9)
+
+        sys.addaudithook(kill)
+        function()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def kills(old, new, allowed):
+    """How many operations there were; after each, the folder is as it may be."""
+    for number in range(1, 1000):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name) / "model"
+            if old:
+                write(folder, 1.0, *old)
+            if not killed_before(number, functools.partial(write, folder, 2.0, *new)):
+                assert value_in(folder) == 2.0
+                return number - 1
+            assert value_in(folder) in allowed, (number, [*folder.iterdir()])
+            write(folder, 3.0, *new)
+            assert value_in(folder) == 3.0
+            assert not [*folder.glob("*.partial")]
+    raise AssertionError("it never ends")
+
+
+def main():
+    """Prints how often each kind of write was killed."""
+    one, three, two = (3, None), (3, 40), (4, 80)
+    print(kills(one, one, (1.0, 2.0)), "over a file")
+    print(kills(None, three, (None, 2.0)), "a set over nothing")
+    print(kills(two, three, (1.0, 2.0)), "a set over one of other names")
+    print(kills(three, three, (1.0, 2.0, None)), "a set over one of the same names")
+
+
+if __name__ == "__main__":
+    main()
