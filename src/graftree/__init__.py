@@ -223,6 +223,7 @@ from graftree.transforms.derivatives.grad import grad, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
 from graftree.transforms.mapped.shard_map import shard_map
 from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
+from graftree.transforms.names import name
 from graftree.transforms.remat import remat
 from graftree.transforms.shape_eval import (
     as_abstract,
@@ -369,6 +370,7 @@ __all__ = [
     "cond",
     "switch",
     "remat",
+    "name",
     "checkify",
     "eval_shape",
     "make_jaxpr",

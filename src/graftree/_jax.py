@@ -20,6 +20,7 @@ import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
 import jax.experimental.layout
 import numpy as np
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
@@ -296,6 +297,18 @@ def recorded_since(point: tuple[Any, int], outputs: list[Any]) -> Recorded:
     """What computes some arrays, as far as it was recorded since a point."""
     trace, start = point
     wanted = [x.val for x in outputs if isinstance(x, Tracer) and x._trace is trace]
+    equations, needed = _recorded_for(wanted, trace, start)
+    made = {x for equation in equations for x in equation.outvars}
+    read = [x for equation in equations for x in equation.invars]
+    given = needed - made
+    inputs = [*dict.fromkeys([x for x in read if isinstance(x, _core.Var)])]
+    inputs = [x for x in inputs if x in given]
+    out = [x for x in wanted if x in made]
+    return _recorded(inputs, out, equations, trace.frame)
+
+
+def _recorded_for(wanted: list[Any], trace: Any, start: int) -> Any:
+    """The equations that some values need, and all that these read."""
     needed = {x for x in wanted if isinstance(x, _core.Var)}
     equations = []
     for entry in reversed(trace.frame.tracing_eqns[start:]):
@@ -307,14 +320,28 @@ def recorded_since(point: tuple[Any, int], outputs: list[Any]) -> Recorded:
         needed |= {x for x in read if isinstance(x, _core.Var)}
         parts = found.primitive, found.params, found.effects, found.source_info
         equations.append(_core.JaxprEqn(read, found.outvars, *parts, found.ctx))
-    made = {x for equation in equations for x in equation.outvars}
     equations.reverse()
-    read = [x for equation in equations for x in equation.invars]
-    given = needed - made
-    inputs = [*dict.fromkeys([x for x in read if isinstance(x, _core.Var)])]
-    inputs = [x for x in inputs if x in given]
-    out = [x for x in wanted if x in made]
-    return _recorded(inputs, out, equations, trace.frame)
+    return equations, needed
+
+
+def recorded_for(outputs: list[Any]) -> list[Any]:
+    """The equations that the innermost trace has recorded for some arrays."""
+    point = recording_point()
+    if point is None:
+        return []
+    trace, _ = point
+    wanted = [x.val for x in outputs if isinstance(x, Tracer) and x._trace is trace]
+    return _recorded_for(wanted, trace, 0)[0]
+
+
+def needed_in(program: Any) -> list[Any]:
+    """The equations of a program that its outputs need."""
+    needed, equations = {x for x in program.outvars if isinstance(x, _core.Var)}, []
+    for equation in reversed(program.eqns):
+        if equation.effects or needed & {*equation.outvars}:
+            needed |= {x for x in equation.invars if isinstance(x, _core.Var)}
+            equations.append(equation)
+    return equations[::-1]
 
 
 def _recorded(inputs: Any, out: Any, equations: Any, frame: Any) -> Recorded:
@@ -413,3 +440,36 @@ def programs_in(equation: Any) -> list[Any]:
     if equation.primitive.name in _KERNELS:
         return []
     return [*_core.jaxprs_in_params(equation.params)]
+
+
+# Values that `jax.checkpoint` keeps.
+
+# What a policy may answer for a value, besides a boolean.
+RECOMPUTE: Any = _partial_eval.Recompute
+# In the memory of the host: JAX takes all other kinds of memory for the device's.
+OFFLOAD: Any = _partial_eval.Offloadable(src="device", dst="pinned_host")
+
+
+def is_naming(primitive: Any) -> bool:
+    """Whether a primitive is that of ``jax.ad_checkpoint.checkpoint_name``."""
+    return primitive is _ad_checkpoint.name_p
+
+
+def given_name(equation: Any) -> str | None:
+    """The name that an equation gives to a value, if it does that."""
+    if is_naming(equation.primitive):
+        return equation.params["name"]
+    # With the option jax_remat3.
+    prim = equation.params.get("_prim")
+    is_name = type(prim).__name__.startswith("CheckpointName")
+    return prim.params["name"] if prim is not None and is_name else None
+
+
+def kinds_of_memory() -> list[str]:
+    """The memories of the devices that a program is for, as far as that is known."""
+    mesh, chosen = concrete_mesh(), jax.config.values["jax_default_device"]
+    if mesh is not None:
+        chosen = mesh.devices.flat[0]
+    elif not isinstance(chosen, jax.Device):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return [memory.kind for memory in chosen.addressable_memories()]

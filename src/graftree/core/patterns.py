@@ -162,7 +162,12 @@ def _unknown(where: Any) -> str:
 
 
 def no_match_error(
-    call: str, where: Any, known: Iterable[Path], *, what: str = "module"
+    call: str,
+    where: Any,
+    known: Iterable[Path],
+    *,
+    what: str = "module",
+    owner: str = "the model",
 ) -> ValueError:
     """The error for a selection that matches nothing; it names paths that are near.
 
@@ -171,6 +176,7 @@ def no_match_error(
         where: What `to_predicate` took.
         known: The paths among which it selects.
         what: What they lead to, in the singular.
+        owner: What has them.
     """
     names = list(dict.fromkeys(map(dotted, known)))
     wanted = _texts(where)
@@ -182,11 +188,11 @@ def no_match_error(
     if near:
         found = f"near it: {', '.join(near)}"
     else:
-        found = _listed(names) if names else f"the model has no {what}"
+        found = _listed(names) if names else f"{owner} has no {what}"
     way_out = "A pattern matches whole paths: '**' stands for any number of steps."
     return ValueError(
         errors.message(
-            f"{call}={describe(where)} matches no {what} of the model.",
+            f"{call}={describe(where)} matches no {what} of {owner}.",
             where=found,
             way_out=way_out if wanted else "",
         )

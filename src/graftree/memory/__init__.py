@@ -1,6 +1,7 @@
 """Programs that need less memory: the public sub-module `nnx.memory`.
 
 - ``accumulation.py``: gradients of a batch, computed part by part.
+- ``keeping.py``: which values `nnx.remat` keeps, by names and modules.
 
 The public names are in the table below, and nothing is imported before one is used.
 """
@@ -14,10 +15,13 @@ from graftree import lazy_names
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
     "accumulation": "value_and_grad",
+    "keeping": "offload save",
 }
 
 if typing.TYPE_CHECKING:
     from graftree.memory.accumulation import value_and_grad as value_and_grad
+    from graftree.memory.keeping import offload as offload
+    from graftree.memory.keeping import save as save
 
 
 __getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

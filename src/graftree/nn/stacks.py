@@ -46,7 +46,8 @@ class Stack(Module, Generic[L]):
         length: The number of layers, at least one.
         rngs: The streams for ``make``; the layers draw from them in order.
         remat: Whether the layers are computed again in gradients, as by `remat`; or the
-            policy of that, from ``jax.checkpoint_policies``.
+            policy of that, from ``jax.checkpoint_policies`` or ``nnx.memory``, whose
+            paths begin at the layer.
         unroll: How many layers a step of the loop has, as in `scan`.
         axis_name: The logical or mesh axis of the layers, for the first axis in the
             sharding annotations of their Variables; ``None``: not sharded.
@@ -267,6 +268,7 @@ def _loop(
         )
 
     if remat:
+        step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
         policy = None if remat is True else remat
         step = remats.remat(step, policy=policy, prevent_cse=False)
     return scan.scan(

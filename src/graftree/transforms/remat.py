@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
+from graftree.transforms import policies
 from graftree.transforms.crossing import (
     arguments,
     decorators,
@@ -38,9 +39,12 @@ def remat(
 
     Args:
         f: The function; also a method, as a decorator.
-        prevent_cse: As in ``jax.checkpoint``.
+        prevent_cse: Whether the compiler is kept from finding out that something is
+            computed twice, and doing it once. In a `scan` it can't; ``False`` is faster
+            there.
         static_argnums: Positions of arguments that are compile-time constants.
-        policy: Which intermediate values are kept all the same, from
+        policy: Which intermediate values are kept all the same: by names and modules,
+            made by `nnx.memory.save` or `nnx.memory.offload`; or one of
             ``jax.checkpoint_policies``; ``None`` keeps none.
         graph: The mode; ``None`` takes the default.
         graph_updates: Whether structural changes reach the caller's objects.
@@ -50,7 +54,8 @@ def remat(
 
     Raises:
         ValueError: If ``f`` is a method bound to a Module, or a position is out of
-            range; at a call, for aliases that the mode doesn't allow.
+            range; at a call, for aliases that the mode doesn't allow, and if the policy
+            names what isn't there.
 
     Example:
         >>> class Block(nnx.Module):
@@ -66,14 +71,16 @@ def remat(
     """
     mode = config.propagation(graph, graph_updates)
 
-    def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-        checkpoint = functools.partial(
-            jax.checkpoint, prevent_cse=prevent_cse, policy=policy
-        )
-        seeing = functools.partial(_seeing_the_present, checkpoint)
-        return outside.returning_arrays(ref_contents.by_content(inner, seeing))
+    checkpoint = functools.partial(
+        jax.checkpoint, prevent_cse=prevent_cse, policy=policies.for_jax(policy)
+    )
+    seeing = functools.partial(_seeing_the_present, checkpoint)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
+            inner = policies.watched(policy, inner, function)
+            return outside.returning_arrays(ref_contents.by_content(inner, seeing))
+
         statics = arguments.choose(function, "static", static_argnums)
         row = Row.uniform(
             "remat",

@@ -132,7 +132,7 @@ class Frame:
         parts = "".join(["/" + text[1:] if text[0] == "." else text for text in texts])
         return parts.lstrip("/")
 
-    def find(self, wanted: Any) -> Place | None:
+    def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
         """Where an object is below that of the frame."""
         if wanted is self.module:
             return Place(self, ())
@@ -162,17 +162,21 @@ class Arguments(Frame):
         super().__init__(None, "", parent)
         self._named, self._key, self._name_outer = named, key, outer
 
-    def find(self, wanted: Any) -> Place | None:
-        """Where an object is below the arguments, or outside, where they come from."""
+    def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
+        """Where an object is below the arguments, or outside, where they come from.
+
+        With a ``limit``, that is not looked for outside of it.
+        """
         if self._below is None:
             self._below = _Below(self._named)
         steps = self._below.find(wanted)
         if steps is None:
             return None
-        for end in range(1, len(steps) + 1):
+        ends = range(1, len(steps) + 1) if self.parent is not limit else ()
+        for end in ends:
             outer = self._outer.get(tuple([step.key for step in steps[:end]]))
             if outer is not None:
-                place = find(self.parent, outer)
+                place = find(self.parent, outer, limit)
                 if place is not None:
                     return Place(place.base, place.steps + steps[end:])
                 break
@@ -277,14 +281,46 @@ def _attribute(key: Any) -> Step:
     return Step(key, f".{key}" if is_name else f"[{key!r}]")
 
 
-def find(frame: Frame | None, wanted: Any) -> Place | None:
-    """Where an object is, as seen from a frame: below it, or below its callers."""
-    while frame is not None:
-        place = frame.find(wanted)
+def find(frame: Frame | None, wanted: Any, limit: Frame | None = None) -> Place | None:
+    """Where an object is, as seen from a frame: below it, or below its callers.
+
+    With a ``limit``, only the callers below that frame count.
+    """
+    while frame is not limit and frame is not None:
+        place = frame.find(wanted, limit)
         if place is not None:
             return place
         frame = frame.parent
     return None
+
+
+def path_inside(frame: Frame, limit: Frame | None) -> Path:
+    """The keys to the object of a frame as a transform sees it.
+
+    They begin at the argument of the function that the object is in. If it is in none,
+    because the function closes over it, they begin at the object whose method runs
+    around the transform; or at the object itself, if that doesn't have it.
+
+    Args:
+        frame: A call inside the transform.
+        limit: What runs around the transform; ``None`` if nothing does.
+    """
+    place = find(frame.parent, frame.module, limit)
+    is_given = place is not None
+    base, steps = place or frame.place
+    keys = tuple([step.key for step in steps])
+    if base is None:
+        return keys[1:]
+    if is_given or _is_inside(base, limit):
+        return path_inside(base, limit) + keys
+    return keys
+
+
+def _is_inside(frame: Frame, limit: Frame | None) -> bool:
+    inner: Frame | None = frame
+    while inner is not None and inner is not limit:
+        inner = inner.parent
+    return inner is limit and frame is not limit
 
 
 def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
@@ -385,7 +421,8 @@ def observed(
     """
     before = stack.top, stack.observers, stack.shows_draws, stack.apart
     named = [(Step(root, type(root).__name__), root) for root in roots]
-    stack.top = Arguments(lambda: named, before[0])
+    if named:
+        stack.top = Arguments(lambda: named, before[0])
     stack.observers = (*before[1], observer)
     stack.shows_draws |= shows_draws
     stack.apart = apart = _Apart()

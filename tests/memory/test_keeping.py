@@ -1,0 +1,360 @@
+"""What `nnx.remat` keeps by names and by the paths of modules, and what it says."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree import _jax
+from tests.modes import MODES
+
+X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
+save, offload = nnx.memory.save, nnx.memory.offload
+
+
+class Attention(nnx.Module):
+    def __init__(self, rngs):
+        self.out = nnx.Linear(4, 4, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.sin(self.scores(x)))
+
+    def scores(self, x):
+        return jnp.cos(x)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = Attention(rngs)
+        self.up = nnx.Linear(4, 8, rngs=rngs)
+        self.down = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = jnp.sin(x + self.attention(x))
+        return self.down(nnx.name(jnp.sin(self.up(x)), "hidden"))
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def kept(function, *args):
+    """The names that a function keeps for the way back, sorted, by JAX's own count."""
+    graphdef, state = nnx.split(args)
+
+    def pure(state):
+        return function(*nnx.merge(graphdef, state))
+
+    program = jax.make_jaxpr(lambda state: jax.vjp(pure, state))(state).jaxpr
+    outs = set(map(id, program.outvars))
+    given = {id(e.outvars[0]): _jax.given_name(e) for e in program.eqns}
+    through = {
+        id(e.outvars[0]): id(e.invars[0])
+        for e in program.eqns
+        if e.primitive.name in ("reduce_precision", "device_put")
+    }
+    return sorted(
+        str(given[source])
+        for out in outs
+        if given.get(source := _origin(through, out)) is not None
+    )
+
+
+def _origin(through, out):
+    while out in through:
+        out = through[out]
+    return out
+
+
+def gradient(function, *args):
+    return jax.tree.leaves(
+        nnx.jit(nnx.grad(lambda *args: function(*args).sum()))(*args)
+    )
+
+
+# --------------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (["hidden"], ["hidden"]),
+        (["attention"], ["attention()"]),
+        (["attention", ["hidden"]], ["attention()", "hidden"]),
+        (["attention.scores"], ["attention.scores()"]),
+        (["attention.*"], ["attention.scores()"]),
+        (["{attention,up}"], ["attention()", "up()"]),
+        ([Attention], ["attention()"]),
+        ([lambda path, module: path == ("up",)], ["up()"]),
+        ([nnx.All(nnx.Linear, nnx.PathContains("up"))], ["up()"]),
+    ],
+)
+def test_names_and_outputs_of_modules_are_kept_and_nothing_else(where, names):
+    function = nnx.remat(Block.__call__, policy=save(*where))
+    found = kept(function, Block(nnx.Rngs(0)), X)
+    # Of an output that is not needed on the way back, nothing is kept.
+    assert [x for x in found if x != "attention.out()"] == names
+
+
+def test_paths_begin_at_the_argument_of_the_function():
+    model = Model(nnx.Rngs(0))
+    whole = nnx.remat(Model.__call__, policy=save("blocks[1].attention"))
+    assert kept(whole, model, X) == ["blocks[1].attention()"]
+    of_dict = nnx.remat(lambda d: d["m"](d["x"]), policy=save("m.blocks[*].attention"))
+    assert len(kept(of_dict, {"m": model, "x": X})) == 2
+
+
+def test_paths_in_a_method_begin_at_its_object():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.model = Model(nnx.Rngs(0))
+
+        def __call__(self, x):
+            policy = save("model.blocks[0].attention")
+            return nnx.remat(lambda x: self.model(x), policy=policy)(x)
+
+        @nnx.remat(policy=save("model.blocks[1].attention"))
+        def decorated(self, x):
+            return self.model(x)
+
+    assert kept(Net.__call__, Net(), X) == ["model.blocks[0].attention()"]
+    assert kept(Net.decorated, Net(), X) == ["model.blocks[1].attention()"]
+
+
+def test_paths_of_what_is_closed_over_begin_at_itself():
+    model = Model(nnx.Rngs(0))
+    function = nnx.remat(lambda x: model(x), policy=save("blocks[0].attention"))
+    assert kept(function, X) == ["blocks[0].attention()"]
+
+
+def test_paths_lead_through_transforms_inside():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.stack = nnx.Stack(Block, 3, rngs=nnx.Rngs(0))
+            self.last = Block(nnx.Rngs(1))
+
+        def __call__(self, x):
+            return nnx.jit(lambda block, x: block(x))(self.last, self.stack(x))
+
+    policy = save("stack.layers.attention", "last.attention")
+    function = nnx.remat(Net.__call__, policy=policy)
+    whole = str(jax.make_jaxpr(lambda x: function(Net(), x))(X))
+    assert "name=stack.layers.attention()" in whole
+    assert "name=last.attention()" in whole
+
+
+def test_layers_of_a_stack_begin_at_the_layer():
+    def stack(policy):
+        return nnx.Stack(Block, 3, remat=policy, rngs=nnx.Rngs(0))
+
+    def residuals(policy):
+        _, backward = jax.vjp(stack(policy), X)
+        return sum(x.nbytes for x in jax.tree.leaves(backward))
+
+    more = residuals(save("attention")) - residuals(True)
+    assert more == 3 * X.nbytes
+    for a, b in zip(
+        *(gradient(nnx.Stack.__call__, stack(p), X) for p in (False, save("hidden"))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_policies_are_combined():
+    dots = jax.checkpoint_policies.dots_saveable
+    block = Block(nnx.Rngs(0))
+    for policy in (save("attention") | dots, dots | save("attention")):
+        function = nnx.remat(Block.__call__, policy=policy)
+        program = str(jax.make_jaxpr(lambda x, f=function: jax.vjp(f, block, x)[1])(X))
+        assert "name=attention()" in program
+    both = save("hidden") | save("attention")
+    assert kept(nnx.remat(Block.__call__, policy=both), block, X) == [
+        "attention()",
+        "hidden",
+    ]
+    first = offload("hidden") | save("*")
+    program = jax.make_jaxpr(
+        lambda x: jax.vjp(nnx.remat(Block.__call__, policy=first), block, x)[1]
+    )(X)
+    assert "<host>" in str(program) or "Host" in str(program)
+
+
+# ----------------------------------------------------------------- numbers and modes
+
+
+@MODES
+@pytest.mark.parametrize("make", [save, offload])
+def test_numbers_are_those_without_remat(mode, make):
+    class Counting(Block):
+        def __init__(self, rngs):
+            super().__init__(rngs)
+            self.calls = nnx.BatchStat(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            return super().__call__(x)
+
+    def loss(params, graphdef, rest, x, run):
+        block = nnx.merge(graphdef, params, rest, copy=True)
+        return run(block, x).sum(), block.calls[...]
+
+    block = Counting(nnx.Rngs(0))
+    parts = nnx.split(block, nnx.Param, ...)
+    policy = make("hidden", "attention")
+    run = nnx.remat(Counting.__call__, policy=policy, **mode)
+    found, expected = [
+        jax.jit(
+            jax.grad(functools.partial(loss, run=f), has_aux=True), static_argnums=1
+        )(parts[1], parts[0], parts[2], X)
+        for f in (run, Counting.__call__)
+    ]
+    assert found[1] == expected[1] == 1
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_works_under_vmap_nested_and_eagerly():
+    inner = nnx.remat(Attention.__call__, policy=save("out"))
+
+    def function(block, x):
+        return block.down(jnp.sin(block.up(inner(block.attention, x))))
+
+    outer = nnx.remat(function, policy=save("up"))
+    block = Block(nnx.Rngs(0))
+    assert kept(outer, block, X) == ["up()"]
+    many = nnx.vmap(outer, in_axes=(None, 0))
+    np.testing.assert_allclose(many(block, X), function(block, X), rtol=1e-5)
+    eager = nnx.grad(lambda block: outer(block, X).sum())(block)
+    plain = nnx.grad(lambda block: function(block, X).sum())(block)
+    for a, b in zip(*map(jax.tree.leaves, (eager, plain)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_named_for_a_policy_is_not_used_elsewhere():
+    inner = jax.jit(lambda x: jnp.sin(x))
+    step = nnx.jit(lambda block, x: block(inner(x)))
+    block = Block(nnx.Rngs(0))
+
+    def program(function):
+        return str(jax.make_jaxpr(lambda x: function(block, x))(X))
+
+    before = program(step)
+    watched = nnx.remat(step, policy=save("attention"))
+    assert "attention()" not in before and "attention()" in program(watched)
+    assert program(step) == before
+
+
+def test_nothing_is_left_behind_after_an_error():
+    def fails(block, x):
+        block(x)
+        raise RuntimeError
+
+    block = Block(nnx.Rngs(0))
+    with pytest.raises(RuntimeError):
+        nnx.remat(fails, policy=save("attention"))(block, X)
+    with pytest.raises(ValueError, match="matches no name"):
+        nnx.remat(Block.__call__, policy=save("typo"))(block, X)
+    program = jax.make_jaxpr(lambda x: block(x))(X)
+    assert "attention()" not in str(program)
+
+
+# ------------------------------------------------------------------------- policies
+
+
+def test_equal_policies_are_equal_and_layers_are_traced_once():
+    assert save("a", nnx.Linear) == save("a", nnx.Linear) != offload("a", nnx.Linear)
+    assert hash(save("a")) == hash(save(["a"])) and save("a") != save("b")
+    assert pickle.loads(pickle.dumps(save("a"))) == save("a")
+    assert repr(save("a") | offload("b")) == (
+        "nnx.memory.save('a') | nnx.memory.offload('b')"
+    )
+    calls = []
+
+    class Counted(Block):
+        def __call__(self, x):
+            calls.append(1)
+            return super().__call__(x)
+
+    blocks = [Counted(nnx.Rngs(i)) for i in range(3)]
+    run = nnx.remat(Counted.__call__, policy=save("attention"))
+    jax.make_jaxpr(lambda x: [run(block, x) for block in blocks])(X)
+    assert len(calls) == 1
+
+
+def test_misspelt_names_are_told_with_what_is_near():
+    block = Block(nnx.Rngs(0))
+    with pytest.raises(ValueError) as error:
+        nnx.remat(Block.__call__, policy=save("atention"))(block, X)
+    assert str(error.value).splitlines() == [
+        "nnx.memory.save: where='atention' matches no name and no module of "
+        "Block.__call__.",
+        "  near it: attention, attention.out, attention.scores",
+        "A pattern matches whole paths: '**' stands for any number of steps.",
+    ]
+    with pytest.raises(ValueError, match=r"(?s)Conv matches no .*: hidden, "):
+        nnx.remat(Block.__call__, policy=save("hidden", nnx.Conv))(block, X)
+    with pytest.raises(ValueError, match="no module of a layer of nnx.Stack"):
+        nnx.Stack(Block, 2, remat=save("hiden"), rngs=nnx.Rngs(0))(X)
+
+
+def test_a_name_that_was_given_for_nothing_is_told():
+    def forgets(x):
+        nnx.name(x, "hidden")
+        return jnp.sin(x)
+
+    with pytest.raises(ValueError, match="'hidden' matches no name"):
+        jax.eval_shape(nnx.remat(forgets, policy=save("hidden")), X)
+
+
+def test_what_a_custom_vjp_may_hide_is_only_warned_of():
+    @jax.custom_vjp
+    def triple(x):
+        return 3 * x
+
+    def forward(x):
+        return triple(x), nnx.name(jnp.sin(x), "residual")
+
+    triple.defvjp(forward, lambda kept, g: (g * kept,))
+    function = nnx.remat(lambda x: triple(x).sum(), policy=save("residual"))
+    with pytest.warns(UserWarning, match=r"(?s).residual. matches no .*custom_vjp"):
+        assert kept(function, X) == ["residual"]
+
+
+def test_the_memory_of_the_host_is_asked_for(monkeypatch):
+    monkeypatch.setattr(_jax, "kinds_of_memory", lambda: ["device"])
+    function = nnx.remat(jnp.sin, policy=offload("x"))
+    with pytest.raises(ValueError, match=r"(?s)'pinned_host'.*they have: device"):
+        function(X)
+
+
+def test_wrong_selections_are_refused_at_once():
+    for wrong, kind in [((), ValueError), (("[",), ValueError), ((None,), TypeError)]:
+        with pytest.raises(kind):
+            save(*wrong)
+    with pytest.raises(
+        TypeError, match=r"save expects names; add a policy .* with `|`"
+    ):
+        save(jax.checkpoint_policies.dots_saveable)
+    with pytest.raises(TypeError, match="has a hash"):
+        offload(
+            nnx.All(nnx.Linear, lambda path, x, seen={}: seen),
+            type("F", (), {"__call__": lambda self, path, x: True, "__hash__": None})(),
+        )
+    with pytest.raises(TypeError, match="combined"):
+        save("a") | "b"
+
+
+def test_jax_alone_refuses_the_policy():
+    function = jax.checkpoint(jnp.sin, policy=save("hidden"))
+    with pytest.raises(TypeError, match=r"(?s)jax.checkpoint can.t use.*nnx.remat"):
+        jax.grad(function)(1.0)
