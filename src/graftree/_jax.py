@@ -28,8 +28,12 @@ from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _tracebacks
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+from jax._src.lib.mlir import ir as _ir
+from jax._src.lib.mlir.dialects import sdy as _sdy
 
 Ref = jax.Ref
 new_ref = jax.new_ref
@@ -198,6 +202,59 @@ def as_weak(x: jax.Array) -> jax.Array:
     """The same array with a weak type: in arithmetic the other one's dtype counts."""
     weak: Any = _lax._convert_element_type(x, weak_type=True)
     return weak
+
+
+# Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
+_alike = _core.Primitive("placed_alike")
+_alike.def_impl(lambda new, old: new)
+_alike.def_abstract_eval(lambda new, old: new)
+
+
+def placed_alike(new: Any, old: Any) -> Any:
+    """The first of two arrays of one shape, which the compiler places like the other.
+
+    The place is known if ``old`` is an argument of the program, as the program is
+    lowered for arguments that lie there. The compiler is free to put an output
+    elsewhere: it follows what the output is computed from.
+    """
+    return _alike.bind(new, old)
+
+
+def _lower_alike(_: Any, new: Any, old: Any) -> list[Any]:
+    place = _place_of(old)
+    return [new if place is None else _sdy.ShardingConstraintOp(new, place).result]
+
+
+def _place_of(value: Any) -> Any:
+    """The sharding of an argument of the program, ``None`` if there is none."""
+    try:
+        argument = _ir.BlockArgument(value)
+    except ValueError:  # something that the program computes
+        return None
+    attributes: Any = argument.owner.owner.attributes
+    of_argument = {}
+    if "arg_attrs" in attributes:
+        of_argument = attributes["arg_attrs"][argument.arg_number]
+    is_placed = "sdy.sharding" in of_argument
+    return of_argument["sdy.sharding"] if is_placed else None
+
+
+def _map_alike(values: Any, axes: Any) -> tuple[Any, Any]:
+    new, old = values
+    axis, other = axes
+    if axis is None or other is None:  # of one there are many: nothing to be like
+        return new, axis
+    return _alike.bind(new, jax.numpy.moveaxis(old, other, axis)), axis
+
+
+# Not cacheable: what is cached is lowered apart, where arguments have no place.
+_mlir.register_lowering(_alike, _lower_alike, cacheable=False)
+_batching.primitive_batchers[_alike] = _map_alike
+# Derivatives are those of the first.
+_ad.primitive_jvps[_alike] = lambda primals, tangents: (
+    _alike.bind(*primals),
+    tangents[0],
+)
 
 
 def key_implementation(dtype: Any) -> Any:

@@ -1,10 +1,18 @@
 """Where optimizer state is placed, and that an update leaves params where they are."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import graftree as nnx
+from tests.modes import MODES
+
+KINDS = pytest.mark.parametrize(
+    "kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str
+)
 
 
 def mesh(*sizes, kind=jax.sharding.AxisType.Auto):
@@ -65,3 +73,109 @@ def test_optimizer_sharding_leaves_the_param_where_it_is():
             optimizer.opt_state[0].mu["kernel"][...]
         ).sharding.spec == jax.P("x", "y")
         assert jax.typeof(model.kernel[...]).sharding == before
+
+
+class Scaled(nnx.Module):
+    """A scale that is not annotated, beside a kernel that is divided."""
+
+    def __init__(self, rngs):
+        divided = {"out_sharding": (None, "x"), "optimizer_sharding": ("x", "y")}
+        self.scale = nnx.Param(jnp.ones((1, 8)))
+        self.kernel = nnx.Param(rngs.normal((8, 8)), out_sharding=("x", None))
+        self.out = nnx.Param(rngs.normal((8, 8)), **divided)
+
+    def __call__(self, x):
+        return (x * self.scale[...]) @ self.kernel[...] @ self.out[...]
+
+
+def training(on, make=lambda: Scaled(nnx.Rngs(0)), **options):
+    """A model and optimizer on a mesh, and a step that notes its traces."""
+
+    def both():
+        made = make()
+        return made, nnx.Optimizer(made, optax.adamw(0.01), wrt=nnx.Param)
+
+    traces = []
+
+    @nnx.jit(donate_argnums=(0, 1), **options)
+    def step(model, optimizer, x):
+        traces.append(0)
+        loss = lambda model: jnp.mean(model(x) ** 2)  # noqa: E731
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    return *nnx.sharding.init(both, on), step, traces
+
+
+def places(*nodes):
+    return [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(nnx.state(nodes))]
+
+
+@contextlib.contextmanager
+def nothing_is_compiled():
+    events = []
+
+    def note(event, duration, **_):
+        events.append(event) if "backend_compile" in event else None
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert not events
+
+
+@KINDS
+@MODES
+def test_all_arrays_stay_where_they_are_and_nothing_is_compiled_twice(mode, kind):
+    on = mesh(2, 2, kind=kind)
+    model, optimizer, step, traces = training(on, **mode)
+    before = places(model, optimizer)
+    x = jax.device_put(jnp.ones((4, 8)), jax.NamedSharding(on, jax.P("y")))
+    with jax.set_mesh(on):
+        losses = [float(step(model, optimizer, x))]
+        with nothing_is_compiled():
+            losses += [float(step(model, optimizer, x)) for _ in range(3)]
+    assert places(model, optimizer) == before
+    assert len(traces) == 1
+    assert losses == sorted(losses, reverse=True)
+    mu = optimizer.opt_state[0].mu
+    assert mu["out"].sharding.shard_shape((8, 8)) == (4, 4)
+    assert model.out.sharding.shard_shape((8, 8)) == (8, 4)
+
+
+def test_arrays_that_were_moved_stay_there():
+    """Arrays without annotations, which ``jax.device_put`` has divided."""
+    on = mesh(2, 2)
+    plain = lambda: nnx.Linear(8, 8, rngs=nnx.Rngs(0))  # noqa: E731
+    model, optimizer, step, _ = training(on, plain)
+    rows = jax.tree.map(
+        lambda x: jax.device_put(x, jax.NamedSharding(on, jax.P(*["x"][: x.ndim]))),
+        nnx.state((model, optimizer)),
+    )
+    nnx.update((model, optimizer), rows)
+    before = places(model, optimizer)
+    assert (4, 8) in before
+    with jax.set_mesh(on):
+        step(model, optimizer, jnp.ones((4, 8)))
+        with nothing_is_compiled():
+            step(model, optimizer, jnp.ones((4, 8)))
+    assert places(model, optimizer) == before
+
+
+def test_equal_steps_are_equal_programs_and_can_be_differentiated_and_mapped():
+    def f(w, factor):
+        model = nnx.Dict(w=nnx.Param(w))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+        optimizer.update(model, nnx.grad(lambda model: factor * model.w.sum())(model))
+        return model.w[...].sum()
+
+    with jax.set_mesh(mesh(2, 2)):
+        w = jnp.ones(4)
+        texts = [jax.jit(lambda *x: f(*x)).lower(w, 1.0).as_text() for _ in range(2)]
+        assert texts[0] == texts[1]
+        assert jax.jit(jax.grad(f, (0, 1)))(w, 1.0)[1] == -2.0  # 4 * -0.5
+        assert jax.jit(jax.vmap(f, (0, None)))(jnp.ones((3, 4)), 1.0).shape == (3,)
+        assert jax.jit(jax.vmap(f, (None, 0)))(w, jnp.ones(3)).shape == (3,)

@@ -19,6 +19,7 @@ from graftree.core import paths
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
+from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
 
 M = TypeVar("M")
@@ -106,11 +107,11 @@ class EMA(pytrees.Pytree):
             return newest
         if not jnp.issubdtype(average.dtype, jnp.inexact):
             # Copied, because the model may be donated.
-            return jnp.copy(newest)
+            return sharding.kept(jnp.copy(newest), average)
         # In half precision, a decay like 0.999 would round to one.
         wide = jnp.promote_types(average.dtype, jnp.float32)
         mean = self.decay * average.astype(wide) + (1.0 - self.decay) * newest
-        return mean.astype(average.dtype)
+        return sharding.kept(mean.astype(average.dtype), average)
 
     def apply_to(self, model: M) -> M:
         """Returns a model that holds the averages.

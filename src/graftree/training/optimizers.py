@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from graftree import _jax
 from graftree.annotations import Filter, Path
@@ -262,13 +263,17 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         opt_state = _Boxes(self.opt_state)
         try:
             updates, new_opt_state = self.tx.update(
-                pure_grads, opt_state.pure, params.pure, **pure_dicts.as_pure(kwargs)
+                params.beside_moments(pure_grads),
+                opt_state.pure,
+                params.beside_moments(params.pure),
+                **pure_dicts.as_pure(kwargs),
             )
         except (TypeError, ValueError) as error:
             misfits.explain_failure(self.tx, params.pure, opt_state.pure, error)
             raise
         misfits.check_updates(params.pure, updates)
-        new_params = params.settled(apply_updates(params.pure, updates))
+        new_params = params.kept(apply_updates(params.pure, updates))
+        new_opt_state = opt_state.kept(new_opt_state)
         self._write(model, params, new_params, opt_state, new_opt_state)
         return updates
 
@@ -356,17 +361,21 @@ class _Boxes:
         self._leaves, self._treedef = jax.tree.flatten(tree, is_leaf=_is_variable)
         self.pure = self._treedef.unflatten(pure_dicts.as_pure(self._leaves))
 
-    def settled(self, pure: Any) -> Any:
-        """New values, kept where the Variables are annotated to be.
+    def beside_moments(self, pure: Any) -> Any:
+        """Values of params or gradients, where the state of the optimizer is.
 
-        Where moments are divided in another way, the compiler would follow them.
+        The compiler does so with Auto axes. With Explicit ones, arrays that are divided
+        in different ways can't be added.
         """
-        mesh = jax.sharding.get_abstract_mesh()
-        if {*mesh.axis_types} != {jax.sharding.AxisType.Auto}:
+        if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
             return pure
         values = self._treedef.flatten_up_to(pure)
-        pairs = zip(self._leaves, values, strict=True)
-        return self._treedef.unflatten([_settled(*pair, mesh) for pair in pairs])
+        return self._treedef.unflatten([*map(_beside_moments, self._leaves, values)])
+
+    def kept(self, pure: Any) -> Any:
+        """New values of the leaves, where the old ones lie; see `sharding.kept`."""
+        new, old = map(self._treedef.flatten_up_to, (pure, self.pure))
+        return self._treedef.unflatten([*map(_kept, self._leaves, new, old)])
 
     def assign(self, pure: Any) -> tuple[list[Variable], list[Any], Any]:
         """Returns the Variables, their new values, and the tree with new bare leaves.
@@ -384,13 +393,31 @@ class _Boxes:
         return [leaf for leaf, _ in boxed], [value for _, value in boxed], rest
 
 
-def _settled(leaf: Any, value: Any, mesh: Any) -> Any:
-    is_apart = _is_variable(leaf) and leaf.has_metadata("optimizer_sharding")
-    if not is_apart or not isinstance(value, _jax.Tracer):
+def _beside_moments(leaf: Any, value: Any) -> Any:
+    if not (_is_variable(leaf) and _is_apart(leaf)):
         return value
+    entries = leaf.get_metadata()
+    annotation = entries["optimizer_sharding"]
+    return sharding.place(value, {**entries, "out_sharding": annotation})
+
+
+def _kept(leaf: Any, new: Any, old: Any) -> Any:
+    """The same for a leaf; a value may be a pytree."""
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        return new
+    kept = jax.tree.map(sharding.kept, new, old)
+    if kept is new or not (_is_variable(leaf) and _is_apart(leaf)):
+        return kept
+    # Before the first step it may be anywhere: the compiler would place it like its
+    # moments.
     spec = partitioning.get_var_pspec(leaf) or jax.sharding.PartitionSpec()
-    place = jax.sharding.NamedSharding(mesh, spec)
-    return jax.lax.with_sharding_constraint(value, place)
+    place = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), spec)
+    return jax.lax.with_sharding_constraint(kept, place)
+
+
+def _is_apart(variable: Variable) -> bool:
+    """Whether the moments of a param are divided in a way of their own."""
+    return variable.has_metadata("optimizer_sharding")
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
@@ -408,7 +435,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
         >>> optimizers.apply_updates({"w": jnp.array(1.0)}, {"w": jnp.array(0.5)})
         {'w': Array(1.5, dtype=float32)}
     """
-    new_params = _optax().apply_updates(params, updates)
+    beside = jax.tree.map(
+        lambda new, old: new if new is None else _keep_sharding(new, old),
+        updates,
+        params,
+        is_leaf=lambda x: x is None,
+    )
+    new_params = _optax().apply_updates(params, beside)
     return jax.tree.map(_keep_sharding, new_params, params)
 
 
@@ -422,6 +455,8 @@ def _optax() -> types.ModuleType:
 
 def _keep_sharding(new: Any, old: Any) -> Any:
     """Moves a param back to its own sharding if its update has another one."""
+    if not isinstance(new, jax.Array) or new.shape != jnp.shape(old):
+        return new
     if isinstance(new, _jax.Tracer):
         wanted = jax.typeof(old).sharding
         explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types

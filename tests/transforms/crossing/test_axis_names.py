@@ -101,6 +101,37 @@ def test_a_name_without_an_axis_of_the_mesh_places_nothing(mode):
     assert made[...].sharding.shard_shape(made.shape) == (1, 2)
 
 
+@MODES
+def test_with_explicit_axes_the_mapped_axis_is_not_divided(mode):
+    # As in Flax NNX: JAX maps and scans only what is divided alike.
+    @nnx.vmap(transform_metadata=LAYERS, **mode)
+    def make(x):
+        return nnx.Dict(a=split(x * jnp.ones(2)), b=nnx.Param(x))
+
+    @nnx.vmap(in_axes=(0, None), transform_metadata=LAYERS, **mode)
+    def apply(model, x):
+        return model.a * x + model.b
+
+    kind = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((4,), ("layers",), axis_types=kind)):
+        model = make(jnp.arange(4.0))
+        assert model.a.out_sharding == ("layers", None)
+        assert model.a[...].sharding.is_fully_replicated
+        assert apply(model, jnp.array(2.0)).shape == (4, 2)
+
+
+@MODES
+def test_names_of_an_axis_that_another_transform_maps_place_nothing(mode):
+    @jax.vmap
+    @nnx.transform_metadata(partition="layers", graph=mode.get("graph"))
+    def make(x):
+        return split(x * jnp.ones(2))
+
+    with jax.set_mesh(auto_mesh("layers")):
+        made = make(jnp.arange(4.0))
+    assert made.out_sharding == ("layers", None) and made.shape == (4, 2)
+
+
 def auto_mesh(name):
     return jax.make_mesh((4,), (name,), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from graftree import _jax, config
 
@@ -153,11 +153,26 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
-    """Whether an axis of an annotation stands for an axis of the mesh in force."""
+    """Whether an axis of an annotation stands for one of a mesh with Auto axes."""
     mesh = metadata.get("mesh") or jax.sharding.get_abstract_mesh()
+    if {*mesh.axis_types} != {AxisType.Auto}:
+        return False
     (entry,) = get_pspec((axis,), metadata.get("sharding_rules"))
     names = entry if isinstance(entry, tuple) else (entry,)
     return {*names} <= {*mesh.axis_names}
+
+
+def kept(new: Any, old: Any) -> Any:
+    """The next value of a Variable, where the one of before lies, if a mesh is set.
+
+    With Auto axes the compiler places the outputs of a program: a parameter that is on
+    all devices would be divided like the gradients, and the next call be compiled anew.
+    """
+    is_traced = isinstance(new, _jax.Tracer) and isinstance(old, _jax.Tracer)
+    if not is_traced or not new.ndim or new.shape != old.shape:
+        return new
+    kinds = {*jax.sharding.get_abstract_mesh().axis_types}
+    return _jax.placed_alike(new, old) if kinds == {AxisType.Auto} else new
 
 
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:
@@ -193,7 +208,7 @@ def _place_format(leaf: Any, annotation: Any) -> Any:
 
 def _place_leaf(leaf: Any, sharding: NamedSharding) -> Any:
     kinds = set(sharding.mesh.axis_types)
-    auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    auto, explicit = AxisType.Auto, AxisType.Explicit
     if kinds not in ({auto}, {explicit}):
         raise ValueError(
             "A mesh must have all axes as Explicit or all axes as Auto to place "

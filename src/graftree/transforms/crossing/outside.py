@@ -73,7 +73,9 @@ class Call:
         running.note_arguments(row.identity, args, kwargs)
         if statics is None:
             args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
-        self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
+        self._axis = None
+        if row.maps_axis:
+            self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
             (args, kwargs),
             row.mode,
@@ -218,7 +220,9 @@ def _filled(
 def _placed(value: Any, definition: Any, axis: Any) -> Any:
     """The value of a new Variable where its annotation says, which is new as well.
 
-    When it was made, the value lacked the axis that the transform has named.
+    When it was made, the value lacked the axis that the transform has named. On axes of
+    type Explicit it stays: JAX doesn't loop over an axis that is divided there, nor map
+    values of which only some are.
     """
     metadata = getattr(definition, "metadata", {})
     annotation = metadata.get("out_sharding")

@@ -49,6 +49,7 @@ class Row:
         keywords: What becomes of keyword arguments, without graph updates and with.
         axis_metadata: What is told to Variables whose axis the transform takes away
             inside: the ``transform_metadata`` of the public functions.
+        maps_axis: Whether it is this transform that maps the axis, not one around it.
         returns_placed: Whether, with graph updates, Variables whose prefix is not
             ``None`` come back also if the function didn't change them.
         returns_captured: Whether, with graph updates, objects of an outer trace may be
@@ -67,6 +68,7 @@ class Row:
     statics: Chosen = Chosen()
     keywords: tuple[Keywords, Keywords] = (Keywords.STAY, Keywords.BECOME_POSITIONAL)
     axis_metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    maps_axis: bool = True
     returns_placed: bool = False
     returns_captured: bool = False
     is_detached: bool = False

@@ -307,10 +307,10 @@ def transform_metadata(
         Prefix(in_axes, "in_axes", name, mode, keywords=None),
         Prefix(out_axes, "out_axes", name, mode),
         axis_metadata={PARTITION_NAME: partition},
+        maps_axis=False,
     )
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        # The axis is another transform's: here nothing is mapped.
         lifted = outside.lift(function, lambda inner, ins, outs: inner, row)
 
         @decorators.wraps(function)
