@@ -85,7 +85,7 @@ class Archive(stored_tensors.Source):
         if member.begin is None:
             whole = self._guarded(lambda: self._whole(member), name)
             self._whole_bytes += whole.nbytes
-            array = whole[tuple(index)]
+            array = np.array(whole[tuple(index)])  # a view would keep all of it
         elif member.is_fortran:
             turned = Stored(member.stored.dtype, member.stored.shape[::-1])
             array = self._file.read_array(turned, member.begin, index[::-1]).T

@@ -107,7 +107,7 @@ def places_of(path: str) -> dict[str, str]:
         )
     for name, file in places.items():
         if not isinstance(file, str):
-            what = f"has a {type(file).__name__} in the place of the name of a file"
+            what = f"has {type(file).__name__} in the place of a file"
             raise stored_tensors.refusal(path, what, name)
     return places
 
@@ -151,13 +151,14 @@ def _path_of(index: str, file: str) -> str:
     if not is_plain or any(character in file for character in "\\:\0"):
         raise _outside(index, file, "")
     folder = pathlib.Path(index).absolute().parent
-    target = (folder / file).resolve()
+    # Not `Path.resolve`, which raises on Python 3.11 where links lead in a circle.
+    target = pathlib.Path(os.path.realpath(folder / file))
     allowed = [folder.resolve()]
     # The cache of the Hugging Face hub: all its files are links to `blobs`.
     if folder.parent.name == "snapshots":
         allowed.append((folder.parent.parent / "blobs").resolve())
     if not any(target.is_relative_to(place) for place in allowed):
-        raise _outside(index, file, f", a link to {target}")
+        raise _outside(index, file, f", a link to {target},")
     return str(folder / file)
 
 

@@ -1,7 +1,8 @@
 """Writes, killed before each of their operations on files in turn.
 
-``python -m tests.weights.kills`` does it for a file and for sets, over nothing and over
-an older one, and prints how many kills there were. After each one, the folder must have
+``python -m tests.stress.weights_kills`` does it for a file and for sets, over nothing
+and over an older one, and prints how many kills there were; a number lets it do only
+the first kinds. After each one, the folder must have
 all of the old tensors or all of the new ones; or, while a set replaces one whose files
 have the same names, nothing that can be read. A write after the kill must work, and
 leave nothing of the killed one.
@@ -82,14 +83,22 @@ def kills(old, new, allowed):
     raise AssertionError("it never ends")
 
 
-def main():
+ONE, THREE, TWO = (3, None), (3, 40), (4, 80)
+
+# What is there, what is written, and what may be there after a kill.
+KINDS = {
+    "a file over a file": (ONE, ONE, (1.0, 2.0)),
+    "a set over one of the same names": (THREE, THREE, (1.0, 2.0, None)),
+    "a set over one of other names": (TWO, THREE, (1.0, 2.0)),
+    "a set over nothing": (None, THREE, (None, 2.0)),
+}
+
+
+def main(number=None):
     """Prints how often each kind of write was killed."""
-    one, three, two = (3, None), (3, 40), (4, 80)
-    print(kills(one, one, (1.0, 2.0)), "over a file")
-    print(kills(None, three, (None, 2.0)), "a set over nothing")
-    print(kills(two, three, (1.0, 2.0)), "a set over one of other names")
-    print(kills(three, three, (1.0, 2.0, None)), "a set over one of the same names")
+    for name, kind in [*KINDS.items()][:number]:
+        print(kills(*kind), name)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

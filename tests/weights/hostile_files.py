@@ -1,0 +1,291 @@
+"""Single safetensors files that are damaged or mislead, and odd ones that are legal.
+
+Of each of `FILES`, what its error must say. `STRICTER` are those of them that the
+library `safetensors` takes.
+"""
+
+import json
+import struct
+
+
+def file(header, data=b"", size=None):
+    """A file with such a header; ``size`` is what it says of the header's size."""
+    if not isinstance(header, bytes):
+        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(header) if size is None else size) + header + data
+
+
+def tensor(**changes):
+    """A tensor of two float32, or another."""
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes
+
+
+def one(data=bytes(8), **changes):
+    """A file with one tensor."""
+    return file({"a": tensor(**changes)}, data)
+
+
+def raw(**changes):
+    """A file with one tensor, some of its fields as text."""
+    fields = {"dtype": '"F32"', "shape": "[2]", "data_offsets": "[0,8]"} | changes
+    inner = ",".join(f'"{name}":{text}' for name, text in fields.items())
+    return file('{"a":{' + inner + "}}", bytes(8))
+
+
+def two(first, second, data=bytes(16)):
+    """A file with two tensors, of such offsets."""
+    return file(
+        {"a": tensor(data_offsets=first), "b": tensor(data_offsets=second)}, data
+    )
+
+
+def spelt(header):
+    """A file with a header where each @ is a tensor, all of the same bytes."""
+    return file(header.replace("@", json.dumps(tensor())), bytes(8))
+
+
+GOOD = one()
+
+FILES = {
+    # The size of the header.
+    "nothing": (b"", "it has 0 bytes"),
+    "seven bytes": (bytes(7), "it has 7 bytes"),
+    "a header of no bytes": (bytes(8), "a brace as its first character at character 0"),
+    "a header of 2**62 bytes": (file("{}", size=2**62), "have 4611686018427387904 b"),
+    "a header of 2**64 - 1 bytes": (file("{}", size=2**64 - 1), "18446744073709551615"),
+    "a header over the limit": (file("{}", size=100_000_001), "100000000 are the most"),
+    "a header longer than the file": (file("{}", size=3), "and the file has 10"),
+    "a header that is cut off": (GOOD[:30], "the file has 30: it is cut off"),
+    "a size in the other byte order": (
+        struct.pack(">Q", 2) + b"{}",
+        "144115188075855872 bytes",
+    ),
+    # Not what the header should be.
+    "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
+    "UTF-16": (file('{"a":1}'.encode("utf-16")), "not UTF-8, at byte 0"),
+    "a surrogate in UTF-8": (file(b'{"\xed\xa0\x80":1}'), "at byte 2 of it"),
+    "a byte-order mark": (file(b"\xef\xbb\xbf{}"), r"character 0, and has '\\ufeff{}'"),
+    "a zip": (b"PK\x03\x04" + bytes(40), "its header would have 67324752 bytes"),
+    "a list": (file([]), r"character 0, and has '\[\]'"),
+    "a number": (file("3"), "character 0, and has '3'"),
+    "a string": (file('"a"'), "character 0, and has '\"a\"'"),
+    "no JSON": (file("{a:1}"), "a string at character 1, and has 'a:1}'"),
+    "an object without an end": (spelt('{"a":@'), "a ',' at character"),
+    "a comma too many": (spelt('{"a":@,}'), "a string at .* has '}'"),
+    "text after the end": (file("{}x"), "spaces up to its end at character 2"),
+    "zeros after the end": (file(b"{}\0\0"), r"has '\\x00\\x00'"),
+    "two headers": (file("{}{}"), "spaces up to its end at .* and has '{}'"),
+    "a comment": (file("{}/*x*/"), "spaces up to its end at .* has '/"),
+    "a line break in a name": (spelt('{"a\n":@}'), r"has '\"a\\n"),
+    "an unknown escape": (
+        file(r'{"\x41":1}'),
+        r"a string at character 1, and has '\"\\",
+    ),
+    "half a character": (spelt(r'{"\ud800":@}'), "half a character"),
+    "half an escape": (file(r'{"\u12'), r"u12'"),
+    "lists in lists": (file('{"a":' + "[" * 99_999), r"a '{' at .* and has '\[\["),
+    "objects in objects": (file('{"a":' * 99_999), "unknown field 'a'"),
+    "a shape in a shape": (raw(shape="[[2]]"), r"has '\[2\]\],"),
+    # Names.
+    "a name twice": (spelt('{"a":@,"a":@}'), "the key 'a' twice"),
+    "a name twice, one escaped": (
+        spelt('{"b":@,"\\u0062":@}'),
+        "the key 'b' twice",
+    ),
+    "a name that is no string": (
+        spelt("{1:@}"),
+        "a string at character 1, and has '1:",
+    ),
+    "a name that is null": (spelt("{null:@}"), "has 'null:"),
+    "a name of many characters twice": (
+        spelt('{"N":@,"N":@}'.replace("N", 9999 * "n")),
+        "nnn'... twice",
+    ),
+    # Metadata.
+    "metadata with a number": (
+        file({"__metadata__": {"step": 3}, "a": tensor()}, bytes(8)),
+        "a string at character 26, and has '3}",
+    ),
+    "metadata in metadata": (
+        file({"__metadata__": {"x": {"y": "z"}}}),
+        "a string at character 23",
+    ),
+    "metadata that is text": (file({"__metadata__": "pt"}), "has '\"pt\"}'"),
+    "metadata that is null": (file({"__metadata__": None}), "has 'null}'"),
+    "metadata that is a tensor": (file({"__metadata__": tensor()}), r"has '\[2\], "),
+    "metadata twice": (
+        file('{"__metadata__":{},"__metadata__":{}}'),
+        "the key '__metadata__' twice",
+    ),
+    "a key of the metadata twice": (
+        file('{"__metadata__":{"k":"1","k":"2"}}'),
+        "the key 'k' twice",
+    ),
+    # The fields of a tensor.
+    "a tensor that is null": (file({"a": None}), "has 'null}'"),
+    "a tensor that is a list": (
+        file({"a": ["F32", [2], [0, 8]]}, bytes(8)),
+        r"'\[\"F32",
+    ),
+    "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
+    "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
+    "no offsets": (file({"a": {"dtype": "F32", "shape": [2]}}), "no data_offsets"),
+    "no fields": (file({"a": {}}), "no dtype and no shape and no data_offsets"),
+    "a field twice": (
+        file('{"a":{"dtype":"F32","dtype":"F64"}}'),
+        "the key 'dtype' twice",
+    ),
+    "an unknown field": (one(strides=[4]), "the unknown field 'strides'"),
+    # Dtypes.
+    "an unknown dtype": (one(dtype="F33"), "unknown dtype 'F33'"),
+    "a dtype in small letters": (one(dtype="f32"), "unknown dtype 'f32'"),
+    "an object dtype": (one(dtype="|O"), r"unknown dtype '\|O'"),
+    "a dtype that is a number": (raw(dtype="32"), "a string at .* has '32,"),
+    "a dtype that is null": (raw(dtype="null"), "a string at .* has 'null,"),
+    "a dtype of half bytes": (
+        one(bytes(1), dtype="F4", data_offsets=[0, 1]),
+        "dtype F4, of which a byte has no whole element",
+    ),
+    # Shapes.
+    "a negative size": (one(shape=[-2]), r"from 0 up at .* has '-2\]"),
+    "two negative sizes": (one(shape=[-2, -1]), "has '-2, -1"),
+    "a size that is a fraction": (raw(shape="[2.0]"), r"has '2\.0\]"),
+    "a size with an exponent": (raw(shape="[2e0]"), "has '2e0"),
+    "a size that is a boolean": (raw(shape="[true,2]"), "has 'true,2"),
+    "a size that is text": (one(shape=["2"]), 'has \'"2"\\]'),
+    "a size that is null": (one(shape=[None]), r"has 'null\]"),
+    "a size that is NaN": (raw(shape="[NaN]"), r"has 'NaN\]"),
+    "a size that is minus zero": (raw(shape="[-0,2]"), "has '-0,2"),
+    "a size with a leading zero": (raw(shape="[02]"), r"has '02\]"),
+    "a size of many digits": (
+        raw(shape=f"[{99999 * '9'}]"),
+        "has '99999999999999999999'",
+    ),
+    "a size in Arabic digits": (raw(shape="[\u0662]"), r"has '\\u0662\]"),
+    "a shape that is a number": (raw(shape="2"), r"a '\[' at .* has '2,"),
+    "a shape that is null": (raw(shape="null"), r"a '\[' at .* has 'null,"),
+    "a size of 2**64": (one(shape=[2**64]), r"\[18446744073709551616\] is larger"),
+    "sizes whose product is 2**64": (one(shape=[2**32, 2**32]), "4294967296, 429"),
+    "sizes whose product is 2**64 + 2": (
+        one(shape=[3, 3, 59, 3, 11, 27, 139, 152437, 491, 61681][:9]),
+        "8 bytes apart",
+    ),
+    "an empty shape as large as 2**90": (
+        one(b"", shape=[2**45, 0, 2**45], data_offsets=[0, 0]),
+        r"35184372088832\] is larger than any memory",
+    ),
+    "sixty-five axes": (one(shape=[1] * 64 + [2]), "no more than 64 axes"),
+    "a million axes": (one(shape=[1] * 1_000_000), "no more than 64 axes at char.* 1"),
+    # Offsets.
+    "one offset": (one(data_offsets=[8]), r"the offsets \[8\] are not where"),
+    "no offset": (one(data_offsets=[]), r"the offsets \[\] are not where"),
+    "three offsets": (one(data_offsets=[0, 8, 8]), "no more than 2 offsets"),
+    "a negative offset": (one(data_offsets=[-8, 0]), "has '-8, 0"),
+    "an offset that is a boolean": (raw(data_offsets="[false,8]"), "has 'false,8"),
+    "an offset that is a fraction": (raw(data_offsets="[0,8.5]"), r"has '8\.5\]"),
+    "offsets that are an object": (raw(data_offsets='{"0":8}'), 'has \'{"0":8}'),
+    "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
+    "fewer bytes than the shape": (
+        one(data_offsets=[0, 4]),
+        r"\[0, 4\] are 4 bytes apart, and F32\[2\] has 8",
+    ),
+    "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
+    "bytes for an empty shape": (one(shape=[0]), r"apart, and F32\[0\] has 0"),
+    "no bytes for a scalar": (
+        one(b"", shape=[], data_offsets=[0, 0]),
+        r"0 bytes apart, and F32\[\] has 4",
+    ),
+    # All tensors together.
+    "the same bytes twice": (two([0, 8], [0, 8]), "bytes 0 to 8 overlap those of 'a'"),
+    "bytes that overlap": (
+        two([0, 8], [4, 12]),
+        "4 to 12 overlap those of 'a', up to 8",
+    ),
+    "an empty tensor inside another": (
+        file(
+            {"a": tensor(), "b": tensor(shape=[0], data_offsets=[4, 4])},
+            bytes(8),
+        ),
+        "its bytes 4 to 4 overlap",
+    ),
+    "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
+    "a gap at the beginning": (
+        one(bytes(12), data_offsets=[4, 12]),
+        "bytes 0 to 4 bel",
+    ),
+    "a tensor after the end": (
+        two([0, 8], [8, 16], bytes(8)),
+        "'b': it ends at byte 16",
+    ),
+    "no data": (one(b""), "at byte 8, and the file has 0 bytes"),
+    "data that is cut off": (GOOD[:-1], "at byte 8, and the file has 7 bytes"),
+    "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
+    "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
+    "a program after the data": (
+        GOOD + b"#!/bin/sh\nrm -rf /\n",
+        "8 bytes, and 19 more follow",
+    ),
+}
+
+# What the library takes: keys that come twice, of which it keeps one, what it ignores,
+# and what no array of NumPy can be.
+STRICTER = {
+    "an empty shape as large as 2**90",
+    "a dtype of half bytes",
+    "a key of the metadata twice",
+    "a name of many characters twice",
+    "a name twice",
+    "a name twice, one escaped",
+    "a tensor that is a list",
+    "an unknown field",
+    "metadata that is null",
+    "sixty-five axes",
+}
+
+LEGAL = {
+    "no tensors": file("{}"),
+    "a scalar": one(bytes(4), shape=[], data_offsets=[0, 4]),
+    "an empty tensor": one(b"", shape=[3, 0], data_offsets=[0, 0]),
+    "empty tensors between others": file(
+        {
+            "a": tensor(),
+            "b": tensor(shape=[0], data_offsets=[0, 0]),
+            "c": tensor(shape=[0], data_offsets=[8, 8]),
+        },
+        bytes(8),
+    ),
+    "an empty name": file({"": tensor()}, bytes(8)),
+    "a name with a path": file({"../../etc/passwd": tensor()}, bytes(8)),
+    "a name in other letters": spelt('{"\u00e9\U0001f600":@}'),
+    "an escaped name": spelt('{"\\ud83d\\ude00\\n\\u0000":@}'),
+    "escaped fields": file(
+        '{"a":{"d\\u0074ype":"F\\u00332","shape":[2],"data_offsets":[0,8]}}', bytes(8)
+    ),
+    "fields in another order": file(
+        {"a": {"data_offsets": [0, 8], "shape": [2], "dtype": "F32"}}, bytes(8)
+    ),
+    "tensors in another order": two([8, 16], [0, 8]),
+    "spaces everywhere": file(
+        '{ "a" :\t{"dtype" : "F32" ,\n"shape":[ 2 ] ,"data_offsets":[ 0 , 8 ]\r} }   ',
+        bytes(8),
+    ),
+    "a header that is not aligned": spelt('{"a":@} '),
+    "data that is not aligned": file(
+        {
+            "a": tensor(dtype="U8", shape=[1], data_offsets=[0, 1]),
+            "b": tensor(data_offsets=[1, 9]),
+        },
+        bytes(range(9)),
+    ),
+    "metadata that is empty": file({"__metadata__": {}, "a": tensor()}, bytes(8)),
+    "metadata at the end": file({"a": tensor(), "__metadata__": {"x": ""}}, bytes(8)),
+    "NaN and infinity": one(struct.pack("<ff", float("nan"), float("inf"))),
+    "sixty-four axes": one(shape=[1] * 63 + [2]),
+    "an empty tensor with a large size": one(
+        b"", shape=[2**60, 0], data_offsets=[0, 0]
+    ),
+    "ten thousand tensors": file(
+        {f"{i}": tensor(data_offsets=[8 * i, 8 * i + 8]) for i in range(10_000)},
+        bytes(80_000),
+    ),
+}
