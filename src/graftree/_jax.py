@@ -32,8 +32,8 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
-from jax._src.lib.mlir import ir as _ir
-from jax._src.lib.mlir.dialects import sdy as _sdy
+from jaxlib.mlir import ir as _ir
+from jaxlib.mlir.dialects import sdy as _sdy
 
 Ref = jax.Ref
 new_ref = jax.new_ref
