@@ -193,6 +193,17 @@ def same_type(a: Any, b: Any) -> bool:
     return a.sharding == b.sharding
 
 
+def varying(kind: Any) -> frozenset[Any]:
+    """The axes of `shard_map` along which values of a type may differ."""
+    return kind.manual_axis_type.varying
+
+
+def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    """The same array, of the type of those that may differ along these axes, too."""
+    missing = tuple(axes - varying(jax.typeof(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
 def copy_array(x: jax.Array) -> jax.Array:
     """A copy in a buffer of its own: same value, dtype, weak type and sharding."""
     return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()

@@ -1,33 +1,34 @@
-"""Stack: equal layers as one layer with stacked Variables, applied by one loop.
+"""Equal layers in a loop.
 
 A program that applies 24 layers one by one is 24 times as large as the program of one
 layer in a loop, and takes as much longer to trace and to compile. A `Stack` keeps one
 layer, whose Variables have a first axis with an entry per layer, and applies it with
-`scan`. Its numbers are those of a list of layers that the same calls made.
+`scan` (`stack_loops.py`). Its numbers are those of a list of layers that the same calls
+made.
 """
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 
 from graftree import errors
-from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import fits, functional, updates
 from graftree.core.modules import refs
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes
-from graftree.core.rng.streams import Rngs
-from graftree.core.states import states
-from graftree.core.variables import partitioning
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.rng.streams import Rngs, RngStream
+from graftree.core.states import pure_dicts, states
+from graftree.core.text import representations
+from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms import remat as remats
+from graftree.nn import stack_loops
 from graftree.transforms.control_flow import loop_bodies, scan
-from graftree.transforms.crossing import arguments
 from graftree.transforms.mapped import vmap_pmap
 
 L = TypeVar("L", bound=Module)
@@ -49,14 +50,18 @@ class Stack(Module, Generic[L]):
             policy of that, from ``jax.checkpoint_policies`` or ``nnx.memory``, whose
             paths begin at the layer.
         unroll: How many layers a step of the loop has, as in `scan`.
-        axis_name: The logical or mesh axis of the layers, for the first axis in the
-            sharding annotations of their Variables; ``None``: not sharded.
+        axis_name: The logical or mesh axis of the layers: the first axis in the
+            sharding annotations of their Variables, of those without one, too.
+            ``None``: not sharded.
 
     Attributes:
         layers: The layer, whose Variables have ``length`` as their first axis.
 
     Raises:
-        ValueError: If ``length`` is not positive, or a layer keeps streams of ``rngs``.
+        ValueError: If ``length`` is not positive, or a layer keeps Variables that
+            ``make`` did not make, such as streams of ``rngs``.
+        TypeError: If ``length`` is no whole number, ``rngs`` no `Rngs`, or ``make``
+            makes no Module.
 
     Example:
         >>> def make(rngs):
@@ -82,22 +87,29 @@ class Stack(Module, Generic[L]):
         unroll: int | bool = 1,
         axis_name: str | None = None,
     ):
+        self.length = operator.index(length)
         if length < 1:
             raise ValueError(f"A Stack has at least one layer, got length={length}.")
-        self.length = length
+        if not isinstance(rngs, Rngs | RngStream):
+            raise TypeError(
+                f"A Stack expects an nnx.Rngs as rngs, got {type(rngs).__name__}.\n"
+                "Pass `rngs=nnx.Rngs(0)`, or the `Rngs` of the outer module."
+            )
         self.remat = remat
         self.unroll = unroll
         self.axis_name = axis_name
-        self.layers = _construct(make, length, rngs, axis_name)
+        self.layers = _construct(make, self.length, rngs, axis_name)
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layers: ``x = layer(x, *args, **kwargs)`` for each.
 
         Args:
-            x: The input of the first layer: an array, or a pytree of arrays.
-            *args: Further arguments, the same for all layers.
-            **kwargs: Further keyword arguments, the same for all layers. Arguments
-                without arrays, such as flags, stay what they are.
+            x: The input of the first layer: an array, or a pytree of arrays. If the
+                layers return another floating dtype, it is cast to that first.
+            *args: Further arguments, the same for all layers. What layers write to an
+                object, such as an `Rngs`, the next one sees, and the caller.
+            **kwargs: Further keyword arguments, likewise. Arguments without arrays,
+                such as flags, stay what they are.
 
         Returns:
             The output of the last layer.
@@ -105,9 +117,7 @@ class Stack(Module, Generic[L]):
         Raises:
             TypeError: If a layer changes the structure, shape or dtype of ``x``.
         """
-        args, kwargs, statics = _parted(args, kwargs)
-        run = _loop(statics, False, self.remat, self.unroll, self.axis_name)
-        return run(x, self.layers, None, args, kwargs)
+        return stack_loops.run(self._options(False), self.layers, x, None, args, kwargs)
 
     def scan(self, x: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Applies the layers with a value for each, and collects what each returns.
@@ -124,6 +134,10 @@ class Stack(Module, Generic[L]):
             The output ``x`` of the last layer, and the other outputs, stacked along a
             first axis.
 
+        Raises:
+            ValueError: If an array in ``values`` has another first axis.
+            TypeError: As for a call; if a layer returns no pair.
+
         Example:
             >>> class Scale(nnx.Module):
             ...     def __call__(self, x, factor):
@@ -132,12 +146,18 @@ class Stack(Module, Generic[L]):
             >>> stack.scan(jnp.ones(()), jnp.array([2.0, 3.0, 4.0]))
             (Array(24., dtype=float32), Array([1., 2., 6.], dtype=float32))
         """
-        args, kwargs, statics = _parted(args, kwargs)
-        run = _loop(statics, True, self.remat, self.unroll, self.axis_name)
-        return run(x, self.layers, values, args, kwargs)
+        stack_loops.check_values(values, len(self))
+        return stack_loops.run(
+            self._options(True), self.layers, x, values, args, kwargs
+        )
+
+    def _options(self, is_scan: bool) -> stack_loops.Options:
+        return stack_loops.Options(
+            is_scan, len(self), self.remat, self.unroll, self.axis_name
+        )
 
     def each(self, function: Callable[[L], Any]) -> Any:
-        """Calls a function with every layer, as by `vmap`: what it writes is kept.
+        """Calls a function with every layer, as by `vmap`: what it changes is kept.
 
         Args:
             function: A function of a layer, e.g. one that makes its cache.
@@ -152,23 +172,54 @@ class Stack(Module, Generic[L]):
             >>> stack.each(lambda layer: jnp.sum(layer.bias[...]))
             Array([0., 0., 0.], dtype=float32)
         """
-        names = {partitioning.PARTITION_NAME: self.axis_name}
-        return vmap_pmap.vmap(function, transform_metadata=names)(self.layers)
+        mapped = vmap_pmap.vmap(
+            function,
+            axis_size=len(self),
+            transform_metadata=_names(self.axis_name),
+            graph=True,
+            graph_updates=True,
+        )
+        results = mapped(self.layers)
+        partitioning.annotate_first_axis(self.layers, self.axis_name)
+        return results
 
     def __len__(self) -> int:
+        # Where devices have some of the layers each, as in `shard_map`, the arrays say
+        # how many.
+        for x in jax.tree.leaves(_pure_state(self.layers)):
+            return int(x.shape[0])
         return self.length
 
-    def __getitem__(self, index: int) -> L:
-        """A layer; its Variables are copies, so they can't be written.
+    @overload
+    def __getitem__(self, index: int) -> L: ...
+    @overload
+    def __getitem__(self, index: slice) -> Stack[L]: ...
+    def __getitem__(self, index: int | slice) -> L | Stack[L]:
+        """A layer, or a Stack of some; the Variables are copies, not to be written.
 
         Raises:
-            IndexError: If there is no such layer.
+            IndexError: If there is no such layer, or none in a slice.
         """
-        index = self._position(index)
         graphdef, state = functional.split(self.layers)
-        layer = functional.merge(graphdef, jax.tree.map(lambda x: x[index], state))
-        names = {partitioning.PARTITION_NAME: self.axis_name}
-        return refs.with_vars(partitioning.remove_axis(layer, 0, names), mutable=False)
+        if isinstance(index, slice):
+            return self._part(index, graphdef, state)
+        position = self._position(index)
+        taken = jax.tree.map(lambda x: _layer_of(x, position), state)
+        layer = functional.merge(graphdef, taken)
+        partitioning.remove_axis(layer, 0, _names(self.axis_name))
+        partitioning.drop_empty(layer)
+        return refs.with_vars(layer, mutable=False)
+
+    def _part(self, index: slice, graphdef: Any, state: Any) -> Stack[L]:
+        length = len(range(*index.indices(len(self))))
+        if not length:
+            raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
+        layers = functional.merge(
+            graphdef, jax.tree.map(lambda x: _some_of(x, index), state)
+        )
+        part = functional.clone(self)
+        part.length, part.layers = length, layers
+        return refs.with_vars(part, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
         """Copies the values of a layer like these to the place of one.
@@ -178,23 +229,86 @@ class Stack(Module, Generic[L]):
             StateMismatchError: If it has other Variables, or other shapes or dtypes;
                 then nothing has changed.
         """
-        index = self._position(index)
-        new = functional.state(layer)
-        error = fits.compare(self[index], new).error(
-            f"The layer does not fit the place {index} of the Stack."
+        position = self._position(index)
+        new = _pure_state(layer)
+        error = fits.compare(self[position], new).error(
+            f"The layer does not fit the place {position} of the Stack."
         )
         if error is not None:
             raise error
-        stacked = functional.state(self.layers)
+        # Values only: annotations and other metadata are those of the Stack.
+        stacked = _pure_state(self.layers)
         updates.update(
             self.layers,
-            jax.tree.map(lambda old, x: old.at[index].set(x), stacked, new),
+            jax.tree.map(lambda old, x: _with_layer(old, position, x), stacked, new),
         )
 
     def _position(self, index: int) -> int:
-        if not -self.length <= index < self.length:
-            raise IndexError(f"A Stack of {self.length} layers has no layer {index}.")
-        return index % self.length
+        index, length = operator.index(index), len(self)
+        if not -length <= index < length:
+            raise IndexError(f"A Stack of {length} layers has no layer {index}.")
+        return index % length
+
+
+def _names(axis_name: str | None) -> dict[str, Any]:
+    return {partitioning.PARTITION_NAME: axis_name}
+
+
+def _pure_state(node: Any) -> Any:
+    return pure_dicts.as_pure(functional.state(node))
+
+
+# Parts of stacked arrays, which may be abstract ones.
+
+
+def _layer_of(x: Any, position: int) -> Any:
+    """The entry of a layer."""
+    spec = _explicit_spec(x)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return _abstract(x, x.shape[1:], lambda spec: spec[1:])
+    if spec is None:
+        return x[position]
+    return x.at[position].get(out_sharding=jax.P(*spec[1:]))
+
+
+def _some_of(x: Any, index: slice) -> Any:
+    """The entries of some layers."""
+    spec = _explicit_spec(x)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        count = len(range(*index.indices(x.shape[0])))
+        return _abstract(x, (count, *x.shape[1:]), lambda spec: spec)
+    if spec is None:
+        return x[index]
+    return x.at[index].get(out_sharding=jax.P(None, *spec[1:]))
+
+
+def _with_layer(old: Any, position: int, x: Any) -> Any:
+    """Stacked values with others for a layer."""
+    if isinstance(old, jax.ShapeDtypeStruct):
+        return old
+    if _explicit_spec(old) is None:
+        return old.at[position].set(x)
+    is_there = jnp.arange(old.shape[0]) == position
+    is_there = is_there.reshape(-1, *[1] * (old.ndim - 1))
+    return jnp.where(is_there, jnp.asarray(x)[None], old)
+
+
+def _explicit_spec(x: Any) -> Any:
+    """The spec of an array whose first axis is divided, if its type says so."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return None
+    spec = jax.typeof(x).sharding.spec
+    return spec if spec and spec[0] is not None else None
+
+
+def _abstract(x: Any, shape: Any, change: Callable[[Any], Any]) -> Any:
+    sharding = x.sharding
+    if isinstance(sharding, jax.NamedSharding):
+        sharding = sharding.update(spec=jax.P(*change(sharding.spec)))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+
+# How layers are made.
 
 
 def _construct(
@@ -204,7 +318,7 @@ def _construct(
 
     def step(rngs: Rngs) -> tuple[Rngs, L]:
         layer = make(rngs)
-        _check_apart(layer, rngs)
+        _check_layer(layer, rngs)
         return rngs, layer
 
     loop = scan.scan(
@@ -212,15 +326,22 @@ def _construct(
         length=length,
         in_axes=loop_bodies.Carry,
         out_axes=(loop_bodies.Carry, 0),
-        transform_metadata={partitioning.PARTITION_NAME: axis_name},
+        transform_metadata=_names(axis_name),
+        graph=True,
+        graph_updates=True,
     )
-    return loop(rngs)[1]
+    return partitioning.annotate_first_axis(loop(rngs)[1], axis_name)
 
 
-def _check_apart(layer: Any, rngs: Rngs) -> None:
-    """Raises if a layer keeps streams that all layers would have in common."""
-    given = {id(leaf) for leaf in _variables(rngs).values()}
-    for path, leaf in _variables(layer).items():
+def _check_layer(layer: Any, rngs: Rngs) -> None:
+    """Raises if something else was made, or what all layers would have in common."""
+    if not isinstance(layer, Pytree):
+        raise TypeError(
+            f"A Stack is made of Modules, but make(rngs) is of type "
+            f"{type(layer).__name__}.\nReturn a Module with a method __call__(x)."
+        )
+    given = {id(leaf) for leaf in representations.variables_in(rngs)}
+    for path, leaf in states.to_flat_state(functional.state(layer, Variable)):
         if id(leaf) in given:
             raise ValueError(
                 errors.message(
@@ -230,51 +351,12 @@ def _check_apart(layer: Any, rngs: Rngs) -> None:
                     way_out="Give it streams of its own: rngs.fork().",
                 )
             )
-
-
-def _variables(node: Any) -> dict[Path, Any]:
-    return dict(states.to_flat_state(functional.state(node, Variable)))
-
-
-def _parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments that are traced, and the static ones."""
-    chosen = arguments.Chosen(
-        tuple(i for i, x in enumerate(args) if _is_constant(x)),
-        tuple(name for name, x in kwargs.items() if _is_constant(x)),
-    )
-    return arguments.take(chosen, args, kwargs, "Stack")
-
-
-def _is_constant(x: Any) -> bool:
-    """Whether an argument is a flag, a number, a function: nothing to trace."""
-    return not isinstance(x, list | dict) and not attributes.is_data(x)
-
-
-# An eager loop is compiled for its function, so equal calls use the same function.
-@functools.lru_cache(maxsize=256)
-def _loop(
-    statics: arguments.Statics,
-    is_scan: bool,
-    remat: bool | Callable[..., bool],
-    unroll: int | bool,
-    axis_name: str | None,
-) -> Callable[..., Any]:
-    """The loop over the layers of a Stack, for given static arguments."""
-
-    def step(x: Any, layer: Any, value: Any, *traced: Any) -> Any:
-        args, kwargs = arguments.put(traced, statics)
-        return (
-            layer(x, value, *args, **kwargs) if is_scan else layer(x, *args, **kwargs)
-        )
-
-    if remat:
-        step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
-        policy = None if remat is True else remat
-        step = remats.remat(step, policy=policy, prevent_cse=False)
-    return scan.scan(
-        step,
-        unroll=unroll,
-        in_axes=(loop_bodies.Carry, 0, 0, None, None),
-        out_axes=(loop_bodies.Carry, 0) if is_scan else loop_bodies.Carry,
-        transform_metadata={partitioning.PARTITION_NAME: axis_name},
-    )
+        if not variables.is_owned(leaf):
+            raise ValueError(
+                errors.message(
+                    "A layer of a Stack has a Variable that make(rngs) did not make, "
+                    "so all layers would share it.",
+                    where=f"{paths.to_string(path)}: {type(leaf).__name__}",
+                    way_out="Call the Stack with what they share: stack(x, shared).",
+                )
+            )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import differences, functional, traversals, updates
 from graftree.core.modules import containers, refs
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import pure_dicts
+from graftree.core.text import representations
+from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables import variables
 from graftree.nn.stacks import Stack
 from graftree.surgery import replacements, selections
 from graftree.transforms import shape_eval
@@ -142,15 +146,34 @@ def _stack_of(
     stack = shape_eval.eval_shape(make)
     # Values only: annotations know of the axis already.
     states = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
-    updates.update(stack.layers, jax.tree.map(_stacked, *states))
+    stacked = functools.partial(_stacked, axis_name)
+    updates.update(stack.layers, jax.tree.map(stacked, *states))
+    for variable in representations.variables_in(stack.layers):
+        raw, metadata = variable.get_raw_value(), variables.metadata_of(variable)
+        if not _jax.is_ref(raw):
+            placed = variable_sharding.place_named(raw, metadata, axis_name)
+            variables.store(variable, placed)
     return stack
 
 
-def _stacked(*values: Any) -> Any:
+def _stacked(axis_name: str | None, *values: Any) -> Any:
+    """Values along a first axis, divided as each of them, and by the axis of layers."""
     first = values[0]
+    sharding = None if isinstance(first, _jax.Tracer) else first.sharding
+    if isinstance(sharding, jax.NamedSharding):
+        (entry,) = variable_sharding.get_pspec((axis_name,))
+        names = entry if isinstance(entry, tuple) else (entry,)
+        mesh = sharding.mesh
+        is_auto = {*mesh.axis_types} == {jax.sharding.AxisType.Auto}
+        is_axis = is_auto and {*names} <= {*mesh.axis_names}
+        spec = jax.P(entry if is_axis else None, *sharding.spec)
+        sharding = sharding.update(spec=spec)
     if isinstance(first, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((len(values), *first.shape), first.dtype)
-    return jnp.stack(values)
+        shape = (len(values), *first.shape)
+        return jax.ShapeDtypeStruct(shape, first.dtype, sharding=sharding)
+    stacked = jnp.stack(values)
+    is_placed = isinstance(sharding, jax.NamedSharding)
+    return jax.device_put(stacked, sharding) if is_placed else stacked
 
 
 def _check_layers(layers: Any, shared: set[int]) -> None:

@@ -250,6 +250,32 @@ def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A
     return _change(tree, index, transform_metadata, _removed, "remove_axis")
 
 
+def annotate_first_axis(tree: A, name: Any) -> A:
+    """Names the first dimension of Variables that have no annotation, and places them.
+
+    `add_axis` leaves them alone; here the dimension is that of layers, which all
+    Variables of them have.
+    """
+    for variable in representations.variables_in(tree) if name is not None else ():
+        raw = variable.get_raw_value()
+        if variable.get_metadata("out_sharding", None) or not jax.tree.leaves(raw):
+            continue
+        variable.set_metadata(out_sharding=(name,))
+        entries = variables.metadata_of(variable)
+        if not _jax.is_ref(raw):
+            placed = variable_sharding.place_named(raw, entries, name)
+            if placed is not raw:
+                variables.store(variable, placed)
+    return tree
+
+
+def drop_empty(tree: Any) -> None:
+    """Removes annotations that say nothing about any dimension."""
+    for variable in representations.variables_in(tree):
+        if variable.get_metadata("out_sharding", None) == ():
+            variable.del_metadata("out_sharding")
+
+
 def _change(
     tree: A,
     index: int,

@@ -152,7 +152,25 @@ def place(value: Any, metadata: Mapping[str, Any]) -> Any:
     return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), value)
 
 
-def splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
+def place_named(value: Any, metadata: Mapping[str, Any], axis: Any) -> Any:
+    """Puts a value where its annotation says, if the new axis divides the mesh.
+
+    On axes of type Explicit it stays: JAX doesn't loop over an axis that is divided
+    there, nor map values of which only some are.
+    """
+    annotation = metadata.get("out_sharding")
+    if (
+        isinstance(annotation, tuple | list | PartitionSpec)
+        and axis in annotation
+        and metadata["eager_sharding"]
+        # The name may be a logical one, without a rule for it.
+        and _splits_mesh(axis, metadata)
+    ):
+        return place(value, metadata)
+    return value
+
+
+def _splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
     """Whether an axis of an annotation stands for one of a mesh with Auto axes."""
     mesh = metadata.get("mesh") or jax.sharding.get_abstract_mesh()
     if {*mesh.axis_types} != {AxisType.Auto}:

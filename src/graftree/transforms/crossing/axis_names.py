@@ -34,16 +34,24 @@ class Hidden:
         }
         for variable, axis in self._mapped.values():
             partitioning.remove_axis(variable, _from_start(axis, variable), names)
+        self._shorter = {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
 
     def put_back(self, occurrences: Iterable[Occurrence]) -> None:
         """Puts the names back, and into new Variables."""
         for variable, axis in (_by_identity(occurrences) | self._mapped).values():
+            number = id(variable)
+            before, inside = (
+                self._annotations.get(number),
+                variable.get_metadata("out_sharding", None),
+            )
             partitioning.add_axis(variable, _from_start(axis, variable), self._names)
-            # The change makes a tuple of it; the caller's stays as it was.
-            before = self._annotations.get(id(variable))
-            if isinstance(before, PartitionSpec) and variable.get_metadata(
-                "out_sharding", None
-            ) == tuple(before):
+            # The name of the only axis was all that there was; and the change makes a
+            # tuple of a spec.
+            is_as_it_was = before is not None and inside == self._shorter[number]
+            if is_as_it_was and (not inside or isinstance(before, PartitionSpec)):
                 variable.set_metadata(out_sharding=before)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from graftree import _jax
 from graftree.core.graph.flattening import IndexMap
@@ -211,30 +210,12 @@ def _filled(
             exists = definition is not None and definition.outer_index is not None
             value = KEEP if exists else next(given)
             if axis is not None and value is not KEEP:
-                value = _placed(value, definition, axis)
+                # When it was made, the value lacked the axis that is named now.
+                metadata = getattr(definition, "metadata", {})
+                value = sharding.place_named(value, metadata, axis)
             ref = getattr(definition, "array_refdef", definition)
             filled.append(value if ref is None else _opened(ref, value, refs, existing))
     return filled
-
-
-def _placed(value: Any, definition: Any, axis: Any) -> Any:
-    """The value of a new Variable where its annotation says, which is new as well.
-
-    When it was made, the value lacked the axis that the transform has named. On axes of
-    type Explicit it stays: JAX doesn't loop over an axis that is divided there, nor map
-    values of which only some are.
-    """
-    metadata = getattr(definition, "metadata", {})
-    annotation = metadata.get("out_sharding")
-    if (
-        isinstance(annotation, tuple | list | PartitionSpec)
-        and axis in annotation
-        and metadata["eager_sharding"]
-        # The name may be a logical one, without a rule for it.
-        and sharding.splits_mesh(axis, metadata)
-    ):
-        return sharding.place(value, metadata)
-    return value
 
 
 def _opened(

@@ -1,0 +1,283 @@
+"""The loop over the layers of a `Stack`.
+
+It does what a list of the layers would do. What always holds, in every mode:
+
+- What a layer writes to itself is kept, Variables and other attributes.
+- What the layers write to an object among their arguments, such as ``rngs``, the next
+  layer sees, and the caller: objects go round with ``x``. Arrays are the same for all.
+- A loop has one type of ``x`` for all layers, a list has not: its first layer may be
+  given another dtype, or sharding, than the rest. If all layers return one type, ``x``
+  becomes that before the first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from graftree import _jax, errors
+from graftree.core.graph import functional
+from graftree.core.objects import attributes
+from graftree.core.objects.pytrees import Pytree
+from graftree.core.text import representations
+from graftree.core.variables import partitioning
+from graftree.core.variables.variables import Variable
+from graftree.transforms import remat as remats
+from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.crossing import arguments
+
+
+class Options(NamedTuple):
+    """How a loop goes; hashable.
+
+    Attributes:
+        is_scan: Whether layers take a value each, and return an output besides ``x``.
+        length: The number of layers.
+        remat: As in `Stack`; likewise the rest.
+    """
+
+    is_scan: bool
+    length: int
+    remat: bool | Callable[..., bool]
+    unroll: int | bool
+    axis_name: str | None
+
+
+def run(
+    options: Options,
+    layers: Any,
+    x: Any,
+    values: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Applies layers: the last ``x``, and for a scan all other outputs."""
+    if options.axis_name is not None:
+        _check_undivided(layers, options.axis_name)
+    args, kwargs, statics = _parted(args, kwargs)
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+    are_objects = tuple(map(_is_object, leaves))
+    objects = [leaf for leaf in leaves if _is_object(leaf)]
+    arrays = [leaf for leaf in leaves if not _is_object(leaf)]
+    loop = _loop(options, statics, treedef, are_objects)
+
+    def apply(x: Any) -> Any:
+        carry, outputs = loop((x, objects), layers, values, arrays)
+        return (carry[0], outputs) if options.is_scan else carry[0]
+
+    try:
+        return apply(x)
+    except _UnsettledError as found:
+        settled = found.settle(x)
+    try:
+        return apply(settled)
+    except _UnsettledError as found:
+        raise found.refusal() from None
+
+
+def _check_undivided(layers: Any, axis_name: str) -> None:
+    """Raises if JAX can't loop over the layers, because of an Explicit mesh axis."""
+    for x in jax.tree.leaves(functional.state(layers)):
+        if not isinstance(x, jax.ShapeDtypeStruct) and any(
+            jax.typeof(x).sharding.spec[:1]
+        ):
+            raise ValueError(
+                f"The layers of a Stack are divided by {axis_name!r}, an Explicit axis "
+                "of the mesh: JAX can't loop over them.\nMake the axis Auto, or call "
+                "the Stack in nnx.shard_map, where each device has some of the layers."
+            )
+
+
+def _parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments that are traced, and the static ones."""
+    chosen = arguments.Chosen(
+        tuple(i for i, x in enumerate(args) if _is_constant(x)),
+        tuple(name for name, x in kwargs.items() if _is_constant(x)),
+    )
+    return arguments.take(chosen, args, kwargs, "Stack")
+
+
+def _is_constant(x: Any) -> bool:
+    """Whether an argument is a flag, a number, a function: nothing to trace."""
+    return not isinstance(x, list | dict) and not attributes.is_data(x)
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, Pytree | Variable)
+
+
+# An eager loop is compiled for its function, so equal calls use the same function.
+@functools.lru_cache(maxsize=256)
+def _loop(
+    options: Options,
+    statics: arguments.Statics,
+    treedef: Any,
+    are_objects: tuple[bool, ...],
+) -> Callable[..., Any]:
+    """The loop, for given static arguments."""
+
+    def step(
+        x: Any, objects: list[Any], layer: Any, value: Any, arrays: list[Any]
+    ) -> tuple[Any, Any]:
+        parts = {True: iter(objects), False: iter(arrays)}
+        leaves = [next(parts[is_object]) for is_object in are_objects]
+        args, kwargs = arguments.put(jax.tree.unflatten(treedef, leaves), statics)
+        if options.is_scan:
+            return _as_pair(layer(x, value, *args, **kwargs))
+        return layer(x, *args, **kwargs), None
+
+    # In every mode: layers in a list keep what is written to them.
+    keeps_all = {"graph": True, "graph_updates": True}
+    if options.remat:
+        step.__qualname__ = "a layer of nnx.Stack"  # as messages call it
+        policy = None if options.remat is True else options.remat
+        step = remats.remat(step, policy=policy, prevent_cse=False, **keeps_all)
+
+    def body(carry: Any, layer: Any, value: Any, arrays: Any) -> Any:
+        x, objects = carry
+        before = _forms(objects)
+        out, output = step(x, objects, layer, value, arrays)
+        if _forms(objects) != before:
+            raise TypeError(
+                "The layers of a Stack change the form of what a Variable holds, in an "
+                "object that all of them are called with: a loop can't. Sow and record "
+                "in the layers themselves, or use a List."
+            )
+        return (_fitting(x, out), objects), output
+
+    return scan.scan(
+        body,
+        length=options.length,
+        unroll=options.unroll,
+        in_axes=(loop_bodies.Carry, 0, 0, None),
+        out_axes=(loop_bodies.Carry, 0),
+        transform_metadata={partitioning.PARTITION_NAME: options.axis_name},
+        **keeps_all,
+    )
+
+
+def _forms(objects: list[Any]) -> list[Any]:
+    boxes = representations.variables_in(objects)
+    return [jax.tree.structure(variable.get_raw_value()) for variable in boxes]
+
+
+def _as_pair(out: Any) -> tuple[Any, Any]:
+    if isinstance(out, tuple) and len(out) == 2:
+        return out
+    raise TypeError(
+        "Stack.scan: a layer must return a pair, x for the next layer and its output, "
+        f"got {_in_words(out)}.\nCall the Stack if its layers return nothing but x."
+    )
+
+
+# The type of what goes from layer to layer.
+
+
+class _UnsettledError(Exception):
+    """A layer returned ``x`` of another type than it was given."""
+
+    def __init__(self, given: Any, types: Any) -> None:
+        super().__init__("x of another type")
+        self.given = given
+        self.types = types
+
+    def settle(self, x: Any) -> Any:
+        """``x``, of the type that the layer returned.
+
+        Raises:
+            TypeError: If that is no floating type for a floating type, or wider.
+        """
+        pairs = zip(jax.tree.leaves(self.given), jax.tree.leaves(self.types))
+        if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):
+            raise self.refusal() from None
+        return jax.tree.map(_cast, x, self.types)
+
+    def refusal(self) -> TypeError:
+        """The error that says how the types differ."""
+        return _refusal(self.given, self.types)
+
+
+def _fitting(x: Any, out: Any) -> Any:
+    """What a layer returned, if the next one can take it."""
+    if any(map(_is_object, jax.tree.leaves((x, out), is_leaf=_is_object))):
+        return out  # the loop itself compares objects
+    given, types = (jax.tree.map(jax.typeof, tree) for tree in (x, out))
+    if jax.tree.structure(x) != jax.tree.structure(out):
+        raise _refusal(given, types)
+    pairs = [*zip(jax.tree.leaves(given), jax.tree.leaves(types), strict=True)]
+    if any(old.shape != new.shape for old, new in pairs):
+        raise _refusal(given, types)
+    if not all(_is_settled(old, new) for old, new in pairs):
+        raise _UnsettledError(given, types)
+    # What is equal on all devices may go where each has its own.
+    return jax.tree.map(lambda x, t: _jax.as_varying(x, _jax.varying(t)), out, given)
+
+
+def _is_settled(old: Any, new: Any) -> bool:
+    specs = {tuple(t.sharding.spec) for t in (old, new) if any(t.sharding.spec)}
+    is_placed = len(specs) == 0 or tuple(old.sharding.spec) == tuple(new.sharding.spec)
+    is_varying = _jax.varying(new) <= _jax.varying(old)
+    return old.dtype == new.dtype and is_placed and is_varying
+
+
+def _may_become(old: Any, new: Any) -> bool:
+    """Whether values of a dtype may be those of another one."""
+    if old == new:
+        return True
+    for kind in (jnp.floating, jnp.complexfloating):
+        if jnp.issubdtype(old, kind) and jnp.issubdtype(new, kind):
+            return True
+    is_number = jnp.issubdtype(old, jnp.number) or old == bool
+    is_wider = jnp.issubdtype(new, jnp.number) and jnp.issubdtype(new, jnp.inexact)
+    return bool(is_number and is_wider and jnp.promote_types(old, new) == new)
+
+
+def _cast(x: Any, kind: Any) -> Any:
+    x = _jax.as_varying(jnp.asarray(x, kind.dtype), _jax.varying(kind))
+    if any(kind.sharding.spec):
+        return jax.sharding.reshard(x, kind.sharding)
+    return x
+
+
+def _refusal(given: Any, types: Any) -> TypeError:
+    hint = ""
+    if isinstance(types, tuple) and not isinstance(given, tuple):
+        hint = " stack.scan(x, values) collects what they return besides x."
+    return TypeError(
+        errors.message(
+            "The layers of a Stack must return x as they get it, for the next layer.",
+            where=f"x: {_in_words(given)} in, {_in_words(types)} out",
+            way_out="Use a List for layers that change the shape or type of x." + hint,
+        )
+    )
+
+
+def _in_words(tree: Any) -> str:
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    if len(named) == 1 and not named[0][0]:
+        return str(named[0][1])
+    kind = type(tree).__name__
+    return f"a {kind} of {', '.join(str(leaf) for _, leaf in named) or 'nothing'}"
+
+
+def check_values(values: Any, length: int) -> None:
+    """Raises unless all arrays have an entry per layer.
+
+    Raises:
+        ValueError: If the first axis of an array is another one.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(values):
+        if jnp.shape(x)[:1] != (length,):
+            place = jax.tree_util.keystr(path)
+            raise ValueError(
+                errors.message(
+                    f"Stack.scan expects values for {length} layers.",
+                    where=f"values{place}: shape {jnp.shape(x)}",
+                    way_out="Give arrays an entry per layer along their first axis; "
+                    "what is the same for all layers is a further argument.",
+                )
+            )
