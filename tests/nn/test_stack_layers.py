@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.nn.test_stacks import X, Decoder, assert_close, assert_same_state, in_turn
 from tests.nn.test_stacks import Block as FullBlock
+from tests.nn.test_stacks import Decoder, X, assert_close, assert_same_state, in_turn
 
 AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 
@@ -247,7 +247,9 @@ def test_devices_apply_the_layers_that_they_have():
     mesh = mesh_of(AUTO, stage=4)
     layers, stack = pair(linear, 8, axis_name="stage")
 
-    @nnx.shard_map(mesh=mesh, in_specs=(jax.P("stage"), jax.P()), out_specs=jax.P("stage"))
+    @nnx.shard_map(
+        mesh=mesh, in_specs=(jax.P("stage"), jax.P()), out_specs=jax.P("stage")
+    )
     def apply(stack, x):
         assert len(stack) == 2
         assert stack[1].kernel.shape == (4, 4)

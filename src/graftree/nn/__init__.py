@@ -9,5 +9,6 @@
 - ``attention``, ``rope``: dot-product attention and its masks, rotary positions;
   ``multi_head_attention``, ``key_value_caches``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
-- ``sequential``: one layer after the other; ``stacks``: equal layers, by one loop
+- ``sequential``: one layer after the other; ``stacks``: equal layers, by one loop,
+  which is in ``stack_loops``
 """

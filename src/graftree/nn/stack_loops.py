@@ -191,7 +191,7 @@ class _UnsettledError(Exception):
         Raises:
             TypeError: If that is no floating type for a floating type, or wider.
         """
-        pairs = zip(jax.tree.leaves(self.given), jax.tree.leaves(self.types))
+        pairs = zip(*map(jax.tree.leaves, (self.given, self.types)), strict=True)
         if not all(_may_become(old.dtype, new.dtype) for old, new in pairs):
             raise self.refusal() from None
         return jax.tree.map(_cast, x, self.types)
@@ -231,7 +231,7 @@ def _may_become(old: Any, new: Any) -> bool:
     for kind in (jnp.floating, jnp.complexfloating):
         if jnp.issubdtype(old, kind) and jnp.issubdtype(new, kind):
             return True
-    is_number = jnp.issubdtype(old, jnp.number) or old == bool
+    is_number = jnp.issubdtype(old, jnp.number) or jnp.issubdtype(old, bool)
     is_wider = jnp.issubdtype(new, jnp.number) and jnp.issubdtype(new, jnp.inexact)
     return bool(is_number and is_wider and jnp.promote_types(old, new) == new)
 
