@@ -169,9 +169,7 @@ def abstract_arguments(
     import graftree as nnx
     from examples.lm import train
 
-    make = functools.partial(
-        train.make_objects, config, train.Recipe(precision=POLICY)
-    )
+    make = functools.partial(train.make_objects, config, train.Recipe(precision=POLICY))
     model, optimizer = nnx.merge(*nnx.get_abstract_model(make, layout.mesh))
     shape = (plan.batch, plan.length + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.batch)
