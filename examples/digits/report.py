@@ -1,9 +1,7 @@
 """What came of it: tables for the terminal, pictures for the output folder."""
 
-import contextlib
-import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import axes, figure, ticker
@@ -11,6 +9,7 @@ from rich import table
 from sklearn import metrics
 
 import graftree as nnx
+from examples import pictures
 from examples.digits import data, train
 
 TRAIN_COLOR = "#0072b2"  # this pair also differs to the color-blind
@@ -75,7 +74,7 @@ def draw_curves(history: Sequence[train.Epoch], path: pathlib.Path) -> None:
     accuracy.set_title("accuracy (share recognized)")
     accuracy.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
     accuracy.legend()
-    _write(picture, path)
+    pictures.write(picture, path)
 
 
 def _draw_curve(plot: axes.Axes, history: Sequence[train.Epoch], score: str) -> None:
@@ -116,20 +115,4 @@ def draw_misclassified(
         cell.set_title(
             f"true {examples.labels[index]}\npredicted {predicted[index]}", fontsize=9
         )
-    _write(picture, path)
-
-
-def _write(picture: figure.Figure, path: pathlib.Path) -> None:
-    with _replacing(path) as temporary:
-        picture.savefig(temporary, format="png", dpi=120)
-
-
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a path to write to, which takes the place of ``path`` on success."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    pictures.write(picture, path)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 import graftree as nnx
+from examples.lm import settings
 
 # For each logical name the axes of a mesh that divide it.
 DIVIDED_BY = {
@@ -41,11 +42,31 @@ class Layout:
         """Where the rows of a batch go."""
         return jax.NamedSharding(self.mesh, jax.P(dict(self.rules)["batch"]))
 
+    def without_batch(self) -> "Layout":
+        """Returns the layout for a batch that is not divided, such as a single row."""
+        rules = [(name, None if name == "batch" else x) for name, x in self.rules]
+        return Layout(self.mesh, tuple(rules))
+
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
         """A context in which names and shardings mean this mesh."""
         with jax.set_mesh(self.mesh), nnx.logical_axis_rules(self.rules):
             yield
+
+
+def on_all_devices(sizes: Mapping[str, int]) -> Layout:
+    """Returns the layout on a mesh of all devices.
+
+    Raises:
+        WrongOption: If there are more devices, or fewer.
+    """
+    present, asked = jax.device_count(), math.prod(sizes.values())
+    if asked != present:
+        raise settings.WrongOption(
+            f"--mesh: {settings.in_words(sizes)} is a mesh of {asked} devices, but "
+            f"there are {present} ({jax.devices()[0].device_kind})"
+        )
+    return make(sizes)
 
 
 def make(sizes: Mapping[str, int]) -> Layout:

@@ -2,7 +2,7 @@
 
 It is written once for all layouts. Each kernel names its axes by what they are
 (``embed``, ``heads``, ``mlp``, ``vocab``), and rules say which axes of the mesh divide
-them (`layouts`).
+them (`layouts`). What goes from layer to layer is divided like the batch.
 """
 
 import dataclasses
@@ -16,6 +16,9 @@ import graftree as nnx
 ATTEND = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
 
 OF_WIDTH = {"out_sharding": ("embed",)}
+
+# What goes from layer to layer: divided by rows, with all features of a token.
+OF_TOKENS = ("batch",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[batch, length, width]`` to the same shape."""
         x = x + self.attention(self.attention_norm(x), is_causal=True)
-        return x + self.mlp(self.mlp_norm(x))
+        x = nnx.sharding.constrain(x, OF_TOKENS)
+        return nnx.sharding.constrain(x + self.mlp(self.mlp_norm(x)), OF_TOKENS)
 
 
 class LanguageModel(nnx.Module):
@@ -127,7 +131,7 @@ class LanguageModel(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Maps tokens ``[batch, length]`` to logits ``[batch, length, vocabulary]``."""
         # Else the table's division would be that of all activations: by features.
-        x = nnx.sharding.constrain(self.embed(tokens), ("batch",))
+        x = nnx.sharding.constrain(self.embed(tokens), OF_TOKENS)
         if isinstance(self.blocks, nnx.Stack):
             x = self.blocks(x)
         else:

@@ -1,0 +1,189 @@
+"""The command line: ``python -m examples.lm``.
+
+Wrong options and an unusable output folder are answered at once: one line, exit code 2.
+"""
+
+import argparse
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from examples.digits.__main__ import (
+    INTERRUPTED,
+    OneLineParser,
+    interrupts_deferred,
+    make_writable,
+    whole_number,
+)
+from examples.lm import settings
+from examples.lm.settings import Settings, WrongOption
+
+SIMULATED = "--xla_force_host_platform_device_count"
+
+# Options that take a whole number: least, most, and what it is.
+NUMBERS = {
+    "accumulate": (1, 4096, "parts in which the gradient of a batch is computed"),
+    "steps": (1, 10**6, "training steps"),
+    "batch-size": (1, 4096, "pieces of text per step, over all devices"),
+    "length": (8, 8192, "bytes per piece"),
+    "seed": (0, 2**31 - 1, "decides the first weights, the batches and the sample"),
+    "every": (1, 10**6, "steps between tests, and between checkpoints"),
+    "layers": (1, 1000, "blocks"),
+    "width": (2, 65536, "features of a byte between the blocks"),
+    "heads": (1, 1024, "query heads"),
+    "kv-heads": (1, 1024, "key and value heads"),
+    "hidden": (1, 2**18, "features inside an MLP"),
+    "sample": (1, 8192, "bytes of text to write at the end"),
+}
+
+
+def temperature(text: str) -> float:
+    """Converts an option that takes 0 to 10."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 10:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from 0 to 10, got {text!r}"
+        )
+    return number
+
+
+# The others: how they are read, what stands for the value, and what they are.
+OTHERS = {
+    "precision": (
+        str,
+        "POLICY",
+        "f32, bf16, or a policy of nnx.precision, as in params=f32,compute=bf16",
+    ),
+    "prompt": (str, "TEXT", "what the sample of text begins with"),
+    "temperature": (temperature, "T", "how freely it is drawn; 0: the likeliest bytes"),
+    "output": (
+        pathlib.Path,
+        "DIR",
+        "folder for checkpoints, curve and picture; made if missing",
+    ),
+}
+
+
+def make_parser() -> OneLineParser:
+    """Returns the parser of the options."""
+    parser = OneLineParser(
+        prog="python -m examples.lm",
+        description="Trains a language model on two books, on one device or many. The "
+        "same command goes on where the last run in its folder stopped, also with "
+        "another --mesh.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    default = Settings()
+    parser.add_argument(
+        "--mesh",
+        type=converted(settings.parse_mesh),
+        default=argparse.SUPPRESS,
+        metavar="AXES",
+        help="sizes of axes, some of data, fsdp and tensor, as in fsdp=4,tensor=2 "
+        "(default: all devices along data)",
+    )
+    parser.add_argument(
+        "--devices",
+        type=whole_number(1, 1024),
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="devices that the CPU simulates (default: as many as --mesh has)",
+    )
+    parser.add_argument("--stack", action="store_true", help="blocks as an nnx.Stack")
+    parser.add_argument(
+        "--remat", action="store_true", help="compute blocks again in gradients"
+    )
+    for name, (least, most, meaning) in NUMBERS.items():
+        parser.add_argument(
+            f"--{name}",
+            type=whole_number(least, most),
+            default=getattr(default, name.replace("-", "_")),
+            metavar="N",
+            help=meaning,
+        )
+    for name, (convert, metavar, meaning) in OTHERS.items():
+        parser.add_argument(
+            f"--{name}",
+            type=convert,
+            default=getattr(default, name),
+            metavar=metavar,
+            help=meaning,
+        )
+    return parser
+
+
+def converted(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns a converter whose errors argparse shows."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except WrongOption as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def simulate(devices: int) -> None:
+    """Has the CPU simulate devices, if JAX is not loaded yet."""
+    if "jax" in sys.modules:
+        return
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    others = [flag for flag in flags if not flag.startswith(SIMULATED)]
+    os.environ["XLA_FLAGS"] = " ".join([*others, f"{SIMULATED}={devices}"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the example.
+
+    Args:
+        arguments: The options; ``None`` takes them from the command line.
+
+    Returns:
+        The exit code: 0; 130 after Ctrl-C and 143 after SIGTERM, when all has been
+        saved; 1 if the results could not be written.
+
+    Raises:
+        SystemExit: With code 2, after one line on stderr, if an option is wrong or the
+            output folder can't be written.
+    """
+    parser = make_parser()
+    given = vars(parser.parse_args(arguments))
+    devices = given.pop("devices", None)
+    if devices is not None:
+        given.setdefault("mesh", {"data": devices})
+    options = Settings(**{name: given[name] for name in given})
+    try:
+        options.check()
+        make_writable(options.output)
+    except WrongOption as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"cannot write to the folder {options.output}: {error.strerror}")
+    if devices is not None or SIMULATED not in os.environ.get("XLA_FLAGS", ""):
+        simulate(devices or math.prod(options.mesh.values()))
+    with interrupts_deferred() as interrupted:
+        # Not at the top: JAX takes seconds to load, a wrong option needs none of it.
+        from examples.lm import experiment
+
+        if interrupted.is_set():
+            print("interrupted before the training began", file=sys.stderr)
+            return INTERRUPTED
+        try:
+            stopped = experiment.run(options, should_stop=interrupted.is_set)
+        except WrongOption as error:
+            parser.error(str(error))
+        except OSError as error:  # such as a full disk
+            print(f"{parser.prog}: error: {error}", file=sys.stderr)
+            return 1
+    return 128 + stopped if stopped is not None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

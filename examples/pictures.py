@@ -1,0 +1,25 @@
+"""Pictures, written so that a file is either the whole new one or the old one."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+from matplotlib import figure
+
+
+def write(picture: figure.Figure, path: pathlib.Path, dpi: int = 120) -> None:
+    """Writes a picture to ``path``, as PNG."""
+    with replacing(path) as temporary:
+        picture.savefig(temporary, format="png", dpi=dpi)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a path to write to, which takes the place of ``path`` on success."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,371 @@
+"""The language-model example: equal losses in all layouts, resuming, wrong options."""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from examples.lm import __main__ as command
+from examples.lm import (
+    compare,
+    curves,
+    data,
+    experiment,
+    layouts,
+    loops,
+    restacking,
+    samples,
+    settings,
+    train,
+)
+from examples.lm.model import Config, LanguageModel
+from tests import sources
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SIZES = {"layers": 1, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 32}
+TINY = settings.Settings(
+    mesh={"fsdp": 8}, steps=4, batch_size=16, length=16, every=2, sample=4, **SIZES
+)
+
+# Losses are sums of many numbers in float32, and each layout adds them in its own
+# order: that moves a loss near 6 by a few units in the last place, 5e-7 each.
+ROUNDING = 1e-5
+
+
+def losses_of(options, steps=3):
+    """The losses of some steps, with as many devices as the mesh has."""
+    layout = layouts.make(options.mesh)
+    with layout.in_force():
+        job = loops.Job(options, layout)
+        return [float(job.step(number)) for number in range(1, steps + 1)], job
+
+
+@pytest.fixture(scope="module")
+def undivided():
+    """The losses on one device."""
+    losses, _ = losses_of(dataclasses.replace(TINY, mesh={"data": 1}))
+    return losses
+
+
+def stop_after(steps):
+    """A function that asks for an end when it has been asked so often."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert experiment.run(on(folder), should_stop=lambda: False) is None
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that was stopped after three of its four steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    assert experiment.run(on(folder), should_stop=stop_after(3)) is signal.SIGINT
+    return folder
+
+
+def on(folder, **changes):
+    return dataclasses.replace(TINY, output=folder, **changes)
+
+
+def arrays_in(folder):
+    """The arrays of the last checkpoint in a folder, by path."""
+
+    def make():
+        return train.make_objects(loops.config_of(TINY), loops.recipe_of(TINY))
+
+    with layouts.make({"data": 1}).in_force():
+        model, optimizer = nnx.eval_shape(make)
+        with nnx.checkpoints.Checkpoints(folder / "checkpoints") as checkpoints:
+            step = checkpoints.restore_latest(
+                model=model, optimizer=optimizer, curve=None
+            )
+    assert step == TINY.steps
+    flat = nnx.to_flat_state(nnx.state((model, optimizer)))
+    return {path: np.asarray(variable[...]) for path, variable in flat}
+
+
+# ------------------------------------------------------------------------- layouts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2},
+        {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "stack": True, "remat": True},
+        pytest.param({"mesh": {"data": 8}}, marks=pytest.mark.long),
+        pytest.param({"mesh": {"fsdp": 8}, "accumulate": 2}, marks=pytest.mark.long),
+        pytest.param({"mesh": {"fsdp": 8}, "stack": True}, marks=pytest.mark.long),
+        pytest.param({"mesh": {"tensor": 2}, "remat": True}, marks=pytest.mark.long),
+    ],
+    ids=lambda changes: dataclasses.replace(TINY, **changes).label,
+)
+def test_losses_are_those_of_one_device(undivided, changes):
+    losses, _ = losses_of(dataclasses.replace(TINY, **changes))
+    np.testing.assert_allclose(losses, undivided, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.long
+def test_losses_in_bfloat16_are_near_those_in_float32(undivided):
+    losses, _ = losses_of(dataclasses.replace(TINY, precision="bf16"))
+    np.testing.assert_allclose(losses, undivided, rtol=0, atol=0.02)
+    assert not np.allclose(losses, undivided, rtol=0, atol=1e-7)
+
+
+def test_no_device_has_a_whole_kernel_before_or_after_a_step():
+    _, job = losses_of(TINY, steps=1)
+    report = nnx.sharding.report((job.model, job.optimizer))
+    kernels = [row for row in report.rows if len(row.shape) > 1]
+    assert len(kernels) == 3 * 9  # the model's, and their two moments
+    assert all(row.local_bytes * 8 == row.num_bytes for row in kernels)
+
+
+# ------------------------------------------------------------------- stop and resume
+
+
+def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_path):
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    assert experiment.run(on(folder), should_stop=lambda: False) is None
+    assert curves.read(folder).curve == curves.read(whole).curve
+    expected, found = arrays_in(whole), arrays_in(folder)
+    assert found.keys() == expected.keys()
+    for path, array in found.items():
+        assert array.tobytes() == expected[path].tobytes(), path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2},
+        pytest.param({"mesh": {"fsdp": 8}, "stack": True}, marks=pytest.mark.long),
+    ],
+)
+def test_resuming_in_another_layout_is_exact_up_to_rounding(
+    whole, stopped, tmp_path, changes
+):
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    assert experiment.run(on(folder, **changes), should_stop=lambda: False) is None
+    expected, found = curves.read(whole).curve, curves.read(folder).curve
+    assert found.training[:3] == expected.training[:3]
+    np.testing.assert_allclose(found.training, expected.training, atol=ROUNDING)
+    np.testing.assert_allclose(found.held_out, expected.held_out, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.long), True])
+def test_values_of_a_list_of_blocks_fit_a_stack_and_reverse(stacked):
+    def make(seed, stacked):
+        config = Config(**SIZES, stacked=stacked)
+        return train.make_state(config, train.Recipe(), layout, seed)
+
+    layout, tokens = layouts.make({"data": 1}), np.array([[*b"abc"]])
+    with layout.in_force():
+        saved, target = make(0, stacked), make(1, not stacked)
+        train.train_step(*saved, tokens)
+        restacking.fill(target, saved)
+        # The first loss shows the parameters, the second the moments too.
+        expected = [train.train_step(*saved, tokens).item() for _ in range(2)]
+        found = [train.train_step(*target, tokens).item() for _ in range(2)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+    assert expected[1] != expected[0]
+
+
+@pytest.mark.long
+def test_finished_run_is_told_again_and_trains_no_more(whole, capsys):
+    before = curves.read(whole).curve
+    assert experiment.run(on(whole), should_stop=lambda: False) is None
+    assert "going on after step 4" in capsys.readouterr().out
+    assert curves.read(whole).curve == before
+
+
+def test_folder_of_another_experiment_is_refused(stopped, capsys):
+    arguments = ["--mesh=fsdp=8", "--steps=9", "--batch-size=16", f"--output={stopped}"]
+    error = error_line(capsys, arguments)
+    assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
+
+
+@pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
+def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause):
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: cause)
+    code = command.main([f"--output={tmp_path}"])
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143}[cause]
+
+
+def test_folder_of_a_run_holds_curve_picture_and_checkpoints_only(whole):
+    assert {x.name for x in whole.iterdir()} == {
+        "checkpoints",
+        "curve.png",
+        curves.FILE,
+    }
+    assert (whole / "curve.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+# ------------------------------------------------------------------------------ text
+
+
+def test_batches_are_a_function_of_seed_and_step_whatever_divides_them():
+    text = np.arange(256, dtype=np.uint8)
+
+    def batch(seed, step, **mesh):
+        sharding = layouts.make(mesh).batch
+        return np.asarray(data.Batches(text, 8, 5, seed, sharding)(step))
+
+    first = batch(0, 1, data=8)
+    assert first.shape == (8, 6) and first.dtype == np.int32
+    np.testing.assert_array_equal(np.diff(first), 1)
+    np.testing.assert_array_equal(first, batch(0, 1, fsdp=2, tensor=4))
+    assert not np.array_equal(first, batch(0, 2, data=8))
+    assert not np.array_equal(first, batch(1, 1, data=8))
+
+
+def test_held_out_batches_cover_their_text_from_end_to_end():
+    text = np.arange(250, dtype=np.uint8)
+    found = data.held_out_batches(text, 4, 9, layouts.make({"data": 4}).batch)
+    assert {x.shape for x in found} == {(4, 10)}
+    assert {*np.concatenate(found).flat} == {*range(250)}
+
+
+def test_text_is_learned_from_but_for_the_tenth_that_is_held_out():
+    text = data.load()
+    sizes = [len(path.read_bytes()) for path in data.FOLDER.glob("*.txt")]
+    assert len(text.train) + len(text.held_out) == sum(sizes)
+    assert len(text.held_out) == pytest.approx(sum(sizes) / 10, abs=2)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_cache_gives_the_likeliest_bytes_that_the_whole_text_gives(stacked):
+    config = Config(**SIZES | {"layers": 2}, stacked=stacked)
+    with layouts.make({"data": 1}).in_force():
+        model = LanguageModel(config, rngs=nnx.Rngs(0))
+        found = samples.draw(model, np.array([*b"abc"]), 0, temperature=0, count=4)
+        text = jnp.array([[*b"abc", *found]])
+        logits = nnx.jit(lambda model, tokens: model(tokens))(model, text)
+    assert [*found] == [*logits[0, 2:-1].argmax(axis=-1)]
+    assert not nnx.to_flat_state(nnx.state(model, nnx.Cache))
+
+
+@pytest.mark.long
+def test_losses_fall_below_what_pairs_of_letters_give():
+    # 2.5 nats per byte is about what is left if only the byte before is known.
+    sizes = {"width": 64, "heads": 4, "kv_heads": 2, "hidden": 192, "layers": 2}
+    options = dataclasses.replace(TINY, steps=150, length=64, **sizes)
+    losses, _ = losses_of(options, steps=150)
+    assert losses[0] > 5 and np.mean(losses[-10:]) < 2.4
+
+
+# ----------------------------------------------------------------------- wrong options
+
+
+def error_line(capsys, arguments):
+    """The one line on stderr with which ``arguments`` are refused."""
+    with pytest.raises(SystemExit) as refusal:
+        command.main(arguments)
+    assert refusal.value.code == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--mesh=data=4", "data=4 is a mesh of 4 devices, but there are 8"),
+        ("--mesh=model=8", "no axis 'model': expected some of data, fsdp, tensor"),
+        ("--mesh=data", "expected a size from 1 to 4096 for data, got ''"),
+        ("--mesh=data=0", "expected a size from 1 to 4096 for data, got '0'"),
+        ("--mesh=data=2,data=4", "the axis data is given twice"),
+        ("--mesh=data=6", "--batch-size: expected a multiple of 6"),
+        ("--mesh=tensor=8", "--kv-heads: expected a multiple of 8 (tensor of --mesh)"),
+        ("--accumulate=5", "--batch-size: expected a multiple of 5"),
+        ("--heads=3", "--heads: expected a multiple of 4 (--kv-heads), got 3"),
+        ("--width=100", "--width: expected a multiple of 16"),
+        ("--precision=bf15", "--precision: "),
+        ("--steps=0", "--steps: expected a whole number from 1 to"),
+        ("--temperature=hot", "expected a number from 0 to 10, got 'hot'"),
+        ("--prompt=", "--prompt: expected some text"),
+        ("--devices=3", "data=3 is a mesh of 3 devices, but there are 8"),
+        ("--speed=9", "--speed"),
+    ],
+)
+def test_wrong_option_is_refused_in_one_line(capsys, tmp_path, option, message):
+    folder = tmp_path / "out"
+    batch = "--batch-size=30" if option == "--devices=3" else "--batch-size=32"
+    error = error_line(capsys, [option, batch, f"--output={folder}"])
+    assert message in error
+
+
+def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    error = error_line(capsys, ["--output", str(file)])
+    assert f"cannot write to the folder {file}" in error
+    assert file.read_text() == "mine"
+
+
+def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
+    (tmp_path / curves.FILE).write_text(json.dumps({"label": "data=8"}))
+    error = error_line(capsys, ["--mesh=data=8", f"--output={tmp_path}"])
+    assert "is no record of a run" in error
+
+
+# ------------------------------------------------------------------------- as a program
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
+    sizes = [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()]
+    command_line = [
+        *(sys.executable, "-m", "examples.lm", "--mesh=fsdp=2,tensor=2", *sizes),
+        *("--steps=2000", "--every=5", "--length=16", f"--output={tmp_path}"),
+    ]
+    process = subprocess.Popen(
+        command_line,
+        cwd=sources.ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        lines = [process.stdout.readline() for _ in range(4)]
+        process.send_signal(cause)
+        out, error = process.communicate()
+    assert lines[-1].startswith("step    5/2000"), lines
+    assert process.returncode == 128 + cause, error
+    last = out.splitlines()[-1]
+    assert last.startswith("stopped after step"), last
+    record = curves.read(tmp_path)
+    step = len(record.curve.training)
+    assert f"step {step}," in last and step < 2000
+    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+
+
+@pytest.mark.long
+def test_comparison_has_a_row_for_each_run(whole, stopped, tmp_path, capsys):
+    picture = tmp_path / "curves.png"
+    assert compare.main([f"{whole}", f"{stopped}", f"--picture={picture}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| fsdp=8 ") and "| 0.0e+00 " in lines[3]
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        compare.main([f"{tmp_path}"])
+    assert refusal.value.code == 2
+    assert "has no run in it" in capsys.readouterr().err
