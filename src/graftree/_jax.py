@@ -541,3 +541,8 @@ def kinds_of_memory() -> list[str]:
     elif not isinstance(chosen, jax.Device):
         chosen = jax.local_devices(backend=chosen)[0]
     return [memory.kind for memory in chosen.addressable_memories()]
+
+
+def is_on_host(aval: Any) -> bool:
+    """Whether an array of a type is in the memory of the host, by the program."""
+    return getattr(aval, "memory_space", None) == _core.MemorySpace.Host

@@ -5,8 +5,7 @@
   ``applied.py``: what was set.
 - ``building.py``: a policy for the layers that are made in a context.
 - ``dynamic_scales.py``: the scale of a loss whose gradients are in float16.
-- ``reports.py``: which dtypes the operations of a program have; ``alike_rows.py``:
-  one row for layers that are alike.
+- ``reports.py``: which dtypes the operations of a program have.
 
 The public names are in the table below, and nothing is imported before one is used.
 """

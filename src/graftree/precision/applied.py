@@ -9,9 +9,8 @@ from typing import Any
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.text import columns
+from graftree.core.text import alike_rows, columns
 from graftree.core.variables.variables import Variable
-from graftree.precision import alike_rows
 from graftree.precision.policies import Policy
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from graftree import _jax
-from graftree.core.text import columns
-from graftree.precision import alike_rows
+from graftree.core.text import alike_rows, columns
 from graftree.transforms.crossing import recordings
+from graftree.transforms.crossing.scopes import Place
 
 _NAMES = {
     "dot_general": "dot",
@@ -140,7 +139,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
     program, _ = _jax.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
-    return DtypeReport(tuple(_alike(_operations(program, _Place(), 1, owner))))
+    return DtypeReport(tuple(_alike(_operations(program, Place(), 1, owner))))
 
 
 def _alike(operations: Iterator[Operation]) -> list[Operation]:
@@ -152,42 +151,8 @@ def _alike(operations: Iterator[Operation]) -> list[Operation]:
     return [dataclasses.replace(x, count=count) for x, count in counts.items()]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where in a program something is: names of modules, and of transforms."""
-
-    names: tuple[str, ...] = ()
-    transforms: frozenset[str] = frozenset()
-
-    def of(self, equation: Any) -> _Place:
-        """The place of an equation, and of the programs in it."""
-        names, transforms = self.names, {*self.transforms}
-        scopes = _jax.scopes_of(equation)
-        for is_transform, run in itertools.groupby(scopes, lambda scope: scope[1]):
-            found = [part for name, _ in run for part in name.split("/")]
-            if is_transform:
-                transforms |= {*found}
-                continue
-            transforms |= {_AGAIN} & {*found}
-            found = tuple([name for name in found if name != _AGAIN])
-            # A transform may begin with the path that is known already.
-            names = found if found[: len(names)] == names else names + found
-        return _Place(names, frozenset(transforms))
-
-    @property
-    def direction(self) -> str:
-        """In which pass it is."""
-        if _AGAIN in self.transforms:
-            return "recomputed"
-        return "backward" if "transpose" in self.transforms else "forward"
-
-
-# What JAX calls the forward pass that is done again.
-_AGAIN = "rematted_computation"
-
-
 def _operations(
-    program: Any, place: _Place, times: int, owner: str
+    program: Any, place: Place, times: int, owner: str
 ) -> Iterator[Operation]:
     for equation in program.eqns:
         here, name = place.of(equation), equation.primitive.name
@@ -195,7 +160,7 @@ def _operations(
             dtypes = [str(x.aval.dtype) for x in equation.invars]
             result = equation.outvars[0].aval.dtype
             if jnp.issubdtype(result, jnp.inexact):
-                path = _path(here.names, owner)
+                path = here.path(owner)
                 operands = tuple(dtypes[:2])
                 kind = _NAMES[name]
                 yield Operation(
@@ -204,9 +169,3 @@ def _operations(
         inner = times * equation.params["length"] if name == "scan" else times
         for part in _jax.programs_in(equation):
             yield from _operations(part, here, inner, owner)
-
-
-def _path(names: tuple[str, ...], owner: str) -> str:
-    # JAX names products after the formulas of einsum.
-    first, *others = [name for name in names if "->" not in name] or [""]
-    return ".".join([owner if first == "self" else first, *others])

@@ -35,7 +35,8 @@ def remat(
     """Saves memory in gradients by computing a function twice, with ``jax.checkpoint``.
 
     Values and gradients are those of the function. It runs twice, but what it writes to
-    its arguments reaches the caller's objects once.
+    its arguments reaches the caller's objects once. `nnx.memory.saved` lists what is
+    kept.
 
     Args:
         f: The function; also a method, as a decorator.

@@ -8,6 +8,6 @@
 - ``condensing.py``: the compact form, with ``folding.py`` (which siblings are equal),
   ``constructors.py`` (which attributes have their defaults) and ``layouts.py`` (lines).
 - ``completions.py``: what ``dir`` lists.
-- ``columns.py``: plain tables.
+- ``columns.py``: plain tables; ``alike_rows.py``: one row for layers that are alike.
 - ``colors.py``: escape codes, and whether the terminal takes them.
 """

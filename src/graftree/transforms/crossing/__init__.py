@@ -17,7 +17,8 @@ part of JAX's own cache key, and the static part of a result comes with a cached
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``parameters.py``: what the arguments are called in the function; ``guises.py``: what
   JAX says of a traced function is about the user's.
-- ``recordings.py``: programs recorded to be looked at.
+- ``recordings.py``: programs recorded to be looked at; ``scopes.py``: in which module
+  an operation of one is.
 - ``traces.py``: what each trace of a compiled function depended on, for those who ask.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.

@@ -206,6 +206,7 @@ class Argnums(Rebuilt):
         others: The prefix of all other arguments.
 
     Attributes:
+        mode: What propagates.
         numbers: Their numbers, as given.
         row: Gives the row of a call with so many positional arguments.
     """
@@ -219,7 +220,7 @@ class Argnums(Rebuilt):
         named: Any,
         others: Any,
     ) -> None:
-        self._argument, self._transform, self._mode = argument, transform, mode
+        self._argument, self._transform, self.mode = argument, transform, mode
         self._others = others
         prefixes.check(given, argument, transform, mode)
         self._prefixes = [x if isinstance(x, DiffState) else named for x in given]
@@ -251,7 +252,7 @@ class Argnums(Rebuilt):
     def _row(self, count: int) -> Row:
         chosen = dict(zip(self.positions(count), self._prefixes, strict=True))
         prefix = tuple(chosen.get(i, self._others) for i in range(count))
-        name, mode = self._transform, self._mode
+        name, mode = self._transform, self.mode
         inputs = Prefix(prefix, self._argument, name, mode, keywords=self._others)
         # Any Variable of the arguments may be in the output.
         outputs = Prefix(None, "out", name, mode, binds=False)

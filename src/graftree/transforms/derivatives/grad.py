@@ -184,19 +184,11 @@ def _decorator(
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def differentiate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if mode.structure:
-                least = max(chosen.numbers) + 1
-                args = decorators.to_positions(function, args, kwargs, least)
-                kwargs = {}
-            row = chosen.row(len(args))
-            call = Call(function, row, args, kwargs)
-            ref_contents.refuse(call.groups[1:], name, ref_contents.NO_GRADIENT)
-            inner = _interior_of_gradient(function, row, has_aux)
-            # The group of False comes first, then that of True.
+            call, inner, count = _crossing(function, chosen, has_aux, args, kwargs)
             gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
             (value, result), found = gradient(*call.groups)
             _, aux = call.commit(result)
-            positions, leaves = chosen.positions(len(args)), found.by_position()
+            positions, leaves = chosen.positions(count), found.by_position()
             grads: Any = cotangents.arguments(found.signature, leaves, mode, positions)
             grads = grads[0] if is_single else grads
             if has_value:
@@ -211,6 +203,42 @@ def _decorator(
         return differentiated
 
     return decorators.decorate(f, name, make)
+
+
+def crossing(
+    name: str,
+    f: Callable[..., Any],
+    argnums: Any,
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Call, Callable[..., Any]]:
+    """For a tool: a call, and what JAX differentiates for it.
+
+    That is a function of its two groups, of which the second is differentiated. It
+    returns the value, which may be any arrays, and what is of no concern.
+    """
+    is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
+    chosen = _chosen(argnums, is_single, name, config.propagation(None, None))
+    return _crossing(f, chosen, has_aux, args, kwargs)[:2]
+
+
+def _crossing(
+    f: Callable[..., Any],
+    chosen: Argnums,
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Call, Callable[..., Any], int]:
+    """A call, what JAX differentiates for it, and the number of its arguments."""
+    if chosen.mode.structure:
+        least = max(chosen.numbers) + 1
+        args, kwargs = decorators.to_positions(f, args, kwargs, least), {}
+    row = chosen.row(len(args))
+    call = Call(f, row, args, kwargs)
+    ref_contents.refuse(call.groups[1:], row.name, ref_contents.NO_GRADIENT)
+    # The group of False comes first, then that of True.
+    return call, _interior_of_gradient(f, row, has_aux), len(args)
 
 
 def _chosen(argnums: Any, is_single: bool, name: str, mode: Propagation) -> Argnums:

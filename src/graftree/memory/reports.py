@@ -1,0 +1,280 @@
+"""What is kept for the way back of a gradient, by the paths of modules.
+
+A function is traced together with the first half of its derivative. The arrays that the
+second half gets from it are looked for in the program: which operation made them, in
+which module. Calls and loops are gone into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from graftree import _jax
+from graftree.core.objects import running
+from graftree.core.text import alike_rows, columns
+from graftree.transforms.crossing import guises, recordings
+from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.scopes import Place
+from graftree.transforms.derivatives import grad
+from graftree.transforms.names import Output
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedValue:
+    """An array that is kept for the way back.
+
+    Attributes:
+        path: The module in which it was computed, as in ``model.blocks[3].mlp``; the
+            path of an argument; empty in no module.
+        why: ``"argument"``, ``"constant"``, ``"named 'hidden'"``, ``"output"`` of the
+            module, or the operation that computed it, such as ``"sin"``.
+        shape: Its shape; in a loop it has a first axis for the steps.
+        dtype: Its dtype.
+        bytes: Its size, on all devices together.
+        is_offloaded: Whether it is in the memory of the host.
+
+    Example:
+        >>> report = nnx.memory.saved(jnp.sin, 2.0)
+        >>> [(x.why, x.shape, x.bytes) for x in report.values]
+        [('cos', (), 4)]
+    """
+
+    path: str
+    why: str
+    shape: tuple[int, ...]
+    dtype: Any
+    bytes: int
+    is_offloaded: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedReport:
+    """What is kept for the way back; it prints as a table.
+
+    Attributes:
+        values: The arrays, in the order of the program: arguments first.
+
+    Example:
+        >>> report = nnx.memory.saved(lambda w, x: jnp.sin(w * x), 2.0, jnp.ones(3))
+        >>> [(x.path, x.why, x.bytes) for x in report.values]
+        [('x', 'argument', 12), ('', 'cos', 12)]
+        >>> report.bytes
+        12
+    """
+
+    values: tuple[SavedValue, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are kept besides the arguments and constants, which are there.
+
+        What is in the memory of the host does not count.
+        """
+        return sum(
+            [x.bytes for x in self.values if not (_is_given(x) or x.is_offloaded)]
+        )
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """The bytes that are kept in the memory of the host."""
+        return sum([x.bytes for x in self.values if x.is_offloaded])
+
+    def __str__(self) -> str:
+        made = [x for x in self.values if not _is_given(x)]
+        cells = [
+            (x.path or "-", x.why, _form(x), "host" if x.is_offloaded else "device")
+            for x in made
+        ]
+        rows = []
+        for row, numbers in alike_rows.groups(cells):
+            size = sum([made[number].bytes for number in numbers])
+            rows.append((*row, str(len(numbers)), f"{size:,}"))
+        given = sum([x.bytes for x in self.values if _is_given(x)])
+        total = [("total", "", "", "", str(len(made)), f"{self.bytes:,}")]
+        if self.offloaded_bytes:
+            size = f"{self.offloaded_bytes:,}"
+            total.insert(0, ("total on the host", "", "", "", "", size))
+        head = ("module", "kept", "type", "memory", "count", "bytes")
+        lines = columns.aligned([head, *rows, *total])
+        return "\n".join([*lines, f"and {given:,} bytes of arguments and constants"])
+
+
+# What is there in any case.
+_GIVEN = ("argument", "constant")
+
+
+def _is_given(value: SavedValue) -> bool:
+    return value.why in _GIVEN
+
+
+def _form(value: SavedValue) -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def saved(
+    f: Callable[..., Any],
+    /,
+    *args: Any,
+    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    has_aux: bool = False,
+    **kwargs: Any,
+) -> SavedReport:
+    """Lists what a function keeps for its gradient, and which module made it.
+
+    It is what ``jax.ad_checkpoint.print_saved_residuals`` lists, with the paths of
+    modules. Nothing is computed. It is what JAX asks for; a compiler may find a way to
+    do with less, or copy.
+
+    Args:
+        f: What is differentiated, as for `nnx.grad`; a Module, or its method; it may
+            return any arrays.
+        *args: Its arguments; arrays may be ``jax.ShapeDtypeStruct``.
+        argnums: What is differentiated, as for `nnx.grad`.
+        has_aux: Whether ``f`` returns a pair, of which the second is not
+            differentiated.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        A `SavedReport`, which prints as a table.
+
+    Raises:
+        ValueError: As `nnx.grad`.
+
+    Example:
+        >>> class Block(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.up = nnx.Linear(4, 16, use_bias=False, rngs=rngs)
+        ...         self.down = nnx.Linear(16, 4, use_bias=False, rngs=rngs)
+        ...     def __call__(self, x):
+        ...         return self.down(jnp.sin(nnx.name(self.up(x), "hidden")))
+        >>> policy = nnx.memory.save("hidden")
+        >>> def loss_fn(model, x):
+        ...     for block in model:
+        ...         x = nnx.remat(Block.__call__, policy=policy)(block, x)
+        ...     return x.mean()
+        >>> model = nnx.List([Block(nnx.Rngs(0)) for _ in range(3)])
+        >>> print(nnx.memory.saved(loss_fn, model, jnp.ones((8, 4))))
+        module           kept            type           memory  count  bytes
+        model[0-2]       named 'hidden'  float32[8,16]  device  3      1,536
+        model[0-1].down  dot_general     float32[8,4]   device  2      256
+        total                                                   5      1,792
+        and 1,408 bytes of arguments and constants
+    """
+    f, args, kwargs = recordings.opened(f, args, kwargs)
+    call, inner = grad.crossing("memory.saved", f, argnums, has_aux, args, kwargs)
+
+    def forward(fixed: Any, chosen: Any) -> Any:
+        out, backward, rest = jax.vjp(lambda x: inner(fixed, x), chosen, has_aux=True)
+        return (out, rest), backward
+
+    traced = guises.named_after(f, forward)
+    # Layers that are alike would else have one trace, with the paths of the first.
+    with running.observed(lambda frame, call: call()):
+        closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
+    program, _ = _jax.opened(closed)
+    owner = type(args[0]).__name__ if args else ""
+    kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
+    names = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
+    arguments = dict(zip(program.invars, names, strict=True))
+    whole = _Part(program, Place(), owner)
+    values = [_value(whole, x, arguments) for x in _distinct(kept)]
+    return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
+
+
+def _distinct(kept: list[Any]) -> list[Any]:
+    """Each variable of a program once; numbers that the program holds are free."""
+    return [*dict.fromkeys([x for x in kept if not isinstance(x, _jax.Literal)])]
+
+
+def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue:
+    origin, aval = whole.origin(variable), variable.aval
+    path, why = origin.path, origin.why
+    if origin.variable in arguments:
+        path = arguments[origin.variable]
+    if why in _GIVEN and origin.variable is not variable:
+        why = f"copy of {why}"
+    size = math.prod(aval.shape) * aval.dtype.itemsize
+    is_offloaded = _jax.is_on_host(aval)
+    return SavedValue(path, why, tuple(aval.shape), aval.dtype, size, is_offloaded)
+
+
+class _Origin(NamedTuple):
+    """The operation that a value comes from."""
+
+    variable: Any
+    path: str
+    why: str
+
+
+# Of these an output is the input of the same number.
+_ALIASES = ("reduce_precision", "device_put", "copy", "copy_p", "optimization_barrier")
+
+
+class _Part:
+    """A program, or a part of one that it calls.
+
+    Args:
+        program: The program.
+        place: Where it is called.
+        owner: What the object is called whose method was traced.
+        around: The part that calls it.
+        given: What its inputs are there; ``None`` for what a loop carries.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        place: Place,
+        owner: str,
+        around: _Part | None = None,
+        given: Sequence[Any] = (),
+    ) -> None:
+        self._place, self._owner, self._around = place, owner, around
+        self._given = dict(zip(program.invars, given, strict=False))
+        self._constants = {*program.constvars}
+        self._made = {
+            x: (equation, number)
+            for equation in program.eqns
+            for number, x in enumerate(equation.outvars)
+        }
+
+    def origin(self, variable: Any) -> _Origin:
+        """Where a value comes from."""
+        if isinstance(variable, _jax.Literal) or variable in self._constants:
+            return _Origin(variable, self._path(self._place), "constant")
+        if variable in self._made:
+            return self._origin_in(variable, *self._made[variable])
+        outer = self._given.get(variable)
+        if self._around is None:
+            return _Origin(variable, "", "argument")
+        if outer is None:
+            return _Origin(variable, self._path(self._place), "carry")
+        return self._around.origin(outer)
+
+    def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
+        """Where an output of an equation comes from."""
+        kind, place = equation.primitive.name, self._place.of(equation)
+        name = _jax.given_name(equation)
+        if name is not None:
+            why = "output" if isinstance(name, Output) else f"named {name!r}"
+            return _Origin(variable, self._path(place), why)
+        if kind in _ALIASES:
+            return self.origin(equation.invars[number])
+        inner = _jax.programs_in(equation)
+        if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
+            return _Origin(variable, self._path(place), kind)
+        given = [*equation.invars]
+        if kind == "scan":
+            constants, carried = _jax.scan_counts(equation.params)
+            given[constants : constants + carried] = [None] * carried
+        part = _Part(inner[0], place, self._owner, self, given)
+        return part.origin(inner[0].outvars[number])
+
+    def _path(self, place: Place) -> str:
+        return place.path(self._owner)
