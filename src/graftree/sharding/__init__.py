@@ -3,6 +3,7 @@
 - ``creation.py``: a model made directly on a mesh.
 - ``activations.py``: values placed inside of a model.
 - ``reports.py``: where each array is, and how many bytes a device holds.
+- ``misfits.py``: names, shapes and a mesh that don't go together.
 - ``hosts.py``: batches of all processes made of their parts; values read anywhere.
 
 The public names are in the table below, and nothing is imported before one is used.

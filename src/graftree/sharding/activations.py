@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from graftree import errors
 from graftree.core import paths, patterns
 from graftree.core.variables import sharding
+from graftree.sharding import misfits
 
 T = TypeVar("T")
 
@@ -54,11 +54,25 @@ def constrain(x: T, names: Sequence[Any]) -> T:
     if mesh.empty:
         return x
     spec = sharding.get_pspec(names)
-    _check_axes(names, spec, mesh)
     leaves, treedef = jax.tree.flatten_with_path(x)
     for path, leaf in leaves:
-        _check_shape(paths.from_jax(path), np.shape(leaf), names, spec, mesh)
+        _check(paths.from_jax(path), np.shape(leaf), names, spec, mesh)
     return treedef.unflatten([_place(leaf, spec, mesh) for _, leaf in leaves])
+
+
+def _check(
+    path: Any, shape: tuple[int, ...], names: Sequence[Any], spec: Any, mesh: Any
+) -> None:
+    problem = misfits.between(names, spec, shape, mesh)
+    if problem is not None:
+        place = f"at {patterns.dotted(path)}\n" if path else ""
+        raise ValueError(
+            errors.message(
+                f"nnx.sharding.constrain: {problem}.",
+                where=f"{place}array of shape {shape}\n{misfits.surroundings(mesh)}",
+                way_out=misfits.WAY_OUT,
+            )
+        )
 
 
 def _place(leaf: Any, spec: PartitionSpec, mesh: Any) -> Any:
@@ -95,54 +109,3 @@ def _only(kind: AxisType, spec: PartitionSpec, mesh: Any) -> PartitionSpec:
         return of if kinds.get(of, kind) == kind else None
 
     return PartitionSpec(*map(entry, spec))
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    """The axes of the mesh that divide an axis of an array."""
-    axes = entry if isinstance(entry, tuple) else (entry,)
-    return tuple(axis for axis in axes if isinstance(axis, str))
-
-
-def _check_axes(names: Sequence[Any], spec: PartitionSpec, mesh: Any) -> None:
-    taken: dict[str, Any] = {}
-    for name, entry in zip(names, spec, strict=True):
-        for axis in _axes(entry):
-            if axis not in mesh.axis_names:
-                raise _error(f"{name!r} means {axis!r}, no axis of the mesh.", mesh)
-            if axis in taken:
-                what = f"both {taken[axis]!r} and {name!r} stand for the axis {axis!r}."
-                raise _error(what, mesh)
-            taken[axis] = name
-
-
-def _error(what: str, mesh: Any) -> ValueError:
-    rules = ", ".join(f"{a!r} -> {b!r}" for a, b in sharding.get_logical_axis_rules())
-    axes = ", ".join(f"{name!r} of {size}" for name, size in mesh.shape.items())
-    return ValueError(
-        errors.message(
-            f"nnx.sharding.constrain: {what}",
-            where=f"axes of the mesh: {axes}\nrules in force: {rules or 'none'}",
-            way_out="Give each name an axis of the mesh of its own, or None, by "
-            "nnx.logical_axis_rules([(name, axis), ...]).",
-        )
-    )
-
-
-def _check_shape(
-    path: Any, shape: tuple[int, ...], names: Sequence[Any], spec: Any, mesh: Any
-) -> None:
-    where = f" at {patterns.dotted(path)}" if path else ""
-    if len(names) > len(shape):
-        raise ValueError(
-            f"nnx.sharding.constrain: {len(names)} names {tuple(names)}, but the array"
-            f"{where} has the shape {shape}: give at most one for each axis."
-        )
-    for number, entry in enumerate(spec):
-        axes = _axes(entry)
-        parts = math.prod(mesh.shape[axis] for axis in axes)
-        if shape[number] % parts:
-            raise ValueError(
-                f"nnx.sharding.constrain: axis {number} ({names[number]!r}) of the "
-                f"array{where} has the size {shape[number]}, which {parts} devices "
-                f"can't divide (mesh axis {', '.join(axes)}; shape {shape})."
-            )

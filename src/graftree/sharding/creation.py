@@ -7,9 +7,14 @@ from typing import Any, TypeVar
 
 import jax
 
+from graftree import _jax, errors
+from graftree.core import paths, patterns
 from graftree.core.graph import functional
 from graftree.core.states import pure_dicts
-from graftree.core.variables import sharding
+from graftree.core.variables import partitioning
+from graftree.core.variables import sharding as variable_sharding
+from graftree.core.variables.variables import Variable
+from graftree.sharding import misfits
 from graftree.transforms import shape_eval
 
 T = TypeVar("T")
@@ -38,8 +43,9 @@ def init(
         What ``make`` returns.
 
     Raises:
-        ValueError: If the mesh has no axis of a name, or an axis of an array is not a
-            multiple of its number of devices.
+        ValueError: If the mesh has no axis of a name, or the devices can't divide an
+            axis of an array; it lists all of these by path. Nothing has been made.
+        TypeError: If ``rules`` are no pairs.
 
     Example:
         >>> mesh = jax.make_mesh((2,), ("model",))
@@ -50,8 +56,13 @@ def init(
         >>> [shard.data.shape for shard in model.kernel.addressable_shards]
         [(4, 4), (4, 4)]
     """
-    with sharding.logical_axis_rules(rules):
-        graphdef, abstract = shape_eval.get_abstract_model(make, mesh)
+    with variable_sharding.logical_axis_rules(rules):
+        try:
+            graphdef, abstract = shape_eval.get_abstract_model(make, mesh)
+        except Exception as error:
+            _explain(make, mesh, error)
+            raise
+        _check(abstract, mesh)
         places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
 
         def arrays() -> Any:
@@ -60,3 +71,49 @@ def init(
         with jax.set_mesh(mesh):
             state = jax.jit(arrays, out_shardings=places)()
             return functional.merge(graphdef, state)
+
+
+def _explain(
+    make: Callable[[], Any], mesh: jax.sharding.Mesh, error: Exception
+) -> None:
+    """Raises what is wrong with the annotations of a model that can't be made."""
+    try:
+        with variable_sharding.use_eager_sharding(False):
+            abstract = functional.state(shape_eval.eval_shape(make))
+    except Exception:  # The annotations are not the reason.
+        return
+    _check(abstract, mesh, error)
+
+
+def _check(state: Any, mesh: jax.sharding.Mesh, cause: Exception | None = None) -> None:
+    leaves = jax.tree.leaves_with_path(state, is_leaf=_is_variable)
+    lines = [
+        f"{patterns.dotted(paths.from_jax(path))}: {problem}"
+        for path, leaf in leaves
+        if _is_variable(leaf) and (problem := _problem(leaf, mesh)) is not None
+    ]
+    if lines:
+        raise ValueError(
+            errors.message(
+                "nnx.sharding.init: the annotations don't fit the mesh.",
+                where="\n".join([*lines, misfits.surroundings(mesh)]),
+                way_out=misfits.WAY_OUT,
+            )
+        ) from cause
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _problem(variable: Variable[Any], mesh: jax.sharding.Mesh) -> str | None:
+    annotation = variable.get_metadata("out_sharding", None)
+    spec = partitioning.get_var_pspec(variable)
+    if not annotation or spec is None or _jax.is_format(annotation):
+        return None
+    names = getattr(annotation, "spec", annotation)
+    for array in jax.tree.leaves(variable.get_raw_value()):
+        problem = misfits.between(names, spec, array.shape, mesh)
+        if problem is not None:
+            return problem
+    return None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from graftree import errors
+from graftree.core import paths, patterns
 from graftree.core.states import pure_dicts
+from graftree.sharding import misfits
 
 
 def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
@@ -24,7 +29,7 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
         process these are its rows.
 
     Raises:
-        ValueError: If the rows can't be divided among the devices.
+        ValueError: If the rows of an array can't be divided among the devices.
 
     Example:
         >>> mesh = jax.make_mesh((4,), ("data",))
@@ -33,9 +38,44 @@ def global_batch(batch: Any, sharding: jax.sharding.Sharding) -> Any:
         >>> batch["x"].sharding.shard_shape(batch["x"].shape)
         (2, 3)
     """
+    rows = jax.tree.map(np.asarray, batch)
+    for path, x in jax.tree.leaves_with_path(rows):
+        _check_rows(patterns.dotted(paths.from_jax(path), "the batch"), x, sharding)
     return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), batch
+        lambda x: jax.make_array_from_process_local_data(sharding, x), rows
     )
+
+
+def _check_rows(name: str, x: np.ndarray, sharding: jax.sharding.Sharding) -> None:
+    """Raises if an array has no rows, or they can't be divided."""
+    if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec:
+        return
+    axes = misfits.axes_of(sharding.spec[0])
+    parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+    of_process = _own_parts(sharding.mesh, sharding.spec[0], parts)
+    problem = ""
+    if len(sharding.spec) > x.ndim:
+        problem = f"has the shape {x.shape}, the sharding is {sharding.spec}"
+    elif len(x) % of_process:
+        problem = (
+            f"has {len(x)} rows in this process, which its {of_process} parts of the "
+            f"axis {', '.join(axes)} of the mesh can't divide"
+        )
+    if problem:
+        raise ValueError(
+            errors.message(
+                f"nnx.sharding.global_batch: {name} {problem}.",
+                way_out=f"Give rows in a multiple of {of_process}, and leave out or "
+                "pad the last ones.",
+            )
+        )
+
+
+def _own_parts(mesh: Any, entry: Any, parts: int) -> int:
+    """In how many of its parts an axis is on devices of this process."""
+    one_each = NamedSharding(mesh, PartitionSpec(entry))
+    where: Any = one_each.addressable_devices_indices_map((parts,))
+    return len({rows.indices(parts) for (rows,) in where.values()})
 
 
 def fetch(tree: Any) -> Any:

@@ -436,13 +436,13 @@ def apply_updates(params: Any, updates: Any) -> Any:
         {'w': Array(1.5, dtype=float32)}
     """
     beside = jax.tree.map(
-        lambda new, old: new if new is None else _keep_sharding(new, old),
+        lambda new, old: new if new is None else sharding.moved(new, old),
         updates,
         params,
         is_leaf=lambda x: x is None,
     )
     new_params = _optax().apply_updates(params, beside)
-    return jax.tree.map(_keep_sharding, new_params, params)
+    return jax.tree.map(sharding.moved, new_params, params)
 
 
 @functools.cache
@@ -451,25 +451,6 @@ def _optax() -> types.ModuleType:
     import optax
 
     return optax
-
-
-def _keep_sharding(new: Any, old: Any) -> Any:
-    """Moves a param back to its own sharding if its update has another one."""
-    if not isinstance(new, jax.Array) or new.shape != jnp.shape(old):
-        return new
-    if isinstance(new, _jax.Tracer):
-        wanted = jax.typeof(old).sharding
-        explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types
-        if not explicit or jax.typeof(new).sharding == wanted:
-            return new
-        return jax.sharding.reshard(new, wanted)
-    wanted = getattr(old, "sharding", None)
-    # An array on a single device may move to the device of its gradients.
-    if not isinstance(wanted, jax.sharding.NamedSharding):
-        return new
-    if new.sharding.is_equivalent_to(wanted, new.ndim):
-        return new
-    return jax.device_put(new, wanted)
 
 
 class ModelAndOptimizer(Optimizer[M]):

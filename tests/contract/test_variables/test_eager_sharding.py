@@ -317,3 +317,24 @@ def test_nothing_else_places(mesh):
         assert variable[...] is other
         graphdef, state = nnx.split(nnx.Dict(a=variable))
         assert nnx.merge(graphdef, state).a[...] is other
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("compile", [lambda f: f, nnx.jit])
+def test_a_whole_write_keeps_the_sharding(compile, kind):
+    """Also if the new value lies elsewhere on the mesh."""
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind,) * 2)
+
+    @compile
+    def write(variable, value):
+        variable[...] = value
+
+    with jax.set_mesh(mesh):
+        variable = nnx.Param(jnp.ones((8, 8)), out_sharding=("a", "b"))
+        for spec in (P("b"), P(None, "a"), P(), P(("a", "b"))):
+            value = jax.device_put(jnp.full((8, 8), 2.0), NamedSharding(mesh, spec))
+            write(variable, value)
+            if compile is nnx.jit and kind == AxisType.Auto:
+                continue  # as the compiler likes
+            assert variable.sharding.shard_shape((8, 8)) == (4, 2)
+            assert float(variable.sum()) == 128

@@ -86,6 +86,9 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         rules: Pairs of a logical name and a mesh axis, a tuple of mesh axes or
             ``None``.
 
+    Raises:
+        TypeError: If they are no pairs.
+
     Example:
         >>> kernel = nnx.Param(
         ...     jnp.ones((2, 3)), out_sharding=("embed", None), eager_sharding=False
@@ -95,11 +98,23 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         ('model', None)
     """
     outer = _rules.now
-    set_logical_axis_rules(tuple(rules))
+    _check_pairs(rules := rules if isinstance(rules, Mapping) else tuple(rules))
+    set_logical_axis_rules(rules)
     try:
         yield
     finally:
         set_logical_axis_rules(outer)
+
+
+def _check_pairs(rules: Any) -> None:
+    is_wrong = isinstance(rules, Mapping) or not all(
+        isinstance(rule, (tuple, list)) and len(rule) == 2 for rule in rules
+    )
+    if is_wrong:
+        raise TypeError(
+            f"Logical axis rules are pairs of a name and an axis of the mesh, got "
+            f"{rules!r}.\nWrite [('embed', 'model'), ...]; of a dict, pass .items()."
+        )
 
 
 def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
@@ -191,6 +206,25 @@ def kept(new: Any, old: Any) -> Any:
         return new
     kinds = {*jax.sharding.get_abstract_mesh().axis_types}
     return _jax.placed_alike(new, old) if kinds == {AxisType.Auto} else new
+
+
+def moved(new: Any, old: Any) -> Any:
+    """A value with the sharding of another one of its shape, if that is on a mesh."""
+    if not isinstance(new, jax.Array) or new.shape != np.shape(old):
+        return new
+    if isinstance(new, _jax.Tracer):
+        wanted = jax.typeof(old).sharding
+        explicit = AxisType.Explicit in wanted.mesh.axis_types
+        if not explicit or jax.typeof(new).sharding == wanted:
+            return new
+        return jax.sharding.reshard(new, wanted)
+    wanted = getattr(old, "sharding", None)
+    # An array on a single device may move to the device of its gradients.
+    if not isinstance(wanted, NamedSharding):
+        return new
+    if new.sharding.is_equivalent_to(wanted, new.ndim):
+        return new
+    return jax.device_put(new, wanted)
 
 
 def named_sharding(annotation: Any, metadata: Mapping[str, Any]) -> NamedSharding:

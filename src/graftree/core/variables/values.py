@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core.variables import operators
+from graftree.core.variables import operators, sharding
 
 _is_array_type: dict[type, bool] = {}
 
@@ -180,8 +180,11 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
     """
     if isinstance(raw, jax.ShapeDtypeStruct):
         return _made_concrete(raw, index, value)
-    if index is Ellipsis and is_array(value) and _jax.same_type(raw, value):
-        return value
+    if index is Ellipsis and is_array(value):
+        if not _jax.same_type(raw, value):
+            value = sharding.moved(value, raw)
+        if _jax.same_type(raw, value):
+            return value
     return raw.at[index].set(value)
 
 
