@@ -1,5 +1,7 @@
 """What is opened at a path, and that only the bytes of slices are read."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +80,46 @@ def test_only_ranges_of_the_slices_are_asked_of_the_system(tmp_path, monkeypatch
         source.read("matrix", np.s_[8:16, :])
         source.read("matrix", np.s_[8:16, 12:24])
     assert asked == [8 * 48 * 4] + 8 * [12 * 4]
+
+
+def peak_of(function):
+    """How much memory a call takes at most, arrays of NumPy included."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_reading_takes_the_memory_of_the_result(tmp_path):
+    array = np.zeros((1024, 2048), np.float32)
+    out = writing.Out("a", array.dtype, array.shape, lambda: array)
+    writing.write(tmp_path, [out])
+    with sources.open(tmp_path) as source:
+        for index in (np.s_[:128, :], np.s_[:, :256], np.s_[:, :]):
+            wanted = array[index].nbytes
+            peak = peak_of(lambda index=index: source.read("a", index))
+            assert wanted <= peak < wanted + 50_000
+
+
+def test_writing_takes_the_memory_of_one_tensor(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_BLOCK", 2**16)
+    shape = (1024, 512)
+    size = 4 * 1024 * 512
+
+    def out(name, make):
+        return writing.Out(name, np.dtype("f4"), shape, make)
+
+    outs = [
+        *(out(f"{i}", lambda: np.zeros(shape, np.float32)) for i in range(3)),
+        *(
+            out(f"turned {i}", lambda: np.zeros(shape[::-1], np.float32).T)
+            for i in "ab"
+        ),
+    ]
+    peak = peak_of(lambda: writing.write(tmp_path, outs, shard_bytes=2 * size))
+    assert size <= peak < size + 300_000
 
 
 def test_the_system_may_read_less_than_asked(tmp_path, monkeypatch):

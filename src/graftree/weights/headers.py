@@ -23,7 +23,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graftree import errors
 from graftree.weights import stored_dtypes, stored_tensors
@@ -128,9 +128,30 @@ def sorted_by_format(
 
 
 def _read_tensor(reader: _Reader, name: str) -> tuple[Stored, tuple[int, int]]:
-    def refused(what: str) -> errors.WeightsError:
-        return stored_tensors.refusal(reader.file, what, name)
+    usual = reader.takes_usual()
+    dtype, shape, (begin, end) = usual or _read_fields(reader, name)
+    if dtype not in stored_dtypes.BY_NAME:
+        raise _unknown_dtype(reader.file, name, dtype)
+    stored = Stored(stored_dtypes.BY_NAME[dtype], shape)
+    # No array has these sizes either, with an axis of 0 beside them.
+    largest = stored.nbytes or math.prod(size or 1 for size in shape)
+    if largest >= 2**63:
+        what = f"the shape {[*shape]} is larger than any memory"
+        raise stored_tensors.refusal(reader.file, what, name)
+    if end - begin != stored.nbytes:
+        raise stored_tensors.refusal(
+            reader.file,
+            f"the offsets {[begin, end]} are {end - begin} bytes apart, and "
+            f"{dtype}{[*shape]} has {stored.nbytes}",
+            name,
+        )
+    return stored, (begin, end)
 
+
+def _read_fields(
+    reader: _Reader, name: str
+) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """The fields of a tensor, however they are written."""
     dtype, shape, offsets, seen = "", (), (), set()
     for field in reader.members():
         seen.add(field)
@@ -141,23 +162,16 @@ def _read_tensor(reader: _Reader, name: str) -> tuple[Stored, tuple[int, int]]:
         elif field == "data_offsets":
             offsets = reader.integers(2, "offsets")
         else:
-            raise refused(f"the unknown field {stored_tensors.quoted(field)}")
+            what = f"the unknown field {stored_tensors.quoted(field)}"
+            raise stored_tensors.refusal(reader.file, what, name)
     missing = [field for field in _FIELDS if field not in seen]
     if missing:
-        raise refused(f"no {' and no '.join(missing)}")
-    if dtype not in stored_dtypes.BY_NAME:
-        raise _unknown_dtype(reader.file, name, dtype)
-    stored = Stored(stored_dtypes.BY_NAME[dtype], shape)
-    _check_shape(stored, refused)
+        what = f"no {' and no '.join(missing)}"
+        raise stored_tensors.refusal(reader.file, what, name)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise refused(f"the offsets {[*offsets]} are not where it begins and ends")
-    begin, end = offsets
-    if end - begin != stored.nbytes:
-        raise refused(
-            f"the offsets {[begin, end]} are {end - begin} bytes apart, and "
-            f"{dtype}{[*shape]} has {stored.nbytes}"
-        )
-    return stored, (begin, end)
+        what = f"the offsets {[*offsets]} are not where it begins and ends"
+        raise stored_tensors.refusal(reader.file, what, name)
+    return dtype, shape, offsets
 
 
 def _unknown_dtype(file: str, name: str, dtype: str) -> errors.WeightsError:
@@ -174,13 +188,6 @@ def _unknown_dtype(file: str, name: str, dtype: str) -> errors.WeightsError:
         name,
         f"Known are {' '.join(stored_dtypes.BY_NAME)}.",
     )
-
-
-def _check_shape(stored: Stored, refused: Callable[[str], errors.WeightsError]) -> None:
-    """Raises if no array can have the shape, also where an axis of 0 hides it."""
-    largest = stored.dtype.itemsize * math.prod(size or 1 for size in stored.shape)
-    if largest >= 2**63:
-        raise refused(f"the shape {[*stored.shape]} is larger than any memory")
 
 
 # ---------------------------------------------------------------- all together
@@ -229,6 +236,13 @@ _STRING = re.compile(
 )
 # At most the digits of 2**64: converting more would take long.
 _INTEGER = re.compile(r"(?:0|[1-9][0-9]{0,19}+)(?![0-9.eE])")
+# A tensor as the library writes it. Large models have 100,000, and token by token each
+# takes seven times as long.
+_NUMBER = "(?:0|[1-9][0-9]{0,18}+)"
+_USUAL = re.compile(
+    rf'\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+)
 
 
 class _Reader:
@@ -285,6 +299,18 @@ class _Reader:
                 raise self.unexpected(f"no more than {limit} {called}")
             found.append(int(self._match(_INTEGER, "an integer from 0 up")))
         return tuple(found)
+
+    def takes_usual(self) -> tuple[str, tuple[int, ...], tuple[int, int]] | None:
+        """The fields of a tensor, if they are written as they usually are."""
+        match = _USUAL.match(self.text, self.at)
+        if not match:
+            return None
+        dtype, sizes, begin, end = match.groups()
+        if int(begin) > int(end):
+            return None
+        self.at = match.end()
+        shape = tuple(map(int, sizes.split(","))) if sizes else ()
+        return dtype, shape, (int(begin), int(end))
 
     def string(self) -> str:
         """A string."""
