@@ -7,6 +7,8 @@ them (`layouts`). What goes from layer to layer is divided like the batch.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -19,6 +21,32 @@ OF_WIDTH = {"out_sharding": ("embed",)}
 
 # What goes from layer to layer: divided by rows, with all features of a token.
 OF_TOKENS = ("batch",)
+
+
+def with_whole_rows(
+    arrays: Sequence[jax.Array], *, dtype: Any, inexact: bool = True
+) -> tuple[jax.Array, ...]:
+    """Gives a table its dtype, and gathers the parts of its rows before one is read.
+
+    Else what is read would be divided by features, like the table, and XLA knows no way
+    from there to a division by rows but to have all of it on every device.
+    """
+    return tuple(_gather_rows(x.astype(dtype)) for x in arrays)
+
+
+@jax.custom_vjp
+def _gather_rows(table: jax.Array) -> jax.Array:
+    return nnx.sharding.constrain(table, ("vocab",))
+
+
+def _divide_gradient(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+    # First whole, so that what comes from the blocks stays divided by rows until it is
+    # summed; then divided, so that nothing else is done with the whole.
+    whole = nnx.sharding.constrain(gradient, ("vocab",))
+    return (nnx.sharding.constrain(whole, ("vocab", "embed")),)
+
+
+_gather_rows.defvjp(lambda table: (_gather_rows(table), None), _divide_gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +138,7 @@ class LanguageModel(nnx.Module):
         self.embed = nnx.Embed(
             config.vocabulary,
             config.width,
+            promote_dtype=with_whole_rows,
             embedding_metadata={"out_sharding": ("vocab", "embed")},
             rngs=rngs,
         )
