@@ -51,7 +51,7 @@ class Settings:
     remat: bool = False
     steps: int = 300
     batch_size: int = 16
-    length: int = 192
+    length: int = 128
     seed: int = 0
     every: int = 50
     output: pathlib.Path = pathlib.Path("out/lm")
@@ -61,7 +61,7 @@ class Settings:
     kv_heads: int = 4
     hidden: int = 384
     prompt: str = "Alice was "
-    sample: int = 180
+    sample: int = 118
     temperature: float = 0.7
 
     @property
