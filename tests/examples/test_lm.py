@@ -165,7 +165,8 @@ def test_resuming_in_another_layout_is_exact_up_to_rounding(
     np.testing.assert_allclose(found.held_out, expected.held_out, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("stacked", [False, True])
 def test_values_of_a_list_of_blocks_fit_a_stack_and_reverse(stacked):
     def make(seed, stacked):
         config = Config(**SIZES, stacked=stacked)
