@@ -31,7 +31,7 @@ def fails(violations):
 
 # Sub-modules of the public namespace that list their names in a table, `PUBLIC`.
 PUBLIC_MODULES = (
-    *(nnx.checkpoints, nnx.debugging, nnx.memory),
+    *(nnx.checkpoints, nnx.debugging, nnx.decoding, nnx.memory),
     *(nnx.precision, nnx.sharding, nnx.surgery, nnx.weights),
 )
 

@@ -241,6 +241,7 @@ __all__ = [
     "config",
     "checkpoints",
     "debugging",
+    "decoding",
     "errors",
     "memory",
     "precision",
@@ -477,7 +478,15 @@ if not _typing.TYPE_CHECKING:
     __dir__ = _list_names
 else:
     # At run time when first used.
-    from graftree import checkpoints, memory, precision, sharding, surgery, weights
+    from graftree import (
+        checkpoints,
+        decoding,
+        memory,
+        precision,
+        sharding,
+        surgery,
+        weights,
+    )
 
     # For a type checker, a name that is neither above nor here is misspelt
     compat = deprecations = extract = filterlib = graph = graphlib = _ModuleType("")

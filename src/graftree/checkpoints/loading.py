@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding
 
-from graftree import _jax, errors
+from graftree import _jax
 from graftree.annotations import Path, Predicate
 from graftree.core import paths, patterns
 from graftree.core.graph import fits, flattening, updates
@@ -338,18 +337,6 @@ def _as_held(held: Any, given: Any, path: Path) -> Any:
 
 def _target(held: Any, path: Path) -> Any:
     """Where an array belongs that takes the place of another one."""
-    target = getattr(held, "sharding", None)
-    if isinstance(target, NamedSharding) and isinstance(target.mesh, AbstractMesh):
-        mesh = _jax.concrete_mesh()
-        if mesh is None or mesh.abstract_mesh != target.mesh:
-            raise ValueError(
-                errors.message(
-                    "nnx.checkpoints.load_state: an abstract array has a sharding on a "
-                    "mesh that is not in force.",
-                    where=f"{paths.to_string(path, '<root>')}: {target}",
-                    way_out="Load within jax.set_mesh(mesh), the mesh that the model "
-                    "was made for.",
-                )
-            )
-        return target.update(mesh=mesh)
-    return target
+    return partitioning.on_concrete_mesh(
+        getattr(held, "sharding", None), path, "nnx.checkpoints.load_state"
+    )

@@ -340,7 +340,15 @@ BESIDE: Mapping[str, Mapping[str, str]] = {
 BESIDE_SAME = ("config", "errors")
 
 # Sub-modules that Flax NNX lacks, imported when they are first used.
-LATER = ("checkpoints", "memory", "precision", "sharding", "surgery", "weights")
+LATER = (
+    "checkpoints",
+    "decoding",
+    "memory",
+    "precision",
+    "sharding",
+    "surgery",
+    "weights",
+)
 
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(

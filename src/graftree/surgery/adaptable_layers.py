@@ -63,6 +63,17 @@ PLAIN: dict[type, type] = {kind.adapted: plain for plain, kind in KINDS.items()}
 PLAIN[lora.LoRALinear] = linear.Linear
 
 
+def is_adapted(layer: Any) -> bool:
+    """Whether `add_lora` has adapted a layer."""
+    return type(layer) in {kind.adapted for kind in KINDS.values()}
+
+
+def is_linear(layer: Any) -> bool:
+    """Whether it is a matrix that is, or can be, adapted."""
+    cls = type(layer)
+    return PLAIN.get(cls, cls) in (linear.Linear, linear.LinearGeneral)
+
+
 def kernel_of(layer: Any) -> Variable[Any]:
     """The kernel of a layer, with or without LoRA."""
     cls = type(layer)

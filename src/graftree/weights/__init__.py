@@ -1,8 +1,15 @@
 """Weights of other libraries: the public sub-module `nnx.weights`.
 
-What a file says of its tensors is checked before a tensor is read, and of the data only
-the slices that are asked for are read.
+A table says which tensors of a file are which arrays of a model. It is read in both
+directions. What a file says of its tensors is checked before a tensor is read, and of
+the data only the slices that are asked for are read.
 
+- ``loading.py``, ``saving.py``: a file into a model, and a model into a file;
+  ``placing.py``: each device gets its part; ``drafts.py``: a table to begin with;
+  ``adapters.py``: LoRA as PEFT has it; ``adapter_configs.py``: the JSON of that.
+- ``tables.py``: the table, and what it makes of a model; ``names.py``: its names and
+  paths, with indices; ``layouts.py``: the axes of a tensor, as in ``"o i -> i o"``;
+  ``torch_layouts.py``: how PyTorch stores our layers.
 - ``stored_tensors.py``: a tensor in a file, and a `Source` of such; ``sources.py``: the
   source at a path.
 - ``tensor_files.py``: one safetensors file; ``headers.py``: its header, checked;
@@ -18,10 +25,27 @@ The public names are in the table below, and nothing is imported before one is u
 
 from __future__ import annotations
 
+import typing
+
 from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
-PUBLIC: dict[str, str] = {}
+PUBLIC: dict[str, str] = {
+    "adapters": "load_adapter save_adapter",
+    "drafts": "Draft draft",
+    "loading": "load",
+    "saving": "save",
+    "tables": "Mapping",
+}
+
+if typing.TYPE_CHECKING:
+    from graftree.weights.adapters import load_adapter as load_adapter
+    from graftree.weights.adapters import save_adapter as save_adapter
+    from graftree.weights.drafts import Draft as Draft
+    from graftree.weights.drafts import draft as draft
+    from graftree.weights.loading import load as load
+    from graftree.weights.saving import save as save
+    from graftree.weights.tables import Mapping as Mapping
 
 
 __getattr__, __dir__ = lazy_names.functions_of(__name__, PUBLIC)

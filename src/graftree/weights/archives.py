@@ -78,19 +78,26 @@ class Archive(stored_tensors.Source):
         """How many bytes of arrays have been read."""
         return self._file.bytes_read + self._whole_bytes
 
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+    def read(
+        self,
+        name: str,
+        index: Sequence[slice],
+        shape: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """Reads a slice of an array."""
         member = self._members[name]
-        slices.bounds_of(member.stored.shape, index)
-        if member.begin is None:
+        stored = member.stored.viewed(shape)
+        slices.bounds_of(stored.shape, index)
+        if member.begin is None or (member.is_fortran and stored != member.stored):
             whole = self._guarded(lambda: self._whole(member), name)
             self._whole_bytes += whole.nbytes
-            array = np.array(whole[tuple(index)])  # a view would keep all of it
+            # A copy: a view would keep all of it.
+            array = np.array(whole.reshape(stored.shape)[tuple(index)])
         elif member.is_fortran:
             turned = Stored(member.stored.dtype, member.stored.shape[::-1])
             array = self._file.read_array(turned, member.begin, index[::-1]).T
         else:
-            array = self._file.read_array(member.stored, member.begin, index)
+            array = self._file.read_array(stored, member.begin, index)
         return array.astype(self.tensors[name].dtype, order="C", copy=False)
 
     def close(self) -> None:

@@ -49,11 +49,19 @@ class ArrayMapping(stored_tensors.Source):
         """How many bytes of slices have been taken."""
         return self._bytes_read
 
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+    def read(
+        self,
+        name: str,
+        index: Sequence[slice],
+        shape: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """A copy of a slice."""
-        stored = self.tensors[name]
+        stored = self.tensors[name].viewed(shape)
         slices.bounds_of(stored.shape, index)
-        part = self._arrays[name][tuple(index)]
+        array = self._arrays[name]
+        if stored != self.tensors[name]:
+            array = array.reshape(stored.shape)
+        part = array[tuple(index)]
         if hasattr(part, "detach"):
             part = part.detach().cpu()
             if stored.dtype.name in _WIDENED:

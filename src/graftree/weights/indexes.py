@@ -82,9 +82,14 @@ class IndexedFiles(stored_tensors.Source):
         """How many bytes of data have been read."""
         return sum(file.bytes_read for file in self._files.values())
 
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+    def read(
+        self,
+        name: str,
+        index: Sequence[slice],
+        shape: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """Reads a slice of a tensor, and no bytes beside it."""
-        return self._files[self._places[name]].read(name, index)
+        return self._files[self._places[name]].read(name, index, shape)
 
     def close(self) -> None:
         """Closes the files."""

@@ -29,6 +29,10 @@ class Stored:
     dtype: np.dtype
     shape: tuple[int, ...]
 
+    def viewed(self, shape: Sequence[int] | None) -> Stored:
+        """The same elements in another shape; ``None``: in its own."""
+        return self if shape is None else Stored(self.dtype, tuple(shape))
+
     @property
     def size(self) -> int:
         """How many elements it has."""
@@ -59,12 +63,18 @@ class Source(abc.ABC):
         """How many bytes of data have been read, headers not counted."""
 
     @abc.abstractmethod
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+    def read(
+        self,
+        name: str,
+        index: Sequence[slice],
+        shape: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """Reads a slice of a tensor as a new array, and no bytes beside it.
 
         Args:
             name: One of ``tensors``.
             index: A slice of step 1 for each axis.
+            shape: Read as if the tensor had this shape, with as many elements.
 
         Raises:
             WeightsError: If the data can't be read, or is not what it is said to be.

@@ -61,10 +61,16 @@ class TensorFile(stored_tensors.Source):
         """How many bytes of data have been read."""
         return self._file.bytes_read
 
-    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+    def read(
+        self,
+        name: str,
+        index: Sequence[slice],
+        shape: Sequence[int] | None = None,
+    ) -> np.ndarray:
         """Reads a slice of a tensor, and no bytes beside it."""
         offset = self._data + self._begins[name]
-        array = self._file.read_array(self.tensors[name], offset, index)
+        stored = self.tensors[name].viewed(shape)
+        array = self._file.read_array(stored, offset, index)
         if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
             raise stored_tensors.refusal(
                 self.name, "booleans that are neither 0 nor 1", name

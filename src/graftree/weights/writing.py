@@ -98,6 +98,11 @@ def write(
     return [*targets, index]
 
 
+def in_order(tensors: Iterable[Out], shard_bytes: int | None = None) -> list[Out]:
+    """The tensors in the order in which `write` makes them."""
+    return [out for group in _groups([*tensors], shard_bytes) for out in _sorted(group)]
+
+
 # ---------------------------------------------------------------- what to write
 
 
@@ -179,8 +184,8 @@ _BLOCK = 2**24
 def _write_file(
     path: str, outs: Sequence[Out], metadata: Mapping[str, str] | None
 ) -> None:
-    order = headers.sorted_by_format([(out.name, out.stored) for out in outs])
-    header = headers.text_of(order, metadata)
+    outs = _sorted(outs)
+    header = headers.text_of([(out.name, out.stored) for out in outs], metadata)
     if len(header) > headers.MAX_SIZE:
         raise _refusal(
             path.removesuffix(PARTIAL),
@@ -188,13 +193,18 @@ def _write_file(
             "the most",
             "Pass shard_bytes, for several files.",
         )
-    made_by = {out.name: out for out in outs}
     with open(path, "xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        for name, _ in order:
+        for out in outs:
             # In a call of its own: no name here holds an array while the next is made.
-            _write_array(file, made_by[name], path)
+            _write_array(file, out, path)
         _flush(file)
+
+
+def _sorted(outs: Sequence[Out]) -> list[Out]:
+    by_name = {out.name: out for out in outs}
+    order = headers.sorted_by_format([(out.name, out.stored) for out in outs])
+    return [by_name[name] for name, _ in order]
 
 
 def _write_array(file: BinaryIO, out: Out, path: str) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from graftree import _jax
-from graftree.core import ownership
+from graftree import _jax, errors
+from graftree.annotations import Path
+from graftree.core import ownership, paths
 from graftree.core.text import representations
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import sharding as variable_sharding
@@ -189,6 +190,31 @@ def _abstract_sharding(metadata: Mapping[str, Any], is_replicated: bool) -> Any:
     if mesh.empty and not has_own:
         return None
     return variable_sharding.named_sharding(annotation, metadata)
+
+
+def on_concrete_mesh(sharding: Any, path: Path, call: str) -> Any:
+    """The sharding on devices of an abstract array.
+
+    Raises:
+        ValueError: If its mesh is not in force; with the path, and the function that
+            was called.
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(
+        sharding.mesh, AbstractMesh
+    ):
+        return sharding
+    mesh = _jax.concrete_mesh()
+    if mesh is None or mesh.abstract_mesh != sharding.mesh:
+        raise ValueError(
+            errors.message(
+                f"{call}: an abstract array has a sharding on a mesh that is not in "
+                "force.",
+                where=f"{paths.to_string(path, '<root>')}: {sharding}",
+                way_out="Load within jax.set_mesh(mesh), the mesh that the model was "
+                "made for.",
+            )
+        )
+    return sharding.update(mesh=mesh)
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:

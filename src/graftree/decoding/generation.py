@@ -1,0 +1,208 @@
+"""Prompts in, tokens out: one compiled program for all prompts of about one length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from graftree import errors
+from graftree.core.graph import functional
+from graftree.decoding.sampling import Sampler
+from graftree.transforms.compiled import jit
+
+GREEDY = Sampler(temperature=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """What `generate` returns.
+
+    Attributes:
+        tokens: ``int32[batch, max_new_tokens]``; behind a stop token there are zeros.
+        lengths: How many of them count, ``int32[batch]``, the stop token included.
+
+    Example:
+        >>> tokens, lengths = jnp.array([[4, 5, 0], [6, 7, 8]]), jnp.array([2, 3])
+        >>> nnx.decoding.Generated(tokens, lengths).lists()
+        [[4, 5], [6, 7, 8]]
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+    def lists(self) -> list[list[int]]:
+        """The tokens that count, a list for each prompt."""
+        rows = zip(self.tokens, self.lengths, strict=True)
+        return [row[:length].tolist() for row, length in rows]
+
+
+def generate(
+    model: Any,
+    prompts: Any,
+    *,
+    max_new_tokens: int,
+    sampler: Sampler = GREEDY,
+    key: jax.Array | None = None,
+    stop: Sequence[int] = (),
+    pad: int | None = None,
+    padded_length: int | None = None,
+) -> Generated:
+    """Continues prompts with a language model, all of a batch at once.
+
+    The prompts are read in one call, then tokens are made one by one, within one
+    compiled program. It is compiled anew for other numbers of prompts and tokens, and
+    for prompts of another padded length, but not for prompts of other lengths. The
+    cache is part of the program, and written in place.
+
+    Args:
+        model: Has two methods. ``init_cache(batch, max_length)`` makes what it keeps of
+            the tokens so far, as a rule a `KeyValueCache` for each layer; and a call
+            ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
+            positions, ``int[batch, length]`` each, adds them to the cache and returns
+            logits, ``[batch, length, vocabulary]``. If it has an attribute
+            ``max_length``, no sequence gets longer.
+        prompts: Tokens, ``int[batch, length]``, or a list of lists of different
+            lengths.
+        max_new_tokens: How many tokens are made for each prompt.
+        sampler: How they are chosen: by default always the likeliest one.
+        key: A random key, for a sampler that draws.
+        stop: Tokens after which a sequence ends.
+        pad: A token that is no part of the prompts, but fills up their rows, on either
+            side; it is left out.
+        padded_length: The length to which prompts are padded; ``None``: the next power
+            of two, at least 16.
+
+    Returns:
+        The new tokens.
+
+    Raises:
+        TypeError: If ``prompts`` are no lists of integers.
+        ValueError: If a prompt is empty, or too long; or a sampler that draws gets no
+            key.
+
+    Example:
+        >>> class Counts(nnx.Module):  # the next token is one more
+        ...     def init_cache(self, batch, max_length):
+        ...         return {}
+        ...     def __call__(self, tokens, *, positions, cache):
+        ...         return jax.nn.one_hot(tokens + 1, 10)
+        >>> prompts = [[1, 2, 3], [5]]
+        >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
+        [[4, 5, 6], [6, 7]]
+    """
+    rows = [_tokens(row, pad) for row in prompts]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    length = _padded_length(lengths, padded_length)
+    _check(model, lengths, max_new_tokens)
+    if key is None:
+        if not sampler.is_greedy:
+            raise ValueError(
+                "nnx.decoding.generate needs key= for a sampler that draws, such as "
+                "jax.random.key(0)."
+            )
+        key = jax.random.key(0)
+    tokens = np.zeros((len(rows), length), np.int32)
+    for row, padded in zip(rows, tokens, strict=True):
+        padded[: len(row)] = row
+    made, counts = _run(
+        model,
+        jnp.asarray(tokens),
+        jnp.asarray(lengths),
+        sampler,
+        key,
+        max_new_tokens,
+        tuple(map(int, stop)),
+    )
+    return Generated(np.asarray(made), np.asarray(counts))
+
+
+def _tokens(row: Any, pad: int | None) -> np.ndarray:
+    """The tokens of a prompt."""
+    tokens = np.asarray(row)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise TypeError(
+            "nnx.decoding.generate takes prompts of integers, as an array [batch, "
+            f"length] or a list of lists; got a prompt {tokens.dtype}{[*tokens.shape]}."
+        )
+    return tokens[tokens != pad].astype(np.int32)
+
+
+def _padded_length(lengths: np.ndarray, wanted: int | None) -> int:
+    if not lengths.size or lengths.min() < 1:
+        raise ValueError("nnx.decoding.generate needs prompts of at least one token.")
+    longest = int(lengths.max())
+    if wanted is None:
+        return max(16, 1 << (longest - 1).bit_length())
+    if wanted < longest:
+        raise ValueError(
+            f"padded_length={wanted} is less than the longest prompt, {longest} tokens."
+        )
+    return wanted
+
+
+def _check(model: Any, lengths: np.ndarray, max_new_tokens: int) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
+    limit = getattr(model, "max_length", None)
+    longest = int(lengths.max()) + max_new_tokens
+    if limit is not None and longest > limit:
+        raise ValueError(
+            errors.message(
+                f"Sequences would get {longest} tokens, and the model takes {limit}.",
+                where=f"longest prompt {int(lengths.max())}, "
+                f"max_new_tokens={max_new_tokens}",
+                way_out="Cut the prompts, or make fewer tokens.",
+            )
+        )
+
+
+@jit.jit(static_argnums=(5, 6))
+def _run(
+    model: Any,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    sampler: Sampler,
+    key: jax.Array,
+    count: int,
+    stop: tuple[int, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """Reads the prompts, then makes tokens until all sequences have ended."""
+    batch, length = tokens.shape
+    cache = model.init_cache(batch, length + count)
+    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    logits = model(tokens, positions=positions, cache=cache)
+    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    graphdef, state = functional.split(cache)
+    ends = jnp.array(stop, jnp.int32)
+
+    def choose(logits: jax.Array, step: Any) -> jax.Array:
+        return sampler(logits, jax.random.fold_in(key, step))
+
+    def goes_on(carry: Any) -> jax.Array:
+        step, _, _, is_running, _, _ = carry
+        return (step < count) & is_running.any()
+
+    def advance(carry: Any) -> Any:
+        step, token, made, is_running, counts, state = carry
+        made = made.at[:, step - 1].set(jnp.where(is_running, token, 0))
+        counts = counts + is_running
+        is_running = is_running & ~jnp.isin(token, ends)
+        cache = functional.merge(graphdef, state)
+        at = (lengths + step - 1)[:, None]
+        logits = model(token[:, None], positions=at, cache=cache)[:, 0]
+        state = functional.split(cache)[1]
+        return step + 1, choose(logits, step), made, is_running, counts, state
+
+    made = jnp.zeros((batch, count), jnp.int32)
+    everyone = jnp.ones(batch, bool)
+    counts = jnp.zeros(batch, jnp.int32)
+    carry = (1, choose(last, 0), made, everyone, counts, state)
+    _, token, made, is_running, counts, _ = jax.lax.while_loop(goes_on, advance, carry)
+    # The last token of those that were never stopped.
+    made = made.at[:, count - 1].set(jnp.where(is_running, token, made[:, count - 1]))
+    return made, counts + is_running

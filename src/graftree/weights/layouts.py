@@ -1,0 +1,337 @@
+"""Layouts: how the axes of a tensor in a file become those of an array.
+
+A layout has the axes in the file on the left and ours on the right, in the notation of
+einops:
+
+    o i -> i o                  transposed
+    (h d) e -> e h d            an axis of the file that is two of ours
+    o i k -> k i o              a convolution
+    o 1 -> o                    an axis of size 1 that only the file has
+    i o ~k -> k i o             ``k`` runs backwards in the file
+
+A tensor that is made of several arrays is *fused*. They lie one after the other along
+the axis or group with a plus, each with its own size; or, where the axis ``part`` is,
+one in turn with the others:
+
+    +(h d) e -> e h d           queries, keys and values, one after the other
+    (g +h d) e -> e (g h) d     within each of g groups
+    (h part d) e -> e h d       within each head
+
+All sizes follow from the shapes of our arrays. Only of a group on our side all axes but
+one need sizes, as here of ``g``. So each layout can be read in both directions, and one
+that can't is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graftree import errors
+
+PART = "part"
+
+Index = tuple[slice, ...]
+Shape = tuple[int, ...]
+
+
+class Axis(NamedTuple):
+    """An axis in the file."""
+
+    name: str
+    is_reversed: bool
+
+
+class Unit(NamedTuple):
+    """Axes of the file that are read as one: an axis, or those with a plus."""
+
+    axes: tuple[Axis, ...]
+    is_fused: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A layout that has been read and found to be right.
+
+    Attributes:
+        text: How it was written.
+        groups: The axes of the tensor in the file, each with the units it is made of.
+        ours: The axes of our array, each with the names that it is made of.
+        sizes: The sizes that were given.
+    """
+
+    text: str
+    groups: tuple[tuple[Unit, ...], ...]
+    ours: tuple[tuple[str, ...], ...]
+    sizes: Mapping[str, int] = dataclasses.field(hash=False)
+
+    @functools.cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """All units, in the order of the file."""
+        return tuple(unit for group in self.groups for unit in group)
+
+    def solve(self, shapes: Sequence[Shape]) -> Solved:
+        """Finds the sizes of all axes.
+
+        Args:
+            shapes: The shapes of our arrays, several if the tensor is fused.
+
+        Raises:
+            ValueError: If a shape does not fit.
+        """
+        return Solved(self, tuple(self._sizes(tuple(shape)) for shape in shapes))
+
+    def _sizes(self, shape: Shape) -> dict[str, int]:
+        if len(shape) != len(self.ours):
+            raise ValueError(f"{self.text!r} has {len(self.ours)} axes on its right")
+        found = {**self.sizes, PART: 1}
+        for names, size in zip(self.ours, shape, strict=True):
+            known = math.prod(found[name] for name in names if name in found)
+            rest = [name for name in names if name not in found]
+            if known == 0 or size % known or (not rest and size != known):
+                raise ValueError(f"{self.text!r} can't cut {size} into {names}")
+            found.update(dict.fromkeys(rest, size // known))
+        return found
+
+
+class Solved:
+    """A layout with the sizes of all axes.
+
+    Attributes:
+        file_shape: The shape of the tensor in the file.
+        view_shape: The same, with an axis for each unit: what `read` asks for.
+    """
+
+    def __init__(self, layout: Layout, sizes: Sequence[dict[str, int]]) -> None:
+        self._layout = layout
+        self._sizes = sizes
+        lengths = {unit: self._length(unit) for unit in layout.units}
+        self.view_shape = tuple(lengths[unit] for unit in layout.units)
+        self.file_shape = tuple(
+            math.prod(lengths[unit] for unit in group) for group in layout.groups
+        )
+
+    def read(
+        self, part: int, index: Index, get: Callable[[Index], np.ndarray]
+    ) -> np.ndarray:
+        """Reads a piece of one of our arrays.
+
+        Args:
+            part: Which of the arrays.
+            index: Which piece of it.
+            get: Gives a piece of the tensor, as a view of shape ``view_shape``.
+        """
+        sizes = self._sizes[part]
+        wanted = {PART: slice(0, 1)}
+        inside = []
+        for names, piece in zip(self._layout.ours, index, strict=True):
+            lengths = [sizes[name] for name in names]
+            cover, cut = _cover(lengths, piece)
+            wanted.update(zip(names, cover, strict=True))
+            inside.append(cut)
+        x = get(tuple(self._place(unit, part, wanted) for unit in self._layout.units))
+        return self._arrange(x, part, wanted)[tuple(inside)]
+
+    def _place(self, unit: Unit, part: int, wanted: Mapping[str, slice]) -> slice:
+        """Which piece of a unit in the file has what is wanted."""
+        sizes = self._sizes[part]
+        first, *others = unit.axes
+        outer = wanted[first.name]
+        if first.is_reversed:
+            size = sizes[first.name]
+            outer = slice(size - outer.stop, size - outer.start)
+        inner = math.prod(sizes[axis.name] for axis in others)
+        start = sum(self._product(unit, i) for i in range(part)) if unit.is_fused else 0
+        return slice(start + outer.start * inner, start + outer.stop * inner)
+
+    def _arrange(
+        self, x: np.ndarray, part: int, wanted: Mapping[str, slice]
+    ) -> np.ndarray:
+        """Gives a piece of the view the axes of ours."""
+        axes = [axis for unit in self._layout.units for axis in unit.axes]
+        firsts = {unit.axes[0].name for unit in self._layout.units}
+        sizes = self._sizes[part]
+
+        def length(name: str) -> int:
+            piece = wanted[name]
+            return piece.stop - piece.start if name in firsts else sizes[name]
+
+        x = x.reshape([length(axis.name) for axis in axes])
+        x = x[tuple(slice(None, None, -1 if a.is_reversed else 1) for a in axes)]
+        # Within a unit only its first axis was cut.
+        x = x[tuple(slice(None) if a.name in firsts else wanted[a.name] for a in axes)]
+        names = [axis.name for axis in axes]
+        if PART in names:
+            x = x.squeeze(names.index(PART))
+            names.remove(PART)
+        order = [name for group in self._layout.ours for name in group]
+        x = x.transpose([names.index(name) for name in order])
+        lengths = dict(zip(order, x.shape, strict=True))
+        return x.reshape(
+            [math.prod(lengths[name] for name in group) for group in self._layout.ours]
+        )
+
+    def to_file(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Makes the tensor of the file from our arrays, the inverse of reading."""
+        views = [self._view(x, part) for part, x in enumerate(arrays)]
+        fused = [i for i, unit in enumerate(self._layout.units) if unit.is_fused]
+        whole = np.concatenate(views, fused[0]) if fused else views[0]
+        return whole.reshape(self.file_shape)
+
+    def _view(self, x: np.ndarray, part: int) -> np.ndarray:
+        sizes = self._sizes[part]
+        order = [name for group in self._layout.ours for name in group]
+        x = x.reshape([sizes[name] for name in order])
+        axes = [axis for unit in self._layout.units for axis in unit.axes]
+        present = [axis for axis in axes if axis.name != PART]
+        x = x.transpose([order.index(axis.name) for axis in present])
+        x = x[tuple(slice(None, None, -1 if a.is_reversed else 1) for a in present)]
+        return x.reshape([self._product(unit, part) for unit in self._layout.units])
+
+    def _length(self, unit: Unit) -> int:
+        """The size of a unit, of all parts together."""
+        parts = range(len(self._sizes))
+        products = [self._product(unit, part) for part in parts]
+        if unit.is_fused:
+            return sum(products)
+        if len({*products}) > 1:
+            names = " ".join(axis.name for axis in unit.axes)
+            raise ValueError(
+                f"{self._layout.text!r}: {names} has the sizes {products} in the arrays"
+            )
+        return products[0]
+
+    def _product(self, unit: Unit, part: int) -> int:
+        """The size of a unit, of one part."""
+        return math.prod(self._sizes[part][axis.name] for axis in unit.axes)
+
+
+def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:
+    """For a piece of a group: pieces of its axes that have it, and where it is there.
+
+    All axes but the first are taken whole.
+    """
+    if not lengths:
+        return [], slice(0, 1)
+    inner = math.prod(lengths[1:])
+    start, stop, _ = piece.indices(lengths[0] * inner)
+    first = start // inner if inner else 0
+    last = max(first, -(-stop // inner)) if inner else 0
+    pieces = [slice(first, last), *[slice(0, length) for length in lengths[1:]]]
+    return pieces, slice(start - first * inner, stop - first * inner)
+
+
+# Reading what was written.
+
+_ITEM = re.compile(r"\s*(\+?)(?:\(([^()]*)\)|(~?[A-Za-z_]\w*|1)(?![\w~]))")
+
+
+def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
+    """Reads a layout.
+
+    Args:
+        text: As in ``"(h d) e -> e h d"``.
+        sizes: Sizes of axes that don't follow from shapes.
+        parts: The number of our arrays; more than one if the tensor is fused.
+
+    Raises:
+        ValueError: If it is malformed, or can't be read in both directions.
+    """
+    sides = text.split("->")
+    if len(sides) != 2:
+        raise _refused(text, "it needs one '->', with the axes of the file on its left")
+    left, right = _groups(text, sides[0]), _groups(text, sides[1])
+    ours = [[axis for unit in group for axis in unit.axes] for group in right]
+    if any(axis.is_reversed for group in ours for axis in group) or any(
+        unit.is_fused for group in right for unit in group
+    ):
+        raise _refused(
+            text, f"'+', '~' and {PART!r} belong to the left, where the file is"
+        )
+    names = tuple(tuple(axis.name for axis in group) for group in ours)
+    layout = Layout(text, left, names, dict(sizes))
+    _check(layout, parts)
+    return layout
+
+
+def _groups(text: str, side: str) -> tuple[tuple[Unit, ...], ...]:
+    """The groups of one side."""
+    groups = []
+    for plus, inner, axis in _items(text, side):
+        if axis is not None:
+            units = [Unit(_axes(axis), bool(plus) or axis == PART)]
+        elif plus:
+            parts = _items(text, inner)
+            units = [Unit(tuple(a for part in parts for a in _axes(part[2])), True)]
+        else:
+            units = [
+                Unit(_axes(axis), bool(plus) or axis == PART)
+                for plus, _, axis in _items(text, inner)
+            ]
+        groups.append(tuple(unit for unit in units if unit.axes))
+    return tuple(groups)
+
+
+def _items(text: str, side: str) -> list[tuple[str, Any, Any]]:
+    """Plus, group and axis of each item; the group or the axis is ``None``."""
+    items, position, side = [], 0, side.rstrip()
+    while position < len(side):
+        found = _ITEM.match(side, position)
+        if found is None:
+            raise _refused(text, f"{side[position:].strip()!r} can't be read")
+        items.append((found[1], found[2], found[3]))
+        position = found.end()
+    return items
+
+
+def _axes(text: str | None) -> tuple[Axis, ...]:
+    if text is None or text == "1":
+        return ()
+    return (Axis(text.removeprefix("~"), text.startswith("~")),)
+
+
+def _check(layout: Layout, parts: int) -> None:
+    """Raises unless the layout can be read in both directions."""
+    text = layout.text
+    left = [axis.name for unit in layout.units for axis in unit.axes]
+    right = [name for group in layout.ours for name in group]
+    for name in {*left, *right}:
+        if left.count(name) > 1 or right.count(name) > 1:
+            raise _refused(text, f"the axis {name!r} occurs twice on one side")
+    for name in {*left, *right} - {PART}:
+        if name not in left or name not in right:
+            raise _refused(text, f"the axis {name!r} is on one side only")
+    fused = sum(unit.is_fused for unit in layout.units)
+    if fused != (parts > 1):
+        raise _refused(
+            text,
+            f"{parts} arrays in one tensor need one '+' or {PART!r}, on the left"
+            if parts > 1
+            else f"'+' and {PART!r} need several paths, in a list",
+        )
+    for name, size in layout.sizes.items():
+        if name not in right or not isinstance(size, int) or size < 1:
+            raise _refused(text, f"the size {name}={size!r} is of no use")
+    for group in layout.ours:
+        unknown = [name for name in group if name not in layout.sizes]
+        if len(unknown) > 1:
+            raise _refused(
+                text,
+                f"of {' and '.join(unknown)} on the right, all but one need a size",
+            )
+
+
+def _refused(text: str, reason: str) -> ValueError:
+    return ValueError(
+        errors.message(
+            f"The layout {text!r} is refused: {reason}.",
+            way_out="Write the axes of the file, '->', and those of the array, as in "
+            "'(h d) e -> e h d'; each axis once on each side.",
+        )
+    )

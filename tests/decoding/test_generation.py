@@ -1,0 +1,146 @@
+"""Generation: equal to a loop without a cache, for any lengths and any batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from examples.models import llama
+
+CONFIG = llama.Config(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    rope_theta=100.0,
+    max_position_embeddings=48,
+)
+
+
+LOGITS = nnx.jit(lambda model, tokens: model(tokens))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama.Llama(CONFIG, rngs=nnx.Rngs(3))
+
+
+def continued(model, prompt, count):
+    """The likeliest tokens, each by a call for the whole sequence."""
+    tokens = np.zeros((1, 16), int)
+    tokens[0, : len(prompt)] = prompt
+    for at in range(len(prompt), len(prompt) + count):
+        tokens[0, at] = LOGITS(model, tokens)[0, at - 1].argmax()
+    return tokens[0, len(prompt) : len(prompt) + count].tolist()
+
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6]]
+
+
+def test_the_cache_changes_nothing(model):
+    tokens = jnp.array([[3, 1, 4, 1, 5, 9]])
+    cache = model.init_cache(1, 8)
+    parts = []
+    for start, stop in [(0, 3), (3, 4), (4, 6)]:
+        positions = jnp.arange(start, stop)[None]
+        parts.append(model(tokens[:, start:stop], positions=positions, cache=cache))
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), model(tokens), atol=1e-5)
+
+
+def test_prompts_of_different_lengths(model):
+    made = nnx.decoding.generate(model, PROMPTS, max_new_tokens=5)
+    assert made.lists() == [continued(model, prompt, 5) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side(model, side):
+    rows = np.full((3, 6), 39)
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        at = slice(-len(prompt), None) if side == "left" else slice(len(prompt))
+        row[at] = prompt
+    made = nnx.decoding.generate(model, rows, max_new_tokens=3, pad=39)
+    expected = nnx.decoding.generate(model, PROMPTS, max_new_tokens=3)
+    assert made.lists() == expected.lists()
+
+
+def test_sequences_end_with_a_stop_token(model):
+    whole = [continued(model, prompt, 6) for prompt in PROMPTS]
+    stop = {whole[0][2], whole[1][0]}
+    ended = [
+        row[: min((i + 1 for i, token in enumerate(row) if token in stop), default=6)]
+        for row in whole
+    ]
+    made = nnx.decoding.generate(model, PROMPTS, max_new_tokens=6, stop=[*stop])
+    assert made.lists() == ended
+    rows = zip(made.tokens, made.lengths, strict=True)
+    assert all(not row[n:].any() for row, n in rows)
+
+
+def test_one_program_for_all_prompts_of_a_padded_length():
+    traced = []
+
+    class Watched(llama.Llama):
+        def __call__(self, *args, **kwargs):
+            traced.append(args[0].shape)
+            return super().__call__(*args, **kwargs)
+
+    model = Watched(CONFIG, rngs=nnx.Rngs(0))
+    for length in (2, 9, 16):
+        nnx.decoding.generate(model, [[1] * length], max_new_tokens=2)
+    assert traced == [(1, 16), (1, 1)]
+    nnx.decoding.generate(model, [[1] * 17], max_new_tokens=2)
+    assert traced[2:] == [(1, 32), (1, 1)]
+
+
+def test_samples_depend_on_the_key_only(model):
+    def sample(key):
+        return nnx.decoding.generate(
+            model,
+            PROMPTS,
+            max_new_tokens=8,
+            sampler=nnx.decoding.Sampler(1.5),
+            key=jax.random.key(key),
+        ).tokens
+
+    np.testing.assert_array_equal(sample(0), sample(0))
+    assert (sample(0) != sample(1)).any()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "more", "error"),
+    [
+        ([[]], {}, "at least one token"),
+        ([], {}, "at least one token"),
+        ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
+        ([[1]], {"padded_length": 0}, "longest prompt"),
+        ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
+        ([[1]], {"max_new_tokens": 0}, "at least 1"),
+    ],
+    ids=["empty", "none", "too long", "padding", "no key", "no tokens"],
+)
+def test_what_can_not_be_continued(model, prompts, more, error):
+    with pytest.raises(ValueError, match=error):
+        nnx.decoding.generate(model, prompts, **{"max_new_tokens": 9, **more})
+
+
+def test_prompts_are_integers(model):
+    for prompts in ([[1.5]], "text", [[[1]]]):
+        with pytest.raises(TypeError, match="prompts of integers"):
+            nnx.decoding.generate(model, prompts, max_new_tokens=1)
+
+
+def test_a_cache_takes_what_fits():
+    cache = nnx.decoding.KeyValueCache(2, 4, kv_heads=1, head_dim=3)
+    x = jnp.ones((2, 1, 1, 3))
+    with pytest.raises(ValueError, match="can't take"):
+        cache.extend(x[:1], x[:1], jnp.zeros((1, 1), int))
+    with pytest.raises(ValueError, match="needs a position"):
+        cache.extend(x, x, jnp.zeros((2, 2), int))
+    key, _, mask = cache.extend(x, x, jnp.array([[0], [9]]))
+    assert not key[1].any()  # behind the last slot: not kept
+    assert mask[0, 0, 0].tolist() == [True, False, False, False]

@@ -1,0 +1,68 @@
+"""Drafts: the lines that shapes and names suggest, and what is left open."""
+
+import numpy as np
+import pytest
+
+import graftree as nnx
+from examples.models import llama
+
+CONFIG = llama.Config(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    rope_theta=100.0,
+    max_position_embeddings=48,
+)
+
+
+def test_the_table_of_llama_is_found():
+    model = nnx.eval_shape(lambda: llama.Llama(CONFIG, rngs=nnx.Rngs(0)))
+    tensors = nnx.weights.Mapping(llama.WEIGHTS).tensors(model)
+    weights = {t.name: np.zeros(t.solved.file_shape, np.float32) for t in tensors}
+    draft = nnx.weights.draft(weights, model)
+    assert dict(draft.entries) == llama.WEIGHTS
+    assert not draft.names
+    assert not draft.paths
+    table = eval(str(draft), {"nnx": nnx})  # what it prints is the table
+    nnx.weights.load(weights, model, table)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
+    def make(rngs):
+        return nnx.Linear(2, 3, rngs=rngs)
+
+    rngs = nnx.Rngs(0)
+    blocks = nnx.Stack(make, 2, rngs=rngs)
+    if not stacked:
+        blocks = nnx.List([make(rngs) for _ in range(2)])
+    weights = {f"h.{i}.weight": np.zeros((3, 2)) for i in range(2)}
+    weights |= {f"h.{i}.bias": np.zeros(3) for i in range(2)}
+    draft = nnx.weights.draft(weights, nnx.Dict(blocks=blocks))
+    assert dict(draft.entries) == {"h.{i}": "blocks[{i}]"}
+
+
+def test_what_has_no_counterpart_is_listed():
+    model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    draft = nnx.weights.draft({"b.weight": np.zeros((9, 9))}, model)
+    assert not draft.entries
+    assert draft.names == {"b.weight": (9, 9)}
+    assert draft.paths == {"a.bias": (3,), "a.weight": (3, 2)}
+    assert "# in the file: 'b.weight' [9, 9]" in str(draft)
+
+
+def test_equal_shapes_and_names_are_doubtful():
+    def layer():
+        return nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+
+    model = nnx.Dict(one=layer(), two=layer())
+    weights = {"x.weight": np.zeros((2, 2)), "y.weight": np.zeros((2, 2))}
+    draft = nnx.weights.draft(weights, model)
+    assert {*draft.entries} == {"x", "y"}
+    assert draft.doubtful
+    assert "# or " in str(draft)

@@ -1,0 +1,145 @@
+"""Layouts: both directions, any piece, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from graftree.weights import layouts
+
+rng = np.random.default_rng(0)
+
+# Layout, sizes that are given, shapes of our arrays, and the tensor by NumPy.
+CASES = {
+    "transposed": ("o i -> i o", {}, [(3, 4)], lambda x: x.T),
+    "split": (
+        "(h d) e -> e h d",
+        {},
+        [(5, 2, 3)],
+        lambda x: x.reshape(5, 6).T,
+    ),
+    "joined": ("a b -> (a b)", {"a": 3}, [(12,)], lambda x: x.reshape(3, 4)),
+    "convolution": (
+        "o i h w -> h w i o",
+        {},
+        [(2, 3, 4, 5)],
+        lambda x: x.transpose(3, 2, 0, 1),
+    ),
+    "reversed": (
+        "i o ~k -> k i o",
+        {},
+        [(4, 2, 3)],
+        lambda x: x[::-1].transpose(1, 2, 0),
+    ),
+    "an axis of one": ("o 1 -> o", {}, [(4,)], lambda x: x[:, None]),
+    "a scalar": ("->", {}, [()], lambda x: x),
+    "one after the other": (
+        "+(h d) e -> e h d",
+        {},
+        [(5, 4, 3), (5, 2, 3), (5, 2, 3)],
+        lambda *xs: np.concatenate([x.reshape(5, -1).T for x in xs]),
+    ),
+    "one after the other, last": (
+        "e +f -> e f",
+        {},
+        [(3, 4), (3, 5)],
+        lambda *xs: np.concatenate(xs, 1),
+    ),
+    "in turn": (
+        "(h part d) e -> e h d",
+        {},
+        [(5, 4, 3)] * 3,
+        lambda *xs: np.stack([x.transpose(1, 2, 0) for x in xs], 1).reshape(-1, 5),
+    ),
+    "within groups": (
+        "(g +h d) e -> e (g h) d",
+        {"g": 2},
+        [(5, 8, 3), (5, 2, 3)],
+        lambda q, k: (
+            np.concatenate([q.reshape(5, 2, 4, 3), k.reshape(5, 2, 1, 3)], 2)
+            .reshape(5, -1)
+            .T
+        ),
+    ),
+    "empty": ("o i -> i o", {}, [(0, 4)], lambda x: x.T),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_directions_are_as_numpy_says(case):
+    text, sizes, shapes, expected = CASES[case]
+    solved = layouts.parse(text, sizes, len(shapes)).solve(shapes)
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    tensor = solved.to_file(arrays)
+    np.testing.assert_array_equal(tensor, expected(*arrays))
+    assert tensor.shape == solved.file_shape
+    view = tensor.reshape(solved.view_shape)
+    for part, array in enumerate(arrays):
+        for _ in range(20):
+            index = tuple(_random_slice(size) for size in array.shape)
+            piece = solved.read(part, index, lambda i: view[i])
+            np.testing.assert_array_equal(piece, array[index])
+
+
+def _random_slice(size):
+    start, stop = sorted(rng.integers(0, size + 1, 2))
+    return slice(start, stop)
+
+
+def test_only_the_wanted_elements_are_asked_for():
+    solved = layouts.parse("+(h d) e -> e h d", {}, 2).solve([(8, 4, 2), (8, 2, 2)])
+    asked = []
+
+    def get(index):
+        asked.append(math.prod(piece.stop - piece.start for piece in index))
+        return np.zeros([piece.stop - piece.start for piece in index])
+
+    solved.read(1, (slice(0, 4), slice(1, 2), slice(0, 2)), get)
+    assert asked == [4 * 1 * 2]
+
+
+REFUSED = {
+    "o i": "needs one '->'",
+    "a -> b -> c": "needs one '->'",
+    "o i -> o": "'i' is on one side only",
+    "a -> (a b)": "'b' is on one side only",
+    "o i -> i o o": "'o' occurs twice",
+    "(o i -> i o": "can't be read",
+    "((o) i) -> o i": "can't be read",
+    "o i -> i ~o": "belong to the left",
+    "o i -> i +o": "belong to the left",
+    "o -> o 2": "can't be read",
+    "o i j -> (o i) j": "all but one need a size",
+    "part o -> o": "need several paths",
+    "+o i -> i o": "need several paths",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_has_no_inverse_is_refused(text):
+    with pytest.raises(ValueError, match="is refused") as error:
+        layouts.parse(text, {}, 1)
+    assert REFUSED[text] in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["o i -> i o", "+o +i -> i o", "part +o -> o"])
+def test_several_arrays_need_one_place(text):
+    with pytest.raises(ValueError, match="2 arrays in one tensor"):
+        layouts.parse(text, {}, 2)
+
+
+@pytest.mark.parametrize("sizes", [{"x": 2}, {"o": 0}, {"o": 2.0}])
+def test_sizes_are_of_axes_and_positive(sizes):
+    with pytest.raises(ValueError, match="is of no use"):
+        layouts.parse("(o p) -> o p", sizes, 1)
+
+
+def test_shapes_that_do_not_fit():
+    layout = layouts.parse("(g h) -> (h g)", {"g": 3}, 1)
+    with pytest.raises(ValueError, match="can't cut 8"):
+        layout.solve([(8,)])
+    with pytest.raises(ValueError, match="1 axes on its right"):
+        layout.solve([(3, 4)])
+    fused = layouts.parse("+o i -> i o", {}, 2)
+    with pytest.raises(ValueError, match=r"i has the sizes \[2, 3\]"):
+        fused.solve([(2, 4), (3, 4)])

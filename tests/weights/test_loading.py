@@ -1,0 +1,286 @@
+"""Loading: all weights or an error, each where it belongs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from graftree.weights import sources
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape, dtype=np.float32):
+    return rng.normal(size=shape).astype(dtype)
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs, **metadata):
+        self.up = nnx.Linear(4, 8, rngs=rngs, **metadata)
+
+    def __call__(self, x):
+        return x + self.up(x)[..., :4]
+
+
+def make_list(**metadata):
+    rngs = nnx.Rngs(0)
+    return nnx.Dict(blocks=nnx.List([Block(rngs, **metadata) for _ in range(3)]))
+
+
+def make_stack(**metadata):
+    def make(rngs):
+        return Block(rngs, **metadata)
+
+    return nnx.Dict(blocks=nnx.Stack(make, 3, rngs=nnx.Rngs(0)))
+
+
+TABLE = {"h.{i}.fc": "blocks[{i}].up"}
+
+
+def make_weights(dtype=np.float32):
+    names = {f"h.{i}.fc.weight": normal(8, 4, dtype=dtype) for i in range(3)}
+    return names | {f"h.{i}.fc.bias": normal(8, dtype=dtype) for i in range(3)}
+
+
+def kernels(model):
+    if isinstance(model.blocks, nnx.Stack):
+        return np.asarray(model.blocks.layers.up.kernel[...])
+    return np.stack([np.asarray(block.up.kernel[...]) for block in model.blocks])
+
+
+def expected(weights):
+    return np.stack([weights[f"h.{i}.fc.weight"].T for i in range(3)])
+
+
+@pytest.mark.parametrize("make", [make_list, make_stack])
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_list_and_a_stack_are_filled(make, abstract):
+    weights = make_weights()
+    model = nnx.eval_shape(make) if abstract else make()
+    assert nnx.weights.load(weights, model, TABLE) is model
+    np.testing.assert_array_equal(kernels(model), expected(weights))
+
+
+def test_variables_stay_what_they_are():
+    model = make_list()
+    kernel = model.blocks[0].up.kernel
+    nnx.weights.load(make_weights(), model, TABLE)
+    assert model.blocks[0].up.kernel is kernel
+    assert type(kernel) is nnx.Param
+
+
+def test_shared_arrays_have_one_line():
+    embed = nnx.Embed(5, 2, rngs=nnx.Rngs(0))
+    model = nnx.Dict(a=embed, b=embed)
+    weights = {"w.weight": normal(5, 2)}
+    for table in ({"w": "a"}, {"w": "b"}):
+        nnx.weights.load(weights, model, table)
+        np.testing.assert_array_equal(model.b.embedding, weights["w.weight"])
+
+
+def test_attributes_that_are_arrays_are_filled():
+    model = nnx.Dict(a=nnx.data(jnp.zeros(3)))
+    nnx.weights.load({"x": np.arange(3, dtype=np.float32)}, model, {"x": "a"})
+    np.testing.assert_array_equal(model.a, [0, 1, 2])
+
+
+# ------------------------------------------------------------------ all or an error
+
+
+def wrong(change):
+    weights, model = make_weights(), make_list()
+    change(weights)
+    before = kernels(model)
+    with pytest.raises(nnx.errors.StateMismatchError) as error:
+        nnx.weights.load(weights, model, TABLE)
+    np.testing.assert_array_equal(kernels(model), before)
+    return error.value
+
+
+def test_missing_tensors_are_listed():
+    error = wrong(lambda weights: [weights.pop(f"h.{i}.fc.bias") for i in (0, 2)])
+    assert error.missing == (("blocks", 0, "up", "bias"), ("blocks", 2, "up", "bias"))
+    assert "h.2.fc.bias, for blocks[2].up.bias: float32[8]" in str(error)
+
+
+def test_unexpected_tensors_are_listed():
+    error = wrong(lambda weights: weights.update({"h.3.fc.bias": normal(8)}))
+    assert error.unexpected == (("h.3.fc.bias",),)
+    assert "ignore=" in str(error)
+
+
+def test_shapes_are_compared():
+    error = wrong(lambda weights: weights.update({"h.1.fc.weight": normal(4, 8)}))
+    assert "blocks[1].up.kernel: expected shape h.1.fc.weight [8,4], got [4,8]" in str(
+        error
+    )
+
+
+def test_arrays_without_a_line_are_listed():
+    model = make_list()
+    model["head"] = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        nnx.errors.StateMismatchError, match="not in the table"
+    ) as error:
+        nnx.weights.load(make_weights(), model, TABLE)
+    assert error.value.missing == (("head", "bias"), ("head", "kernel"))
+    nnx.weights.load(make_weights(), model, TABLE, missing="head.**")
+
+
+def test_what_may_be_missing_stays():
+    weights = make_weights()
+    del weights["h.1.fc.bias"]
+    model = make_list()
+    nnx.weights.load(weights, model, TABLE, missing="blocks[1].up.bias")
+    assert not model.blocks[1].up.bias[...].any()
+    assert model.blocks[0].up.bias[...].any()
+
+
+def test_part_of_a_stacked_array_may_not_be_missing():
+    weights = make_weights()
+    del weights["h.1.fc.bias"]
+    with pytest.raises(nnx.errors.StateMismatchError):
+        nnx.weights.load(weights, make_stack(), TABLE, missing="**.bias")
+
+
+def test_an_abstract_array_may_not_be_missing():
+    weights = make_weights()
+    del weights["h.1.fc.bias"]
+    with pytest.raises(nnx.errors.StateMismatchError):
+        nnx.weights.load(weights, nnx.eval_shape(make_list), TABLE, missing=...)
+
+
+def test_ignored_tensors_are_left_out():
+    weights = make_weights() | {"h.0.rope.inv_freq": normal(3)}
+    mapping = nnx.weights.Mapping(TABLE, ignore=["**.inv_freq"])
+    nnx.weights.load(weights, make_list(), mapping)
+
+
+def test_tied_tensors_must_be_equal():
+    model = nnx.Dict(embed=nnx.Embed(5, 2, rngs=nnx.Rngs(0)))
+    mapping = nnx.weights.Mapping(
+        {"wte": "embed"}, tied={"lm_head.weight": "wte.weight"}
+    )
+    table = normal(5, 2)
+    nnx.weights.load({"wte.weight": table}, model, mapping)
+    nnx.weights.load({"wte.weight": table, "lm_head.weight": table}, model, mapping)
+    before = np.asarray(model.embed.embedding)
+    with pytest.raises(ValueError, match="are tied"):
+        nnx.weights.load(
+            {"wte.weight": table + 1, "lm_head.weight": table}, model, mapping
+        )
+    np.testing.assert_array_equal(model.embed.embedding, before)
+
+
+# ----------------------------------------------------------------------------- dtypes
+
+
+def test_a_wider_model_takes_the_weights():
+    weights = make_weights(jnp.bfloat16)
+    model = nnx.weights.load(weights, make_list(), TABLE)
+    assert model.blocks[0].up.kernel.dtype == jnp.float32
+    np.testing.assert_array_equal(kernels(model), expected(weights).astype(np.float32))
+
+
+def test_precision_is_not_lost_without_a_word():
+    model = make_list(param_dtype=jnp.bfloat16)
+    with pytest.raises(nnx.errors.StateMismatchError, match="dtype="):
+        nnx.weights.load(make_weights(), model, TABLE)
+    nnx.weights.load(make_weights(), model, TABLE, dtype=jnp.bfloat16)
+
+
+def test_one_dtype_for_all():
+    model = nnx.weights.load(make_weights(), make_list(), TABLE, dtype=jnp.bfloat16)
+    assert model.blocks[0].up.bias.dtype == jnp.bfloat16
+
+
+def test_dtypes_by_path():
+    model = nnx.weights.load(
+        make_weights(), make_stack(), TABLE, dtype={"**.kernel": jnp.bfloat16}
+    )
+    assert model.blocks.layers.up.kernel.dtype == jnp.bfloat16
+    assert model.blocks.layers.up.bias.dtype == jnp.float32
+
+
+def test_the_dtypes_of_the_file():
+    weights = make_weights()
+    weights |= {f"h.{i}.fc.bias": normal(8, dtype=np.float16) for i in range(3)}
+    model = nnx.weights.load(weights, make_list(), TABLE, dtype="file")
+    assert model.blocks[0].up.kernel.dtype == jnp.float32
+    assert model.blocks[0].up.bias.dtype == jnp.float16
+
+
+def test_float64_needs_x64():
+    with pytest.raises(nnx.errors.StateMismatchError):
+        nnx.weights.load(make_weights(np.float64), make_list(), TABLE, dtype="file")
+
+
+def test_integers_do_not_become_numbers():
+    model = nnx.Dict(a=nnx.Param(jnp.ones(3)))
+    with pytest.raises(nnx.errors.StateMismatchError):
+        nnx.weights.load({"x": np.arange(3)}, model, {"x": "a"})
+
+
+# -------------------------------------------------------------------------- shardings
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh(
+        (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+
+
+METADATA = {"kernel_metadata": {"out_sharding": ("a", "b")}}
+
+
+@pytest.mark.parametrize("make", [make_list, make_stack])
+def test_abstract_models_go_where_they_are_annotated_to_be(make, mesh):
+    weights = make_weights()
+    with jax.set_mesh(mesh):
+        model = nnx.eval_shape(lambda: make(**METADATA))
+        nnx.weights.load(weights, model, TABLE)
+    np.testing.assert_array_equal(kernels(model), expected(weights))
+    layer = model.blocks[0] if make is make_list else model.blocks.layers
+    spec = layer.up.kernel.sharding.spec
+    assert spec[-2:] == ("a", "b")
+
+
+def test_concrete_models_stay_where_they_are(mesh):
+    with jax.set_mesh(mesh):
+        model = make_list(**METADATA)
+    before = model.blocks[0].up.kernel.sharding
+    nnx.weights.load(make_weights(), model, TABLE)
+    assert model.blocks[0].up.kernel.sharding == before
+
+
+def test_shardings_that_are_given(mesh):
+    weights = make_weights()
+    model = nnx.eval_shape(make_list)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    nnx.weights.load(weights, model, TABLE, shardings=everywhere)
+    assert model.blocks[0].up.kernel.sharding == everywhere
+    shardings = nnx.get_named_sharding(nnx.state(model), mesh)
+    nnx.weights.load(weights, nnx.eval_shape(make_list), TABLE, shardings=shardings)
+    with pytest.raises(ValueError, match="lacks arrays") as error:
+        nnx.weights.load(weights, model, TABLE, shardings={"blocks": {}})
+    assert "blocks[0].up.kernel" in str(error.value)
+
+
+def test_only_what_the_devices_hold_is_read_and_once(mesh, monkeypatch):
+    weights = make_weights()
+    opened = []
+    real = sources.open
+
+    def watched(source):
+        opened.append(real(source))
+        return opened[-1]
+
+    monkeypatch.setattr(sources, "open", watched)
+    model = nnx.eval_shape(make_stack)
+    split = jax.NamedSharding(mesh, jax.P(None, "a"))
+    layer = {"kernel": split, "bias": split.update(spec=jax.P())}
+    shardings = {"blocks": {"layers": {"up": layer}}}
+    nnx.weights.load(weights, model, TABLE, shardings=shardings)
+    assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())

@@ -1,0 +1,112 @@
+"""Saving: what is loaded and saved again is the same file, byte for byte."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from examples.models import pretrained
+from tests.weights import checkpoints_of_hf
+
+
+@pytest.mark.parametrize(
+    ("name", "shard_bytes"), [("llama", None), ("gpt2", None), ("qwen3", 60_000)]
+)
+def test_files_of_hugging_face_come_back_byte_for_byte(name, shard_bytes, tmp_path):
+    folder = checkpoints_of_hf.folder(name)
+    content = json.loads((folder / "config.json").read_text())
+    make, weights = pretrained.family(content)
+    model = nnx.weights.load(folder, nnx.eval_shape(make), weights)
+    nnx.weights.save(tmp_path, model, weights, shard_bytes=shard_bytes)
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in folder.glob("model*")}
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.qkv = nnx.List(
+            [nnx.Linear(4, size, use_bias=False, rngs=rngs) for size in (6, 2, 2)]
+        )
+        self.blocks = nnx.Stack(
+            lambda rngs: nnx.Linear(3, 5, param_dtype=jnp.bfloat16, rngs=rngs),
+            2,
+            rngs=rngs,
+        )
+        self.flag = nnx.Param(jnp.array([True, False]))
+        self.count = nnx.Param(jnp.arange(3, dtype=jnp.int32))
+
+
+TABLE = {
+    "qkv": ([f"qkv[{i}].kernel" for i in range(3)], "+o i -> i o"),
+    "h.{i}": "blocks[{i}]",
+    "flag": "flag",
+    "count": "count",
+}
+
+
+@pytest.mark.parametrize("shard_bytes", [None, 64])
+def test_fused_stacked_and_mixed_dtypes_come_back(shard_bytes, tmp_path):
+    model = Net(nnx.Rngs(0))
+    path = tmp_path / "set" if shard_bytes else tmp_path / "x.safetensors"
+    nnx.weights.save(path, model, TABLE, shard_bytes=shard_bytes)
+    again = nnx.weights.load(path, nnx.eval_shape(Net, nnx.Rngs(1)), TABLE)
+
+    def same(one, other):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+    jax.tree.map(
+        same, nnx.to_pure_dict(nnx.state(again)), nnx.to_pure_dict(nnx.state(model))
+    )
+
+
+def test_arrays_on_many_devices_are_written_whole(tmp_path):
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def make():
+        metadata = {"out_sharding": ("a", None)}
+        return nnx.Linear(8, 4, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+
+    model = nnx.Dict(x=nnx.sharding.init(make, mesh))
+    path = tmp_path / "x.safetensors"
+    nnx.weights.save(path, model, {"x": "x"})
+    with jax.set_mesh(mesh):
+        plain = nnx.Dict(x=nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
+    nnx.weights.load(path, plain, {"x": "x"})
+    np.testing.assert_array_equal(plain.x.kernel, model.x.kernel)
+
+
+def test_left_out_arrays_are_refused(tmp_path):
+    model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(ValueError, match="leaves out arrays") as error:
+        nnx.weights.save(path, model, {"w": "a.kernel"})
+    assert "a.bias" in str(error.value)
+    assert not path.exists()
+    nnx.weights.save(path, model, {"w": "a.kernel"}, missing="a.bias")
+    nnx.weights.load(path, model, {"w": "a.kernel"}, missing="a.bias")
+
+
+def test_abstract_models_have_no_weights(tmp_path):
+    model = nnx.eval_shape(lambda: nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0))))
+    with pytest.raises(ValueError, match="is abstract"):
+        nnx.weights.save(tmp_path / "x.safetensors", model, {"a": "a"})
+    assert not any(tmp_path.iterdir())
+
+
+def test_parts_of_a_tensor_have_one_dtype(tmp_path):
+    model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.ones(2, jnp.bfloat16)))
+    with pytest.raises(ValueError, match="one dtype"):
+        nnx.weights.save(
+            tmp_path / "x.safetensors", model, {"x": (["a", "b"], "+f -> f")}
+        )
+
+
+def test_tied_names_are_not_written(tmp_path):
+    model = nnx.Dict(embed=nnx.Embed(5, 2, rngs=nnx.Rngs(0)))
+    mapping = nnx.weights.Mapping({"w": "embed"}, tied={"head.weight": "w.weight"})
+    nnx.weights.save(tmp_path / "x.safetensors", model, mapping)
+    nnx.weights.load(tmp_path / "x.safetensors", model, {"w": "embed"})

@@ -1,0 +1,144 @@
+"""Tables: which tensors a model has, and which tables are refused."""
+
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(2, 3, rngs=rngs)
+        self.norm = nnx.LayerNorm(3, rngs=rngs)
+        self.scale = nnx.Param(jnp.ones(3))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs, make_blocks):
+        self.embed = nnx.Embed(5, 2, rngs=rngs)
+        self.blocks = make_blocks(Block, rngs)
+
+
+def listed(make, rngs):
+    return nnx.List([make(rngs) for _ in range(2)])
+
+
+def stacked(make, rngs):
+    return nnx.Stack(make, 2, rngs=rngs)
+
+
+def names(mapping, model):
+    return [tensor.name for tensor in nnx.weights.Mapping(mapping).tensors(model)]
+
+
+TABLE = {"wte": "embed", "h.{i}.fc": "blocks[{i}].up", "h.{i}": "blocks[{i}]"}
+NAMES = [
+    "wte.weight",
+    *(f"h.0.{name}" for name in ["fc.weight", "fc.bias"]),
+    *(f"h.0.{name}" for name in ["norm.weight", "norm.bias", "scale"]),
+    *(f"h.1.{name}" for name in ["fc.weight", "fc.bias"]),
+    *(f"h.1.{name}" for name in ["norm.weight", "norm.bias", "scale"]),
+]
+
+
+@pytest.mark.parametrize("make_blocks", [listed, stacked], ids=["list", "stack"])
+def test_one_table_fits_a_list_and_a_stack(make_blocks):
+    assert names(TABLE, Net(nnx.Rngs(0), make_blocks)) == NAMES
+
+
+def test_a_path_that_names_the_array_below_a_stack_is_stacked_too():
+    model = Net(nnx.Rngs(0), stacked)
+    table = {"h.{i}.w": "blocks.layers.up.kernel"}
+    tensors = nnx.weights.Mapping(table).tensors(model)
+    assert [(t.name, t.at, t.solved.file_shape) for t in tensors] == [
+        ("h.0.w", (0,), (3, 2)),
+        ("h.1.w", (1,), (3, 2)),
+    ]
+
+
+def test_indices_may_be_attributes_of_the_path():
+    model = Net(nnx.Rngs(0), listed)
+    assert names({"a.{n}": "blocks.{n}.scale"}, model) == ["a.0", "a.1"]
+    assert names({"a": "blocks[1].scale"}, model) == ["a"]
+    assert names({"a": "blocks.1.scale"}, model) == ["a"]
+
+
+def test_the_empty_path_is_the_model():
+    model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), b=nnx.Param(jnp.ones(2)))
+    assert names({"model": ""}, model) == ["model.a.weight", "model.a.bias", "model.b"]
+    assert names({"": ""}, model) == ["a.weight", "a.bias", "b"]
+
+
+def test_random_streams_and_caches_are_no_weights():
+    model = nnx.Dict(
+        a=nnx.Dropout(0.5, rngs=nnx.Rngs(0)), b=nnx.Cache(jnp.ones(2)), c=nnx.Param(1.0)
+    )
+    model.c.set_value(jnp.ones(()))
+    assert names({"": ""}, model) == ["c"]
+
+
+REFUSED = {
+    "an index from nowhere": ({"a": "blocks[{i}].up"}, "'i' of 'blocks"),
+    "a brace": ({"a.{i": "embed"}, "is no name of tensors"),
+    "a malformed path": ({"a": "blocks["}, "is malformed at"),
+    "a path twice": ({"a": "embed", "b": "embed"}, "is in the line 'a' too"),
+    "a path twice, spelt otherwise": (
+        {"a": "blocks[0].up", "b": "blocks.0.up"},
+        "is in the line 'a' too",
+    ),
+    "a layout without inverse": ({"a": ("embed", "o i -> o")}, "is refused"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_when_the_table_is_made(case):
+    table, reason = REFUSED[case]
+    with pytest.raises(ValueError) as error:
+        nnx.weights.Mapping(table)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, ["a", "b"], ("a",), (["a"], "o -> o"), ("a", "o -> o", 2)],
+    ids=str,
+)
+def test_lines_of_another_form(value):
+    with pytest.raises(TypeError, match="has another form"):
+        nnx.weights.Mapping({"x": value})
+
+
+UNFIT = {
+    "nowhere": ({"a": "block"}, "has no 'block'"),
+    "no list": ({"a.{i}": "embed[{i}]"}, "without elements"),
+    "other rank": ({"a": ("blocks[0].scale", "o i -> i o")}, "2 axes on its right"),
+    "the same array twice": (
+        {"a": "blocks[0].scale", "b.{i}": "blocks[{i}].scale"},
+        "is 'a' of the file already",
+    ),
+    "the same name twice": (
+        {"h.0": "embed.embedding", "h.{i}": "blocks[{i}].scale"},
+        "several lines lead to this name",
+    ),
+    "one index, two lists": (
+        {"a.{i}": (["blocks[{i}].scale", "embed.embedding"], "+o -> o")},
+        "different numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_refused_with_a_model(case):
+    table, reason = UNFIT[case]
+    mapping = nnx.weights.Mapping(table)
+    model = Net(nnx.Rngs(0), listed)
+    with pytest.raises(ValueError) as error:
+        mapping.tensors(model)
+    assert reason in str(error.value)
+
+
+def test_ignored_names():
+    mapping = nnx.weights.Mapping({}, ignore=["**.inv_freq", "a[0].b"])
+    assert mapping.ignores("x.y.inv_freq")
+    assert mapping.ignores("a[0].b")
+    assert not mapping.ignores("inv_freq.x")
