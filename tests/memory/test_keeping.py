@@ -170,6 +170,40 @@ def test_layers_of_a_stack_begin_at_the_layer():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_compiled_programs_need_less_memory():
+    x = jnp.ones((64, 4))
+
+    class Wide(nnx.Module):
+        def __init__(self, rngs):
+            self.up = nnx.Linear(4, 128, use_bias=False, rngs=rngs)
+            self.down = nnx.Linear(128, 4, use_bias=False, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(jnp.sin(jnp.sin(nnx.name(self.up(x), "hidden"))))
+
+    def temporaries(policy):
+        stack = nnx.Stack(Wide, 6, remat=policy, rngs=nnx.Rngs(0))
+        step = nnx.jit(nnx.grad(lambda stack, x: stack(x).sum()))
+        analysis = step.lower(stack, x).compile().memory_analysis()
+        return analysis.temp_size_in_bytes
+
+    hidden = 6 * 64 * 128 * 4
+    nothing, named, everything = map(temporaries, (True, save("hidden"), False))
+    assert named - nothing == pytest.approx(hidden, rel=0.2)
+    assert everything - named > hidden / 2
+
+
+def test_branches_are_gone_into():
+    def function(block, x):
+        branches = (lambda x: nnx.name(jnp.sin(x), "sine"), jnp.cos)
+        return block.attention(jax.lax.cond(x[0, 0] > 0, *branches, x))
+
+    run = nnx.remat(function, policy=save("sine", "attention.out"))
+    block = Block(nnx.Rngs(0))
+    for a, b in zip(gradient(run, block, X), gradient(function, block, X), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_policies_are_combined():
     dots = jax.checkpoint_policies.dots_saveable
     block = Block(nnx.Rngs(0))
