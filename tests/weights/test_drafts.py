@@ -66,3 +66,20 @@ def test_equal_shapes_and_names_are_doubtful():
     assert {*draft.entries} == {"x", "y"}
     assert draft.doubtful
     assert "# or " in str(draft)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_is_what_the_file_has(fused):
+    layer = nnx.MultiHeadAttention(2, 6, use_bias=False, decode=False, rngs=nnx.Rngs(0))
+    model = nnx.Dict(attention=layer)
+    if fused:
+        weights = {"attn.in_proj_weight": np.zeros((18, 6))}
+        weights |= {"attn.out_proj.weight": np.zeros((6, 6))}
+        assert {*nnx.weights.draft(weights, model).names} == {*weights}
+        return
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+    weights = {f"attn.{name}.weight": np.zeros((6, 6)) for name in names}
+    draft = nnx.weights.draft(weights, model)
+    assert dict(draft.entries) == {
+        f"attn.{name}": f"attention.{path}" for name, path in names.items()
+    }

@@ -107,7 +107,8 @@ def draft(path: Any, model: Any) -> Draft:
     """
     with sources.open(path) as source:
         theirs = _of_file({name: x.shape for name, x in source.tensors.items()})
-    ours = _of_model(model)
+        has_fused = any(name.endswith("in_proj_weight") for name in source.tensors)
+    ours = _of_model(model, has_fused)
     fits = sorted(
         (
             (_likeness(name, path), name, path)
@@ -198,11 +199,11 @@ def _counts(numbers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(len({*column}) for column in zip(*numbers, strict=True))
 
 
-def _of_model(model: Any) -> dict[str, _Part]:
+def _of_model(model: Any, has_fused: bool) -> dict[str, _Part]:
     """The layers of a model as PyTorch stores them, with indices taken out."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     indices: dict[str, set[tuple[int, ...]]] = {}
-    for path, numbers, tensors in _layers(model, (), (), ()):
+    for path, numbers, tensors in _layers(model, (), (), (), has_fused):
         found.setdefault(path, dict(tensors))
         indices.setdefault(path, set()).update(numbers)
     return {
@@ -211,15 +212,19 @@ def _of_model(model: Any) -> dict[str, _Part]:
     }
 
 
-def _layers(part: Any, path: Any, numbers: Any, stacked: Any) -> Iterable[Any]:
+def _layers(
+    part: Any, path: Any, numbers: Any, stacked: Any, has_fused: bool
+) -> Iterable[Any]:
     """Path, indices and tensors of each layer, and of each array beside them."""
     if isinstance(part, stacks.Stack):
         place = "ijklmn"[len(numbers) + len(stacked)]
         below = (*path, "{" + place + "}")
-        yield from _layers(part.layers, below, numbers, (*stacked, part.length))
+        more = (*stacked, part.length)
+        yield from _layers(part.layers, below, numbers, more, has_fused)
         return
     known = torch_layouts.tensors_of(part)
-    if known is not None:
+    is_fused = any(len(tensor.attributes) > 1 for tensor in known or ())
+    if known is not None and (has_fused or not is_fused):
         yield _spelled(path), _all(numbers, stacked), _shapes(part, known, len(stacked))
         return
     for key, value, is_data in nodes.children(part):
@@ -234,7 +239,7 @@ def _layers(part: Any, path: Any, numbers: Any, stacked: Any) -> Iterable[Any]:
             shape = tuple(getattr(value, "shape", ()))[len(stacked) :]
             yield _spelled((*path, step)), _all(inner, stacked), {"": shape}
         else:
-            yield from _layers(value, (*path, step), inner, stacked)
+            yield from _layers(value, (*path, step), inner, stacked, has_fused)
 
 
 def _all(numbers: tuple[int, ...], stacked: Sequence[int]) -> list[tuple[int, ...]]:
