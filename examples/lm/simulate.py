@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from examples.lm.model import Config
 
 POLICY = "params=f32, compute=bf16, output=f32"
-GIB = 2**30
 # Says to a process that it has the devices.
 MARK = "GRAFTREE_SIMULATED_DEVICES"
 
@@ -188,8 +187,8 @@ def show_parameters(model: Any, optimizer: Any) -> None:
     largest = max(report.rows, key=lambda row: row.num_bytes)
     print(f"parameters: {count:,}")
     print(
-        f"parameters and optimizer: {both.num_bytes / GIB:.2f} GiB, "
-        f"{both.bytes_per_device / GIB:.3f} GiB per device"
+        f"parameters and optimizer: {_size(both.num_bytes)}, "
+        f"{_size(both.bytes_per_device)} per device"
     )
     print(
         f"largest array: {largest.path} {largest.shape}, "
@@ -210,11 +209,16 @@ def show_program(compiled: Any) -> None:
     }
     print("per device and step:")
     for name, size in held.items():
-        print(f"  {name:30} {size / GIB:9.3f} GiB")
+        print(f"  {name:30} {_size(size):>12}")
     text = compiled.as_text()
     for kind, found in hlo.collectives(text).items():
-        print(f"  {kind:30} {found.num_bytes / GIB:9.3f} GiB in {found.count:,} arrays")
-    print(f"  {'lines of the program':30} {len(text.splitlines()):9,}")
+        print(f"  {kind:30} {_size(found.num_bytes):>12} in {found.count:,} arrays")
+    print(f"  {'lines of the program':30} {len(text.splitlines()):>12,}")
+
+
+def _size(count: int) -> str:
+    """A number of bytes in words."""
+    return f"{count / 2**20:,.3f} MiB" if count < 2**24 else f"{count / 2**30:.3f} GiB"
 
 
 if __name__ == "__main__":
