@@ -77,7 +77,7 @@ TINY = Plan(
 def plan_of(arguments: Sequence[str]) -> Plan:
     """Reads a command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.lm.simulate", description=__doc__.split("\n")[0]
+        prog="python -m examples.lm.simulate", description="A step for many devices."
     )
     parser.add_argument("--tiny", action="store_true", help="small sizes, 8 devices")
     parser.add_argument("--mesh", help="axes and sizes, e.g. fsdp=64,tensor=4")

@@ -20,7 +20,7 @@ LENGTH = 32
 def main(arguments: Sequence[str]) -> int:
     """Runs the example; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.pipeline", description=__doc__.split("\n")[0]
+        prog="python -m examples.pipeline", description="A pipeline."
     )
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--layers", type=int, default=8)
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) -> int:
     """Compares, reports and trains."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     import graftree as nnx
@@ -52,20 +53,16 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
     from examples.lm.model import Config
     from examples.pipeline import pipeline, training
 
-    mesh = jax.make_mesh(
-        (stages,),
-        (pipeline.STAGE,),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        devices=jax.devices()[:stages],
-    )
+    layout = training.layout_of(stages)
+    mesh = layout.mesh
     config = Config(layers=layers, width=64, heads=4, kv_heads=2, hidden=192)
-    model, optimizer = training.make(config, mesh)
+    model, optimizer = training.make(config, layout)
     text = np.frombuffer(pathlib.Path(pipeline.__file__).read_bytes(), np.uint8)
     generator = np.random.default_rng(0)
 
-    def texts() -> np.ndarray:
+    def texts() -> jax.Array:
         starts = generator.integers(len(text) - LENGTH, size=batch)
-        return np.stack([text[i : i + LENGTH + 1] for i in starts]).astype(np.int32)
+        return jnp.asarray([text[i : i + LENGTH + 1] for i in starts], jnp.int32)
 
     print(f"{layers} layers on {stages} stages, {micro_batches} micro-batches")
     bubble = pipeline.bubble_fraction(stages, micro_batches)
@@ -76,7 +73,7 @@ def run(stages: int, layers: int, micro_batches: int, batch: int, steps: int) ->
         f"on each device {report.bytes_per_device:,}"
     )
     tokens = texts()
-    with jax.set_mesh(mesh):
+    with layout.in_force():
         loss, gradients = training.loss_and_gradients(
             model, tokens, mesh, micro_batches
         )

@@ -53,8 +53,19 @@ class PipelinedModel(nnx.Module):
         return self.head(self.norm(x))
 
 
+def layout_of(stages: int) -> layouts.Layout:
+    """Returns the layout with an axis ``stage``: nothing else is divided."""
+    mesh = jax.make_mesh(
+        (stages,),
+        (pipeline.STAGE,),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:stages],
+    )
+    return layouts.Layout(mesh, layouts.rules_for(mesh.axis_names))
+
+
 def make(
-    config: Config, mesh: jax.sharding.Mesh, learning_rate: float = 3e-3
+    config: Config, layout: layouts.Layout, learning_rate: float = 3e-3
 ) -> tuple[PipelinedModel, nnx.Optimizer]:
     """Returns a new model and its optimizer; each stage makes its own layers."""
 
@@ -63,7 +74,7 @@ def make(
         transformation = optax.adamw(learning_rate)
         return model, nnx.Optimizer(model, transformation, wrt=nnx.Param)
 
-    return nnx.sharding.init(objects, mesh, layouts.rules_for(mesh.axis_names))
+    return nnx.sharding.init(objects, layout.mesh, layout.rules)
 
 
 def loss_fn(

@@ -1,6 +1,5 @@
 """The pipeline computes what the model does without it; each stage has a part."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,22 +15,19 @@ TOKENS = np.random.default_rng(0).integers(16, size=(6, 9)).astype("int32")
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    kinds = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh(
-        (STAGES,), ("stage",), axis_types=kinds, devices=jax.devices()[:STAGES]
-    )
+def layout():
+    return training.layout_of(STAGES)
 
 
 @pytest.fixture(scope="module")
-def objects(mesh):
-    return training.make(CONFIG, mesh)
+def objects(layout):
+    return training.make(CONFIG, layout)
 
 
-def test_loss_and_gradients_are_those_of_the_model_without_a_pipeline(mesh, objects):
-    with jax.set_mesh(mesh):
+def test_loss_and_gradients_are_those_of_the_model_without_a_pipeline(layout, objects):
+    with layout.in_force():
         call = training.loss_and_gradients
-        loss, gradients = call(objects[0], TOKENS, mesh, MICRO_BATCHES)
+        loss, gradients = call(objects[0], TOKENS, layout.mesh, MICRO_BATCHES)
         expected, expected_gradients = call(objects[0], TOKENS)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert training.largest_difference(gradients, expected_gradients) < 1e-5
@@ -43,9 +39,9 @@ def test_each_stage_has_its_layers_only(objects):
             assert row.local_shape == (2, *row.shape[1:]), row.path
 
 
-def test_each_turn_sends_once_and_training_learns(mesh, objects):
-    with jax.set_mesh(mesh):
-        step = training.train_step.lower(*objects, TOKENS, mesh, MICRO_BATCHES)
+def test_each_turn_sends_once_and_training_learns(layout, objects):
+    with layout.in_force():
+        step = training.train_step.lower(*objects, TOKENS, layout.mesh, MICRO_BATCHES)
         compiled = step.compile()
         losses = [compiled(*objects, TOKENS) for _ in range(5)]
     assert losses[-1] < losses[0]
@@ -59,10 +55,10 @@ def test_the_bubble_is_what_gpipe_says():
     assert pipeline.bubble_fraction(1, 4) == 0.0
 
 
-def test_what_does_not_come_out_even_is_refused(mesh, objects, capsys):
+def test_what_does_not_come_out_even_is_refused(layout, objects, capsys):
     x = np.zeros((6, 8, 8), "float32")
     with pytest.raises(ValueError, match="6 rows in 4 micro-batches"):
-        pipeline.apply(objects[0].blocks, x, mesh, 4)
+        pipeline.apply(objects[0].blocks, x, layout.mesh, 4)
     for wrong in (["--layers=3"], ["--batch=3"], ["--steps=0"]):
         with pytest.raises(SystemExit):
             command.main(wrong)
