@@ -58,7 +58,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--modes-by-turns",
         action="store_true",
-        help="run each test in one of its modes, and in all only on the newest Python",
+        help="run each test in one of its modes, with half of many other parameters",
     )
 
 

@@ -13,7 +13,9 @@ trap 'rm -rf "$out/tools" "$out/user"' EXIT # 700 MB
 python=$(scripts/find_python.sh any)
 install() { # ENVIRONMENT REQUIREMENT...
     "$python" -m venv "$out/$1"
-    "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+    # Python compiles what it imports; pip would compile all modules, for ten seconds.
+    "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --no-compile "${@:2}"
 }
 
 install tools 'build>=1.2' 'twine>=6.1'

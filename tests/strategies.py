@@ -11,7 +11,9 @@ Each array has values of its own, so that two leaves which changed places are se
 
 import collections
 import dataclasses
+import os
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,11 @@ from hypothesis import strategies as st
 import graftree as nnx
 
 Pair = collections.namedtuple("Pair", ["second", "first"])
+
+
+def examples(few, many):
+    """The settings of a property: as many examples as `make test-all` has time for."""
+    return hypothesis.settings(max_examples=many if os.environ.get("TEST_ALL") else few)
 
 
 class Scale(nnx.Param):

@@ -20,7 +20,7 @@ GRAPHS = strategies.graphs()
 TREES = strategies.graphs(trees=True)
 EITHER = st.one_of(st.tuples(GRAPHS, st.just(True)), st.tuples(TREES, st.booleans()))
 
-SOME = hypothesis.settings(max_examples=60)
+SOME = strategies.examples(25, 60)
 
 
 # --------------------------------------------------------------- split and merge

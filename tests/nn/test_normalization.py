@@ -250,7 +250,7 @@ def test_empty_mask_gives_finite_gradients():
     layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     mask = jnp.zeros((6, 1), bool)
     loss = lambda x: nnx.clone(layer)(x, mask=mask).sum()  # noqa: E731
-    assert jnp.isfinite(jax.grad(loss)(random(6, 3))).all()
+    assert np.isfinite(jax.grad(loss)(random(6, 3))).all()
 
 
 @pytest.mark.parametrize("layer", [nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm])
@@ -288,7 +288,7 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
 
     mask = jnp.ones((2, 5, 1), bool).at[1].set(False)
     y, mean = jax.vmap(call, axis_name="b")(random(2, 5, 3), mask)
-    assert jnp.isfinite(y).all()
+    assert np.isfinite(y).all()
     np.testing.assert_array_equal(mean, jnp.zeros((2, 3)))
 
 

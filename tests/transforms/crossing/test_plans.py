@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
@@ -18,6 +18,7 @@ from graftree.core.graph import freshness
 from graftree.transforms.compiled import jit
 from graftree.transforms.crossing import packing, plans
 from graftree.transforms.crossing.signatures import Signature
+from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
 from tests.static_values import Tag
 from tests.threads import run_in_threads
@@ -105,7 +106,7 @@ VISITS = {
 
 
 @MODES
-@settings(max_examples=25, deadline=None)
+@strategies.examples(10, 25)
 @given(data=st.data())
 def test_planned_calls_equal_unplanned_ones(mode, data):
     step = VISITS[tuple(mode.items())]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import modes
+from tests import modes, strategies
 
 SHAPE = (2, 2, 2)
 AXES = st.sampled_from([0, 1, -1, None])
@@ -73,7 +73,7 @@ def is_mapped(argument):
 
 
 @modes.MODES
-@hypothesis.settings(max_examples=25)
+@strategies.examples(8, 25)
 @hypothesis.given(arguments=ARGUMENTS, out_axis=st.sampled_from([0, 1, -1]))
 @hypothesis.example([((2, 0), 0, None)], 0)
 @hypothesis.example([((0, 2), None, 0)], 0)
