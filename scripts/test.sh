@@ -71,9 +71,17 @@ check() { # NAME COMMAND...
     "$@" </dev/null || outcome=FAILED
     report+=("$(printf '%-18s %-6s %4d s' "$name" $outcome $((SECONDS - start)))")
 }
+# To show the values in an `assert`, pytest rewrites it, which takes each process as long
+# as all else before the first test. So only what has failed runs again, to be shown.
+run_pytest() { # COMMAND...
+    "$@" --assert plain && return
+    "$@" --last-failed --last-failed-no-failures none
+    return 1
+}
 run_tests() { # END PATH...
-    check "tests, $1" ".venv/$1/bin/python" -m pytest "${@:2}" ${chosen[@]+"${chosen[@]}"} \
-        --numprocesses 2 --dist worksteal --tb short --durations 25
+    check "tests, $1" run_pytest ".venv/$1/bin/python" -m pytest "${@:2}" \
+        ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist worksteal --tb short \
+        --durations 25
 }
 
 export JAX_PLATFORMS=cpu
@@ -97,7 +105,7 @@ checks=$!
 trap 'kill $checks 2>/dev/null' EXIT
 if [ -n "$newest" ]; then run_tests newest; fi
 if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
-check "shapes" $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
+check "shapes" run_pytest $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
     src/graftree/nn src/graftree/training tests/contract/test_nn_layers
 
 wait $checks
