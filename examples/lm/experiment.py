@@ -41,7 +41,8 @@ def run(options: Settings, *, should_stop: Callable[[], bool]) -> signal.Signals
     older = read_same_experiment(options)
     console = rich_console.Console(quiet=jax.process_index() > 0)
     with layout.in_force():
-        job = loops.Job(options, layout)
+        with console.status("making the model and compiling its step"):
+            job = loops.Job(options, layout)
         record = describe(options, job)
         if older is not None and older.label == record.label:
             record.tokens_per_second = older.tokens_per_second

@@ -16,6 +16,7 @@ COLORS = (
     *("#999999", "#f0e442"),
 )
 SMOOTHED = 20
+LEAST_GAP = 1e-8
 
 
 def sizes(record: Record) -> str:
@@ -48,7 +49,7 @@ def draw_curve(record: Record, path: pathlib.Path) -> None:
 def draw_comparison(records: Mapping[str, Record], path: pathlib.Path) -> None:
     """Writes a picture of the curves of runs over each other to ``path``.
 
-    Below it are the differences of their losses from those of the first.
+    Below are the largest differences so far of their losses from those of the first.
     """
     picture = figure.Figure(figsize=(8, 6.5), layout="constrained")
     above, below = picture.subplots(2, 1, height_ratios=(3, 2), sharex=True)
@@ -60,13 +61,16 @@ def draw_comparison(records: Mapping[str, Record], path: pathlib.Path) -> None:
         losses = record.curve.training
         above.plot(*_smoothed(losses), color=color, lw=width, label=label)
         if number:
-            gaps = np.maximum(np.abs(differences(first, losses)), 1e-8)
-            below.plot(range(1, len(gaps) + 1), gaps, color=color, lw=0.9)
+            gaps = np.maximum.accumulate(np.abs(differences(first, losses)))
+            # No difference has no place on this scale, so the least one stands for it.
+            gaps = np.maximum(gaps, LEAST_GAP)
+            below.plot(range(1, len(gaps) + 1), gaps, color=color, lw=width)
     above.set_title("training loss of the layouts, over each other")
     above.legend(fontsize=8)
     _finish(above)
     below.set_yscale("log")
-    below.set_title(f"difference from {next(iter(records))}", fontsize=10)
+    title = f"largest difference so far from {next(iter(records))}"
+    below.set_title(title, fontsize=10)
     _finish(below)
     above.set_xlabel("")
     pictures.write(picture, path, dpi=100)
@@ -121,7 +125,7 @@ def in_words(collectives: Mapping[str, Sequence[int]]) -> str:
 
 def _smoothed(losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """The means of so many losses in a row, and the steps in the middle of them."""
-    width = min(SMOOTHED, max(1, len(losses) // 10))
+    width = min(SMOOTHED, max(1, len(losses) // 40))
     means = np.convolve(losses, np.full(width, 1 / width), "valid")
     return np.arange(len(means)) + (width + 1) / 2, means
 
