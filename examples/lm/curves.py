@@ -22,19 +22,22 @@ class Curve:
     Attributes:
         training: Of each step, before its update.
         held_out: Pairs of a number of steps and the loss of the held-out text after it.
+        stacked: Whether the blocks are a `Stack`: what else a checkpoint holds.
     """
 
     training: list[float] = dataclasses.field(default_factory=list)
     held_out: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    stacked: bool = False
 
     def get_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""
-        return {"training": [*self.training], "held_out": [*self.held_out]}
+        return dataclasses.asdict(self)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes what `get_state` returned."""
         self.training = [*state["training"]]
         self.held_out = [(step, loss) for step, loss in state["held_out"]]
+        self.stacked = state["stacked"]
 
 
 @dataclasses.dataclass
@@ -44,7 +47,6 @@ class Record:
     Attributes:
         label: Its layout, in words.
         experiment: What its losses depend on; see `Settings.experiment`.
-        stacked: Whether the blocks are a `Stack`.
         devices: The devices, in words.
         parameters: Numbers in the model.
         total_bytes: Bytes of model and optimizer.
@@ -58,7 +60,6 @@ class Record:
 
     label: str
     experiment: dict[str, Any]
-    stacked: bool
     devices: str
     parameters: int
     total_bytes: int

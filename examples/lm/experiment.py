@@ -47,7 +47,7 @@ def run(options: Settings, *, should_stop: Callable[[], bool]) -> signal.Signals
         if older is not None and older.label == record.label:
             record.tokens_per_second = older.tokens_per_second
         say(console, report.sizes(record))
-        stopped = train(job, record, options, older, console, should_stop)
+        stopped = train(job, record, options, console, should_stop)
     if stopped is not None:
         return stopped
     with layout.without_batch().in_force():
@@ -115,7 +115,6 @@ def describe(options: Settings, job: loops.Job) -> curves.Record:
     return curves.Record(
         label=options.label,
         experiment=options.experiment(),
-        stacked=options.stack,
         devices=f"{jax.device_count()} of {kind} in {jax.process_count()} process(es)",
         parameters=sum(x.size for x in jax.tree.leaves(nnx.state(job.model))),
         total_bytes=state.num_bytes,
@@ -130,7 +129,6 @@ def train(
     job: loops.Job,
     record: curves.Record,
     options: Settings,
-    older: curves.Record | None,
     console: rich_console.Console,
     should_stop: Callable[[], bool],
 ) -> signal.Signals | None:
@@ -144,8 +142,7 @@ def train(
             record.write(options.output)
 
     with nnx.checkpoints.Checkpoints(folder, every=options.every) as checkpoints:
-        stacked = options.stack if older is None else older.stacked
-        first = job.restore(checkpoints, stacked=stacked)
+        first = job.restore(checkpoints)
         if first:
             say(console, f"going on after step {first}, from {folder}")
         write_record()

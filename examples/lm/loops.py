@@ -37,7 +37,7 @@ class Job:
         self.model, self.optimizer = train.make_state(
             config_of(options), recipe_of(options), layout, options.seed
         )
-        self.curve = curves.Curve()
+        self.curve = curves.Curve(stacked=options.stack)
         self.compiled = train.train_step.lower(
             self.model,
             self.optimizer,
@@ -49,27 +49,20 @@ class Job:
         """Trains by the batch of this number; returns its loss before that."""
         return self.compiled(self.model, self.optimizer, self._batches(number))
 
-    def restore(
-        self, checkpoints: nnx.checkpoints.Checkpoints, *, stacked: bool
-    ) -> int:
-        """Goes back to the last checkpoint.
-
-        Args:
-            checkpoints: Where it is, if there is one.
-            stacked: Whether the blocks were a `Stack` when it was saved.
-
-        Returns:
-            The number of its step; 0 if there is none.
-        """
-        objects = self.model, self.optimizer
-        if stacked != self._options.stack:
-            objects = self._in_other_form()
-        step = checkpoints.restore_latest(
-            model=objects[0], optimizer=objects[1], curve=self.curve
-        )
-        if step is not None and objects[0] is not self.model:
-            restacking.fill((self.model, self.optimizer), objects)
-        return step or 0
+    def restore(self, checkpoints: nnx.checkpoints.Checkpoints) -> int:
+        """Goes back to the last checkpoint; returns its step, or 0."""
+        # The curve first: it says in which form the others are.
+        step = checkpoints.restore_latest(curve=self.curve, model=None, optimizer=None)
+        if step is None:
+            return 0
+        own = self.model, self.optimizer
+        is_same_form = self.curve.stacked == self._options.stack
+        objects = own if is_same_form else self._in_other_form()
+        checkpoints.restore(step, curve=None, model=objects[0], optimizer=objects[1])
+        if objects is not own:
+            restacking.fill(own, objects)
+        self.curve.stacked = self._options.stack
+        return step
 
     def _in_other_form(self) -> tuple[LanguageModel, nnx.Optimizer]:
         """An abstract model and optimizer, with a Stack for a List or reverse."""
