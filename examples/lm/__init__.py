@@ -5,6 +5,7 @@ examples.lm.compare`` lays runs side by side. To read it, start at ``experiment`
 tells the whole story in order:
 
 - ``__main__``: the command line; ``settings``: what its options mean together.
+- ``processes``: the same command in several processes, as on a cluster.
 - ``experiment``: make or restore, train, save, report, write text.
 - ``data``: the books, their batches, and the part that is held out.
 - ``model``: the network.

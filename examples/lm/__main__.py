@@ -18,7 +18,7 @@ from examples.digits.__main__ import (
     make_writable,
     whole_number,
 )
-from examples.lm import settings
+from examples.lm import processes, settings
 from examples.lm.settings import Settings, WrongOption
 
 SIMULATED = "--xla_force_host_platform_device_count"
@@ -95,6 +95,14 @@ def make_parser() -> OneLineParser:
         metavar="N",
         help="devices that the CPU simulates (default: as many as --mesh has)",
     )
+    parser.add_argument(
+        "--processes",
+        type=whole_number(1, 64),
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="processes on this machine that share the devices, as on a cluster; "
+        f"without --mesh, each has {processes.EACH} (default: one)",
+    )
     parser.add_argument("--stack", action="store_true", help="blocks as an nnx.Stack")
     parser.add_argument(
         "--remat", action="store_true", help="compute blocks again in gradients"
@@ -156,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given = vars(parser.parse_args(arguments))
     devices = given.pop("devices", None)
+    count = given.pop("processes", 1)
+    if devices is None and "mesh" not in given and count > 1:
+        devices = count * processes.EACH
     if devices is not None:
         given.setdefault("mesh", {"data": devices})
     options = Settings(**{name: given[name] for name in given})
@@ -166,7 +177,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"cannot write to the folder {options.output}: {error.strerror}")
-    if devices is not None or SIMULATED not in os.environ.get("XLA_FLAGS", ""):
+    if count > 1 and not processes.is_one_of_several():
+        devices = devices or math.prod(options.mesh.values())
+        if devices % count:
+            parser.error(f"--processes: {count} can't share {devices} devices equally")
+        return processes.run(
+            sys.argv[1:] if arguments is None else arguments,
+            count,
+            devices,
+            options.output,
+        )
+    if processes.is_one_of_several():
+        processes.join()
+    elif devices is not None or SIMULATED not in os.environ.get("XLA_FLAGS", ""):
         simulate(devices or math.prod(options.mesh.values()))
     with interrupts_deferred() as interrupted:
         # Not at the top: JAX takes seconds to load, a wrong option needs none of it.
