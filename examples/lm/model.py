@@ -90,7 +90,8 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[*batch, width]`` to the same shape."""
-        return self.down(nnx.silu(self.gate(x)) * self.up(x))
+        hidden = nnx.silu(self.gate(x)) * self.up(x)
+        return self.down(nnx.name(hidden, "mlp_hidden"))
 
 
 class Block(nnx.Module):
