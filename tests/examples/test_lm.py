@@ -126,6 +126,7 @@ def test_losses_in_bfloat16_are_near_those_in_float32(undivided):
     assert not np.allclose(losses, undivided, rtol=0, atol=1e-7)
 
 
+@pytest.mark.long
 def test_no_device_has_a_whole_kernel_before_or_after_a_step():
     _, job = losses_of(TINY, steps=1)
     report = nnx.sharding.report((job.model, job.optimizer))
@@ -246,7 +247,7 @@ def test_text_is_learned_from_but_for_the_tenth_that_is_held_out():
     assert len(text.held_out) == pytest.approx(sum(sizes) / 10, abs=2)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.long), True])
 def test_cache_gives_the_likeliest_bytes_that_the_whole_text_gives(stacked):
     config = Config(**SIZES | {"layers": 2}, stacked=stacked)
     with layouts.make({"data": 1}).in_force():
