@@ -165,6 +165,24 @@ def test_arrays_that_were_moved_stay_there():
     assert places(model, optimizer) == before
 
 
+def test_running_statistics_stay_where_they_are():
+    on = mesh(2, 2)
+
+    def make():
+        divided = {"kernel_metadata": {"out_sharding": (None, "x")}}
+        rngs = nnx.Rngs(0)
+        linear = nnx.Linear(8, 8, **divided, rngs=rngs)
+        return nnx.Sequential(linear, nnx.BatchNorm(8, rngs=rngs), jnp.square)
+
+    model, optimizer, step, _ = training(on, make)
+    before = places(model, optimizer)
+    with jax.set_mesh(on):
+        step(model, optimizer, jnp.ones((4, 8)))
+        with nothing_is_compiled():
+            step(model, optimizer, jnp.ones((4, 8)))
+    assert places(model, optimizer) == before
+
+
 def test_equal_steps_are_equal_programs_and_can_be_differentiated_and_mapped():
     def f(w, factor):
         model = nnx.Dict(w=nnx.Param(w))

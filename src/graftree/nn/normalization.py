@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rng.streams import Rngs
+from graftree.core.variables import sharding
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.nn import initializers, moments
 from graftree.nn.support import arguments, computation, parameters
@@ -208,7 +209,8 @@ class BatchNorm(moments.Norm):
         if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
             new = jnp.real(new)
         # Stored gradients would leak out of transforms through array refs.
-        return jax.lax.stop_gradient(new).astype(old.dtype)
+        new = jax.lax.stop_gradient(new).astype(old.dtype)
+        return sharding.kept(new, old)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Sets how the layer of a view works.
