@@ -7,7 +7,7 @@ import platform
 
 import jax
 
-from benchmarks import gauges, rows, tables
+from benchmarks import gauges, language_model_rows, rows, tables
 
 PEERS = ("flax", "equinox")
 
@@ -20,7 +20,8 @@ def main() -> None:
         effort = dataclasses.replace(effort, pick=min)
     table = tables.markdown if options.markdown else tables.text
     print(_setting(effort))
-    for group in rows.groups(quick=options.quick):
+    quick = options.quick
+    for group in (*rows.groups(quick), *language_model_rows.groups(quick)):
         if options.only in group.name:
             operations = [row.set_up() for row in group.rows]
             figures = group.quantity.measure(operations, effort)
