@@ -353,7 +353,7 @@ LATER = (
 # Names of the public namespace that Flax NNX lacks.
 BEYOND = frozenset(
     "AvgPool GlobalAvgPool GlobalMaxPool GlobalMinPool MaxPool MinPool config"
-    " Stack debugging errors touch".split()
+    " Stack debugging errors name touch".split()
 ).union(LATER)
 
 

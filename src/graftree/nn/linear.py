@@ -132,7 +132,7 @@ class Linear(Module):
         x, kernel, bias = computation.promoted(self, inputs)
         axes = (((x.ndim - 1,), (0,)), ((), ()))
         options = contraction_options(self, out_sharding)
-        outputs = computation.current(self.dot_general)(x, kernel, axes, **options)
+        outputs = computation.contract(self.dot_general, x, kernel, axes, **options)
         return computation.add_bias(outputs, bias)
 
 
@@ -272,13 +272,14 @@ class LinearGeneral(Module):
         kernel_axis = tuple(range(len(batch), len(batch) + len(axis)))
         axes = ((axis, kernel_axis), (batch, batch))
         options = contraction_options(self, out_sharding)
-        contraction = computation.current(self._contraction())
-        outputs = contraction(x, kernel, axes, **options)
+        contraction = self._contraction()
+        outputs = computation.contract(contraction, x, kernel, axes, **options)
         if bias is None:
             return outputs
         kept = [n for n in range(x.ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
-        return outputs + jnp.reshape(bias, (*sizes, *self.out_features))
+        shape = (*sizes, *self.out_features)
+        return outputs + computation.aligned(bias, shape=shape)
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""

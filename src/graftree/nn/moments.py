@@ -118,10 +118,10 @@ def normalize(
     y = x if mean is None else x - mean
     multiplier = lax.rsqrt(variance + layer.epsilon)
     if scale is not None:
-        multiplier = multiplier * jnp.reshape(scale, shape)
+        multiplier = multiplier * computation.aligned(scale, shape=shape)
     y *= multiplier
     if bias is not None:
-        y = y + jnp.reshape(bias, shape)
+        y = y + computation.aligned(bias, shape=shape)
     return jnp.asarray(y, dtype)
 
 

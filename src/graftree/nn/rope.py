@@ -76,7 +76,9 @@ class RoPE(Module):
         if embedding_size is not None:
             _check_size(embedding_size)
             dtype = jax.dtypes.canonicalize_dtype(float)
-            tables = _tables(jnp.arange(max_seq_len), embedding_size, theta, dtype)
+            tables = _tables(
+                jnp.arange(max_seq_len), size=embedding_size, theta=theta, dtype=dtype
+            )
             sin, cos = map(Variable, tables)
         self.theta = theta
         self.cached_sin = sin
@@ -110,13 +112,15 @@ class RoPE(Module):
         if input_positions is not None:
             positions = jnp.asarray(input_positions)
             _check_positions(positions, x)
-            sin, cos = _tables(positions, size, self.theta, wide)
+            sin, cos = _tables(positions, size=size, theta=self.theta, dtype=wide)
         elif self.cached_sin is not None and self.cached_cos is not None:
             _check_fit(self.cached_sin.shape, x)
             sin, cos = self.cached_sin[:length], self.cached_cos[:length]
         else:
-            sin, cos = _tables(jnp.arange(length), size, self.theta, wide)
-        return _rotate(x, sin.astype(wide), cos.astype(wide), dtype)
+            sin, cos = _tables(
+                jnp.arange(length), size=size, theta=self.theta, dtype=wide
+            )
+        return _rotate(x, sin.astype(wide), cos.astype(wide), dtype=dtype)
 
 
 def _check_size(size: int) -> None:
@@ -146,8 +150,9 @@ def _check_fit(shape: tuple[int, ...], x: jax.Array) -> None:
         )
 
 
+@computation.traced_once("size", "dtype")
 def _tables(
-    positions: jax.Array, size: int, theta: float, dtype: Dtype
+    positions: jax.Array, *, size: int, theta: float, dtype: Dtype
 ) -> tuple[jax.Array, jax.Array]:
     """Sine and cosine of the angles, ``[*positions.shape, size / 2]``."""
     pairs = size // 2
@@ -157,7 +162,8 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, dtype: Dtype) -> jax.Array:
+@computation.traced_once("dtype")
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, *, dtype: Dtype) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives ``dtype``."""
     new_axes = tuple(range(x.ndim - sin.ndim))
     sin, cos = jnp.expand_dims(sin, new_axes), jnp.expand_dims(cos, new_axes)
