@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +175,7 @@ def traced_once(*static: str) -> Callable[[F], F]:
             is_known = is_traced and _jax.is_as_imported()
             return (inlined if is_known else function)(*args, **kwargs)
 
-        return call  # type: ignore
+        return cast("F", call)
 
     return decorate
 
