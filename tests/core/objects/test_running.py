@@ -139,9 +139,12 @@ def seen_names(f, *args):
 
 
 def names_of_dots(lowered):
+    # Some versions of JAX name the function too through which an operation is called.
     lines = lowered.compile().as_text().splitlines()
     return [
-        re.search(r'op_name="([^"]*)"', line)[1] for line in lines if " dot(" in line
+        re.search(r'op_name="([^"]*)"', line)[1].replace("jit(dot_general)/", "")
+        for line in lines
+        if " dot(" in line
     ]
 
 
@@ -238,15 +241,13 @@ def test_operations_carry_the_path_forward_and_backward(in_mode):
 
 def test_operations_carry_the_path_under_plain_jit():
     names = names_of_dots(jax.jit(Net.helper).lower(net(), jnp.ones((2, 3))))
-    assert names == [
-        "jit(helper)/Net/helper/blocks[0]/attention/query/jit(dot_general)/dot_general"
-    ]
+    assert names == ["jit(helper)/Net/helper/blocks[0]/attention/query/dot_general"]
 
 
 def test_operations_go_without_if_the_flag_says_so():
     with nnx.config.temp_flip_flag("graftree_named_scopes", False):
         lowered = jax.jit(lambda net, x: net(x)).lower(net(), jnp.ones((2, 3)))
-    assert names_of_dots(lowered) == ["jit(<lambda>)/jit(dot_general)/dot_general"]
+    assert names_of_dots(lowered) == ["jit(<lambda>)/dot_general"]
 
 
 # -------------------------------------------------------------------------- errors
