@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests import sources
+from tests.stress import shared_weights
 
 
 def test_threads_that_call_new_functions_at_once_do_not_crash():
@@ -16,3 +17,7 @@ def test_threads_that_call_new_functions_at_once_do_not_crash():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 rounds")
+
+
+def test_two_processes_load_and_save_weights():
+    shared_weights.main([])

@@ -1,26 +1,15 @@
 """Generation: equal to a loop without a cache, for any lengths and any batch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
-from examples.models import llama
-
-CONFIG = llama.Config(
-    vocab_size=40,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=4,
-    rms_norm_eps=1e-5,
-    rope_theta=100.0,
-    max_position_embeddings=48,
-)
-
+from examples.models import gpt2, llama
+from tests.tiny_llamas import CONFIG
 
 LOGITS = nnx.jit(lambda model, tokens: model(tokens))
 
@@ -70,6 +59,29 @@ def test_padding_on_either_side(model, side):
     made = nnx.decoding.generate(model, rows, max_new_tokens=3, pad=39)
     expected = nnx.decoding.generate(model, PROMPTS, max_new_tokens=3)
     assert made.lists() == expected.lists()
+
+
+def test_padding_has_no_position_behind_the_last_one():
+    """There a table of positions has nothing but NaN, which would reach all tokens."""
+    config = gpt2.Config(
+        vocab_size=40,
+        n_positions=16,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        layer_norm_epsilon=1e-5,
+    )
+    short = gpt2.GPT2(config, rngs=nnx.Rngs(0))
+    config = dataclasses.replace(config, n_positions=12)
+    model = gpt2.GPT2(config, rngs=nnx.Rngs(0))
+    table = short.positions.embedding[:12]
+    model.positions.embedding[...] = table
+    prompt = [7, 3, 1, 4, 1, 5, 9, 2]
+    for length in (None, 16):
+        made = nnx.decoding.generate(
+            model, [prompt], max_new_tokens=4, padded_length=length
+        )
+        assert made.lists() == [continued(short, prompt, 4)]
 
 
 def test_sequences_end_with_a_stop_token(model):

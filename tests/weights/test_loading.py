@@ -173,6 +173,37 @@ def test_tied_tensors_must_be_equal():
     np.testing.assert_array_equal(model.embed.embedding, before)
 
 
+def test_a_tied_tensor_of_another_shape_is_not_equal():
+    model = nnx.Dict(embed=nnx.Embed(5, 2, rngs=nnx.Rngs(0)))
+    mapping = nnx.weights.Mapping({"w": "embed"}, tied={"head": "w.weight"})
+    with pytest.raises(ValueError, match="are tied"):
+        nnx.weights.load({"w.weight": normal(5, 2), "head": normal(5)}, model, mapping)
+
+
+@pytest.mark.parametrize(
+    ("tied", "reason"),
+    [
+        ({"head.weight": "wte"}, "to which no line leads"),
+        ({"w.weight": "w.weight"}, "an array of its own"),
+    ],
+    ids=["misspelt", "itself"],
+)
+def test_what_a_name_is_tied_to_is_in_the_table(tied, reason):
+    """Else it would be dropped without a word."""
+    model = nnx.Dict(embed=nnx.Embed(5, 2, rngs=nnx.Rngs(0)))
+    weights = {"w.weight": normal(5, 2), "head.weight": normal(5, 2)}
+    mapping = nnx.weights.Mapping({"w": "embed"}, tied=tied)
+    with pytest.raises(ValueError, match=reason):
+        nnx.weights.load(weights, model, mapping)
+
+
+@pytest.mark.parametrize("make", [nnx.to_refs, lambda model: model])
+def test_refs_are_filled_like_arrays(make):
+    weights, model = make_weights(), make(make_list())
+    nnx.weights.load(weights, model, TABLE)
+    np.testing.assert_array_equal(kernels(model), expected(weights))
+
+
 # ----------------------------------------------------------------------------- dtypes
 
 
@@ -201,6 +232,18 @@ def test_dtypes_by_path():
     )
     assert model.blocks.layers.up.kernel.dtype == jnp.bfloat16
     assert model.blocks.layers.up.bias.dtype == jnp.float32
+
+
+def test_a_dtype_for_nothing_is_an_error():
+    with pytest.raises(ValueError, match="matches no floating array"):
+        nnx.weights.load(
+            make_weights(), make_list(), TABLE, dtype={"**.kernal": jnp.bfloat16}
+        )
+
+
+def test_a_dtype_that_jax_lacks_is_an_error():
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        nnx.weights.load(make_weights(), make_list(), TABLE, dtype=np.float64)
 
 
 def test_the_dtypes_of_the_file():
@@ -266,6 +309,15 @@ def test_shardings_that_are_given(mesh):
     with pytest.raises(ValueError, match="lacks arrays") as error:
         nnx.weights.load(weights, model, TABLE, shardings={"blocks": {}})
     assert "blocks[0].up.kernel" in str(error.value)
+
+
+def test_a_scalar_is_on_all_devices(mesh):
+    model = nnx.eval_shape(lambda: nnx.Dict(a=nnx.Param(jnp.array(0.0))))
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    weights = {"a": np.array(3, np.float32)}
+    nnx.weights.load(weights, model, {"a": "a"}, shardings=everywhere)
+    assert model.a.shape == ()
+    assert float(model.a[...]) == 3
 
 
 def test_only_what_the_devices_hold_is_read_and_once(mesh, monkeypatch):

@@ -37,6 +37,7 @@ class Net(nnx.Module):
         )
         self.flag = nnx.Param(jnp.array([True, False]))
         self.count = nnx.Param(jnp.arange(3, dtype=jnp.int32))
+        self.scale = nnx.Param(jnp.array(0.5))
 
 
 TABLE = {
@@ -44,6 +45,7 @@ TABLE = {
     "h.{i}": "blocks[{i}]",
     "flag": "flag",
     "count": "count",
+    "scale": "scale",
 }
 
 

@@ -65,7 +65,7 @@ def generate(
             ``model(tokens, positions=positions, cache=cache)`` takes tokens and their
             positions, ``int[batch, length]`` each, adds them to the cache and returns
             logits, ``[batch, length, vocabulary]``. If it has an attribute
-            ``max_length``, no sequence gets longer.
+            ``max_length``, no sequence gets longer, padding included.
         prompts: Tokens, ``int[batch, length]``, or a list of lists of different
             lengths.
         max_new_tokens: How many tokens are made for each prompt.
@@ -75,7 +75,7 @@ def generate(
         pad: A token that is no part of the prompts, but fills up their rows, on either
             side; it is left out.
         padded_length: The length to which prompts are padded; ``None``: the next power
-            of two, at least 16.
+            of two, at least 16. At most the ``max_length`` of the model.
 
     Returns:
         The new tokens.
@@ -97,8 +97,9 @@ def generate(
     """
     rows = [_tokens(row, pad) for row in prompts]
     lengths = np.array([len(row) for row in rows], np.int32)
-    length = _padded_length(lengths, padded_length)
-    _check(model, lengths, max_new_tokens)
+    limit = getattr(model, "max_length", None)
+    length = _padded_length(lengths, padded_length, limit)
+    _check(limit, lengths, max_new_tokens)
     if key is None:
         if not sampler.is_greedy:
             raise ValueError(
@@ -132,23 +133,24 @@ def _tokens(row: Any, pad: int | None) -> np.ndarray:
     return tokens[tokens != pad].astype(np.int32)
 
 
-def _padded_length(lengths: np.ndarray, wanted: int | None) -> int:
+def _padded_length(lengths: np.ndarray, wanted: int | None, limit: int | None) -> int:
     if not lengths.size or lengths.min() < 1:
         raise ValueError("nnx.decoding.generate needs prompts of at least one token.")
     longest = int(lengths.max())
     if wanted is None:
-        return max(16, 1 << (longest - 1).bit_length())
-    if wanted < longest:
+        wanted = max(16, 1 << (longest - 1).bit_length())
+    elif wanted < longest:
         raise ValueError(
             f"padded_length={wanted} is less than the longest prompt, {longest} tokens."
         )
-    return wanted
+    # Padding has positions too. A table of them may have none behind its end but NaN,
+    # which no mask takes out again.
+    return wanted if limit is None else max(longest, min(wanted, limit))
 
 
-def _check(model: Any, lengths: np.ndarray, max_new_tokens: int) -> None:
+def _check(limit: int | None, lengths: np.ndarray, max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
-    limit = getattr(model, "max_length", None)
     longest = int(lengths.max()) + max_new_tokens
     if limit is not None and longest > limit:
         raise ValueError(

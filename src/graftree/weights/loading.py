@@ -68,7 +68,8 @@ def load(
         StateMismatchError: If the file lacks tensors, has others, or has other shapes
             or dtypes. It lists them all, and nothing has changed.
         WeightsError: If the file is damaged.
-        ValueError: If the mapping does not fit the model.
+        ValueError: If the mapping does not fit the model; if tied tensors differ; if a
+            pattern of ``dtype`` matches no floating array, or JAX lacks a dtype.
 
     Example:
         >>> weights = {"fc.weight": np.ones((3, 2)), "fc.bias": np.zeros(3)}
@@ -153,7 +154,8 @@ def _piece(
     found = of_name(tensor.name)
     for again, name in mapping.tied.items():
         if name == tensor.name and again in source.tensors:
-            if of_name(again).tobytes() != found.tobytes():
+            is_alike = source.tensors[again] == source.tensors[name]
+            if not is_alike or of_name(again).tobytes() != found.tobytes():
                 raise ValueError(
                     errors.message(
                         f"{again!r} and {name!r} are tied in the table of weights, "
@@ -171,10 +173,16 @@ class _Dtypes:
         self.is_of_file = isinstance(dtype, str) and dtype == "file"
         rules = dtype if isinstance(dtype, Mapping) else {...: dtype}
         self._rules = [
-            (patterns.to_predicate(where), jnp.dtype(x))
+            (where, patterns.to_predicate(where), jnp.dtype(x))
             for where, x in rules.items()
             if x is not None and not self.is_of_file
         ]
+        self._unused = {where for where, _, _ in self._rules if where is not ...}
+        for _, _, wanted in self._rules:
+            if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+                raise ValueError(
+                    f"nnx.weights.load: JAX has no {wanted} without jax_enable_x64."
+                )
 
     def of(self, array: Array, given: np.dtype) -> tuple[np.dtype, bool]:
         """The dtype of an array, and whether what the file has may become that."""
@@ -183,10 +191,18 @@ class _Dtypes:
             return given, jax.dtypes.canonicalize_dtype(given) == given
         if not (_is_floating(given) and _is_floating(held)):
             return held, bool(np.can_cast(given, held))
-        for where, dtype in self._rules:
-            if where(array.path, array.leaf):
+        for where, predicate, dtype in self._rules:
+            if predicate(array.path, array.leaf):
+                self._unused.discard(where)
                 return dtype, True
         return held, jnp.promote_types(given, held) == held
+
+    def check_used(self, arrays: Sequence[Array]) -> None:
+        """Raises if a rule is for no floating array that is loaded."""
+        for where in self._unused:
+            call = "nnx.weights.load: dtype"
+            known = [array.path for array in arrays]
+            raise patterns.no_match_error(call, where, known, what="floating array")
 
 
 def _is_floating(dtype: Any) -> bool:
@@ -236,6 +252,7 @@ def _compare(
     extra = [n for n in source.tensors if n not in known and not mapping.ignores(n)]
     if lacking or without or extra or misfits:
         raise _error(source, lacking, without, extra, misfits)
+    dtypes.check_used([array for array, _, _ in taken])
     return taken
 
 

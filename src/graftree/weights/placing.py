@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import nodes
@@ -79,6 +79,8 @@ def _by_path(tree: Any, path: Path = ()) -> dict[Path, Sharding]:
 def _target(array: Array) -> Sharding | None:
     """Where an array of a model is, or should be; ``None`` if it may be anywhere."""
     held = array.value
+    if isinstance(held, _jax.Tracer):
+        return None
     if isinstance(held, jax.Array):
         return held.sharding if held.committed else None
     if not isinstance(held, jax.ShapeDtypeStruct):
@@ -114,6 +116,7 @@ def _sharded(shape: Any, dtype: Any, target: Sharding, read: Read) -> jax.Array:
         holders.setdefault(pieces, []).append(device)
     parts = []
     for pieces, devices in holders.items():
-        part = np.ascontiguousarray(read(tuple(slice(*piece) for piece in pieces)))
+        # In order, and a scalar stays one, unlike with `np.ascontiguousarray`.
+        part = np.asarray(read(tuple(slice(*piece) for piece in pieces)), order="C")
         parts += [jax.device_put(part, device) for device in devices]
     return jax.make_array_from_single_device_arrays(shape, target, parts, dtype=dtype)

@@ -78,19 +78,18 @@ def write(
     metadata: Mapping[str, str],
 ) -> None:
     """Writes tensors of a model; of several processes the first one does it."""
-    outs = [
-        writing.Out(
-            tensor.name,
-            np.dtype(tensor.arrays[0].value.dtype),
-            tensor.solved.file_shape,
-            functools.partial(_values, tensor),
-        )
-        for tensor in tensors
-    ]
+    outs = [*map(out_of, tensors)]
     if jax.process_count() == 1:
         writing.write(path, outs, shard_bytes=shard_bytes, metadata=metadata)
     else:
         _by_the_first(path, outs, shard_bytes, metadata)
+
+
+def out_of(tensor: Tensor) -> writing.Out:
+    """A tensor of a model, to be written."""
+    dtype = np.dtype(tensor.arrays[0].value.dtype)
+    make = functools.partial(_values, tensor)
+    return writing.Out(tensor.name, dtype, tensor.solved.file_shape, make)
 
 
 def _by_the_first(
@@ -124,7 +123,7 @@ def _by_the_first(
 def _values(tensor: Tensor) -> np.ndarray:
     """The tensor as it is in the file."""
     parts = [_layer(array, tensor.at) for array in tensor.arrays]
-    return np.ascontiguousarray(tensor.solved.to_file(parts))
+    return tensor.solved.to_file(parts)
 
 
 def _layer(array: Array, at: tuple[int, ...]) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
@@ -140,7 +140,7 @@ class Mapping:
 
         Raises:
             ValueError: If a path leads nowhere, or the model does not fit a layout, or
-                two lines lead to the same array or name.
+                two lines lead to the same array or name, or a name is tied to none.
         """
         reader = _Reader(model, self._lines)
         found = []
@@ -149,6 +149,7 @@ class Mapping:
             of_lines.sort(key=lambda pair: pair[0])
             found += [tensor for _, tensor in of_lines]
         _check_single(found)
+        _check_tied(self.tied, {tensor.name for tensor in found})
         return found
 
 
@@ -425,6 +426,15 @@ def _check_single(tensors: Sequence[Tensor]) -> None:
                 raise _wrong(
                     tensor.name, f"{describe(array)} is {other!r} of the file already"
                 )
+
+
+def _check_tied(tied: MappingABC[str, str], known: Container[str]) -> None:
+    """Raises unless names are tied to tensors of the model, and are none themselves."""
+    for name, other in tied.items():
+        if other not in known:
+            raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
+        if name in known:
+            raise _wrong(name, f"it is tied to {other!r}, and has an array of its own")
 
 
 # Arrays of a model.

@@ -1,0 +1,111 @@
+"""Weights loaded and saved by two processes: ``python -m tests.stress.shared_weights``.
+
+Each process reads what its four devices hold, and the first one writes what both have.
+A save that fails in the first process must fail there, and keep nobody waiting.
+"""
+
+import argparse
+import os
+import pathlib
+import tempfile
+
+from tests.stress import starts
+
+NAME = "tests.stress.shared_weights"
+ROWS, COLUMNS = 64, 32
+
+
+def run(options):
+    """What one process does; prints what it read and whether all was right."""
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{options.port}", 2, options.process)
+    import numpy as np
+
+    import graftree as nnx
+    from graftree.weights import sources
+
+    folder = pathlib.Path(options.folder)
+    kernel = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(COLUMNS, ROWS)
+    bias = np.arange(COLUMNS, dtype=np.float32)
+    table = {"fc": "up"}
+    opened, real = [], sources.open
+    sources.open = lambda path: opened.append(real(path)) or opened[-1]
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def make():
+        metadata = {"out_sharding": ("x", None)}
+        layer = nnx.Linear(ROWS, COLUMNS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        return nnx.Dict(up=layer)
+
+    if options.process == 0:
+        model = nnx.Dict(up=nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)))
+        weights = {"fc.weight": kernel, "fc.bias": bias}
+        nnx.weights.load(weights, model, table)
+        tensors = nnx.weights.Mapping(table).tensors(model)
+        write_alone(folder / "a.safetensors", tensors)
+    wait("written")
+    with jax.set_mesh(mesh):
+        model = nnx.eval_shape(make)
+        nnx.weights.load(folder / "a.safetensors", model, table)
+    print("read", opened[-1].bytes_read, flush=True)
+    whole = nnx.sharding.fetch(model.up.kernel[...])
+    np.testing.assert_array_equal(whole, kernel.T)
+    nnx.weights.save(folder / "b.safetensors", model, table)
+    nnx.weights.save(folder / "set", model, table, shard_bytes=ROWS * COLUMNS * 4)
+    same = (folder / "a.safetensors").read_bytes() == (
+        folder / "b.safetensors"
+    ).read_bytes()
+    print("same", same, len([*(folder / "set").iterdir()]), flush=True)
+    try:
+        nnx.weights.save(folder / "a.safetensors" / "c.safetensors", model, table)
+    except nnx.errors.WeightsError:
+        print("refused", flush=True)
+    wait("end")
+    print("end", flush=True)
+
+
+def write_alone(path, tensors):
+    """Writes what one process has, while the others do something else."""
+    from graftree.weights import saving, writing
+
+    outs = [saving.out_of(tensor) for tensor in tensors]
+    writing.write(path, outs, metadata={"format": "pt"})
+
+
+def wait(name):
+    """Waits for the other process."""
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices(name)
+
+
+def main(arguments=None):
+    """Starts two processes, and compares what they say."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--process", type=int)
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args(arguments)
+    if options.process is not None:
+        run(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        port = starts.free_port()
+        record = starts.start(
+            [[NAME, folder, f"--process={i}", f"--port={port}"] for i in range(2)]
+        )
+    record.check(0)
+    half = ROWS * COLUMNS * 4 // 2 + COLUMNS * 4  # of the kernel; the bias is on all
+    for process in range(2):
+        assert record.last("read", process) == str(half), record.lines
+        assert record.last("same", process) == "True 3", record.lines
+    assert record.last("refused", 0) == "", record.lines
+    print(f"two processes read {half} bytes each, and saved what they read")
+
+
+if __name__ == "__main__":
+    main()
