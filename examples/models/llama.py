@@ -91,17 +91,14 @@ class Attention(nnx.Module):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key = self._rotated(query, positions), self._rotated(key, positions)
+        query = self.rope.rotate_heads(query, positions)
+        key = self.rope.rotate_heads(key, positions)
         if cache is None:
             x = nnx.dot_product_attention(query, key, value, is_causal=True)
         else:
             key, value, mask = cache.extend(key, value, positions)
             x = nnx.dot_product_attention(query, key, value, mask=mask)
         return self.out(x)
-
-    def _rotated(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-        """Turns ``[batch, length, heads, head_dim]`` by the positions."""
-        return jnp.swapaxes(self.rope(jnp.swapaxes(x, 1, 2), positions[:, None]), 1, 2)
 
 
 class MLP(nnx.Module):

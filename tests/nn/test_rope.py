@@ -178,6 +178,24 @@ def test_queries_and_keys_of_all_heads_are_rotated(positions):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 6, "max_seq_len": 7}])
+@pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
+def test_heads_are_rotated_where_they_are(sizes, positions):
+    x = random(2, 3, 4, 6)
+    y = in_one_program(nnx.RoPE(**sizes).rotate_heads, x, positions)
+    np.testing.assert_allclose(y, over_length(x, positions), rtol=1e-5, atol=1e-5)
+
+
+def test_a_rope_of_ones_own_is_called_for_attention():
+    class Still(nnx.RoPE):
+        def __call__(self, x, input_positions=None):
+            return x
+
+    x = random(2, 3, 1, 6)
+    y = nnx.dot_product_attention_with_rope(x, x, x, rope=Still())
+    np.testing.assert_array_equal(y, nnx.dot_product_attention(x, x, x))
+
+
 @pytest.mark.parametrize("positions", [[7, 8], [[7, 8], [1, 3]]])
 def test_positions_are_those_of_the_queries_if_there_are_more_keys(positions):
     query, key = random(2, 2, 1, 6, seed=1), random(2, 9, 1, 6, seed=2)

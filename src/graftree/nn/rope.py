@@ -105,22 +105,60 @@ class RoPE(Module):
                 length, or if ``x`` does not fit the tables.
         """
         x = jnp.asarray(x)
-        dtype = computation.canonicalize_dtype(x)
-        wide = jnp.promote_types(dtype, jnp.float32)
-        length, size = x.shape[-2:]
-        _check_size(size)
+        return _rotate(x, *self._tables_for(x, x.shape, input_positions))
+
+    def rotate_heads(
+        self,
+        x: Num[Array, "*batch length heads size"],
+        input_positions: Num[Array, "*positions length"] | None = None,
+    ) -> Inexact[Array, "*batch length heads size"]:
+        """Rotates queries or keys as attention has them, each head alike.
+
+        The same as calling with the length and the heads transposed, without that.
+
+        Args:
+            x: Vectors of even size, ``[*batch, length, heads, size]``.
+            input_positions: The positions, ``[length]`` or ``[*batch, length]``.
+                ``None``: ``0 .. length - 1``.
+
+        Returns:
+            A new array of the shape of ``x``, in its dtype; for integers in float32.
+
+        Raises:
+            ValueError: As calling.
+
+        Example:
+            >>> x = jax.random.normal(jax.random.key(0), (3, 2, 8))
+            >>> transposed = nnx.RoPE()(jnp.swapaxes(x, 0, 1))
+            >>> jnp.array_equal(
+            ...     nnx.RoPE().rotate_heads(x), jnp.swapaxes(transposed, 0, 1)
+            ... )
+            Array(True, dtype=bool)
+        """
+        x = jnp.asarray(x)
         if input_positions is not None:
-            positions = jnp.asarray(input_positions)
-            _check_positions(positions, x)
-            sin, cos = _tables(positions, size=size, theta=self.theta, dtype=wide)
-        elif self.cached_sin is not None and self.cached_cos is not None:
-            _check_fit(self.cached_sin.shape, x)
+            input_positions = jnp.asarray(input_positions)[..., None, :]
+        *batch, length, heads, size = x.shape
+        tables = self._tables_for(x, (*batch, heads, length, size), input_positions)
+        return _rotate(x, *(_with_heads(table) for table in tables))
+
+    def _tables_for(
+        self, x: jax.Array, shape: tuple[int, ...], positions: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """Sine and cosine for ``[*batch, length, size]``, no narrower than ``x``."""
+        wide = jnp.promote_types(computation.canonicalize_dtype(x), jnp.float32)
+        length, size = shape[-2:]
+        _check_size(size)
+        if positions is None and self.cached_sin is not None:
+            assert self.cached_cos is not None
+            _check_fit(self.cached_sin.shape, shape)
             sin, cos = self.cached_sin[:length], self.cached_cos[:length]
         else:
-            sin, cos = _tables(
-                jnp.arange(length), size=size, theta=self.theta, dtype=wide
-            )
-        return _rotate(x, sin.astype(wide), cos.astype(wide), dtype=dtype)
+            positions = jnp.arange(length) if positions is None else positions
+            positions = jnp.asarray(positions)
+            _check_positions(positions, shape)
+            sin, cos = _tables(positions, size=size, theta=self.theta, dtype=wide)
+        return sin.astype(wide), cos.astype(wide)
 
 
 def _check_size(size: int) -> None:
@@ -130,18 +168,18 @@ def _check_size(size: int) -> None:
         )
 
 
-def _check_positions(positions: jax.Array, x: jax.Array) -> None:
-    if positions.shape[-1:] != x.shape[-2:-1] or positions.ndim >= x.ndim:
+def _check_positions(positions: jax.Array, shape: tuple[int, ...]) -> None:
+    if positions.shape[-1:] != shape[-2:-1] or positions.ndim >= len(shape):
         raise ValueError(
             "`input_positions` and `x` must have the same seq_len, and no more batch "
-            f"axes than `x`: got the shapes {positions.shape} and {x.shape}."
+            f"axes than `x`: got the shapes {positions.shape} and {shape}."
         )
 
 
-def _check_fit(shape: tuple[int, ...], x: jax.Array) -> None:
+def _check_fit(table: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Refuses inputs that the tables are too short or too narrow for."""
-    length, size = x.shape[-2:]
-    max_length, max_size = shape[-2], 2 * shape[-1]
+    length, size = shape[-2:]
+    max_length, max_size = table[-2], 2 * table[-1]
     if length > max_length or size != max_size:
         raise ValueError(
             f"RoPE made with max_seq_len={max_length} and embedding_size={max_size} "
@@ -162,14 +200,19 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-@computation.traced_once("dtype")
-def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, *, dtype: Dtype) -> jax.Array:
-    """Turns pairs by the angles with this sine and cosine; gives ``dtype``."""
+def _with_heads(table: jax.Array) -> jax.Array:
+    """Gives ``[length, pairs]`` or ``[*batch, 1, length, pairs]`` heads, of size 1."""
+    return jnp.expand_dims(table, 1) if table.ndim == 2 else jnp.swapaxes(table, -2, -3)
+
+
+@computation.traced_once()
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
+    """Turns pairs by the angles with this sine and cosine; gives the dtype of ``x``."""
     new_axes = tuple(range(x.ndim - sin.ndim))
     sin, cos = jnp.expand_dims(sin, new_axes), jnp.expand_dims(cos, new_axes)
     first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1).astype(dtype)
+    return jnp.concatenate(rotated, axis=-1).astype(computation.canonicalize_dtype(x))
 
 
 def dot_product_attention_with_rope(
@@ -190,8 +233,9 @@ def dot_product_attention_with_rope(
         query: ``[*batch, queries, heads, depth]``, ``depth`` even.
         key: ``[*batch, keys, kv_heads, depth]``.
         value: ``[*batch, keys, v_heads, v_depth]``.
-        rope: A `RoPE`; called with ``[*batch, heads, length, depth]`` and positions
-            that broadcast to ``[*batch, heads, length]``, or ``None``.
+        rope: A `RoPE`. Another callable, or a subclass, gets
+            ``[*batch, heads, length, depth]`` and positions that broadcast to
+            ``[*batch, heads, length]``, or ``None``.
         input_positions: Positions, ``[queries]`` or ``[*batch, queries]``: of queries
             and keys if there are as many keys; else of the queries, and the keys have
             ``0, 1, ...``. ``None``: both have ``0, 1, ...``.
@@ -229,6 +273,9 @@ def dot_product_attention_with_rope(
 
 def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax.Array:
     """Rotates ``[*batch, length, heads, depth]`` over the length, each head alike."""
+    if type(rope) is RoPE:
+        # XLA would lay out the products for transposed operands: 4 % of a train step.
+        return rope.rotate_heads(x, positions)
     if positions is not None:
         positions = jnp.asarray(positions)[..., None, :]
     return jnp.swapaxes(rope(jnp.swapaxes(x, -2, -3), positions), -2, -3)
