@@ -3,7 +3,8 @@
 What is measured
     ``rows.py`` is the table of all measurements; a new one is a new line there.
     ``language_model_rows.py`` is that of the language model of ``examples/lm``,
-    ``accelerator.py`` a program of its own, for machines with an accelerator.
+    ``accelerator.py`` a program of its own, for machines with an accelerator;
+    ``weights.py`` likewise, for the loading of checkpoints.
     ``libraries.py`` finds the peers that are installed.
 How
     ``gauges.py`` has the clock and the other gauges, ``tables.py`` prints.

@@ -127,6 +127,16 @@ class Solved:
             index: Which piece of it.
             get: Gives a piece of the tensor, as a view of shape ``view_shape``.
         """
+        wanted, inside = self._wanted(part, index)
+        x = get(self._places(part, wanted))
+        return self._arrange(x, part, wanted)[inside]
+
+    def view_index(self, part: int, index: Index) -> Index:
+        """Which piece of the view `read` asks for."""
+        return self._places(part, self._wanted(part, index)[0])
+
+    def _wanted(self, part: int, index: Index) -> tuple[dict[str, slice], Index]:
+        """Pieces of axes that have a piece of an array, and where it is in these."""
         sizes = self._sizes[part]
         wanted = {PART: slice(0, 1)}
         inside = []
@@ -135,8 +145,10 @@ class Solved:
             cover, cut = _cover(lengths, piece)
             wanted.update(zip(names, cover, strict=True))
             inside.append(cut)
-        x = get(tuple(self._place(unit, part, wanted) for unit in self._layout.units))
-        return self._arrange(x, part, wanted)[tuple(inside)]
+        return wanted, tuple(inside)
+
+    def _places(self, part: int, wanted: Mapping[str, slice]) -> Index:
+        return tuple(self._place(unit, part, wanted) for unit in self._layout.units)
 
     def _place(self, unit: Unit, part: int, wanted: Mapping[str, slice]) -> slice:
         """Which piece of a unit in the file has what is wanted."""

@@ -20,7 +20,7 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import updates
 from graftree.core.graph.fits import Misfit
-from graftree.weights import placing, sources, tables
+from graftree.weights import placing, slices, sources, tables
 from graftree.weights.layouts import Index
 from graftree.weights.stored_tensors import Source
 from graftree.weights.tables import Array, Tensor
@@ -84,7 +84,7 @@ def load(
         chosen = _compare(model, source, mapping, tensors, _Dtypes(dtype), missing)
         places = placing.Places(shardings, [array for array, _, _ in chosen])
         arrays = {
-            array.path: places.put(array, to, _reader(parts, to, source, mapping))
+            array.path: places.put(array, to, _Reader(parts, to, source, mapping))
             for array, parts, to in chosen
         }
     updates.write(model, arrays)
@@ -98,7 +98,7 @@ def arrays_from(source: Source, tensors: Sequence[Tensor]) -> dict[Path, Any]:
     found = {}
     for array, parts in arrays:
         dtype = array.value.dtype
-        read = _reader(parts, dtype, source, tables.Mapping({}))
+        read = _Reader(parts, dtype, source, tables.Mapping({}))
         found[array.path] = places.put(array, dtype, read)
     return found
 
@@ -120,22 +120,59 @@ def _by_array(tensors: Sequence[Tensor]) -> list[tuple[Array, dict[Any, _Part]]]
     return [*found.values()]
 
 
-def _reader(
-    parts: Mapping[Any, _Part], dtype: Any, source: Source, mapping: tables.Mapping
-) -> placing.Read:
-    """Gives a function that reads a piece of an array."""
-    depth = len(next(iter(parts)))
+class _Reader(placing.Reader):
+    """Reads an array from the tensors that it is made of."""
 
-    def read(index: Index) -> np.ndarray:
-        if not depth:
-            return _piece(parts[()], index, source, mapping).astype(dtype, copy=False)
-        whole = np.empty([piece.stop - piece.start for piece in index], dtype)
-        for at in itertools.product(*[range(p.start, p.stop) for p in index[:depth]]):
-            place = tuple(i - p.start for i, p in zip(at, index, strict=False))
-            whole[place] = _piece(parts[at], index[depth:], source, mapping)
+    def __init__(
+        self,
+        parts: Mapping[Any, _Part],
+        dtype: Any,
+        source: Source,
+        mapping: tables.Mapping,
+    ) -> None:
+        self._parts = parts
+        self._dtype = dtype
+        self._source = source
+        self._mapping = mapping
+        self._depth = len(next(iter(parts)))
+
+    def read(self, index: Index) -> np.ndarray:
+        """Reads a piece."""
+        if not self._depth:
+            return self._read(self._parts[()], index)
+        outer, inner = index[: self._depth], index[self._depth :]
+        whole = None
+        for at in itertools.product(*[range(p.start, p.stop) for p in outer]):
+            part = self._read(self._parts[at], inner)
+            if whole is None:
+                whole = _layers_like(part, [p.stop - p.start for p in outer])
+            whole[tuple(i - p.start for i, p in zip(at, outer, strict=True))] = part
+        if whole is None:
+            return np.empty([p.stop - p.start for p in index], self._dtype)
         return whole
 
-    return read
+    def _read(self, part: _Part, index: Index) -> np.ndarray:
+        found = _piece(part, index, self._source, self._mapping)
+        return found.astype(self._dtype, copy=False)
+
+    def run_bytes(self, index: Index) -> int:
+        """How many bytes of a piece follow each other in the file."""
+        tensor, part = next(iter(self._parts.values()))
+        solved = tensor.solved
+        view = solved.view_index(part, index[self._depth :])
+        bounds = slices.bounds_of(solved.view_shape, view)
+        return slices.runs(bounds, self._source.tensors[tensor.name].dtype.itemsize)[0]
+
+
+def _layers_like(part: np.ndarray, outer: Sequence[int]) -> np.ndarray:
+    """An array for layers like this one, whose axes lie in memory as here.
+
+    So copying one into it goes through both in order.
+    """
+    order = sorted(range(part.ndim), key=lambda axis: -abs(part.strides[axis]))
+    made = np.empty([*outer, *[part.shape[axis] for axis in order]], part.dtype)
+    back = [len(outer) + order.index(axis) for axis in range(part.ndim)]
+    return made.transpose([*range(len(outer)), *back])
 
 
 def _piece(

@@ -70,11 +70,14 @@ class OpenFile:
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
-        while target:
+        # Of a slice there may be a million runs: each costs one call, if it can.
+        while True:
             try:
                 count = self._read_some(target, offset)
             except OSError as error:
                 raise explained(self.name, error) from error
+            if count == len(target):
+                return
             if not count:
                 raise stored_tensors.refusal(
                     self.name,
@@ -84,11 +87,15 @@ class OpenFile:
             target, offset = target[count:], offset + count
 
     def _read_some(self, target: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self.stream.fileno(), [target], offset)
+        if _preadv is not None:
+            return _preadv(self.stream.fileno(), (target,), offset)
         with self._lock:
             self.stream.seek(offset)
             return self.stream.readinto(target) or 0
+
+
+# Not on all systems.
+_preadv = getattr(os, "preadv", None)
 
 
 def explained(path: str, error: OSError) -> errors.WeightsError:

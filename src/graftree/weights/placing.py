@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
@@ -19,7 +20,17 @@ from graftree.core.variables.variables import Variable
 from graftree.weights.layouts import Index
 from graftree.weights.tables import Array
 
-Read = Callable[[Index], np.ndarray]
+
+class Reader(abc.ABC):
+    """Reads pieces of one array."""
+
+    @abc.abstractmethod
+    def read(self, index: Index) -> np.ndarray:
+        """Reads a piece; it may be a view, with its axes in another order in memory."""
+
+    @abc.abstractmethod
+    def run_bytes(self, index: Index) -> int:
+        """How many bytes of a piece follow each other where it is read from."""
 
 
 class Places:
@@ -53,15 +64,15 @@ class Places:
             for array in arrays
         }
 
-    def put(self, array: Array, dtype: Any, read: Read) -> Any:
-        """Makes an array of what ``read`` gives, where it belongs."""
+    def put(self, array: Array, dtype: Any, reader: Reader) -> Any:
+        """Makes an array of what is read, where it belongs."""
         shape = tuple(array.value.shape)
         if isinstance(array.value, (np.ndarray, np.generic)):
-            return read(_whole(shape))
+            return reader.read(_whole(shape))
         target = self._targets[array.path]
         if target is None:
-            return jnp.asarray(read(_whole(shape)))
-        return _sharded(shape, dtype, target, read)
+            return jax.device_put(reader.read(_whole(shape)))
+        return _sharded(shape, dtype, target, reader)
 
 
 def _by_path(tree: Any, path: Path = ()) -> dict[Path, Sharding]:
@@ -105,18 +116,56 @@ def _whole(shape: Sequence[int]) -> Index:
     return tuple(slice(0, size) for size in shape)
 
 
-def _sharded(shape: Any, dtype: Any, target: Sharding, read: Read) -> jax.Array:
+def _sharded(shape: Any, dtype: Any, target: Sharding, reader: Reader) -> jax.Array:
     """An array whose parts are read once each, also if several devices have them."""
-    holders: dict[Any, list[Any]] = {}
+    holders: dict[Piece, list[Any]] = {}
     for device, index in target.addressable_devices_indices_map(shape).items():
         assert index is not None
-        pieces = tuple(
-            piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)
+        piece = tuple(
+            part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
         )
-        holders.setdefault(pieces, []).append(device)
+        holders.setdefault(piece, []).append(device)
     parts = []
-    for pieces, devices in holders.items():
-        # In order, and a scalar stays one, unlike with `np.ascontiguousarray`.
-        part = np.asarray(read(tuple(slice(*piece) for piece in pieces)), order="C")
-        parts += [jax.device_put(part, device) for device in devices]
+    for piece, part in _read(list(holders), reader):
+        # JAX transposes, which would take NumPy ten times as long.
+        parts += [jax.device_put(part, device) for device in holders[piece]]
     return jax.make_array_from_single_device_arrays(shape, target, parts, dtype=dtype)
+
+
+# Where a piece starts and stops, along each axis.
+Piece = tuple[tuple[int, int], ...]
+
+# Shorter runs of bytes are not worth a call of the system each.
+_SHORT = 2**16
+
+
+def _read(
+    pieces: Sequence[Piece], reader: Reader
+) -> Iterator[tuple[Piece, np.ndarray]]:
+    """Reads each piece; in one go if they are many short runs of what is read whole."""
+    box = tuple(
+        (min(start for start, _ in along), max(stop for _, stop in along))
+        for along in zip(*pieces, strict=True)
+    )
+    is_whole = _volume(box) == sum(map(_volume, pieces))
+    if len(pieces) > 1 and is_whole and reader.run_bytes(_index(pieces[0])) < _SHORT:
+        whole = reader.read(_index(box))
+        for piece in pieces:
+            inside = [
+                slice(start - first, stop - first)
+                for (start, stop), (first, _) in zip(piece, box, strict=True)
+            ]
+            part = whole[tuple(inside)]
+            # JAX may keep what it need not transpose, and with a view it is the whole.
+            yield piece, part.copy() if part.flags.c_contiguous else part
+    else:
+        for piece in pieces:
+            yield piece, reader.read(_index(piece))
+
+
+def _index(piece: Piece) -> Index:
+    return tuple(slice(start, stop) for start, stop in piece)
+
+
+def _volume(piece: Piece) -> int:
+    return math.prod(stop - start for start, stop in piece)
