@@ -12,7 +12,7 @@ def test_it_loads_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
     options = ["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"]
     weights.main(options)
     printed = capsys.readouterr().out
-    assert libraries.GRAFTREE == weights.LOADERS[0]
+    assert weights.LOADERS[0] == libraries.GRAFTREE
     for layout in weights.LAYOUTS:
         for files in ("one", "several"):
             assert f"| {layout} | {files} | Graftree |" in printed
