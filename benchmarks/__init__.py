@@ -3,6 +3,7 @@
 What is measured
     ``rows.py`` is the table of all measurements; a new one is a new line there.
     ``language_model_rows.py`` is that of the language model of ``examples/lm``,
+    ``generation.py`` that of greedy decoding,
     ``accelerator.py`` a program of its own, for machines with an accelerator;
     ``weights.py`` likewise, for the loading of checkpoints.
     ``libraries.py`` finds the peers that are installed.

@@ -7,7 +7,7 @@ import platform
 
 import jax
 
-from benchmarks import gauges, language_model_rows, rows, tables
+from benchmarks import gauges, generation, language_model_rows, rows, tables
 
 PEERS = ("flax", "equinox")
 
@@ -21,7 +21,8 @@ def main() -> None:
     table = tables.markdown if options.markdown else tables.text
     print(_setting(effort))
     quick = options.quick
-    for group in (*rows.groups(quick), *language_model_rows.groups(quick)):
+    groups = (*rows.groups(quick), *language_model_rows.groups(quick))
+    for group in (*groups, *generation.groups()):
         if options.only in group.name:
             operations = [row.set_up() for row in group.rows]
             figures = group.quantity.measure(operations, effort)

@@ -1,5 +1,6 @@
 """The benchmarks run, and all libraries compute the same; no test looks at a time."""
 
+import dataclasses
 import statistics
 
 import jax
@@ -10,6 +11,7 @@ from benchmarks import __main__ as program
 from benchmarks import (
     fresh_models,
     gauges,
+    generation,
     gpts,
     libraries,
     memory,
@@ -84,6 +86,17 @@ def test_transformer_blocks_compute_what_the_pure_function_computes():
     with jax.numpy_rank_promotion("allow"):
         expected = transformer_blocks.raw(transformer_blocks.parameters(), x)
     np.testing.assert_allclose(block(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_ragged", [True, False])
+def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
+    config = dataclasses.replace(
+        generation.SMALL, hidden_size=32, head_dim=8, num_hidden_layers=1
+    )
+    setting = generation.Setting(2, config, length=16, count=5, is_ragged=is_ragged)
+    with jax.numpy_rank_promotion("allow"):
+        expected = generation.raw(setting, is_uniform=not is_ragged)()
+    np.testing.assert_array_equal(generation.ours(setting)(), expected)
 
 
 def test_constructed_models_hold_arrays_of_the_same_shapes():
