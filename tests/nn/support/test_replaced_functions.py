@@ -3,6 +3,8 @@
 Issue 12, defect 16: quantization was lost, or stayed after its end.
 """
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,3 +203,35 @@ def test_the_default_is_still_the_function_of_jax():
     assert nnx.Conv(3, 4, 3, rngs=rngs()).conv_general_dilated is (
         jax.lax.conv_general_dilated
     )
+
+
+def functions_run(call):
+    """The public functions of JAX whose own code runs."""
+    paths = {}
+    for place, module in interceptors.PLACES.items():
+        for name, x in vars(module).items():
+            if code := getattr(x, "__code__", None):
+                paths.setdefault(code, []).append((x, f"{place}.{name}"))
+    # Some share their code with others, in which they differ by a closure.
+    own = {c: p[0][1] for c, p in paths.items() if all(x is p[0][0] for x, _ in p)}
+    found = set()
+    sys.setprofile(lambda frame, *_: found.add(own.get(frame.f_code)))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found - {None}
+
+
+def test_what_is_traced_once_is_traced_again_where_a_function_in_it_is_replaced():
+    layer, x = nnx.Linear(3, 11, rngs=rngs()), jnp.ones((7, 3))
+
+    def ran():
+        return functions_run(lambda: jax.make_jaxpr(lambda x: layer(x))(x))
+
+    first, again = ran(), ran()
+    once = first - again
+    assert {DOT, "jnp.reshape"} <= once
+    for path in once:
+        with interceptors.replaced(path, lambda original: original, "code"):
+            assert ran() - again
