@@ -71,14 +71,23 @@ class Returned:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether all that happened is: Variables got values, arrays were returned."""
-        has_objects = any(entry is not None for entry in self.out.entries)
-        return not (self.metadata or self.structure or has_objects)
+        """Whether all that happened is: Variables got values, leaves were returned."""
+        has_leaves_only = all(map(_is_leaf, self.out.entries))
+        return has_leaves_only and not (self.metadata or self.structure)
 
     @functools.cached_property
-    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
-        """Makes the output of its leaves, if it is plain."""
-        return self.out.treedef.unflatten
+    def variables(self) -> tuple[VariableDef | None, ...]:
+        """What the leaves of the output are, if it is plain; empty for arrays alone."""
+        definitions = [slot.variable for slot in self.out.slots]
+        return tuple(definitions) if any(definitions) else ()
+
+
+def _is_leaf(entry: GraphDef[Any] | None) -> bool:
+    """Whether an entry is an array, or a Variable that was not met before."""
+    if entry is None:
+        return True
+    node = entry.nodes[0] if len(entry.nodes) == 1 else None
+    return isinstance(node, VariableDef) and node.array_refdef is None
 
 
 def _as_static(returned: Returned) -> Any:

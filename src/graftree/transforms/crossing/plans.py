@@ -12,20 +12,22 @@ Which Variables those are was decided when the function was traced, and comes ba
 static data of the result. Without a plan, or if the result contains objects or a change
 of structure, `outside.commit` does the same.
 
-Plans refer to the objects of the caller weakly, and go with them.
+Plans refer to the objects of the caller weakly, and go with them. Variables that are
+arguments by themselves may be new ones at each call (see ``loose_variables.py``).
 """
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from graftree import _jax
 from graftree.core import paths
-from graftree.core.graph import flattening, freshness, nodes
+from graftree.core.graph import flattening, freshness, merging, nodes
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.freshness import Attribute, Survey
 from graftree.core.graph.nodes import Leaf
@@ -33,8 +35,9 @@ from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import arguments, outside, packing
+from graftree.transforms.crossing import arguments, outside, packing, readers
 from graftree.transforms.crossing.inside import Returned
+from graftree.transforms.crossing.loose_variables import LooseVariables
 from graftree.transforms.crossing.packing import Packed, Values
 from graftree.transforms.crossing.rows import Row
 
@@ -49,14 +52,16 @@ class _Arguments(NamedTuple):
     Attributes:
         key: What a plan is found by.
         tree: ``(args, kwargs)``, without the static ones.
-        roots: The objects in it.
-        given: Its other leaves.
+        leaves: The leaves of the tree: objects, Variables, arrays and other values.
     """
 
     key: tuple[Any, ...]
     tree: Any
-    roots: list[Any]
-    given: list[Any]
+    leaves: Sequence[Any]
+
+    def of_kind(self, *kinds: Any) -> list[Any]:
+        """Those leaves that are of one of these kinds."""
+        return [x for x in self.leaves if nodes.kind_of(x) in kinds]
 
 
 class Plans:
@@ -78,20 +83,20 @@ class Plans:
         # these here become in the trace.
         if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
             return None
-        # Most calls are like the one before, with objects and arrays as arguments.
+        # Most calls are like the one before.
         latest = self._latest
-        if latest is not None and not kwargs:
-            given = latest.match(self._bound + args)
-            if given is not None:
-                return PlannedCall(latest, given)
+        if latest is not None:
+            call = latest.match(self._bound + args, kwargs)
+            if call is not None:
+                return call
         known = self._read(args, kwargs)
-        if known is None:
+        plan = None if known is None else self._known.get(known.key)
+        if known is None or plan is None:
             return None
-        plan = self._known.get(known.key)
-        if plan is None or not plan.holds(known.roots):
-            return None
-        self._latest = plan
-        return PlannedCall(plan, known.given)
+        call = plan.follow(known.leaves)
+        if call is not None:
+            self._latest = plan
+        return call
 
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
@@ -100,7 +105,7 @@ class Plans:
         known = None if _jax.is_tracing() else self._read(args, kwargs)
         if known is None:
             return
-        states = [*map(state_of, known.roots)]
+        states = [state_of(root) for root in known.of_kind(nodes.PYTREE)]
         if all(state in self._seen for state in states):
             self._remember(known, packed, made)
         self._seen.update(states)
@@ -110,32 +115,34 @@ class Plans:
         row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
         if row.statics:
             *tree, statics = arguments.take(row.statics, *tree, row.name)
-        flat, treedef = jax.tree.flatten(tree, is_leaf=nodes.is_graph_node)
-        roots, given = [], []
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=nodes.is_graph_node)
         tokens: list[Any] = [treedef, statics]
-        for x in flat:
+        for x in leaves:
             kind = nodes.kind_of(x)
             if kind is nodes.PYTREE:
-                roots.append(x)
                 # An object that lives as long as the root does, with a hash of its own.
                 tokens.append(state_of(x))
+            elif kind is Leaf.VARIABLE:
+                tokens.append(type(x))
             elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
-                given.append(x)
                 tokens.append(None)
-            else:  # a Variable or ref on its own, or a type without stamps
+            else:  # a ref on its own, or a type without stamps
                 return None
-        return _Arguments(tuple(tokens), tree, roots, given)
+        return _Arguments(tuple(tokens), tuple(tree), leaves)
 
     def _remember(self, known: _Arguments, packed: Packed, made: int) -> None:
-        key, tree, roots, _ = known
-        if self._row.mode.sharing:
-            objects: Any = packed.objects.values()
-        else:
+        row, key = self._row, known.key
+        roots, boxes = known.of_kind(nodes.PYTREE), known.of_kind(Leaf.VARIABLE)
+        objects: Any = packed.objects.values()
+        if boxes or not row.mode.sharing:
             objects = RefMap()
             for root in roots:
                 flattening.flatten_graph(root, objects)
         survey = Survey(objects, made)
         if not survey.is_complete or survey.reaches(roots):
+            return
+        loose = LooseVariables(boxes, objects, bool(row.inputs.donated))
+        if not loose.may_be_planned:
             return
         # The function may be gone before its objects are.
         weak = weakref.WeakMethod(self._forget)
@@ -149,7 +156,7 @@ class Plans:
             self._forget(oldest)
         weak_roots = [weakref.ref(root, forget) for root in roots]
         try:
-            plan = Plan(self._row, tree, packed, weak_roots, survey)
+            plan = Plan(row, known, packed, weak_roots, survey, loose)
         except (LookupError, StopIteration):
             return  # Another thread has changed an object since it was packed.
         self._known[key] = self._latest = plan
@@ -161,72 +168,125 @@ class Plans:
 
 
 class Plan:
-    """What is known about a call with certain objects."""
+    """What is known about a call with certain objects.
+
+    Of Variables that are arguments by themselves it only knows what they are like.
+    """
 
     def __init__(
         self,
         row: Row,
-        tree: Any,
+        known: _Arguments,
         packed: Packed,
         roots: list[weakref.ref[Any]],
         survey: Survey,
+        loose: LooseVariables,
     ) -> None:
         self.signature = packed.signature
         self._row = row
-        self._roots = roots
         self._survey = survey
-        self._objects = [_weakly(obj) for obj in packed.objects.values()]
-        self._sources = _sources(row, tree, packed)
+        kinds = [*map(nodes.kind_of, known.leaves)]
+        self._roots = [*zip(_places(kinds, nodes.PYTREE), roots, strict=True)]
+        self._given = _places(kinds, Leaf.ARRAY, Leaf.STATIC)
+        boxes = _places(kinds, Leaf.VARIABLE)
+        self._loose = loose if boxes else None
+        self._pick_loose = _picker(boxes)
+        # How the leaves of a call are found: they may be all there is.
+        self._types = [*map(type, known.leaves)]
+        self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
+        self._read = None
+        if not (row.statics or self._is_flat):
+            self._read = readers.make(known.tree, known.leaves)
+        # Where the leaves for JAX come from.
+        places = {id(known.leaves[place]): n for n, place in enumerate(boxes)}
+        self._loose_positions = {
+            position: places[id(leaf)]
+            for position, leaf in enumerate(packed.leaves)
+            if id(leaf) in places
+        }
+        self._sources = _sources(row, known.tree, packed)
         self._reads_attributes = any(s is not _GIVEN for s in self._sources.values())
-        # Variables, and None for all other leaves.
-        self._leaves = [x if isinstance(x, Variable) else None for x in packed.leaves]
-        boxes = [x for x in self._leaves if x is not None]
-        self.is_plain = variables.may_replace_all(boxes, ())
+        # Variables of objects, and None for all other leaves.
+        self._leaves = [
+            x if isinstance(x, Variable) and id(x) not in places else None
+            for x in packed.leaves
+        ]
+        objects = [*packed.objects.values()]
+        self._objects = [None if id(x) in places else _weakly(x) for x in objects]
+        self._loose_objects = [
+            (number, places[id(x)])
+            for number, x in enumerate(objects)
+            if id(x) in places
+        ]
+        attached = [x for x in self._leaves if x is not None]
+        self.is_plain = variables.may_replace_all(attached, ())
         self._groups = None
         if not row.inputs.reads_leaves:
-            self._groups = _groups(row, packed, self._leaves, [*self._sources])
+            self._groups = [
+                self._group(group)
+                for group in outside.groups(row, packed, [*range(len(packed.leaves))])
+            ]
         self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
-        self._layout = _layout(tree, roots) if not row.statics else None
 
-    def match(self, args: tuple[Any, ...]) -> list[Any] | None:
-        """The leaves that are in no object; ``None`` if the plan may not be right."""
-        layout = self._layout
-        if layout is None or len(layout) != len(args):
+    def match(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PlannedCall | None:
+        """A call with these arguments; ``None`` if the plan may not be right."""
+        leaves: Sequence[Any] | None = args
+        if kwargs or not self._is_flat:
+            if self._read is None:
+                return None
+            leaves = self._read((args, kwargs))
+        if leaves is None or [*map(type, leaves)] != self._types:
             return None
-        given = []
-        for x, (kind, weak) in zip(args, layout, strict=True):
-            if type(x) is not kind:
-                return None
-            if weak is None:
-                given.append(x)
-            elif weak() is not x:
-                return None
-        return given if self._survey.holds() else None
+        return self.follow(leaves)
 
-    def holds(self, roots: Sequence[Any]) -> bool:
-        """Whether it is right for these objects as they are now."""
+    def follow(self, leaves: Sequence[Any]) -> PlannedCall | None:
+        """A call with leaves of these kinds; ``None`` if the plan isn't right."""
         # In the key they stand as what is theirs alone, if nobody copied `vars(root)`.
-        for weak, root in zip(self._roots, roots, strict=True):
-            if weak() is not root:
-                return False
-        return self._survey.holds()
+        for place, weak in self._roots:
+            if weak() is not leaves[place]:
+                return None
+        boxes = values = ()
+        if self._loose is not None:
+            boxes = self._pick_loose(leaves)
+            values = self._loose.read(boxes)
+        if values is None or not self._survey.holds():
+            return None
+        return PlannedCall(
+            self, [leaves[place] for place in self._given], boxes, values
+        )
 
-    def groups(self, given: Sequence[Any]) -> Sequence[Values]:
+    def groups(
+        self,
+        given: Sequence[Any],
+        boxes: Sequence[Variable[Any]],
+        loose_values: Sequence[Any],
+    ) -> Sequence[Values]:
         """What JAX gets."""
         if self._groups is None:
-            packed = self.packed(given)
+            packed = self.packed(given, boxes)
             return outside.groups(self._row, packed, packed.values())
         others = self._others(given) if self._reads_attributes else given
         groups = []
-        for boxes, inserts, positions in self._groups:
-            values = variables.read_all(boxes)
-            for place, number in inserts:
+        for group in self._groups:
+            values = variables.read_all(group.attached)
+            if group.pick_loose is not None:
+                values += group.pick_loose(loose_values)
+            if group.order is not None:
+                values = [*group.order(values)]
+            for place, number in group.inserts:
                 values.insert(place, others[number])
-            groups.append(Values(values, self.signature, positions))
+            groups.append(Values(values, self.signature, group.positions))
         return groups
 
-    def targets(self, returned: Returned) -> Sequence[Any]:
+    def targets(
+        self, returned: Returned, boxes: Sequence[Variable[Any]]
+    ) -> Sequence[Any]:
         """The Variables that a result with this static part changes."""
+        if boxes:
+            leaves = self._with_loose(boxes)
+            return [leaves[position] for position in returned.changed]
         # The same ones in each step, mostly.
         latest = self._targets
         if latest[0] is not returned:
@@ -234,13 +294,45 @@ class Plan:
             self._targets = latest = (returned, picked)
         return latest[1]
 
-    def packed(self, given: Sequence[Any]) -> Packed:
+    def output(
+        self,
+        returned: Returned,
+        boxes: Sequence[Variable[Any]],
+        leaves: Sequence[Any],
+    ) -> Any:
+        """The output of a call that did nothing but write and return Variables."""
+        if returned.variables:
+            objects, given = self._objects_with(boxes), iter(leaves)
+            leaves = [
+                next(given)
+                if definition is None
+                else merging.make_variable(definition, next(given))
+                if definition.outer_index is None
+                else objects[definition.outer_index]
+                for definition in returned.variables
+            ]
+        return returned.out.treedef.unflatten(leaves)
+
+    def packed(self, given: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
         """What `packing.pack` gives for these arguments."""
-        leaves = self._leaves.copy()
+        leaves = self._with_loose(boxes)
         for position, value in zip(self._sources, self._others(given), strict=True):
             leaves[position] = value
+        objects = enumerate(self._objects_with(boxes))
+        return Packed(self.signature, leaves, IndexMap(objects))
+
+    def _objects_with(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
+        """The objects of a call, by their numbers."""
         objects = [x() if isinstance(x, weakref.ref) else x for x in self._objects]
-        return Packed(self.signature, leaves, IndexMap(enumerate(objects)))
+        for number, place in self._loose_objects:
+            objects[number] = boxes[place]
+        return objects
+
+    def _with_loose(self, boxes: Sequence[Variable[Any]]) -> list[Any]:
+        leaves = self._leaves.copy()
+        for position, number in self._loose_positions.items():
+            leaves[position] = boxes[number]
+        return leaves
 
     def _others(self, given: Sequence[Any]) -> Sequence[Any]:
         """The leaves that are not Variables, in order."""
@@ -252,6 +344,45 @@ class Plan:
             for source in self._sources.values()
         ]
 
+    def _group(self, group: Values) -> _Group:
+        """How a group is made of which only the positions are known."""
+        members, others = group.values, [*self._sources]
+        loose = [p for p in members if p in self._loose_positions]
+        attached = [p for p in members if self._leaves[p] is not None]
+        inserts = [
+            (place, others.index(position))
+            for place, position in enumerate(members)
+            if position in self._sources
+        ]
+        boxes = [p for p in members if p not in self._sources]
+        found_at = {p: place for place, p in enumerate([*attached, *loose])}
+        order = [found_at[p] for p in boxes]
+        return _Group(
+            [self._leaves[p] for p in attached],
+            _picker([self._loose_positions[p] for p in loose]) if loose else None,
+            None if order == [*range(len(order))] else _picker(order),
+            inserts,
+            group.positions,
+        )
+
+
+class _Group(NamedTuple):
+    """How a group of leaves is made.
+
+    Attributes:
+        attached: Those of its Variables that are in objects.
+        pick_loose: Takes those that are not out of all of these, if there are any.
+        order: Puts both in order, if they are not.
+        inserts: Where other leaves go between them, with their numbers among all these.
+        positions: See `Values`.
+    """
+
+    attached: list[Variable[Any]]
+    pick_loose: Callable[[Sequence[Any]], Sequence[Any]] | None
+    order: Callable[[Sequence[Any]], Sequence[Any]] | None
+    inserts: list[tuple[int, int]]
+    positions: tuple[int, ...] | None
+
 
 class PlannedCall:
     """The outside of a call that follows a plan; see `outside.Call`.
@@ -260,24 +391,33 @@ class PlannedCall:
         groups: What JAX gets.
     """
 
-    __slots__ = ("_given", "_plan", "groups")
+    __slots__ = ("_boxes", "_given", "_plan", "groups")
 
-    def __init__(self, plan: Plan, given: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        given: Sequence[Any],
+        boxes: Sequence[Variable[Any]],
+        loose_values: Sequence[Any],
+    ) -> None:
         self._plan = plan
         self._given = given
-        self.groups = plan.groups(given)
+        self._boxes = boxes
+        self.groups = plan.groups(given, boxes, loose_values)
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
-        plan, returned = self._plan, result[0]
-        if not (plan.is_plain and returned.is_plain):
-            return outside.commit(plan.packed(self._given), result)
-        _, changed, _, out = result
-        positions, _, numbers = returned.groups
-        if positions:
-            values = outside.joined(changed, positions)
-            variables.replace_all(plan.targets(returned), values)
-        return returned.unflatten(outside.joined(out, numbers))
+        plan, boxes, returned = self._plan, self._boxes, result[0]
+        if plan.is_plain and returned.is_plain:
+            _, changed, _, out = result
+            positions, _, numbers = returned.groups
+            targets = plan.targets(returned, boxes) if positions else ()
+            if not boxes or variables.may_replace_all(targets, ()):
+                if positions:
+                    values = outside.joined(changed, positions)
+                    variables.replace_all(targets, values)
+                return plan.output(returned, boxes, outside.joined(out, numbers))
+        return outside.commit(plan.packed(self._given, boxes), result)
 
 
 # Stands for a leaf of the arguments that is in no object.
@@ -306,40 +446,19 @@ def _sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
     return found
 
 
-def _layout(
-    tree: Any, roots: Sequence[weakref.ref[Any]]
-) -> list[tuple[type, weakref.ref[Any] | None]] | None:
-    """The type of each argument, a reference to each object; ``None`` if nested."""
-    args, kwargs = tree
-    if kwargs or not all(map(_is_leaf, args)):
-        return None
-    rest = iter(roots)
-    return [(type(x), next(rest) if nodes.is_node_module(x) else None) for x in args]
+def _places(kinds: Sequence[Any], *wanted: Any) -> list[int]:
+    return [place for place, kind in enumerate(kinds) if kind in wanted]
 
 
-def _is_leaf(x: Any) -> bool:
-    return nodes.kind_of(x) in (nodes.PYTREE, Leaf.ARRAY, Leaf.STATIC)
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the members at these places out of a sequence."""
+    if len(places) == 1:
+        return lambda found: (found[places[0]],)
+    return operator.itemgetter(*places) if places else lambda _: ()
 
 
-def _groups(
-    row: Row, packed: Packed, leaves: Sequence[Any], others: Sequence[int]
-) -> list[tuple[list[Variable[Any]], list[tuple[int, int]], tuple[int, ...] | None]]:
-    """How the groups of leaves are made.
-
-    For each group its Variables; where between them other leaves are put in, with their
-    number among all of these; and the positions of its leaves.
-    """
-    found = []
-    for group in outside.groups(row, packed, [*range(len(leaves))]):
-        members = group.values
-        inserts = [
-            (place, others.index(position))
-            for place, position in enumerate(members)
-            if leaves[position] is None
-        ]
-        boxes = [leaves[i] for i in members if leaves[i] is not None]
-        found.append((boxes, inserts, group.positions))
-    return found
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _weakly(obj: Any) -> Any:
