@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"no {PEER}: pip install {PEER}, to see the peer beside it")
     print("| layout | files | loader | read / local | memory / two largest | s |")
     print("| :-- | :-- | :-- | --: | --: | --: |", flush=True)
-    for layout in LAYOUTS:
+    for layout in [name for name in LAYOUTS if options.layout in name]:
         for kind in ("one", "several"):
             _print_rows(layout, folder / kind, loaders, two, options)
 
@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--width", type=int, default=2048, help="of the model")
     add("--turns", type=int, default=3, help="of which the fastest counts")
     add("--child", type=int, help=argparse.SUPPRESS)
-    for name in ("layout", "loader", "port"):
+    add("--layout", default="", metavar="TEXT", help="layouts whose name has this text")
+    for name in ("loader", "port"):
         add(f"--{name}", help=argparse.SUPPRESS)
     return parser
 
