@@ -2,7 +2,8 @@
 
 The second time that an object is flattened in a mode, the result is kept with it: its
 skeleton and the places of its leaves, with a `Survey` that tells whether they are still
-right. So objects that are flattened once, as inside a trace, pay nothing.
+right. So objects that are flattened once, as inside a trace, pay nothing. Objects in a
+container, as in ``split((model, optimizer))``, are one thing that is known by them all.
 
 A `Survey` lists all that the skeleton of some objects depends on, and tells later, as
 cheaply as it can, whether any of it has changed:
@@ -21,10 +22,13 @@ it keeps no model alive; `Survey.reaches` tells.
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import jax
 
 from graftree import _jax, config
 from graftree.core import imprints, stamps
@@ -47,8 +51,10 @@ def flatten_node(
     Messages name ``function`` as the one that was called.
     """
     sharing = config.graph_mode(graph)
-    is_pytree = nodes.kind_of(node) is nodes.PYTREE
-    memos = bookkeeping.memos_of(node) if is_pytree else {}
+    if nodes.kind_of(node) is nodes.PYTREE:
+        memos, members = bookkeeping.memos_of(node), []
+    else:
+        memos, members = _combinations.find(node)
     memo = memos.get(sharing, _NEVER)
     if isinstance(memo, Memo) and memo.holds():
         return memo.graphdef, memo.leaves()
@@ -63,12 +69,53 @@ def flatten_node(
         if not sharing:
             flattening.flatten_graph(node, refs)
         survey = Survey(refs, made)
-        if survey.is_complete:
+        if survey.is_complete and not (members and survey.reaches(members)):
             memos[sharing] = Memo(node, graphdef, list(leaves), survey)
     return graphdef, leaves
 
 
 _NEVER: Any = object()
+
+
+class _Combinations:
+    """What is known of objects that come together, as in ``(model, optimizer)``.
+
+    It is forgotten with the first of them that is gone. Most programs have few.
+    """
+
+    LIMIT = 64
+
+    def __init__(self) -> None:
+        # Reading, adding and removing an entry are atomic, so threads need no lock.
+        self._known: dict[Any, tuple[dict[bool, Any], list[weakref.ref[Any]]]] = {}
+
+    def find(self, container: Any) -> tuple[dict[bool, Any], list[Any]]:
+        """The memos of a container by mode, and the objects that it consists of.
+
+        New ones if there is anything else in it, and in a trace, whose objects go.
+        """
+        found, treedef = jax.tree.flatten(container, is_leaf=nodes.is_graph_node)
+        is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
+        if not (found and is_pure) or _jax.is_tracing():
+            return {}, []
+        # Each stands for its object as long as that lives, and has a hash of its own.
+        key = treedef, *map(bookkeeping.state_of, found)
+        memos, references = self._known.get(key, ({}, []))
+        alive = [weak() for weak in references]
+        if len(alive) != len(found) or not all(map(operator.is_, alive, found)):
+            for oldest in [*self._known][: 1 - self.LIMIT]:
+                self._known.pop(oldest, None)
+            forget = functools.partial(_forget, self._known, key)
+            memos, references = {}, [weakref.ref(x, forget) for x in found]
+            self._known[key] = memos, references
+        return memos, found
+
+
+def _forget(known: dict[Any, Any], key: Any, _: Any) -> None:
+    known.pop(key, None)
+
+
+_combinations = _Combinations()
 
 
 class Memo:
