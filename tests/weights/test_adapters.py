@@ -115,7 +115,13 @@ def test_other_shapes_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"use_dora": True}, {"bias": "all"}, {"modules_to_save": ["head"]}],
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["head"]},
+        {"init_lora_weights": "pissa"},
+        {"an_invention_of_next_year": {"a": 1}},
+    ],
     ids=str,
 )
 def test_more_than_lora_is_refused(change, tmp_path):
@@ -137,3 +143,138 @@ def test_there_must_be_something_to_save(tmp_path):
     with pytest.raises(ValueError, match=r"blocks\[1\]"):
         nnx.weights.save_adapter(tmp_path, adapted(), {"h.0": "blocks[0]"})
     assert not any(tmp_path.iterdir())
+
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def write_adapter(folder, factors, **config):
+    """An adapter of rank 2 and scale 3, as PEFT writes it."""
+    named = {f"base_model.model.{name}": nnx.Param(x) for name, x in factors.items()}
+    path = folder / "adapter_model.safetensors"
+    nnx.weights.save(path, nnx.Dict(named), {"": ""})
+    usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "init_lora_weights": True}
+    (folder / "adapter_config.json").write_text(json.dumps(usual | config))
+
+
+A, B = "x.lora_A.weight", "x.lora_B.weight"
+EMBED_A, EMBED_B = "x.lora_embedding_A", "x.lora_embedding_B"
+RNGS = nnx.Rngs(0)
+LINEAR_GENERAL = nnx.LinearGeneral(5, (2, 3), use_bias=False, rngs=RNGS)
+# A layer, its weight in a file, its line, the factors there, and their product.
+KINDS = {
+    "Linear": (
+        nnx.Linear(5, 3, use_bias=False, rngs=RNGS),
+        (3, 5),
+        "layer.kernel",
+        {A: (2, 5), B: (3, 2)},
+        lambda a, b: b @ a,
+    ),
+    "GPT-2's Conv1D": (
+        nnx.Linear(5, 3, use_bias=False, rngs=RNGS),
+        (5, 3),
+        ("layer.kernel", "i o -> i o"),
+        {A: (2, 5), B: (3, 2)},
+        lambda a, b: (b @ a).T,
+    ),
+    "heads": (
+        LINEAR_GENERAL,
+        (6, 5),
+        "layer.kernel",
+        {A: (2, 5), B: (6, 2)},
+        lambda a, b: b @ a,
+    ),
+    "heads in another order": (
+        LINEAR_GENERAL,
+        (6, 5),
+        ("layer.kernel", "(~d h) e -> e h d"),
+        {A: (2, 5), B: (6, 2)},
+        lambda a, b: b @ a,
+    ),
+    "Conv": (
+        nnx.Conv(5, 3, (3, 2), strides=2, padding="VALID", use_bias=False, rngs=RNGS),
+        (3, 5, 3, 2),
+        "layer.kernel",
+        {A: (2, 5, 3, 2), B: (3, 2, 1, 1)},
+        lambda a, b: np.einsum("orxy,rihw->oihw", b, a),
+    ),
+    "Embed": (
+        nnx.Embed(5, 3, rngs=RNGS),
+        (5, 3),
+        "layer.embedding",
+        {EMBED_A: (2, 5), EMBED_B: (3, 2)},
+        lambda a, b: (b @ a).T,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapted_layer_computes_with_the_sum_of_the_weights(kind, tmp_path):
+    layer, shape, line, shapes, product = KINDS[kind]
+    weight = normal(*shape)
+    factors = {name: normal(*shape) for name, shape in shapes.items()}
+    merged = weight + 3 * product(*factors.values())
+    table = {"x.weight": line}
+    model, expected = [
+        nnx.weights.load({"x.weight": x}, nnx.Dict(layer=nnx.clone(layer)), table)
+        for x in (weight, merged)
+    ]
+    write_adapter(tmp_path, factors)
+    assert nnx.weights.load_adapter(tmp_path, model, table) == [("layer",)]
+    x = jnp.arange(5) if kind == "Embed" else jnp.asarray(normal(4, 7, 6, 5))
+    np.testing.assert_allclose(model.layer(x), expected.layer(x), rtol=1e-3, atol=1e-3)
+    file = tmp_path / "adapter_model.safetensors"
+    before = file.read_bytes()
+    nnx.weights.save_adapter(tmp_path, model, table)
+    assert file.read_bytes() == before
+
+
+EMBED_TABLE = {"x": "layer"}
+
+
+def adapted_embed(folder, *, base=None, held=None):
+    held = normal(5, 3) if held is None else held
+    factors = {EMBED_A: normal(2, 5), EMBED_B: normal(3, 2)}
+    if base is not None:
+        factors["x.base_layer.weight"] = base
+    write_adapter(folder, factors)
+    model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
+    nnx.weights.load({"x.weight": held}, model, EMBED_TABLE)
+    nnx.weights.load_adapter(folder, model, EMBED_TABLE)
+    return model, held
+
+
+def test_attend_of_an_adapted_embedding_stays_as_peft_has_it(tmp_path):
+    model, held = adapted_embed(tmp_path)
+    query = normal(2, 3)
+    np.testing.assert_allclose(model.layer.attend(query), query @ held.T, rtol=1e-5)
+    with pytest.raises(ValueError, match="adapts_attend = True"):
+        nnx.surgery.merge_lora(model)
+
+
+def test_an_embedding_whose_attend_is_adapted_is_not_saved(tmp_path):
+    model = nnx.Dict(layer=nnx.Embed(5, 3, rngs=nnx.Rngs(0)))
+    nnx.surgery.add_lora(model, "layer", rank=2, rngs=nnx.Rngs(1))
+    with pytest.raises(ValueError, match="adapts_attend = False"):
+        nnx.weights.save_adapter(tmp_path, model, EMBED_TABLE)
+    assert not any(tmp_path.iterdir())
+
+
+def test_weights_that_peft_saves_beside_factors_must_be_those_of_the_model(tmp_path):
+    held = normal(5, 3)
+    adapted_embed(tmp_path, base=held, held=held)
+    with pytest.raises(ValueError, match="a weight of its own for 'x'"):
+        adapted_embed(tmp_path, base=held + 1, held=held)
+
+
+def test_factors_of_a_fused_weight_are_refused(tmp_path):
+    table = {"x.weight": (["a.kernel", "b.kernel"], "+o i -> i o")}
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(a=nnx.Linear(5, 3, rngs=rngs), b=nnx.Linear(5, 3, rngs=rngs))
+    write_adapter(tmp_path, {A: normal(2, 5), B: normal(6, 2)})
+    with pytest.raises(ValueError, match="several layers in the model"):
+        nnx.weights.load_adapter(tmp_path, model, table)

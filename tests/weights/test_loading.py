@@ -336,3 +336,27 @@ def test_only_what_the_devices_hold_is_read_and_once(mesh, monkeypatch):
     shardings = {"blocks": {"layers": {"up": layer}}}
     nnx.weights.load(weights, model, TABLE, shardings=shardings)
     assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "advice"),
+    [
+        ({"fc": "up"}, "2 of them fit with 'model.' in front of the names"),
+        ({"x.model.fc": "up"}, "2 of them fit with 'x.' taken off the names"),
+    ],
+    ids=["longer", "shorter"],
+)
+def test_names_with_another_prefix_are_told(table, advice):
+    weights = {"model.fc.weight": normal(3, 2), "model.fc.bias": normal(3)}
+    model = nnx.Dict(up=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(nnx.errors.StateMismatchError) as error:
+        nnx.weights.load(weights, model, table)
+    assert advice in str(error.value)
+
+
+def test_whole_numbers_are_not_told_to_convert_by_dtype():
+    model = nnx.Dict(count=nnx.Variable(jnp.zeros(3, jnp.int32)))
+    with pytest.raises(nnx.errors.StateMismatchError) as error:
+        nnx.weights.load({"n": np.arange(3)}, model, {"n": "count"})
+    assert "convert them first" in str(error.value)
+    assert "dtype= says" not in str(error.value)

@@ -77,6 +77,49 @@ def test_random_streams_and_caches_are_no_weights():
     assert names({"": ""}, model) == ["c"]
 
 
+class Mixed(nnx.Module):
+    """Layers that differ: the second has experts, the third a shortcut."""
+
+    def __init__(self, rngs):
+        self.blocks = nnx.List([nnx.Dict(norm=nnx.Param(jnp.ones(2))) for _ in "123"])
+        for i in (0, 2):
+            self.blocks[i].up = nnx.Linear(2, 3, use_bias=False, rngs=rngs)
+        self.blocks[1].experts = nnx.List([nnx.Linear(2, 3, rngs=rngs) for _ in "12"])
+        self.blocks[0].shortcut = nnx.data(None)
+        self.blocks[2].shortcut = nnx.Dict(gain=nnx.Param(jnp.ones(2)))
+
+
+def test_layers_of_a_list_may_differ():
+    model = Mixed(nnx.Rngs(0))
+    table = {
+        "h.{i}.norm": "blocks[{i}].norm",
+        "h.{i}.up": "blocks[{i}].up",
+        "h.{i}.e.{e}.w": "blocks[{i}].experts[{e}].kernel",
+        "h.{i}.gain": "blocks[{i}].shortcut.gain",
+    }
+    assert names(table, model) == [
+        *("h.0.norm", "h.0.up.weight", "h.1.norm", "h.2.norm", "h.2.up.weight"),
+        *("h.1.e.0.w", "h.1.e.1.w"),
+        "h.2.gain",
+    ]
+    with pytest.raises(ValueError, match=r"blocks\[0\] has no 'down'"):
+        names({"h.{i}.down": "blocks[{i}].down"}, model)
+    with pytest.raises(ValueError, match="layers of different indices"):
+        one = ["blocks[{i}].shortcut.gain", "blocks[{i}].experts[0].bias"]
+        names({"h.{i}": (one, "+o -> o")}, model)
+
+
+def test_keys_of_a_path_may_be_tuples():
+    layer = nnx.WeightNorm(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    for path in ("scales['kernel',]", "scales[('kernel',)]"):
+        assert names({"g": path}, layer) == ["g"]
+
+
+def test_a_name_is_a_string():
+    with pytest.raises(TypeError, match="join them first"):
+        nnx.weights.Mapping({("a", "b"): "c"})
+
+
 REFUSED = {
     "an index from nowhere": ({"a": "blocks[{i}].up"}, "'i' of 'blocks"),
     "a brace": ({"a.{i": "embed"}, "is no name of tensors"),
@@ -119,6 +162,10 @@ UNFIT = {
     "the same name twice": (
         {"h.0": "embed.embedding", "h.{i}": "blocks[{i}].scale"},
         "several lines lead to this name",
+    ),
+    "a layer instead of its kernel": (
+        {"a": ("blocks[0].up", "o i -> i o")},
+        "is a Linear, which holds no single array",
     ),
     "one index, two lists": (
         {"a.{i}": (["blocks[{i}].scale", "embed.embedding"], "+o -> o")},

@@ -179,3 +179,73 @@ def test_a_bias_that_the_layer_lacks_is_unexpected():
     with pytest.raises(nnx.errors.StateMismatchError) as error:
         loaded(layer, weight=normal(3, 4), bias=normal(3))
     assert error.value.unexpected == (("x.bias",),)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_attention_to_inputs_of_another_size_has_a_tensor_for_each():
+    layer = nnx.MultiHeadAttention(1, 4, in_kv_features=3, decode=False, rngs=RNGS)
+    weights = {
+        "q_proj_weight": normal(4, 4),
+        "k_proj_weight": normal(4, 3),
+        "v_proj_weight": normal(4, 3),
+        "in_proj_bias": normal(12),
+        "out_proj__weight": normal(4, 4),
+        "out_proj__bias": normal(4),
+    }
+    layer = loaded(layer, **weights)
+    x, y = normal(2, 4), normal(5, 3)
+    q, k, v, b, w, out = weights.values()
+    q, k, v = x @ q.T + b[:4], y @ k.T + b[4:8], y @ v.T + b[8:]
+    expected = softmax(q @ k.T / 2) @ v @ w.T + out
+    np.testing.assert_allclose(layer(x, y), expected, rtol=1e-4, atol=1e-5)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def with_two_biases(cell, name):
+    """PyTorch's cells have one for the inputs, and one for the state."""
+    kernel = getattr(cell, name).kernel
+    setattr(cell, name, nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0)))
+    return nnx.Dict(cell=cell)
+
+
+CELL = {
+    f"{name}_{a}h_l0": f"cell.dense_{a}.{key}"
+    for a in "ih"
+    for name, key in (("weight", "kernel"), ("bias", "bias"))
+}
+
+
+def cell_weights(gates):
+    shapes = (gates * 3, 2), (gates * 3,), (gates * 3, 3), (gates * 3,)
+    return dict(zip(CELL, (normal(*shape) for shape in shapes), strict=True))
+
+
+def test_lstm_with_both_biases():
+    weights = cell_weights(4)
+    model = with_two_biases(nnx.OptimizedLSTMCell(2, 3, rngs=nnx.Rngs(0)), "dense_i")
+    nnx.weights.load(weights, model, CELL)
+    x, c, h = normal(4, 2), normal(4, 3), normal(4, 3)
+    w, b, u, d = weights.values()
+    i, f, g, o = np.split(x @ w.T + b + h @ u.T + d, 4, axis=-1)
+    c_next = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    (_, y), _ = model.cell((c, h), x)
+    np.testing.assert_allclose(y, sigmoid(o) * np.tanh(c_next), rtol=1e-4, atol=1e-5)
+
+
+def test_gru_with_both_biases():
+    weights = cell_weights(3)
+    model = with_two_biases(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0)), "dense_h")
+    nnx.weights.load(weights, model, CELL)
+    x, h = normal(4, 2), normal(4, 3)
+    w, b, u, d = weights.values()
+    (r, z, n), (s, t, m) = [np.split(y, 3, axis=-1) for y in (x @ w.T + b, h @ u.T + d)]
+    r, z = sigmoid(r + s), sigmoid(z + t)
+    expected = (1 - z) * np.tanh(n + r * m) + z * h
+    np.testing.assert_allclose(model.cell(h, x)[0], expected, rtol=1e-4, atol=1e-5)

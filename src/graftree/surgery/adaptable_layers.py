@@ -68,10 +68,10 @@ def is_adapted(layer: Any) -> bool:
     return type(layer) in {kind.adapted for kind in KINDS.values()}
 
 
-def is_linear(layer: Any) -> bool:
-    """Whether it is a matrix that is, or can be, adapted."""
+def is_adaptable(layer: Any) -> bool:
+    """Whether it is of a class that is, or can be, adapted."""
     cls = type(layer)
-    return PLAIN.get(cls, cls) in (linear.Linear, linear.LinearGeneral)
+    return PLAIN.get(cls, cls) in KINDS
 
 
 def kernel_of(layer: Any) -> Variable[Any]:

@@ -37,6 +37,9 @@ class LowRank(lora.LoRA):
         out_features: That of the layer.
         dtype: The dtype of the computation; ``None``: inferred.
         param_dtype: The dtype in which the Variables are stored.
+
+    Attributes:
+        adapts_attend: Of an `Embed`, whether `attend` is adapted as the lookup is.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class LowRank(lora.LoRA):
         self.in_features = in_features
         self.out_features = out_features
         self.scale = scale
+        self.adapts_attend = True
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = computation.promote_dtype
@@ -192,6 +196,8 @@ class LoRAEmbed(embed.Embed):
 
     def attend(self, query: Any, out_sharding: Any = None) -> Any:
         """Multiplies ``query`` with every row, as the `Embed` does."""
+        if not self.lora.adapts_attend:
+            return super().attend(query, **arguments.if_set(out_sharding=out_sharding))
         return _sum(super().attend, self._change_of_scores, query, out_sharding)
 
     def _change_of_scores(self, query: Any, **options: Any) -> jax.Array:

@@ -175,6 +175,8 @@ def _reason_to_keep(
         return "its kernel has a hook `on_get_value`"
     if values.is_stand_in(kernel.get_raw_value()):
         return "its kernel is abstract"
+    if not getattr(layer.lora, "adapts_attend", True):
+        return "its `attend` is not adapted, but would be; lora.adapts_attend = True"
     return None
 
 

@@ -6,7 +6,8 @@ the data only the slices that are asked for are read.
 
 - ``loading.py``, ``saving.py``: a file into a model, and a model into a file;
   ``placing.py``: each device gets its part; ``drafts.py``: a table to begin with;
-  ``adapters.py``: LoRA as PEFT has it; ``adapter_configs.py``: the JSON of that.
+  ``adapters.py``: LoRA as PEFT has it; ``adapter_configs.py``: the JSON of that;
+  ``factor_layouts.py``: its tensors.
 - ``tables.py``: the table, and what it makes of a model; ``names.py``: its names and
   paths, with indices; ``layouts.py``: the axes of a tensor, as in ``"o i -> i o"``;
   ``torch_layouts.py``: how PyTorch stores our layers.

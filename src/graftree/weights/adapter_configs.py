@@ -19,16 +19,18 @@ class Adaptation(NamedTuple):
     alpha: float
 
 
-_UNUSUAL = {
-    "use_dora": False,
-    "bias": "none",
-    "lora_bias": False,
-    "modules_to_save": None,
-    "layer_replication": None,
-    "trainable_token_indices": None,
-    "target_parameters": None,
-    "use_qalora": False,
-}
+# What a config may say of LoRA as it is here; other keys must be off.
+_KNOWN = frozenset(
+    "alpha_pattern auto_mapping base_model_name_or_path corda_config "
+    "ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode "
+    "init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha "
+    "lora_dropout lora_ga_config megatron_config megatron_core peft_type peft_version "
+    "qalora_group_size r rank_pattern revision runtime_config target_modules task_type "
+    "use_rslora velora_config".split()
+)
+_OFF = (None, False, "none", [], {})
+# Ways to begin that leave the weights of the model as they were.
+_HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -45,10 +47,13 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise ValueError(f"{path} is not of a LoRA adapter: no peft_type 'LORA'.")
     wrong = [
-        f"{key}: {config[key]!r}"
-        for key, usual in _UNUSUAL.items()
-        if config.get(key) not in (usual, None, [], {})
+        f"{key}: {value!r}"
+        for key, value in config.items()
+        if key not in _KNOWN and value not in _OFF
     ]
+    start = config.get("init_lora_weights")
+    if start not in _HARMLESS_STARTS:
+        wrong.append(f"init_lora_weights: {start!r}, which changes the model's weights")
     if wrong:
         raise ValueError(
             errors.message(
@@ -81,7 +86,7 @@ def write(
     adaptations: Mapping[str, Adaptation],
     known: Sequence[str],
     base_model: str | None,
-    task_type: str,
+    task_type: str | None,
 ) -> dict[str, Any]:
     """What PEFT wants to know.
 

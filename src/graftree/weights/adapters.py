@@ -1,7 +1,9 @@
 """LoRA adapters in the format of PEFT: a file of factors, and a config beside it.
 
-PEFT names the factors of a layer after its weight, ``q_proj.lora_A.weight``; the table
-that loads the weights of the model says which layer that is.
+PEFT names the factors of a layer after its weight, ``q_proj.lora_A.weight``, and
+``wte.lora_embedding_A`` of an embedding; the table that loads the weights of the model
+says which layer that is. Beside the factors of embeddings and of the head PEFT writes
+their own weights, which must be those of the model.
 """
 
 from __future__ import annotations
@@ -11,25 +13,30 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
-from graftree.surgery import adaptable_layers, adaptations, selections
+from graftree.nn import embed
+from graftree.surgery import adaptable_layers, adaptations, lora_layers, selections
 from graftree.surgery.selections import Part
 from graftree.weights import (
     adapter_configs,
-    layouts,
+    factor_layouts,
     loading,
     saving,
     sources,
     tables,
 )
 from graftree.weights.adapter_configs import Adaptation
+from graftree.weights.factor_layouts import FactorLayouts
 from graftree.weights.stored_tensors import Source
 from graftree.weights.tables import Array, Tensor
 
@@ -37,9 +44,12 @@ CONFIG = "adapter_config.json"
 FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<factor>lora_A|lora_B)\.weight"
+    r"(?:base_model\.model\.)?(?P<module>.+)\."
+    r"(?P<factor>lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.weight)"
 )
-_FACTORS = ("lora_A", "lora_B")
+_BASE = "base_layer.weight"
+_FACTORS = ("lora_A.weight", "lora_B.weight")
+_FACTORS_OF_EMBED = ("lora_embedding_A", "lora_embedding_B")
 
 
 class _Layer(NamedTuple):
@@ -49,11 +59,21 @@ class _Layer(NamedTuple):
         path: Its path in the model.
         layer: The layer.
         at: Which one it is, if several are stacked.
+        weight: Its weight in a file.
+        layouts: Those of its factors.
     """
 
     path: Path
     layer: Any
     at: tuple[int, ...]
+    weight: Tensor
+    layouts: FactorLayouts
+
+    @property
+    def factors(self) -> tuple[str, str]:
+        """What PEFT calls its factors."""
+        is_embed = isinstance(self.layer, embed.Embed)
+        return _FACTORS_OF_EMBED if is_embed else _FACTORS
 
 
 def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
@@ -61,7 +81,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
 
     If the model has no adapted layers, those that the adapter has factors for are
     adapted, as by `nnx.surgery.add_lora`. If it has some, they must be the same ones,
-    with the same rank and scale.
+    with the same rank and scale. As in PEFT, the `attend` of an Embed is not adapted.
 
     Args:
         folder: Has an ``adapter_config.json`` and an ``adapter_model.safetensors``.
@@ -73,8 +93,8 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
 
     Raises:
         ValueError: If the adapter has layers that the table or the model lacks, or is
-            of a kind that LoRA is not: DoRA, trained biases, whole modules. Nothing has
-            changed then.
+            more than two factors by layer: DoRA, trained biases, whole modules, factors
+            that go with other weights than the model's. Nothing has changed then.
         WeightsError: If a file is damaged.
 
     Example:
@@ -97,7 +117,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     config = adapter_configs.read(folder / CONFIG)
     layers = _layers(model, mapping)
     with sources.open(folder / FILE) as source:
-        modules = _modules(source, layers)
+        modules = _modules(source, layers, _fused(model, mapping))
         kinds = {name: _checked(name, source, config, layers) for name in modules}
         paths = _prepare(model, {name: layers[name] for name in modules}, kinds)
         tensors = [
@@ -107,6 +127,10 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         ]
         arrays = loading.arrays_from(source, tensors)
     updates.write(model, arrays)
+    for name in modules:
+        layer = layers[name].layer
+        if isinstance(layer, lora_layers.LoRAEmbed):
+            layer.lora.adapts_attend = False
     return paths
 
 
@@ -116,7 +140,7 @@ def save_adapter(
     mapping: Any,
     *,
     base_model: str | None = None,
-    task_type: str = "CAUSAL_LM",
+    task_type: str | None = "CAUSAL_LM",
 ) -> None:
     """Writes the LoRA factors of a model in the format of PEFT.
 
@@ -125,10 +149,11 @@ def save_adapter(
         model: The model; its adapted layers are found.
         mapping: The table by which its weights are loaded.
         base_model: Where PEFT finds the model itself.
-        task_type: What PEFT wraps the model for.
+        task_type: What PEFT wraps the model for; ``None``: nothing in particular.
 
     Raises:
-        ValueError: If no layer is adapted, or the table lacks one that is.
+        ValueError: If no layer is adapted, the table lacks one that is, or `attend` of
+            an Embed is adapted, too.
 
     Example:
         >>> import pathlib, tempfile
@@ -165,18 +190,36 @@ def save_adapter(
                 "table for its weight.",
             )
         )
+    _check_embeds(adapted)
     tensors = [
         tensor
         for name, layer in adapted.items()
-        for tensor in _tensors(
-            layer, {f: f"{PREFIX}{name}.{f}.weight" for f in _FACTORS}
-        )
+        for tensor in _tensors(layer, {f: f"{PREFIX}{name}.{f}" for f in layer.factors})
     ]
     kinds = {name: _adaptation_of(x.layer) for name, x in adapted.items()}
     config = adapter_configs.write(kinds, [*layers], base_model, task_type)
     folder = pathlib.Path(os.path.expanduser(folder))
     saving.write(folder / FILE, tensors, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _check_embeds(adapted: Mapping[str, _Layer]) -> None:
+    """Raises if an embedding is adapted in a way that PEFT can't do."""
+    wrong = [
+        patterns.dotted(x.path)
+        for x in adapted.values()
+        if isinstance(x.layer, lora_layers.LoRAEmbed) and x.layer.lora.adapts_attend
+    ]
+    if wrong:
+        raise ValueError(
+            errors.message(
+                "nnx.weights.save_adapter: PEFT adapts what an embedding looks up, and "
+                "not its `attend`. Nothing was written.",
+                where="\n".join(wrong),
+                way_out="If the model does not call it, or should not adapt it, set "
+                "`lora.adapts_attend = False` there.",
+            )
+        )
 
 
 # ------------------------------------------------------------------------- the layers
@@ -196,13 +239,25 @@ def _layers(model: Any, mapping: Any) -> dict[str, _Layer]:
         is_kernel = (
             len(tensor.arrays) == 1
             and tensor.name.endswith(".weight")
-            and adaptable_layers.is_linear(layer)
+            and adaptable_layers.is_adaptable(layer)
             and adaptable_layers.kernel_of(layer) is tensor.arrays[0].leaf
         )
         if is_kernel:
-            name = tensor.name.removesuffix(".weight")
-            found[name] = _Layer(path, layer, tensor.at)
+            batch, _, outs = adaptable_layers.sizes_of(layer)
+            of_factors = factor_layouts.of_weight(tensor.solved, len(outs))
+            if of_factors is not None and not batch:
+                name = tensor.name.removesuffix(".weight")
+                found[name] = _Layer(path, layer, tensor.at, tensor, of_factors)
     return found
+
+
+def _fused(model: Any, mapping: Any) -> set[str]:
+    """The names of weights that are several arrays in the model."""
+    return {
+        tensor.name.removesuffix(".weight")
+        for tensor in tables.as_mapping(mapping).tensors(model)
+        if len(tensor.arrays) > 1
+    }
 
 
 def _checked(
@@ -215,9 +270,18 @@ def _checked(
         for full in source.tensors
         if (found := _NAME.fullmatch(full)) and found["module"] == name
     }
-    _, ins, outs = adaptable_layers.sizes_of(layers[name].layer)
+    layer = layers[name]
+    if stored.pop(_BASE, None) is not None:
+        _check_base(name, source, layer)
+    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
     rank = adaptation.rank
-    expected = {"lora_A": (rank, math.prod(ins)), "lora_B": (math.prod(outs), rank)}
+    shapes = (*ins, rank), (rank, *outs)
+    expected = {
+        factor: layout.solve([shape]).file_shape
+        for factor, layout, shape in zip(
+            layer.factors, layer.layouts, shapes, strict=True
+        )
+    }
     if stored != expected:
         raise ValueError(
             errors.message(
@@ -230,24 +294,60 @@ def _checked(
     return adaptation
 
 
-def _modules(source: Source, layers: Mapping[str, _Layer]) -> dict[str, dict[str, str]]:
+def _check_base(name: str, source: Source, layer: _Layer) -> None:
+    """Raises unless the weight of a layer in the adapter is that of the model."""
+    solved, at = layer.weight.solved, layer.weight.at
+    held = layer.weight.arrays[0].value
+    found = next(
+        full
+        for full in source.tensors
+        if (match := _NAME.fullmatch(full))
+        and (match["module"], match["factor"]) == (name, _BASE)
+    )
+    is_same = source.tensors[found].shape == solved.file_shape
+    if is_same and not isinstance(held, jax.ShapeDtypeStruct):
+        whole = tuple(slice(0, size) for size in held.shape[len(at) :])
+        given = solved.read(
+            0, whole, lambda view: source.read(found, view, solved.view_shape)
+        )
+        is_same = bool(jnp.array_equal(held[at], given.astype(held.dtype)))
+    if not is_same:
+        raise ValueError(
+            errors.message(
+                f"{source.name}: the adapter has a weight of its own for {name!r}, "
+                "which is not that of the model. Nothing has changed.",
+                way_out="Is it the adapter of another model? If its weights were "
+                "trained, merge it in PEFT, and load the merged weights.",
+            )
+        )
+
+
+def _modules(
+    source: Source, layers: Mapping[str, _Layer], fused: Container[str]
+) -> dict[str, dict[str, str]]:
     """The names of both factors of each layer; raises for those that are unknown."""
     found: dict[str, dict[str, str]] = {}
     unknown = []
     for name in source.tensors:
         match = _NAME.fullmatch(name)
         if match is None or match["module"] not in layers:
-            unknown.append(name)
+            is_fused = match is not None and match["module"] in fused
+            unknown.append(name + ": several layers in the model" * is_fused)
         else:
             found.setdefault(match["module"], {})[match["factor"]] = name
-    unknown += [f"{n}: a factor is missing" for n, x in found.items() if len(x) < 2]
+    unknown += [
+        f"{name}: a factor is missing"
+        for name, x in found.items()
+        if len({*x} - {_BASE}) < 2
+    ]
     if unknown or not found:
         raise ValueError(
             errors.message(
                 f"{source.name}: the adapter has layers that the model, or its table "
                 "of weights, does not have. Nothing has changed.",
                 where="\n".join(sorted(unknown)[:20]),
-                way_out=f"Layers that it may have: {', '.join([*layers][:8])}, ...",
+                way_out=f"Layers that it may have: {', '.join([*layers][:8])}, ...\n"
+                "For others merge it in PEFT, and load the merged weights.",
             )
         )
     return found
@@ -333,18 +433,12 @@ def _differences(
 
 def _tensors(layer: _Layer, names: Mapping[str, str]) -> list[Tensor]:
     """Both factors of a layer that is adapted, as tensors of a file."""
-    _, ins, outs = adaptable_layers.sizes_of(layer.layer)
-    inputs = " ".join(f"i{axis}" for axis in range(len(ins)))
-    outputs = " ".join(f"o{axis}" for axis in range(len(outs)))
-    texts = {
-        "lora_A": f"r ({inputs}) -> {inputs} r",
-        "lora_B": f"({outputs}) r -> r {outputs}",
-    }
     found = []
-    for factor, text in texts.items():
-        leaf = getattr(layer.layer.lora, factor.lower())
-        array = Array((*layer.path, "lora", factor.lower()), leaf, leaf.get_raw_value())
-        shape = tuple(leaf.shape)[len(layer.at) :]
-        solved = layouts.parse(text, {}, 1).solve([shape])
+    for factor, attribute, layout in zip(
+        layer.factors, ("lora_a", "lora_b"), layer.layouts, strict=True
+    ):
+        leaf = getattr(layer.layer.lora, attribute)
+        array = Array((*layer.path, "lora", attribute), leaf, leaf.get_raw_value())
+        solved = layout.solve([tuple(leaf.shape)[len(layer.at) :]])
         found.append(Tensor(names[factor], (array,), layer.at, solved))
     return found

@@ -104,13 +104,15 @@ class Solved:
     """A layout with the sizes of all axes.
 
     Attributes:
+        layout: The layout.
+        sizes: The sizes of the axes, for each of our arrays.
         file_shape: The shape of the tensor in the file.
         view_shape: The same, with an axis for each unit: what `read` asks for.
     """
 
     def __init__(self, layout: Layout, sizes: Sequence[dict[str, int]]) -> None:
-        self._layout = layout
-        self._sizes = sizes
+        self.layout = layout
+        self.sizes = sizes
         lengths = {unit: self._length(unit) for unit in layout.units}
         self.view_shape = tuple(lengths[unit] for unit in layout.units)
         self.file_shape = tuple(
@@ -137,10 +139,10 @@ class Solved:
 
     def _wanted(self, part: int, index: Index) -> tuple[dict[str, slice], Index]:
         """Pieces of axes that have a piece of an array, and where it is in these."""
-        sizes = self._sizes[part]
+        sizes = self.sizes[part]
         wanted = {PART: slice(0, 1)}
         inside = []
-        for names, piece in zip(self._layout.ours, index, strict=True):
+        for names, piece in zip(self.layout.ours, index, strict=True):
             lengths = [sizes[name] for name in names]
             cover, cut = _cover(lengths, piece)
             wanted.update(zip(names, cover, strict=True))
@@ -148,11 +150,11 @@ class Solved:
         return wanted, tuple(inside)
 
     def _places(self, part: int, wanted: Mapping[str, slice]) -> Index:
-        return tuple(self._place(unit, part, wanted) for unit in self._layout.units)
+        return tuple(self._place(unit, part, wanted) for unit in self.layout.units)
 
     def _place(self, unit: Unit, part: int, wanted: Mapping[str, slice]) -> slice:
         """Which piece of a unit in the file has what is wanted."""
-        sizes = self._sizes[part]
+        sizes = self.sizes[part]
         first, *others = unit.axes
         outer = wanted[first.name]
         if first.is_reversed:
@@ -166,9 +168,9 @@ class Solved:
         self, x: np.ndarray, part: int, wanted: Mapping[str, slice]
     ) -> np.ndarray:
         """Gives a piece of the view the axes of ours."""
-        axes = [axis for unit in self._layout.units for axis in unit.axes]
-        firsts = {unit.axes[0].name for unit in self._layout.units}
-        sizes = self._sizes[part]
+        axes = [axis for unit in self.layout.units for axis in unit.axes]
+        firsts = {unit.axes[0].name for unit in self.layout.units}
+        sizes = self.sizes[part]
 
         def length(name: str) -> int:
             piece = wanted[name]
@@ -182,46 +184,46 @@ class Solved:
         if PART in names:
             x = x.squeeze(names.index(PART))
             names.remove(PART)
-        order = [name for group in self._layout.ours for name in group]
+        order = [name for group in self.layout.ours for name in group]
         x = x.transpose([names.index(name) for name in order])
         lengths = dict(zip(order, x.shape, strict=True))
         return x.reshape(
-            [math.prod(lengths[name] for name in group) for group in self._layout.ours]
+            [math.prod(lengths[name] for name in group) for group in self.layout.ours]
         )
 
     def to_file(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Makes the tensor of the file from our arrays, the inverse of reading."""
         views = [self._view(x, part) for part, x in enumerate(arrays)]
-        fused = [i for i, unit in enumerate(self._layout.units) if unit.is_fused]
+        fused = [i for i, unit in enumerate(self.layout.units) if unit.is_fused]
         whole = np.concatenate(views, fused[0]) if fused else views[0]
         return whole.reshape(self.file_shape)
 
     def _view(self, x: np.ndarray, part: int) -> np.ndarray:
-        sizes = self._sizes[part]
-        order = [name for group in self._layout.ours for name in group]
+        sizes = self.sizes[part]
+        order = [name for group in self.layout.ours for name in group]
         x = x.reshape([sizes[name] for name in order])
-        axes = [axis for unit in self._layout.units for axis in unit.axes]
+        axes = [axis for unit in self.layout.units for axis in unit.axes]
         present = [axis for axis in axes if axis.name != PART]
         x = x.transpose([order.index(axis.name) for axis in present])
         x = x[tuple(slice(None, None, -1 if a.is_reversed else 1) for a in present)]
-        return x.reshape([self._product(unit, part) for unit in self._layout.units])
+        return x.reshape([self._product(unit, part) for unit in self.layout.units])
 
     def _length(self, unit: Unit) -> int:
         """The size of a unit, of all parts together."""
-        parts = range(len(self._sizes))
+        parts = range(len(self.sizes))
         products = [self._product(unit, part) for part in parts]
         if unit.is_fused:
             return sum(products)
         if len({*products}) > 1:
             names = " ".join(axis.name for axis in unit.axes)
             raise ValueError(
-                f"{self._layout.text!r}: {names} has the sizes {products} in the arrays"
+                f"{self.layout.text!r}: {names} has the sizes {products} in the arrays"
             )
         return products[0]
 
     def _product(self, unit: Unit, part: int) -> int:
         """The size of a unit, of one part."""
-        return math.prod(self._sizes[part][axis.name] for axis in unit.axes)
+        return math.prod(self.sizes[part][axis.name] for axis in unit.axes)
 
 
 def _cover(lengths: Sequence[int], piece: slice) -> tuple[list[slice], slice]:

@@ -362,8 +362,15 @@ def _error(
         ways.append("missing= says which arrays of the model may stay what they are.")
     if extra:
         ways.append("ignore= of the Mapping says which tensors are left out.")
-    if any(m.what == "dtype" for m in misfits):
+    dtypes = [(m.expected, m.given) for m in misfits if m.what == "dtype"]
+    if any(all(map(_is_floating, pair)) for pair in dtypes):
         ways.append("dtype= says to which dtype the arrays are converted.")
+    if not all(all(map(_is_floating, pair)) for pair in dtypes):
+        ways.append(
+            "dtype= is for floating numbers alone. ignore= the others, or convert them "
+            "first, and load the dict of tensors."
+        )
+    ways += _prefix_hint([name for name, _ in lacking], extra)
     return errors.StateMismatchError(
         errors.message(
             f"nnx.weights.load: {source.name} does not fit the model. "
@@ -375,6 +382,21 @@ def _error(
         [(name,) for name in extra],
         misfits,
     )
+
+
+def _prefix_hint(lacking: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """What to do if the names in the file, or those in the table, have a prefix."""
+    for these, others, advice in (
+        (lacking, extra, "in front of the names of the table"),
+        (extra, lacking, "taken off the names of the table"),
+    ):
+        for name in others:
+            prefix = name.removesuffix(these[0]) if these else name
+            if prefix not in ("", name) and prefix.endswith("."):
+                fitting = len({prefix + each for each in these} & {*others})
+                if 2 * fitting > len(these):
+                    return [f"{fitting} of them fit with {prefix!r} {advice}."]
+    return []
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:

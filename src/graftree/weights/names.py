@@ -2,6 +2,7 @@
 
 model.layers.{i}.mlp.up_proj      a name in a file
 blocks[{i}].mlp.up                a path in a model; `blocks.{i}.mlp.up` is the same
+norm.scales['kernel',]            a path with a key that is a tuple
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def filled(name: str, indices: Mapping[str, int]) -> str:
     return _PLACE.sub(lambda place: str(indices[place[1]]), name)
 
 
+_TEXT = r"""(?:'[^'\\]*'|"[^"\\]*")"""
+_TEXTS = rf"{_TEXT}(?:, ?{_TEXT})*,?"
 _STEP = re.compile(
-    r"\[(?:\{(?P<item>\w+)\}|(?P<key>'[^']*'|\"[^\"]*\"|-?\d+))\]"
+    rf"\[(?:\{{(?P<item>\w+)\}}|(?P<key>{_TEXTS}|\({_TEXTS}\)|-?\d+))\]"
     r"|(?:^|\.)(?:\{(?P<place>\w+)\}|(?P<name>[^.\[\]{}'\"\s]+))"
 )
 

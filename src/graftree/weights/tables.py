@@ -85,7 +85,9 @@ class Mapping:
 
     ``{i}`` stands for an index: ``"layers.{i}.norm": "blocks[{i}].norm"``. The blocks
     may be a list, or a `Stack`, whose arrays have all layers along their first axis. An
-    index that is only in the name is stacked, too. One table fits both forms.
+    index that is only in the name is stacked, too. One table fits both forms. Elements
+    that lack what a line is about are not in that line, so that the layers of a list
+    may differ.
 
     Args:
         entries: The lines.
@@ -167,7 +169,16 @@ def as_mapping(mapping: Any) -> Mapping:
 # Reading lines.
 
 
-def _read(name: str, value: Any) -> _Entry:
+def _read(name: Any, value: Any) -> _Entry:
+    if not isinstance(name, str):
+        raise TypeError(
+            errors.message(
+                f"The line {name!r}: {value!r} of a table of weights has no name.",
+                way_out="A line is about one tensor; its name is a string. Several "
+                "tensors that are one array in the model: give the model an array for "
+                "each, or join them first, and load the dict of tensors.",
+            )
+        )
     paths, layout, sizes = _parts(name, value)
     listed = (paths,) if isinstance(paths, str) else tuple(paths)
     for path in listed:
@@ -269,9 +280,11 @@ class _Reader:
 
     def read(self, line: _Entry) -> Iterator[_Ordered]:
         """The tensors of a line, each with its indices."""
-        found = [[*self._find(path)] for path in line.paths]
+        found = [self._find(path) for path in line.paths]
         if len({*map(len, found)}) > 1:
             raise _wrong(line.name, "its paths lead to different numbers of arrays")
+        if any(len({*map(_indices, spots)}) > 1 for spots in zip(*found, strict=True)):
+            raise _wrong(line.name, "its paths lead to layers of different indices")
         for spots in zip(*found, strict=True):
             if line.layout is None and not _is_array(spots[0].value):
                 yield from self._module(line.name, spots[0], line.name)
@@ -339,14 +352,41 @@ class _Reader:
         else:
             found = self._arrays.get((id(spot.parent), spot.key))
         if found is None or not hasattr(found.value, "shape"):
-            raise _wrong(line, f"{patterns.dotted(spot.path)} holds no single array")
+            raise _wrong(
+                line,
+                f"{patterns.dotted(spot.path, 'the model')} is {_kind(spot)}, which "
+                "holds no single array; a line with a layout leads to arrays, such as "
+                "'head.kernel'",
+            )
         return found
 
-    def _find(self, path: str) -> Iterator[_Spot]:
-        spots = [self._root]
+    def _find(self, path: str) -> list[_Spot]:
+        """Where a path leads: elements of lists that lack it are left out.
+
+        Nothing is lost by that, since all arrays and all tensors are accounted for.
+        """
+        spots, nowhere = [self._root], None
         for step in names.steps(path):
-            spots = [new for spot in spots for new in _taken(spot, step, path)]
-        return iter(spots)
+            found = []
+            for spot in spots:
+                try:
+                    found += _taken(spot, step, path)
+                except _Nowhere as error:
+                    if not spot.indices:
+                        raise
+                    nowhere = nowhere or error
+            spots = found
+        if nowhere is not None and not spots:
+            raise nowhere
+        return spots
+
+
+class _Nowhere(ValueError):
+    """A path leads to nothing."""
+
+
+def _indices(spot: _Spot) -> tuple[Any, ...]:
+    return (*sorted(spot.indices.items()), spot.stacked)
 
 
 def _taken(spot: _Spot, step: Key | Place, path: str) -> Iterator[_Spot]:
@@ -361,13 +401,19 @@ def _taken(spot: _Spot, step: Key | Place, path: str) -> Iterator[_Spot]:
     found = [
         key for key, _, is_data in nodes.children(spot.value) if is_data is not False
     ]
-    raise ValueError(
+    where = patterns.dotted(spot.path, "the model")
+    held = f"it has: {', '.join(map(str, found))}" if found else f"it is {_kind(spot)}"
+    raise _Nowhere(
         errors.message(
             f"The path {path!r} of the table of weights leads nowhere: "
-            f"{patterns.dotted(spot.path)} has no {step!r}.",
-            where=f"it has: {', '.join(map(str, found))}",
+            f"{where} has no {step!r}.",
+            where=held,
         )
     )
+
+
+def _kind(spot: _Spot) -> str:
+    return "None" if spot.value is None else f"a {type(spot.value).__name__}"
 
 
 def _indexed(spot: _Spot, place: Place, path: str) -> Iterator[_Spot]:
@@ -384,10 +430,9 @@ def _indexed(spot: _Spot, place: Place, path: str) -> Iterator[_Spot]:
         if isinstance(key, int) and not isinstance(key, bool) and is_data is not False
     ]
     if not listed:
-        raise ValueError(
+        raise _Nowhere(
             f"The path {path!r} of the table of weights has an index at "
-            f"{patterns.dotted(spot.path)}, which is a {type(spot.value).__name__} "
-            "without elements."
+            f"{patterns.dotted(spot.path)}, which is {_kind(spot)} without elements."
         )
     for key, value in listed:
         yield dataclasses.replace(
@@ -434,7 +479,12 @@ def _check_tied(tied: MappingABC[str, str], known: Container[str]) -> None:
         if other not in known:
             raise _wrong(name, f"it is tied to {other!r}, to which no line leads")
         if name in known:
-            raise _wrong(name, f"it is tied to {other!r}, and has an array of its own")
+            raise _wrong(
+                name,
+                f"it is tied to {other!r}, and has an array of its own in the model. "
+                f"Let the model use that of {other!r} in both places, as by "
+                "nnx.Embed.attend, or take the name out of tied=",
+            )
 
 
 # Arrays of a model.

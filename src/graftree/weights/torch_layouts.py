@@ -119,17 +119,23 @@ def _spatial(layer: Any) -> str:
 
 
 def _attention(layer: Any) -> list[TorchTensor]:
-    """`torch.nn.MultiheadAttention`: queries, keys and values in one tensor."""
-    inputs = [("query",), ("key",), ("value",)]
+    """`torch.nn.MultiheadAttention`.
+
+    Queries, keys and values are in one tensor, if their inputs have the same size.
+    """
+    parts = ("query", "key", "value")
+    kernels = tuple((part, "kernel") for part in parts)
+    biases = tuple((part, "bias") for part in parts)
+    if layer.in_kv_features == layer.in_features:
+        inputs = [TorchTensor("in_proj_weight", kernels, "+(h d) e -> e h d")]
+    else:
+        inputs = [
+            TorchTensor(f"{part[0]}_proj_weight", (kernel,), "(h d) e -> e h d")
+            for part, kernel in zip(parts, kernels, strict=True)
+        ]
     return [
-        TorchTensor(
-            "in_proj_weight",
-            tuple((*path, "kernel") for path in inputs),
-            "+(h d) e -> e h d",
-        ),
-        TorchTensor(
-            "in_proj_bias", tuple((*path, "bias") for path in inputs), "+(h d) -> h d"
-        ),
+        *inputs,
+        TorchTensor("in_proj_bias", biases, "+(h d) -> h d"),
         TorchTensor("out_proj.weight", (("out", "kernel"),), "e (h d) -> h d e"),
         TorchTensor("out_proj.bias", (("out", "bias"),), None),
     ]
