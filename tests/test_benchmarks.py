@@ -30,6 +30,8 @@ COMPUTING = [
     rows.in_default_mode(rows.train_step(1, passing="keywords")),
     rows.train_step_in_place(1),
     rows.forward_call(1),
+    rows.plain_jit_of_state(2),
+    rows.plain_jit_of_model(1),
     rows.step_of_blocks(1),
     rows.decode_step(1),
 ]

@@ -66,6 +66,11 @@ def may_change(value: Any) -> bool:
     return rule in (_of_items, _of_fields, _of_attributes)
 
 
+def any_may_change(values: tuple[Any, ...]) -> bool:
+    """Whether the imprint of one of some static values may change."""
+    return not _plain.issuperset(map(type, values)) and any(map(may_change, values))
+
+
 def _imprint(value: Any, depth: int) -> Any:
     kind = type(value)
     rule = _rule_of(kind)

@@ -9,6 +9,7 @@ arrays out of static attributes; `pytrees.py` calls them when attributes are set
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -307,6 +308,7 @@ _LONGEST_CHAIN = 64
 
 _Names = tuple[str, ...]
 _Getter = Callable[[Any], tuple[Any, ...]]
+_Comparison = Callable[[Any, tuple[Any, ...]], tuple[Any, ...] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,7 +334,17 @@ class AttributeTable(HashableMapping):
     was last extended to, so that the objects which the same code makes share theirs.
     """
 
-    __slots__ = ("_extension", "_layout", "_names", "known_getters", "size")
+    __slots__ = (
+        "_extension",
+        "_layout",
+        "_names",
+        "data_beside",
+        "known_getters",
+        "size",
+    )
+
+    # `_data_beside`, known when `known_getters` are.
+    data_beside: _Comparison
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
         super().__init__(entries)
@@ -379,6 +391,7 @@ class AttributeTable(HashableMapping):
             names, data, static = self.names(naming)
             place = {name: i for i, name in enumerate((*data, *static))}
             in_order = _getter([place[name] for name in names])
+            self.data_beside = _data_beside(data, static)
             self.known_getters = names, _getter(data), _getter(static), in_order
         return self.known_getters
 
@@ -398,6 +411,29 @@ def _getter(keys: Sequence[Any]) -> _Getter:
     if len(keys) > 1:
         return operator.itemgetter(*keys)
     return lambda values: tuple([values[key] for key in keys])
+
+
+@functools.lru_cache(maxsize=1024)
+def _data_beside(data: _Names, static: _Names) -> _Comparison:
+    """A function: the data in ``vars``, if the static values are these very objects.
+
+    It is generated: JAX flattens each object of a model on each call, and this takes a
+    third of what `all` of a `map` of `operator.is_` takes (110 ns for nine values).
+    """
+    names = (*data, *static)
+    if len(names) > _LONGEST_CHAIN or any(type(name) is not str for name in names):
+        data_of, statics_of = _getter(data), _getter(static)
+
+        def compare(entries: Any, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if all(map(operator.is_, statics_of(entries), values)):
+                return data_of(entries)
+            return None
+
+        return compare
+    tests = [f"entries[{name!r}] is values[{i}]" for i, name in enumerate(static)]
+    children = "".join([f"entries[{name!r}], " for name in data])
+    condition = " and ".join(tests) or "True"
+    return eval(f"lambda entries, values: ({children}) if {condition} else None")
 
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:

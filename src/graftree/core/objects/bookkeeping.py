@@ -31,6 +31,12 @@ NAMES = (NODES, STATE)
 # Writes into `vars` without a stamp, whether or not they are watched.
 put: Callable[[dict[str, Any], str, Any], None] = dict.__setitem__
 
+# Table, imprints and static values, and the two flags of the state.
+Aux = tuple[AttributeTable, tuple[Any, Any], bool, bool]
+# No object has these tables. The second means that a static value may change in place.
+NO_AUX: Aux = (AttributeTable({}), ((), ()), False, False)
+CHANGING: Aux = (AttributeTable({}), ((), ()), False, False)
+
 
 class PytreeState:
     """The bookkeeping of one object; owner and stamp are not part of its structure.
@@ -42,10 +48,12 @@ class PytreeState:
         built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `stamps.py`).
         memos: What is known of the object's structure, by mode (see `freshness.py`).
+        aux: What JAX got last as the static part of the object (see `pytrees.py`).
     """
 
     __slots__ = (
         "__weakref__",
+        "aux",
         "built",
         "initializing",
         "is_setup",
@@ -64,6 +72,7 @@ class PytreeState:
         self.built = True
         self.stamp = 0
         self.memos: dict[bool, Any] | None = None
+        self.aux = NO_AUX
 
     @property
     def trace_state(self) -> ownership.TraceState:
@@ -161,6 +170,12 @@ def statuses(obj: Any) -> AttributeTable:
     return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
 
 
+def mark_changed(state: PytreeState) -> None:
+    """Stamps an object, and lets go of the static values that it had."""
+    stamps.touch(state)
+    state.aux = NO_AUX
+
+
 def memos_of(obj: Any) -> dict[bool, Any]:
     """The memos of an object, by mode."""
     state = state_of(obj)
@@ -187,7 +202,7 @@ def settle(obj: Any) -> AttributeTable:
             settled = settled.with_entry(name, status)
     if settled is not table:
         put(entries, NODES, settled)
-        stamps.touch(entries[STATE])
+        mark_changed(entries[STATE])
     return settled
 
 
@@ -226,7 +241,7 @@ def _stamping(name: str) -> Callable[..., Any]:
             return write(self, *args, **kwargs)
         finally:
             if state is not None:
-                stamps.touch(state)
+                mark_changed(state)
 
     method.__name__ = name
     method.__qualname__ = f"WatchedDict.{name}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import jax
 import numpy as np
 
-from graftree.core import imprints, ownership, pickling, stamps
+from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
@@ -197,7 +197,7 @@ class Pytree(
         entries = bookkeeping.complete(self)
         if name in entries[_NODES]:
             _put(entries, _NODES, entries[_NODES].without(name))
-        stamps.touch(state)
+        bookkeeping.mark_changed(state)
 
     _object__nodes = _renamed("_object__nodes", _NODES)
     _object__state = _renamed("_object__state", _STATE)
@@ -302,7 +302,7 @@ def touch(obj: Any) -> None:
     if isinstance(obj, Variable):
         variables.touch(obj)
     elif isinstance(obj, Pytree):
-        stamps.touch(bookkeeping.state_of(obj))
+        bookkeeping.mark_changed(bookkeeping.state_of(obj))
     else:
         raise TypeError(
             f"touch expects a Pytree or a Variable, got {type(obj).__name__}."
@@ -337,7 +337,7 @@ def store_attribute(obj: Any, name: str, value: Any, status: bool) -> None:
     elif _is_array(old) and _is_array(value):
         # Another array in place of an array is state, not structure.
         return
-    stamps.touch(entries[_STATE])
+    bookkeeping.mark_changed(entries[_STATE])
 
 
 def check_assignment(obj: Pytree, name: str, value: Any) -> None:
@@ -364,7 +364,7 @@ def replace_attributes(
         or (_is_array(value) and _is_array(old.get(name)))
         for name, value in bookkeeping.attribute_items(obj)
     ):
-        stamps.touch(state)
+        bookkeeping.mark_changed(state)
 
 
 def _is_array(x: Any) -> bool:
@@ -378,7 +378,7 @@ def _use_descriptor(obj: Pytree, act: Callable[..., None], *args: Any) -> None:
     try:
         act(obj, *args)
     finally:
-        stamps.touch(state)
+        bookkeeping.mark_changed(state)
 
 
 def _take_apart(cls: type, name: str, field: AttributeField) -> tuple[bool, Any]:
@@ -445,6 +445,26 @@ def _register(cls: type[Pytree]) -> None:
         return table.getters(classes.facts_of(cls).naming)
 
     def flatten(obj: Any) -> Any:
+        # The aux of the last time, if it is still true: then JAX need not compare it.
+        entries = obj.__dict__
+        try:
+            table, state = entries[_NODES], entries[_STATE]
+            aux = state.aux
+            before, (_, statics), initializing, is_setup = aux
+            if (
+                table is before
+                and len(entries) == table.size + 2
+                and state.initializing is initializing
+                and state.is_setup is is_setup
+            ):
+                children = table.data_beside(entries, statics)
+                if children is not None:
+                    return children, aux
+        except KeyError:
+            pass  # something was written past `__setattr__`
+        return flatten_anew(obj)
+
+    def flatten_anew(obj: Any) -> Any:
         entries = obj.__dict__
         try:
             table, state = entries[_NODES], entries[_STATE]
@@ -452,11 +472,14 @@ def _register(cls: type[Pytree]) -> None:
             if len(entries) == table.size + 2:
                 statics = imprints.told_apart(statics_of(entries))
                 aux = table, statics, state.initializing, state.is_setup
+                if state.aux is not bookkeeping.CHANGING:
+                    changing = imprints.any_may_change(statics[1])
+                    state.aux = bookkeeping.CHANGING if changing else aux
                 return data_of(entries), aux
         except KeyError:
-            pass  # as above: something was written past `__setattr__`
+            pass  # as above
         bookkeeping.settle(obj)
-        return flatten(obj)
+        return flatten_anew(obj)
 
     def flatten_with_keys(obj: Any) -> Any:
         children, aux = flatten(obj)
