@@ -1,4 +1,4 @@
-"""What plain ``jax.jit`` takes to be called with objects: it flattens them each time."""
+"""What a call of plain ``jax.jit`` with objects takes: it flattens them each time."""
 
 from typing import Any
 
