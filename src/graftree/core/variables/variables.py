@@ -12,7 +12,7 @@ inside a transform without changing structure. What always holds:
   static.
 
 Any name may be metadata of the user, or be defined in a subclass. So the slots but the
-first have no name on the class, or a mangled one, and what the rest of the package does
+first have no name on the class, or a dunder name, and what the rest of the package does
 with Variables is a function below it. The operators are in `operators.py`.
 """
 
@@ -44,11 +44,11 @@ MISSING: Any = object()
 class _Slots:
     """What a Variable is made of."""
 
-    __slots__ = ("_Slots__metadata", "_raw_value", "owner", "stamp")
+    __slots__ = ("__nnx_metadata__", "_raw_value", "owner", "stamp")
 
 
 _metadata, _raw, _owner, _stamp = map(vars(_Slots).__getitem__, _Slots.__slots__)
-del _Slots.owner, _Slots.stamp  # `_register` needs the other name
+del _Slots.owner, _Slots.stamp  # `_register` needs the others by name
 
 # The metadata as it is stored: immutable, not a copy.
 metadata_of: Callable[[Variable[Any]], HashableMapping] = _metadata.__get__
@@ -118,7 +118,7 @@ def _register(cls: Any) -> None:
     key = jax.tree_util.GetAttrKey("value")
 
     def flatten(variable: Any) -> Any:
-        return (variable._raw_value,), variable._Slots__metadata
+        return (variable._raw_value,), variable.__nnx_metadata__
 
     # In its own code Python remembers where the slots of one class are: 35 ns less.
     flatten.__code__ = flatten.__code__.replace()
