@@ -21,20 +21,20 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @functools.cache
-def follow(caller: CodeType) -> None:
+def follow(*callers: CodeType) -> None:
     """Notes the placements of arrays for which calls were compiled.
 
     Args:
-        caller: The code of the method that calls what JAX compiled; it has ``self``,
-            with the attribute ``traces``, and ``call``, with ``groups``.
+        *callers: The code of the methods that call what JAX compiled; they have
+            ``self``, with the attribute ``traces``, and ``groups``.
     """
 
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
         frame: FrameType | None = sys._getframe(1) if event == _EVENT else None
         while frame is not None:
-            if frame.f_code is caller:
-                given = frame.f_locals
-                signature, values, _roles = packing.join(given["call"].groups)
+            given = frame.f_locals if frame.f_code in callers else {}
+            if "groups" in given:
+                signature, values, _roles = packing.join(given["groups"])
                 given["self"].traces.add_placement(signature, values)
                 return
             frame = frame.f_back

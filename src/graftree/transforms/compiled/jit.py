@@ -23,7 +23,7 @@ from graftree.transforms.crossing import arguments, decorators, inside, packing
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.plans import NO_PLAN, Plan, Plans
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 from graftree.transforms.crossing.traces import Traces
@@ -57,7 +57,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         **options: Any,
     ) -> None:
         self.traces = Traces()
-        compilations.follow(JitWrapped.__call__.__code__)
+        compilations.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
         row, jax_options = configure(name, fun, mode, traces=self.traces, **options)
         decorators.wraps(fun)(self)
         self.fun = fun
@@ -72,15 +72,17 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
-            call = self._plans.find(args, kwargs)
-            if call is None:
-                if self.is_unseen(args):
-                    name = decorators.name_of(self)
-                    return running.watch(args[0], name, self, args[1:], kwargs)
-                made = stamps.clock.now
-                call = self.prepare(args, kwargs)
-                self._plans.learn(args, kwargs, call.packed, made)
-            return call.commit(self._jitted(*call.groups))
+            out = self._plans.call(self._jitted, args, kwargs)
+            if out is not NO_PLAN:
+                return out
+            if self.is_unseen(args):
+                name = decorators.name_of(self)
+                return running.watch(args[0], name, self, args[1:], kwargs)
+            made = stamps.clock.now
+            call = self.prepare(args, kwargs)
+            self._plans.learn(args, kwargs, call.packed, made)
+            groups = call.groups  # `compilations` looks for them here
+            return call.commit(self._jitted(*groups))
         except Exception as error:
             _jax.hide_frames(error)
             raise

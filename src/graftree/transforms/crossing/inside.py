@@ -76,6 +76,11 @@ class Returned:
         return has_leaves_only and not (self.metadata or self.structure)
 
     @functools.cached_property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the output of its leaves."""
+        return self.out.treedef.unflatten
+
+    @functools.cached_property
     def variables(self) -> tuple[VariableDef | None, ...]:
         """What the leaves of the output are, if it is plain; empty for arrays alone."""
         definitions = [slot.variable for slot in self.out.slots]

@@ -154,8 +154,7 @@ def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
 # How leaves travel through JAX.
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Values:
+class Values(tuple[Any, ...]):
     """A pytree node that carries some leaves of a signature.
 
     Attributes:
@@ -164,9 +163,21 @@ class Values:
         positions: Which leaves these are; ``None`` for all.
     """
 
-    values: Sequence[Any]
-    signature: Signature
-    positions: tuple[int, ...] | None
+    # What JAX asks for, its children and its static data: so JAX takes it apart in C.
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        values: Sequence[Any],
+        signature: Signature,
+        positions: tuple[int, ...] | None,
+    ) -> Values:
+        """Makes one; `with_static` does so for static data that is known."""
+        return with_static(values, static_data(signature, positions))
+
+    values = property(operator.itemgetter(0))
+    signature = property(lambda self: self[1][1])
+    positions = property(lambda self: self[1][2])
 
     def by_position(self) -> dict[int, Any]:
         """The values by the number of the leaf."""
@@ -185,23 +196,27 @@ class Values:
         return ((slots[number], value) for number, value in self.by_position().items())
 
 
-def _flatten_values(group: Values) -> Any:
-    signature = group.signature
-    return group.values, (signature.number, signature, group.positions)
+def static_data(signature: Signature, positions: tuple[int, ...] | None) -> Any:
+    """The static data of a group; the number is compared first, and in C."""
+    return signature.number, signature, positions
+
+
+def with_static(values: Iterable[Any], static: Any) -> Values:
+    """The group of these values with this static data."""
+    return tuple.__new__(Values, (values, static))
 
 
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles.
     keyed = [(_Key(slot.name_in_function), value) for slot, value in group.slots()]
-    return keyed, _flatten_values(group)[1]
-
-
-def _unflatten_values(aux: Any, values: Any) -> Values:
-    return Values(values, *aux[1:])
+    return keyed, group[1]
 
 
 jax.tree_util.register_pytree_with_keys(
-    Values, _flatten_values_with_keys, _unflatten_values, _flatten_values
+    Values,
+    _flatten_values_with_keys,
+    lambda static, values: with_static(values, static),
+    tuple,
 )
 
 

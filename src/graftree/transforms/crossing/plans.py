@@ -46,6 +46,10 @@ from graftree.transforms.crossing.rows import Row
 LIMIT = 64
 
 
+# Stands for the result of a call that has no plan.
+NO_PLAN: Any = object()
+
+
 class _Arguments(NamedTuple):
     """Arguments as a plan sees them.
 
@@ -77,26 +81,30 @@ class Plans:
         # without one, and is made when objects come a second time.
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlannedCall | None:
-        """The outside of a call, if there is a plan for it."""
+    def call(
+        self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a call gives if there is a plan for it, else `NO_PLAN`."""
         # Objects inside a trace are new ones each time. An observer wants to know what
         # these here become in the trace.
         if _jax.current_trace() is not _jax.no_trace or running.stack.observers:
-            return None
+            return NO_PLAN
         # Most calls are like the one before.
         latest = self._latest
         if latest is not None:
-            call = latest.match(self._bound + args, kwargs)
-            if call is not None:
-                return call
+            leaves = latest.read(self._bound + args if self._bound else args, kwargs)
+            if leaves is not None:
+                out = latest.call(jitted, leaves)
+                if out is not NO_PLAN:
+                    return out
         known = self._read(args, kwargs)
         plan = None if known is None else self._known.get(known.key)
         if known is None or plan is None:
-            return None
-        call = plan.follow(known.leaves)
-        if call is not None:
+            return NO_PLAN
+        out = plan.call(jitted, known.leaves)
+        if out is not NO_PLAN:
             self._latest = plan
-        return call
+        return out
 
     def learn(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], packed: Packed, made: int
@@ -183,6 +191,7 @@ class Plan:
         loose: LooseVariables,
     ) -> None:
         self.signature = packed.signature
+        self.traces = row.traces
         self._row = row
         self._survey = survey
         kinds = [*map(nodes.kind_of, known.leaves)]
@@ -194,9 +203,9 @@ class Plan:
         # How the leaves of a call are found: they may be all there is.
         self._types = [*map(type, known.leaves)]
         self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
-        self._read = None
+        self._reader = None
         if not (row.statics or self._is_flat):
-            self._read = readers.make(known.tree, known.leaves)
+            self._reader = readers.make(known.tree, known.leaves)
         # Where the leaves for JAX come from.
         places = {id(known.leaves[place]): n for n, place in enumerate(boxes)}
         self._loose_positions = {
@@ -228,34 +237,35 @@ class Plan:
             ]
         self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
 
-    def match(
+    def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> PlannedCall | None:
-        """A call with these arguments; ``None`` if the plan may not be right."""
+    ) -> Sequence[Any] | None:
+        """The leaves of the arguments; ``None`` if they may not be what is known."""
         leaves: Sequence[Any] | None = args
         if kwargs or not self._is_flat:
-            if self._read is None:
-                return None
-            leaves = self._read((args, kwargs))
+            leaves = None if self._reader is None else self._reader((args, kwargs))
         if leaves is None or [*map(type, leaves)] != self._types:
             return None
-        return self.follow(leaves)
+        return leaves
 
-    def follow(self, leaves: Sequence[Any]) -> PlannedCall | None:
-        """A call with leaves of these kinds; ``None`` if the plan isn't right."""
+    def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+        """What a call with leaves of these types gives; `NO_PLAN` if it isn't right."""
         # In the key they stand as what is theirs alone, if nobody copied `vars(root)`.
         for place, weak in self._roots:
             if weak() is not leaves[place]:
-                return None
+                return NO_PLAN
         boxes = values = ()
         if self._loose is not None:
             boxes = self._pick_loose(leaves)
             values = self._loose.read(boxes)
         if values is None or not self._survey.holds():
-            return None
-        return PlannedCall(
-            self, [leaves[place] for place in self._given], boxes, values
-        )
+            return NO_PLAN
+        given = [leaves[place] for place in self._given]
+        groups = self.groups(given, boxes, values)
+        result = jitted(*groups)
+        if self.is_plain and result[0].is_plain:
+            return self._commit(result, given, boxes)
+        return outside.commit(self.packed(given, boxes), result)
 
     def groups(
         self,
@@ -277,8 +287,25 @@ class Plan:
                 values = [*group.order(values)]
             for place, number in group.inserts:
                 values.insert(place, others[number])
-            groups.append(Values(values, self.signature, group.positions))
+            groups.append(packing.with_static(values, group.static))
         return groups
+
+    def _commit(
+        self, result: Any, given: Sequence[Any], boxes: Sequence[Variable[Any]]
+    ) -> Any:
+        """`outside.commit` where nothing but Variables are written and returned."""
+        returned, changed, _, out = result
+        positions, _, numbers = returned.groups
+        if positions:
+            targets = self.targets(returned, boxes)
+            # Those of objects were asked when the plan was made.
+            if boxes and not variables.may_replace_all(targets, ()):
+                return outside.commit(self.packed(given, boxes), result)
+            variables.replace_all(targets, outside.joined(changed, positions))
+        leaves = outside.joined(out, numbers)
+        if returned.variables:
+            leaves = self._with_variables(returned, boxes, leaves)
+        return returned.unflatten(leaves)
 
     def targets(
         self, returned: Returned, boxes: Sequence[Variable[Any]]
@@ -294,24 +321,22 @@ class Plan:
             self._targets = latest = (returned, picked)
         return latest[1]
 
-    def output(
+    def _with_variables(
         self,
         returned: Returned,
         boxes: Sequence[Variable[Any]],
         leaves: Sequence[Any],
-    ) -> Any:
-        """The output of a call that did nothing but write and return Variables."""
-        if returned.variables:
-            objects, given = self._objects_with(boxes), iter(leaves)
-            leaves = [
-                next(given)
-                if definition is None
-                else merging.make_variable(definition, next(given))
-                if definition.outer_index is None
-                else objects[definition.outer_index]
-                for definition in returned.variables
-            ]
-        return returned.out.treedef.unflatten(leaves)
+    ) -> Sequence[Any]:
+        """The leaves of an output with its Variables: known and new ones."""
+        objects, given = self._objects_with(boxes), iter(leaves)
+        return [
+            next(given)
+            if definition is None
+            else merging.make_variable(definition, next(given))
+            if definition.outer_index is None
+            else objects[definition.outer_index]
+            for definition in returned.variables
+        ]
 
     def packed(self, given: Sequence[Any], boxes: Sequence[Variable[Any]]) -> Packed:
         """What `packing.pack` gives for these arguments."""
@@ -362,7 +387,7 @@ class Plan:
             _picker([self._loose_positions[p] for p in loose]) if loose else None,
             None if order == [*range(len(order))] else _picker(order),
             inserts,
-            group.positions,
+            packing.static_data(self.signature, group.positions),
         )
 
 
@@ -374,50 +399,14 @@ class _Group(NamedTuple):
         pick_loose: Takes those that are not out of all of these, if there are any.
         order: Puts both in order, if they are not.
         inserts: Where other leaves go between them, with their numbers among all these.
-        positions: See `Values`.
+        static: The static data of the group.
     """
 
     attached: list[Variable[Any]]
     pick_loose: Callable[[Sequence[Any]], Sequence[Any]] | None
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
     inserts: list[tuple[int, int]]
-    positions: tuple[int, ...] | None
-
-
-class PlannedCall:
-    """The outside of a call that follows a plan; see `outside.Call`.
-
-    Attributes:
-        groups: What JAX gets.
-    """
-
-    __slots__ = ("_boxes", "_given", "_plan", "groups")
-
-    def __init__(
-        self,
-        plan: Plan,
-        given: Sequence[Any],
-        boxes: Sequence[Variable[Any]],
-        loose_values: Sequence[Any],
-    ) -> None:
-        self._plan = plan
-        self._given = given
-        self._boxes = boxes
-        self.groups = plan.groups(given, boxes, loose_values)
-
-    def commit(self, result: Any) -> Any:
-        """Writes a result of `Inside.leave` to the caller's objects."""
-        plan, boxes, returned = self._plan, self._boxes, result[0]
-        if plan.is_plain and returned.is_plain:
-            _, changed, _, out = result
-            positions, _, numbers = returned.groups
-            targets = plan.targets(returned, boxes) if positions else ()
-            if not boxes or variables.may_replace_all(targets, ()):
-                if positions:
-                    values = outside.joined(changed, positions)
-                    variables.replace_all(targets, values)
-                return plan.output(returned, boxes, outside.joined(out, numbers))
-        return outside.commit(plan.packed(self._given, boxes), result)
+    static: Any
 
 
 # Stands for a leaf of the arguments that is in no object.
