@@ -13,6 +13,7 @@ from benchmarks import (
     construction,
     control_flow,
     decoding,
+    eager_layers,
     forms,
     fresh_models,
     gauges,
@@ -126,6 +127,7 @@ def groups(quick: bool = False) -> list[Group]:
         eager_cond(4, captured=True),
         *map(plain_jit_of_state, (600, 2_400)),
         *map(plain_jit_of_model, (4, 50)),
+        *map(eager_layer, eager_layers.RAW),
         *(functional_form(name, 50) for name in (*forms.FORMS, *forms.TREES)),
         construct(50),
         trace(12),
@@ -331,6 +333,23 @@ def eager_cond(depth: int, captured: bool = False) -> Group:
             Row(RAW, "pytree, an operand", partial(control_flow.raw, depth)),
             *_in_modes(control_flow.nnx, depth, captured),
         ),
+    )
+
+
+def eager_layer(name: str) -> Group:
+    """A call of a layer that no ``jit`` is around."""
+    return Group(
+        f"eager call, {name}",
+        MICROSECONDS,
+        (
+            *(
+                Row(RAW, variant, partial(eager_layers.raw, name, variant))
+                for variant in eager_layers.RAW[name]
+            ),
+            *_of(GRAFTREE, eager_layers.nnx, name),
+            *_of(FLAX, eager_layers.nnx, name),
+        ),
+        "1.50 raw",
     )
 
 

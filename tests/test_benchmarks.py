@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import (
+    eager_layers,
     fresh_models,
     gauges,
     generation,
@@ -99,6 +100,16 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
     with jax.numpy_rank_promotion("allow"):
         expected = generation.raw(setting, is_uniform=not is_ragged)()
     np.testing.assert_array_equal(generation.ours(setting)(), expected)
+
+
+@pytest.mark.parametrize("name", eager_layers.RAW)
+def test_eager_layers_compute_what_raw_code_computes(name):
+    made = operations(rows.eager_layer(name)).values()
+    # Raw code broadcasts biases, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        results = [[np.asarray(operation()) for _ in range(2)] for operation in made]
+    for result in results:
+        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-5)
 
 
 def test_constructed_models_hold_arrays_of_the_same_shapes():

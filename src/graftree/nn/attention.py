@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from graftree.annotations import ArrayLike, Dtype, PrecisionLike, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.variables.kinds import Intermediate
-from graftree.nn.support import arguments, computation
+from graftree.nn.support import arguments, computation, eager_steps
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num, Shaped
@@ -115,7 +115,11 @@ def dot_product_attention(
     if can_fuse and module is None and dropout_key is None:
         shape = _weights_shape(q, k)
         bias, mask = _to_rank("bias", bias, shape), _to_rank("mask", mask, shape)
-        return _attend(q, k, v, bias, mask, is_causal, implementation)
+        is_usual = implementation is None and isinstance(is_causal, bool)
+        attend = _attend if is_usual else _attend_as_it_is
+        return attend(
+            q, k, v, bias, mask, is_causal=is_causal, implementation=implementation
+        )
     dropout = (broadcast_dropout, dropout_rng, dropout_rate, deterministic)
     weights = dot_product_attention_weights(
         q, k, bias, mask, *dropout, dtype, precision, module, promote_dtype, is_causal
@@ -269,12 +273,13 @@ def _to_rank(name: str, x: Any, shape: Shape) -> jax.Array | None:
     return jnp.reshape(x, sizes)
 
 
-def _attend(
+def _attend_as_it_is(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     bias: jax.Array | None,
     mask: jax.Array | None,
+    *,
     is_causal: bool,
     implementation: Literal["xla", "cudnn"] | None,
 ) -> jax.Array:
@@ -297,6 +302,9 @@ def _attend(
         implementation=implementation,
     )
     return jnp.reshape(outputs, query.shape)
+
+
+_attend = eager_steps.in_known_steps(_attend_as_it_is)
 
 
 def _weigh(

@@ -141,9 +141,12 @@ def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
 
     A contraction of the user's own need not have these.
     """
-    return {"precision": layer.precision} | arguments.if_set(
-        preferred_element_type=layer.preferred_element_type, out_sharding=out_sharding
-    )
+    options = {"precision": layer.precision}
+    if layer.preferred_element_type is not None:
+        options["preferred_element_type"] = layer.preferred_element_type
+    if out_sharding is not None:
+        options["out_sharding"] = out_sharding
+    return options
 
 
 class LinearGeneral(Module):
@@ -279,7 +282,7 @@ class LinearGeneral(Module):
         kept = [n for n in range(x.ndim) if n not in axis]
         sizes = [x.shape[n] if n in batch else 1 for n in kept]
         shape = (*sizes, *self.out_features)
-        return outputs + computation.aligned(bias, shape=shape)
+        return computation.plus(outputs, bias, shape=shape)
 
     def _contraction(self) -> DotGeneralT:
         """The function that contracts inputs and kernel."""

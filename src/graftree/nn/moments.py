@@ -77,6 +77,8 @@ def mean_square(
 
 def _widen(layer: Norm, x: jax.Array) -> jax.Array:
     """Casts ``x`` to the dtype that statistics are computed in."""
+    if layer.dtype is None and computation.common_dtype(x) == jnp.float32:
+        return x
     dtype = jnp.result_type(x) if layer.dtype is None else layer.dtype
     return jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
 
@@ -113,16 +115,24 @@ def normalize(
     Mean and variance have the rank of ``x``; scale and bias are flat, and vary along
     the ``feature_axes`` of ``x``. What is ``None`` is left out.
     """
-    dtype = computation.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
+    dtype = computation.common_dtype(x, scale, bias) if layer.dtype is None else None
+    if dtype is None:
+        dtype = computation.canonicalize_dtype(x, scale, bias, dtype=layer.dtype)
     shape = computation.shape_along(feature_axes, x.shape)
     y = x if mean is None else x - mean
-    multiplier = lax.rsqrt(variance + layer.epsilon)
+    multiplier = _rsqrt(variance + layer.epsilon)
     if scale is not None:
-        multiplier = multiplier * computation.aligned(scale, shape=shape)
+        multiplier = computation.times(multiplier, scale, shape=shape)
     y *= multiplier
     if bias is not None:
-        y = y + computation.aligned(bias, shape=shape)
-    return jnp.asarray(y, dtype)
+        y = computation.plus(y, bias, shape=shape)
+    return y if computation.common_dtype(y) == dtype else jnp.asarray(y, dtype)
+
+
+@computation.one_program(calls=["lax.rsqrt"])
+def _rsqrt(x: jax.Array) -> jax.Array:
+    """The root's inverse, by what JAX has for it now."""
+    return lax.rsqrt(x)
 
 
 def prepare_mask(mask: Any, x: jax.Array) -> jax.Array | None:

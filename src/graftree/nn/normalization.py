@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from graftree import _jax
 from graftree.annotations import ArrayLike, Axes, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables import sharding
@@ -201,15 +202,18 @@ class BatchNorm(moments.Norm):
         self, old: jax.Array, current: jax.Array, is_known: jax.Array | None
     ) -> jax.Array:
         """A running statistic, moved towards the present one where that is known."""
-        new = self.momentum * old
-        new += (1 - self.momentum) * current.reshape(old.shape)
+        share = (1 - self.momentum) * current
+        new = computation.plus(self.momentum * old, share, shape=old.shape)
         if is_known is not None:
             is_known = jnp.broadcast_to(is_known, current.shape).reshape(old.shape)
             new = jnp.where(is_known, new, old)
         if jnp.iscomplexobj(new) and not jnp.iscomplexobj(old):
             new = jnp.real(new)
-        # Stored gradients would leak out of transforms through array refs.
-        new = jax.lax.stop_gradient(new).astype(old.dtype)
+        if isinstance(new, _jax.Tracer):
+            # Stored gradients would leak out of transforms through array refs.
+            new = jax.lax.stop_gradient(new)
+        if computation.common_dtype(new) != old.dtype:
+            new = new.astype(old.dtype)
         return sharding.kept(new, old)
 
     def set_view(self, use_running_average: bool | None = None) -> None:

@@ -1,0 +1,136 @@
+"""Layers called eagerly, beside the same mathematics in eager ``jnp``.
+
+Raw code is what one writes for layers in float32: it checks nothing, and takes the
+parameters from a dict. All libraries have the same ones. They are 8 wide, so that next
+to nothing is computed.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.gauges import Operation
+
+WIDTH, HEADS, LENGTH, BATCH = 8, 2, 4, 2
+DEPTH = WIDTH // HEADS
+MOMENTUM = 0.99
+
+Parameters = dict[str, jax.Array]
+
+
+def _draw(shapes: dict[str, tuple[int, ...]]) -> Parameters:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    pairs = zip(keys, shapes.items(), strict=True)
+    return {name: jax.random.normal(key, shape) for key, (name, shape) in pairs}
+
+
+_AFFINE = {"scale": (WIDTH,), "bias": (WIDTH,)}
+_PROJECTION = {"kernel": (WIDTH, HEADS, DEPTH), "bias": (HEADS, DEPTH)}
+_PROJECTIONS = {
+    f"{layer}.{name}": shape
+    for layer in ("query", "key", "value")
+    for name, shape in _PROJECTION.items()
+}
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "Linear": {"kernel": (WIDTH, WIDTH), "bias": (WIDTH,)},
+    "LayerNorm": _AFFINE,
+    "BatchNorm": _AFFINE,
+    "MultiHeadAttention": _PROJECTIONS
+    | {"out.kernel": (HEADS, DEPTH, WIDTH), "out.bias": (WIDTH,)},
+}
+
+
+def inputs(name: str) -> jax.Array:
+    """What the layer is called with."""
+    shape = (BATCH, LENGTH, WIDTH) if name == "MultiHeadAttention" else (BATCH, WIDTH)
+    return jax.random.normal(jax.random.key(1), shape)
+
+
+# ---------------------------------------------------------------------------- raw JAX
+
+
+def _linear(params: Parameters, x: jax.Array) -> jax.Array:
+    return jnp.dot(x, params["kernel"]) + params["bias"]
+
+
+def _normalized(
+    params: Parameters, x: jax.Array, mean: jax.Array, square: jax.Array, epsilon: float
+) -> tuple[jax.Array, jax.Array]:
+    """The inputs, normalized, and the variance."""
+    variance = jnp.maximum(0.0, square - jnp.square(mean))
+    factor = jax.lax.rsqrt(variance + epsilon) * params["scale"]
+    return (x - mean) * factor + params["bias"], variance
+
+
+def _layer_norm(params: Parameters, x: jax.Array) -> jax.Array:
+    mean = jnp.mean(x, -1, keepdims=True)
+    square = jnp.mean(jnp.square(x), -1, keepdims=True)
+    return _normalized(params, x, mean, square, 1e-6)[0]
+
+
+def _batch_norm(params: Parameters, x: jax.Array) -> jax.Array:
+    mean, square = jnp.mean(x, 0), jnp.mean(jnp.square(x), 0)
+    y, variance = _normalized(params, x, mean, square, 1e-5)
+    for name, new in {"mean": mean, "var": variance}.items():
+        params[name] = MOMENTUM * params[name] + (1 - MOMENTUM) * new
+    return y
+
+
+def _attention(
+    attend: Callable[..., jax.Array],
+) -> Callable[[Parameters, jax.Array], jax.Array]:
+    def call(params: Parameters, x: jax.Array) -> jax.Array:
+        q, k, v = [
+            jnp.einsum("blw,whd->blhd", x, params[f"{name}.kernel"])
+            + params[f"{name}.bias"]
+            for name in ("query", "key", "value")
+        ]
+        y = jnp.einsum("blhd,hdw->blw", attend(q, k, v), params["out.kernel"])
+        return y + params["out.bias"]
+
+    return call
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(DEPTH)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), v)
+
+
+RAW: dict[str, dict[str, Callable[[Parameters, jax.Array], jax.Array]]] = {
+    "Linear": {"jnp": _linear},
+    "LayerNorm": {"jnp": _layer_norm},
+    "BatchNorm": {"jnp": _batch_norm},
+    "MultiHeadAttention": {
+        "jnp.einsum": _attention(_attend),
+        "jax.nn.dot_product_attention": _attention(jax.nn.dot_product_attention),
+    },
+}
+
+
+def raw(name: str, variant: str) -> Operation:
+    """The mathematics of a layer."""
+    function, params, x = RAW[name][variant], _draw(SHAPES[name]), inputs(name)
+    if name == "BatchNorm":
+        params |= {"mean": jnp.zeros(WIDTH), "var": jnp.ones(WIDTH)}
+    return lambda: function(params, x)
+
+
+# ----------------------------------------------------------------- Graftree, Flax NNX
+
+
+def nnx(nnx: Any, name: str) -> Operation:
+    """The layer, of Graftree or Flax NNX."""
+    args, options = (WIDTH,), {}
+    if name == "Linear":
+        args = (WIDTH, WIDTH)
+    if name == "MultiHeadAttention":
+        args, options = (HEADS, WIDTH), {"decode": False}
+    layer, x = getattr(nnx, name)(*args, **options, rngs=nnx.Rngs(0)), inputs(name)
+    for path, value in _draw(SHAPES[name]).items():
+        *parents, last = path.split(".")
+        owner = getattr(layer, parents[0]) if parents else layer
+        getattr(owner, last)[...] = value
+    return lambda: layer(x)
