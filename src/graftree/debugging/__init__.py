@@ -6,8 +6,8 @@
 - ``tables.py``: `nnx.tabulate`; ``calls.py`` finds what a model calls, ``costs.py``
   counts operations, ``object_infos.py`` Variables; ``outlines.py`` words values.
 - ``displays.py``: objects in notebooks and HTML files, and as text.
-- ``recompiles.py``: why a compiled function was traced again; ``dependencies.py``: what
-  a trace depended on; ``causes.py``: how two traces differ.
+- ``recompiles.py``: why a compiled function was traced again; ``causes.py``: how two
+  traces differ.
 
 The public names are in the table below, and nothing is imported before one is used.
 """

@@ -14,8 +14,8 @@ from graftree.core.graph import differences
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
-from graftree.debugging import dependencies
-from graftree.debugging.dependencies import (
+from graftree.transforms.crossing import dependencies
+from graftree.transforms.crossing.dependencies import (
     TYPE,
     Aspect,
     Facts,

@@ -35,6 +35,7 @@ from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
     arguments,
     axis_names,
+    counters,
     guises,
     packing,
     parameters,
@@ -435,6 +436,7 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values)
+            counters.heed(row.traces, f)
         return result
 
     return guises.named_after(f, traced)

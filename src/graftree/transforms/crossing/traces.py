@@ -68,10 +68,12 @@ class Traces(Rebuilt):
 
     Attributes:
         count: How many there were; those of calls that raised are not counted.
+        is_told: Whether the user was told of what makes them all (see ``counters.py``).
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.is_told = False
         self._latest: collections.deque[Trace] = collections.deque(maxlen=LIMIT)
 
     def listed(self) -> list[Trace]:

@@ -1,0 +1,56 @@
+"""Tells of a static attribute that makes a compiled function be traced at each call.
+
+As ``model.step += 1`` does: what is static is part of the program. It is told once, in
+the logger ``graftree``, where nobody asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from graftree.core.graph import differences
+from graftree.core.graph.graphdefs import Static
+from graftree.transforms.crossing import decorators, dependencies, signatures
+from graftree.transforms.crossing.traces import Traces
+
+# So many traces in a row, of which each differs from the one before in one value.
+COUNT = 3
+
+
+def heed(traces: Traces, function: Callable[..., Any]) -> None:
+    """Says which attribute it is, if the latest traces differ in one alone."""
+    latest = traces.listed()[-COUNT:]
+    if len(latest) < COUNT or traces.is_told:
+        return
+    pairs = [*itertools.pairwise(latest)]
+    if any(x.types != y.types or x.settings != y.settings for x, y in pairs):
+        return
+    facts = [found for found in map(dependencies.of_trace, latest) if found is not None]
+    changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
+    distinct = {change.path for found in changes for change in found}
+    if len(facts) < COUNT or len(distinct) != 1:
+        return
+    values = [changes[0][0].before, *[found[0].after for found in changes]]
+    if all(isinstance(value, Static) for value in values):
+        traces.is_told = True
+        (path,) = distinct
+        _tell(path, [value.value for value in values], function)
+
+
+def _tell(path: Any, values: list[Any], function: Callable[..., Any]) -> None:
+    what, way_out = "static argument", "pass it as an array"
+    if len(path) > 1:
+        what, way_out = "static attribute", "make it a Variable"
+    logging.getLogger("graftree").warning(
+        "%s is traced and compiled for each value of the %s %s, the latest being %s. "
+        "If it changes as the program runs, %s, whose value is no part of the program. "
+        "nnx.debugging.explain_recompile tells more.",
+        decorators.name_of(function),
+        what,
+        signatures.name_of(path),
+        ", ".join(map(repr, values)),
+        way_out,
+    )

@@ -1,0 +1,73 @@
+"""A static attribute that makes all traces is told of, once."""
+
+import logging
+
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from tests.modes import MODES
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        self.inner = nnx.Dict(step=0)
+        self.scale = nnx.Param(jnp.ones(()))
+
+
+def train(model, x):
+    return model.scale * x
+
+
+@pytest.fixture
+def told():
+    messages, handler = [], logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = logging.getLogger("graftree")
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+
+
+@MODES
+def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
+    step, model = nnx.jit(train, **mode), Counting()
+    for count in range(6):
+        assert len(told) == (count > 2)
+        model.inner.step = count
+        step(model, 1.0)
+    assert (
+        "train" in told[0] and "model.inner.step, the latest being 0, 1, 2" in told[0]
+    )
+    assert "Variable" in told[0]
+
+
+@MODES
+def test_a_static_argument_is_told_of(mode, told):
+    step = nnx.jit(lambda x, n: x * n, static_argnames="n", **mode)
+    for count in range(5):
+        step(jnp.ones(2), n=count)
+    assert len(told) == 1
+    assert "static argument n" in told[0]
+
+
+@MODES
+def test_nothing_is_told_of_shapes_settings_or_changes_of_several_kinds(mode, told):
+    step, model = nnx.jit(train, **mode), Counting()
+    for count in range(5):
+        step(model, jnp.ones(count))
+    for count in range(5):
+        model.inner.step, model.inner.other = count, -count
+        step(model, 1.0)
+    for count in range(5):
+        model.inner = nnx.Dict({f"step{count}": 1})
+        step(model, 1.0)
+    assert told == []
+
+
+def test_values_that_come_back_are_not_told_of(told):
+    step, model = nnx.jit(train), Counting()
+    for count in range(8):
+        model.inner.step = count % 2
+        step(model, 1.0)
+    assert told == []
