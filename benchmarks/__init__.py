@@ -2,6 +2,7 @@
 
 What is measured
     ``rows.py`` is the table of all measurements; a new one is a new line there.
+    ``argument_rows.py`` is that of States and tuples as arguments,
     ``language_model_rows.py`` is that of the language model of ``examples/lm``,
     ``generation.py`` that of greedy decoding,
     ``accelerator.py`` a program of its own, for machines with an accelerator;

@@ -7,7 +7,14 @@ import platform
 
 import jax
 
-from benchmarks import gauges, generation, language_model_rows, rows, tables
+from benchmarks import (
+    argument_rows,
+    gauges,
+    generation,
+    language_model_rows,
+    rows,
+    tables,
+)
 
 PEERS = ("flax", "equinox")
 
@@ -21,7 +28,11 @@ def main() -> None:
     table = tables.markdown if options.markdown else tables.text
     print(_setting(effort))
     quick = options.quick
-    groups = (*rows.groups(quick), *language_model_rows.groups(quick))
+    groups = (
+        *rows.groups(quick),
+        *argument_rows.groups(quick),
+        *language_model_rows.groups(quick),
+    )
     for group in (*groups, *generation.groups()):
         if options.only in group.name:
             operations = [row.set_up() for row in group.rows]

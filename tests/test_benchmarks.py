@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import (
+    argument_rows,
     eager_layers,
     fresh_models,
     gauges,
@@ -254,8 +255,19 @@ def test_program_prints_the_groups_asked_for(capsys, monkeypatch):
     assert [title.split(",")[0] for title in titles] == ["merge"]
 
 
+@pytest.mark.parametrize(
+    "group",
+    [x for x in argument_rows.groups(quick=True) if "4 layers" in x.name],
+    ids=lambda group: group.name.split(",")[0],
+)
+def test_calls_with_arguments_that_are_no_objects_run(group):
+    for row in group.rows:
+        if row.library in ("raw JAX", "Graftree"):
+            assert jax.tree.leaves(row.set_up()())
+
+
 def test_names_of_groups_are_unique():
-    names = [group.name for group in rows.groups()]
+    names = [group.name for group in (*rows.groups(), *argument_rows.groups())]
     assert len(set(names)) == len(names)
 
 
