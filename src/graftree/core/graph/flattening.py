@@ -54,6 +54,10 @@ class RefMap(MutableMapping[Any, Any]):
         """The inverse of an `IndexMap`."""
         return RefMap([(obj, index) for index, obj in indexmap.items()])
 
+    def take(self, other: RefMap) -> None:
+        """Takes on all entries of another one."""
+        self._entries.update(other._entries)
+
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of an object, or ``default``."""
         entry = self._entries.get(id(key))

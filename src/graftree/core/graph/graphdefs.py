@@ -281,6 +281,26 @@ class GraphDef(Generic[Node]):
             found = self._cache["blueprint"] = _draw(self)
         return found
 
+    def is_fixed(self) -> bool:
+        """Whether an object of it changes by its attributes only; cached.
+
+        Not so if there are containers or refs in it, or static values that may change.
+        """
+        found = self._cache.get("fixed")
+        if found is None:
+            found = self._cache["fixed"] = not self.is_tree and all(
+                node.index is not None
+                if isinstance(node, NodeDef)
+                else isinstance(node, NodeRef)
+                or (isinstance(node, VariableDef) and node.array_refdef is None)
+                for node in self.nodes
+            )
+            found = self._cache["fixed"] = found and not any(
+                type(attribute) is Static and imprints.may_change(attribute.value)
+                for _, attribute in self.attributes
+            )
+        return found
+
     def tree(self) -> dict[Any, Any]:
         """The paths as nested dicts, with the number of each leaf; cached."""
         found = self._cache.get("tree")

@@ -358,6 +358,30 @@ class Builder:
                 variables.replace_metadata(variable, entries)
 
 
+def is_as_built(
+    graphdef: GraphDef[Any], leaves: Sequence[Any], found: Mapping[int, Any]
+) -> bool:
+    """Whether an object that a `Builder` made is still built so.
+
+    False if that takes more than comparing attributes. What Variables hold is not
+    looked at.
+    """
+    if not graphdef.is_fixed():
+        return False
+    blueprint = graphdef.blueprint()
+    values = blueprint.values.copy()
+    for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
+        values[place] = leaf if definition is None else found[definition.index]
+    for index, place in blueprint.references:
+        values[place] = found[index]
+    # A node comes after those below it.
+    for node, place, _, start, stop in blueprint.nodes:
+        values[place] = obj = found[node.index]
+        if not nodes.is_as_filled(obj, node.metadata, values[start:stop]):
+            return False
+    return True
+
+
 def _differs(
     obj: Any,
     kind: GraphKind,

@@ -15,6 +15,7 @@ not written.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax
-from graftree.core.graph import flattening
+from graftree.core.graph import flattening, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
 from graftree.core.imprints import HashableMapping
@@ -40,6 +41,7 @@ from graftree.transforms.crossing import (
     packing,
     parameters,
     reports,
+    signatures,
     static_contents,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values
@@ -174,7 +176,7 @@ class Inside:
         """The output of the function for these arguments."""
         args, kwargs = arguments.put(self.tree, self.signature.statics)
         with (
-            static_contents.guarded(self.tree, self.row.name),
+            self._guard(),
             running.inside(self.row.identity, parameters.named(f), args, kwargs),
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
@@ -183,6 +185,16 @@ class Inside:
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        # Most objects have nothing to guard, which is the same whenever they are built.
+        signature = self.signature
+        if signature.has_no_contents and not self._contents:
+            return contextlib.nullcontext()
+        noted = static_contents.note(self.tree)
+        if not noted and not self._contents:
+            signature.has_no_contents = True
+        return static_contents.guarded(noted, self.row.name)
 
     # What leaves.
 
@@ -220,7 +232,9 @@ class Inside:
         if not row.is_detached:
             changed, metadata = self._find_changes(forced)
             if mode.structure:
-                structure, structure_leaves, keeps = self._find_structure(refs, forced)
+                structure, structure_leaves, keeps = self._find_structure(
+                    refs, forced, changed
+                )
                 known = self._numbers
         if linked is not None:
             numbers = self._numbers
@@ -339,15 +353,34 @@ class Inside:
         return RefMap.from_indexmap(self.objects)
 
     def _find_structure(
-        self, refs: RefMap, forced: frozenset[int]
+        self, refs: RefMap, forced: frozenset[int], changed: Sequence[Leaf]
     ) -> tuple[Signature | None, list[Any], bool]:
         """The arguments now, ``None`` if they stay outside; are they unchanged?"""
+        slots = self.signature.slots
+        may_stay = all(slots[p].definition is not None for p in forced)
+        if may_stay and self._is_as_built(changed):
+            refs.take(self._numbers)
+            return None, [], False
         structure, leaves = self._flatten_again(refs)
         is_kept = self._is_unchanged(structure, leaves)
-        slots = self.signature.slots
-        if is_kept and all(slots[p].definition is not None for p in forced):
+        if is_kept and may_stay:
             return None, [], False
         return structure, leaves, is_kept
+
+    def _is_as_built(self, changed: Sequence[Leaf]) -> bool:
+        """Whether the objects are seen at a glance to be built as they were."""
+        if any(_jax.is_ref(leaf.value) for leaf in changed):
+            return False
+        start = 0
+        for entry, root in zip(self.signature.entries, self._roots, strict=True):
+            stop = start + signatures.count(entry)
+            if entry is not None and not (
+                merging.is_as_built(entry, self.values[start:stop], self.objects)
+                and root is self.objects[entry.nodes[0].index]
+            ):
+                return False
+            start = stop
+        return True
 
     def _flatten_again(self, refs: RefMap) -> tuple[Signature, list[Any]]:
         """The arguments as they are now: their signature and leaves."""

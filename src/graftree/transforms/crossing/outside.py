@@ -237,19 +237,20 @@ def lift(
     f: Callable[..., Any],
     transform: Callable[[Callable[..., Any], Any, Any], Callable[..., Any]],
     row: Row,
+    make_call: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Applies a JAX transform to a function over objects.
 
     It is called as ``transform(inner, in_prefix, out_prefix)``; ``inner`` takes a group
     of leaves per entry of the tuple ``in_prefix``. What it gave is ``inner`` of the
-    result.
+    result. A `Call` is made for arguments unless ``make_call(args, kwargs)`` gives one.
     """
     inner = _Transformed(f, transform, row)
 
     @decorators.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         with _jax.hidden_frames:
-            call = Call(f, row, args, kwargs)
+            call = make_call(args, kwargs) if make_call else Call(f, row, args, kwargs)
             return call.commit(inner.function(*call.groups))
 
     vars(lifted)["inner"] = inner

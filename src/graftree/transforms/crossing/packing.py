@@ -25,7 +25,14 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import reports, signatures
 from graftree.transforms.crossing.parameters import Source
-from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Slot, count
+from graftree.transforms.crossing.signatures import (
+    ARGS,
+    Key,
+    Labels,
+    Signature,
+    Slot,
+    count,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,8 +215,9 @@ def with_static(values: Iterable[Any], static: Any) -> Values:
 
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles.
-    keyed = [(_Key(slot.name_in_function), value) for slot, value in group.slots()]
-    return keyed, group[1]
+    keys = group.signature.keys
+    chosen = keys if group.positions is None else [keys[i] for i in group.positions]
+    return [*zip(chosen, group.values, strict=True)], group[1]
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -218,10 +226,6 @@ jax.tree_util.register_pytree_with_keys(
     lambda static, values: with_static(values, static),
     tuple,
 )
-
-
-class _Key(str):
-    """A path entry that JAX prints as it is."""
 
 
 # What leaves a trace. JAX prints the path of each leaf, after the word "result".
@@ -280,7 +284,7 @@ class Named(list[Any]):
 jax.tree_util.register_pytree_with_keys(
     Named,
     lambda group: (
-        [*zip(map(_Key, group.names.listed()), group, strict=True)],
+        [*zip(map(Key, group.names.listed()), group, strict=True)],
         group.names,
     ),
     Named.of,
@@ -296,7 +300,7 @@ class Parts(tuple[Any, ...]):
 
 jax.tree_util.register_pytree_with_keys(
     Parts,
-    lambda parts: ([(_Key(), part) for part in parts], Parts),
+    lambda parts: ([(Key(), part) for part in parts], Parts),
     tuple.__new__,  # of the class, which is the static data: in C, for cached calls
     lambda parts: (parts, Parts),
 )

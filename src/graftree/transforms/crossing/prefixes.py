@@ -44,6 +44,10 @@ class PrefixMapping(abc.ABC):
         """The values that it assigns."""
         return ()
 
+    def reads_leaves(self) -> bool:
+        """Whether a value may depend on more than the path and the class of a leaf."""
+        return True
+
     def refusal(self, argument: str) -> str:
         """What to say where another mode is in force than that of the prefix."""
         return (
@@ -79,6 +83,30 @@ class DiffState(PrefixMapping):
         """Differentiated or not."""
         return (True, False)
 
+    def reads_leaves(self) -> bool:
+        """Whether its filter does."""
+        return _reads_leaves(filters.to_predicate(self.filter))
+
+
+def _reads_leaves(predicate: Any) -> bool:
+    """Whether a filter may look at more than the path and the class of a Variable."""
+    kind = type(predicate)
+    if kind in (filters.Any, filters.All):
+        return any(map(_reads_leaves, predicate.predicates))
+    if kind is filters.Not:
+        return _reads_leaves(predicate.predicate)
+    if kind is filters.OfType:
+        classes = predicate.type if isinstance(predicate.type, tuple) else None
+        # Of an array there may be another one, of another class, each time.
+        return not all(issubclass(x, Variable) for x in classes or (predicate.type,))
+    return kind not in _BY_PATH
+
+
+_BY_PATH = (
+    *(filters.Everything, filters.Nothing),
+    *(filters.PathContains, filters.PathIn),
+)
+
 
 _Assigned = State | Mapping[Any, Any] | Iterable[Any]
 
@@ -102,6 +130,10 @@ class _FilterMapping(PrefixMapping):
     def values_of(self) -> tuple[Any, ...]:
         """The prefix values, in the order of the filters."""
         return self._values
+
+    def reads_leaves(self) -> bool:
+        """Whether one of its filters does."""
+        return any(map(_reads_leaves, self._predicates))
 
     def map_prefix(self, path: Any, variable: Any) -> Any:
         """The value of the first filter that matches the leaf."""
@@ -317,6 +349,10 @@ class TreeState(PrefixMapping):
     def values_of(self) -> tuple[Any, ...]:
         """The prefix values."""
         return tuple(self._values.values())
+
+    def reads_leaves(self) -> bool:
+        """No: it goes by their paths."""
+        return False
 
     def refusal(self, argument: str) -> str:
         """What to say where another mode is in force."""

@@ -65,6 +65,8 @@ NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
 
 def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
     """Refuses arguments with refs."""
+    if not any(_jax.is_ref(value) for group in groups for value in group.values):
+        return
     for name in _refs(groups):
         raise TypeError(
             f"nnx.{transform} {reason}: {name}.\n"

@@ -126,7 +126,8 @@ class Prefix:
         donated: The numbers of the groups whose buffers are donated.
         distinct: What must agree where a Variable occurs twice.
         count: How many positional arguments it is for at least.
-        reads_leaves: Whether a filter in it looks at the leaves.
+        reads_leaves: Whether a filter in it looks at the leaves, at more than their
+            paths and classes.
     """
 
     def __init__(
@@ -156,7 +157,9 @@ class Prefix:
         self.distinct = distinct if binds else ()
         # One value for everything; any other prefix may not fit.
         self._is_uniform = len(distinct) == 1 and _is_value_alone(tree)
-        self.reads_leaves = any(isinstance(leaf, PrefixMapping) for leaf in leaves)
+        mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
+        self._has_mappings = bool(mappings)
+        self.reads_leaves = any(leaf.reads_leaves() for leaf in mappings)
         self._donation = donation if donation is not None and donation.chosen else None
         self.values, self.donated = distinct, frozenset()
         if self._donation is not None:
@@ -217,7 +220,7 @@ class Prefix:
                 "what it is for; an object counts as one leaf there.\n"
                 + _jax.prefix_error(*pair, _is_value, self._argument)
             ) from None
-        if entries is not None and self.reads_leaves:
+        if entries is not None and self._has_mappings:
             for (value, is_whole), entry in zip(matched, entries, strict=True):
                 self._check_place(value, is_whole, entry is not None)
         return [value for value, _ in matched]

@@ -89,6 +89,10 @@ class Slot(NamedTuple):
         return None if self.definition is None else self.definition.outer_index
 
 
+class Key(str):
+    """A path entry that JAX prints as it is."""
+
+
 def _paths(treedef: Any) -> list[Any]:
     places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
@@ -113,6 +117,8 @@ class Signature:
         labels: What the positional arguments are called; not compared.
         parameters: What tells the names that they have in the function.
         number: Its own, once it is known to `Signatures`. JAX compares it first.
+        has_no_contents: Whether its static values are known to have no content that
+            could change (`static_contents`).
     """
 
     treedef: Any
@@ -121,6 +127,7 @@ class Signature:
     labels: Labels = ARGS
     parameters: Source | None = None
     number: int | None = dataclasses.field(default=None, init=False)
+    has_no_contents: bool = dataclasses.field(default=False, init=False)
 
     def _content(self) -> tuple[Any, ...]:
         return self.treedef, self.entries, self.statics, self.parameters
@@ -146,6 +153,11 @@ class Signature:
                 for path, definition in leaves_of(entry)
             ]
         )
+
+    @functools.cached_property
+    def keys(self) -> list[Key]:
+        """What JAX calls its leaves."""
+        return [Key(slot.name_in_function) for slot in self.slots]
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """What it says, for `differences`, by paths that `name_of` prints."""

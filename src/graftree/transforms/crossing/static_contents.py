@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,10 +29,18 @@ _DEPTH = 3
 _CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
+# The path of something that may change, itself, and what is in it.
+Note = tuple[Any, Any, Any]
+
+
+def note(arguments: Any) -> list[Note]:
+    """All that static attributes of arguments hold and that may change."""
+    return [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
+
+
 @contextlib.contextmanager
-def guarded(arguments: Any, transform: str) -> Iterator[None]:
-    """Keeps tracers out of the static attributes of arguments."""
-    noted = [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
+def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
+    """Keeps tracers out of what was noted."""
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ gives gradients their form.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -15,13 +16,16 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
+from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
 from graftree.transforms.crossing import decorators, guises, prefixes, ref_contents
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.plans import PlannedCall
 from graftree.transforms.crossing.prefixes import DiffState
+from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums
@@ -183,8 +187,11 @@ def _decorator(
     chosen = _chosen(argnums, is_single, name, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        repeated = _Repeated(function, chosen)
+
         def differentiate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call, inner, count = _crossing(function, chosen, has_aux, args, kwargs)
+            crossed = _crossing(function, chosen, has_aux, args, kwargs, repeated)
+            call, inner, count = crossed
             gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
             (value, result), found = gradient(*call.groups)
             _, aux = call.commit(result)
@@ -223,19 +230,30 @@ def crossing(
     return _crossing(f, chosen, has_aux, args, kwargs)[:2]
 
 
+class _Repeated(Rebuilt):
+    """The calls of one function, by the number of their arguments."""
+
+    def __init__(self, f: Callable[..., Any], chosen: Argnums) -> None:
+        self.of = functools.cache(lambda count: RepeatedCalls(f, chosen.row(count)))
+
+
 def _crossing(
     f: Callable[..., Any],
     chosen: Argnums,
     has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Call, Callable[..., Any], int]:
+    repeated: _Repeated | None = None,
+) -> tuple[Call | PlannedCall, Callable[..., Any], int]:
     """A call, what JAX differentiates for it, and the number of its arguments."""
     if chosen.mode.structure:
         least = max(chosen.numbers) + 1
         args, kwargs = decorators.to_positions(f, args, kwargs, least), {}
     row = chosen.row(len(args))
-    call = Call(f, row, args, kwargs)
+    if repeated is None:
+        call = Call(f, row, args, kwargs)
+    else:
+        call = repeated.of(len(args)).make(args, kwargs)
     ref_contents.refuse(call.groups[1:], row.name, ref_contents.NO_GRADIENT)
     # The group of False comes first, then that of True.
     return call, _interior_of_gradient(f, row, has_aux), len(args)

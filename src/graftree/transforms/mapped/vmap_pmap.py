@@ -25,6 +25,7 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 
@@ -98,7 +99,11 @@ def vmap(
         )
         return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
 
-    return decorators.decorate(f, "vmap", lambda f: outside.lift(f, transform, row))
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = RepeatedCalls(function, row)
+        return outside.lift(function, transform, row, calls.make)
+
+    return decorators.decorate(f, "vmap", make)
 
 
 @decorators.keeps_type
@@ -198,7 +203,8 @@ def pmap(
 
             return moved
 
-        return outside.lift(function, transform, row)
+        calls = RepeatedCalls(function, row)
+        return outside.lift(function, transform, row, calls.make)
 
     return decorators.decorate(f, "pmap", make)
 

@@ -1,0 +1,52 @@
+"""Calls of transforms that JAX doesn't compile, with the same objects again.
+
+What is traced is traced each time: the function may read what it likes. But what became
+of its arguments outside is remembered as `plans` say, so they are taken apart once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graftree.core import stamps
+from graftree.core.objects import running
+from graftree.core.pickling import Rebuilt
+from graftree.core.variables import partitioning
+from graftree.transforms.crossing.outside import Call
+from graftree.transforms.crossing.plans import PlannedCall, Plans
+from graftree.transforms.crossing.rows import Keywords, Row
+
+
+class RepeatedCalls(Rebuilt):
+    """Makes the outside of each call of one function in one transform.
+
+    Args:
+        f: The function.
+        row: Its transform.
+    """
+
+    def __init__(self, f: Callable[..., Any], row: Row) -> None:
+        self._f, self._row = f, row
+        self._plans = Plans(row)
+        # A filter that reads values may give others each time; and what a plan writes
+        # has no axis to be named.
+        names_axis = partitioning.PARTITION_NAME in row.axis_metadata
+        self._may_plan = not (row.inputs.reads_leaves or names_axis)
+        self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
+
+    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | PlannedCall:
+        """The outside of a call."""
+        row = self._row
+        # Keywords and defaults may become positions.
+        is_complete = self._keeps_positions or len(args) >= row.inputs.count
+        if kwargs or not (self._may_plan and is_complete):
+            return Call(self._f, row, args, kwargs)
+        planned = self._plans.find(args, kwargs)
+        if planned is not None:
+            running.note_arguments(row.identity, args, kwargs)
+            return planned
+        made = stamps.clock.now
+        call = Call(self._f, row, args, kwargs)
+        self._plans.learn(args, kwargs, call.packed, made)
+        return call
