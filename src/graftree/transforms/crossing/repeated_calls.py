@@ -29,6 +29,7 @@ class RepeatedCalls(Rebuilt):
     def __init__(self, f: Callable[..., Any], row: Row) -> None:
         self._f, self._row = f, row
         self._plans = Plans(row)
+        self._is_called = False
         # A filter that reads values may give others each time; and what a plan writes
         # has no axis to be named.
         names_axis = partitioning.PARTITION_NAME in row.axis_metadata
@@ -48,5 +49,8 @@ class RepeatedCalls(Rebuilt):
             return planned
         made = stamps.clock.now
         call = Call(self._f, row, args, kwargs)
-        self._plans.learn(args, kwargs, call.packed, made)
+        # Many are called once, and never again: on the line that makes them.
+        if self._is_called:
+            self._plans.learn(args, kwargs, call.packed, made)
+        self._is_called = True
         return call
