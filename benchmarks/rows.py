@@ -20,6 +20,7 @@ from benchmarks import (
     gpts,
     imports,
     libraries,
+    lifted_calls,
     long_runs,
     memory,
     paths,
@@ -125,6 +126,7 @@ def groups(quick: bool = False) -> list[Group]:
         decode_step(12),
         eager_cond(4),
         eager_cond(4, captured=True),
+        *map(eager_transform, lifted_calls.NAMES),
         *map(plain_jit_of_state, (600, 2_400)),
         *map(plain_jit_of_model, (4, 50)),
         *map(eager_layer, eager_layers.RAW),
@@ -350,6 +352,19 @@ def eager_layer(name: str) -> Group:
             *_of(FLAX, eager_layers.nnx, name),
         ),
         "1.50 raw",
+    )
+
+
+def eager_transform(name: str) -> Group:
+    """A transform that is called outside of a trace, with the same objects again."""
+    return Group(
+        f"eager {name}, {lifted_calls.DEPTH} layers, the same objects again",
+        MICROSECONDS,
+        (
+            Row(RAW, "a list of arrays", partial(lifted_calls.raw, name)),
+            *_in_modes(lifted_calls.nnx, name),
+        ),
+        target="1.30 raw",
     )
 
 

@@ -376,7 +376,8 @@ def is_as_built(
         values[place] = found[index]
     # A node comes after those below it.
     for node, place, _, start, stop in blueprint.nodes:
-        values[place] = obj = found[node.index]
+        index: Any = node.index  # containers, which have none, are not fixed
+        values[place] = obj = found[index]
         if not nodes.is_as_filled(obj, node.metadata, values[start:stop]):
             return False
     return True

@@ -35,7 +35,9 @@ def follow(*callers: CodeType) -> None:
             given = frame.f_locals if frame.f_code in callers else {}
             if "groups" in given:
                 signature, values, _roles = packing.join(given["groups"])
-                given["self"].traces.add_placement(signature, values)
+                traces = given["self"].traces
+                if traces is not None:  # a plan of what JAX does not compile
+                    traces.add_placement(signature, values)
                 return
             frame = frame.f_back
 

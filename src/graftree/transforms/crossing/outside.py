@@ -237,21 +237,26 @@ def lift(
     f: Callable[..., Any],
     transform: Callable[[Callable[..., Any], Any, Any], Callable[..., Any]],
     row: Row,
-    make_call: Callable[..., Any] | None = None,
+    run: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Applies a JAX transform to a function over objects.
 
     It is called as ``transform(inner, in_prefix, out_prefix)``; ``inner`` takes a group
     of leaves per entry of the tuple ``in_prefix``. What it gave is ``inner`` of the
-    result. A `Call` is made for arguments unless ``make_call(args, kwargs)`` gives one.
+    result. A call is ``run(inner, args, kwargs)``, by default that of a new `Call`.
     """
     inner = _Transformed(f, transform, row)
+
+    def run_once(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(f, row, args, kwargs)
+        return call.commit(inner(*call.groups))
+
+    run = run or run_once
 
     @decorators.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         with _jax.hidden_frames:
-            call = make_call(args, kwargs) if make_call else Call(f, row, args, kwargs)
-            return call.commit(inner.function(*call.groups))
+            return run(inner.function, args, kwargs)
 
     vars(lifted)["inner"] = inner
     return lifted

@@ -96,9 +96,10 @@ def _reads_leaves(predicate: Any) -> bool:
     if kind is filters.Not:
         return _reads_leaves(predicate.predicate)
     if kind is filters.OfType:
-        classes = predicate.type if isinstance(predicate.type, tuple) else None
+        found: Any = predicate.type
+        classes = found if isinstance(found, tuple) else (found,)
         # Of an array there may be another one, of another class, each time.
-        return not all(issubclass(x, Variable) for x in classes or (predicate.type,))
+        return not all(issubclass(x, Variable) for x in classes)
     return kind not in _BY_PATH
 
 

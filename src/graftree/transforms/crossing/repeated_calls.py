@@ -14,12 +14,12 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.plans import PlannedCall, Plans
+from graftree.transforms.crossing.plans import NO_PLAN, Plans
 from graftree.transforms.crossing.rows import Keywords, Row
 
 
 class RepeatedCalls(Rebuilt):
-    """Makes the outside of each call of one function in one transform.
+    """The calls of one function in one transform.
 
     Args:
         f: The function.
@@ -36,21 +36,26 @@ class RepeatedCalls(Rebuilt):
         self._may_plan = not (row.inputs.reads_leaves or names_axis)
         self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
 
-    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | PlannedCall:
-        """The outside of a call."""
+    def run(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The output of a call; what JAX transformed takes the groups of leaves."""
         row = self._row
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= row.inputs.count
-        if kwargs or not (self._may_plan and is_complete):
-            return Call(self._f, row, args, kwargs)
-        planned = self._plans.find(args, kwargs)
-        if planned is not None:
+        may_plan = self._may_plan and is_complete and not kwargs
+        if may_plan and not running.stack.observers:
             running.note_arguments(row.identity, args, kwargs)
-            return planned
+            out = self._plans.call(transformed, args, kwargs)
+            if out is not NO_PLAN:
+                return out
         made = stamps.clock.now
         call = Call(self._f, row, args, kwargs)
         # Many are called once, and never again: on the line that makes them.
-        if self._is_called:
+        if may_plan and self._is_called:
             self._plans.learn(args, kwargs, call.packed, made)
         self._is_called = True
-        return call
+        return call.commit(transformed(*call.groups))

@@ -23,7 +23,6 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans import PlannedCall
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Row
@@ -190,11 +189,20 @@ def _decorator(
         repeated = _Repeated(function, chosen)
 
         def differentiate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            crossed = _crossing(function, chosen, has_aux, args, kwargs, repeated)
-            call, inner, count = crossed
+            args, kwargs = _by_position(function, chosen, args, kwargs)
+            count = len(args)
+            inner = _interior_of_gradient(function, chosen.row(count), has_aux)
             gradient = jax.value_and_grad(inner, argnums=1, has_aux=True, **options)
-            (value, result), found = gradient(*call.groups)
-            _, aux = call.commit(result)
+            value: Any = None
+            found: Any = None
+
+            def transformed(*groups: Values) -> Any:
+                nonlocal value, found
+                _refuse_refs(name, groups)
+                (value, result), found = gradient(*groups)
+                return result
+
+            _, aux = repeated.of(count).run(transformed, args, kwargs)
             positions, leaves = chosen.positions(count), found.by_position()
             grads: Any = cotangents.arguments(found.signature, leaves, mode, positions)
             grads = grads[0] if is_single else grads
@@ -227,7 +235,11 @@ def crossing(
     """
     is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
     chosen = _chosen(argnums, is_single, name, config.propagation(None, None))
-    return _crossing(f, chosen, has_aux, args, kwargs)[:2]
+    args, kwargs = _by_position(f, chosen, args, kwargs)
+    row = chosen.row(len(args))
+    call = Call(f, row, args, kwargs)
+    _refuse_refs(name, call.groups)
+    return call, _interior_of_gradient(f, row, has_aux)
 
 
 class _Repeated(Rebuilt):
@@ -237,26 +249,22 @@ class _Repeated(Rebuilt):
         self.of = functools.cache(lambda count: RepeatedCalls(f, chosen.row(count)))
 
 
-def _crossing(
+def _by_position(
     f: Callable[..., Any],
     chosen: Argnums,
-    has_aux: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    repeated: _Repeated | None = None,
-) -> tuple[Call | PlannedCall, Callable[..., Any], int]:
-    """A call, what JAX differentiates for it, and the number of its arguments."""
-    if chosen.mode.structure:
-        least = max(chosen.numbers) + 1
-        args, kwargs = decorators.to_positions(f, args, kwargs, least), {}
-    row = chosen.row(len(args))
-    if repeated is None:
-        call = Call(f, row, args, kwargs)
-    else:
-        call = repeated.of(len(args)).make(args, kwargs)
-    ref_contents.refuse(call.groups[1:], row.name, ref_contents.NO_GRADIENT)
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with graph updates by position."""
+    if not chosen.mode.structure:
+        return args, kwargs
+    least = max(chosen.numbers) + 1
+    return decorators.to_positions(f, args, kwargs, least), {}
+
+
+def _refuse_refs(name: str, groups: Sequence[Values]) -> None:
     # The group of False comes first, then that of True.
-    return call, _interior_of_gradient(f, row, has_aux), len(args)
+    ref_contents.refuse(groups[1:], name, ref_contents.NO_GRADIENT)
 
 
 def _chosen(argnums: Any, is_single: bool, name: str, mode: Propagation) -> Argnums:

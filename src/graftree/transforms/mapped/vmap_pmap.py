@@ -101,7 +101,7 @@ def vmap(
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         calls = RepeatedCalls(function, row)
-        return outside.lift(function, transform, row, calls.make)
+        return outside.lift(function, transform, row, calls.run)
 
     return decorators.decorate(f, "vmap", make)
 
@@ -204,7 +204,7 @@ def pmap(
             return moved
 
         calls = RepeatedCalls(function, row)
-        return outside.lift(function, transform, row, calls.make)
+        return outside.lift(function, transform, row, calls.run)
 
     return decorators.decorate(f, "pmap", make)
 
