@@ -31,7 +31,8 @@ def heed(traces: Traces, function: Callable[..., Any]) -> None:
     facts = [found for found in map(dependencies.of_trace, latest) if found is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
     distinct = {change.path for found in changes for change in found}
-    if len(facts) < COUNT or len(distinct) != 1:
+    # Values that are not equal to themselves differ, and nothing can be said of it.
+    if len(distinct) != 1 or [*map(len, changes)] != [1] * (COUNT - 1):
         return
     values = [changes[0][0].before, *[found[0].after for found in changes]]
     if all(isinstance(value, Static) for value in values):
