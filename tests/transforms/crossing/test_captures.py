@@ -56,6 +56,9 @@ def helper(x):
 
 
 FACTOR = 2.0
+OWN, BELOW = types.ModuleType("own"), types.ModuleType("own.below")
+vars(OWN).update(below=BELOW, scale=3.0, helper=helper, np=np, jnp=jnp)
+vars(BELOW).update(scale=4.0, holder=types.SimpleNamespace(k=1))
 
 CLOSED = {
     "arguments only": lambda x: x + 1,
@@ -64,6 +67,9 @@ CLOSED = {
     "a global number": lambda x: x * FACTOR,
     "a constant default": lambda x, y=(1, "a", None, 2.5): x,
     "a function inside": lambda x: [(lambda y: y * FACTOR)(x) for _ in range(2)],
+    "a number of a module": lambda x: x * OWN.scale + OWN.below.scale,
+    "a function of a module": lambda x: OWN.helper(OWN.jnp.sin(x)),
+    "a module in a function inside": lambda x: (lambda y: y * OWN.scale)(x),
     "built-ins": lambda x: sum([len(x), max(x)], start=float(isinstance(x, tuple))),
     "a decorated function": decorated(helper),
     "a partial": functools.partial(helper),
@@ -93,6 +99,10 @@ def open_functions():
 
     with_attribute.k = 1
 
+    def writes_to_module(x):
+        OWN.scale = 2.0
+        return x
+
     class Callable:
         def __call__(self, x):
             return x
@@ -116,7 +126,15 @@ def open_functions():
         "a lambda inside": lambda x: (lambda y: module(y))(x),
         "random numbers of NumPy": lambda x: x * np.random.rand(),
         "printing": lambda x: print(x),
-        "a module of the user's": lambda x: operator.add(x, x),
+        "a function of an unknown module": lambda x: operator.add(x, x),
+        "a module as a whole": lambda x: helper(OWN) * x,
+        "a module in a name": lambda x: next(m.scale * x for m in [OWN]),
+        "a module below as a whole": lambda x: helper(OWN.below) * x,
+        "an attribute by its name": lambda x: getattr(OWN, "scale") * x,  # noqa: B009
+        "an object of a module": lambda x: OWN.below.holder.k * x,
+        "what a module lacks": lambda x: OWN.lacking * x,
+        "NumPy of a module": lambda x: x * OWN.np.random.rand(),
+        "a module that it writes to": writes_to_module,
         "a name that is not set": lambda x: NOT_SET * x,  # noqa: F821
         "a decorated function": decorated(lambda x: holder.k * x),
     }
@@ -143,6 +161,13 @@ def test_a_record_follows_what_a_name_stands_for(monkeypatch):
     before = record(CLOSED["a helper"])
     monkeypatch.setitem(globals(), "helper", lambda x: jnp.cos(x))
     assert record(CLOSED["a helper"]) != before
+
+
+@pytest.mark.parametrize("place", [OWN, BELOW])
+def test_a_record_follows_what_a_module_holds(place, monkeypatch):
+    before = record(CLOSED["a number of a module"])
+    monkeypatch.setattr(place, "scale", 5.0)
+    assert record(CLOSED["a number of a module"]) != before
 
 
 def test_a_record_depends_on_what_is_in_force():

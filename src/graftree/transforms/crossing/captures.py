@@ -12,6 +12,7 @@ other functions and classes in turn, and lists what it finds:
     class                                      itself, and its methods in turn
     module, function or class of JAX, NumPy    itself: trusted to stay as it is, unless
       and the like                             JAX's functions have been replaced
+    another module                             what of it the code names, as in ``m.f``
     anything else                              not at all: there is no record then
 
 The last is a rule, not an exception: an object with attributes, a list, a NumPy array,
@@ -30,10 +31,11 @@ did; the note leaves as static data of the output.
 from __future__ import annotations
 
 import builtins
+import collections
 import dis
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -165,8 +167,25 @@ class _Walk:
         self._visit_all((function.__kwdefaults__ or {}).items())
         self._visit_all(vars(function).values())
         for name, value in _named_values(function, names):
-            if name not in names.assigned or not isinstance(value, _CONSTANTS):
+            if type(value) is ModuleType and not _is_trusted(value, ModuleType):
+                self._visit_module(value, names.followed.get(name, [()]))
+            elif name not in names.assigned or not isinstance(value, _CONSTANTS):
                 self.visit(value)
+
+    def _visit_module(
+        self, module: ModuleType, named: Iterable[tuple[str, ...]]
+    ) -> None:
+        """Records what code names of a module, as in ``m.f`` or ``m.below.f``."""
+        for attributes in named:
+            x: Any = module
+            for name in attributes:
+                if type(x) is not ModuleType or _is_trusted(x, ModuleType):
+                    break
+                # As below: NumPy draws numbers from a generator that is global.
+                if name not in vars(x) or "random" in attributes:
+                    raise _OpenError
+                x = vars(x)[name]
+            self.visit(x)  # which raises if it is a module as a whole
 
     def _visit_class(self, cls: type) -> None:
         self.found.append(Exactly(cls))
@@ -237,11 +256,13 @@ class _Names(NamedTuple):
 
     Attributes:
         globals: The names of globals and built-ins that it reads.
+        followed: The attributes that it asks next of what has this name from outside.
         assigned: The names outside of it that it assigns or deletes.
         is_open: Whether it does what can't be followed.
     """
 
     globals: tuple[str, ...]
+    followed: Mapping[str, frozenset[tuple[str, ...]]]
     assigned: frozenset[str]
     is_open: bool
 
@@ -259,9 +280,18 @@ _known_names = weakref.WeakKeyDictionary()
 
 def _find_names(code: CodeType) -> _Names:
     read: dict[str, None] = {}
+    followed: dict[str, set[tuple[str, ...]]] = collections.defaultdict(set)
     assigned: set[str] = set()
     is_open = False
+    loaded: tuple[str, ...] = ()
     for name, value in _instructions(code):
+        if loaded and name in _ATTRIBUTES:
+            loaded = (*loaded, value)
+        elif loaded:
+            followed[loaded[0]].add(loaded[1:])
+            loaded = ()
+        if name in _LOADING:
+            loaded = (value,)
         if name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             read[value] = None
         elif name == "IMPORT_NAME":
@@ -270,10 +300,20 @@ def _find_names(code: CodeType) -> _Names:
             assigned.add(value)
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in code.co_freevars:
             assigned.add(value)
-        elif name in ("LOAD_ATTR", "LOAD_METHOD") and value == "random":
+        elif name in _ATTRIBUTES and value == "random":
             # NumPy draws numbers from a generator that is global.
             is_open |= "np" in read or "numpy" in read
-    return _Names((*read,), frozenset(assigned), is_open)
+    # Code ends with a return, so that nothing is loaded any more.
+    found = {name: frozenset(x) for name, x in followed.items()}
+    return _Names((*read,), found, frozenset(assigned), is_open)
+
+
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+# What puts the value of a name from outside on the stack.
+_LOADING = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
+    | {"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF"}
+)
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[str, Any]]:
