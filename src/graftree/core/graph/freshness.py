@@ -94,7 +94,10 @@ class _Combinations:
 
         New ones if there is anything else in it, and in a trace, whose objects go.
         """
-        found, treedef = jax.tree.flatten(container, is_leaf=nodes.is_graph_node)
+        try:
+            found, treedef = jax.tree.flatten(container, is_leaf=nodes.is_graph_node)
+        except (TypeError, ValueError):  # keys that JAX can't sort, for one
+            return {}, []
         is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
         if not (found and is_pure) or _jax.is_tracing():
             return {}, []

@@ -121,13 +121,12 @@ def common_dtype(*args: Any) -> Dtype | None:
     for x in args:
         if x is None:
             continue
-        if not values.is_array(x) or x.weak_type:
+        if not values.is_array(x) or (found is not None and x.dtype is not found):
             return None
-        dtype = x.dtype
-        if found is None and dtype in _SETTLED:
-            found = dtype
-        elif dtype is not found:
+        # Random keys, which are no numbers, have no weak type to ask for.
+        if x.dtype not in _SETTLED or x.weak_type:
             return None
+        found = x.dtype
     return found
 
 
