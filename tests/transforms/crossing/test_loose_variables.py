@@ -104,7 +104,7 @@ def unplanned(step, *args):
 
 
 @MODES
-@strategies.examples(15, 60)
+@strategies.examples(8, 60)
 @given(data=st.data())
 def test_planned_calls_equal_unplanned_ones(mode, data):
     step = VISITS[tuple(mode.items())]
