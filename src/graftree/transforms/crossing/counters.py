@@ -14,7 +14,7 @@ from typing import Any
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import Static
 from graftree.transforms.crossing import decorators, dependencies, signatures
-from graftree.transforms.crossing.traces import Traces
+from graftree.transforms.crossing.traces import Trace, Traces
 
 # So many traces in a row, of which each differs from the one before in one value.
 COUNT = 3
@@ -25,8 +25,8 @@ def heed(traces: Traces, function: Callable[..., Any]) -> None:
     latest = traces.listed()[-COUNT:]
     if len(latest) < COUNT or traces.is_told:
         return
-    pairs = [*itertools.pairwise(latest)]
-    if any(x.types != y.types or x.settings != y.settings for x, y in pairs):
+    # To list facts takes as long as tracing some layers.
+    if any(_is_otherwise(x, y) for x, y in itertools.pairwise(latest)):
         return
     facts = [found for found in map(dependencies.of_trace, latest) if found is not None]
     changes = [differences.between(x, y) for x, y in itertools.pairwise(facts)]
@@ -39,6 +39,15 @@ def heed(traces: Traces, function: Callable[..., Any]) -> None:
         traces.is_told = True
         (path,) = distinct
         _tell(path, [value.value for value in values], function)
+
+
+def _is_otherwise(one: Trace, other: Trace) -> bool:
+    """Whether anything but their signatures tells two traces apart, or nothing."""
+    return (
+        one.signature() is other.signature()
+        or one.types != other.types
+        or one.settings != other.settings
+    )
 
 
 def _tell(path: Any, values: list[Any], function: Callable[..., Any]) -> None:
