@@ -56,6 +56,7 @@ def helper(x):
 
 
 FACTOR = 2.0
+NUMPY, DRAWING = np, np.random
 OWN, BELOW = types.ModuleType("own"), types.ModuleType("own.below")
 vars(OWN).update(below=BELOW, scale=3.0, helper=helper, np=np, jnp=jnp)
 vars(BELOW).update(scale=4.0, holder=types.SimpleNamespace(k=1))
@@ -67,6 +68,7 @@ CLOSED = {
     "a global number": lambda x: x * FACTOR,
     "a constant default": lambda x, y=(1, "a", None, 2.5): x,
     "a function inside": lambda x: [(lambda y: y * FACTOR)(x) for _ in range(2)],
+    "NumPy under another name": lambda x: NUMPY.sin(x) * NUMPY.linalg.norm(x),
     "a number of a module": lambda x: x * OWN.scale + OWN.below.scale,
     "a function of a module": lambda x: OWN.helper(OWN.jnp.sin(x)),
     "a module in a function inside": lambda x: (lambda y: y * OWN.scale)(x),
@@ -99,6 +101,11 @@ def open_functions():
 
     with_attribute.k = 1
 
+    def imports_numpy(x):
+        import numpy
+
+        return x * numpy.random.rand()
+
     def writes_to_module(x):
         OWN.scale = 2.0
         return x
@@ -125,6 +132,10 @@ def open_functions():
         ),
         "a lambda inside": lambda x: (lambda y: module(y))(x),
         "random numbers of NumPy": lambda x: x * np.random.rand(),
+        "random numbers under another name": lambda x: x * NUMPY.random.rand(),
+        "random numbers of a module": lambda x: x * DRAWING.rand(),
+        "NumPy as a whole": lambda x: helper(NUMPY) * x,
+        "an import of NumPy": imports_numpy,
         "printing": lambda x: print(x),
         "a function of an unknown module": lambda x: operator.add(x, x),
         "a module as a whole": lambda x: helper(OWN) * x,

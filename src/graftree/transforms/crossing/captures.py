@@ -167,7 +167,7 @@ class _Walk:
         self._visit_all((function.__kwdefaults__ or {}).items())
         self._visit_all(vars(function).values())
         for name, value in _named_values(function, names):
-            if type(value) is ModuleType and not _is_trusted(value, ModuleType):
+            if type(value) is ModuleType:
                 self._visit_module(value, names.followed.get(name, [()]))
             elif name not in names.assigned or not isinstance(value, _CONSTANTS):
                 self.visit(value)
@@ -179,13 +179,22 @@ class _Walk:
         for attributes in named:
             x: Any = module
             for name in attributes:
-                if type(x) is not ModuleType or _is_trusted(x, ModuleType):
+                # What a trusted module holds is trusted, but for modules below it.
+                below = vars(x).get(name)
+                if _is_trusted_module(x) and type(below) is not ModuleType:
                     break
-                # As below: NumPy draws numbers from a generator that is global.
-                if name not in vars(x) or "random" in attributes:
+                if name not in vars(x):
                     raise _OpenError
-                x = vars(x)[name]
-            self.visit(x)  # which raises if it is a module as a whole
+                x = below
+                if type(x) is not ModuleType:
+                    break
+            else:
+                if _draws(x):
+                    raise _OpenError  # as a whole it may be asked for anything
+            if type(x) is ModuleType and _is_trusted_module(x):
+                self.found.append(Exactly(x))
+            else:
+                self.visit(x)
 
     def _visit_class(self, cls: type) -> None:
         self.found.append(Exactly(cls))
@@ -219,7 +228,7 @@ def _is_trusted(x: Any, kind: type) -> bool:
     if kind is FunctionType:
         return x.__closure__ is None and _is_known(x)
     if kind is ModuleType:
-        return x.__name__.partition(".")[0] in _TRUSTED
+        return _is_trusted_module(x) and not _draws(x)
     if kind is BuiltinFunctionType:
         is_free = x.__self__ is None or isinstance(x.__self__, ModuleType)
         return is_free and _is_known(x)
@@ -227,6 +236,17 @@ def _is_trusted(x: Any, kind: type) -> bool:
         issubclass(kind, (type, _JITTED, jax.custom_jvp, jax.custom_vjp))
         and _is_known(x)
     )
+
+
+def _is_trusted_module(x: ModuleType) -> bool:
+    """Whether what a module holds stays as it is: not the generator of NumPy."""
+    name = x.__name__
+    return name.partition(".")[0] in _TRUSTED and not name.startswith("numpy.random")
+
+
+def _draws(x: ModuleType) -> bool:
+    """Whether NumPy's generator, which is global, can be reached through a module."""
+    return x.__name__ == "numpy" or x.__name__.startswith("numpy.random")
 
 
 def _is_known(x: Any) -> bool:
@@ -295,14 +315,13 @@ def _find_names(code: CodeType) -> _Names:
         if name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             read[value] = None
         elif name == "IMPORT_NAME":
-            is_open |= value.partition(".")[0] not in _TRUSTED
+            # As a local name, NumPy's generator is not seen below.
+            package = value.partition(".")[0]
+            is_open |= package not in _TRUSTED or package == "numpy"
         elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             assigned.add(value)
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value in code.co_freevars:
             assigned.add(value)
-        elif name in _ATTRIBUTES and value == "random":
-            # NumPy draws numbers from a generator that is global.
-            is_open |= "np" in read or "numpy" in read
     # Code ends with a return, so that nothing is loaded any more.
     found = {name: frozenset(x) for name, x in followed.items()}
     return _Names((*read,), found, frozenset(assigned), is_open)
