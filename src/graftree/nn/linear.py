@@ -141,6 +141,7 @@ def contraction_options(layer: Any, out_sharding: Any = None) -> dict[str, Any]:
 
     A contraction of the user's own need not have these.
     """
+    # Not by `arguments.if_set`, which takes a fiftieth of an eager `Linear`.
     options = {"precision": layer.precision}
     if layer.preferred_element_type is not None:
         options["preferred_element_type"] = layer.preferred_element_type

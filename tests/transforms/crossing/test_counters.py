@@ -43,12 +43,11 @@ def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
 
 
 @MODES
-def test_a_static_argument_is_told_of(mode, told):
+def test_static_arguments_are_meant_so(mode, told):
     step = nnx.jit(lambda x, n: x * n, static_argnames="n", **mode)
     for count in range(5):
         step(jnp.ones(2), n=count)
-    assert len(told) == 1
-    assert "static argument n" in told[0]
+    assert told == []
 
 
 @MODES

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.transforms.crossing import packing
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
 from tests.threads import run_in_threads
+from tests.transforms.crossing.test_plans import unplanned
 
 
 class Model(nnx.Module):
@@ -98,11 +98,6 @@ def outcome(function, *args):
         return type(error)
 
 
-def unplanned(step, *args):
-    call = step.prepare(args, {})
-    return call.commit(step._jitted(*call.groups))
-
-
 @MODES
 @strategies.examples(8, 60)
 @given(data=st.data())
@@ -125,19 +120,6 @@ def assert_same(one, other):
         assert one is other
     else:
         jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-@pytest.fixture
-def packs(monkeypatch):
-    """Counts how often something is taken apart."""
-    count, pack = [], packing.pack
-
-    def counting(*args):
-        count.append(1)
-        return pack(*args)
-
-    monkeypatch.setattr(packing, "pack", counting)
-    return count
 
 
 def decay(state):

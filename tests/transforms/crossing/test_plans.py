@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.core.graph import freshness
 from graftree.transforms.compiled import jit
-from graftree.transforms.crossing import packing, plans
+from graftree.transforms.crossing import plans
 from graftree.transforms.crossing.signatures import Signature
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
@@ -122,20 +122,6 @@ def test_planned_calls_equal_unplanned_ones(mode, data):
     theirs_def, theirs_state = nnx.split(theirs, graph=True)
     assert ours_def == theirs_def
     jax.tree.map(np.testing.assert_array_equal, ours_state, theirs_state)
-
-
-@pytest.fixture
-def packs(monkeypatch):
-    """Counts how often something is taken apart."""
-    count = []
-    pack = packing.pack
-
-    def counting(*args):
-        count.append(1)
-        return pack(*args)
-
-    monkeypatch.setattr(packing, "pack", counting)
-    return count
 
 
 def double(model):
@@ -376,20 +362,24 @@ def test_the_number_of_plans_is_bounded():
 # Threads.
 
 
-@MODES
-def test_threads_may_share_a_function(mode):
-    step = nnx.jit(double, **mode)
+def check_in_threads(call, rounds):
+    """Calls that double a kernel, in threads, with plans that are made anew."""
     models = [Model() for _ in range(4)]
 
     def work(model):
-        for count in range(20):
-            model.extra = count  # makes the plan be made anew
-            step(model)
-            step(model)
+        for count in range(rounds):
+            model.extra = count
+            call(model)
+            call(model)
 
     run_in_threads(*[lambda m=m: work(m) for m in models])
     for model in models:
-        np.testing.assert_array_equal(model.kernel[...], 2.0**40 * np.ones(2))
+        np.testing.assert_array_equal(model.kernel[...], 4.0**rounds * np.ones(2))
+
+
+@MODES
+def test_threads_may_share_a_function(mode):
+    check_in_threads(nnx.jit(double, **mode), 20)
 
 
 @MODES

@@ -13,8 +13,12 @@ from graftree.core.graph import flattening
 from graftree.transforms.crossing import packing
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
-from tests.threads import run_in_threads
-from tests.transforms.crossing.test_plans import MUTATIONS, Model, visit
+from tests.transforms.crossing.test_plans import (
+    MUTATIONS,
+    Model,
+    check_in_threads,
+    visit,
+)
 
 
 def mapped(mode, f=visit):
@@ -283,16 +287,4 @@ def test_refs_are_written_where_they_are(mode):
 @MODES
 @TRANSFORMS
 def test_threads_may_share_a_function(make, mode):
-    call = make(mode, double)
-
-    models = [Model() for _ in range(4)]
-
-    def work(model):
-        for count in range(5):
-            model.extra = count  # makes the plan be made anew
-            call(model)
-            call(model)
-
-    run_in_threads(*[lambda m=m: work(m) for m in models])
-    for model in models:
-        np.testing.assert_array_equal(model.kernel[...], 2.0**10 * np.ones(2))
+    check_in_threads(make(mode, double), 5)

@@ -34,10 +34,11 @@ def heed(traces: Traces, function: Callable[..., Any]) -> None:
     # Values that are not equal to themselves differ, and nothing can be said of it.
     if len(distinct) != 1 or [*map(len, changes)] != [1] * (COUNT - 1):
         return
+    (path,) = distinct
     values = [changes[0][0].before, *[found[0].after for found in changes]]
-    if all(isinstance(value, Static) for value in values):
+    # What is passed as a static argument was meant so.
+    if len(path) > 1 and all(isinstance(value, Static) for value in values):
         traces.is_told = True
-        (path,) = distinct
         _tell(path, [value.value for value in values], function)
 
 
@@ -51,16 +52,11 @@ def _is_otherwise(one: Trace, other: Trace) -> bool:
 
 
 def _tell(path: Any, values: list[Any], function: Callable[..., Any]) -> None:
-    what, way_out = "static argument", "pass it as an array"
-    if len(path) > 1:
-        what, way_out = "static attribute", "make it a Variable"
     logging.getLogger("graftree").warning(
-        "%s is traced and compiled for each value of the %s %s, the latest being %s. "
-        "If it changes as the program runs, %s, whose value is no part of the program. "
-        "nnx.debugging.explain_recompile tells more.",
+        "%s is traced and compiled for each value of the static attribute %s, the "
+        "latest being %s. If it changes as the program runs, make it a Variable, whose "
+        "value is no part of the program. nnx.debugging.explain_recompile tells more.",
         decorators.name_of(function),
-        what,
         signatures.name_of(path),
         ", ".join(map(repr, values)),
-        way_out,
     )
