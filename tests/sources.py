@@ -81,7 +81,7 @@ def package() -> list[Source]:
 
 @functools.cache
 def repository() -> list[Source]:
-    folders = ["src", "tests", "benchmarks", "examples"]
+    folders = ["src", "tests", "benchmarks", "examples", "website"]
     return [source for folder in folders for source in read(ROOT / folder)]
 
 

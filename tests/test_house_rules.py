@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can hold; STYLE and docs/design.md say why."""
+"""The rules of the house that a machine can hold; STYLE and design.md say why."""
 
 import ast
 import graphlib

@@ -1,4 +1,4 @@
-"""Runs the programs of docs/issues.md on Flax NNX and on Graftree; prints a table."""
+"""Runs the programs of docs/look_up/issues.md on both libraries; prints a table."""
 
 import argparse
 import ast

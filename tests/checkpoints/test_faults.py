@@ -44,7 +44,7 @@ def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
         shutil.copytree(tmp_path / "good", tmp_path / "bad")
         message = faults.damage_of_step(tmp_path / "bad", name, damage)
         shutil.rmtree(tmp_path / "bad")
-        # Orbax has no checksums of the numbers, which docs/checkpoints.md says.
+        # Orbax has no checksums of the numbers, which docs/guides/checkpoints.md says.
         if damage is not faults.flip or "ocdbt.process_0/d/" not in name:
             assert message is None or "estore" in message, name
     gc.collect()  # what is told then belongs to this test

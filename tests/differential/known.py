@@ -1,4 +1,4 @@
-"""The table of programs that the peer runs otherwise; see docs/differences.md.
+"""The table of programs that the peer runs otherwise; see docs/look_up/differences.md.
 
 Graftree itself has no entry: it must do what plain Python does.
 """

@@ -1,7 +1,6 @@
-"""The programs of docs/issues.md on this package: what they print, times left out."""
+"""The programs of docs/look_up/issues.md on this package: what they print."""
 
 import ast
-import doctest
 import gc
 import runpy
 import sys
@@ -12,6 +11,7 @@ import pytest
 import graftree as nnx
 from benchmarks.issues import figures
 from tests import sources
+from website import pages
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def run(monkeypatch, capsys):
     return run
 
 
-PAGE = sources.ROOT / "docs" / "issues.md"
+PAGE = sources.ROOT / "docs" / "look_up" / "issues.md"
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_what_the_page_defines_stands_in_the_programs():
         (figures.FOLDER / f"{name}.py").read_text() for name in figures.PROGRAMS
     ]
     known = {ast.dump(part) for text in programs for part in ast.parse(text).body}
-    free = (ast.Expr, ast.Import, ast.For)
+    free = (ast.Expr, ast.Import, ast.For, ast.Try)
     unknown = [
         ast.unparse(part)
-        for example in doctest.DocTestParser().get_examples(PAGE.read_text())
-        for part in ast.parse(example.source).body
+        for block in pages.read(PAGE).blocks
+        for part in ast.parse(block.code).body
         if not isinstance(part, free) and ast.dump(part) not in known
     ]
     assert unknown == [

@@ -1,6 +1,6 @@
 """What each transform lets through in each mode (contract `transforms-and-refs`, 1.2).
 
-`docs/transforms.md` is the table of what is asserted here.
+`docs/guides/transforms.md` is the table of what is asserted here.
 """
 
 import operator

@@ -1,0 +1,1 @@
+"""The documentation: its pages run, and say what they print."""

@@ -1,0 +1,9 @@
+"""The documentation as a site: runs the pages of ``docs/``, and builds from them.
+
+    pages.py      a page as text: its blocks of code, their outputs and pictures
+    running.py    runs the blocks of a page, in order
+    outputs.py    is what a block printed what the page says?
+    writing.py    a page with other outputs and pictures
+
+``python -m website --help`` says what it does; ``tests/docs/`` uses it, too.
+"""
