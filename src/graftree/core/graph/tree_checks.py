@@ -15,7 +15,18 @@ from graftree.core.variables.variables import Variable
 
 def is_variable_or_ref(x: Any) -> bool:
     """Whether ``x`` is what must not occur twice in a tree."""
-    return isinstance(x, Variable) or _jax.is_ref(x)
+    # JAX asks it of all that is in a tree. Tracers of arrays and of refs may share a
+    # type.
+    known = _known.get(type(x))
+    if known is None:
+        kind = type(x)
+        if issubclass(kind, _jax.Tracer):
+            return _jax.is_ref(x)
+        known = _known[kind] = issubclass(kind, (Variable, _jax.Ref))
+    return known
+
+
+_known: dict[type, bool] = {}
 
 
 def flatten(node: Any) -> tuple[list[Any], Any]:
@@ -42,24 +53,31 @@ def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]],
 # Not Pytree itself: its metaclass would be asked, at ten times the cost.
 _CONTAINERS = (DataObject, list, dict)
 
+_UNWATCHED = 200
+
 
 class _Walk:
     """Stops JAX's flatten at Variables and refs, and at cycles.
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So the cycle is kept here and raised afterwards.
-    A node that is met twice is rare; only then the object is searched.
+    A node that is met twice is rare; only then the object is searched. To note each
+    takes time, so it begins where a tree is larger than most: JAX is then not deep yet.
     """
 
     def __init__(self, root: Any) -> None:
         self.root = root
+        self.first = iter(range(_UNWATCHED))
         self.met: set[int] = set()
         self.is_searched = False
         self.cycle: ValueError | None = None
 
     def stops_at(self, x: Any) -> bool:
-        if is_variable_or_ref(x):
+        known = _known.get(type(x))
+        if is_variable_or_ref(x) if known is None else known:
             return True
+        if next(self.first, None) is not None:
+            return False
         if isinstance(x, _CONTAINERS):
             if id(x) in self.met and not self.is_searched:
                 self.is_searched = True

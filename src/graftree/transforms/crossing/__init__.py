@@ -13,7 +13,8 @@ part of JAX's own cache key, and the static part of a result comes with a cached
 
 - ``rows.py``: a transform as a row of a table, and the groups that its leaves are in;
   ``prefixes.py``: what the user says of that.
-- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`;
+- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`, and
+  ``planned_calls.py`` what is done with it; ``tree_plans.py``: objects that are new;
   ``loose_variables.py``, ``readers.py``: arguments that are no objects.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``parameters.py``: what the arguments are called in the function; ``guises.py``: what
