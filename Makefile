@@ -2,7 +2,7 @@
 #   make demo ARGS="--epochs 3"     passes arguments on; also for bench
 ARGS ?=
 
-.PHONY: demo test test-all bench docs format clean
+.PHONY: demo test test-all bench docs docs-serve format clean
 
 demo: # Train a network on handwritten digits
 	@scripts/demo.sh $(ARGS)
@@ -16,8 +16,11 @@ test-all: # All checks; all tests on both
 bench: # Time the library beside raw JAX, Flax NNX and Equinox
 	@scripts/tool.sh bench '.[peers]' python -m benchmarks $(ARGS)
 
-docs: # Write the reference, from the docstrings, to out/docs
-	@scripts/tool.sh docs '.[docs]' pdoc --docformat google -o out/docs graftree
+docs: # Run every page of docs/, and build the site in out/site
+	@scripts/tool.sh docs '.[docs,test,peers]' python -m website build
+
+docs-serve: # The same, and show it on http://localhost:8000
+	@scripts/tool.sh docs '.[docs,test,peers]' python -m website serve
 
 format: # Format the code, and fix what ruff can fix
 	@scripts/tool.sh lint '.[lint]' ruff check --fix --exit-zero

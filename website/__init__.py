@@ -4,6 +4,8 @@
     running.py    runs the blocks of a page, in order
     outputs.py    is what a block printed what the page says?
     writing.py    a page with other outputs and pictures
+    reference.py  the pages that list the public names
+    building.py   all of it, and mkdocs
 
 ``python -m website --help`` says what it does; ``tests/docs/`` uses it, too.
 """

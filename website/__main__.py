@@ -2,13 +2,15 @@
 
 python -m website check [PAGE ...]    run them; is what they say what they print?
 python -m website write [PAGE ...]    run them; write outputs and pictures into them
+python -m website build               run them, and build the site in out/site
+python -m website serve               the same, and show it on http://localhost:8000
 """
 
 import argparse
 import pathlib
 import sys
 
-from website import pages, running, writing
+from website import building, pages, running, writing
 
 
 def main() -> int:
@@ -18,10 +20,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", choices=["check", "write"])
+    parser.add_argument("task", choices=["check", "write", "build", "serve"])
     parser.add_argument("pages", nargs="*", type=pathlib.Path, help="all by default")
     arguments = parser.parse_args()
     running.prepare()
+    if arguments.task in ("build", "serve"):
+        return building.build() or (arguments.task == "serve" and building.serve())
     chosen = [pages.read(p.resolve()) for p in arguments.pages] or pages.all_pages()
     act = write if arguments.task == "write" else check
     return max([act(page) for page in chosen], default=0)

@@ -1,0 +1,26 @@
+"""The reference has each public name once, and the site each page."""
+
+import re
+
+import pytest
+
+from website import reference
+
+pytestmark = pytest.mark.peers  # of the bridge to Linen, which imports Flax
+pytest.importorskip("flax")
+
+
+def test_every_public_name_is_on_exactly_one_page():
+    texts = [reference.text_of(topic) for topic in reference.TOPICS.values()]
+    anchors = [
+        name for text in texts for name in re.findall(r"{ #nnx\.([\w.]+) ", text)
+    ]
+    assert sorted(set(anchors)) == sorted(reference.public_names())
+    entries = re.findall(r"heading: nnx\.([\w.]+)", "\n".join(texts))
+    assert len(entries) == len(set(entries)) > 250
+
+
+def test_a_name_whose_file_has_no_page_is_an_error(monkeypatch):
+    monkeypatch.delitem(reference.TOPICS, "filters")
+    with pytest.raises(LookupError, match=r"no page for nnx\.All"):
+        reference.places()

@@ -1,0 +1,361 @@
+"""The pages that list the public names: one page for each topic.
+
+Each name is on the page of the file that defines it, so that a new name of a known file
+needs no entry here.
+"""
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import graftree as nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Topic:
+    """A page of the reference.
+
+    Attributes:
+        title: Its title.
+        words: What it is about, in a sentence.
+        sections: For each heading the files, below ``graftree``, whose names it has.
+    """
+
+    title: str
+    words: str
+    sections: dict[str, str]
+
+
+TOPICS = {
+    "modules": Topic(
+        "Modules and objects",
+        "What models are made of. The guide: [objects](../../guides/objects.md).",
+        {
+            "Modules": "core.modules.modules core.modules.containers",
+            "Views": "core.modules.views",
+            "Values from within": "core.modules.capturing",
+            "Data and static attributes": "core.objects typing",
+        },
+    ),
+    "variables": Topic(
+        "Variables",
+        "Boxes for values that change. The guide: [objects](../../guides/objects.md).",
+        {
+            "Types of Variables": "core.variables.variables core.variables.kinds",
+            "Metadata and defaults": "core.variables.metadata core.variables.defaults",
+            "Array refs": "core.modules.refs",
+        },
+    ),
+    "graph": Topic(
+        "Split, merge, update",
+        "An object as a definition and a state, and what can be done with the two.",
+        {
+            "Functions of objects": "core.graph.functional core.graph.updates"
+            " core.graph.removals",
+            "What they give": "core.graph.graphdefs core.graph.graph_states builtins",
+            "Walking through objects": "core.graph.traversals",
+        },
+    ),
+    "states": Topic(
+        "States",
+        "Leaves by path: what `nnx.state` and `nnx.split` give.",
+        {
+            "States": "core.states.states core.states.flat_states",
+            "Pure dicts": "core.states.pure_dicts",
+        },
+    ),
+    "filters": Topic(
+        "Filters",
+        "Which leaves? The guide: [filters](../../guides/filters.md).",
+        {"Filters": "core.filters"},
+    ),
+    "randomness": Topic(
+        "Randomness",
+        "Streams of random keys. The guide: [randomness](../../guides/randomness.md).",
+        {
+            "Streams": "core.rng.streams",
+            "Streams within transforms": "core.rng.splitting",
+            "Starting again": "core.rng.reseeding",
+        },
+    ),
+    "transforms": Topic(
+        "Transforms",
+        "JAX's transforms for functions of objects."
+        " The guide: [transforms](../../guides/transforms.md).",
+        {
+            "Compilation": "transforms.compiled",
+            "Derivatives": "transforms.derivatives",
+            "Mapping": "transforms.mapped",
+            "Control flow": "transforms.control_flow",
+            "Memory": "transforms.remat transforms.names",
+            "Without running": "transforms.shape_eval transforms.checkify",
+            "How arguments are passed": "transforms.crossing",
+            "Modes": "config",
+        },
+    ),
+    "layers": Topic(
+        "Layers",
+        "The guide: [layers](../../guides/layers.md).",
+        {
+            "Linear maps": "nn.linear nn.einsum nn.embed",
+            "Convolutions": "nn.conv",
+            "Pooling": "nn.pooling",
+            "Normalization": "nn.normalization nn.reparametrization",
+            "Dropout": "nn.dropout",
+            "Layers in a row": "nn.sequential nn.stacks",
+            "LoRA": "nn.lora",
+        },
+    ),
+    "attention": Topic(
+        "Attention",
+        "Attention, its masks, and rotary positions.",
+        {
+            "Layers": "nn.multi_head_attention nn.rope",
+            "Functions": "nn.attention",
+        },
+    ),
+    "recurrent": Topic(
+        "Recurrent layers",
+        "Cells, and layers that run them along time.",
+        {"Layers": "nn.recurrent", "Cells": "nn.cells"},
+    ),
+    "activations": Topic(
+        "Activations",
+        "Functions of arrays, most of them JAX's own under a shorter name.",
+        {"Layers": "nn.activations", "Functions": "jax"},
+    ),
+    "initializers": Topic(
+        "Initializers",
+        "Functions `(key, shape, dtype)` that make the first values of parameters.",
+        {"Initializers": "nn.initializers collections.abc"},
+    ),
+    "training": Topic(
+        "Training",
+        "The guide: [the training loop](../../guides/training_loop.md).",
+        {
+            "Optimizers": "training.optimizers",
+            "Averages of parameters": "training.ema",
+            "States of training": "training.train_states",
+        },
+    ),
+    "metrics": Topic(
+        "Metrics",
+        "Sums over batches that give a figure at the end.",
+        {"Metrics": "training.metrics"},
+    ),
+    "sharding": Topic(
+        "Sharding",
+        "Models on many devices. The guide: [scale](../../guides/scale.md).",
+        {
+            "Creation and reports": "sharding",
+            "Annotations of Variables": "core.variables.partitioning"
+            " core.variables.sharding",
+        },
+    ),
+    "checkpoints": Topic(
+        "Checkpoints",
+        "The guide: [checkpoints](../../guides/checkpoints.md).",
+        {"Checkpoints": "checkpoints"},
+    ),
+    "weights": Topic(
+        "Weights",
+        "The guide: [weights](../../guides/weights.md).",
+        {"Weights": "weights"},
+    ),
+    "surgery": Topic(
+        "Surgery",
+        "The guide: [surgery](../../guides/surgery.md).",
+        {"Surgery": "surgery"},
+    ),
+    "precision": Topic(
+        "Precision",
+        "The guide: [precision](../../guides/precision.md).",
+        {"Precision": "precision"},
+    ),
+    "decoding": Topic(
+        "Decoding",
+        "The guide: [decoding](../../guides/decoding.md).",
+        {"Decoding": "decoding"},
+    ),
+    "memory": Topic(
+        "Memory",
+        "Accumulation of gradients, and what is kept for the way back."
+        " The guide: [stacks and remat](../../guides/stacks.md).",
+        {"Memory": "memory"},
+    ),
+    "debugging": Topic(
+        "Debugging",
+        "The guide: [debugging](../../guides/debugging.md).",
+        {"Debugging": "debugging"},
+    ),
+    "errors": Topic(
+        "Errors and warnings",
+        "The types. What they say, and what to do: [errors](../errors.md).",
+        {"Errors and warnings": "errors"},
+    ),
+    "interop": Topic(
+        "Older names and the bridge to Linen",
+        "For programs that exist. `nnx.bridge` needs Flax:"
+        " [Linen](../../coming_from/linen.md).",
+        {
+            "Contexts of split and merge": "interop.graph_contexts",
+            "Bridge": "interop.bridge",
+        },
+    ),
+}
+
+# Sub-modules whose public names have no table of their own.
+_OTHER_MODULES = {
+    "config": "update temp_flip_flag",
+    "metrics": "Accuracy Average Welford",
+}
+
+# Where a name belongs that no file of ours defines.
+_ELSEWHERE = {"PARTITION_NAME": "core.variables.partitioning"}
+
+
+def public_names() -> dict[str, Any]:
+    """What users can name below ``nnx``, such as ``Linear`` or ``weights.save``."""
+    found = {}
+    for name in nnx.__all__:
+        value = getattr(nnx, name)
+        if isinstance(value, types.ModuleType):
+            found.update({f"{name}.{n}": v for n, v in _names_of(name, value)})
+        elif not name.startswith("__"):
+            found[name] = value
+    found.update({f"bridge.{n}": v for n, v in _names_of("bridge", nnx.bridge)})
+    return found
+
+
+def _names_of(name: str, module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """The public names of a sub-module."""
+    if hasattr(module, "PUBLIC"):
+        names = " ".join(module.PUBLIC.values()).split()
+    elif name in _OTHER_MODULES:
+        names = _OTHER_MODULES[name].split()
+    elif hasattr(module, "__all__"):
+        names = [n for n in module.__all__ if n not in nnx.__all__]
+    else:
+        own = vars(module).items()
+        names = [n for n, v in own if getattr(v, "__module__", "") == module.__name__]
+    for public in names:
+        if not public.startswith("_"):
+            yield public, getattr(module, public)
+
+
+def _file_of(name: str, value: Any) -> str:
+    """The file that defines a name, below ``graftree``; or the package it is from."""
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    module = getattr(value, "__module__", "")
+    if module.startswith("graftree."):
+        return module.removeprefix("graftree.")
+    return module.split("._")[0] if module != "jax.numpy" else "jax"
+
+
+def sections_of(topic: Topic) -> dict[str, list[str]]:
+    """For each heading of a page its names, in the order of ``nnx.__all__``."""
+    return {
+        heading: [name for name, at in places().items() if at == (topic.title, heading)]
+        for heading in topic.sections
+    }
+
+
+def places() -> dict[str, tuple[str, str]]:
+    """For each public name the title and the heading under which it is.
+
+    Raises:
+        LookupError: If a name has no place; names it.
+    """
+    files = {
+        file: (topic.title, heading)
+        for topic in TOPICS.values()
+        for heading, text in topic.sections.items()
+        for file in text.split()
+    }
+    found = {}
+    for name, value in public_names().items():
+        if name.startswith("initializers."):
+            file = "nn.initializers"
+        else:
+            file = _file_of(name, value)
+        owner = max((f for f in files if _is_within(file, f)), key=len, default=None)
+        if owner is None:
+            raise LookupError(
+                f"website/reference.py has no page for nnx.{name} ({file})"
+            )
+        found[name] = files[owner]
+    return found
+
+
+def _is_within(file: str, owner: str) -> bool:
+    return file == owner or file.startswith(f"{owner}.")
+
+
+def text_of(topic: Topic) -> str:
+    """The page of a topic, for mkdocstrings."""
+    parts = [f"# {topic.title}", topic.words]
+    for heading, names in sections_of(topic).items():
+        if len(topic.sections) > 1:
+            parts.append(f"## {heading}")
+        parts += [entry(name, public_names()[name]) for name in names]
+    return "\n\n".join(parts) + "\n"
+
+
+def entry(name: str, value: Any) -> str:
+    """A name with its signature, its docstring and its source."""
+    anchor = f"[](){{ #nnx.{name} }}"
+    module = getattr(value, "__module__", "") or ""
+    plain = name.split(".")[-1]
+    if module.startswith(("jax", "graftree.nn.initializers")):
+        return f"{anchor}\n\n{_borrowed(name, value)}"
+    is_defined = module.startswith("graftree.")
+    is_defined = is_defined and getattr(value, "__qualname__", None) == plain
+    path = f"{module}.{plain}" if is_defined else f"graftree.{name}"
+    return f"{anchor}\n\n::: {path}\n    options:\n      heading: nnx.{name}\n" + (
+        f"      toc_label: {name}"
+    )
+
+
+def _borrowed(name: str, value: Any) -> str:
+    """A function that is JAX's own: its signature, its first sentence, its page."""
+    words = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    package = "jax.nn.initializers" if "." in name else _package(value)
+    plain = name.split(".")[-1]
+    try:
+        signature = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        signature = "(...)"
+    return (
+        f'### nnx.{name} {{ #nnx.{name} data-toc-label="{plain}" }}\n\n'
+        f"```python\n{plain}{signature}\n```\n\n{words}\n\n"
+        f"It is [`{package}.{plain}`]"
+        f"(https://docs.jax.dev/en/latest/_autosummary/{package}.{plain}.html)."
+    )
+
+
+def _package(value: Any) -> str:
+    """Where JAX documents one of its functions."""
+    if value.__module__.startswith("jax._src.nn"):
+        return "jax.nn"
+    return "jax.numpy" if value.__module__ == "jax.numpy" else "jax.scipy.special"
+
+
+def page_of() -> dict[str, str]:
+    """For each public name the page that has it."""
+    pages = {topic.title: page for page, topic in TOPICS.items()}
+    return {name: pages[title] for name, (title, _) in places().items()}
+
+
+def index() -> str:
+    """The first page of the reference: all topics with their names."""
+    rows = ["# API", "Each public name is on one page.", "| page | names |\n|---|---|"]
+    pages = page_of()
+    for page, topic in TOPICS.items():
+        names = ", ".join(
+            f"[{name}]({page}.md#nnx.{name})" for name in pages if pages[name] == page
+        )
+        rows[-1] += f"\n| [{topic.title}]({page}.md) | {names} |"
+    return "\n\n".join(rows) + "\n"
