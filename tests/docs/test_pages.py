@@ -3,6 +3,7 @@
 import os
 import re
 
+import jax
 import pytest
 
 from website import pages, running
@@ -16,6 +17,12 @@ GENERATED = {"look_up/measurements.md"}
 @pytest.fixture(autouse=True)
 def figures_without_a_window(monkeypatch):
     monkeypatch.setitem(os.environ, "MPLBACKEND", "agg")
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_promoted_as_readers_have_it():
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.mark.parametrize(
