@@ -54,6 +54,7 @@ def build() -> int:
     ran = time.perf_counter()
     _write_reference()
     _link_names()
+    _rank_for_search()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     failed = subprocess.run(command, cwd=pages.ROOT).returncode
     _print_counts(outcomes, ran - start, time.perf_counter() - ran)
@@ -166,6 +167,17 @@ def _link_names() -> None:
                 return f"[{match[0]}]({root}/{place})" if place else match[0]
 
             path.write_text(_CODE.sub(link, path.read_text()))
+
+
+# How much a page of a folder counts in a search: who asks how, wants a guide.
+_RANKS = {"start": 2, "guides": 2, "coming_from": 1.5, "look_up/api": 0.5}
+
+
+def _rank_for_search() -> None:
+    for folder, rank in _RANKS.items():
+        for path in (OUT / folder).rglob("*.md"):
+            head = f"---\nsearch:\n  boost: {rank}\n---\n\n"
+            path.write_text(head + path.read_text())
 
 
 def _print_counts(outcomes: list[Outcome], running_s: float, mkdocs_s: float) -> None:

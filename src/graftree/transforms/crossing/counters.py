@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -55,8 +56,14 @@ def _tell(path: Any, values: list[Any], function: Callable[..., Any]) -> None:
     logging.getLogger("graftree").warning(
         "%s is traced and compiled for each value of the static attribute %s, the "
         "latest being %s. If it changes as the program runs, make it a Variable, whose "
-        "value is no part of the program. nnx.debugging.explain_recompile tells more.",
+        "value is no part of the program; if it is the same made anew, as an optimizer "
+        "or a lambda is, make it once. nnx.debugging.explain_recompile tells more.",
         decorators.name_of(function),
         signatures.name_of(path),
-        ", ".join(map(repr, values)),
+        ", ".join(map(_SHORT.repr, values)),
     )
+
+
+# Functions within an optimizer have long names.
+_SHORT = reprlib.Repr()
+_SHORT.maxother = 60
