@@ -100,7 +100,7 @@ def run_page(path: pathlib.Path) -> Outcome:
     except Exception as error:  # one page that fails must not hide the others
         faults = [f"{path}: {type(error).__name__}: {error}"]
     text = writing.with_outputs(page, results, keep_right=False)
-    target.write_text(_without_links_to_code(text, path.parent))
+    target.write_text(without_needs(_without_links_to_code(text, path.parent)))
     return Outcome(
         name=page.name,
         blocks=len(page.blocks),
@@ -109,6 +109,16 @@ def run_page(path: pathlib.Path) -> Outcome:
         commands=page.commands,
         faults=tuple(faults),
     )
+
+
+def without_needs(text: str) -> str:
+    """A page whose blocks are code to mkdocs, which knows no ``needs="..."``.
+
+    Example:
+        >>> without_needs('```python needs="torch"')
+        '```python'
+    """
+    return re.sub(r'^( *```python) needs="[\w.]+"$', r"\1", text, flags=re.MULTILINE)
 
 
 def _without_links_to_code(text: str, folder: pathlib.Path) -> str:
