@@ -1,8 +1,24 @@
-"""Graftree: object-oriented neural networks for JAX.
+"""Graftree: object-oriented neural networks for JAX, with the API of `flax.nnx`.
 
-Models are ordinary Python objects that hold mutable Variables. This file is the public
-namespace, and the only re-export in the package.
+    >>> import jax, optax
+    >>> import graftree as nnx
+    >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))  # holds its parameters
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    >>> @nnx.jit
+    ... def train_step(model, optimizer, x, y):  # changes both in place
+    ...     grads = nnx.grad(lambda model: ((model(x) - y) ** 2).mean())(model)
+    ...     optimizer.update(model, grads)
+    >>> train_step(model, optimizer, jax.numpy.ones((4, 2)), jax.numpy.ones((4, 1)))
+
+A model is a Python class: derive it from `nnx.Module`, and make layers such as
+`nnx.Linear` its attributes. Compile and differentiate functions of models with
+`nnx.jit` and `nnx.grad`; plain `jax.jit` gets a copy, and what it writes there is lost.
+`help(nnx.Module)`, `help(nnx.jit)` and so on explain each name with an example. Tools
+are in sub-modules: `nnx.checkpoints`, `nnx.weights`, `nnx.surgery`, `nnx.precision`,
+`nnx.sharding`, `nnx.memory`, `nnx.decoding` and `nnx.debugging`.
 """
+
+# This file is the public namespace, and the only re-export in the package.
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Process-wide flags, and the thread-local defaults that override them.
+"""The flags of the library, for the process or for a block.
+
+    nnx.config.update("nnx_graph_mode", False)   # for every thread, from now on
+    with nnx.set_graph_mode(False): ...          # for a block, in this thread
 
 A flag is an attribute of this module (``config.nnx_graph_mode``). Its first value
 comes from the environment variable of the same name in upper case, read at import.

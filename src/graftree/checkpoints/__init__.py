@@ -1,17 +1,32 @@
-"""Objects on disk: the public sub-module `nnx.checkpoints`.
+"""Saves models and whole trainings to disk, and restores them.
 
-- ``files.py``: one object in one folder, `save` and `restore`; ``readings.py``: all is
-  compared, then read.
-- ``series.py``: the steps of a training run, `Checkpoints`; ``data_states.py``: the
-  positions of data iterators, as JSON; ``preemption.py``: is it time to stop?
-  ``endings.py``: no save is lost when the program ends.
-- ``layouts.py``: an object as a tree on disk, and back; ``stored_leaves.py``: one leaf
-  of it; ``orbax_side.py``: all that we ask of Orbax; ``processes.py``: what several
-  processes do together.
-- ``loading.py``: a state from anywhere into an object, strictly.
+    nnx.checkpoints.save(folder, model)
+    model = nnx.checkpoints.restore(folder, nnx.eval_shape(make_model))
 
-The public names are in the table below, and nothing is imported before one is used.
+    with nnx.checkpoints.Checkpoints(folder, every=100) as checkpoints:
+        first = checkpoints.restore_latest(model=model, optimizer=optimizer) or 0
+        for step in range(first + 1, 1001):
+            ...
+            checkpoints.save(step, model=model, optimizer=optimizer)
+
+`load_state(model, state)` writes what any other checkpoint gave, strictly by path. The
+files are Orbax's: ``pip install orbax-checkpoint``. What does not fit is an error that
+lists all differences, before anything is written.
 """
+
+# The files of this folder:
+#
+# - `files.py`: one object in one folder, `save` and `restore`; `readings.py`: all is
+#   compared, then read.
+# - `series.py`: the steps of a training run, `Checkpoints`; `data_states.py`: the
+#   positions of data iterators, as JSON; `preemption.py`: is it time to stop?
+#   `endings.py`: no save is lost when the program ends.
+# - `layouts.py`: an object as a tree on disk, and back; `stored_leaves.py`: one leaf
+#   of it; `orbax_side.py`: all that we ask of Orbax; `processes.py`: what several
+#   processes do together.
+# - `loading.py`: a state from anywhere into an object, strictly.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

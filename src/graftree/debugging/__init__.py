@@ -1,16 +1,28 @@
-"""Seeing what models and compiled functions do: the public sub-module `nnx.debugging`.
+"""Looks into models and compiled functions while they run.
 
-- ``interceptions.py``: what the modules of a model return, seen or replaced.
-- ``nans.py``: where a value that is not finite arises; ``nan_search.py`` runs a program
-  by operations, ``finite_checks.py`` looks at numbers, ``nan_reports.py`` tells.
-- ``tables.py``: `nnx.tabulate`; ``calls.py`` finds what a model calls, ``costs.py``
-  counts operations, ``object_infos.py`` Variables; ``outlines.py`` words values.
-- ``displays.py``: objects in notebooks and HTML files, and as text.
-- ``recompiles.py``: why a compiled function was traced again; ``causes.py``: how two
-  traces differ.
+    nnx.debugging.find_nans(loss_fn)(model, x)       # where a NaN or infinity arises
+    nnx.debugging.explain_recompile(train_step)      # why it was compiled again
+    with nnx.debugging.at_most_traces(train_step, 1):
+        ...                                          # fails if it is
+    with nnx.debugging.intercept(model, nnx.Linear, f):
+        model(x)                                     # f sees what each Linear returns
 
-The public names are in the table below, and nothing is imported before one is used.
+`nnx.tabulate(model, x)` is the table of its layers, `nnx.display(model)` draws it in a
+notebook; `full_repr` and `display_to_html` give all of it as text and as a file.
 """
+
+# The files of this folder:
+#
+# - `interceptions.py`: what the modules of a model return, seen or replaced.
+# - `nans.py`: where a value that is not finite arises; `nan_search.py` runs a program
+#   by operations, `finite_checks.py` looks at numbers, `nan_reports.py` tells.
+# - `tables.py`: `nnx.tabulate`; `calls.py` finds what a model calls, `costs.py`
+#   counts operations, `object_infos.py` Variables; `outlines.py` words values.
+# - `displays.py`: objects in notebooks and HTML files, and as text.
+# - `recompiles.py`: why a compiled function was traced again; `causes.py`: how two
+#   traces differ.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

@@ -1,11 +1,20 @@
-"""Text, token by token: the public sub-module `nnx.decoding`.
+"""Continues prompts with a language model, token by token.
 
-- ``caches.py``: keys and values of the tokens so far.
-- ``sampling.py``: which token comes next, of logits.
-- ``generation.py``: prompts in, tokens out, in one compiled program.
+    made = nnx.decoding.generate(model, [[3, 1, 4], [9]], max_new_tokens=16)
+    made.lists()                                    # the new tokens of each prompt
 
-The public names are in the table below, and nothing is imported before one is used.
+Prompts of different lengths go through one compiled program with a cache of keys and
+values, `KeyValueCache`. Without more the likeliest token is taken;
+``sampler=nnx.decoding.Sampler(temperature=0.8, top_k=40)`` draws instead.
 """
+
+# The files of this folder:
+#
+# - `caches.py`: keys and values of the tokens so far.
+# - `sampling.py`: which token comes next, of logits.
+# - `generation.py`: prompts in, tokens out, in one compiled program.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

@@ -1,11 +1,20 @@
-"""Programs that need less memory: the public sub-module `nnx.memory`.
+"""Trains with less memory.
 
-- ``accumulation.py``: gradients of a batch, computed part by part.
-- ``keeping.py``: which values `nnx.remat` keeps, by names and modules.
-- ``reports.py``: what a function keeps for its gradient, by the paths of modules.
+    loss, grads = nnx.memory.value_and_grad(loss_fn, 4)(model, x)   # in four parts
+    apply = nnx.remat(Block.__call__, policy=nnx.memory.save("mlp"))
+    print(nnx.memory.saved(loss_fn, model, x))      # what a gradient keeps, and where
 
-The public names are in the table below, and nothing is imported before one is used.
+`save` and `offload` select values by the names that `nnx.name` gave them, or modules by
+their paths; ``|`` combines them.
 """
+
+# The files of this folder:
+#
+# - `accumulation.py`: gradients of a batch, computed part by part.
+# - `keeping.py`: which values `nnx.remat` keeps, by names and modules.
+# - `reports.py`: what a function keeps for its gradient, by the paths of modules.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

@@ -1,14 +1,23 @@
-"""The dtypes of a whole model: the public sub-module `nnx.precision`.
+"""Sets the dtypes of a whole model: parameters, arithmetic and results.
 
-- ``policies.py``: which dtypes parameters, arithmetic and results have; their text.
-- ``models.py``: sets a policy in a model; ``layers.py``: what that is in one layer;
-  ``applied.py``: what was set.
-- ``building.py``: a policy for the layers that are made in a context.
-- ``dynamic_scales.py``: the scale of a loss whose gradients are in float16.
-- ``reports.py``: which dtypes the operations of a program have.
+    nnx.precision.set_policy(model, "params=f32, compute=bf16, output=f32")
+    with nnx.precision.default("params=f32, compute=bf16"):
+        model = Net(nnx.Rngs(0))                    # the same, for layers being made
+    print(nnx.precision.report(forward, model, x))  # which dtypes its operations have
 
-The public names are in the table below, and nothing is imported before one is used.
+`DynamicScale` scales the loss where gradients are in float16.
 """
+
+# The files of this folder:
+#
+# - `policies.py`: which dtypes parameters, arithmetic and results have; their text.
+# - `models.py`: sets a policy in a model; `layers.py`: what that is in one layer;
+#   `applied.py`: what was set.
+# - `building.py`: a policy for the layers that are made in a context.
+# - `dynamic_scales.py`: the scale of a loss whose gradients are in float16.
+# - `reports.py`: which dtypes the operations of a program have.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

@@ -1,13 +1,24 @@
-"""Models on many devices: the public sub-module `nnx.sharding`.
+"""Makes and trains models on many devices.
 
-- ``creation.py``: a model made directly on a mesh.
-- ``activations.py``: values placed inside of a model.
-- ``reports.py``: where each array is, and how many bytes a device holds.
-- ``misfits.py``: names, shapes and a mesh that don't go together.
-- ``hosts.py``: batches of all processes made of their parts; values read anywhere.
+    model, optimizer = nnx.sharding.init(make, mesh, rules)   # each device its own part
+    print(nnx.sharding.report(model))                         # who holds how much
+    x = nnx.sharding.constrain(x, ("batch", "hidden"))        # inside of a model
+    batch = nnx.sharding.global_batch(rows_of_this_process, sharding)
 
-The public names are in the table below, and nothing is imported before one is used.
+The rules say which axis of the mesh divides a named axis, as in ``[("hidden",
+"tensor")]``; without a mesh all of it does nothing. `fetch` reads a value that is
+spread over processes.
 """
+
+# The files of this folder:
+#
+# - `creation.py`: a model made directly on a mesh.
+# - `activations.py`: values placed inside of a model.
+# - `reports.py`: where each array is, and how many bytes a device holds.
+# - `misfits.py`: names, shapes and a mesh that don't go together.
+# - `hosts.py`: batches of all processes made of their parts; values read anywhere.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

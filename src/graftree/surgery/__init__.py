@@ -1,17 +1,26 @@
-"""Models changed in place: the public sub-module `nnx.surgery`.
+"""Changes models in place: freezes, replaces and adapts their parts.
 
-- ``selections.py``: which parts of a model are meant, by path, class or predicate.
-- ``frozen_variables.py``: parameters taken out of training, and back.
-- ``replacements.py``: sub-modules replaced by others.
-- ``stacking.py``: lists of equal layers as one `Stack`, and back.
-- ``adaptations.py``: LoRA onto layers; ``adaptable_layers.py``: onto which;
-  ``lora_layers.py``: what they are then; ``factors.py``: their new Variables.
-- ``merges.py``: LoRA into the kernels, or off.
+    nnx.surgery.freeze(model, where="encoder")                # out of training
+    nnx.surgery.replace(model, "head", nnx.Linear(64, 5, rngs=rngs))
+    nnx.surgery.add_lora(model, "**.{query,value}", rank=8, rngs=rngs)
+    nnx.surgery.merge_lora(model)                             # into the kernels
 
-All functions check everything before they change the first part of a model.
-
-The public names are in the table below, and nothing is imported before one is used.
+What is meant is said by a pattern of paths, a class or a function; what matches nothing
+is an error. Everything is checked before the first change. `stack` and `unstack` turn a
+list of equal layers into an `nnx.Stack` and back; `at` makes a filter of a pattern.
 """
+
+# The files of this folder:
+#
+# - `selections.py`: which parts of a model are meant, by path, class or predicate.
+# - `frozen_variables.py`: parameters taken out of training, and back.
+# - `replacements.py`: sub-modules replaced by others.
+# - `stacking.py`: lists of equal layers as one `Stack`, and back.
+# - `adaptations.py`: LoRA onto layers; `adaptable_layers.py`: onto which;
+#   `lora_layers.py`: what they are then; `factors.py`: their new Variables.
+# - `merges.py`: LoRA into the kernels, or off.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 

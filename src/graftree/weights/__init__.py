@@ -1,28 +1,35 @@
-"""Weights of other libraries: the public sub-module `nnx.weights`.
+"""Reads and writes weights as PyTorch and Hugging Face store them.
 
-A table says which tensors of a file are which arrays of a model. It is read in both
-directions. What a file says of its tensors is checked before a tensor is read, and of
-the data only the slices that are asked for are read.
+    print(nnx.weights.draft("model.safetensors", model))    # a first version of:
+    mapping = nnx.weights.Mapping({"fc1": "up", "fc2": "down"})
+    nnx.weights.load("model.safetensors", model, mapping)
+    nnx.weights.save("copy.safetensors", model, mapping)
 
-- ``loading.py``, ``saving.py``: a file into a model, and a model into a file;
-  ``placing.py``: each device gets its part; ``drafts.py``: a table to begin with;
-  ``adapters.py``: LoRA as PEFT has it; ``adapter_configs.py``: the JSON of that;
-  ``factor_layouts.py``: its tensors.
-- ``tables.py``: the table, and what it makes of a model; ``names.py``: its names and
-  paths, with indices; ``layouts.py``: the axes of a tensor, as in ``"o i -> i o"``;
-  ``torch_layouts.py``: how PyTorch stores our layers.
-- ``stored_tensors.py``: a tensor in a file, and a `Source` of such; ``sources.py``: the
-  source at a path.
-- ``tensor_files.py``: one safetensors file; ``headers.py``: its header, checked;
-  ``stored_dtypes.py``: the names of dtypes there.
-- ``indexes.py``: a set of such files with an index.
-- ``archives.py``: ``.npz`` files; ``array_mappings.py``: arrays of NumPy, JAX or
-  PyTorch by name.
-- ``writing.py``: safetensors files, whole or not at all.
-- ``slices.py``: which bytes a slice of a tensor has; ``open_files.py``: reads those.
-
-The public names are in the table below, and nothing is imported before one is used.
+A `Mapping` says which tensor of a file is which array of a model, with which axes, and
+is read in both directions. All tensors and all arrays must be accounted for, or an error
+lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of PEFT.
 """
+
+# The files of this folder:
+#
+# - `loading.py`, `saving.py`: a file into a model, and a model into a file;
+#   `placing.py`: each device gets its part; `drafts.py`: a table to begin with;
+#   `adapters.py`: LoRA as PEFT has it; `adapter_configs.py`: the JSON of that;
+#   `factor_layouts.py`: its tensors.
+# - `tables.py`: the table, and what it makes of a model; `names.py`: its names and
+#   paths, with indices; `layouts.py`: the axes of a tensor, as in `"o i -> i o"`;
+#   `torch_layouts.py`: how PyTorch stores our layers.
+# - `stored_tensors.py`: a tensor in a file, and a `Source` of such; `sources.py`: the
+#   source at a path.
+# - `tensor_files.py`: one safetensors file; `headers.py`: its header, checked;
+#   `stored_dtypes.py`: the names of dtypes there.
+# - `indexes.py`: a set of such files with an index.
+# - `archives.py`: `.npz` files; `array_mappings.py`: arrays of NumPy, JAX or
+#   PyTorch by name.
+# - `writing.py`: safetensors files, whole or not at all.
+# - `slices.py`: which bytes a slice of a tensor has; `open_files.py`: reads those.
+#
+# The public names are in the table below, and nothing is imported before one is used.
 
 from __future__ import annotations
 
