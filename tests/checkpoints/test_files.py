@@ -333,6 +333,11 @@ def test_missing_folder_is_one_clear_error(tmp_path):
         checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
 
 
+def test_an_object_in_the_place_of_the_path_is_told(tmp_path):
+    with pytest.raises(TypeError, match=r"path of a folder, got a Linear\.\nThe path is"):
+        checkpoints.restore(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), tmp_path)
+
+
 def test_folder_that_is_no_checkpoint_is_one_clear_error(tmp_path):
     with pytest.raises(errors.CheckpointError, match="is not a whole checkpoint"):
         checkpoints.restore(tmp_path, nnx.Rngs(0))

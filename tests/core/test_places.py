@@ -37,3 +37,9 @@ def test_an_object_in_a_cycle_is_found_and_one_out_of_reach_is_not():
     assert places.find(model.inner) == "model.inner"
     found = places.find(nnx.Param(1.0))
     assert found == ""
+
+
+def test_the_dict_of_a_programs_names_is_no_part_of_a_path() -> None:
+    names = {"model": nnx.Linear(2, 3, rngs=nnx.Rngs(0)), "find": places.find}
+    exec("found = find(model.kernel)", names)
+    assert names["found"] == "model.kernel"

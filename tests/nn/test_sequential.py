@@ -91,7 +91,7 @@ def test_layer_that_can_not_be_called_is_named():
 def test_list_of_layers_is_not_unpacked():
     with pytest.raises(TypeError, match=r"Sequence\[0\] is not callable"):
         nnx.Sequential([jnp.sin])(1.0)
-    with pytest.raises(ValueError, match="Found data"):
+    with pytest.raises(ValueError, match=r"(?s)Sequential\(\*layers\).*Found data"):
         nnx.Sequential([Scale(2.0)])
 
 

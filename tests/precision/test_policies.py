@@ -31,11 +31,11 @@ def test_a_text_names_parts_in_any_order(text):
         ("f32", "'f32' is not of the form"),
         ("params=f32, ", "'' is not of the form"),
         ("compute=", "'compute=' is not of the form"),
-        ("param=f32", "no part 'param'; did you mean 'params'?"),
+        ("param=f32", "no part 'param' (did you mean 'params'?)"),
         ("params=f32, params=bf16", "params is given twice"),
         (
             "compute=bf61",
-            "'bf61' is no floating dtype of a policy; did you mean 'bf16'",
+            "'bf61' is no floating dtype of a policy (did you mean 'bf16'?)",
         ),
         ("compute=int8", "'int8' is no floating dtype"),
         ("compute=f64", "64-bit types switched off"),

@@ -59,9 +59,14 @@ def path_of(path: Any) -> Any:
     load()
     from etils import epath
 
-    text = os.fspath(path)
+    is_path = isinstance(path, str | bytes | os.PathLike)
+    text = os.fspath(path) if is_path else None
     if not isinstance(text, str) or not text:
-        raise TypeError(f"Expected the path of a folder, got {path!r}.")
+        got = repr(path) if is_path or path is None else f"a {type(path).__name__}"
+        raise TypeError(
+            f"Expected the path of a folder, got {got}.\nThe path is the first "
+            "argument; the objects come after it."
+        )
     if "://" not in text:
         text = os.path.abspath(os.path.expanduser(text))
     return epath.Path(text)

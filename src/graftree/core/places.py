@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 # Frames of these packages hold the object under names that say nothing.
@@ -17,20 +18,36 @@ def find(wanted: Any) -> str:
         For example ``model.layers[0].weight``; empty if it isn't found.
     """
     best: tuple[int, str] = (0, "")
-    frame = sys._getframe(1)
-    while frame is not None:
+    frames = _running(sys._getframe(1))
+    # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
+    # `run_globals['model']` is no name of the program's.
+    namespaces = {id(frame.f_globals) for frame in frames}
+    for frame in frames:
         if not frame.f_globals.get("__name__", "").startswith(_INTERNAL):
             for name, value in [*frame.f_locals.items()]:
-                best = max(best, _path_in(value, name, wanted), key=lambda x: x[0])
-        frame = frame.f_back
+                found = _path_in(value, name, wanted, namespaces)
+                best = max(best, found, key=lambda x: x[0])
     return best[1]
 
 
-def _path_in(root: Any, name: str, wanted: Any) -> tuple[int, str]:
+def _running(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that called it, innermost first."""
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _path_in(
+    root: Any, name: str, wanted: Any, namespaces: set[int]
+) -> tuple[int, str]:
     """The depth and the path of an object below a root; depth 0 if it isn't there."""
     if root is wanted:
         return 1, name
-    seen, pending = {id(root)}, [(root, name, 1)]
+    if id(root) in namespaces:
+        return 0, ""
+    seen, pending = {id(root), *namespaces}, [(root, name, 1)]
     while pending and len(seen) < _MOST:
         node, path, depth = pending.pop()
         for step, child in _children(node):

@@ -24,6 +24,9 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
     Attributes:
         layers: The layers, as a `List`.
 
+    Raises:
+        ValueError: If Modules are passed in a list or tuple, and not one by one.
+
     Example:
         >>> model = nnx.Sequential(lambda x: x + 1, lambda x, *, scale: x * scale)
         >>> model(2, scale=10)
@@ -33,7 +36,13 @@ class Sequential(Module, Iterable[Callable[..., Any]]):
     layers: containers.List[Callable[..., Any]]
 
     def __init__(self, *fns: Callable[..., Any]) -> None:
-        self.layers = containers.List(fns)
+        try:
+            self.layers = containers.List(fns)
+        except ValueError as error:
+            raise ValueError(
+                "A Sequential takes its layers as arguments of their own, and not in a "
+                f"list: nnx.Sequential(*layers).\n{error}"
+            ) from None
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         return iter(self.layers)

@@ -181,7 +181,7 @@ def _name_of(given: Any) -> str:
 def _near(word: str) -> str:
     known = [*_PARTS, *_SHORT, *_DTYPES]
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _malformed(text: str, reason: str) -> ValueError:

@@ -126,7 +126,8 @@ def _adapted(model: Any, where: Any, call: str) -> list[Part]:
             )
         )
     if not found:
-        raise ValueError(f"{call}: no layer in {patterns.describe(where)} has LoRA.")
+        there = "the model" if where is ... else patterns.describe(where)
+        raise ValueError(f"{call}: no layer in {there} has LoRA.")
     return found
 
 

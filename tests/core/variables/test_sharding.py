@@ -71,3 +71,9 @@ def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
 
     with jax.set_mesh(mesh):
         assert jax.grad(loss)(1.0) == 8.0
+
+
+def test_rules_in_metadata_are_pairs():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh), pytest.raises(TypeError, match="pairs of a name"):
+        nnx.Param(np.ones(8), out_sharding=("embed",), sharding_rules=["embed"])

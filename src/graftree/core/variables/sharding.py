@@ -150,6 +150,8 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
             f"A partition annotation is a tuple with an entry per dimension, "
             f"got the string {sharding!r}; write ({sharding!r},)."
         )
+    if rules:
+        _check_pairs(rules := rules if isinstance(rules, Mapping) else tuple(rules))
     in_force = composite_rules(_rules.now, rules or ())
     return from_sharding_rules(sharding, in_force)
 
