@@ -430,6 +430,16 @@ def test_what_jax_had_dropped_is_told():
     assert "JAX had dropped" in str(explain(step)) and explain(step).traces == 2
 
 
+def test_a_list_that_was_changed_in_place_is_not_called_a_dropped_trace():
+    # What it was before is not known any more: both traces refer to the same list.
+    net = Net()
+    net.log = nnx.static([])
+    step = nnx.jit(lambda net, x: net.log.append(1))
+    step(net, X)
+    step(net, X)
+    assert "list or dict in a static attribute was changed" in str(explain(step))
+
+
 def test_calls_without_jit_and_traces_that_raise_do_not_count():
     def fail(x):
         raise ZeroDivisionError
