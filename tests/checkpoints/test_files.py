@@ -334,7 +334,9 @@ def test_missing_folder_is_one_clear_error(tmp_path):
 
 
 def test_an_object_in_the_place_of_the_path_is_told(tmp_path):
-    with pytest.raises(TypeError, match=r"path of a folder, got a Linear\.\nThe path is"):
+    with pytest.raises(
+        TypeError, match=r"path of a folder, got a Linear\.\nThe path is"
+    ):
         checkpoints.restore(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), tmp_path)
 
 
