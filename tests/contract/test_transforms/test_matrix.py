@@ -1,6 +1,6 @@
 """What each transform lets through in each mode (contract `transforms-and-refs`, 1.2).
 
-`docs/guides/transforms.md` is the table of what is asserted here.
+`docs/look_up/transform_rules.md` is the table of what is asserted here.
 """
 
 import operator
