@@ -4,7 +4,7 @@
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with half of its other parameters
-#   test.sh --all   `make test-all`: both run all tests
+#   test.sh --all   `make test-all`: both run all tests, and the site is built
 #
 # Where one of the two Pythons is missing, the other runs all tests, and the last line
 # says what was not run; with CI=true that is a failure. Every check runs, also after one
@@ -32,7 +32,7 @@ elif [ -z "$newest" ]; then
 elif [ "${1:-}" != --all ]; then
     chosen=(-m "not long")
     # The contract of the layers comes with the check "shapes", on the same Python.
-    tests_of_oldest=(tests/contract tests/transforms tests/test_jax.py
+    tests_of_oldest=(tests/contract tests/transforms tests/docs tests/test_jax.py
         --ignore tests/contract/test_nn_layers --modes-by-turns)
 fi
 if [ ${#chosen[@]} = 0 ]; then export TEST_ALL=1; fi # more examples of a property
@@ -107,6 +107,8 @@ if [ -n "$newest" ]; then run_tests newest; fi
 if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
 check "shapes" run_pytest $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
     src/graftree/nn src/graftree/training tests/contract/test_nn_layers
+
+if [ "${1:-}" = --all ]; then check "site" make docs; fi
 
 wait $checks
 cat out/checks.log
