@@ -6,8 +6,8 @@
     nnx.weights.save("copy.safetensors", model, mapping)
 
 A `Mapping` says which tensor of a file is which array of a model, with which axes, and
-is read in both directions. All tensors and all arrays must be accounted for, or an error
-lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of PEFT.
+is read in both directions. All tensors and all arrays must be accounted for, or an
+error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of PEFT.
 """
 
 # The files of this folder:
