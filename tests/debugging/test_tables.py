@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from graftree.debugging import displays
 
 X = jnp.ones((2, 4))
 
@@ -405,3 +406,12 @@ def test_operations_are_those_of_the_peer(layer):
         for lib in (nnx, flax)
     ]
     assert ours == theirs
+
+
+def test_a_table_in_a_notebook_is_text_and_nothing_is_drawn(monkeypatch):
+    rich_in_notebooks = pytest.importorskip("rich.jupyter")
+    drawn = []
+    monkeypatch.setattr(rich_in_notebooks, "display", lambda *args: drawn.append(args))
+    monkeypatch.setattr(displays, "in_ipython", lambda: True)
+    assert "Linear" in nnx.tabulate(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), X)
+    assert not drawn

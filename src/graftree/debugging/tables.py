@@ -24,6 +24,8 @@ from graftree.debugging.object_infos import ObjectInfo
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
+_NOTEBOOK_WIDTH = 115  # that of rich, in columns
+
 
 def tabulate(
     obj: Any,
@@ -169,7 +171,10 @@ def _rich() -> Any:
 
 
 def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
-    defaults = {"force_terminal": True, "force_jupyter": displays.in_ipython()}
+    # For rich a notebook is a place to draw at once, and it would draw nothing there.
+    defaults: dict[str, Any] = {"force_terminal": True, "force_jupyter": False}
+    if displays.in_ipython():
+        defaults["width"] = _NOTEBOOK_WIDTH
     console = rich.console.Console(**{**defaults, **options})
     with console.capture() as captured:
         console.print(table)
