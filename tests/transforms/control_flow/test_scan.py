@@ -426,6 +426,18 @@ def test_wrong_calls_are_refused(mode):
         nnx.scan(lambda c, x: c, **mode)(1, jnp.arange(3))
 
 
+@MODES
+def test_what_lacks_the_scanned_axis_is_named(mode):
+    axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry, **mode}
+    scan = nnx.scan(lambda x, carry: carry, **axes)
+    with pytest.raises(
+        ValueError, match=r"axis 0 .*shape \(\).*\n  at args\[0\]\['a'\]"
+    ):
+        scan({"a": jnp.array(1.0)}, 0.0)
+    with pytest.raises(ValueError, match=r"at args\[0\].default.*\n.*rngs.split\(n\)"):
+        scan(nnx.Rngs(0), 0.0)
+
+
 def test_the_mode_is_resolved_when_the_function_is_given():
     with nnx.set_graph_updates(False):
         decorate = nnx.scan(in_axes=(0, None), out_axes=0)

@@ -26,6 +26,7 @@ from graftree import _jax
 from graftree.core.graph import differences, flattening, tree_checks
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
+from graftree.core.rng.streams import RngState
 from graftree.transforms.crossing import packing, reports, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
@@ -36,7 +37,7 @@ from graftree.transforms.crossing.inside import (
 )
 from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.signatures import Signature, Slot
 
 
 class Carry:
@@ -143,8 +144,20 @@ class Loop:
             contents[i] = contents[i][...]
         self.initial = self._pick(contents, self._carried)
         self.scanned = self._pick(
-            [_to_front(x, self._scanned.get(i)) for i, x in enumerate(contents)],
+            [self._to_front(i, x) for i, x in enumerate(contents)],
             list(self._scanned),
+        )
+
+    def _to_front(self, position: int, value: Any) -> Any:
+        """A value with the axis in front that is scanned, if one is."""
+        axis = self._scanned.get(position)
+        if axis is None:
+            return value
+        for x in jax.tree.leaves(value):
+            if not -jnp.ndim(x) <= axis < jnp.ndim(x):
+                raise ValueError(_lacks_axis(self.signature.slots[position], x, axis))
+        return (
+            jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), value) if axis else value
         )
 
     def _goes_round(self, position: int, axis: Any) -> bool:
@@ -400,16 +413,17 @@ def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-def _to_front(value: Any, axis: int | None) -> Any:
-    if axis is None:
-        return value
-    for x in jax.tree.leaves(value):
-        if not -jnp.ndim(x) <= axis < jnp.ndim(x):
-            raise ValueError(
-                f"nnx.scan can't scan axis {axis} of an array of shape {jnp.shape(x)}: "
-                "it has no such axis."
-            )
-    return jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), value) if axis else value
+def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:
+    message = (
+        f"nnx.scan can't scan axis {axis} of an array of shape {jnp.shape(value)}: "
+        f"it has no such axis.\n  at {slot.name}"
+    )
+    if slot.variable and issubclass(slot.variable.type, RngState):
+        message += (
+            "\nSplit random streams first: rngs.split(n), or @nnx.split_rngs(splits=n) "
+            "on top of nnx.scan; or carry them, with the axis nnx.Carry."
+        )
+    return message
 
 
 def _from_front(value: Any, axis: int) -> Any:
