@@ -430,11 +430,9 @@ def test_wrong_calls_are_refused(mode):
 def test_what_lacks_the_scanned_axis_is_named(mode):
     axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry, **mode}
     scan = nnx.scan(lambda x, carry: carry, **axes)
-    with pytest.raises(
-        ValueError, match=r"axis 0 .*shape \(\).*\n  at args\[0\]\['a'\]"
-    ):
+    with pytest.raises(ValueError, match=r"axis 0 .*\(\).*\n  at args\[0\]\['a'\]"):
         scan({"a": jnp.array(1.0)}, 0.0)
-    with pytest.raises(ValueError, match=r"at args\[0\].default.*\n.*rngs.split\(n\)"):
+    with pytest.raises(ValueError, match=r"at args\[0\].default.*\n.*rngs.split\(n"):
         scan(nnx.Rngs(0), 0.0)
 
 
