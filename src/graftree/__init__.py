@@ -27,6 +27,7 @@ from types import ModuleType as _ModuleType
 
 from graftree import config, debugging, errors
 from graftree.config import set_graph_mode, set_graph_updates
+from graftree.core.exporting import install as _install_exporting
 from graftree.core.filters import (
     All,
     Any,
@@ -489,6 +490,7 @@ __all__ = [
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
 _install_old_places()
+_install_exporting()
 if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up
     __dir__ = _list_names

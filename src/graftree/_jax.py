@@ -28,6 +28,7 @@ from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _tracebacks
 from jax._src import tree_util as _tree_util
+from jax._src.export import _export
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
@@ -179,6 +180,28 @@ def register_leafless(kind: type) -> None:
     jax.tree_util.register_pytree_node(
         kind, lambda _: ((), None), lambda _aux, _children: kind()
     )
+
+
+# For each pytree type that JAX was told of: its name, and what writes its static data.
+written_nodes: dict[Any, Any] = _export.serialization_registry
+
+
+def write_nodes(kind: type, name: str, write: Callable[[Any], bytes]) -> None:
+    """Says how exported functions name a pytree type, and write its static data."""
+    written_nodes[kind] = name, write
+
+
+def read_nodes(
+    name: str, read: Callable[[bytes], Any], rebuild: Callable[[Any, Any], Any]
+) -> None:
+    """Says how nodes of a name are read: static data, then with their children."""
+    known: Any = _export.deserialization_registry
+    known[name] = object, read, rebuild
+
+
+def rebuild_node(kind: type, static: Any, children: Any) -> Any:
+    """The node of a pytree type with this static data and these children."""
+    return _tree_util._registry[kind].from_iter(static, children)
 
 
 def is_format(x: Any) -> bool:

@@ -35,6 +35,7 @@ from typing import Any
 
 import graftree
 from graftree import _jax, config, errors
+from graftree.core import exporting
 from graftree.core.variables import sharding
 from graftree.interop import flax_names
 
@@ -107,6 +108,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = "1"
         self.undo: list[Callable[[], object]] = [lambda: _set_variable(before)]
+        exporting.withdraw()
+        self.undo.append(exporting.install)
 
     def find_spec(
         self,

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 
 import graftree as nnx
 from tests import modes
@@ -334,9 +333,3 @@ def test_graph_with_a_cycle_has_stages():
     np.testing.assert_array_equal(compiled(model), [2.0, 2.0])
     (found,), _ = compiled.args_info
     assert found.me is found and compiled.donate_argnums == ()
-
-
-def test_jax_export_is_told_to_take_functions_of_jax():
-    """Issue 12, §13."""
-    with pytest.raises(TypeError, match=r"jax\.export\.export\(jax\.jit\(f\)\)"):
-        export.export(nnx.jit(lambda x: x))(jnp.ones(2))

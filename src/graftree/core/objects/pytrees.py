@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import jax
 import numpy as np
 
-from graftree.core import imprints, ownership, pickling
+from graftree.core import definitions, imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
@@ -498,6 +498,7 @@ def _register(cls: type[Pytree]) -> None:
         return obj
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    definitions.announce(cls)
 
 
 def _key_entry(key: Any) -> Any:

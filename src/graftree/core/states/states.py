@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree.annotations import Filter, Key, Path
-from graftree.core import paths
+from graftree.core import definitions, paths
 from graftree.core.states import flat_states, nested, pure_dicts
 from graftree.core.states.flat_states import FlatState
 from graftree.core.text import completions, representations, writing
@@ -259,38 +259,15 @@ def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
     )
+    definitions.announce(cls)
 
 
 def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:
-    mapping = state._mapping
-    keys = tuple(paths.sorted_keys(mapping))
-    # Inner dicts are left to JAX, which is much faster, unless it can't sort them.
-    if _jax_can_sort(mapping):
-        return [mapping[key] for key in keys], keys
-    return [state[key] for key in keys], keys
+    return _children(state._mapping)
 
 
 def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Any]], tuple[Key, ...]]:
-    children, keys = _flatten(state)
-    entries = map(jax.tree_util.DictKey, keys)
-    return list(zip(entries, children, strict=True)), keys
-
-
-def _jax_can_sort(mapping: Mapping) -> bool:
-    """Whether JAX would take all dicts in a mapping, and in our order."""
-    # Of most mappings no value is a dict, and a set of types is made in C.
-    if not any(issubclass(kind, dict) for kind in set(map(type, mapping.values()))):
-        return True
-    for value in mapping.values():
-        if not isinstance(value, dict):
-            continue
-        if type(value) is not dict or not _jax_can_sort(value):
-            return False
-        try:
-            sorted(value)
-        except TypeError:
-            return False
-    return True
+    return _with_entries(_children(state._mapping))
 
 
 def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> S:
@@ -298,6 +275,48 @@ def _unflatten(cls: type[S], keys: tuple[Key, ...], children: Iterable[Any]) -> 
     return _view(cls, {key: _unwrapped(c) if type(c) is cls else c for key, c in pairs})
 
 
+class Level(dict[Any, Any]):
+    """A sub-mapping of a State as JAX sees it, if not all of its keys are strings.
+
+    JAX sorts no keys of different types, and writes only strings into the file of an
+    exported function. Dicts with strings are left to it, which is much faster.
+    """
+
+
+def _children(mapping: Mapping) -> tuple[list[Any], tuple[Key, ...]]:
+    keys = tuple(paths.sorted_keys(mapping))
+    return [_as_node(mapping[key]) for key in keys], keys
+
+
+def _as_node(value: Any) -> Any:
+    """A leaf, or a sub-mapping with a `Level` for each one in it that needs it."""
+    if not isinstance(value, dict):
+        return value
+    # A set of types is made in C.
+    if type(value) is not dict or not {str}.issuperset(map(type, value)):
+        return Level(value)
+    for key, child in value.items():
+        if isinstance(child, dict) and (node := _as_node(child)) is not child:
+            value = {**value, key: node}
+    return value
+
+
+def _with_entries(flat: tuple[list[Any], tuple[Key, ...]]) -> Any:
+    children, keys = flat
+    entries = map(jax.tree_util.DictKey, keys)
+    return list(zip(entries, children, strict=True)), keys
+
+
+def _to_dict(keys: tuple[Key, ...], children: Iterable[Any]) -> Any:
+    return dict(zip(keys, children, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(
+    Level,
+    lambda level: _with_entries(_children(level)),
+    _to_dict,
+    _children,
+)
 _register(State)
 flat_states.register_nested_form(functools.partial(_view, State))
 

@@ -8,8 +8,7 @@ inside a transform without changing structure. What always holds:
   that JAX itself tracks), and no one writes a read-only one;
 - writing the value is not a structural change and moves no stamp; replacing metadata
   is and does;
-- as a JAX pytree it has one child, the raw value, and its class and metadata are
-  static.
+- as a JAX pytree it has one child, the raw value; class and metadata are static.
 
 Any name may be metadata of the user, or be defined in a subclass. So the slots but the
 first have no name on the class, or a dunder name, and what the rest of the package does
@@ -30,7 +29,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from graftree import _jax, errors
-from graftree.core import ownership, stamps
+from graftree.core import definitions, ownership, stamps
 from graftree.core.imprints import HashableMapping
 from graftree.core.text import completions, representations, writing
 from graftree.core.variables import metadata as variable_metadata
@@ -128,6 +127,7 @@ def _register(cls: Any) -> None:
         functools.partial(_unflatten, cls),
         flatten,
     )
+    definitions.announce(cls)
 
 
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:

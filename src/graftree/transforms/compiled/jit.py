@@ -109,7 +109,10 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            return Traced(self._jitted.trace(*call.groups), self.prepare)
+            traced = self._jitted.trace(*call.groups)
+            taken = {where for where, _ in call.packed.signature.statics}
+            bound = len({*range(len(self._bound))} - taken)
+            return Traced(traced, self.prepare, self._jitted, bound)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Traces the function and lowers it to the language of the compiler.

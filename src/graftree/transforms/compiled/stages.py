@@ -15,6 +15,7 @@ import jax
 from graftree import _jax
 from graftree.core.graph import differences
 from graftree.core.graph.flattening import IndexMap
+from graftree.transforms.compiled import exports
 from graftree.transforms.crossing import outside, packing, signatures
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.outside import Call
@@ -73,12 +74,27 @@ class Stage(Generic[R]):
 
 
 class Traced(Stage[R]):
-    """A function that was traced for some arguments; see `jit`."""
+    """A function that was traced for some arguments; see `jit`.
+
+    Args:
+        stage: See `Stage`.
+        prepare: See `Stage`.
+        jitted: The function of JAX that was traced.
+        bound: How many of its arguments are bound to the function.
+    """
+
+    def __init__(
+        self, stage: Any, prepare: Prepare, jitted: Callable[..., Any], bound: int
+    ) -> None:
+        super().__init__(stage, prepare)
+        self._jitted = jitted
+        self._bound = bound
+        self._exported: Any = None
 
     @property
     def jaxpr(self) -> Any:
         """What was traced: a function of the arrays in the arguments."""
-        return self._stage.jaxpr
+        return (self._exported or self._stage).jaxpr
 
     @property
     def fun_name(self) -> str:
@@ -92,21 +108,32 @@ class Traced(Stage[R]):
 
         Args:
             lowering_platforms: For which platforms; ``None`` for the one in use.
-            **options: None are taken; ``jax.export`` gives some.
+            **options: What ``jax.export`` gives. It gets the same stage of a function
+                that ``jax.jit`` made: its arguments and output are pytrees.
 
         Raises:
-            TypeError: If options are given.
+            TypeError: If the function is exported, and takes array refs.
+            ValueError: If it is exported, and changes its arguments.
         """
-        if options:
-            raise TypeError(
-                "The lower method of a function made by nnx.jit takes no options "
-                f"{sorted(options)}.\njax.export takes functions of arrays, made by "
-                "jax.jit: jax.export.export(jax.jit(f)).\nTake models apart before: "
-                "graphdef, state = nnx.split(model), and nnx.merge them in f."
-            )
         with _jax.hidden_frames:
+            if options:
+                self._exported = self._trace_for_export()
+                options["lowering_platforms"] = lowering_platforms
+                return self._exported.lower(**options)
             lowered = self._stage.lower(lowering_platforms=lowering_platforms)
             return Lowered(lowered, self._prepare)
+
+    def _trace_for_export(self) -> Any:
+        avals = self._stage.in_avals
+        signature = _unpack(avals)[1].signature
+        exports.check_arrays(self.fun_name, signature)
+        args, kwargs = _arguments(jax.tree.map(_describe, avals))
+
+        def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+            return self._prepare(args, kwargs, signature.statics)
+
+        given = args[self._bound :]
+        return exports.trace(self.fun_name, self._jitted, prepare, given, kwargs)
 
 
 class Lowered(Stage[R]):

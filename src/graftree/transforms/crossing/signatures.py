@@ -79,6 +79,12 @@ class Slot(NamedTuple):
         return definition if isinstance(definition, VariableDef) else None
 
     @property
+    def is_ref(self) -> bool:
+        """Whether it is an array ref, or a Variable with one."""
+        definition = self.definition
+        return getattr(definition, "array_refdef", definition) is not None
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is outside of objects: an argument or output by itself."""
         return self.definition is None and self.path == ()

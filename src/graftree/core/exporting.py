@@ -1,0 +1,217 @@
+"""Our objects in the files of exported functions, which ``jax.export`` writes.
+
+Such a file has the treedefs of a function's arguments and output. Our nodes in them are
+written under one of four names, with static data as JSON; files have these names, so
+they never change:
+
+    graftree.State       the class, the keys
+    graftree.Level       the keys
+    graftree.FlatState   the paths
+    graftree.Variable    the class, the metadata
+
+A class is written by its name (`name_of`). Objects with code are refused, and say what
+to export instead.
+
+JAX is told once of each type. Flax NNX tells it of none, so programs for it tell JAX of
+Param by themselves; so that they can, the drop-in takes all this back (`withdraw`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax, errors
+from graftree.core import definitions
+from graftree.core.graph.graph_states import GraphState
+from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.imprints import HashableMapping
+from graftree.core.states.flat_states import FlatState
+from graftree.core.states.states import Level, State
+from graftree.core.variables import kinds
+from graftree.core.variables.variables import Variable
+
+
+def install() -> None:
+    """Tells JAX how to write and read our objects; the public namespace calls it."""
+    definitions.observe(_register)
+    for kind in (GraphDef, GraphState):
+        _jax.write_nodes(kind, f"graftree.{kind.__name__}", _refuse(kind))
+    for kind in (Level, FlatState):
+        name = f"graftree.{kind.__name__}"
+        _jax.write_nodes(kind, name, functools.partial(_write, kind))
+        _jax.read_nodes(name, _read, functools.partial(_jax.rebuild_node, kind))
+    for name in ("graftree.State", "graftree.Variable"):
+        _jax.read_nodes(name, _read_typed, _rebuild_typed)
+
+
+def withdraw() -> None:
+    """Leaves it to the program to tell JAX how objects are written."""
+    definitions.ignore(_register)
+    known = _jax.written_nodes
+    for kind in [kind for kind, (name, _) in known.items() if name.startswith(_OURS)]:
+        del known[kind]
+
+
+_OURS = "graftree."
+
+# The classes by the names that files have; of two, the one that was defined last.
+_types: dict[str, type] = {}
+
+
+def _register(cls: type) -> None:
+    for base in (State, Variable):
+        if issubclass(cls, base):
+            _types[_place_of(cls)] = cls
+            write = functools.partial(_write_typed, cls)
+            _jax.write_nodes(cls, f"graftree.{base.__name__}", write)
+            return
+    _jax.write_nodes(cls, "graftree.Module", _refuse(cls))
+
+
+def _place_of(cls: type) -> str:
+    """The module and the name of a class; ours are all in the public namespace."""
+    module = cls.__module__
+    place = "graftree" if module.startswith(_OURS) else module
+    return f"{place}.{cls.__qualname__}"
+
+
+def name_of(cls: type) -> str:
+    """What files call a class: as it was registered by the user, or by its module."""
+    given = [name for name, kind in kinds.TYPES.items() if kind is cls]
+    is_ours = cls.__module__.startswith(_OURS)
+    return given[0] if given and not is_ours else _place_of(cls)
+
+
+def type_of(name: str) -> type:
+    """The class that files call by a name.
+
+    Raises:
+        ValueError: If there is none in this process.
+    """
+    found = kinds.TYPES.get(name) or _types.get(name)
+    if found is None:
+        raise ValueError(
+            errors.message(
+                "An exported function takes or returns objects of a type that this "
+                "process does not know.",
+                where=f"type {name}",
+                way_out="Import the module that defines it before the function is "
+                "read. If its name differs here, give it one in both programs, with\n"
+                "nnx.register_variable_name, or export a function of dicts of arrays.",
+            )
+        )
+    return found
+
+
+# ---------------------------------------------------------------------- static data
+
+
+def _write(cls: type, static: Any) -> bytes:
+    try:
+        return json.dumps(_encode(static)).encode()
+    except _UnwritableError as error:
+        raise TypeError(
+            errors.message(
+                f"A function that takes or returns this {cls.__name__} can't be "
+                "saved: its keys and metadata are part of the file, as plain values.",
+                where=str(error),
+                way_out="Take that out (variable.del_metadata), or export a function "
+                "of dicts of arrays.",
+            )
+        ) from None
+
+
+def _write_typed(cls: type, static: Any) -> bytes:
+    return _write(cls, (name_of(cls), static))
+
+
+def _read(text: bytes) -> Any:
+    return _decode(json.loads(text))
+
+
+def _read_typed(text: bytes) -> Any:
+    name, static = _read(text)
+    return type_of(name), static
+
+
+def _rebuild_typed(static: tuple[type, Any], children: Any) -> Any:
+    return _jax.rebuild_node(*static, children)
+
+
+def _refuse(cls: type) -> Callable[[Any], bytes]:
+    def refuse(_: Any) -> bytes:
+        raise TypeError(
+            errors.message(
+                f"A function that takes or returns a {cls.__name__} can't be saved: "
+                "the file has arrays and programs, but no objects with code.",
+                way_out="Either let the function use the model without taking it, and "
+                "the weights are in the file. Or take the model apart,\n"
+                "graphdef, state = nnx.split(model), and export a function of the "
+                "state that begins with nnx.merge(graphdef, state).",
+            )
+        )
+
+    return refuse
+
+
+# --------------------------------------------------------------------------- values
+
+
+class _UnwritableError(TypeError):
+    """A value that has no form in JSON here."""
+
+
+def _encode(value: Any) -> Any:
+    """A value as JSON: what that lacks is a list that begins with its kind."""
+    kind: Any = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return ["float", value.hex()]
+    if kind in (tuple, list):
+        return [kind.__name__, *map(_encode, value)]
+    if kind in (dict, HashableMapping):
+        return [kind.__name__, *[_encode_entry(*entry) for entry in value.items()]]
+    if isinstance(value, np.dtype):
+        return ["dtype", value.name]
+    if kind is jax.P and jax.P(*value) == value:
+        return ["P", *map(_encode, value)]
+    if isinstance(value, type) and issubclass(value, Variable):
+        return ["type", name_of(value)]
+    raise _UnwritableError(repr(value))
+
+
+def _encode_entry(key: Any, value: Any) -> Any:
+    try:
+        return [_encode(key), _encode(value)]
+    except _UnwritableError as error:
+        raise _UnwritableError(f"{key!r}: {error}") from None
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *parts = value
+    return _DECODERS[kind](parts)
+
+
+def _pairs(parts: list[Any]) -> dict[Any, Any]:
+    return {_decode(key): _decode(value) for key, value in parts}
+
+
+_DECODERS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "float": lambda parts: float.fromhex(parts[0]),
+    "tuple": lambda parts: tuple(map(_decode, parts)),
+    "list": lambda parts: [*map(_decode, parts)],
+    "dict": _pairs,
+    "HashableMapping": lambda parts: HashableMapping(_pairs(parts)),
+    "dtype": lambda parts: jax.numpy.dtype(parts[0]),
+    "type": lambda parts: type_of(parts[0]),
+    "P": lambda parts: jax.P(*map(_decode, parts)),
+}

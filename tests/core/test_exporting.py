@@ -1,0 +1,236 @@
+"""States and Variables in the files of exported functions (issue 20)."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import graftree as nnx
+from graftree.core import exporting
+
+# JAX needs it to write and read files, and does not require it.
+pytest.importorskip("flatbuffers")
+
+
+class Scale(nnx.Param):
+    pass
+
+
+class Rates(nnx.State):
+    pass
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.scale = Scale(jnp.array(1, jnp.bfloat16))
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.dropout(self.norm(x)) * self.scale.astype(x.dtype)
+
+
+def written_and_read(tree):
+    """What a function that returns its argument is after it was in a file."""
+    exported = export.export(jax.jit(lambda x: x))(tree)
+    return export.deserialize(exported.serialize())
+
+
+def assert_returns(exported, tree):
+    """It takes such trees, and returns them as they are."""
+    out = exported.call(tree)
+    assert jax.tree.structure(out) == jax.tree.structure(tree)
+    same = jax.tree.map(
+        lambda x, y: (x.dtype, x.shape) == (y.dtype, y.shape), out, tree
+    )
+    assert jax.tree.all(same)
+
+
+VARIABLES = {
+    kind.__name__: kind
+    for kind in (getattr(nnx, name) for name in nnx.__all__)
+    if isinstance(kind, type) and issubclass(kind, nnx.Variable)
+}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        pytest.param(lambda: nnx.state(Model()), id="state of a model with a list"),
+        pytest.param(lambda: nnx.to_flat_state(nnx.state(Model())), id="flat state"),
+        pytest.param(
+            lambda: {name: kind(jnp.ones(1)) for name, kind in VARIABLES.items()},
+            id="all types of Variables",
+        ),
+        pytest.param(
+            lambda: nnx.State({"a": {"b": {1: jnp.ones(1), (2, "x"): jnp.ones(2)}}}),
+            id="keys of several types below strings",
+        ),
+        pytest.param(lambda: Rates({"a": jnp.ones(1)}), id="class of the user"),
+        pytest.param(
+            lambda: nnx.state(nnx.surgery.freeze(Model(), where="layers[0]")),
+            id="frozen Variables",
+        ),
+    ],
+)
+def test_trees_of_arrays_are_written_and_read(tree):
+    tree = tree()
+    assert_returns(written_and_read(tree), tree)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
+        *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), Scale),
+    ],
+    ids=repr,
+)
+def test_metadata_of_plain_values_is_written_and_read(entry):
+    variable = nnx.Param(jnp.ones(1), entry=entry)
+    assert_returns(written_and_read(variable), variable)
+
+
+def test_variables_come_back_as_what_they_were():
+    state = nnx.state(Model())
+    out = written_and_read(state).call(state)
+    assert type(out) is nnx.State and type(out.layers[1].kernel) is nnx.Param
+    assert type(out.scale) is Scale and out.dropout.rngs.count.tag == "default"
+    assert type(out.raw_mapping["layers"]) is dict
+
+
+def test_exported_function_returns_what_changed():
+    graphdef, state = nnx.split(Model())
+
+    @jax.jit
+    def step(state, x):
+        model = nnx.merge(graphdef, state)
+        return model(x), nnx.state(model)
+
+    batch = jax.ShapeDtypeStruct(export.symbolic_shape("b, 2"), jnp.float32)
+    exported = export.deserialize(export.export(step)(state, batch).serialize())
+    x = jnp.arange(6.0).reshape(3, 2)
+    (y, new), (expected, expected_state) = exported.call(state, x), step(state, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert new.dropout.rngs.count[...] == 1
+    np.testing.assert_allclose(new.norm.mean, expected_state.norm.mean, rtol=1e-6)
+
+
+def test_derivatives_are_written_if_wanted():
+    weight = nnx.Param(jnp.array(3.0))
+    exported = export.export(jax.jit(lambda w, x: w * x**2))(weight, 2.0)
+    read = export.deserialize(exported.serialize(vjp_order=1))
+    gradient = jax.grad(read.call)(weight, 2.0)
+    assert type(gradient) is nnx.Param and gradient[...] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        (lambda: Model(), r"takes or returns a \w+ can't be saved(?s:.*)nnx\.split"),
+        (lambda: nnx.split(Model()), r"takes or returns a GraphDef can't be saved"),
+        (
+            lambda: nnx.Param(jnp.ones(1), init=jnp.ones),
+            r"this Param can't be saved(?s:.*)'init': <function ones",
+        ),
+        (lambda: nnx.State({b"x": jnp.ones(1)}), r"this State (?s:.*)b'x'"),
+        (lambda: nnx.State({"a": {b"x": jnp.ones(1)}}), r"this Level (?s:.*)b'x'"),
+    ],
+)
+def test_what_is_not_plain_is_refused(tree, says):
+    exported = export.export(jax.jit(lambda x: jnp.ones(1)))(tree())
+    with pytest.raises(TypeError, match=says):
+        exported.serialize()
+
+
+def test_types_have_the_name_that_was_registered_or_that_of_their_module():
+    class Local(nnx.Variable):
+        pass
+
+    place = f"{__name__}.{Local.__qualname__}"
+    assert exporting.name_of(Local) == place
+    assert exporting.name_of(nnx.Param) == "graftree.Param"
+    nnx.register_variable_name("test_exporting_local", Local)
+    assert exporting.name_of(Local) == "test_exporting_local"
+    written_and_read(Local(jnp.ones(1)))  # else only those of later types are known
+    assert exporting.type_of(place) is exporting.type_of("test_exporting_local")
+
+
+def test_type_that_is_not_known_is_named_with_the_way_out():
+    with pytest.raises(ValueError, match=r"type elsewhere\.Scale\nImport the module"):
+        exporting.type_of("elsewhere.Scale")
+
+
+READER = """
+import sys
+import numpy as np
+from jax import export
+inside, beside = [
+    bytearray(open(f"{sys.argv[1]}/{name}", "rb").read()) for name in ("in", "beside")
+]
+x = np.ones((3, 2), np.float32)
+y = export.deserialize(inside).call(x)
+assert "graftree" not in sys.modules
+import graftree as nnx
+exported = export.deserialize(beside)
+weights = [np.ones(aval.shape, aval.dtype) for aval in exported.in_avals[:-1]]
+(state, _), _ = exported.in_tree.unflatten([*weights, x])
+assert type(state) is nnx.State and type(state[0].kernel) is nnx.Param
+assert np.array_equal(exported.call(state, x), np.full((3, 2), 3.0))
+print(np.asarray(y).tolist())
+"""
+
+
+def test_files_are_read_in_a_process_without_the_model(tmp_path):
+    model = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
+    graphdef, state = nnx.split(model)
+    batch = jax.ShapeDtypeStruct(export.symbolic_shape("b, 2"), jnp.float32)
+
+    @jax.jit
+    def inside(x):
+        return model[0](x)
+
+    @jax.jit
+    def beside(state, x):
+        return nnx.merge(graphdef, state)[0](x)
+
+    written = export.export(inside)(batch), export.export(beside)(state, batch)
+    for name, exported in zip(("in", "beside"), written, strict=True):
+        (tmp_path / name).write_bytes(exported.serialize())
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    out = subprocess.run(command, check=True, stdout=-1, text=True).stdout
+    np.testing.assert_allclose(eval(out), inside(jnp.ones((3, 2))), rtol=1e-6)
+
+
+WITH_ITS_OWN_WORDS = """
+from graftree import dropin
+dropin.install()
+from flax import nnx
+import jax, jax.numpy as jnp
+from jax import export
+export.register_pytree_node_serialization(
+    nnx.Param,
+    serialized_name="mine",
+    serialize_auxdata=lambda metadata: b"",
+    deserialize_auxdata=lambda text: None,
+)
+exported = export.export(jax.jit(lambda x: x))(nnx.Param(jnp.ones(1)))
+assert b"mine" in exported.serialize()
+dropin.uninstall()
+exported = export.export(jax.jit(lambda x: x))(nnx.BatchStat(jnp.ones(1)))
+assert b"graftree.BatchStat" in exported.serialize()
+"""
+
+
+@pytest.mark.long
+def test_programs_for_flax_tell_jax_by_themselves():
+    """Flax NNX tells it nothing, and JAX takes no second word on a type."""
+    subprocess.run([sys.executable, "-c", WITH_ITS_OWN_WORDS], check=True)

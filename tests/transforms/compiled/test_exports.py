@@ -1,0 +1,129 @@
+"""``jax.export`` of functions made by `nnx.jit` (issue 20)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import graftree as nnx
+from tests import modes
+
+BATCH = jax.ShapeDtypeStruct(export.symbolic_shape("b, 2"), jnp.float32)
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array([2.0, 3.0]))
+        self.count = nnx.Variable(jnp.array(0))
+
+
+def predict(model, x):
+    return {"y": model.w[None] * x}
+
+
+@modes.MODES
+def test_exported_function_is_that_of_the_user(mode):
+    model = Model()
+    exported = export.export(nnx.jit(predict, **mode))(model, BATCH)
+    assert exported.fun_name == "predict"
+    assert exported.in_tree == jax.tree.structure(((model, 0), {}))
+    assert exported.out_tree == jax.tree.structure({"y": 0})
+    for batch in (1, 4):
+        out = exported.call(model, jnp.ones((batch, 2)))
+        np.testing.assert_array_equal(out["y"], [[2.0, 3.0]] * batch)
+
+
+@modes.MODES
+def test_model_that_the_function_holds_is_in_the_export(mode):
+    model = Model()
+    exported = export.export(nnx.jit(lambda x: predict(model, x), **mode))(BATCH)
+    assert [aval.shape[1:] for aval in exported.in_avals] == [(2,)]
+    np.testing.assert_array_equal(exported.call(jnp.ones((1, 2)))["y"], [[2.0, 3.0]])
+
+
+@modes.MODES
+def test_exported_function_has_derivatives(mode):
+    model = Model()
+    exported = export.export(nnx.jit(predict, **mode))(model, jnp.ones((1, 2)))
+
+    def loss(model):
+        return exported.call(model, jnp.array([[5.0, 7.0]]))["y"].sum()
+
+    gradient = jax.grad(loss, allow_int=True)(model)
+    np.testing.assert_array_equal(gradient.w, [5.0, 7.0])
+
+
+@modes.MODES
+def test_static_arguments_are_left_out(mode):
+    def f(n, model, *, x, m):
+        return n * model.w * x + m
+
+    jitted = nnx.jit(f, static_argnums=0, static_argnames="m", **mode)
+    model = Model()
+    exported = export.export(jitted)(2, model, x=jnp.ones(2), m=1.0)
+    np.testing.assert_array_equal(exported.call(model, x=jnp.ones(2)), [5.0, 7.0])
+
+
+@modes.MODES
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m.count.set_value(m.count[...] + 1), r"args\[0\].count changes"),
+        (lambda m: m.w.set_metadata(tag="x"), r"args\[0\].w changes"),
+    ],
+)
+def test_function_that_changes_its_arguments_is_refused(change, says, mode):
+    def step(model):
+        change(model)
+        return model.w * 2
+
+    model = Model()
+    says = rf"step changes its arguments(?s:.*){says}(?s:.*)model\.eval"
+    with pytest.raises(ValueError, match=says):
+        export.export(nnx.jit(step, **mode))(model)
+    assert model.count[...] == 0
+
+
+def test_function_that_changes_attributes_is_refused():
+    def name(model):
+        model.name = "x"
+
+    with pytest.raises(ValueError, match="attributes of the arguments change"):
+        export.export(nnx.jit(name))(Model())
+
+
+@modes.MODES
+def test_array_refs_are_refused(mode):
+    model = nnx.to_refs(Model())
+    says = r"takes array refs(?s:.*)args\[0\]\.w(?s:.*)nnx\.to_arrays\(model\)"
+    with pytest.raises(TypeError, match=says):
+        export.export(nnx.jit(predict, **mode))(model, BATCH)
+
+
+def test_shared_layer_is_read_twice():
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model = nnx.List([layer, layer])
+    exported = export.export(nnx.jit(lambda m, x: m[1](m[0](x))))(model, BATCH)
+    x = jnp.ones((1, 2))
+    np.testing.assert_allclose(exported.call(model, x), layer(layer(x)), rtol=1e-6)
+
+
+def test_bound_arguments_are_in_the_export():
+    jitted = nnx.jit_partial(predict, Model(), graph=False)
+    out = export.export(jitted)(BATCH).call(jnp.ones((1, 2)))
+    np.testing.assert_array_equal(out["y"], [[2.0, 3.0]])
+
+
+def test_stages_stay_those_of_the_call_until_they_are_exported():
+    traced = nnx.jit(predict).trace(Model(), jnp.ones((1, 2)))
+    assert isinstance(traced.lower(), nnx.transforms.compilation.Lowered)
+    assert len(traced.jaxpr.in_avals) == 3
+
+
+def test_function_is_exported_for_platforms_that_are_not_here():
+    jitted = nnx.jit(predict)
+    platforms = ["cpu", "cuda", "tpu"]
+    exported = export.export(jitted, platforms=platforms)(Model(), BATCH)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert exported.call(Model(), jnp.ones((1, 2)))["y"].shape == (1, 2)
