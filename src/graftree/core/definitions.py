@@ -17,11 +17,13 @@ def announce(cls: type) -> None:
 
 def observe(observer: Callable[[type], None]) -> None:
     """Calls a function with each class that was announced, or will be."""
-    _observers.append(observer)
+    if observer not in _observers:
+        _observers.append(observer)
     for cls in [*_classes]:
         observer(cls)
 
 
 def ignore(observer: Callable[[type], None]) -> None:
     """Undoes `observe`."""
-    _observers.remove(observer)
+    if observer in _observers:
+        _observers.remove(observer)

@@ -91,6 +91,8 @@ def _abs_square(x: jax.Array) -> jax.Array:
 
 
 def _mean(x: jax.Array, axes: Sequence[int], mask: jax.Array | None) -> jax.Array:
+    if mask is None:  # not passed on: jax2onnx has no mean with a mask, not even None
+        return jnp.mean(x, axes, keepdims=True)
     return jnp.mean(x, axes, keepdims=True, where=mask)
 
 
