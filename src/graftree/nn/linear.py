@@ -28,7 +28,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.metadata import VariableMetadata
 from graftree.nn import initializers
-from graftree.nn.support import arguments, computation, parameters
+from graftree.nn.support import arguments, computation, first_values, parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -310,7 +310,7 @@ def _on_flat_shape(initializer: Initializer, flat_shape: Shape) -> Initializer:
     """
 
     def initialize(key: jax.Array, shape: Shape, dtype: Dtype) -> Any:
-        value = initializer(key, flat_shape, dtype)
+        value = first_values.make(initializer, key, flat_shape, dtype)
         if isinstance(value, VariableMetadata):
             raw_value = jnp.reshape(value.raw_value, shape)
             return dataclasses.replace(value, raw_value=raw_value)

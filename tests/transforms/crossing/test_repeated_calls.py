@@ -30,11 +30,18 @@ def differentiated(mode, f=visit):
     return nnx.value_and_grad(f, allow_int=True, **mode)
 
 
+def scanned(mode, f=visit):
+    axes = (nnx.Carry, 0)
+    each = nnx.scan(lambda m, x: (m, f(m) + x), in_axes=axes, out_axes=axes, **mode)
+    return lambda model: each(model, jnp.arange(1.0))[1]
+
+
 TRANSFORMS = pytest.mark.parametrize("make", [mapped, differentiated])
+WITH_SCAN = pytest.mark.parametrize("make", [mapped, differentiated, scanned])
 ALL_MODES = (GRAPH_UPDATES, GRAPH, TREE)
 KEPT = {
     (make, *mode.items()): make(mode)
-    for make in (mapped, differentiated)
+    for make in (mapped, differentiated, scanned)
     for mode in ALL_MODES
 }
 
@@ -46,7 +53,7 @@ def leaves(tree):
 
 
 @MODES
-@TRANSFORMS
+@WITH_SCAN
 @strategies.examples(6, 25)
 @given(data=st.data())
 def test_repeated_calls_equal_first_ones(make, mode, data):
@@ -102,7 +109,7 @@ def double(model):
     return jnp.sum(model.kernel[...]) + jnp.sum(model.array)
 
 
-@TRANSFORMS
+@WITH_SCAN
 def test_objects_are_taken_apart_no_more_once_they_are_known(make, counts):
     model, call = Plain(), make(GRAPH_UPDATES, double)
     del model.same  # what is shared is looked for in two axes
@@ -285,6 +292,6 @@ def test_refs_are_written_where_they_are(mode):
 
 
 @MODES
-@TRANSFORMS
+@WITH_SCAN
 def test_threads_may_share_a_function(make, mode):
     check_in_threads(make(mode, double), 5)

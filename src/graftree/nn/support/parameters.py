@@ -17,6 +17,7 @@ from graftree.annotations import Dtype, Initializer, Shape
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.variables.kinds import Param
+from graftree.nn.support import first_values
 
 NO_METADATA: Mapping[Any, Any] = MappingProxyType({})
 """The default of the ``..._metadata`` arguments of layers: nothing."""
@@ -34,7 +35,8 @@ def new_param(
     The initializer is called as ``initializer(key, shape, dtype)``. It may return a
     value with metadata, as ``nnx.with_partitioning`` makes; this metadata wins.
     """
-    return Param(initializer(draw_key(rngs), shape, dtype), **metadata)
+    key = draw_key(rngs)
+    return Param(first_values.make(initializer, key, shape, dtype), **metadata)
 
 
 def optional_param(

@@ -12,9 +12,9 @@ from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
 from graftree.transforms.crossing import captures, decorators, guises
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.prefixes import StateAxes
+from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
@@ -128,7 +128,10 @@ def _scanned(
 
         return traced
 
-    traces = captures.PerFunction("scan", make)
+    traces, calls = captures.PerFunction("scan", make), RepeatedCalls(f, row)
+
+    def run(*groups: Values) -> Any:
+        return traces.get((f,), groups[0].signature, row.mode)(*groups)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
@@ -140,9 +143,7 @@ def _scanned(
                 "entry per argument."
             )
         with _jax.hidden_frames:
-            call = Call(f, row, args, kwargs)
-            run = traces.get((f,), call.packed.signature, row.mode)
-            return call.commit(run(*call.groups))
+            return calls.run(run, args, kwargs)
 
     return scanned
 

@@ -53,7 +53,7 @@ import numpy as np
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.differences import Exactly
-from graftree.core.graph.graphdefs import NodeDef, Static, VariableDef
+from graftree.core.graph.graphdefs import Static
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
 from graftree.transforms.crossing import guises
@@ -205,22 +205,7 @@ class _Walk:
 
     def visit_arguments(self, arguments: Signature) -> None:
         """Follows the classes and the static values of the arguments, or raises."""
-        kinds: set[type] = set()
-        metadata: dict[int, Any] = {}
-        for entry in arguments.entries:
-            if entry is None:
-                continue
-            for node in entry.nodes:
-                if isinstance(node, NodeDef | VariableDef):
-                    kinds.add(node.type)
-                if isinstance(node, VariableDef):
-                    metadata[id(node.metadata)] = node.metadata
-            for _, attribute in entry.attributes:
-                if type(attribute) is Static and type(attribute.value) not in _PLAIN:
-                    self.visit(attribute.value)
-        self._visit_all(sorted(kinds, key=lambda kind: kind.__qualname__))
-        for entries in metadata.values():
-            self._visit_all(entries.values())
+        self._visit_all(arguments.led_to)
 
 
 def _is_trusted(x: Any, kind: type) -> bool:

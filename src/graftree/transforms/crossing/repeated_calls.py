@@ -1,7 +1,8 @@
-"""Calls of transforms that JAX doesn't compile, with the same objects again.
+"""Calls of transforms other than `jit` with the same objects again.
 
-What is traced is traced each time: the function may read what it likes. But what became
-of its arguments outside is remembered as `plans` say, so they are taken apart once.
+What JAX doesn't compile is traced each time: the function may read what it likes. But
+what became of its arguments outside is remembered as `plans` say, so they are taken
+apart once.
 """
 
 from __future__ import annotations
