@@ -2,7 +2,8 @@
 # Builds the source distribution and the wheel, and trains with what a user would install.
 #
 # The wheel is made from the source distribution, so both are known to be whole. It is
-# installed into an empty environment, and the program in README.md is run far from here.
+# installed into an empty environment, and the program in README.md is run far from here:
+# on one Python, and with TEST_ALL=1 on each from 3.11 to 3.13 that is found.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,12 +41,20 @@ strangers = in_sdist - documents - {f"src/{name}" for name in package} - {".giti
 assert documents <= in_sdist and not strangers, strangers
 PROGRAM
 
-install user "$out"/dist/*.whl
 sed -n '/^```python$/,/^```$/p' README.md | sed '/^```/d' >"$out/train.py"
-cd "$out"
-JAX_PLATFORMS=cpu user/bin/python -I train.py
 # The same as a program for Flax, which is not installed here.
-sed 's/^import graftree as nnx$/from flax import nnx/' train.py >flax_train.py
-grep -q '^from flax import nnx$' flax_train.py
-GRAFTREE_DROPIN=1 JAX_PLATFORMS=cpu user/bin/python flax_train.py
-echo "the wheel, $(basename dist/*.whl), trains in an empty environment"
+sed 's/^import graftree as nnx$/from flax import nnx/' "$out/train.py" >"$out/flax_train.py"
+grep -q '^from flax import nnx$' "$out/flax_train.py"
+
+users=$python
+if [ "${TEST_ALL:-}" = 1 ]; then users=$(scripts/find_python.sh each); fi
+cd "$out"
+for python in $users; do
+    rm -rf user
+    install user dist/*.whl
+    JAX_PLATFORMS=cpu user/bin/python -I train.py
+    GRAFTREE_DROPIN=1 JAX_PLATFORMS=cpu user/bin/python flax_train.py
+    used="${used:+$used, }$(user/bin/python -c 'import platform, jax
+print(platform.python_version(), "with JAX", jax.__version__)')"
+done
+echo "the wheel, $(basename dist/*.whl), trains in an empty environment of Python $used"

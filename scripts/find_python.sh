@@ -4,6 +4,7 @@
 #   find_python.sh any      `python3` if that is 3.11 or newer, else another that is
 #   find_python.sh oldest   Python 3.11, the low end of the support range
 #   find_python.sh newest   the newest Python found, at least 3.12: the high end
+#   find_python.sh each     one of each version from 3.11 to 3.13 that is found
 #
 # It looks through PATH, then through what pyenv and uv have installed. A shim that
 # runs nothing, a pre-release and a Python without `venv` are passed over.
@@ -49,8 +50,12 @@ newest)
     wanted="Python 3.12 or newer"
     match=$(awk '$1 >= "3.12"' <<<"$found" | sort -r -s -k1,1 | head -n 1)
     ;;
+each)
+    wanted="Python 3.11 to 3.13"
+    match=$(awk '$1 <= "3.13" && !seen[$1]++' <<<"$found" | sort -k1,1)
+    ;;
 *)
-    echo "error: $0 takes any, oldest or newest, not '${1:-}'" >&2
+    echo "error: $0 takes any, oldest, newest or each, not '${1:-}'" >&2
     exit 2
     ;;
 esac
@@ -62,4 +67,4 @@ if [ -z "$match" ]; then
     echo "  Install one, for example: pyenv install ${wanted//[!0-9.]/}" >&2
     exit 1
 fi
-echo "${match#* }"
+sed 's/^[^ ]* //' <<<"$match"

@@ -22,14 +22,14 @@ stop() {
 
 oldest=$(scripts/find_python.sh oldest 2>/dev/null)
 newest=$(scripts/find_python.sh newest 2>/dev/null)
-missing= tests_of_oldest=() chosen=()
+scope=${1:-} missing= tests_of_oldest=() chosen=()
 if [ -z "$oldest$newest" ]; then
     stop "it needs Python 3.11 or newer"
 elif [ -z "$oldest" ]; then
     missing="; not run: Python 3.11, with the oldest JAX"
 elif [ -z "$newest" ]; then
     missing="; not run: Python 3.12 or newer, with the newest JAX"
-elif [ "${1:-}" != --all ]; then
+elif [ "$scope" != --all ]; then
     chosen=(-m "not long")
     # The contract of the layers comes with the check "shapes", on the same Python.
     tests_of_oldest=(tests/contract tests/transforms tests/docs tests/test_jax.py
@@ -92,7 +92,8 @@ run_checks() {
     check "import-linter" $bin/lint-imports
     check "pyright" $bin/pyright --pythonpath $bin/python
     check "mypy" $bin/mypy
-    if [ "${CI:-}" = true ]; then check "package" scripts/check_package.sh; fi
+    # With --all on each Python, which takes half a minute for each.
+    if [ "${CI:-}" = true ] || [ "$scope" = --all ]; then check "package" scripts/check_package.sh; fi
     printf '%s\n' "${report[@]}" >out/checks.report
 }
 
