@@ -12,12 +12,15 @@ def text(name):
 
 def released():
     """The newest version in the changelog, and its date."""
-    return re.search(r"^## (\d+\.\d+\.\d+), (\S+)$", text("CHANGELOG.md"), re.M).groups()
+    heading = re.compile(r"^## (\d+\.\d+\.\d+), (\S+)$", re.MULTILINE)
+    return heading.search(text("CHANGELOG.md")).groups()
 
 
 def test_the_citation_is_that_of_the_newest_release():
     version, date = released()
-    cited = dict(re.findall(r'^(\S+): "?([^"\n]+)"?$', text("CITATION.cff"), re.M))
+    cited = dict(
+        re.findall(r'^(\S+): "?([^"\n]+)"?$', text("CITATION.cff"), re.MULTILINE)
+    )
     assert (cited["version"], cited["date-released"]) == (version, date)
 
 
@@ -27,5 +30,5 @@ def test_the_package_has_the_version_of_the_newest_release():
 
 
 def test_unreleased_changes_come_first():
-    headings = re.findall(r"^## (.*)$", text("CHANGELOG.md"), re.M)
+    headings = re.findall(r"^## (.*)$", text("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "Unreleased"
