@@ -34,7 +34,6 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
-from jax._src.nn import initializers as _initializers
 from jaxlib.mlir import ir as _ir
 from jaxlib.mlir.dialects import sdy as _sdy
 
@@ -293,13 +292,6 @@ _ad.primitive_jvps[_alike] = lambda primals, tangents: (
     _alike.bind(*primals),
     tangents[0],
 )
-
-
-# The module of the distributions that JAX's initializers draw from.
-random_of_initializers: Any = vars(_initializers).get("random", jax.random)
-# What runs as `lecun_normal()`, and as all others that scale by the variance.
-_lecun_normal: Any = _initializers.lecun_normal()
-scaled_by_variance: Any = _lecun_normal.__code__
 
 
 def key_implementation(dtype: Any) -> Any:

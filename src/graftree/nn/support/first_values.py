@@ -30,6 +30,12 @@ _MOST_NUMBERS = 2**16
 # Of how many initializers and shapes something is kept: an array of one number.
 _MOST_KNOWN = 512
 
+_lecun_normal: Any = jax.nn.initializers.lecun_normal()
+# What runs as that one, and as all others that scale by the variance.
+_SCALED = _lecun_normal.__code__
+# The module of the distributions that it draws from.
+_random: Any = _lecun_normal.__globals__.get("random", jax.random)
+
 _FILLINGS = {jax.nn.initializers.zeros: 0, jax.nn.initializers.ones: 1}
 
 
@@ -53,7 +59,7 @@ def make(
 
 def _identity(initializer: Any) -> Any:
     """What tells an initializer from others; ``None`` if nothing is kept of it."""
-    if getattr(initializer, "__code__", None) is _jax.scaled_by_variance:
+    if getattr(initializer, "__code__", None) is _SCALED:
         cells = initializer.__closure__
         return imprints.told_apart(tuple([cell.cell_contents for cell in cells]))
     is_filling = initializer is _ZEROS or initializer is _ONES
@@ -107,13 +113,14 @@ def _known(which: Any, shape: Any, dtype: Any, _: Any) -> _Known:
     if which is _ZEROS or which is _ONES:
         filling = jnp.array(_FILLINGS[which], dtype)
         return _Known(lambda _: jax.lax.broadcast(filling, shape))
-    facts = dict(zip(_jax.scaled_by_variance.co_freevars, which[1], strict=True))
+    facts = dict(zip(_SCALED.co_freevars, which[1], strict=True))
     try:
         scale = _scale(shape, dtype, **facts)
     except (ArithmeticError, LookupError, TypeError):  # a shape or mode that has none
         return _Known(None)
-    random = _jax.random_of_initializers
-    return _Known(lambda key: random.truncated_normal(key, -2, 2, shape, dtype) * scale)
+    return _Known(
+        lambda key: _random.truncated_normal(key, -2, 2, shape, dtype) * scale
+    )
 
 
 _DTYPES = {np.dtype(kind) for kind in (jnp.float32, jnp.bfloat16, jnp.float16)}
