@@ -26,6 +26,8 @@ SITE = pages.ROOT / "out" / "site"
 FROM_THE_ROOT = {
     "CHANGELOG.md": "look_up/changelog.md",
     "CONTRIBUTING.md": "look_up/contributing.md",
+    "SECURITY.md": "look_up/security.md",
+    "SUPPORT.md": "look_up/support.md",
 }
 
 
