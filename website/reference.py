@@ -306,11 +306,11 @@ def text_of(topic: Topic) -> str:
 
 def entry(name: str, value: Any) -> str:
     """A name with its signature, its docstring and its source."""
-    anchor = f"[](){{ #nnx.{name} }}"
+    anchor = f'<span id="nnx.{name}"></span>'
     module = getattr(value, "__module__", "") or ""
     plain = name.split(".")[-1]
     if module.startswith(("jax", "graftree.nn.initializers")):
-        return f"{anchor}\n\n{_borrowed(name, value)}"
+        return _borrowed(name, value)
     is_defined = module.startswith("graftree.")
     is_defined = is_defined and getattr(value, "__qualname__", None) == plain
     path = f"{module}.{plain}" if is_defined else f"graftree.{name}"
