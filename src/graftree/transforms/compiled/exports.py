@@ -73,11 +73,11 @@ def _check_unchanged(name: str, packed: Packed, result: Any) -> None:
     if lines:
         raise ValueError(
             errors.message(
-                f"{name} changes its arguments, and an exported function only "
-                "returns its output: the changes would be lost.",
+                f"{name} changes its arguments, which an exported function can't: "
+                "it only returns its output.",
                 where="\n".join(lines),
                 way_out="For inference, call model.eval() before. Else return what "
-                "changes: export jax.jit of a function that merges the model from\n"
-                "its state, and returns nnx.state(model) besides its output.",
+                "changes: export jax.jit of a\nfunction that merges the model from its "
+                "state, and returns nnx.state(model), too.",
             )
         )
