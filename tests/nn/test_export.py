@@ -35,3 +35,15 @@ def test_layers_export_with_a_symbolic_batch(row):
         exported.call(leaves, *inputs),
         expected,
     )
+
+
+def test_stack_exports_with_a_symbolic_batch_and_length():
+    def block(rngs):
+        attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        return nnx.Sequential(nnx.LayerNorm(4, rngs=rngs), attention)
+
+    stack = nnx.Stack(block, 2, rngs=nnx.Rngs(0))
+    shape = export.symbolic_shape("b, t, 4")
+    exported = export.export(jax.jit(stack))(jax.ShapeDtypeStruct(shape, np.float32))
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    np.testing.assert_allclose(exported.call(x), stack(x), rtol=1e-5, atol=1e-6)
