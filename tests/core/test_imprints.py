@@ -116,7 +116,7 @@ def test_a_change_in_place_is_seen(name):
     [
         *(1, "a", 1.5, None, np.float32(1), Size.ONE, (1, (2.0,)), frozenset([1])),
         *(print, object(), jnp.float32, np.dtype("int8"), jax.sharding.PartitionSpec()),
-        *(Frozen(1), Frozen((1, "a"))),
+        *(Frozen(1), Frozen((1, "a")), imprints.HashableMapping({"a": 1})),
     ],
     ids=lambda value: type(value).__name__,
 )

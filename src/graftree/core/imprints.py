@@ -61,6 +61,8 @@ def may_change(value: Any) -> bool:
     rule = _rule_of(type(value))
     if rule is _of_members:
         return any(map(may_change, value))
+    if isinstance(value, HashableMapping):
+        return any(map(may_change, value.values()))
     if rule is _of_fields and type(value).__dataclass_params__.frozen:
         return any(may_change(x) for _, x in _compared_fields(value))
     return rule in (_of_items, _of_fields, _of_attributes)

@@ -3,7 +3,9 @@
 What each mode lets through is in `tests/contract/test_transforms/test_matrix.py`.
 """
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -78,3 +80,54 @@ def test_bookkeeping_of_containers_is_never_visible(call, mode):
     outer = model["items"]
     call(change, **mode)(model)
     assert len(outer) == 1 and outer[0][...] == 2.0
+
+
+class Fixed(nnx.Module):
+    """Only attributes can change in it; two of them hold nothing, or what is fixed."""
+
+    def __init__(self):
+        self.layer = nnx.LinearGeneral(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+        self.scale = nnx.data(None)
+
+
+def containers():
+    return nnx.Dict(
+        named=nnx.data({"a": nnx.Param(jnp.ones(2)), "b": [jnp.ones(1)]}), size=1
+    )
+
+
+CHANGES = (
+    lambda fixed, others: None,
+    lambda fixed, others: setattr(fixed, "scale", nnx.Param(jnp.zeros(2))),
+    lambda fixed, others: setattr(fixed.layer, "bias", nnx.Param(jnp.zeros(2))),
+    lambda fixed, others: setattr(fixed.layer, "kernel", others.named["a"]),
+    lambda fixed, others: setattr(fixed.layer, "use_bias", True),
+    lambda fixed, others: others.named.update(c=nnx.Param(jnp.zeros(1))),
+    lambda fixed, others: others.named.update(a=fixed.layer.kernel),
+    lambda fixed, others: others.named["b"].append(jnp.zeros(1)),
+    lambda fixed, others: others.named["b"].__setitem__(0, jnp.zeros(1)),
+    lambda fixed, others: others.named.pop("a"),
+    lambda fixed, others: setattr(others, "size", 2),
+    lambda fixed, others: setattr(others, "fixed", fixed),
+)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_objects_that_are_built_as_before_hide_no_change_in_others(change, swapped):
+    def call(fixed, others):
+        fixed.layer.kernel[...] += 1
+        change(fixed, others)
+
+    ours, theirs = (Fixed(), containers()), (Fixed(), containers())
+    kernel = ours[0].layer.kernel
+    call(*theirs)
+    if swapped:
+        nnx.jit(lambda others, fixed: call(fixed, others))(*ours[::-1])
+    else:
+        nnx.jit(call)(*ours)
+    ours_def, ours_state = nnx.split(ours)
+    theirs_def, theirs_state = nnx.split(theirs)
+    assert ours_def == theirs_def
+    jax.tree.map(np.testing.assert_allclose, ours_state, theirs_state)
+    assert (kernel is ours[0].layer.kernel) == (change is not CHANGES[3])

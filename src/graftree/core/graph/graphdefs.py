@@ -281,15 +281,29 @@ class GraphDef(Generic[Node]):
             found = self._cache["blueprint"] = _draw(self)
         return found
 
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the nodes and Variables that are met first in it; cached."""
+        found = self._cache.get("numbers")
+        if found is None:
+            found = self._cache["numbers"] = tuple(
+                [
+                    node.index
+                    for node in self.nodes
+                    if not isinstance(node, NodeRef) and node.index is not None
+                ]
+            )
+        return found
+
     def is_fixed(self) -> bool:
         """Whether an object of it changes by its attributes only; cached.
 
         Not so if there are containers or refs in it, or static values that may change.
+        A ``None`` in the place of data is a container to JAX, but nothing is in it.
         """
         found = self._cache.get("fixed")
         if found is None:
             found = self._cache["fixed"] = not self.is_tree and all(
-                node.index is not None
+                node.index is not None or node.type is type(None)
                 if isinstance(node, NodeDef)
                 else isinstance(node, NodeRef)
                 or (isinstance(node, VariableDef) and node.array_refdef is None)

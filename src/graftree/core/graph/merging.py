@@ -376,7 +376,10 @@ def is_as_built(
         values[place] = found[index]
     # A node comes after those below it.
     for node, place, _, start, stop in blueprint.nodes:
-        index: Any = node.index  # containers, which have none, are not fixed
+        index: Any = node.index
+        if index is None:  # where there are other containers, they are not fixed
+            values[place] = None
+            continue
         values[place] = obj = found[index]
         if not nodes.is_as_filled(obj, node.metadata, values[start:stop]):
             return False

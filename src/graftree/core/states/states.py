@@ -288,12 +288,15 @@ def _children(mapping: Mapping) -> tuple[list[Any], tuple[Key, ...]]:
     return [_as_node(mapping[key]) for key in keys], keys
 
 
+_STRINGS = frozenset({str})
+
+
 def _as_node(value: Any) -> Any:
     """A leaf, or a sub-mapping with a `Level` for each one in it that needs it."""
     if not isinstance(value, dict):
         return value
     # A set of types is made in C.
-    if type(value) is not dict or not {str}.issuperset(map(type, value)):
+    if type(value) is not dict or not _STRINGS.issuperset(map(type, value)):
         return Level(value)
     for key, child in value.items():
         if isinstance(child, dict) and (node := _as_node(child)) is not child:

@@ -368,19 +368,38 @@ class Inside:
         return structure, leaves, is_kept
 
     def _is_as_built(self, changed: Sequence[Leaf]) -> bool:
-        """Whether the objects are seen at a glance to be built as they were."""
+        """Whether the objects are built as they were.
+
+        Most are seen at a glance to be; only the others are flattened again.
+        """
         if any(_jax.is_ref(leaf.value) for leaf in changed):
             return False
-        start = 0
+        start, refs = 0, RefMap()
         for entry, root in zip(self.signature.entries, self._roots, strict=True):
             stop = start + signatures.count(entry)
-            if entry is not None and not (
-                merging.is_as_built(entry, self.values[start:stop], self.objects)
-                and root is self.objects[entry.nodes[0].index]
+            if entry is not None and not self._is_entry_as_built(
+                entry, root, self.values[start:stop], refs
             ):
                 return False
             start = stop
         return True
+
+    def _is_entry_as_built(
+        self, entry: GraphDef[Any], root: Any, values: Sequence[Any], refs: RefMap
+    ) -> bool:
+        """The same of one object; adds what is in it to the numbering ``refs``."""
+        first = self.objects[entry.nodes[0].index]
+        if root is first and merging.is_as_built(entry, values, self.objects):
+            refs.update((self.objects[number], number) for number in entry.numbers())
+            return True
+        if self._has_refs:
+            return False
+        graphdef, leaves = flattening.flatten_graph(root, refs, self._numbers)
+        return _is_built_alike(graphdef, entry) and _are_given(leaves, values)
+
+    @functools.cached_property
+    def _has_refs(self) -> bool:
+        return any(map(_jax.is_ref, self.values))
 
     def _flatten_again(self, refs: RefMap) -> tuple[Signature, list[Any]]:
         """The arguments as they are now: their signature and leaves."""
@@ -400,14 +419,8 @@ class Inside:
 
     def _is_unchanged(self, now: Signature, leaves: Sequence[Any]) -> bool:
         pairs = zip(now.entries, self.signature.entries, strict=True)
-        return (
-            len(leaves) == len(self.values)
-            and all(_is_built_alike(new, old) for new, old in pairs)
-            and all(
-                isinstance(leaf, Variable) or leaf is value
-                for leaf, value in zip(leaves, self.values, strict=True)
-            )
-        )
+        is_alike = all(_is_built_alike(new, old) for new, old in pairs)
+        return is_alike and _are_given(leaves, self.values)
 
     def _warn_of_lost_structure(self) -> None:
         if self.row.mode.sharing:
@@ -509,6 +522,14 @@ def _is_built_alike(new: GraphDef[Any] | None, old: GraphDef[Any] | None) -> boo
         new.attributes == old.attributes
         and len(new.nodes) == len(old.nodes)
         and all(map(_is_same_node, new.nodes, old.nodes))
+    )
+
+
+def _are_given(leaves: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether leaves are Variables, or the values that came in."""
+    return len(leaves) == len(values) and all(
+        isinstance(leaf, Variable) or leaf is value
+        for leaf, value in zip(leaves, values, strict=True)
     )
 
 
