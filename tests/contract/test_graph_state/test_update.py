@@ -200,6 +200,24 @@ def test_a_list_is_not_made_longer():
         nnx.update([jnp.ones(1)], {1: jnp.ones(1)})
 
 
+@pytest.mark.parametrize("keys", [[2, 3], [3, 2], ["3", "2"]])
+def test_new_items_of_a_list_come_in_the_order_of_their_indices(keys):
+    model = Block(items=nnx.List([param(), param()]))
+    nnx.update(model, {"items": {key: jnp.full(1, float(key)) for key in keys}})
+    assert [x.item() for x in model.items[2:]] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("keys", [[7], [2, 4], [-1]])
+def test_an_item_that_would_get_another_index_is_an_error(keys):
+    model = Block(items=nnx.List([param(), param()]), other=param())
+    before = values(model.other)
+    state = {"other": jnp.zeros(2), "items": {key: jnp.ones(1) for key in keys}}
+    with pytest.raises(IndexError, match=r"out of range at 'items/.*has 2 items"):
+        nnx.update(model, state)
+    assert len(model.items) == 2
+    assert values(model.other) == before
+
+
 # ------------------------------------------------------------------------------- errors
 
 

@@ -234,6 +234,7 @@ class _Plan:
         """Plans for the children of a node; yields those that are to be visited."""
         owner = node if kind is nodes.PYTREE else owner
         entries, statuses, name_of = _content(node, kind)
+        items = {}
         for key, value in state.items():
             name = key if name_of is None else name_of(key)
             child = entries.get(name, MISSING)
@@ -243,6 +244,8 @@ class _Plan:
             where = (*path, key)
             if isinstance(child, Variable):
                 self.write(child, value, where)
+            elif child is MISSING and _is_item(node, key):
+                items[int(key)] = value
             elif child is MISSING:
                 self._add(node, owner, value, where)
             elif statuses.get(name) is False:
@@ -251,6 +254,10 @@ class _Plan:
                 below = self._change(node, owner, child, value, where)
                 if below is not None:
                     yield below
+        for number, index in enumerate(sorted(items), len(node) if items else 0):
+            if index != number:  # the List would put it at its end
+                raise _out_of_range(node, index, (*path, index))
+            self._add(node, owner, items[index], (*path, index))
 
     def write(self, variable: Variable[Any], value: Any, path: Path) -> None:
         """Plans that a Variable gets a value."""
@@ -331,10 +338,7 @@ class _Plan:
 
     def _add(self, node: Any, owner: Pytree | None, value: Any, path: Path) -> None:
         if isinstance(node, list):
-            raise IndexError(
-                f"list index {path[-1]!r} is out of range at "
-                f"{paths.to_string(path)!r}: the list has {len(node)} items."
-            )
+            raise _out_of_range(node, path[-1], path)
         if isinstance(value, Variable):
             value = value.copy()
         elif isinstance(value, (State, graph_states.GraphState)):
@@ -366,6 +370,20 @@ class _Plan:
         if isinstance(node, Pytree):
             pytrees.check_assignment(node, classes.name_of(type(node), key), value)
         self._steps.append(functools.partial(kind.set_key, node, key, value))
+
+
+def _is_item(node: Any, key: Any) -> bool:
+    """Whether a key is that of an item of a `List`."""
+    if not (isinstance(node, Pytree) and isinstance(node, Sequence)):
+        return False
+    return isinstance(key, int) or (isinstance(key, str) and key.isdecimal())
+
+
+def _out_of_range(node: Sequence[Any], index: Any, path: Path) -> IndexError:
+    return IndexError(
+        f"list index {index!r} is out of range at {paths.to_string(path)!r}: the "
+        f"{type(node).__name__} has {len(node)} items."
+    )
 
 
 def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
