@@ -48,6 +48,10 @@ def test_activations_survive_as_attributes(name):
     model = nnx.Sequential(getattr(nnx, name))
     for again in (pickled(model), cloudpickled(model), copy.deepcopy(model)):
         assert again.layers[0] is getattr(nnx, name)
+    graphdef = nnx.graphdef(model)
+    for again in (pickled(graphdef), cloudpickled(graphdef), copy.deepcopy(graphdef)):
+        assert again == graphdef
+        assert hash(again) == hash(graphdef)
 
 
 def loss(model, x):

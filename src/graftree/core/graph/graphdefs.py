@@ -30,7 +30,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
-from graftree.core import imprints
+from graftree.core import imprints, pickling
 from graftree.core.imprints import HashableMapping
 
 Node = TypeVar("Node")
@@ -64,8 +64,11 @@ class Static(tuple[Any, Any]):
         """The value."""
         return self[1]
 
+    def __copy__(self) -> Static:
+        return self
+
     def __getnewargs__(self) -> tuple[Any]:
-        return (self[1],)
+        return (pickling.by_name(self[1]),)
 
     def __repr__(self) -> str:
         return f"Static(value={self[1]!r})"
