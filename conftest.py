@@ -41,16 +41,22 @@ jax.config.update("jax_traceback_filtering", "off")
 compiled_programs.keep_in_whole_files()
 
 
-# The bridge to Linen imports Flax.
-collect_ignore_glob = (
-    []
-    if importlib.util.find_spec("flax")
-    else [
+# What imports a package that may be missing: Flax, of the bridge to Linen; griffe, of
+# the site.
+_NEEDED = {
+    "flax": [
         "src/graftree/interop/bridge/*",
         "tests/interop/bridge/*",
         "tests/contract/test_bridge/*",
-    ]
-)
+    ],
+    "griffe": ["website/docstrings.py"],
+}
+collect_ignore_glob = [
+    pattern
+    for package, patterns in _NEEDED.items()
+    if importlib.util.find_spec(package) is None
+    for pattern in patterns
+]
 
 
 def pytest_addoption(parser):
@@ -69,7 +75,9 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid.startswith("tests/nn/"):
             item.add_marker(pytest.mark.long)
     if config.getoption("--modes-by-turns"):
-        chosen = modes.by_turns(items)
+        # The pages of the documentation differ in more than a parameter.
+        pages = [item for item in items if item.nodeid.startswith("tests/docs/")]
+        chosen = pages + modes.by_turns([item for item in items if item not in pages])
         config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
         items[:] = chosen
 
