@@ -244,10 +244,12 @@ class _Plan:
             where = (*path, key)
             if isinstance(child, Variable):
                 self.write(child, value, where)
-            elif child is MISSING and _is_item(node, key):
-                items[int(key)] = value
             elif child is MISSING:
-                self._add(node, owner, value, where)
+                index = _item_index(node, key)
+                if index is None:
+                    self._add(node, owner, value, where)
+                else:
+                    items[index] = value
             elif statuses.get(name) is False:
                 self._set(node, owner, value, where)
             else:
@@ -372,11 +374,12 @@ class _Plan:
         self._steps.append(functools.partial(kind.set_key, node, key, value))
 
 
-def _is_item(node: Any, key: Any) -> bool:
-    """Whether a key is that of an item of a `List`."""
+def _item_index(node: Any, key: Any) -> int | None:
+    """The index that a key of a `List` stands for."""
     if not (isinstance(node, Pytree) and isinstance(node, Sequence)):
-        return False
-    return isinstance(key, int) or (isinstance(key, str) and key.isdecimal())
+        return None
+    is_index = isinstance(key, int) or (isinstance(key, str) and key.isdecimal())
+    return int(key) if is_index else None
 
 
 def _out_of_range(node: Sequence[Any], index: Any, path: Path) -> IndexError:
