@@ -193,7 +193,13 @@ def _link_names() -> None:
 
 
 # How much a page of a folder counts in a search: who asks how, wants a guide.
-_RANKS = {"start": 2, "guides": 2, "coming_from": 1.5, "look_up/api": 0.5}
+_RANKS = {
+    "start": 2,
+    "guides": 2,
+    "coming_from": 3,
+    "look_up/errors": 0.7,
+    "look_up/api": 0.5,
+}
 
 
 def _rank_for_search() -> None:
