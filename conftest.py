@@ -77,7 +77,8 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--modes-by-turns"):
         # The pages of the documentation differ in more than a parameter.
         pages = [item for item in items if item.nodeid.startswith("tests/docs/")]
-        chosen = pages + modes.by_turns([item for item in items if item not in pages])
+        others = [item for item in items if not item.nodeid.startswith("tests/docs/")]
+        chosen = pages + modes.by_turns(others)
         config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
         items[:] = chosen
 
