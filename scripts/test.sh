@@ -33,8 +33,7 @@ elif [ "$scope" != --all ]; then
     chosen=(-m "not long")
     # The contract of the layers comes with the check "shapes", on the same Python.
     tests_of_oldest=(tests/contract tests/transforms tests/docs tests/test_jax.py
-        --ignore tests/contract/test_nn_layers --modes-by-turns
-        --deselect "tests/docs/test_pages.py::test_code_prints_what_the_page_says[examples")
+        --ignore tests/contract/test_nn_layers --modes-by-turns)
 fi
 if [ ${#chosen[@]} = 0 ]; then export TEST_ALL=1; fi # more examples of a property
 if [ -n "$missing" ] && [ "${CI:-}" = true ]; then stop "CI needs both ends$missing"; fi
