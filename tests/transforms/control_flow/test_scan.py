@@ -393,6 +393,13 @@ def test_it_decorates_methods():
             {"out_axes": (nnx.Carry, nnx.StateAxes({...: nnx.Carry}))},
             "Cannot carry output state",
         ),
+        ({"in_axes": (nnx.Carry, "0")}, "Invalid axis '0' in `in_axes`"),
+        ({"out_axes": (nnx.Carry, 0.5)}, "Invalid axis 0.5 in `out_axes`"),
+        (
+            {"in_axes": nnx.Carry(), "out_axes": nnx.Carry(), "length": 3},
+            "in `in_axes` of nnx.scan: an axis is an integer, None, or the class",
+        ),
+        ({"in_axes": (nnx.Carry, nnx.StateAxes({...: "0"}))}, "Invalid axis '0'"),
     ],
 )
 def test_wrong_axes_are_refused_at_creation(axes, message):

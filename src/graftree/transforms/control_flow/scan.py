@@ -103,6 +103,8 @@ def scan(
             axis_metadata=transform_metadata,
             signatures=Signatures(),
         )
+        _check_axes(row.inputs, "in_axes")
+        _check_axes(row.outputs, "out_axes")
         return _scanned(function, row, place, options)
 
     return decorators.decorate(f, "scan", make)
@@ -185,6 +187,16 @@ def _find_carry(axes: Any, argument: str) -> int | None:
                 f"{argument}={axes!r} of nnx.scan."
             )
     return found[0] if found else None
+
+
+def _check_axes(prefix: Prefix, argument: str) -> None:
+    """Refuses what is no axis; it would count as ``None``."""
+    for axis in prefix.values:
+        if not (axis is None or axis is Carry or isinstance(axis, int)):
+            raise ValueError(
+                f"Invalid axis {axis!r} in `{argument}` of nnx.scan: an axis is an "
+                "integer, None, or the class nnx.Carry itself."
+            )
 
 
 def _check_outputs(out_axes: Any) -> None:
