@@ -365,6 +365,19 @@ def test_nothing_is_around_the_loop_that_jax_compiles():
     assert text.count("func.func") == expected.count("func.func")
 
 
+def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():
+    def step(c, x, y=jnp.arange(3.0), *, scale=2.0):
+        return c + x * scale, y
+
+    scanned = nnx.scan(step, in_axes=(nnx.Carry, 0, 0))
+    for _ in range(2):
+        last, ys = scanned(0.0, jnp.ones(3))
+        assert last == 6.0 and ys.tolist() == [0.0, 1.0, 2.0]
+    assert scanned(0.0, jnp.ones(3), jnp.ones(3))[1].tolist() == [1.0] * 3
+    last, ys = nnx.scan(step)(0.0, jnp.ones(3))
+    assert last == 6.0 and ys.shape == (3, 3)
+
+
 def test_it_decorates_methods():
     class Stack(nnx.Module):
         def __init__(self):
@@ -400,6 +413,7 @@ def test_it_decorates_methods():
             "in `in_axes` of nnx.scan: an axis is an integer, None, or the class",
         ),
         ({"in_axes": (nnx.Carry, nnx.StateAxes({...: "0"}))}, "Invalid axis '0'"),
+        ({"in_axes": (nnx.Carry, nnx.Param(0))}, r"found a Param at in_axes\[1\]"),
     ],
 )
 def test_wrong_axes_are_refused_at_creation(axes, message):

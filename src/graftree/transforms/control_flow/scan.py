@@ -96,7 +96,7 @@ def scan(
         row = Row(
             "scan",
             mode,
-            Prefix((inputs, 0), "in_axes", "scan", mode),
+            Prefix(inputs, "in_axes", "scan", mode, keywords=0),
             Prefix(outputs, "out_axes", "scan", mode),
             keywords=(Keywords.REFUSED, Keywords.BECOME_POSITIONAL),
             labels=Labels(named=names),
