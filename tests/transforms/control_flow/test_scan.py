@@ -366,7 +366,9 @@ def test_nothing_is_around_the_loop_that_jax_compiles():
 
 
 def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():
-    def step(c, x, y=jnp.arange(3.0), *, scale=2.0):
+    numbers = jnp.arange(3.0)
+
+    def step(c, x, y=numbers, *, scale=2.0):
         return c + x * scale, y
 
     scanned = nnx.scan(step, in_axes=(nnx.Carry, 0, 0))
