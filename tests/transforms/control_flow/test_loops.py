@@ -180,6 +180,21 @@ def test_swapped_variables_are_refused(loop, mode):
 
 @MODES
 @LOOPS
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_changed_attribute_is_an_error_of_both_types(loop, error, mode):
+    def mark(model):
+        model.mark = 2
+        return model
+
+    model = Pair()
+    model.mark = 1
+    with pytest.raises(error, match=r"mark.*1.*before.*2.*after"):
+        run(loop, mark, model, **mode)
+    assert model.mark == 1
+
+
+@MODES
+@LOOPS
 def test_another_structure_is_refused(loop, mode):
     def extend(model):
         model.extra = 1

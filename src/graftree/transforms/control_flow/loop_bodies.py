@@ -259,7 +259,7 @@ class Loop:
         return self._pick(values, self._carried), stacked, notes
 
     def _new_data_error(self) -> TypeError:
-        return TypeError(
+        return CarryStructureError(
             f"nnx.{self.row.name}: the structure of a carried or broadcast "
             "argument must not change, but it has new data.\nAdd it before the "
             "loop, or give the argument an axis."
@@ -365,12 +365,16 @@ class Loop:
         found = differences.between(before.facts("carry"), after.facts("carry"))
         lines = differences.in_words(found, "before", "after", signatures.name_of)
         listed = "\n  ".join(lines or ["which objects are shared"])
-        return TypeError(
+        return CarryStructureError(
             f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
             f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
             "and metadata of carried Variables, can't be added, removed or changed "
             "there."
         )
+
+
+class CarryStructureError(TypeError, ValueError):
+    """A step changed the structure of the carry; either type, as in Flax NNX."""
 
 
 class _Notes(NamedTuple):

@@ -64,7 +64,7 @@ def while_loop(
     Raises:
         ValueError: If the body returns other objects; for aliases that the mode
             doesn't allow.
-        TypeError: If the structure of the value changes.
+        TypeError: If the structure of the value changes; it is a ``ValueError``, too.
 
     Example:
         >>> counter = nnx.Variable(jnp.array(0))

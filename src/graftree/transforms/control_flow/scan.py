@@ -65,7 +65,8 @@ def scan(
     Raises:
         ValueError: If the axes contain what they can't, or ``f`` is a method bound to a
             Module; at a call, if the carry has other objects out than in.
-        TypeError: At a call, if the structure of the carry changes.
+        TypeError: At a call, if the structure of the carry changes; it is a
+            ``ValueError``, too.
 
     Example:
         >>> @nnx.vmap
