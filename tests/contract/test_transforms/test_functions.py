@@ -26,6 +26,13 @@ class Scale(nnx.Module):
         return self.w * x
 
 
+class Reader(Scale):
+    """A Module that writes nothing."""
+
+    def __call__(self, x):
+        return self.w * x
+
+
 class Tool(nnx.Pytree):
     """A Pytree that is no Module."""
 
@@ -83,16 +90,21 @@ def test_modules_and_classes_are_functions(name):
         MAKERS[name](Scale)
 
 
-UNCHECKED = ("cond", "switch", "while_loop", "fori_loop", "transform_metadata")
-
-
+@pytest.mark.parametrize("kind", [Tool, Reader])
 @pytest.mark.parametrize("mode", MODES)
-def test_control_flow_takes_bound_methods(mode):
-    tool, mode = Tool(), MODES[mode]
+def test_control_flow_takes_bound_methods(mode, kind):
+    tool, mode = kind(), MODES[mode]
     assert flat(nnx.cond(True, tool.__call__, tool.__call__, X, **mode)) == [20, 40]
     assert flat(nnx.switch(0, [tool.__call__] * 2, X, **mode)) == [20, 40]
     out = nnx.while_loop(lambda x: x[0] < 30, tool.__call__, X, **mode)
     assert flat(out) == [40, 80]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("kind", [Tool, Reader])
+def test_transform_metadata_takes_bound_methods(kind, graph):
+    named = nnx.transform_metadata(kind().__call__, partition="x", graph=graph)
+    assert flat(jax.vmap(named)(jnp.stack([X, X]))) == flat(jnp.stack([X, X]) * 2)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -326,4 +326,5 @@ def transform_metadata(
 
         return named
 
-    return decorators.decorate(f, name, make)
+    # Methods bound to a Module are constants of the mapped function, as for JAX.
+    return make if f is MISSING else make(f)
