@@ -56,6 +56,18 @@ def test_whole_numbers_are_left_to_the_initializer():
     check(INITIALIZERS["ones"], (3, 5), jnp.int8)
 
 
+@pytest.mark.parametrize("name", ["zeros", "lecun_normal"])
+def test_what_is_known_of_a_size_does_not_hold_for_an_equal_float(name):
+    initializer, key = INITIALIZERS[name], jax.random.key(0)
+    for first, second in [(4.0, 4), (5, 5.0)]:
+        for size in [first] * 3 + [second] * 3:
+            if isinstance(size, int):
+                first_values.make(initializer, key, (size, 3), jnp.float32)
+            else:
+                with pytest.raises(TypeError):
+                    first_values.make(initializer, key, (size, 3), jnp.float32)
+
+
 def test_values_are_those_of_another_scale_if_jax_has_one(monkeypatch):
     monkeypatch.setattr(first_values, "_DEVIATION", 0.9)
     check(INITIALIZERS["lecun_normal"], (8, 8), jnp.float32)

@@ -44,7 +44,7 @@ def make(
 ) -> Any:
     """What ``initializer(key, shape, dtype)`` gives."""
     which = _identity(initializer)
-    if which is None or not _is_plainly_eager():
+    if which is None or not _is_plain(shape) or not _is_plainly_eager():
         return initializer(key, shape, dtype)
     try:
         known = _known(which, shape, dtype, _jax.context_of_traces())
@@ -67,6 +67,14 @@ def _identity(initializer: Any) -> Any:
 
 
 _ZEROS, _ONES = _FILLINGS
+
+
+def _is_plain(shape: Any) -> bool:
+    # What is known of 2 would hold for 2.0 and True, too, which JAX may refuse.
+    return type(shape) is tuple and _INT.issuperset(map(type, shape))
+
+
+_INT = frozenset([int])
 
 
 def _is_plainly_eager() -> bool:
@@ -107,8 +115,7 @@ class _Known:
 @functools.lru_cache(_MOST_KNOWN)
 def _known(which: Any, shape: Any, dtype: Any, _: Any) -> _Known:
     """What is known of an initializer under some settings of JAX."""
-    is_small = type(shape) is tuple and 0 < math.prod(shape) <= _MOST_NUMBERS
-    if not is_small or np.dtype(dtype) not in _DTYPES:
+    if not 0 < math.prod(shape) <= _MOST_NUMBERS or np.dtype(dtype) not in _DTYPES:
         return _Known(None)
     if which is _ZEROS or which is _ONES:
         filling = jnp.array(_FILLINGS[which], dtype)
