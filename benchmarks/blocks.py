@@ -53,16 +53,28 @@ def loss(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
     return perceptrons.squared_error(x, y), changed
 
 
+def evaluated(params: Any, state: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The loss of the blocks with the averages so far, without dropout."""
+    for values, averages in zip(params, state, strict=True):
+        x = x @ values["kernel"] + values["bias"][None]
+        x = jax.nn.relu(_scaled(values, x, averages["mean"], averages["var"]))
+    return perceptrons.squared_error(x, y)
+
+
 def _normalize(values: Any, state: Any, x: jax.Array) -> Any:
     mean = jnp.mean(x, 0)
     var = jnp.maximum(jnp.mean(jnp.square(x), 0) - jnp.square(mean), 0)
-    factor = jax.lax.rsqrt(var + EPSILON) * values["scale"]
-    y = (x - mean[None]) * factor[None] + values["shift"][None]
+    y = _scaled(values, x, mean, var)
     averages = {
         "mean": MOMENTUM * state["mean"] + (1 - MOMENTUM) * mean,
         "var": MOMENTUM * state["var"] + (1 - MOMENTUM) * var,
     }
     return y, state | averages
+
+
+def _scaled(values: Any, x: jax.Array, mean: jax.Array, var: jax.Array) -> jax.Array:
+    factor = jax.lax.rsqrt(var + EPSILON) * values["scale"]
+    return (x - mean[None]) * factor[None] + values["shift"][None]
 
 
 def _dropout(state: Any, x: jax.Array) -> Any:

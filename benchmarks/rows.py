@@ -28,6 +28,7 @@ from benchmarks import (
     plain_jit,
     planned_memory,
     steps,
+    switched_modes,
     transformer_blocks,
 )
 from benchmarks.gauges import Operation
@@ -123,6 +124,7 @@ def groups(quick: bool = False) -> list[Group]:
         train_step(50, passing="keywords"),
         train_step_in_place(50),
         step_of_blocks(20),
+        *map(train_and_evaluate, (4, 50)),
         decode_step(12),
         eager_cond(4),
         eager_cond(4, captured=True),
@@ -310,6 +312,20 @@ def step_of_blocks(depth: int) -> Group:
         MICROSECONDS,
         (Row(RAW, "flat list", raw), *_in_modes(nnx)),
         "1.30 raw",
+    )
+
+
+def train_and_evaluate(depth: int) -> Group:
+    """A train step and an evaluation of these blocks, which are switched."""
+    (library,) = libraries.installed(GRAFTREE).values()
+    return Group(
+        f"train() and a step, eval() and a call, {depth} blocks",
+        MICROSECONDS,
+        (
+            Row(RAW, "flat list, two functions", partial(switched_modes.raw, depth)),
+            *_in_modes(switched_modes.nnx, depth),
+            Row(GRAFTREE, "a view", partial(switched_modes.nnx_view, library, depth)),
+        ),
     )
 
 

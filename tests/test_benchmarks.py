@@ -35,6 +35,7 @@ COMPUTING = [
     rows.plain_jit_of_state(2),
     rows.plain_jit_of_model(1),
     rows.step_of_blocks(1),
+    rows.train_and_evaluate(1),
     rows.decode_step(1),
 ]
 

@@ -89,6 +89,22 @@ def test_memo_is_made_anew_after_a_change(graph, whole):
         assert all(a is b for a, b in zip(leaves, expected_leaves, strict=True))
 
 
+@WHOLES
+@MODES
+def test_memos_of_static_values_that_take_turns_are_kept(graph, whole):
+    model = Model()
+    found = []
+    for value in (2, 2, 3, 2, 3, 2):
+        model.linear.out_features = value
+        graphdef, leaves = flatten(whole(model), graph)
+        expected, expected_leaves = flatten_anew(whole(model), graph)
+        assert graphdef == expected
+        assert all(a is b for a, b in zip(leaves, expected_leaves, strict=True))
+        found.append(graphdef)
+    _, two, three, *others = found
+    assert [*map(id, others)] == [id(two), id(three), id(two)]
+
+
 def test_modes_have_memos_of_their_own():
     model = Model()
     for _ in range(3):

@@ -160,6 +160,44 @@ def test_survey_sees_every_change_of_structure(change):
     assert not survey.holds()
 
 
+# After these, other static values may come again.
+STATICS = ("static", "equal static", "property", "hash", "hash in a tuple")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_survey_tells_other_static_values_from_other_structure(name):
+    model = Model()
+    survey = survey_of(model)
+    assert survey.may_hold_again()
+    CHANGES[name](model)
+    assert survey.may_hold_again() is (name in STATICS)
+
+
+def test_survey_holds_again_after_a_change_back():
+    model = Model()
+    survey, tag = survey_of(model), model.tag
+    model.tag, model.name = Tag("b"), "other"
+    assert not survey.holds()
+    model.tag = tag
+    assert not survey.holds()
+    model.name = "model"
+    assert survey.holds()
+    assert survey.holds()
+    tag.name = "b"
+    assert not survey.holds()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_survey_that_holds_again_sees_every_change(change):
+    model = Model()
+    survey = survey_of(model)
+    for part in (model, model.layers, model.layers[0], model.heads):
+        nnx.touch(part)
+    assert survey.holds()
+    change(model)
+    assert not survey.holds()
+
+
 def test_nodes_without_stamps_can_not_be_watched():
     class Node:
         pass

@@ -29,6 +29,8 @@ class Model(nnx.Module):
         self.kernel = nnx.Param(jnp.ones(2))
         self.array = jnp.arange(3.0)
         self.tag = Tag("a")
+        self.flag = 0
+        self.dropout = nnx.Dropout(0.5)
         self.layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
         self.heads = nnx.Dict(a=nnx.Param(jnp.ones(1)))
         self.items = nnx.data([nnx.Param(jnp.ones(1)), 2])
@@ -54,10 +56,17 @@ def visit(model):
             leaf.set_value(value)
     statics = getattr(model, "tag", Tag("")).name, len(model.layers), model.items[1:]
     statics = [x for x in statics if not isinstance(x, list)]
+    statics += [repr((model.flag, model.dropout.deterministic))]
     statics += [x for x in model.items if not isinstance(x, nnx.Variable)]
     return total + sum(map(weight, statics))
 
 
+SWITCHES = (
+    lambda m, k: m.eval() if k else m.train(),
+    lambda m, k: setattr(m, "flag", k),
+    lambda m, k: setattr(m, "flag", float(k)),
+    lambda m, k: setattr(m, "flag", -0.0 if k else False),
+)
 MUTATIONS = (
     lambda m, k: m.kernel.set_value(jnp.full(2, float(k))),
     lambda m, k: m.kernel.set_value(jnp.full(k + 1, 2.0)),
@@ -87,6 +96,7 @@ MUTATIONS = (
     lambda m, k: m.named.__setitem__("x", jnp.ones(1)),
     lambda m, k: m.state["a"].__setitem__("b", nnx.Param(jnp.full(1, float(k)))),
     lambda m, k: m.state["a"].__setitem__(str(k), nnx.Param(jnp.ones(1))),
+    *SWITCHES,
     lambda m, k: nnx.update(m, nnx.state(m)),
     lambda m, k: nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
     lambda m, k: None,
@@ -106,13 +116,15 @@ VISITS = {
 
 
 @MODES
+@pytest.mark.parametrize("often", [1, 6], ids=["any", "switches"])
 @strategies.examples(10, 25)
 @given(data=st.data())
-def test_planned_calls_equal_unplanned_ones(mode, data):
+def test_planned_calls_equal_unplanned_ones(mode, often, data):
     step = VISITS[tuple(mode.items())]
     ours, theirs = Model(), Model()
-    steps = st.tuples(st.sampled_from(MUTATIONS), st.integers(0, 1))
-    for mutate, k in data.draw(st.lists(steps, min_size=1, max_size=6)):
+    mutations = st.sampled_from((*MUTATIONS, *SWITCHES * (often - 1)))
+    steps = st.tuples(mutations, st.integers(0, 1))
+    for mutate, k in data.draw(st.lists(steps, min_size=1, max_size=6 + often)):
         for _ in range(data.draw(st.integers(1, 3))):
             np.testing.assert_array_equal(step(ours), unplanned(step, theirs))
         mutate(ours, k)

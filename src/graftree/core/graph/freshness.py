@@ -4,13 +4,16 @@ The second time that an object is flattened in a mode, the result is kept with i
 skeleton and the places of its leaves, with a `Survey` that tells whether they are still
 right. So objects that are flattened once, as inside a trace, pay nothing. Objects in a
 container, as in ``split((model, optimizer))``, are one thing that is known by them all.
+Of an object whose static attributes take turns, as by ``train()`` and ``eval()``, some
+results are kept.
 
 A `Survey` lists all that the skeleton of some objects depends on, and tells later, as
 cheaply as it can, whether any of it has changed:
 
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
-                                             if that moved, one stamp per object
+                                             if that moved, one stamp per object; those
+                                             with another stamp are looked at
     attributes that may be set unstamped     they are compared with what they were
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
@@ -23,16 +26,18 @@ it keeps no model alive; `Survey.reaches` tells.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from graftree import _jax, config
 from graftree.core import imprints, stamps
 from graftree.core.graph import flattening, nodes
+from graftree.core.graph.appearances import Appearance
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.nodes import Leaf
@@ -55,26 +60,25 @@ def flatten_node(
         memos, members = bookkeeping.memos_of(node), []
     else:
         memos, members = _combinations.find(node)
-    memo = memos.get(sharing, _NEVER)
-    if isinstance(memo, Memo) and memo.holds():
-        return memo.graphdef, memo.leaves()
+    known = memos.get(sharing)
+    for memo in known or ():
+        if memo.survey.holds():
+            return memo.graphdef, memo.leaves()
     made, refs = stamps.clock.now, RefMap()
     if sharing:
         graphdef, leaves = flattening.flatten_graph(node, refs)
     else:
         graphdef, leaves = flattening.flatten_tree(node, function)
-    # Twice at the same stamp; `None` says that it was taken apart once.
-    memos[sharing] = None
-    if memo is not _NEVER:
+    # `()` says that it was taken apart once.
+    memos[sharing] = ()
+    if known is not None:
         if not sharing:
             flattening.flatten_graph(node, refs)
         survey = Survey(refs, made)
         if survey.is_complete and not (members and survey.reaches(members)):
-            memos[sharing] = Memo(node, graphdef, list(leaves), survey)
+            memo = Memo(node, graphdef, list(leaves), survey)
+            memos[sharing] = with_newest(memo, known)
     return graphdef, leaves
-
-
-_NEVER: Any = object()
 
 
 class _Combinations:
@@ -122,16 +126,16 @@ _combinations = _Combinations()
 
 
 class Memo:
-    """The skeleton of an object, and where its leaves are."""
+    """The skeleton of an object, and where its leaves are; its survey says if still."""
 
-    __slots__ = ("_arrays", "_leaves", "_survey", "graphdef")
+    __slots__ = ("_arrays", "_leaves", "graphdef", "survey")
 
     def __init__(
         self, root: Any, graphdef: GraphDef[Any], leaves: list[Any], survey: Survey
     ) -> None:
         self.graphdef = graphdef
+        self.survey = survey
         self._leaves = leaves
-        self._survey = survey
         self._arrays = []
         for number, (leaf, path) in enumerate(
             zip(leaves, graphdef.paths(), strict=True)
@@ -142,16 +146,31 @@ class Memo:
                     self._arrays.append((number, place))
                     leaves[number] = None
 
-    def holds(self) -> bool:
-        """Whether it is still right."""
-        return self._survey.holds()
-
     def leaves(self) -> list[Any]:
         """The leaves, in a new list."""
         leaves = self._leaves.copy()
         for number, place in self._arrays:
             leaves[number] = place.read()
         return leaves
+
+
+# How many results are kept that differ in static values.
+VARIANTS = 8
+
+
+class Surveyed(Protocol):
+    """A result that is right if its survey holds."""
+
+    survey: Survey
+
+
+S = TypeVar("S", bound=Surveyed)
+
+
+def with_newest(newest: S, known: Iterable[S]) -> tuple[S, ...]:
+    """A new result, and those known before that may be right again."""
+    kept = [x for x in known if x.survey.may_hold_again()]
+    return (newest, *kept[: VARIANTS - 1])
 
 
 _stamp_of = operator.attrgetter("stamp")
@@ -172,6 +191,7 @@ class Survey:
     """
 
     __slots__ = (
+        "_appearances",
         "_checked",
         "_comparisons",
         "_imprints",
@@ -189,6 +209,7 @@ class Survey:
     def __init__(self, objects: Iterable[Any], made: int) -> None:
         self._checked = made
         self._stamped: list[Any] = [classes.changes]
+        self._appearances: list[Appearance | None] = [None]
         self._variables: list[Variable[Any]] = []
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
@@ -210,10 +231,13 @@ class Survey:
         if now != self._checked:
             # Not whether they are larger: of two threads that change an object at once,
             # the one with the smaller number may be the last to write it.
-            if [*map(_stamp_of, self._stamped)] != self._stamps:
-                return False
-            variable_stamps = [*map(variables.stamp_of, self._variables)]
-            if variable_stamps != self._variable_stamps:
+            found = [*map(_stamp_of, self._stamped)]
+            if found != self._stamps:
+                if not self._look_alike(found, Appearance.is_same):
+                    return False
+                # What came after the stamps were read has a stamp of its own.
+                self._stamps = found
+            if self._variables_differ():
                 return False
             self._checked = now
         if self._mirrored and not self._mirrors_hold():
@@ -223,6 +247,16 @@ class Survey:
             if now_imprints != self._imprints:
                 return False
         return not self._comparisons or all(same() for same in self._comparisons)
+
+    def may_hold_again(self) -> bool:
+        """Whether nothing has changed but the values of static attributes."""
+        found = [*map(_stamp_of, self._stamped)]
+        return (
+            self._look_alike(found, Appearance.is_same_but_for_statics)
+            and not self._variables_differ()
+            and self._mirrors_hold()
+            and all(same() for same in self._comparisons)
+        )
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether what the survey holds refers to one of these objects in turn."""
@@ -236,6 +270,17 @@ class Survey:
                 met[id(node)] = node
                 pending += [child.value for child in nodes.children(node)]
         return False
+
+    def _look_alike(
+        self, stamps: Sequence[int], compare: Callable[[Appearance], bool]
+    ) -> bool:
+        """Whether the objects with other stamps than before are like they were."""
+        are_changed = map(operator.ne, stamps, self._stamps)
+        changed = itertools.compress(self._appearances, are_changed)
+        return all(look is not None and compare(look) for look in changed)
+
+    def _variables_differ(self) -> bool:
+        return [*map(variables.stamp_of, self._variables)] != self._variable_stamps
 
     def _mirrors_hold(self) -> bool:
         # Python compares by identity first. So if a Variable is asked whether it equals
@@ -254,8 +299,10 @@ class Survey:
         kind = nodes.kind_of(obj)
         if kind is nodes.PYTREE:
             self._stamped.append(bookkeeping.state_of(obj))
-            if not bookkeeping.watch(obj):
-                self._add_unwatched(obj)
+            is_watched, look = bookkeeping.watch(obj), Appearance(obj)
+            self._appearances.append(look)
+            if not is_watched:
+                self._comparisons.append(look.is_same)
             for _, value, is_data in nodes.children(obj):
                 if is_data is False:
                     self._add_static(value)
@@ -265,27 +312,6 @@ class Survey:
             self._variables.append(obj)
         elif kind is not Leaf.REF:
             self.is_complete = False
-
-    def _add_unwatched(self, obj: Any) -> None:
-        """Adds an object whose ``vars`` may be written without a stamp."""
-        # Arrays are not kept, nor compared: another one does not change structure.
-        entries = {
-            name: _ARRAY if nodes.kind_of(value) is Leaf.ARRAY else value
-            for name, value in vars(obj).items()
-        }
-        weak = weakref.ref(obj)
-
-        def same() -> bool:
-            now = vars(weak())
-            return len(now) == len(entries) and all(
-                now.get(name, _ARRAY) is value
-                or (value is _ARRAY and nodes.kind_of(now.get(name)) is Leaf.ARRAY)
-                for name, value in entries.items()
-            )
-
-        self._comparisons.append(same)
-        children = entries.values()
-        self.nodes += [x for x in children if nodes.kind_of(x) is nodes.PYTREE]
 
     def _add_content(self, x: Any) -> None:
         """Adds what is data, but perhaps no object: containers are looked into."""
@@ -318,10 +344,6 @@ class Survey:
     def _add_static(self, x: Any) -> None:
         if imprints.may_change(x):
             self._statics[id(x)] = x
-
-
-# Stands for any array.
-_ARRAY: Any = object()
 
 
 def _mirror(x: Any) -> Any:

@@ -343,7 +343,7 @@ class AttributeTable(HashableMapping):
         "size",
     )
 
-    # `_data_beside`, known when `known_getters` are.
+    # `values_beside`, known when `known_getters` are.
     data_beside: _Comparison
 
     def __init__(self, entries: Mapping[str, bool], /) -> None:
@@ -391,7 +391,7 @@ class AttributeTable(HashableMapping):
             names, data, static = self.names(naming)
             place = {name: i for i, name in enumerate((*data, *static))}
             in_order = _getter([place[name] for name in names])
-            self.data_beside = _data_beside(data, static)
+            self.data_beside = values_beside(data, static)
             self.known_getters = names, _getter(data), _getter(static), in_order
         return self.known_getters
 
@@ -414,26 +414,26 @@ def _getter(keys: Sequence[Any]) -> _Getter:
 
 
 @functools.lru_cache(maxsize=1024)
-def _data_beside(data: _Names, static: _Names) -> _Comparison:
-    """A function: the data in ``vars``, if the static values are these very objects.
+def values_beside(names: _Names, fixed: _Names) -> _Comparison:
+    """A function: what ``vars`` has under names, if what is fixed are these objects.
 
     It is generated: JAX flattens each object of a model on each call, and this takes a
     third of what `all` of a `map` of `operator.is_` takes (110 ns for nine values).
     """
-    names = (*data, *static)
-    if len(names) > _LONGEST_CHAIN or any(type(name) is not str for name in names):
-        data_of, statics_of = _getter(data), _getter(static)
+    listed = (*names, *fixed)
+    if len(listed) > _LONGEST_CHAIN or any(type(name) is not str for name in listed):
+        values_of, fixed_of = _getter(names), _getter(fixed)
 
-        def compare(entries: Any, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if all(map(operator.is_, statics_of(entries), values)):
-                return data_of(entries)
+        def compare(entries: Any, objects: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if all(map(operator.is_, fixed_of(entries), objects)):
+                return values_of(entries)
             return None
 
         return compare
-    tests = [f"entries[{name!r}] is values[{i}]" for i, name in enumerate(static)]
-    children = "".join([f"entries[{name!r}], " for name in data])
+    tests = [f"entries[{name!r}] is objects[{i}]" for i, name in enumerate(fixed)]
+    values = "".join([f"entries[{name!r}], " for name in names])
     condition = " and ".join(tests) or "True"
-    return eval(f"lambda entries, values: ({children}) if {condition} else None")
+    return eval(f"lambda entries, objects: ({values}) if {condition} else None")
 
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from graftree import _jax
-from graftree.core.graph import flattening, nodes
+from graftree.core.graph import flattening, freshness, nodes
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.freshness import Survey
 from graftree.core.graph.nodes import Leaf
@@ -45,7 +45,7 @@ class Plans:
         self._row = row
         self._bound = bound
         # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, _PlanOfObjects] = {}
+        self._known: dict[Any, tuple[_PlanOfObjects, ...]] = {}
         self._latest: _PlanOfObjects | None = None
         # What stands for the objects of earlier calls. A plan costs more than a call
         # without one, and is made when objects come a second time.
@@ -71,13 +71,15 @@ class Plans:
         known = self._read(args, kwargs)
         if known is None:
             return NO_PLAN
-        plan = self._known.get(known.key)
-        if plan is None:
+        plans = self._known.get(known.key)
+        if plans is None:
             return self._call_with_new(jitted, known)
-        out = plan.call(jitted, known.leaves)
-        if out is not NO_PLAN:
-            self._latest = plan
-        return out
+        for plan in plans:
+            out = plan.call(jitted, known.leaves)
+            if out is not NO_PLAN:
+                self._latest = plan
+                return out
+        return NO_PLAN
 
     def _call_with_new(self, jitted: Callable[..., Any], known: Arguments) -> Any:
         """`call` for objects that come for the first time."""
@@ -150,11 +152,11 @@ class Plans:
             plan = _PlanOfObjects(row, known, packed, weak_roots, survey, loose)
         except (LookupError, StopIteration):
             return  # Another thread has changed an object since it was packed.
-        self._known[key] = self._latest = plan
+        self._known[key] = freshness.with_newest(plan, self._known.get(key, ()))
+        self._latest = plan
 
     def _forget(self, key: Any) -> None:
-        plan = self._known.pop(key, None)
-        if plan is self._latest:
+        if self._latest in self._known.pop(key, ()):
             self._latest = None
 
 
@@ -176,7 +178,11 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
 
 
 class _PlanOfObjects(Plan):
-    """What is known about a call with certain objects, found by what they are in."""
+    """What is known about a call with certain objects, found by what they are in.
+
+    Attributes:
+        survey: Tells whether the objects are as they were.
+    """
 
     def __init__(
         self,
@@ -189,6 +195,7 @@ class _PlanOfObjects(Plan):
     ) -> None:
         sources = planned_calls.sources(row, known.tree, packed)
         super().__init__(row, known.leaves, packed, survey, loose, sources, roots)
+        self.survey = survey
         # The leaves of a call may be all there is.
         self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
         self._reader = None
