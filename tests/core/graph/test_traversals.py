@@ -1,9 +1,12 @@
 """Walks over objects in both modes; maps."""
 
+import hypothesis
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from graftree.core.graph import nodes, traversals
+from tests import strategies
 
 
 class Model(nnx.Module):
@@ -17,6 +20,16 @@ def test_iter_graph_yields_children_before_parents():
     found = [path for path, x in nnx.iter_graph(Model()) if isinstance(x, nnx.Variable)]
     assert found == [("items", 0), ("w",)]
     assert [path for path, _ in nnx.iter_graph(Model())][-1] == ()
+
+
+@strategies.examples(30, 200)
+@hypothesis.given(strategies.graphs())
+def test_a_walk_over_nodes_lists_what_a_whole_walk_lists(root):
+    listed = [*nnx.iter_graph(root, graph=True)]
+    expected = [(path, x) for path, x in listed if nodes.is_node(x) and x is not None]
+    found = [*traversals.iter_nodes(root, graph=True)]
+    assert [path for path, _ in found] == [path for path, _ in expected]
+    assert all(a is b for (_, a), (_, b) in zip(found, expected, strict=True))
 
 
 def test_cycles_end_in_graph_mode_and_are_errors_in_tree_mode():

@@ -48,6 +48,14 @@ def iter_graph(
     return _post_order(node, _GraphWalk() if is_graph else _TreeWalk("iter_graph"))
 
 
+def iter_nodes(
+    node: Any, /, *, graph: bool | None = None
+) -> Iterator[tuple[Path, Any]]:
+    """What `iter_graph` lists, in graph mode without what has no children."""
+    is_graph = config.graph_mode(graph)
+    return _post_order(node, _NodeWalk() if is_graph else _TreeWalk("iter_graph"))
+
+
 def _post_order(root: Any, walk: _GraphWalk | _TreeWalk) -> Iterator[tuple[Path, Any]]:
     """Yields all that a walk enters, children before parents."""
     # A node, its path, and what remains of its children. No recursion, whose depth
@@ -86,6 +94,21 @@ class _GraphWalk:
 
     def leave(self, x: Any) -> None:
         """Nothing: what was met stays so."""
+
+
+class _NodeWalk(_GraphWalk):
+    """A walk that passes over leaves, which most of an object is."""
+
+    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        kind = nodes.kind_of(x)
+        if isinstance(kind, Leaf) or id(x) in self.seen:
+            return None
+        self.seen[id(x)] = x
+        return [
+            (key, value)
+            for key, value, _ in kind.flatten(x)[0]
+            if value is not None and not isinstance(nodes.kind_of(value), Leaf)
+        ]
 
 
 def _is_singleton(x: Any) -> bool:

@@ -172,7 +172,7 @@ def iter_modules(
         >>> [path for path, _ in nnx.iter_modules(model)]
         [('layers', 0), ('layers',), ()]
     """
-    for path, value in traversals.iter_graph(module, graph=graph):
+    for path, value in traversals.iter_nodes(module, graph=graph):
         if isinstance(value, Module):
             yield path, value
 
