@@ -35,7 +35,6 @@ COMPUTING = [
     rows.plain_jit_of_state(2),
     rows.plain_jit_of_model(1),
     rows.step_of_blocks(1),
-    rows.train_and_evaluate(1),
     rows.decode_step(1),
 ]
 
@@ -56,6 +55,17 @@ def test_all_libraries_compute_what_raw_jax_computes(group):
     ]
     for result in results:
         np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+def test_switched_models_compute_what_the_functions_of_raw_jax_compute():
+    # The gradient of a bias before BatchNorm is rounding, of which Adam makes steps.
+    group = rows.train_and_evaluate(1)
+    results = [
+        [operation() for _ in range(3)] for operation in operations(group).values()
+    ]
+    for result in results:
+        np.testing.assert_allclose(result, results[0], rtol=5e-3)
 
 
 @pytest.mark.parametrize("group", COMPUTING[:5], ids=lambda group: group.name)

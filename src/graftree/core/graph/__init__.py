@@ -8,7 +8,8 @@
 - ``graphdefs.py``: `GraphDef`, drawn; ``graph_states.py``: `GraphState`.
 - ``flattening.py``: the walk that takes objects apart; ``merging.py``: leaves of States
   to the places of a GraphDef, and the builder that makes the object.
-- ``freshness.py``: detects structural changes; caches the GraphDef until there is one.
+- ``freshness.py``: detects structural changes; caches the GraphDef until there is one;
+  ``appearances.py``: whether an object that was changed is what it was.
 - ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
 - ``proxy_callers.py``: what `call` returns: a method by attributes and items.

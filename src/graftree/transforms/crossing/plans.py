@@ -5,6 +5,9 @@ Between two steps of a training loop only the values of Variables change. So wha
 the same objects, which is found by the objects in the arguments, and asks its `Survey`
 if it still holds. What a planned call does is in ``planned_calls.py``.
 
+For the same objects there may be several plans, which differ in static values: of a
+model in training and in evaluation. A survey holds again when these are what they were.
+
 Plans refer to the objects of the caller weakly, and go with them. Variables that are
 arguments by themselves may be new ones at each call (see ``loose_variables.py``). In
 tree mode so may all objects (see ``tree_plans.py``).
@@ -34,7 +37,8 @@ from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.tree_plans import TreePlans
 
 # How many combinations of objects a function remembers. Those that are gone are
-# forgotten at once; so this is about how many models take turns.
+# forgotten at once; so this is about how many models take turns. For each there are as
+# many plans as `freshness.with_newest` keeps.
 LIMIT = 64
 
 
