@@ -55,6 +55,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " register_data_type check_pytree",
         "core.objects.pytrees": "ObjectMeta PytreeMeta PytreeState",
         "core.objects.attributes": "DATA_REGISTRY",
+        "interop.flax_side.type_aliases": "AttributeStatus",
     },
     "module": {
         _PUBLIC: "M Module capture view view_info with_attributes iter_children"
@@ -65,6 +66,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "helpers": {
         _PUBLIC: "Dict List Sequential TrainState",
         "nn.sequential": "has_keyword_arg",
+        "interop.flax_side.type_aliases": "ModuleDefApply",
     },
     "reprlib": {
         "core.text.representations": "Representable MappingReprMixin"
@@ -98,7 +100,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
         "core.imprints": "HashableMapping",
-        "interop.graph_contexts.contexts": "ArrayRefOutput NO_UPDATE NoUpdate Repeated",
+        "interop.graph_contexts.contexts": "ArrayRefOutput GRAPH_CONTEXT GraphContext"
+        " NO_UPDATE NoUpdate Repeated",
         "interop.older_functions": "graph_pop static_cache",
         "annotations": "Key PathParts=Path",
     },

@@ -129,6 +129,17 @@ def test_flatten_without_paths_gives_a_list():
             ctx.unflatten(graphdef, leaves, leaves)
 
 
+def test_active_contexts_are_listed_by_tag_the_innermost_last():
+    stacks = nnx.graphlib.GRAPH_CONTEXT.update_context_stacks
+    assert not stacks
+    with nnx.update_context("a") as outer, nnx.update_context("b") as other:
+        with nnx.update_context("a") as inner:
+            assert [*map(id, stacks["a"])] == [id(outer), id(inner)]
+        assert nnx.current_update_context("a") is outer
+        assert nnx.current_update_context("b") is other
+    assert not stacks
+
+
 def test_several_flat_states_are_merged():
     with nnx.split_context() as ctx:
         graphdef, *flat = ctx.flatten(Model(), nnx.PathContains("a"), ...)

@@ -1,14 +1,24 @@
 """The aliases of ``flax.typing`` that `graftree.annotations` does not have.
 
-They say what annotations mean; nothing checks them. The few classes among them are
-those that programs make or compare.
+And two types of ``flax.nnx`` that programs need for annotations only. They say what
+annotations mean; nothing checks them. The few classes among them are those that
+programs make or compare.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Generic, Self, TypeAlias, TypeGuard, TypeVar
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+)
 
 import jax
 import numpy as np
@@ -132,6 +142,29 @@ def _byte_text(count: int) -> str:
         if count > 1000**power:
             return f"{count / 1000**power:,.1f} {unit}"
     return f"{count:,} B"
+
+
+class AttributeStatus(NamedTuple):
+    """Whether an attribute is data, and whether the program said so.
+
+    Example:
+        >>> nnx.pytreelib.AttributeStatus(is_data=True, explicit=False)
+        AttributeStatus(is_data=True, explicit=False)
+    """
+
+    is_data: bool
+    explicit: bool
+
+
+class ModuleDefApply(Protocol):
+    """What ``graphdef.apply`` is: a function of states that gives a proxy.
+
+    Example:
+        >>> graphdef, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> apply: nnx.helpers.ModuleDefApply = graphdef.apply
+    """
+
+    def __call__(self, state: Any, *states: Any) -> Any: ...
 
 
 class PytreeDeque(collections.deque[T]):

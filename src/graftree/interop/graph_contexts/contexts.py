@@ -95,12 +95,21 @@ class UpdateContext:
         return hash(UpdateContext)
 
 
-class _Active(threading.local):
+class GraphContext(threading.local):
+    """What is active in a thread: for each tag its contexts, the innermost last.
+
+    Example:
+        >>> with nnx.update_context("example"):
+        ...     list(nnx.graphlib.GRAPH_CONTEXT.update_context_stacks)
+        ['example']
+    """
+
     def __init__(self) -> None:
-        self.contexts: list[UpdateContext] = []
+        self.update_context_stacks: dict[Hashable, list[UpdateContext]] = {}
 
 
-_active = _Active()
+GRAPH_CONTEXT = GraphContext()
+"""The only one."""
 
 
 def current_update_context(tag: Hashable) -> UpdateContext:
@@ -117,12 +126,11 @@ def current_update_context(tag: Hashable) -> UpdateContext:
         ...     nnx.current_update_context("example") is context
         True
     """
-    for context in reversed(_active.contexts):
-        if context.tag == tag:
-            return context
-    raise ValueError(
-        f"No update context found for tag {tag!r}: use nnx.update_context({tag!r})."
-    )
+    if tag not in GRAPH_CONTEXT.update_context_stacks:
+        raise ValueError(
+            f"No update context found for tag {tag!r}: use nnx.update_context({tag!r})."
+        )
+    return GRAPH_CONTEXT.update_context_stacks[tag][-1]
 
 
 def _context_of(tag: Hashable | None) -> UpdateContext:
@@ -158,11 +166,15 @@ class update_context(contextlib.ContextDecorator):
         self.tag = tag
 
     def __enter__(self) -> UpdateContext:
-        _active.contexts.append(UpdateContext(self.tag))
-        return _active.contexts[-1]
+        context = UpdateContext(self.tag)
+        GRAPH_CONTEXT.update_context_stacks.setdefault(self.tag, []).append(context)
+        return context
 
     def __exit__(self, *exception: object) -> None:
-        _active.contexts.pop()
+        stack = GRAPH_CONTEXT.update_context_stacks[self.tag]
+        stack.pop()
+        if not stack:
+            del GRAPH_CONTEXT.update_context_stacks[self.tag]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
