@@ -122,11 +122,37 @@ def test_flatten_without_paths_gives_a_list():
             ValueError, match="Cannot use filters with with_paths=False"
         ):
             ctx.flatten(Model(), nnx.Param, with_paths=False)
-    assert isinstance(leaves, list) and len(leaves) == 2
+    assert leaves == [1.0, 2.0] and all(isinstance(x, jax.Array) for x in leaves)
     with nnx.merge_context() as ctx:
         assert ctx.unflatten(graphdef, leaves).b.w[...] == 2.0
         with pytest.raises(ValueError, match="Cannot use multiple flat_states"):
             ctx.unflatten(graphdef, leaves, leaves)
+
+
+@pytest.mark.parametrize("ref", [False, True])
+def test_lists_of_leaves_make_all_four_steps(ref):
+    with nnx.var_defaults(ref=ref):
+        model = Model()
+    a, w = model.a, model.b.w
+
+    @jax.jit
+    def change(leaves):
+        with nnx.merge_context("test", inner=True) as ctx:
+            inner = ctx.unflatten(graphdef, leaves)
+        inner.a[...] += 4
+        inner.b.w[...] *= 3
+        inner.c = inner.a
+        with nnx.split_context("test") as ctx:
+            return ctx.flatten(inner, with_paths=False)
+
+    with nnx.update_context("test"):
+        with nnx.split_context("test") as ctx:
+            graphdef, leaves = ctx.flatten(model, with_paths=False)
+        new_graphdef, new_leaves = change(leaves)
+        with nnx.merge_context("test", inner=False) as ctx:
+            assert ctx.unflatten(new_graphdef, new_leaves) is model
+    assert model.a is model.c is a and a[...] == 5.0 and a.tag == "x"
+    assert model.b.w is w and w[...] == 6.0 and w.ref is ref
 
 
 def test_active_contexts_are_listed_by_tag_the_innermost_last():

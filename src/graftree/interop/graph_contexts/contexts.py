@@ -206,7 +206,8 @@ class SplitContext:
         Args:
             node: The object.
             *filters: Filters; every leaf must match one.
-            with_paths: ``False`` returns the leaves as a list.
+            with_paths: ``False`` returns the leaves as a list, with the raw value of
+                each Variable, as `nnx.flatten` does.
 
         Raises:
             ValueError: If filters are given without paths.
@@ -215,7 +216,7 @@ class SplitContext:
             raise ValueError("Cannot use filters with with_paths=False.")
         graphdef, leaves = self._flatten(node)
         if not with_paths:
-            return graphdef, leaves
+            return graphdef, [*map(flattening.raw_of, leaves)]
         flat = FlatState.from_sorted_keys_values(graphdef.paths(), leaves)
         groups = flat.split(*filters) if filters else flat
         return graphdef, *(groups if len(filters) > 1 else (groups,))
