@@ -188,11 +188,12 @@ class Survey:
             registered as graph nodes carry no stamp. And if another thread changed
             anything meanwhile, it might have been one of these.
         nodes: The Pytrees that are members of containers.
+        checked: The structure counter when nothing had changed.
+        has_contents: Whether there is more to be seen than stamps.
     """
 
     __slots__ = (
         "_appearances",
-        "_checked",
         "_comparisons",
         "_imprints",
         "_mirrored",
@@ -202,12 +203,14 @@ class Survey:
         "_statics",
         "_variable_stamps",
         "_variables",
+        "checked",
+        "has_contents",
         "is_complete",
         "nodes",
     )
 
     def __init__(self, objects: Iterable[Any], made: int) -> None:
-        self._checked = made
+        self.checked = made
         self._stamped: list[Any] = [classes.changes]
         self._appearances: list[Appearance | None] = [None]
         self._variables: list[Variable[Any]] = []
@@ -222,13 +225,14 @@ class Survey:
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
         self._variable_stamps = [*map(variables.stamp_of, self._variables)]
+        self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
         latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
         self.is_complete &= latest == made
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
         now = stamps.clock.now
-        if now != self._checked:
+        if now != self.checked:
             # Not whether they are larger: of two threads that change an object at once,
             # the one with the smaller number may be the last to write it.
             found = [*map(_stamp_of, self._stamped)]
@@ -239,7 +243,7 @@ class Survey:
                 self._stamps = found
             if self._variables_differ():
                 return False
-            self._checked = now
+            self.checked = now
         if self._mirrored and not self._mirrors_hold():
             return False
         if self._statics:

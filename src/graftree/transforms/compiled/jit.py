@@ -24,7 +24,7 @@ from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.plans import PlanOfObjects, Plans
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 from graftree.transforms.crossing.traces import Traces
@@ -58,7 +58,8 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         **options: Any,
     ) -> None:
         self.traces = Traces()
-        compilations.follow(JitWrapped.__call__.__code__, Plan.call.__code__)
+        callers = JitWrapped.__call__, Plan.call, PlanOfObjects.call_with
+        compilations.follow(*[caller.__code__ for caller in callers])
         row, jax_options = configure(name, fun, mode, traces=self.traces, **options)
         decorators.wraps(fun)(self)
         self.fun = fun

@@ -153,9 +153,7 @@ class Plan:
         given = [leaves[place] for place in self._given]
         groups = self.groups(given, boxes, values)
         result = jitted(*groups)
-        if self.is_plain and result[0].is_plain:
-            return self._commit(result, given, boxes)
-        return outside.commit(self.packed(given, boxes), result)
+        return self.commit(result, given, boxes)
 
     def groups(
         self,
@@ -180,11 +178,13 @@ class Plan:
             groups.append(packing.with_static(values, group.static))
         return groups
 
-    def _commit(
+    def commit(
         self, result: Any, given: Sequence[Any], boxes: Sequence[Variable[Any]]
     ) -> Any:
-        """`outside.commit` where nothing but Variables are written and returned."""
+        """`outside.commit`; less to do if only Variables are written and returned."""
         returned, changed, _, out = result
+        if not (self.is_plain and returned.is_plain):
+            return outside.commit(self.packed(given, boxes), result)
         positions, _, numbers = returned.groups
         if positions:
             targets = self.targets(returned, boxes)

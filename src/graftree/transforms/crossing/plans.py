@@ -23,15 +23,18 @@ from typing import Any
 import jax
 
 from graftree import _jax
+from graftree.core import stamps
 from graftree.core.graph import flattening, freshness, nodes
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.freshness import Survey
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
+from graftree.core.variables import variables
+from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import arguments, planned_calls, readers
 from graftree.transforms.crossing.loose_variables import LooseVariables
-from graftree.transforms.crossing.packing import Packed
+from graftree.transforms.crossing.packing import Packed, Values
 from graftree.transforms.crossing.planned_calls import NO_PLAN, Arguments, Plan
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.tree_plans import TreePlans
@@ -49,8 +52,8 @@ class Plans:
         self._row = row
         self._bound = bound
         # Reading, adding and removing an entry are atomic, so threads need no lock.
-        self._known: dict[Any, tuple[_PlanOfObjects, ...]] = {}
-        self._latest: _PlanOfObjects | None = None
+        self._known: dict[Any, tuple[PlanOfObjects, ...]] = {}
+        self._latest: PlanOfObjects | None = None
         # What stands for the objects of earlier calls. A plan costs more than a call
         # without one, and is made when objects come a second time.
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -67,11 +70,10 @@ class Plans:
         # Most calls are like the one before.
         latest = self._latest
         if latest is not None:
-            leaves = latest.read(self._bound + args if self._bound else args, kwargs)
-            if leaves is not None:
-                out = latest.call(jitted, leaves)
-                if out is not NO_PLAN:
-                    return out
+            given = self._bound + args if self._bound else args
+            out = latest.call_with(jitted, given, kwargs)
+            if out is not NO_PLAN:
+                return out
         known = self._read(args, kwargs)
         if known is None:
             return NO_PLAN
@@ -153,7 +155,7 @@ class Plans:
             self._forget(oldest)
         weak_roots = [weakref.ref(root, forget) for root in roots]
         try:
-            plan = _PlanOfObjects(row, known, packed, weak_roots, survey, loose)
+            plan = PlanOfObjects(row, known, packed, weak_roots, survey, loose)
         except (LookupError, StopIteration):
             return  # Another thread has changed an object since it was packed.
         self._known[key] = freshness.with_newest(plan, self._known.get(key, ()))
@@ -181,7 +183,15 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
     return tokens
 
 
-class _PlanOfObjects(Plan):
+# `packing.with_static` as JAX calls it, too: the class, and what is in it.
+_new_tuple = tuple.__new__
+
+# A group of Variables, with the places of the other leaves between them and among the
+# arguments, and the static data of the group.
+_Outline = tuple[Sequence[Variable[Any]], Sequence[tuple[int, int]], Any]
+
+
+class PlanOfObjects(Plan):
     """What is known about a call with certain objects, found by what they are in.
 
     Attributes:
@@ -205,8 +215,54 @@ class _PlanOfObjects(Plan):
         self._reader = None
         if not (row.statics or self._is_flat):
             self._reader = readers.make(known.tree, known.leaves)
+        self._outline = self._outlined(row) if self._is_flat else None
 
-    def read(
+    def _outlined(self, row: Row) -> _Outline | None:
+        """What `call_with` has to know; ``None`` if there is more to these calls."""
+        groups, has_one_out = self._groups or (), len(row.outputs.values) == 1
+        if not (self.is_plain and has_one_out and len(groups) == 1):
+            return None
+        (group,) = groups
+        if group.pick_loose or group.order or self._reads_attributes:
+            return None
+        inserts = [(place, self._given[number]) for place, number in group.inserts]
+        return group.attached, inserts, group.static
+
+    def call_with(
+        self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a call with these arguments gives; `NO_PLAN` if it isn't right.
+
+        Where there is no more to it than arrays, and objects of which only Variables
+        are written, this is `call` again, but without methods for the single steps.
+        Each of them would be a twentieth of what such a call costs beside JAX.
+        """
+        if self._outline is None or kwargs:
+            leaves = self._read(args, kwargs)
+            return NO_PLAN if leaves is None else self.call(jitted, leaves)
+        if [*map(type, args)] != self.types:
+            return NO_PLAN
+        for place, weak in self._roots:
+            if weak() is not args[place]:
+                return NO_PLAN
+        survey = self.survey
+        if stamps.clock.now != survey.checked or survey.has_contents:
+            if not survey.holds():
+                return NO_PLAN
+        attached, inserts, static = self._outline
+        values = variables.read_all(attached)
+        for place, number in inserts:
+            values.insert(place, args[number])
+        groups = (_new_tuple(Values, (values, static)),)
+        result = jitted(*groups)
+        returned, changed, _, out = result
+        if not returned.is_plain or returned.variables:
+            return self.commit(result, [args[place] for place in self._given], ())
+        if returned.changed:
+            variables.replace_all(self.targets(returned, ()), changed)
+        return returned.unflatten(out)
+
+    def _read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sequence[Any] | None:
         """The leaves of the arguments; ``None`` if they may not be what is known."""
