@@ -125,6 +125,20 @@ def test_what_differs_is_traced_anew(change):
     ]
 
 
+def test_the_same_function_takes_new_objects_in_any_place():
+    @nnx.jit(**TREE)
+    def f(a, b=1.0):
+        a, b = [x.factor[0] if isinstance(x, Scale) else x for x in (a, b)]
+        return a * b
+
+    for _ in range(3):
+        assert f(Scale(), 5.0) == 10.0
+        assert f(5.0, Scale()) == 10.0
+        assert f(Scale(), b=7.0) == 14.0
+        assert f(a=Scale()) == 2.0
+        assert f(Scale(), Scale(3.0)) == 6.0
+
+
 def test_shared_variables_are_refused_though_there_is_a_plan():
     step = nnx.jit(lambda pair: pair[0].factor[...], **TREE)
     for _ in range(2):

@@ -24,6 +24,8 @@ LIMIT = 64
 
 _BOX = Leaf.VARIABLE
 _LEAVES = (_BOX, Leaf.ARRAY, Leaf.STATIC)
+# A treedef can be compared with anything but None.
+_NO_TREEDEF = ()
 
 
 class TreePlans:
@@ -91,7 +93,7 @@ class TreePlans:
 
 def _flatten(arguments: Arguments) -> tuple[Any, list[Any]] | None:
     """The treedefs of a call and its leaves; ``None`` if an object contains itself."""
-    key, leaves = [*arguments.key[:2]], []
+    key, leaves = [_NO_TREEDEF if x is None else x for x in arguments.key[:2]], []
     for x in arguments.leaves:
         if nodes.kind_of(x) is nodes.PYTREE:
             try:
@@ -102,7 +104,7 @@ def _flatten(arguments: Arguments) -> tuple[Any, list[Any]] | None:
             key.append(treedef)
         else:
             leaves.append(x)
-            key.append(None)
+            key.append(_NO_TREEDEF)
     return tuple(key), leaves
 
 
