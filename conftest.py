@@ -59,6 +59,9 @@ collect_ignore_glob = [
 ]
 
 
+_WHOLE = ("tests/docs/", "tests/contract/test_nn_layers/", "src/")
+
+
 def pytest_addoption(parser):
     """Adds what ``make test`` asks for on the oldest Python."""
     parser.addoption(
@@ -75,10 +78,10 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid.startswith("tests/nn/"):
             item.add_marker(pytest.mark.long)
     if config.getoption("--modes-by-turns"):
-        # The pages of the documentation differ in more than a parameter.
-        pages = [item for item in items if item.nodeid.startswith("tests/docs/")]
-        others = [item for item in items if not item.nodeid.startswith("tests/docs/")]
-        chosen = pages + modes.by_turns(others)
+        # Pages differ in more than a parameter; of layers, shapes are checked here only.
+        whole = [item for item in items if item.nodeid.startswith(_WHOLE)]
+        others = [item for item in items if not item.nodeid.startswith(_WHOLE)]
+        chosen = whole + modes.by_turns(others)
         config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
         items[:] = chosen
 

@@ -4,11 +4,12 @@
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with half of its other parameters
+#   CI=true ...     the same with the pages of docs/, on both, and the wheel
 #   test.sh --all   `make test-all`: both run all tests, and the site is built
 #
-# Where one of the two Pythons is missing, the other runs all tests, and the last line
-# says what was not run; with CI=true that is a failure. Every check runs, also after one
-# has failed; the last lines say which failed.
+# Where one of the two Pythons is missing, the other runs all tests, and with CI=true that
+# is a failure. Every check runs, also after one has failed; the last lines say which
+# failed, and what was not run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,14 +32,18 @@ elif [ -z "$newest" ]; then
     missing="; not run: Python 3.12 or newer, with the newest JAX"
 elif [ "$scope" != --all ]; then
     chosen=(-m "not long")
-    # The contract of the layers comes with the check "shapes", on the same Python.
     tests_of_oldest=(tests/contract tests/transforms tests/docs tests/test_jax.py
-        --ignore tests/contract/test_nn_layers --modes-by-turns)
+        src/graftree/nn src/graftree/training --modes-by-turns)
+    if [ "${CI:-}" != true ]; then
+        chosen=(-m "not long and not pages")
+        missing="; not run: the pages of docs/ (make docs runs them) and the wheel"
+    fi
 fi
 if [ ${#chosen[@]} = 0 ]; then export TEST_ALL=1; fi # more examples of a property
 if [ -n "$missing" ] && [ "${CI:-}" = true ]; then stop "CI needs both ends$missing"; fi
 
-# Both environments at once; the static checks run in the first.
+# Both environments at once. In the first the static checks run, and its tests check the
+# shapes in annotations.
 ends=() setups=() are_made=true
 set_up() { # END PYTHON REQUIREMENT...
     scripts/make_venv.sh "$@" &
@@ -79,9 +84,11 @@ run_pytest() { # COMMAND...
     return 1
 }
 run_tests() { # END PATH...
+    local shapes=()
+    if [ "$1" = "${ends[0]}" ]; then shapes=(-p tests.shapes); fi
     check "tests, $1" run_pytest ".venv/$1/bin/python" -m pytest "${@:2}" \
-        ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist worksteal --tb short \
-        --durations 25
+        ${shapes[@]+"${shapes[@]}"} ${chosen[@]+"${chosen[@]}"} \
+        --numprocesses 2 --dist worksteal --tb short --durations 25
 }
 
 export JAX_PLATFORMS=cpu
@@ -106,8 +113,6 @@ checks=$!
 trap 'kill $checks 2>/dev/null' EXIT
 if [ -n "$newest" ]; then run_tests newest; fi
 if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
-check "shapes" run_pytest $bin/python -m pytest -p tests.shapes --numprocesses 2 --tb short \
-    src/graftree/nn src/graftree/training tests/contract/test_nn_layers
 
 if [ "${1:-}" = --all ]; then check "site" make docs; fi
 

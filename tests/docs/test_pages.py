@@ -25,6 +25,7 @@ def ranks_are_promoted_as_readers_have_it():
         yield
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.blocks], ids=lambda page: page.name
 )

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
+from tests import strategies
 
 SHAPE = (2, 3)
 DTYPES = [jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64]
@@ -76,7 +77,7 @@ def in_scan(index, value):
 WRITES = st.sampled_from([assign, in_jit, in_scan])
 
 
-@hypothesis.settings(max_examples=150)
+@strategies.examples(60, 150)
 @hypothesis.given(
     WRITES, st.sampled_from(DTYPES), st.sampled_from(INDICES), st.sampled_from(VALUES)
 )
