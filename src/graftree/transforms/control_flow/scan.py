@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -193,7 +194,7 @@ def _find_carry(axes: Any, argument: str) -> int | None:
 def _check_axes(prefix: Prefix, argument: str) -> None:
     """Refuses what is no axis; it would count as ``None``."""
     for axis in prefix.values:
-        if not (axis is None or axis is Carry or isinstance(axis, int)):
+        if not (axis is None or axis is Carry or isinstance(axis, Integral)):
             raise ValueError(
                 f"Invalid axis {axis!r} in `{argument}` of nnx.scan: an axis is an "
                 "integer, None, or the class nnx.Carry itself."
