@@ -59,9 +59,6 @@ collect_ignore_glob = [
 ]
 
 
-_WHOLE = ("tests/docs/", "tests/contract/test_nn_layers/", "src/")
-
-
 def pytest_addoption(parser):
     """Adds what ``make test`` asks for on the oldest Python."""
     parser.addoption(
@@ -78,9 +75,10 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid.startswith("tests/nn/"):
             item.add_marker(pytest.mark.long)
     if config.getoption("--modes-by-turns"):
-        # Pages differ in more than a parameter; of layers, shapes are checked here only.
-        whole = [item for item in items if item.nodeid.startswith(_WHOLE)]
-        others = [item for item in items if not item.nodeid.startswith(_WHOLE)]
+        # Whether the shapes of layers are those of their annotations is seen here only.
+        layers = "tests/contract/test_nn_layers/"
+        whole = [item for item in items if item.nodeid.startswith(layers)]
+        others = [item for item in items if not item.nodeid.startswith(layers)]
         chosen = whole + modes.by_turns(others)
         config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
         items[:] = chosen

@@ -24,6 +24,8 @@ stop() {
 oldest=$(scripts/find_python.sh oldest 2>/dev/null)
 newest=$(scripts/find_python.sh newest 2>/dev/null)
 scope=${1:-} missing= tests_of_oldest=() chosen=()
+# With these, annotations of shapes are compared with what is passed.
+shapes=(-p tests.shapes src/graftree/nn src/graftree/training tests/contract/test_nn_layers)
 if [ -z "$oldest$newest" ]; then
     stop "it needs Python 3.11 or newer"
 elif [ -z "$oldest" ]; then
@@ -32,8 +34,8 @@ elif [ -z "$newest" ]; then
     missing="; not run: Python 3.12 or newer, with the newest JAX"
 elif [ "$scope" != --all ]; then
     chosen=(-m "not long")
-    tests_of_oldest=(tests/contract tests/transforms tests/docs tests/test_jax.py
-        src/graftree/nn src/graftree/training --modes-by-turns)
+    tests_of_oldest=(tests/contract tests/transforms tests/test_jax.py "${shapes[@]}"
+        --modes-by-turns)
     if [ "${CI:-}" != true ]; then
         chosen=(-m "not long and not pages")
         missing="; not run: the pages of docs/ (make docs runs them) and the wheel"
@@ -42,8 +44,7 @@ fi
 if [ ${#chosen[@]} = 0 ]; then export TEST_ALL=1; fi # more examples of a property
 if [ -n "$missing" ] && [ "${CI:-}" = true ]; then stop "CI needs both ends$missing"; fi
 
-# Both environments at once. In the first the static checks run, and its tests check the
-# shapes in annotations.
+# Both environments at once; the static checks run in the first.
 ends=() setups=() are_made=true
 set_up() { # END PYTHON REQUIREMENT...
     scripts/make_venv.sh "$@" &
@@ -83,12 +84,10 @@ run_pytest() { # COMMAND...
     "$@" --last-failed --last-failed-no-failures none
     return 1
 }
-run_tests() { # END PATH...
-    local shapes=()
-    if [ "$1" = "${ends[0]}" ]; then shapes=(-p tests.shapes); fi
-    check "tests, $1" run_pytest ".venv/$1/bin/python" -m pytest "${@:2}" \
-        ${shapes[@]+"${shapes[@]}"} ${chosen[@]+"${chosen[@]}"} \
-        --numprocesses 2 --dist worksteal --tb short --durations 25
+run_tests() { # NAME END PATH...
+    check "$1" run_pytest ".venv/$2/bin/python" -m pytest "${@:3}" \
+        ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist worksteal --tb short \
+        --durations 25
 }
 
 export JAX_PLATFORMS=cpu
@@ -111,10 +110,16 @@ rm -f out/checks.report
 run_checks >out/checks.log 2>&1 &
 checks=$!
 trap 'kill $checks 2>/dev/null' EXIT
-if [ -n "$newest" ]; then run_tests newest; fi
-if [ -n "$oldest" ]; then run_tests oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}; fi
-
-if [ "${1:-}" = --all ]; then check "site" make docs; fi
+if [ -n "$newest" ]; then run_tests "tests, newest" newest; fi
+if [ -n "$oldest" ]; then
+    run_tests "tests, oldest" oldest ${tests_of_oldest[@]+"${tests_of_oldest[@]}"}
+fi
+if [ ${#tests_of_oldest[@]} = 0 ]; then
+    run_tests "shapes" "${ends[0]}" "${shapes[@]}"
+elif [ "${CI:-}" = true ]; then
+    run_tests "pages, oldest" oldest tests/docs
+fi
+if [ "$scope" = --all ]; then check "site" make docs; fi
 
 wait $checks
 cat out/checks.log
