@@ -84,6 +84,10 @@ class Plan:
         signature: The static part of the arguments.
         traces: Where traces are noted, if they are.
         types: The types of the leaves.
+        roots: The objects among the leaves, weakly, with their places.
+        given: The places of the leaves that are neither objects nor Variables.
+        outline: How to make what JAX gets, if that is one group, and so is the output;
+            ``None`` if there is more to it.
     """
 
     def __init__(
@@ -102,8 +106,8 @@ class Plan:
         self._row = row
         self._watcher = watcher
         kinds = [*map(nodes.kind_of, leaves)]
-        self._roots = [*zip(_places(kinds, nodes.PYTREE), roots, strict=True)]
-        self._given = _places(kinds, Leaf.ARRAY, Leaf.STATIC)
+        self.roots = [*zip(_places(kinds, nodes.PYTREE), roots, strict=True)]
+        self.given = _places(kinds, Leaf.ARRAY, Leaf.STATIC)
         boxes = _places(kinds, Leaf.VARIABLE)
         self._loose = loose if boxes else None
         self._pick_loose = _picker(boxes)
@@ -137,11 +141,22 @@ class Plan:
                 for group in outside.groups(row, packed, [*range(len(packed.leaves))])
             ]
         self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
+        self.outline = self._outlined() if len(row.outputs.values) == 1 else None
+
+    def _outlined(self) -> _Outline | None:
+        groups = self._groups or ()
+        if not self.is_plain or len(groups) != 1 or self._reads_attributes:
+            return None
+        (group,) = groups
+        if group.pick_loose or group.order:
+            return None
+        inserts = [(place, self.given[number]) for place, number in group.inserts]
+        return _Outline(group.attached, inserts, group.static)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """What a call with leaves of these types gives; `NO_PLAN` if it isn't right."""
         # In the key they stand as what is theirs alone, if nobody copied `vars(root)`.
-        for place, weak in self._roots:
+        for place, weak in self.roots:
             if weak() is not leaves[place]:
                 return NO_PLAN
         boxes = values = ()
@@ -150,7 +165,7 @@ class Plan:
             values = self._loose.read(boxes)
         if values is None or not self._watcher.holds():
             return NO_PLAN
-        given = [leaves[place] for place in self._given]
+        given = [leaves[place] for place in self.given]
         groups = self.groups(given, boxes, values)
         result = jitted(*groups)
         return self.commit(result, given, boxes)
@@ -295,6 +310,20 @@ class _Group(NamedTuple):
     attached: list[Variable[Any]]
     pick_loose: Callable[[Sequence[Any]], Sequence[Any]] | None
     order: Callable[[Sequence[Any]], Sequence[Any]] | None
+    inserts: list[tuple[int, int]]
+    static: Any
+
+
+class _Outline(NamedTuple):
+    """How the only group of leaves is made, if all are in objects or given.
+
+    Attributes:
+        attached: The Variables.
+        inserts: Where the given leaves go between them, with their places.
+        static: The static data of the group.
+    """
+
+    attached: list[Variable[Any]]
     inserts: list[tuple[int, int]]
     static: Any
 

@@ -31,7 +31,6 @@ from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.variables import variables
-from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import arguments, planned_calls, readers
 from graftree.transforms.crossing.loose_variables import LooseVariables
 from graftree.transforms.crossing.packing import Packed, Values
@@ -186,10 +185,6 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
 # `packing.with_static` as JAX calls it, too: the class, and what is in it.
 _new_tuple = tuple.__new__
 
-# A group of Variables, with the places of the other leaves between them and among the
-# arguments, and the static data of the group.
-_Outline = tuple[Sequence[Variable[Any]], Sequence[tuple[int, int]], Any]
-
 
 class PlanOfObjects(Plan):
     """What is known about a call with certain objects, found by what they are in.
@@ -215,18 +210,6 @@ class PlanOfObjects(Plan):
         self._reader = None
         if not (row.statics or self._is_flat):
             self._reader = readers.make(known.tree, known.leaves)
-        self._outline = self._outlined(row) if self._is_flat else None
-
-    def _outlined(self, row: Row) -> _Outline | None:
-        """What `call_with` has to know; ``None`` if there is more to these calls."""
-        groups, has_one_out = self._groups or (), len(row.outputs.values) == 1
-        if not (self.is_plain and has_one_out and len(groups) == 1):
-            return None
-        (group,) = groups
-        if group.pick_loose or group.order or self._reads_attributes:
-            return None
-        inserts = [(place, self._given[number]) for place, number in group.inserts]
-        return group.attached, inserts, group.static
 
     def call_with(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,19 +220,19 @@ class PlanOfObjects(Plan):
         are written, this is `call` again, but without methods for the single steps.
         Each of them would be a twentieth of what such a call costs beside JAX.
         """
-        if self._outline is None or kwargs:
+        if self.outline is None or kwargs or not self._is_flat:
             leaves = self._read(args, kwargs)
             return NO_PLAN if leaves is None else self.call(jitted, leaves)
         if [*map(type, args)] != self.types:
             return NO_PLAN
-        for place, weak in self._roots:
+        for place, weak in self.roots:
             if weak() is not args[place]:
                 return NO_PLAN
         survey = self.survey
         if stamps.clock.now != survey.checked or survey.has_contents:
             if not survey.holds():
                 return NO_PLAN
-        attached, inserts, static = self._outline
+        attached, inserts, static = self.outline
         values = variables.read_all(attached)
         for place, number in inserts:
             values.insert(place, args[number])
@@ -257,7 +240,7 @@ class PlanOfObjects(Plan):
         result = jitted(*groups)
         returned, changed, _, out = result
         if not returned.is_plain or returned.variables:
-            return self.commit(result, [args[place] for place in self._given], ())
+            return self.commit(result, [args[place] for place in self.given], ())
         if returned.changed:
             variables.replace_all(self.targets(returned, ()), changed)
         return returned.unflatten(out)
