@@ -28,6 +28,7 @@ INDICES = [
     (0, [0, 1]), (np.array([[0], [1]]), np.array([0, 2])), np.array([], int), True,
     None, (None, 0), np.array([True, False]), (slice(None), np.arange(3) < 2), "a",
     1.5, slice(0.5, None), slice(None, None, 0),
+    (0, slice(None, None, 2)), (slice(0, 1, 2), 1),
 ]  # fmt: skip
 
 VALUES = [
@@ -87,11 +88,13 @@ def test_writes_do_what_they_do_without_a_ref(write, dtype, index, value):
     assert outcome(dtype, True, write) == outcome(dtype, False, write)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_reads_give_what_they_give_without_a_ref(index):
+def test_reads_give_what_they_give_without_a_ref(index, transform):
     def read(ref):
+        variable = nnx.Param(jnp.arange(6.0).reshape(SHAPE), ref=ref)
         try:
-            return nnx.Param(jnp.arange(6.0).reshape(SHAPE), ref=ref)[index].tolist()
+            return transform(lambda variable: variable[index])(variable).tolist()
         except Exception as error:
             return type(error)
 

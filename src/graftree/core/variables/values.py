@@ -107,7 +107,15 @@ def _is_ref_index(index: Any, shape: tuple[int, ...]) -> bool:
     if index is Ellipsis:
         return True
     parts = index if isinstance(index, tuple) else (index,)
-    return len(parts) <= len(shape) and all(map(_is_within, parts, shape))
+    if len(parts) > len(shape) or not all(map(_is_within, parts, shape)):
+        return False
+    # Inside of jit, JAX fails on a number beside a slice with a step.
+    numbers = sum(type(part) is int for part in parts)
+    return numbers in (0, len(parts)) or not any(map(_has_step, parts))
+
+
+def _has_step(part: Any) -> bool:
+    return isinstance(part, slice) and part.step not in (None, 1)
 
 
 def _is_within(part: Any, size: int) -> bool:
