@@ -154,3 +154,8 @@ def test_rest_must_come_last(rest):
 def test_rest_may_follow_rest_and_predicates_may_stand_anywhere():
     assert filters.filters_to_predicates([..., True]) == (filters.Everything(),) * 2
     assert len(filters.filters_to_predicates([filters.Everything(), int])) == 2
+
+
+def test_arguments_may_be_keywords():
+    (found,) = filters.filters_to_predicates(filters=["a"])
+    assert found == filters.to_predicate(filter="a")

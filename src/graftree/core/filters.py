@@ -21,11 +21,11 @@ from graftree.annotations import Filter, Key, Path, Predicate
 L = typing.TypeVar("L")
 
 
-def to_predicate(filter_: Filter, /) -> Predicate:
+def to_predicate(filter: Filter) -> Predicate:
     """Turns a filter into a predicate.
 
     Args:
-        filter_: A string (`WithTag`), a class, parametrized generic or union of
+        filter: A string (`WithTag`), a class, parametrized generic or union of
             classes (`OfType`), ``...`` or ``True`` (`Everything`), ``None`` or
             ``False`` (`Nothing`), a list or tuple of filters (`Any`), or any other
             callable, which is the predicate.
@@ -34,48 +34,48 @@ def to_predicate(filter_: Filter, /) -> Predicate:
         A function ``(path, leaf) -> bool``.
 
     Raises:
-        TypeError: If ``filter_`` is none of these.
+        TypeError: If ``filter`` is none of these.
 
     Example:
         >>> nnx.filterlib.to_predicate(["dropout", True])
         Any(WithTag('dropout'), Everything())
     """
-    if isinstance(filter_, str):
-        return WithTag(filter_)
-    classes = _classes(filter_)
+    if isinstance(filter, str):
+        return WithTag(filter)
+    classes = _classes(filter)
     if classes is not None:
         return OfType(classes)
-    if filter_ is ... or filter_ is True:
+    if filter is ... or filter is True:
         return Everything()
-    if filter_ is None or filter_ is False:
+    if filter is None or filter is False:
         return Nothing()
-    if callable(filter_):
-        return filter_
-    if isinstance(filter_, (list, tuple)):
-        return Any(*filter_)
+    if callable(filter):
+        return filter
+    if isinstance(filter, (list, tuple)):
+        return Any(*filter)
     raise TypeError(
         errors.message(
-            f"Invalid collection filter: {filter_!r} of type {type(filter_).__name__}.",
+            f"Invalid collection filter: {filter!r} of type {type(filter).__name__}.",
             way_out="A filter is a class, a tag, `...`, a bool, None, a function of "
             "path and leaf, or a list or tuple of filters.",
         )
     )
 
 
-def _classes(filter_: Filter) -> type | tuple[type, ...] | None:
+def _classes(filter: Filter) -> type | tuple[type, ...] | None:
     """The classes that a type expression stands for; ``None`` for anything else."""
-    if isinstance(filter_, type) and not isinstance(filter_, types.GenericAlias):
-        return filter_
-    origin = typing.get_origin(filter_)
+    if isinstance(filter, type) and not isinstance(filter, types.GenericAlias):
+        return filter
+    origin = typing.get_origin(filter)
     if origin in (typing.Union, types.UnionType):
-        members = [_classes(member) for member in typing.get_args(filter_)]
+        members = [_classes(member) for member in typing.get_args(filter)]
         classes = tuple(member for member in members if isinstance(member, type))
         return classes if len(classes) == len(members) else None
     # Param[jax.Array] is callable, so it would pass for a predicate that matches all.
     return origin if isinstance(origin, type) else None
 
 
-def filters_to_predicates(filters: Iterable[Filter], /) -> tuple[Predicate, ...]:
+def filters_to_predicates(filters: Iterable[Filter]) -> tuple[Predicate, ...]:
     """Turns filters that group leaves into predicates.
 
     Args:
