@@ -1,5 +1,7 @@
 """A Stack computes what a list of its layers computes, by a loop."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,15 @@ def test_program_does_not_grow_with_depth():
         return len(nnx.jit(step).lower(stack, X).as_text().splitlines())
 
     assert size(2) == size(9)
+
+
+def test_unrolling_all_layers_differs_from_unrolling_one():
+    def unrolled(unroll):
+        stack = nnx.Stack(Block, LENGTH, rngs=nnx.Rngs(0), unroll=unroll)
+        program = str(jax.make_jaxpr(lambda stack, x: stack(x))(stack, X))
+        return re.findall(r"unroll=(\d+)", program)
+
+    assert [unrolled(u) for u in (1, True, 2, 1)] == [["1"], ["5"], ["2"], ["1"]]
 
 
 def test_values_per_layer_are_scanned_and_outputs_stacked():

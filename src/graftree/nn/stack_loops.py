@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.core.graph import functional
+from graftree.core.graph.graphdefs import Static
 from graftree.core.objects import attributes
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.text import representations
@@ -38,12 +39,13 @@ class Options(NamedTuple):
         is_scan: Whether layers take a value each, and return an output besides ``x``.
         length: The number of layers.
         remat: As in `Stack`; likewise the rest.
+        unroll: As a `Static`: to unroll once is something else than to unroll all.
     """
 
     is_scan: bool
     length: int
     remat: bool | Callable[..., bool]
-    unroll: int | bool
+    unroll: Static
     axis_name: str | None
 
 
@@ -152,7 +154,7 @@ def _loop(
     return scan.scan(
         body,
         length=options.length,
-        unroll=options.unroll,
+        unroll=options.unroll.value,
         in_axes=(loop_bodies.Carry, 0, 0, None),
         out_axes=(loop_bodies.Carry, 0),
         transform_metadata={partitioning.PARTITION_NAME: options.axis_name},

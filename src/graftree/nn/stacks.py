@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from graftree import errors
 from graftree.core import paths
 from graftree.core.graph import fits, functional, updates
+from graftree.core.graph.graphdefs import Static
 from graftree.core.modules import refs
 from graftree.core.modules.modules import Module
 from graftree.core.objects.pytrees import Pytree
@@ -152,8 +153,9 @@ class Stack(Module, Generic[L]):
         )
 
     def _options(self, is_scan: bool) -> stack_loops.Options:
+        unroll = Static(self.unroll)
         return stack_loops.Options(
-            is_scan, len(self), self.remat, self.unroll, self.axis_name
+            is_scan, len(self), self.remat, unroll, self.axis_name
         )
 
     def each(self, function: Callable[[L], Any]) -> Any:
