@@ -103,7 +103,8 @@ class _NodeWalk(_GraphWalk):
         kind = nodes.kind_of(x)
         if isinstance(kind, Leaf) or id(x) in self.seen:
             return None
-        self.seen[id(x)] = x
+        if not _is_singleton(x):
+            self.seen[id(x)] = x
         return [
             (key, value)
             for key, value, _ in kind.flatten(x)[0]
