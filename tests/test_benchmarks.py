@@ -178,6 +178,7 @@ def test_stacks_compute_what_the_loop_by_hand_computes(program):
         np.testing.assert_allclose(outputs, expected, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", planned_memory.PROGRAMS)
 def test_compiled_programs_need_the_memory_of_those_by_hand(program):
     for part in planned_memory.PARTS:

@@ -105,8 +105,15 @@ def arrays_in(folder):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2},
-        {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "stack": True, "remat": True},
+        {
+            "mesh": {"data": 2, "fsdp": 2, "tensor": 2},
+            "stack": True,
+            "remat": True,
+            "accumulate": 2,
+        },
+        pytest.param(
+            {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2}, marks=pytest.mark.long
+        ),
         pytest.param({"mesh": {"data": 8}}, marks=pytest.mark.long),
         pytest.param({"mesh": {"fsdp": 8}, "accumulate": 2}, marks=pytest.mark.long),
         pytest.param({"mesh": {"fsdp": 8}, "stack": True}, marks=pytest.mark.long),

@@ -117,7 +117,7 @@ VISITS = {
 
 @MODES
 @pytest.mark.parametrize("often", [1, 6], ids=["any", "switches"])
-@strategies.examples(10, 25)
+@strategies.examples(5, 25)
 @given(data=st.data())
 def test_planned_calls_equal_unplanned_ones(mode, often, data):
     step = VISITS[tuple(mode.items())]

@@ -327,7 +327,7 @@ VISITS = {
 
 
 @MODES
-@strategies.examples(10, 60)
+@strategies.examples(5, 60)
 @given(data=st.data())
 def test_calls_with_several_objects_equal_unplanned_ones(mode, data):
     def objects():
