@@ -29,7 +29,11 @@ def test_a_walk_over_nodes_lists_what_a_whole_walk_lists(root):
     expected = [(path, x) for path, x in listed if nodes.is_node(x) and x is not None]
     found = [*traversals.iter_nodes(root, graph=True)]
     assert [path for path, _ in found] == [path for path, _ in expected]
-    assert all(a is b for (_, a), (_, b) in zip(found, expected, strict=True))
+    # What is inside a State is a new State each time.
+    assert all(
+        a is b or (type(a) is type(b) and not nodes.is_graph_node(a))
+        for (_, a), (_, b) in zip(found, expected, strict=True)
+    )
 
 
 def test_cycles_end_in_graph_mode_and_are_errors_in_tree_mode():
