@@ -42,6 +42,10 @@ new_ref = jax.new_ref
 Tracer = jax.core.Tracer
 # The type of arrays with values.
 Concrete = _array.ArrayImpl
+# For `jax.jit(inline=...)`: operations are put into the program that is traced. What
+# `True` means in newer versions costs a function, lowered for itself, for each program.
+Inline: Any = getattr(jax, "Inline", None)
+inlined = True if Inline is None else Inline.JAX_EARLY
 checkify = _checkify.checkify
 user_checks = _checkify.user_checks
 

@@ -362,8 +362,8 @@ def _grouped(x: jax.Array, heads: int, axis: int) -> jax.Array:
 
 
 def make_attention_mask(
-    query_input: Shaped[Array, "*batch queries"],
-    key_input: Shaped[Array, "*batch keys"],
+    query_input: Shaped[ArrayLike, "*batch queries"],
+    key_input: Shaped[ArrayLike, "*batch keys"],
     pairwise_fn: Callable[..., Any] = jnp.multiply,
     extra_batch_dims: int = 0,
     dtype: Dtype = jnp.float32,
@@ -399,7 +399,7 @@ def make_attention_mask(
 
 
 def make_causal_mask(
-    x: Shaped[Array, "*batch length"],
+    x: Shaped[ArrayLike, "*batch length"],
     extra_batch_dims: int = 0,
     dtype: Dtype = jnp.float32,
 ) -> Shaped[Array, "*extra_and_batch 1 length length"]:
@@ -420,7 +420,8 @@ def make_causal_mask(
                 [1., 1., 0.],
                 [1., 1., 1.]]], dtype=float32)
     """
-    positions = jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)
+    shape = jnp.shape(x)
+    positions = jnp.broadcast_to(jnp.arange(shape[-1]), shape)
     return make_attention_mask(
         positions, positions, jnp.greater_equal, extra_batch_dims, dtype
     )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.annotations import Dtype, Initializer, PromoteDtypeFn, Shape
+from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs, RngStream
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
 
     State = Inexact[Array, "*batch hidden_features"]
+    StateLike = Inexact[ArrayLike, "*batch hidden_features"]
 
 _orthogonal = initializers.orthogonal()
 
@@ -357,7 +358,7 @@ class SimpleCell(VectorCell):
         self.carry_init = carry_init
 
     def __call__(
-        self, carry: State, inputs: Num[Array, "*batch in_features"]
+        self, carry: StateLike, inputs: Num[ArrayLike, "*batch in_features"]
     ) -> tuple[State, State]:
         """Computes one step.
 
@@ -475,7 +476,7 @@ class GRUCell(GatedCell):
     bias_of_inputs: ClassVar[bool] = True
 
     def __call__(
-        self, carry: State, inputs: Num[Array, "*batch in_features"]
+        self, carry: StateLike, inputs: Num[ArrayLike, "*batch in_features"]
     ) -> tuple[State, State]:
         """Computes one step; see `SimpleCell`."""
         (h,) = _states(self, carry, inputs)
@@ -600,7 +601,9 @@ class LSTMCell(VectorCell):
         self.carry_init = carry_init
 
     def __call__(
-        self, carry: tuple[State, State], inputs: Num[Array, "*batch in_features"]
+        self,
+        carry: tuple[StateLike, StateLike],
+        inputs: Num[ArrayLike, "*batch in_features"],
     ) -> tuple[tuple[State, State], State]:
         """Computes one step.
 
@@ -657,7 +660,9 @@ class OptimizedLSTMCell(GatedCell):
     bias_of_inputs: ClassVar[bool] = False
 
     def __call__(
-        self, carry: tuple[State, State], inputs: Num[Array, "*batch in_features"]
+        self,
+        carry: tuple[StateLike, StateLike],
+        inputs: Num[ArrayLike, "*batch in_features"],
     ) -> tuple[tuple[State, State], State]:
         """Computes one step; see `LSTMCell`."""
         c, h = _states(self, carry, inputs)

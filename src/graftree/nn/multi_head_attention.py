@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from graftree.annotations import (
+    ArrayLike,
     DotGeneralT,
     Dtype,
     Initializer,
@@ -236,11 +237,11 @@ class MultiHeadAttention(Module):
 
     def __call__(
         self,
-        inputs_q: Num[Array, "*batch queries in_features"],
-        inputs_k: Num[Array, "*batch keys in_kv_features"] | None = None,
-        inputs_v: Num[Array, "*batch keys in_kv_features"] | None = None,
+        inputs_q: Num[ArrayLike, "*batch queries in_features"],
+        inputs_k: Num[ArrayLike, "*batch keys in_kv_features"] | None = None,
+        inputs_v: Num[ArrayLike, "*batch keys in_kv_features"] | None = None,
         *,
-        mask: Shaped[Array, "*mask_shape"] | None = None,
+        mask: Shaped[ArrayLike, "*mask_shape"] | None = None,
         deterministic: bool | None = None,
         rngs: Rngs | RngStream | None = None,
         sow_weights: bool = False,
@@ -248,7 +249,7 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         out_sharding: Any = None,
         qkv_sharding: Any = None,
-        input_positions: Num[Array, "*positions queries"] | None = None,
+        input_positions: Num[ArrayLike, "*positions queries"] | None = None,
     ) -> Inexact[Array, "*batch queries out_features"]:
         """Attends from ``inputs_q`` to ``inputs_k`` and ``inputs_v``.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Filter
+from graftree.annotations import ArrayLike, Filter
 from graftree.core import filters
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
@@ -123,10 +123,10 @@ class RNN(Module):
 
     def __call__(
         self,
-        inputs: Num[Array, "*shape"],
+        inputs: Num[ArrayLike, "*shape"],
         *,
         initial_carry: Any = None,
-        seq_lengths: Integer[Array, "*batch"] | None = None,
+        seq_lengths: Integer[ArrayLike, "*batch"] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -431,11 +431,11 @@ class Bidirectional(Module):
 
     def __call__(
         self,
-        inputs: Num[Array, "*shape"],
+        inputs: Num[ArrayLike, "*shape"],
         *,
         initial_carry: tuple[Any, Any] | None = None,
         rngs: Rngs | RngStream | None = None,
-        seq_lengths: Integer[Array, "*batch"] | None = None,
+        seq_lengths: Integer[ArrayLike, "*batch"] | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from graftree.annotations import Dtype
+from graftree.annotations import ArrayLike, Dtype
 from graftree.core.modules.modules import Module
 from graftree.core.variables.variables import Variable
 from graftree.nn import attention
-from graftree.nn.support import computation
+from graftree.nn.support import arguments, computation
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
@@ -86,8 +86,8 @@ class RoPE(Module):
 
     def __call__(
         self,
-        x: Num[Array, "*batch length size"],
-        input_positions: Num[Array, "*positions length"] | None = None,
+        x: Num[ArrayLike, "*batch length size"],
+        input_positions: Num[ArrayLike, "*positions length"] | None = None,
     ) -> Inexact[Array, "*batch length size"]:
         """Rotates each vector of ``x`` according to its position.
 
@@ -105,12 +105,12 @@ class RoPE(Module):
                 length, or if ``x`` does not fit the tables.
         """
         x = jnp.asarray(x)
-        return _rotate(x, *self._tables_for(x, x.shape, input_positions))
+        return _rotate(x, *self._turns(x, input_positions))
 
     def rotate_heads(
         self,
-        x: Num[Array, "*batch length heads size"],
-        input_positions: Num[Array, "*positions length"] | None = None,
+        x: Num[ArrayLike, "*batch length heads size"],
+        input_positions: Num[ArrayLike, "*positions length"] | None = None,
     ) -> Inexact[Array, "*batch length heads size"]:
         """Rotates queries or keys as attention has them, each head alike.
 
@@ -136,29 +136,39 @@ class RoPE(Module):
             Array(True, dtype=bool)
         """
         x = jnp.asarray(x)
-        if input_positions is not None:
-            input_positions = jnp.asarray(input_positions)[..., None, :]
-        *batch, length, heads, size = x.shape
-        tables = self._tables_for(x, (*batch, heads, length, size), input_positions)
-        return _rotate(x, *(_with_heads(table) for table in tables))
+        return _rotate(x, *self._turns(x, input_positions, heads=1))
 
-    def _tables_for(
-        self, x: jax.Array, shape: tuple[int, ...], positions: Any
+    def _turns(
+        self, x: jax.Array, positions: Any, heads: int = 0
     ) -> tuple[jax.Array, jax.Array]:
-        """Sine and cosine for ``[*batch, length, size]``, no narrower than ``x``."""
+        """Sine and cosine, of the rank of ``x``, no narrower, one for all heads.
+
+        Args:
+            x: ``[*batch, length, size]``, or with heads before the size.
+            positions: As for a call.
+            heads: The number of axes of heads, 0 or 1.
+        """
         wide = jnp.promote_types(computation.canonicalize_dtype(x), jnp.float32)
-        length, size = shape[-2:]
+        *batch, length = x.shape[: x.ndim - 1 - heads]
+        size = x.shape[-1]
         _check_size(size)
         if positions is None and self.cached_sin is not None:
             assert self.cached_cos is not None
-            _check_fit(self.cached_sin.shape, shape)
-            sin, cos = self.cached_sin[:length], self.cached_cos[:length]
-        else:
-            positions = jnp.arange(length) if positions is None else positions
-            positions = jnp.asarray(positions)
-            _check_positions(positions, shape)
-            sin, cos = _tables(positions, size=size, theta=self.theta, dtype=wide)
-        return sin.astype(wide), cos.astype(wide)
+            _check_fit(self.cached_sin.shape, length, size)
+            shape = (1,) * len(batch) + (length,) + (1,) * heads + (size // 2,)
+            return tuple(
+                table[:length].reshape(shape).astype(wide)
+                for table in (self.cached_sin, self.cached_cos)
+            )
+        positions = jnp.arange(length) if positions is None else jnp.asarray(positions)
+        if positions.shape[-1:] != (length,) or positions.ndim > len(batch) + 1:
+            raise ValueError(
+                "`input_positions` and `x` must have the same seq_len, and no more "
+                f"batch axes than `x`: got the shapes {positions.shape} and {x.shape}."
+            )
+        missing = (1,) * (len(batch) + 1 - positions.ndim)
+        positions = positions.reshape(missing + positions.shape + (1,) * heads)
+        return _tables(positions, size=size, theta=self.theta, dtype=wide)
 
 
 def _check_size(size: int) -> None:
@@ -168,17 +178,8 @@ def _check_size(size: int) -> None:
         )
 
 
-def _check_positions(positions: jax.Array, shape: tuple[int, ...]) -> None:
-    if positions.shape[-1:] != shape[-2:-1] or positions.ndim >= len(shape):
-        raise ValueError(
-            "`input_positions` and `x` must have the same seq_len, and no more batch "
-            f"axes than `x`: got the shapes {positions.shape} and {shape}."
-        )
-
-
-def _check_fit(table: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def _check_fit(table: tuple[int, ...], length: int, size: int) -> None:
     """Refuses inputs that the tables are too short or too narrow for."""
-    length, size = shape[-2:]
     max_length, max_size = table[-2], 2 * table[-1]
     if length > max_length or size != max_size:
         raise ValueError(
@@ -200,28 +201,21 @@ def _tables(
     return jnp.sin(angles), jnp.cos(angles)
 
 
-def _with_heads(table: jax.Array) -> jax.Array:
-    """Gives ``[length, pairs]`` or ``[*batch, 1, length, pairs]`` heads, of size 1."""
-    return jnp.expand_dims(table, 1) if table.ndim == 2 else jnp.swapaxes(table, -2, -3)
-
-
 @computation.traced_once()
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
     """Turns pairs by the angles with this sine and cosine; gives the dtype of ``x``."""
-    new_axes = tuple(range(x.ndim - sin.ndim))
-    sin, cos = jnp.expand_dims(sin, new_axes), jnp.expand_dims(cos, new_axes)
     first, second = jnp.split(x.astype(sin.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(rotated, axis=-1).astype(computation.canonicalize_dtype(x))
 
 
 def dot_product_attention_with_rope(
-    query: Num[Array, "*batch queries heads depth"],
-    key: Num[Array, "*batch keys kv_heads depth"],
-    value: Num[Array, "*batch keys v_heads v_depth"],
+    query: Num[ArrayLike, "*batch queries heads depth"],
+    key: Num[ArrayLike, "*batch keys kv_heads depth"],
+    value: Num[ArrayLike, "*batch keys v_heads v_depth"],
     *,
     rope: Callable[..., Any],
-    input_positions: Num[Array, "*positions queries"] | None = None,
+    input_positions: Num[ArrayLike, "*positions queries"] | None = None,
     **kwargs: Any,
 ) -> Inexact[Array, "*batch queries heads v_depth"]:
     """Computes `dot_product_attention` of rotated queries and keys.
@@ -261,14 +255,16 @@ def dot_product_attention_with_rope(
         >>> jnp.allclose(y, shifted, atol=1e-5)  # only distances count
         Array(True, dtype=bool)
     """
+    query, key = arguments.as_array(query), arguments.as_array(key)
+    # Else positions are those of the queries only; the keys have 0, 1, ...
     same_length = query.shape[-3] == key.shape[-3]
-    key_positions = input_positions if same_length else None
-    return attention.dot_product_attention(
-        _rotate_heads(rope, query, input_positions),
-        _rotate_heads(rope, key, key_positions),
-        value,
-        **kwargs,
-    )
+    if type(rope) is RoPE and same_length and query.dtype == key.dtype:
+        turns = rope._turns(query, input_positions, heads=1)
+        query, key = _rotate(query, *turns), _rotate(key, *turns)
+    else:
+        query = _rotate_heads(rope, query, input_positions)
+        key = _rotate_heads(rope, key, input_positions if same_length else None)
+    return attention.dot_product_attention(query, key, value, **kwargs)
 
 
 def _rotate_heads(rope: Callable[..., Any], x: jax.Array, positions: Any) -> jax.Array:

@@ -198,7 +198,7 @@ def traced_once(*static: str, calls: Sequence[str] = ()) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        inlined = jax.jit(function, static_argnames=static, inline=True)
+        inlined = jax.jit(function, static_argnames=static, inline=_jax.inlined)
         is_as_imported = _jax.as_imported(*calls)
 
         @functools.wraps(function)

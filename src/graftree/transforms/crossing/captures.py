@@ -417,4 +417,4 @@ class PerFunction(Rebuilt):
         made = self._make(*getters, mode, *key)
         function = getters[-1]()
         named = guises.named_after(function, made, self._leading, name=self._name)
-        return jax.jit(named, inline=True)
+        return jax.jit(named, inline=_jax.inlined)
