@@ -6,6 +6,7 @@ Layouts of eight devices are measured where there are eight:
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,19 +91,30 @@ def _tokens_per_second(
     return [num_tokens / x for x in gauges.seconds_per_call(operations, effort)]
 
 
+# CPython is slower where frames meet the end of a chunk of its stack, of which one has
+# some 50 (`graftree.core.frames`), so how long tracing takes depends on where it begins.
+DEPTHS = (0, 16, 32, 48, 64, 80, 96, 112)
+
+
 def lowerings(library: str, setting: Setting) -> Callable[[], Any]:
     """Tracing and lowering, each time without any of JAX's caches.
 
     So it is what the first call of a program takes: the functions of JAX itself are
-    traced anew as well, for all alike.
+    traced anew as well, for all alike. Each call is at another depth of the stack.
     """
     step = new_step(library, setting)
+    depths = itertools.cycle(DEPTHS)
 
     def operation():
         jax.clear_caches()
-        return step.lower()
+        return _at_depth(next(depths), step.lower)
 
     return operation
+
+
+def _at_depth(depth: int, function: Callable[[], Any]) -> Any:
+    """Calls a function below so many frames more."""
+    return _at_depth(depth - 1, function) if depth else function()
 
 
 def compilations(library: str, setting: Setting) -> Callable[[], Any]:

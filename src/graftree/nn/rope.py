@@ -156,10 +156,9 @@ class RoPE(Module):
             assert self.cached_cos is not None
             _check_fit(self.cached_sin.shape, length, size)
             shape = (1,) * len(batch) + (length,) + (1,) * heads + (size // 2,)
-            return tuple(
-                table[:length].reshape(shape).astype(wide)
-                for table in (self.cached_sin, self.cached_cos)
-            )
+            tables = self.cached_sin[:length], self.cached_cos[:length]
+            sin, cos = (table.reshape(shape).astype(wide) for table in tables)
+            return sin, cos
         positions = jnp.arange(length) if positions is None else jnp.asarray(positions)
         if positions.shape[-1:] != (length,) or positions.ndim > len(batch) + 1:
             raise ValueError(

@@ -14,7 +14,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.core import stamps
+from graftree.core import frames, stamps
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
@@ -84,7 +84,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here
-            return call.commit(self._jitted(*groups))
+            return call.commit(frames.with_room(self._jitted, *groups))
         except Exception as error:
             _jax.hide_frames(error)
             raise
@@ -110,7 +110,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = self._jitted.trace(*call.groups)
+            traced = frames.with_room(self._jitted.trace, *call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
             bound = len({*range(len(self._bound))} - taken)
             return Traced(traced, self.prepare, self._jitted, bound)

@@ -137,7 +137,7 @@ def _choose(
     call = Call(functions[0], row, operands, {})
     traces = _selections[row.name]
     select = traces.get(functions, call.packed.signature, row.mode, row.name)
-    return call.commit(select(index, *call.groups))
+    return call.run(select, index)
 
 
 def _row(name: str, mode: Propagation) -> Row:

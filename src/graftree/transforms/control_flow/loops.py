@@ -79,7 +79,7 @@ def while_loop(
     with _jax.hidden_frames:
         call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
         run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
-        return call.commit(run(*call.groups))
+        return call.run(run)
 
 
 @overload
@@ -150,7 +150,7 @@ def fori_loop(
         key = known, Static(unroll)
         traces = _fori_between if given else _fori
         run = traces.get((body_fun,), call.packed.signature, mode, *key)
-        return call.commit(run(*given, *call.groups))
+        return call.run(run, *given)
 
 
 def _static(bound: Any) -> tuple[Any, Any] | None:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from graftree import _jax
+from graftree.core import frames
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
 from graftree.core.graph.merging import KEEP, Builder
@@ -91,6 +92,10 @@ class Call:
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
             reports.check_consistent(row.name, found)
+
+    def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:
+        """The output of what JAX transformed, which takes ``leading``, then groups."""
+        return self.commit(frames.with_room(transformed, *leading, *self.groups))
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
@@ -249,7 +254,7 @@ def lift(
 
     def run_once(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(f, row, args, kwargs)
-        return call.commit(inner(*call.groups))
+        return call.run(inner)
 
     run = run or run_once
 

@@ -60,4 +60,4 @@ class RepeatedCalls(Rebuilt):
         if may_plan and self._is_called:
             self._plans.learn(args, kwargs, call.packed, made)
         self._is_called = True
-        return call.commit(transformed(*call.groups))
+        return call.run(transformed)
