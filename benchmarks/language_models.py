@@ -84,6 +84,12 @@ class Setting:
         )
         return tokens if self.layout is None else self._divided(tokens)
 
+    def constrained(self, x: jax.Array) -> jax.Array:
+        """Activations that stay divided by rows, as in ``examples.lm``."""
+        if self.layout is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.layout.batch)
+
     def _divided(self, tokens: jax.Array) -> jax.Array:
         return jax.device_put(tokens, self.layout.batch)
 
@@ -164,25 +170,24 @@ def raw_logits(params: Any, tokens: jax.Array, setting: Setting) -> jax.Array:
     """Logits ``[batch, length, vocabulary]``."""
     config = setting.config
     params = jax.tree.map(lambda x: x.astype(setting.dtype), params)
-    x = params["embed"]["embedding"][tokens]
-    if setting.layout is not None:
-        x = jax.lax.with_sharding_constraint(x, setting.layout.batch)
+    x = setting.constrained(params["embed"]["embedding"][tokens])
     turns = sine_and_cosine(tokens.shape[1], config.width // config.heads)
+    run = functools.partial(_block, setting)
     if config.stacked:
 
         def body(x, params):
-            return _block(params, x, turns), None
+            return run(params, x, turns), None
 
         body = jax.checkpoint(body, prevent_cse=False) if config.remat else body
         x, _ = jax.lax.scan(body, x, params["blocks"])
     else:
-        block = jax.checkpoint(_block) if config.remat else _block
+        block = jax.checkpoint(run) if config.remat else run
         for layer in params["blocks"]:
             x = block(layer, x, turns)
     return _norm(params["norm"], x) @ params["head"]["kernel"]
 
 
-def _block(params: Any, x: jax.Array, turns: Any) -> jax.Array:
+def _block(setting: Setting, params: Any, x: jax.Array, turns: Any) -> jax.Array:
     y = _norm(params["attention_norm"], x)
     attention = params["attention"]
     query, key, value = (
@@ -193,9 +198,10 @@ def _block(params: Any, x: jax.Array, turns: Any) -> jax.Array:
         rotate(query, turns), rotate(key, turns), value, is_causal=True
     )
     x = x + jnp.einsum("blhd,hdw->blw", seen, attention["out"]["kernel"])
+    x = setting.constrained(x)
     y, mlp = _norm(params["mlp_norm"], x), params["mlp"]
     inner = jax.nn.silu(y @ mlp["gate"]["kernel"]) * (y @ mlp["up"]["kernel"])
-    return x + inner @ mlp["down"]["kernel"]
+    return setting.constrained(x + inner @ mlp["down"]["kernel"])
 
 
 def _norm(params: Any, x: jax.Array) -> jax.Array:

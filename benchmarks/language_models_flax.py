@@ -29,7 +29,8 @@ def _block_class(nnx: Any) -> type:
             return self.down(nnx.silu(self.gate(x)) * self.up(x))
 
     class Block(nnx.Module):
-        def __init__(self, config, dtype, rngs):
+        def __init__(self, setting, rngs):
+            config, dtype = setting.config, setting.dtype
             norm = functools.partial(nnx.RMSNorm, config.width, dtype=dtype, rngs=rngs)
             self.attention_norm = norm()
             self.attention = nnx.MultiHeadAttention(
@@ -44,10 +45,13 @@ def _block_class(nnx: Any) -> type:
             )
             self.mlp_norm = norm()
             self.mlp = GatedMLP(config, dtype, rngs)
+            self.setting = setting
 
         def __call__(self, x):
+            constrained = self.setting.constrained
             x = x + self.attention(self.attention_norm(x), is_causal=True)
-            return x + self.mlp(self.mlp_norm(x))
+            x = constrained(x)
+            return constrained(x + self.mlp(self.mlp_norm(x)))
 
     return Block
 
@@ -59,7 +63,7 @@ def _model_class(nnx: Any) -> type:
     class LanguageModel(nnx.Module):
         def __init__(self, setting, rngs):
             config, dtype = setting.config, setting.dtype
-            make = functools.partial(Block, config, dtype)
+            make = functools.partial(Block, setting)
             self.embed = nnx.Embed(
                 config.vocabulary, config.width, dtype=dtype, rngs=rngs
             )
@@ -84,9 +88,7 @@ def _model_class(nnx: Any) -> type:
 
         def __call__(self, tokens):
             setting = self.setting
-            x = self.embed(tokens)
-            if setting.layout is not None:
-                x = jax.lax.with_sharding_constraint(x, setting.layout.batch)
+            x = setting.constrained(self.embed(tokens))
             run = Block.__call__
             if setting.config.remat:
                 run = nnx.remat(run, prevent_cse=not setting.config.stacked)
