@@ -91,8 +91,8 @@ def _tokens_per_second(
     return [num_tokens / x for x in gauges.seconds_per_call(operations, effort)]
 
 
-# CPython is slower where frames meet the end of a chunk of its stack, of which one has
-# some 50 (`graftree.core.frames`), so how long tracing takes depends on where it begins.
+# Where frames meet the end of a chunk of CPython's stack, calls are slow; a chunk has
+# some 50 frames (`graftree.core.frames`). So tracing depends on where it begins.
 DEPTHS = (0, 16, 32, 48, 64, 80, 96, 112)
 
 
