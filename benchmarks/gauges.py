@@ -8,6 +8,7 @@ one, and the median over the turns leaves out the worst of the rest.
 import dataclasses
 import functools
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -120,3 +121,18 @@ def _time(operation: Operation, repeat: int, wait: bool) -> float:
     if wait:
         jax.block_until_ready(jax.tree.leaves(result))
     return (time.perf_counter() - start) / repeat
+
+
+# Where frames meet the end of a chunk of CPython's stack, calls are slow; a chunk has
+# some 50 frames (`graftree.core.frames`). So tracing depends on where it begins.
+DEPTHS = (0, 16, 32, 48, 64, 80, 96, 112)
+
+
+def at_many_depths(operation: Operation) -> Operation:
+    """The operation, each time at another depth of the stack of Python."""
+    depths = itertools.cycle(DEPTHS)
+    return lambda: _at_depth(next(depths), operation)
+
+
+def _at_depth(depth: int, operation: Operation) -> Any:
+    return _at_depth(depth - 1, operation) if depth else operation()

@@ -6,7 +6,6 @@ Layouts of eight devices are measured where there are eight:
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,30 +90,19 @@ def _tokens_per_second(
     return [num_tokens / x for x in gauges.seconds_per_call(operations, effort)]
 
 
-# Where frames meet the end of a chunk of CPython's stack, calls are slow; a chunk has
-# some 50 frames (`graftree.core.frames`). So tracing depends on where it begins.
-DEPTHS = (0, 16, 32, 48, 64, 80, 96, 112)
-
-
 def lowerings(library: str, setting: Setting) -> Callable[[], Any]:
     """Tracing and lowering, each time without any of JAX's caches.
 
     So it is what the first call of a program takes: the functions of JAX itself are
-    traced anew as well, for all alike. Each call is at another depth of the stack.
+    traced anew as well, for all alike.
     """
     step = new_step(library, setting)
-    depths = itertools.cycle(DEPTHS)
 
     def operation():
         jax.clear_caches()
-        return _at_depth(next(depths), step.lower)
+        return step.lower()
 
-    return operation
-
-
-def _at_depth(depth: int, function: Callable[[], Any]) -> Any:
-    """Calls a function below so many frames more."""
-    return _at_depth(depth - 1, function) if depth else function()
+    return gauges.at_many_depths(operation)
 
 
 def compilations(library: str, setting: Setting) -> Callable[[], Any]:

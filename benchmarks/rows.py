@@ -197,6 +197,14 @@ PASSING = {
 }
 
 
+TRAIN_STEP_TARGETS = {
+    (4, "plain"): "1.10 raw",
+    (4, "donated"): "1.20 raw",
+    (50, "plain"): "1.05 raw",
+    (50, "donated"): "1.05 raw",
+}
+
+
 def train_step(
     depth: int,
     *,
@@ -229,7 +237,7 @@ def train_step(
             *_in_modes(nnx),
             *_of(EQUINOX, equinox),
         ),
-        "1.30 raw" if depth == 4 or passing != "by position" else "1.10 raw",
+        TRAIN_STEP_TARGETS.get((depth, how), "1.30 raw"),
     )
 
 
@@ -261,7 +269,7 @@ def forward_call(depth: int) -> Group:
             *_in_modes(calls.nnx, depth),
             *_of(EQUINOX, calls.equinox, depth),
         ),
-        {4: "1.30 raw", 50: "1.15 raw"}.get(depth, ""),
+        {4: "1.25 raw", 50: "1.10 raw"}.get(depth, ""),
     )
 
 
@@ -433,7 +441,7 @@ def trace(depth: int) -> Group:
     """Tracing and lowering of the train step of a GPT, as in a first call."""
 
     def lowering(make):
-        return lambda: make().lower()
+        return gauges.at_many_depths(lambda: make().lower())
 
     return Group(
         f"trace and lower, train step of a GPT, {depth} layers",
