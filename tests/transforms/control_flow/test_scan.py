@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftree as nnx
@@ -493,6 +494,93 @@ def test_attributes_of_carried_objects_stay(error):
     with pytest.raises(error, match=r"nnx\.scan.*structure of the carry"):
         nnx.scan(step)(model, jnp.arange(3.0))
     assert not hasattr(model, "extra")
+
+
+class Switched(nnx.Module):
+    """Scales by another factor in each of its modes."""
+
+    def __init__(self):
+        self.mode, self.scale = "off", nnx.Param(jnp.array(2.0))
+
+    def __call__(self, x):
+        return (
+            jax.nn.relu(x) * self.scale * jnp.array(1.0 if self.mode == "on" else 0.5)
+        )
+
+
+def test_what_all_steps_set_first_is_set():
+    def step(model, x):
+        model.mode = "on"
+        model.scale[...] += 1.0
+        return model, model(x)
+
+    model = Switched()
+    out, y = nnx.scan(step)(model, jnp.ones(3))
+    assert out is model
+    assert model.mode == "on"
+    np.testing.assert_array_equal(y, [3.0, 4.0, 5.0])
+    # From now on there is nothing to set.
+    np.testing.assert_array_equal(nnx.scan(step)(model, jnp.ones(2))[1], [6.0, 7.0])
+
+
+def _set_after_use(model, x):
+    y = model(x)
+    model.mode = "on"
+    return model, y
+
+
+def _toggled(model, x):
+    model.mode = "off" if model.mode == "on" else "on"
+    return model, x
+
+
+def _counting(model, x):
+    model.mode += "."
+    return model, x
+
+
+def _with_another_object(model, x):
+    model.part = nnx.Dict()
+    return model, x
+
+
+@pytest.mark.parametrize(
+    "step", [_set_after_use, _toggled, _counting, _with_another_object]
+)
+def test_steps_that_would_differ_are_refused(step):
+    model = Switched()
+    with pytest.raises(ValueError, match=r"structure of the carry|Carry references"):
+        nnx.scan(step)(model, jnp.ones(3))
+    assert model.mode == "off"
+    assert not hasattr(model, "part")
+
+
+def test_a_training_loop_may_begin_with_train():
+    def step(carry, x):
+        model, optimizer = carry
+        model.train()
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
+        optimizer.update(model, grads)
+        return carry, loss
+
+    def train(starts_in_eval):
+        rngs = nnx.Rngs(0)
+        model = nnx.Sequential(
+            nnx.Linear(3, 4, rngs=rngs),
+            nnx.BatchNorm(4, rngs=rngs),
+            nnx.relu,
+            nnx.Dropout(0.5, rngs=rngs),
+        )
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        if starts_in_eval:
+            model.eval()
+        x = jax.random.normal(jax.random.key(1), (5, 2, 3))
+        _, losses = nnx.scan(step)((model, optimizer), x)
+        assert not model.layers[1].use_running_average
+        kinds = nnx.Param, nnx.BatchStat
+        return losses, nnx.to_pure_dict(nnx.state(model, kinds))
+
+    jax.tree.map(np.testing.assert_array_equal, train(False), train(True))
 
 
 def test_a_carried_variable_may_be_a_new_one_with_graph_updates():

@@ -14,6 +14,7 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from graftree import _jax
 from graftree.core.graph import differences, flattening, tree_checks
@@ -64,12 +66,14 @@ class Place:
         output: The number in a tuple of outputs; ``None`` if it is the whole output.
         takes_new_variables: Whether a Variable that is itself a leaf of the carry may
             come back as another one.
+        may_settle: Whether a step may set static attributes, if all do the same.
         identity: The rule that other objects break, for the message.
     """
 
     argument: int | None
     output: int | None = None
     takes_new_variables: bool = False
+    may_settle: bool = False
     identity: str = ""
 
     def may_be_new(self, node: Any) -> bool:
@@ -216,11 +220,20 @@ class Loop:
     def _step(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
     ) -> tuple[Values, list[Any], _Notes]:
-        """Runs the user's function: leaves for the next step, and what is noted."""
+        """One step: leaves for the next one, what is stacked, and what is noted."""
+        values, stacked, notes, carry = self._trace(f, carried, scanned)
+        if carry is not None and carry != self._carry:
+            self._check_settled(f, carried, scanned, carry)
+        return values, stacked, notes
+
+    def _trace(
+        self, f: Callable[..., Any], carried: Values, scanned: Values | None
+    ) -> tuple[Values, list[Any], _Notes, Signature | None]:
+        """Runs the user's function: what `_step` gives, and the carry after it."""
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
-        objects, leaves = self._take_carry(inside, carry)
+        after, objects, leaves = self._take_carry(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
         structure, output = self._aligned(found)
@@ -256,7 +269,7 @@ class Loop:
             groups=tuple([(0,) * len(part) for part in sources]),
         )
         notes = _Notes(returned, sources, refs)
-        return self._pick(values, self._carried), stacked, notes
+        return self._pick(values, self._carried), stacked, notes, after
 
     def _new_data_error(self) -> TypeError:
         return CarryStructureError(
@@ -311,15 +324,23 @@ class Loop:
 
     # The carry.
 
-    def _take_carry(self, inside: Inside, carry: Any) -> tuple[list[Any], list[Any]]:
-        """The Variables and refs in a carry, and its leaves; it must be as it was.
+    @functools.cached_property
+    def _carry(self) -> Signature:
+        """The static part of the carry."""
+        assert self.place.argument is not None
+        return self.signature.of_argument(self.place.argument)
+
+    def _take_carry(
+        self, inside: Inside, carry: Any
+    ) -> tuple[Signature | None, list[Any], list[Any]]:
+        """A carry: its static part, the Variables and refs in it, and its leaves.
 
         Its objects are numbered as in the arguments. So at equal places in equal
         signatures are objects with equal numbers, which must be the same.
         """
         if self.place.argument is None:
-            return [], []
-        before = self.signature.of_argument(self.place.argument)
+            return None, [], []
+        before = self._carry
         first, stop = [
             _first_number(self.signature.entries[start:], len(inside.objects))
             for start in self._span.entries
@@ -332,14 +353,15 @@ class Loop:
         after, news = Signature(treedef, tuple(entries)), [*refs]
         if not _are_same(self._identified(before, olds), self._identified(after, news)):
             raise self._identity_error()
-        if before != after:
-            raise self._structure_error(before, after)
+        is_settling = len(news) == len(olds) and self._may_settle(after)
+        if before != after and not is_settling:
+            raise self._structure_error(after)
         if self.row.mode.structure:
             new = {top.index for top in _tops(after) if self.place.may_be_new(top)}
             pairs = enumerate(zip(olds, news, strict=True))
             if not all(x is y or number in new for number, (x, y) in pairs):
                 raise self._identity_error()
-        return [*filter(tree_checks.is_variable_or_ref, news)], leaves
+        return after, [*filter(tree_checks.is_variable_or_ref, news)], leaves
 
     def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
         """Objects that must be the same, whatever else is wrong."""
@@ -361,8 +383,8 @@ class Loop:
             "in other places.\nWrite to them in place (`variable[...] = value`)."
         )
 
-    def _structure_error(self, before: Signature, after: Signature) -> TypeError:
-        found = differences.between(before.facts("carry"), after.facts("carry"))
+    def _structure_error(self, after: Signature) -> TypeError:
+        found = differences.between(self._carry.facts("carry"), after.facts("carry"))
         lines = differences.in_words(found, "before", "after", signatures.name_of)
         listed = "\n  ".join(lines or ["which objects are shared"])
         return CarryStructureError(
@@ -371,6 +393,53 @@ class Loop:
             "and metadata of carried Variables, can't be added, removed or changed "
             "there."
         )
+
+    # A step may set static attributes of carried objects, as `model.train()` does.
+
+    def _may_settle(self, after: Signature) -> bool:
+        """Whether the carry has the same leaves, as far as a loop can tell."""
+        before = self._carry
+        return (
+            self.place.may_settle
+            and self.row.mode.structure
+            and before.treedef == after.treedef
+            and _leaves(before) == _leaves(after)
+        )
+
+    def _check_settled(
+        self,
+        f: Callable[..., Any],
+        carried: Values,
+        scanned: Values | None,
+        after: Signature,
+    ) -> None:
+        """Raises unless the second step, which meets what the first one set, is equal.
+
+        It must leave the carry as it finds it, by the same program. So all steps are.
+        """
+        start, stop = self._span.entries
+        entries = self.signature.entries
+        signature = dataclasses.replace(
+            self.signature, entries=(*entries[:start], *after.entries, *entries[stop:])
+        )
+        count = len(self.row.inputs.values)
+        second = Loop(
+            self.row,
+            self.place,
+            packing.part(self.values, signature, self.roles, count),
+        )
+        programs = []
+        for loop in (self, second):
+
+            def program(*groups: Any, loop: Loop = loop) -> Any:
+                *results, _, carry = loop._trace(f, *groups)
+                if carry != after:
+                    raise self._structure_error(after)
+                return jax.tree.leaves(results)
+
+            programs.append(jax.make_jaxpr(program)(carried, scanned))
+        if not _are_equal(*programs):
+            raise self._structure_error(after)
 
 
 class CarryStructureError(TypeError, ValueError):
@@ -399,6 +468,11 @@ def _paths(entry: GraphDef[Any] | None) -> Any:
     return None if entry is None else entry.paths()
 
 
+def _leaves(signature: Signature) -> list[Any]:
+    """The paths and the definitions of its leaves."""
+    return [*map(signatures.leaves_of, signature.entries)]
+
+
 def _tops(signature: Signature) -> list[Any]:
     """What the entries of a signature define, or refer to."""
     return [entry.nodes[0] for entry in signature.entries if entry is not None]
@@ -411,6 +485,23 @@ def _first_number(entries: Sequence[GraphDef[Any] | None], default: int) -> int:
             if not isinstance(node, NodeRef) and node.index is not None:
                 return node.index
     return default
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Whether two programs are the same; when in doubt they are not."""
+    return str(first) == str(second) and all(
+        map(_is_same_constant, first.consts, second.consts)
+    )
+
+
+def _is_same_constant(x: Any, y: Any) -> bool:
+    arrays = np.ndarray, _jax.Concrete
+    return x is y or (
+        isinstance(x, arrays)
+        and isinstance(y, arrays)
+        and x.dtype == y.dtype
+        and np.array_equal(x, y)
+    )
 
 
 def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:

@@ -42,7 +42,8 @@ def scan(
     scanned, and each step gets a slice of it; or it is the same for all steps. What a
     step writes to a scanned Variable comes back on the same axis. What it writes to a
     Variable that is the same for all steps is kept without graph updates, and dropped
-    with graph updates.
+    with graph updates. With these, a step may set static attributes of the carry, as
+    ``model.train()`` does, if the steps after it do the same.
 
     Args:
         f: The function.
@@ -166,6 +167,7 @@ def _find_place(in_axes: Any, out_axes: Any) -> Place:
         argument,
         None if out_axes is Carry else output,
         takes_new_variables=True,
+        may_settle=True,
         identity="Carry references must be the same between iterations",
     )
 
