@@ -226,8 +226,8 @@ from graftree.transforms.checkify import checkify
 from graftree.transforms.compiled.jit import jit
 from graftree.transforms.compiled.partials import cached_partial, jit_partial
 from graftree.transforms.control_flow.cond_switch import cond, switch
-from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.control_flow.loops import fori_loop, while_loop
+from graftree.transforms.control_flow.rounds import Carry
 from graftree.transforms.control_flow.scan import scan
 from graftree.transforms.crossing.prefixes import (
     DiffState,

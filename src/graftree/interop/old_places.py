@@ -61,7 +61,7 @@ MOVED: Mapping[str, str] = {
     "tools": "debugging",
     "tools.display": "debugging.displays",
     "transforms.branching": "transforms.control_flow.cond_switch",
-    "transforms.carrying": "transforms.control_flow.loop_bodies",
+    "transforms.carrying": "transforms.control_flow.rounds",
     "transforms.checking": "transforms.checkify",
     "transforms.contexts": "interop.graph_contexts.contexts",
     "transforms.custom_vjp": "transforms.derivatives.custom_vjp",

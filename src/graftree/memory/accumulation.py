@@ -19,7 +19,7 @@ from graftree.core import paths
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
 from graftree.transforms import shape_eval
-from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.control_flow import rounds, scan
 from graftree.transforms.crossing import decorators
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
@@ -101,7 +101,7 @@ def _mean(
         new = zip(sums, jax.tree.leaves(means), strict=True)
         return (objects, [total + x.astype(total.dtype) for total, x in new]), aux
 
-    carry = loop_bodies.Carry
+    carry = rounds.Carry
     loop = scan.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
     form, _ = shape_eval.eval_shape(flat, objects, jax.tree.map(_first, parts))
     leaves, treedef = jax.tree.flatten(form)

@@ -28,7 +28,7 @@ from graftree.core.text import representations
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
 from graftree.transforms import remat as remats
-from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.control_flow import rounds, scan
 from graftree.transforms.crossing import arguments
 
 
@@ -155,8 +155,8 @@ def _loop(
         body,
         length=options.length,
         unroll=options.unroll.value,
-        in_axes=(loop_bodies.Carry, 0, 0, None),
-        out_axes=(loop_bodies.Carry, 0),
+        in_axes=(rounds.Carry, 0, 0, None),
+        out_axes=(rounds.Carry, 0),
         transform_metadata={partitioning.PARTITION_NAME: options.axis_name},
         **keeps_all,
     )

@@ -555,6 +555,15 @@ def test_steps_that_would_differ_are_refused(step):
     assert not hasattr(model, "part")
 
 
+@pytest.mark.parametrize("step", [_set_after_use, _toggled, _counting])
+def test_the_same_of_what_goes_round_by_filters(step):
+    model, axes = Switched(), nnx.StateAxes({...: nnx.Carry})
+    scan = nnx.scan(lambda m, x: step(m, x)[1], in_axes=(axes, 0), out_axes=0)
+    with pytest.raises(ValueError, match=r"of the carry.*\n  args\[0\]\.mode"):
+        scan(model, jnp.ones(3))
+    assert model.mode == "off"
+
+
 def test_a_training_loop_may_begin_with_train():
     def step(carry, x):
         model, optimizer = carry

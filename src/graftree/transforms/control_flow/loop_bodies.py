@@ -14,9 +14,7 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,10 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
-from graftree.core.graph import differences, flattening, tree_checks
-from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
+from graftree.core.graph import flattening
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.rng.streams import RngState
+from graftree.transforms.control_flow.rounds import (
+    CarryStructureError,
+    Place,
+    Rounds,
+)
 from graftree.transforms.crossing import packing, reports, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
@@ -40,59 +42,6 @@ from graftree.transforms.crossing.inside import (
 from graftree.transforms.crossing.packing import Parts, Values
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature, Slot
-
-
-class Carry:
-    """In the axes of `scan`: what goes from one step to the next.
-
-    The class itself is used, not an instance of it.
-
-    Example:
-        >>> def add(total, x):
-        ...     return total + x, total
-        >>> cumulate = nnx.scan(add, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-        >>> total, before = cumulate(jnp.array(0), jnp.arange(4))
-        >>> int(total), before.tolist()
-        (6, [0, 0, 1, 3])
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the carry is in the arguments and in the output of the step.
-
-    Attributes:
-        argument: The number of the positional argument; ``None`` if there is no carry.
-        output: The number in a tuple of outputs; ``None`` if it is the whole output.
-        takes_new_variables: Whether a Variable that is itself a leaf of the carry may
-            come back as another one.
-        may_settle: Whether a step may set static attributes, if all do the same.
-        identity: The rule that other objects break, for the message.
-    """
-
-    argument: int | None
-    output: int | None = None
-    takes_new_variables: bool = False
-    may_settle: bool = False
-    identity: str = ""
-
-    def may_be_new(self, node: Any) -> bool:
-        """Whether another object may be where this one is at the top of the carry."""
-        return self.takes_new_variables and isinstance(node, VariableDef)
-
-    def split(self, out: Any) -> tuple[Any, Any]:
-        """The carry of an output, and the output without it."""
-        if self.argument is None:
-            return None, out
-        if self.output is None:
-            return out, None
-        number = self.output
-        if not isinstance(out, (tuple, list)) or len(out) <= number:
-            raise ValueError(
-                f"The function must return a tuple with the carry at index {number}, "
-                f"as out_axes says, got {type(out).__name__}."
-            )
-        return out[number], (*out[:number], None, *out[number + 1 :])
 
 
 class _Source(NamedTuple):
@@ -134,6 +83,7 @@ class Loop:
         self.place = place
         self.signature, self.values, self.roles = packing.join(groups)
         self._span = self.signature.span(place.argument)
+        self._rounds = Rounds(row, place, self.signature, self.roles)
         axes = [row.inputs.values[role] for role in self.roles]
         # JAX slices refs along their first axis only.
         self._moved = [
@@ -221,19 +171,19 @@ class Loop:
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
     ) -> tuple[Values, list[Any], _Notes]:
         """One step: leaves for the next one, what is stacked, and what is noted."""
-        values, stacked, notes, carry = self._trace(f, carried, scanned)
-        if carry is not None and carry != self._carry:
-            self._check_settled(f, carried, scanned, carry)
+        values, stacked, notes, after = self._outcome(f, carried, scanned)
+        if after != self._rounds.before:
+            self._check_settled(f, carried, scanned, after)
         return values, stacked, notes
 
-    def _trace(
+    def _outcome(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
-    ) -> tuple[Values, list[Any], _Notes, Signature | None]:
-        """Runs the user's function: what `_step` gives, and the carry after it."""
+    ) -> tuple[Values, list[Any], _Notes, dict[int, Signature]]:
+        """Runs the user's function: what `_step` gives, and what then goes round."""
         inside = self.inside(carried, scanned)
         out = inside.run(f)
         carry, others = self.place.split(out)
-        after, objects, leaves = self._take_carry(inside, carry)
+        after, objects, leaves = self._rounds.take(inside, carry)
         found = inside.collect(out, Linked(objects, others))
         changed = self._without_dropped(found.changed)
         structure, output = self._aligned(found)
@@ -270,6 +220,37 @@ class Loop:
         )
         notes = _Notes(returned, sources, refs)
         return self._pick(values, self._carried), stacked, notes, after
+
+    def _check_settled(
+        self,
+        f: Callable[..., Any],
+        carried: Values,
+        scanned: Values | None,
+        after: dict[int, Signature],
+    ) -> None:
+        """Raises unless the second step, which meets what the first one set, is equal.
+
+        It must leave what goes round as it finds it, by the same program. So do all
+        steps, then.
+        """
+        before = self._rounds.before
+        changed = next(number for number in before if after[number] != before[number])
+        error = self._rounds.error(changed, after[changed])
+        signature, count = self._rounds.with_changes(after), len(self.row.inputs.values)
+        groups = packing.part(self.values, signature, self.roles, count)
+        second = Loop(self.row, self.place, groups)
+
+        def program_of(loop: Loop) -> Any:
+            def program(*groups: Any) -> Any:
+                *results, _, left = loop._outcome(f, *groups)
+                if left != after:
+                    raise error
+                return jax.tree.leaves(results)
+
+            return jax.make_jaxpr(program)(carried, scanned)
+
+        if not _are_equal(program_of(self), program_of(second)):
+            raise error
 
     def _new_data_error(self) -> TypeError:
         return CarryStructureError(
@@ -322,129 +303,6 @@ class Loop:
                 found += [None] * signatures.count(entry)
         return found
 
-    # The carry.
-
-    @functools.cached_property
-    def _carry(self) -> Signature:
-        """The static part of the carry."""
-        assert self.place.argument is not None
-        return self.signature.of_argument(self.place.argument)
-
-    def _take_carry(
-        self, inside: Inside, carry: Any
-    ) -> tuple[Signature | None, list[Any], list[Any]]:
-        """A carry: its static part, the Variables and refs in it, and its leaves.
-
-        Its objects are numbered as in the arguments. So at equal places in equal
-        signatures are objects with equal numbers, which must be the same.
-        """
-        if self.place.argument is None:
-            return None, [], []
-        before = self._carry
-        first, stop = [
-            _first_number(self.signature.entries[start:], len(inside.objects))
-            for start in self._span.entries
-        ]
-        olds = [inside.objects[number] for number in range(stop)]
-        refs = RefMap([(olds[number], number) for number in range(first)])
-        treedef, entries, leaves = packing.take_apart(
-            carry, self.row.mode, refs, RefMap(), self.row.name
-        )
-        after, news = Signature(treedef, tuple(entries)), [*refs]
-        if not _are_same(self._identified(before, olds), self._identified(after, news)):
-            raise self._identity_error()
-        is_settling = len(news) == len(olds) and self._may_settle(after)
-        if before != after and not is_settling:
-            raise self._structure_error(after)
-        if self.row.mode.structure:
-            new = {top.index for top in _tops(after) if self.place.may_be_new(top)}
-            pairs = enumerate(zip(olds, news, strict=True))
-            if not all(x is y or number in new for number, (x, y) in pairs):
-                raise self._identity_error()
-        return after, [*filter(tree_checks.is_variable_or_ref, news)], leaves
-
-    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
-        """Objects that must be the same, whatever else is wrong."""
-        if not self.row.mode.structure:
-            return [*filter(tree_checks.is_variable_or_ref, objects)]
-        tops = [top for top in _tops(signature) if not self.place.may_be_new(top)]
-        return [objects[top.index] for top in tops]
-
-    def _identity_error(self) -> ValueError:
-        if self.row.mode.structure:
-            return ValueError(
-                f"{self.place.identity}, but nnx.{self.row.name} got other objects "
-                "back than it gave to the function.\nChange them in place, or split "
-                "them and carry their State."
-            )
-        return ValueError(
-            f"{self.row.name} Variable identity must be preserved across "
-            "iterations: the carry has other Variables out than in, or has them "
-            "in other places.\nWrite to them in place (`variable[...] = value`)."
-        )
-
-    def _structure_error(self, after: Signature) -> TypeError:
-        found = differences.between(self._carry.facts("carry"), after.facts("carry"))
-        lines = differences.in_words(found, "before", "after", signatures.name_of)
-        listed = "\n  ".join(lines or ["which objects are shared"])
-        return CarryStructureError(
-            f"nnx.{self.row.name}: the structure of the carry must stay the same in a "
-            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
-            "and metadata of carried Variables, can't be added, removed or changed "
-            "there."
-        )
-
-    # A step may set static attributes of carried objects, as `model.train()` does.
-
-    def _may_settle(self, after: Signature) -> bool:
-        """Whether the carry has the same leaves, as far as a loop can tell."""
-        before = self._carry
-        return (
-            self.place.may_settle
-            and self.row.mode.structure
-            and before.treedef == after.treedef
-            and _leaves(before) == _leaves(after)
-        )
-
-    def _check_settled(
-        self,
-        f: Callable[..., Any],
-        carried: Values,
-        scanned: Values | None,
-        after: Signature,
-    ) -> None:
-        """Raises unless the second step, which meets what the first one set, is equal.
-
-        It must leave the carry as it finds it, by the same program. So all steps are.
-        """
-        start, stop = self._span.entries
-        entries = self.signature.entries
-        signature = dataclasses.replace(
-            self.signature, entries=(*entries[:start], *after.entries, *entries[stop:])
-        )
-        count = len(self.row.inputs.values)
-        second = Loop(
-            self.row,
-            self.place,
-            packing.part(self.values, signature, self.roles, count),
-        )
-        programs = []
-        for loop in (self, second):
-
-            def program(*groups: Any, loop: Loop = loop) -> Any:
-                *results, _, carry = loop._trace(f, *groups)
-                if carry != after:
-                    raise self._structure_error(after)
-                return jax.tree.leaves(results)
-
-            programs.append(jax.make_jaxpr(program)(carried, scanned))
-        if not _are_equal(*programs):
-            raise self._structure_error(after)
-
-
-class CarryStructureError(TypeError, ValueError):
-    """A step changed the structure of the carry; either type, as in Flax NNX."""
-
 
 class _Notes(NamedTuple):
     """What was found out about a loop while its step was traced.
@@ -468,25 +326,6 @@ def _paths(entry: GraphDef[Any] | None) -> Any:
     return None if entry is None else entry.paths()
 
 
-def _leaves(signature: Signature) -> list[Any]:
-    """The paths and the definitions of its leaves."""
-    return [*map(signatures.leaves_of, signature.entries)]
-
-
-def _tops(signature: Signature) -> list[Any]:
-    """What the entries of a signature define, or refer to."""
-    return [entry.nodes[0] for entry in signature.entries if entry is not None]
-
-
-def _first_number(entries: Sequence[GraphDef[Any] | None], default: int) -> int:
-    """The number of the first object that is new in some entries of a signature."""
-    for entry in entries:
-        for node in () if entry is None else entry.nodes:
-            if not isinstance(node, NodeRef) and node.index is not None:
-                return node.index
-    return default
-
-
 def _are_equal(first: Any, second: Any) -> bool:
     """Whether two programs are the same; when in doubt they are not."""
     return str(first) == str(second) and all(
@@ -502,10 +341,6 @@ def _is_same_constant(x: Any, y: Any) -> bool:
         and x.dtype == y.dtype
         and np.array_equal(x, y)
     )
-
-
-def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

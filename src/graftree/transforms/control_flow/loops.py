@@ -12,7 +12,8 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
+from graftree.transforms.control_flow.loop_bodies import Loop, Step
+from graftree.transforms.control_flow.rounds import Carry, Place
 from graftree.transforms.crossing import captures, guises, parameters
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values

@@ -10,7 +10,8 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
+from graftree.transforms.control_flow.loop_bodies import Loop, Step
+from graftree.transforms.control_flow.rounds import Carry, Place
 from graftree.transforms.crossing import captures, decorators, guises
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values

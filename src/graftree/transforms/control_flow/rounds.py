@@ -1,0 +1,259 @@
+"""What goes round in a loop, and stays what it is.
+
+The carry comes back from each step, and so do, without being returned, the arguments
+of which parts are carried by filters. Their structure must be the same in all steps,
+and their objects the same ones. There is one exception: in a `scan` with graph updates
+a step may set static attributes, as `model.train()` does. Then the second step, which
+meets them set, must be the same program; `Loop` traces it to see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from graftree.core.graph import differences, tree_checks
+from graftree.core.graph.flattening import RefMap
+from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
+from graftree.transforms.crossing import packing, signatures
+from graftree.transforms.crossing.inside import Inside
+from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.signatures import Signature
+
+
+class Carry:
+    """In the axes of `scan`: what goes from one step to the next.
+
+    The class itself is used, not an instance of it.
+
+    Example:
+        >>> def add(total, x):
+        ...     return total + x, total
+        >>> cumulate = nnx.scan(add, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        >>> total, before = cumulate(jnp.array(0), jnp.arange(4))
+        >>> int(total), before.tolist()
+        (6, [0, 0, 1, 3])
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the carry is in the arguments and in the output of the step.
+
+    Attributes:
+        argument: The number of the positional argument; ``None`` if there is no carry.
+        output: The number in a tuple of outputs; ``None`` if it is the whole output.
+        takes_new_variables: Whether a Variable that is itself a leaf of the carry may
+            come back as another one.
+        may_settle: Whether a step may set static attributes, if all do the same.
+        identity: The rule that other objects break, for the message.
+    """
+
+    argument: int | None
+    output: int | None = None
+    takes_new_variables: bool = False
+    may_settle: bool = False
+    identity: str = ""
+
+    def may_be_new(self, node: Any) -> bool:
+        """Whether another object may be where this one is at the top of the carry."""
+        return self.takes_new_variables and isinstance(node, VariableDef)
+
+    def split(self, out: Any) -> tuple[Any, Any]:
+        """The carry of an output, and the output without it."""
+        if self.argument is None:
+            return None, out
+        if self.output is None:
+            return out, None
+        number = self.output
+        if not isinstance(out, (tuple, list)) or len(out) <= number:
+            raise ValueError(
+                f"The function must return a tuple with the carry at index {number}, "
+                f"as out_axes says, got {type(out).__name__}."
+            )
+        return out[number], (*out[:number], None, *out[number + 1 :])
+
+
+class CarryStructureError(TypeError, ValueError):
+    """A step changed the structure of the carry; either type, as in Flax NNX."""
+
+
+class _Now(NamedTuple):
+    """What a step left in the place of an argument.
+
+    Attributes:
+        signature: Its static part.
+        olds: The objects up to it that there were.
+        news: The objects up to it that there are now.
+        leaves: Its leaves.
+    """
+
+    signature: Signature
+    olds: list[Any]
+    news: list[Any]
+    leaves: list[Any]
+
+
+class Rounds:
+    """The arguments of a loop that go round, or parts of which do.
+
+    Attributes:
+        before: The static part of each as it came, by its position.
+    """
+
+    def __init__(
+        self, row: Row, place: Place, signature: Signature, roles: Sequence[int]
+    ) -> None:
+        self._row = row
+        self._place = place
+        self._signature = signature
+        axes = [row.inputs.values[role] for role in roles]
+        count = len(signature.treedef.children()[0].children())
+
+        def goes_round(number: int) -> bool:
+            has_parts = Carry in axes[slice(*signature.span(number).leaves)]
+            return number == place.argument or (row.mode.structure and has_parts)
+
+        self.before = {
+            number: signature.of_argument(number)
+            for number in filter(goes_round, range(count))
+        }
+
+    def take(
+        self, inside: Inside, carry: Any
+    ) -> tuple[dict[int, Signature], list[Any], list[Any]]:
+        """What is there after a step.
+
+        Returns:
+            The static parts, as in ``before``; of the carry the Variables and refs, and
+            the leaves.
+        """
+        after: dict[int, Signature] = {}
+        objects, leaves = self._take_carry(inside, carry, after)
+        for number in self.before:
+            if number not in after:
+                now = self._take_apart(inside, number, inside.tree[0][number])
+                self._check_settling(number, now)
+                after[number] = now.signature
+        return after, objects, leaves
+
+    def with_changes(self, after: dict[int, Signature]) -> Signature:
+        """The signature of the arguments, of which these are different."""
+        entries = [*self._signature.entries]
+        for number, now in after.items():
+            start, stop = self._signature.span(number).entries
+            entries[start:stop] = now.entries
+        return dataclasses.replace(self._signature, entries=tuple(entries))
+
+    def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
+        """What is now in the place of an argument.
+
+        Its objects are numbered as in the arguments. So at equal places in equal
+        signatures are objects with equal numbers, which must be the same.
+        """
+        first, stop = [
+            _first_number(self._signature.entries[start:], len(inside.objects))
+            for start in self._signature.span(number).entries
+        ]
+        olds = [inside.objects[number] for number in range(stop)]
+        refs = RefMap([(olds[number], number) for number in range(first)])
+        treedef, entries, leaves = packing.take_apart(
+            value, self._row.mode, refs, RefMap(), self._row.name
+        )
+        return _Now(Signature(treedef, tuple(entries)), olds, [*refs], leaves)
+
+    def _take_carry(
+        self, inside: Inside, carry: Any, after: dict[int, Signature]
+    ) -> tuple[list[Any], list[Any]]:
+        """The Variables and refs in a carry, and its leaves; adds it to ``after``."""
+        number = self._place.argument
+        if number is None:
+            return [], []
+        now = self._take_apart(inside, number, carry)
+        identified = self._identified(self.before[number], now.olds)
+        if not _are_same(identified, self._identified(now.signature, now.news)):
+            raise self._identity_error()
+        self._check_settling(number, now)
+        if self._row.mode.structure:
+            tops = _tops(now.signature)
+            free = {top.index for top in tops if self._place.may_be_new(top)}
+            pairs = enumerate(zip(now.olds, now.news, strict=True))
+            if not all(x is y or index in free for index, (x, y) in pairs):
+                raise self._identity_error()
+        after[number] = now.signature
+        return [*filter(tree_checks.is_variable_or_ref, now.news)], now.leaves
+
+    def _identified(self, signature: Signature, objects: Sequence[Any]) -> list[Any]:
+        """Objects that must be the same, whatever else is wrong."""
+        if not self._row.mode.structure:
+            return [*filter(tree_checks.is_variable_or_ref, objects)]
+        tops = [top for top in _tops(signature) if not self._place.may_be_new(top)]
+        return [objects[top.index] for top in tops]
+
+    def _identity_error(self) -> ValueError:
+        if self._row.mode.structure:
+            return ValueError(
+                f"{self._place.identity}, but nnx.{self._row.name} got other objects "
+                "back than it gave to the function.\nChange them in place, or split "
+                "them and carry their State."
+            )
+        return ValueError(
+            f"{self._row.name} Variable identity must be preserved across "
+            "iterations: the carry has other Variables out than in, or has them "
+            "in other places.\nWrite to them in place (`variable[...] = value`)."
+        )
+
+    def error(self, number: int, after: Signature) -> TypeError:
+        """For an argument that has another structure after a step."""
+        is_carry = number == self._place.argument
+        name = "carry" if is_carry else self._signature.labels.of(number)
+        before = self.before[number]
+        found = differences.between(before.facts(name), after.facts(name))
+        lines = differences.in_words(found, "before", "after", signatures.name_of)
+        listed = "\n  ".join(lines or ["which objects are shared"])
+        return CarryStructureError(
+            f"nnx.{self._row.name}: the structure of the carry must stay the same in a "
+            f"loop, but a step changed it.\n  {listed}\nAttributes of carried objects, "
+            "and metadata of carried Variables, can't be added, removed or changed "
+            "there."
+        )
+
+    # A step may set static attributes of carried objects, as `model.train()` does.
+
+    def _check_settling(self, number: int, now: _Now) -> None:
+        """Raises if more has changed in what goes round."""
+        before, after = self.before[number], now.signature
+        may_settle = (
+            self._place.may_settle
+            and self._row.mode.structure
+            and len(now.olds) == len(now.news)
+            and before.treedef == after.treedef
+            and _leaves(before) == _leaves(after)
+        )
+        if before != after and not may_settle:
+            raise self.error(number, after)
+
+
+def _leaves(signature: Signature) -> list[Any]:
+    """The paths and the definitions of its leaves."""
+    return [*map(signatures.leaves_of, signature.entries)]
+
+
+def _tops(signature: Signature) -> list[Any]:
+    """What the entries of a signature define, or refer to."""
+    return [entry.nodes[0] for entry in signature.entries if entry is not None]
+
+
+def _first_number(entries: Sequence[GraphDef[Any] | None], default: int) -> int:
+    """The number of the first object that is new in some entries of a signature."""
+    for entry in entries:
+        for node in () if entry is None else entry.nodes:
+            if not isinstance(node, NodeRef) and node.index is not None:
+                return node.index
+    return default
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
