@@ -27,6 +27,7 @@ from graftree.core.graph import flattening
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.rng.streams import RngState
 from graftree.transforms.control_flow.rounds import (
+    Carry,
     CarryStructureError,
     Place,
     Rounds,
@@ -120,7 +121,7 @@ class Loop:
         if _jax.is_ref(self.values[position]):
             return position in self._moved
         is_variable = self.signature.slots[position].variable is not None
-        return axis is not None or (is_variable and not self.row.mode.structure)
+        return axis is Carry or (is_variable and not self.row.mode.structure)
 
     def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
         return Values([values[i] for i in positions], self.signature, tuple(positions))
