@@ -564,6 +564,52 @@ def test_the_same_of_what_goes_round_by_filters(step):
     assert model.mode == "off"
 
 
+@pytest.mark.parametrize("sets", [False, True])
+def test_scanned_layers_with_a_carried_stream_get_new_data(sets):
+    class Layer(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(3, 3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.mark = "new"
+
+        def __call__(self, x):
+            if sets:
+                self.mark = "called"
+            self.out = nnx.Intermediate(self.dropout(self.linear(x)))
+            return x
+
+    @nnx.split_rngs(splits=4)
+    @nnx.vmap
+    def make(rngs):
+        return Layer(rngs)
+
+    layers = make(nnx.Rngs(0))
+    streams = nnx.state(layers, nnx.RngState)
+    nnx.update(layers, jax.tree.map(lambda x: x[0], streams))
+    axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
+    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, nnx.Carry), out_axes=nnx.Carry)
+    scan(layers, jnp.ones((2, 3)))
+    assert layers.out.shape == (4, 2, 3)
+    assert layers.dropout.rngs.count[...] == 4
+    assert layers.mark == ("called" if sets else "new")
+
+
+def test_new_data_is_stacked_beside_a_carried_stream():
+    class Noise(nnx.Module):
+        def __init__(self, rngs):
+            self.rngs = rngs.fork()
+
+        def __call__(self, x):
+            self.out = nnx.Intermediate(self.rngs.params.normal(x.shape))
+            return x
+
+    noise = Noise(nnx.Rngs(params=0))
+    axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
+    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, 0), out_axes=0)
+    scan(noise, jnp.ones((5, 2)))
+    assert noise.out.shape == (5, 2)
+
+
 def test_a_training_loop_may_begin_with_train():
     def step(carry, x):
         model, optimizer = carry

@@ -1,10 +1,10 @@
 """What goes round in a loop, and stays what it is.
 
 The carry comes back from each step, and so do, without being returned, the arguments
-of which parts are carried by filters. Their structure must be the same in all steps,
-and their objects the same ones. There is one exception: in a `scan` with graph updates
-a step may set static attributes, as `model.train()` does. Then the second step, which
-meets them set, must be the same program; `Loop` traces it to see.
+that are carried by filters, if no part of them is scanned. Their structure must be the
+same in all steps, and their objects the same ones. There is one exception: in a `scan`
+with graph updates a step may set static attributes, as `model.train()` does. Then the
+second step, which meets them set, must be the same program; `Loop` traces it to see.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Now(NamedTuple):
 
 
 class Rounds:
-    """The arguments of a loop that go round, or parts of which do.
+    """The arguments of a loop that go round.
 
     Attributes:
         before: The static part of each as it came, by its position.
@@ -113,8 +113,10 @@ class Rounds:
         count = len(signature.treedef.children()[0].children())
 
         def goes_round(number: int) -> bool:
-            has_parts = Carry in axes[slice(*signature.span(number).leaves)]
-            return number == place.argument or (row.mode.structure and has_parts)
+            own = axes[slice(*signature.span(number).leaves)]
+            # If a part is scanned, each step gets the object anew.
+            is_carried = Carry in own and not any(isinstance(x, int) for x in own)
+            return number == place.argument or (row.mode.structure and is_carried)
 
         self.before = {
             number: signature.of_argument(number)
@@ -135,8 +137,9 @@ class Rounds:
         for number in self.before:
             if number not in after:
                 now = self._take_apart(inside, number, inside.tree[0][number])
-                self._check_settling(number, now)
-                after[number] = now.signature
+                # New data is stacked or refused where it is given a place.
+                settles = self._may_settle(number, now)
+                after[number] = now.signature if settles else self.before[number]
         return after, objects, leaves
 
     def with_changes(self, after: dict[int, Signature]) -> Signature:
@@ -175,7 +178,8 @@ class Rounds:
         identified = self._identified(self.before[number], now.olds)
         if not _are_same(identified, self._identified(now.signature, now.news)):
             raise self._identity_error()
-        self._check_settling(number, now)
+        if self.before[number] != now.signature and not self._may_settle(number, now):
+            raise self.error(number, now.signature)
         if self._row.mode.structure:
             tops = _tops(now.signature)
             free = {top.index for top in tops if self._place.may_be_new(top)}
@@ -222,18 +226,16 @@ class Rounds:
 
     # A step may set static attributes of carried objects, as `model.train()` does.
 
-    def _check_settling(self, number: int, now: _Now) -> None:
-        """Raises if more has changed in what goes round."""
-        before, after = self.before[number], now.signature
-        may_settle = (
+    def _may_settle(self, number: int, now: _Now) -> bool:
+        """Whether no more than static attributes can have changed in an argument."""
+        before = self.before[number]
+        return (
             self._place.may_settle
             and self._row.mode.structure
             and len(now.olds) == len(now.news)
-            and before.treedef == after.treedef
-            and _leaves(before) == _leaves(after)
+            and before.treedef == now.signature.treedef
+            and _leaves(before) == _leaves(now.signature)
         )
-        if before != after and not may_settle:
-            raise self.error(number, after)
 
 
 def _leaves(signature: Signature) -> list[Any]:
