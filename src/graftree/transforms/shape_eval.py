@@ -121,7 +121,7 @@ def _with_refs(group: Values) -> Values:
         jax.new_ref(raw) if _is_of_ref(slot.definition) else raw
         for slot, raw in group.slots()
     ]
-    return Values(values, group.signature, group.positions)
+    return Values.of(values, group.signature, group.positions)
 
 
 def _is_of_ref(definition: Any) -> bool:

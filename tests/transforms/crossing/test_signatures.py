@@ -72,7 +72,9 @@ def test_signatures_are_not_kept_alive():
 def test_different_signatures_are_told_apart_by_their_number():
     known = Signatures()
     trees = [
-        jax.tree.structure(Values([1], known.intern(signature_of(tagged(name))), None))
+        jax.tree.structure(
+            Values.of([1], known.intern(signature_of(tagged(name))), None)
+        )
         for name in "aba"
     ]
     assert trees[0] == trees[2]

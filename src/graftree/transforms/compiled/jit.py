@@ -19,7 +19,7 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, inside, packing
+from graftree.transforms.crossing import arguments, decorators, inside
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
@@ -275,9 +275,8 @@ def configure(
 
 def _group_options(row: Row) -> dict[str, Any]:
     """What ``jax.jit`` is told of the groups of leaves and of the result."""
-    ins, outs = row.inputs.values, row.outputs.values
     options: dict[str, Any] = {"donate_argnums": sorted(row.inputs.donated)}
-    if any(sharding is not None for sharding in (*ins, *outs)):
-        placed = packing.result_prefix(ins, outs)
-        options |= {"in_shardings": ins, "out_shardings": placed}
+    if row.has_prefixes:
+        options["in_shardings"] = row.inputs.values
+        options["out_shardings"] = row.result_prefix
     return options

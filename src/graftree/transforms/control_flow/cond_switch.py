@@ -20,7 +20,7 @@ from graftree.core.graph import differences
 from graftree.transforms.crossing import captures, guises, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.packing import Parts, Values
+from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
 
@@ -278,4 +278,4 @@ def _with_kept(result: Any, kept: set[int], keeps_structure: bool) -> Any:
     returned = dataclasses.replace(
         returned, kept=tuple(sorted(kept)), keeps_structure=keeps_structure
     )
-    return Parts((returned, *groups))
+    return type(result)((returned, *groups))

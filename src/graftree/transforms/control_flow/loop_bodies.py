@@ -124,7 +124,9 @@ class Loop:
         return axis is Carry or (is_variable and not self.row.mode.structure)
 
     def _pick(self, values: Sequence[Any], positions: Sequence[int]) -> Values:
-        return Values([values[i] for i in positions], self.signature, tuple(positions))
+        return Values.of(
+            [values[i] for i in positions], self.signature, tuple(positions)
+        )
 
     def run(self, loop: Callable[[Step], tuple[Values, Any]]) -> Any:
         """What `Call.commit` takes, after JAX's loop over a step.

@@ -44,7 +44,7 @@ from graftree.transforms.crossing import (
     signatures,
     static_contents,
 )
-from graftree.transforms.crossing.packing import Named, Names, Parts, Values
+from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
 
@@ -62,6 +62,7 @@ class Returned:
             number of its group.
         kept: Those of ``changed`` that came back without a change.
         keeps_structure: Whether ``structure`` came back without a change.
+        names: What the leaves are called that are changed, and those of the output.
     """
 
     changed: tuple[int, ...]
@@ -71,6 +72,7 @@ class Returned:
     groups: tuple[tuple[int, ...], ...]
     kept: tuple[int, ...] = ()
     keeps_structure: bool = False
+    names: tuple[Names, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @functools.cached_property
     def is_plain(self) -> bool:
@@ -81,7 +83,10 @@ class Returned:
     @functools.cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
         """Makes the output of its leaves."""
-        return self.out.treedef.unflatten
+        treedef = self.out.treedef
+        if treedef.num_nodes == treedef.num_leaves == 1:
+            return operator.itemgetter(0)
+        return treedef.unflatten
 
     @functools.cached_property
     def variables(self) -> tuple[VariableDef | None, ...]:
@@ -202,6 +207,8 @@ class Inside:
         """The result: what the function did to its arguments, and its output."""
         found = self.collect(out, forced=forced)
         returned, root = found.returned, self.row.labels.output
+        if not self.row.has_prefixes:
+            return Whole((returned, *[[x.value for x in part] for part in found[1:]]))
         ins, outs = len(self.row.inputs.values), len(self.row.outputs.values)
         changed = _in_groups(found.changed, ins, self.signature)
         structure = [
@@ -224,8 +231,6 @@ class Inside:
         """
         row, mode = self.row, self.row.mode
         forced |= self._returned_unchanged()
-        if self._loses_structure and linked is None:
-            self._warn_of_lost_structure()
         refs, known = RefMap(), RefMap()
         changed, metadata = [], ()
         structure, structure_leaves, keeps = None, [], False
@@ -236,6 +241,8 @@ class Inside:
                     refs, forced, changed
                 )
                 known = self._numbers
+        if self._loses_structure and linked is None:
+            self._warn_of_lost_structure(changed)
         if linked is not None:
             numbers = self._numbers
             linked_objects = [x for x in linked.objects if x in numbers]
@@ -252,13 +259,17 @@ class Inside:
         )
         kept = [p for p, _, x in changed if p in forced and self._is_same(x, p)]
         returned = Returned(
-            changed=tuple([leaf.position for leaf in changed]),
+            changed=_positions(changed),
             metadata=metadata,
             structure=structure,
             out=output,
             groups=tuple([tuple([leaf.group for leaf in part]) for part in parts]),
             kept=tuple(kept),
             keeps_structure=keeps,
+            names=(
+                Names(self.signature, _positions(changed)),
+                Names(output, _positions(parts[-1]), row.labels.output),
+            ),
         )
         return Collected(returned, *parts)
 
@@ -422,9 +433,11 @@ class Inside:
         is_alike = all(_is_built_alike(new, old) for new, old in pairs)
         return is_alike and _are_given(leaves, self.values)
 
-    def _warn_of_lost_structure(self) -> None:
+    def _warn_of_lost_structure(self, changed: Sequence[Leaf]) -> None:
         if self.row.mode.sharing:
-            is_kept = self._is_unchanged(*self._flatten_again(RefMap()))
+            is_kept = self._is_as_built(changed) or self._is_unchanged(
+                *self._flatten_again(RefMap())
+            )
         else:
             is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
         if not is_kept:
@@ -495,12 +508,15 @@ def _in_groups(
     return packing.part_of(
         [
             Named.of(
-                Names(signature, tuple([x.position for x in group]), root),
-                [x.value for x in group],
+                Names(signature, _positions(group), root), [x.value for x in group]
             )
             for group in _by_group(leaves, count)
         ]
     )
+
+
+def _positions(leaves: Sequence[Leaf]) -> tuple[int, ...]:
+    return tuple([leaf.position for leaf in leaves])
 
 
 def _by_group(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:

@@ -271,9 +271,8 @@ class _Transformed(Rebuilt):
     """What JAX gave; pickled without it."""
 
     def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
-        ins, outs = row.inputs.values, row.outputs.values
-        prefix = packing.result_prefix(ins, outs)
-        self.function = transform(inside.interior(f, row), ins, prefix)
+        interior = inside.interior(f, row)
+        self.function = transform(interior, row.inputs.values, row.result_prefix)
 
     def __call__(self, *groups: Values) -> Any:
         return self.function(*groups)

@@ -164,23 +164,23 @@ def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
 class Values(tuple[Any, ...]):
     """A pytree node that carries some leaves of a signature.
 
+    Made of what JAX asks for, its children and its static data: so JAX takes it apart
+    in C.
+
     Attributes:
         values: The raw values.
         signature: What all groups of a call are leaves of.
         positions: Which leaves these are; ``None`` for all.
     """
 
-    # What JAX asks for, its children and its static data: so JAX takes it apart in C.
     __slots__ = ()
 
-    def __new__(
-        cls,
-        values: Sequence[Any],
-        signature: Signature,
-        positions: tuple[int, ...] | None,
+    @staticmethod
+    def of(
+        values: Sequence[Any], signature: Signature, positions: tuple[int, ...] | None
     ) -> Values:
-        """Makes one; `with_static` does so for static data that is known."""
-        return with_static(values, static_data(signature, positions))
+        """The group of these values."""
+        return Values((values, static_data(signature, positions)))
 
     values = property(operator.itemgetter(0))
     signature = property(lambda self: self[1][1])
@@ -195,7 +195,7 @@ class Values(tuple[Any, ...]):
     def called_as(self, source: Source) -> Values:
         """The same as arguments of another function, in messages."""
         signature = dataclasses.replace(self.signature, parameters=source)
-        return Values(self.values, signature, self.positions)
+        return Values.of(self.values, signature, self.positions)
 
     def slots(self) -> Iterator[tuple[Slot, Any]]:
         """The leaves with their values."""
@@ -208,11 +208,6 @@ def static_data(signature: Signature, positions: tuple[int, ...] | None) -> Any:
     return signature.number, signature, positions
 
 
-def with_static(values: Iterable[Any], static: Any) -> Values:
-    """The group of these values with this static data."""
-    return tuple.__new__(Values, (values, static))
-
-
 def _flatten_values_with_keys(group: Values) -> Any:
     # Runs on errors and once per trace: names in messages, jaxprs and profiles.
     keys = group.signature.keys
@@ -223,7 +218,7 @@ def _flatten_values_with_keys(group: Values) -> Any:
 jax.tree_util.register_pytree_with_keys(
     Values,
     _flatten_values_with_keys,
-    lambda static, values: with_static(values, static),
+    lambda static, values: Values((values, static)),
     tuple,
 )
 
@@ -306,6 +301,42 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+class Whole(tuple[Any, ...]):
+    """A result of `inside.Inside.leave` without groups, as one pytree node.
+
+    Four nodes would cost a call as much more as finding its plan does.
+    """
+
+    __slots__ = ()
+
+
+def _flatten_whole(result: Whole) -> Any:
+    returned, changed, structure, out = result
+    start = len(changed)
+    static = returned, start, start + len(structure)
+    return (*changed, *structure, *out), static
+
+
+def _flatten_whole_with_keys(result: Whole) -> Any:
+    leaves, static = _flatten_whole(result)
+    changed, out = result[0].names
+    unnamed = map(str, range(len(result[2])))
+    names = *changed.listed(), *unnamed, *out.listed()
+    return [*zip(map(Key, names), leaves, strict=True)], static
+
+
+def _whole_again(static: Any, leaves: Any) -> Whole:
+    returned, start, end = static
+    if not end:
+        return Whole((returned, (), (), leaves))
+    return Whole((returned, leaves[:start], leaves[start:end], leaves[end:]))
+
+
+jax.tree_util.register_pytree_with_keys(
+    Whole, _flatten_whole_with_keys, _whole_again, _flatten_whole
+)
+
+
 def part_of(groups: Sequence[Any]) -> Any:
     """A part of a result, made of groups; a single one stands for itself."""
     return groups[0] if len(groups) == 1 else Parts(groups)
@@ -314,11 +345,6 @@ def part_of(groups: Sequence[Any]) -> Any:
 def groups_of(part: Any) -> Sequence[Any]:
     """The groups of a part of a result."""
     return part if type(part) is Parts else (part,)
-
-
-def result_prefix(ins: Sequence[Any], outs: Sequence[Any]) -> Parts:
-    """The prefix of a result of `inside.Inside.leave`, one value per group."""
-    return Parts((None, part_of(ins), part_of(ins), part_of(outs)))
 
 
 def join(groups: Sequence[Values]) -> tuple[Signature, list[Any], list[int]]:
@@ -341,11 +367,11 @@ def part(
 ) -> list[Values]:
     """The values of a call in ``count`` groups."""
     if count == 1:
-        return [Values(values, signature, None)]
+        return [Values.of(values, signature, None)]
     positions: list[list[int]] = [[] for _ in range(count)]
     for position, group in enumerate(assignment):
         positions[group].append(position)
     return [
-        Values([values[i] for i in listed], signature, tuple(listed))
+        Values.of([values[i] for i in listed], signature, tuple(listed))
         for listed in positions
     ]

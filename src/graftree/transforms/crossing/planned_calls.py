@@ -151,7 +151,8 @@ class Plan:
         if group.pick_loose or group.order:
             return None
         inserts = [(place, self.given[number]) for place, number in group.inserts]
-        return _Outline(group.attached, inserts, group.static)
+        types = [*enumerate(self.types)]
+        return _Outline(types, group.attached, inserts, group.static)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """What a call with leaves of these types gives; `NO_PLAN` if it isn't right."""
@@ -190,7 +191,7 @@ class Plan:
                 values = [*group.order(values)]
             for place, number in group.inserts:
                 values.insert(place, others[number])
-            groups.append(packing.with_static(values, group.static))
+            groups.append(Values((values, group.static)))
         return groups
 
     def commit(
@@ -318,11 +319,13 @@ class _Outline(NamedTuple):
     """How the only group of leaves is made, if all are in objects or given.
 
     Attributes:
+        types: The types of the leaves, with their places.
         attached: The Variables.
         inserts: Where the given leaves go between them, with their places.
         static: The static data of the group.
     """
 
+    types: list[tuple[int, type]]
     attached: list[Variable[Any]]
     inserts: list[tuple[int, int]]
     static: Any

@@ -182,10 +182,6 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
     return tokens
 
 
-# `packing.with_static` as JAX calls it, too: the class, and what is in it.
-_new_tuple = tuple.__new__
-
-
 class PlanOfObjects(Plan):
     """What is known about a call with certain objects, found by what they are in.
 
@@ -220,11 +216,16 @@ class PlanOfObjects(Plan):
         are written, this is `call` again, but without methods for the single steps.
         Each of them would be a twentieth of what such a call costs beside JAX.
         """
-        if self.outline is None or kwargs or not self._is_flat:
+        outline = self.outline
+        if outline is None or kwargs or not self._is_flat:
             leaves = self._read(args, kwargs)
             return NO_PLAN if leaves is None else self.call(jitted, leaves)
-        if [*map(type, args)] != self.types:
+        types, attached, inserts, static = outline
+        if len(args) != len(types):
             return NO_PLAN
+        for place, kind in types:
+            if type(args[place]) is not kind:
+                return NO_PLAN
         for place, weak in self.roots:
             if weak() is not args[place]:
                 return NO_PLAN
@@ -232,11 +233,10 @@ class PlanOfObjects(Plan):
         if stamps.clock.now != survey.checked or survey.has_contents:
             if not survey.holds():
                 return NO_PLAN
-        attached, inserts, static = self.outline
         values = variables.read_all(attached)
         for place, number in inserts:
             values.insert(place, args[number])
-        groups = (_new_tuple(Values, (values, static)),)
+        groups = (Values((values, static)),)
         result = jitted(*groups)
         returned, changed, _, out = result
         if not returned.is_plain or returned.variables:

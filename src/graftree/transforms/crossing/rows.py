@@ -97,6 +97,20 @@ class Row:
         )
 
     @property
+    def has_prefixes(self) -> bool:
+        """Whether JAX is told anything of the groups."""
+        values = *self.inputs.values, *self.outputs.values
+        return any(value is not None for value in values)
+
+    @property
+    def result_prefix(self) -> Any:
+        """What JAX is told of a result of `inside.Inside.leave`."""
+        if not self.has_prefixes:
+            return None
+        ins, outs = map(packing.part_of, (self.inputs.values, self.outputs.values))
+        return packing.Parts((None, ins, ins, outs))
+
+    @property
     def identity(self) -> Any:
         """The same object outside and inside of a call."""
         return self if self.signatures is None else self.signatures

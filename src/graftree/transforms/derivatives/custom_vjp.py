@@ -231,7 +231,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
 
 
 def _group(signature: Signature, values: Mapping[int, Any]) -> Values:
-    return Values([*values.values()], signature, tuple(values))
+    return Values.of([*values.values()], signature, tuple(values))
 
 
 def _is_operand(value: Any) -> bool:
@@ -312,7 +312,7 @@ class _Lifted:
         kept = others.by_position() if self.nondiff else {}
         kept = {k: v for k, v in kept.items() if k not in self.refs}
         packed = packing.pack(((residual,), {}), GRAPH, _NAME, labels=_RESIDUAL)
-        stored = Values(packed.values(), packed.signature, None)
+        stored = Values.of(packed.values(), packed.signature, None)
         returned, *leaves = inside.leave(out, self.changed or frozenset())
         self._check_changed(returned.changed)
         result = Parts((dataclasses.replace(returned, kept=()), *leaves))

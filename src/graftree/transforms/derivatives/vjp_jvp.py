@@ -278,7 +278,7 @@ def _jvp(
         reports.check_inputs((tangents, {}), "jvp", Labels("tangents"))
     given = tuple(tangents), {}
     positions = range(len(group.values))
-    directions = Values(
+    directions = Values.of(
         cotangents.leaves(group.signature, given, mode, "the tangents", positions),
         group.signature,
         None,
