@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftree as nnx
-from graftree.transforms.crossing import traces
+from graftree.transforms.crossing.traces import traces
 from tests import modes
 
 explain = nnx.debugging.explain_recompile

@@ -14,8 +14,8 @@ from graftree.core.graph import differences
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
-from graftree.transforms.crossing import dependencies
-from graftree.transforms.crossing.dependencies import (
+from graftree.transforms.crossing.traces import dependencies
+from graftree.transforms.crossing.traces.dependencies import (
     TYPE,
     Aspect,
     Facts,
@@ -23,7 +23,7 @@ from graftree.transforms.crossing.dependencies import (
     Path,
     Setting,
 )
-from graftree.transforms.crossing.traces import Placed
+from graftree.transforms.crossing.traces.traces import Placed
 
 
 class Cause(NamedTuple):

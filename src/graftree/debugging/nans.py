@@ -16,7 +16,7 @@ import jax
 from graftree import _jax, errors
 from graftree.debugging.nan_reports import NanReport
 from graftree.debugging.nan_search import Search
-from graftree.transforms.crossing import recordings
+from graftree.transforms import recordings
 
 _NAME = "debugging.find_nans"
 

@@ -17,8 +17,9 @@ from graftree.core.text import columns
 from graftree.debugging import causes
 from graftree.debugging.causes import Cause
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators, dependencies
-from graftree.transforms.crossing.dependencies import Facts
+from graftree.transforms.crossing import decorators
+from graftree.transforms.crossing.traces import dependencies
+from graftree.transforms.crossing.traces.dependencies import Facts
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5

@@ -18,11 +18,12 @@ import jax
 from graftree import _jax
 from graftree.core.objects import running
 from graftree.core.text import alike_rows, columns
-from graftree.transforms.crossing import guises, recordings
+from graftree.transforms import recordings
+from graftree.transforms.crossing import guises
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.scopes import Place
 from graftree.transforms.derivatives import grad
 from graftree.transforms.names import Output
+from graftree.transforms.scopes import Place
 
 
 @dataclasses.dataclass(frozen=True)

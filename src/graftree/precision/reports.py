@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from graftree import _jax
 from graftree.core.text import alike_rows, columns
-from graftree.transforms.crossing import recordings
-from graftree.transforms.crossing.scopes import Place
+from graftree.transforms import recordings
+from graftree.transforms.scopes import Place
 
 _NAMES = {
     "dot_general": "dot",

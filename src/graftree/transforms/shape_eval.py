@@ -20,13 +20,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import (
-    arguments,
-    decorators,
-    guises,
-    inside,
-    reports,
-)
+from graftree.transforms.crossing import arguments, decorators, guises, inside, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values

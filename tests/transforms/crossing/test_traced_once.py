@@ -10,8 +10,8 @@ import pytest
 
 import graftree as nnx
 from graftree.config import GRAPH, GRAPH_UPDATES
-from graftree.transforms.crossing.captures import PerFunction
 from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.traces.captures import PerFunction
 
 NOTHING = Signature(jax.tree.structure(()), ())
 

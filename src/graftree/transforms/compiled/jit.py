@@ -23,11 +23,11 @@ from graftree.transforms.crossing import arguments, decorators, inside
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans import PlanOfObjects, Plans
+from graftree.transforms.crossing.plans.planned_calls import NO_PLAN, Plan
+from graftree.transforms.crossing.plans.plans import PlanOfObjects, Plans
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
-from graftree.transforms.crossing.traces import Traces
+from graftree.transforms.crossing.traces.traces import Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")

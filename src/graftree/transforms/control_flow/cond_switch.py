@@ -17,12 +17,13 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import differences
-from graftree.transforms.crossing import captures, guises, signatures
+from graftree.transforms.crossing import guises, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
+from graftree.transforms.crossing.traces import captures
 
 R = TypeVar("R")
 

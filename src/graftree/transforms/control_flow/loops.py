@@ -14,11 +14,12 @@ from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Loop, Step
 from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import captures, guises, parameters
+from graftree.transforms.crossing import guises, parameters
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
+from graftree.transforms.crossing.traces import captures
 
 T = TypeVar("T")
 

@@ -12,13 +12,14 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Loop, Step
 from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import captures, decorators, guises
+from graftree.transforms.crossing import decorators, guises
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.prefixes import StateAxes
-from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
+from graftree.transforms.crossing.traces import captures
 
 _NO_METADATA: Mapping[str, Any] = {}
 

@@ -13,21 +13,13 @@ part of JAX's own cache key, and the static part of a result comes with a cached
 
 - ``rows.py``: a transform as a row of a table, and the groups that its leaves are in;
   ``prefixes.py``: what the user says of that.
-- ``outside.py``, ``inside.py``: the crossing; ``plans.py``: the memo of a `Call`, and
-  ``planned_calls.py`` what is done with it; ``tree_plans.py``: objects that are new;
-  ``loose_variables.py``, ``readers.py``: arguments that are no objects.
+- ``outside.py``, ``inside.py``: the crossing; ``plans/``: the memo of a `Call`;
+  ``traces/``: what a trace depended on.
 - ``signatures.py``: what is static; ``packing.py``: the form in which leaves travel;
   ``parameters.py``: what the arguments are called in the function; ``guises.py``: what
   JAX says of a traced function is about the user's.
-- ``recordings.py``: programs recorded to be looked at; ``scopes.py``: in which module
-  an operation of one is.
-- ``traces.py``: what each trace of a compiled function depended on, for those who ask;
-  ``dependencies.py``: the same as facts by path; ``counters.py``: a word, unasked, if
-  one static attribute makes all the traces.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.
-- ``captures.py``: a trace is used again as long as what its function reaches is as it
-  was.
 - ``reports.py``: what is refused, or warned of; ``static_contents.py``: no tracer stays
   in a static attribute; ``ref_contents.py``: array refs where JAX takes none.
 
@@ -37,5 +29,5 @@ What always holds:
 - A Variable whose value is the object that came in was not changed, is not returned and
   not written.
 - What JAX traces closes over nothing but the user's function, except in `custom_vjp`
-  and inside control flow (see ``captures.py``).
+  and inside control flow (see ``traces/captures.py``).
 """

@@ -36,7 +36,6 @@ from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
     arguments,
     axis_names,
-    counters,
     guises,
     packing,
     parameters,
@@ -47,6 +46,7 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
 from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
 from graftree.transforms.crossing.signatures import Signature
+from graftree.transforms.crossing.traces import counters
 
 
 @dataclasses.dataclass(frozen=True)

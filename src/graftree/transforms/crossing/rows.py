@@ -25,7 +25,7 @@ from graftree.transforms.crossing import packing, prefixes
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.prefixes import DiffState, PrefixMapping
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Signatures
-from graftree.transforms.crossing.traces import Traces
+from graftree.transforms.crossing.traces.traces import Traces
 
 
 class Keywords(enum.Enum):

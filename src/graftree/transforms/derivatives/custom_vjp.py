@@ -27,13 +27,7 @@ from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import (
-    decorators,
-    guises,
-    outside,
-    packing,
-    reports,
-)
+from graftree.transforms.crossing import decorators, guises, outside, packing, reports
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call

@@ -23,8 +23,8 @@ from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
+from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import Argnums

@@ -25,7 +25,7 @@ from graftree.transforms.crossing import (
 from graftree.transforms.crossing.arguments import Chosen
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.repeated_calls import RepeatedCalls
+from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Signatures
 

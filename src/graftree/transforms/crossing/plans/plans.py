@@ -31,12 +31,13 @@ from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.variables import variables
-from graftree.transforms.crossing import arguments, planned_calls, readers
-from graftree.transforms.crossing.loose_variables import LooseVariables
+from graftree.transforms.crossing import arguments
 from graftree.transforms.crossing.packing import Packed, Values
-from graftree.transforms.crossing.planned_calls import NO_PLAN, Arguments, Plan
+from graftree.transforms.crossing.plans import planned_calls, readers
+from graftree.transforms.crossing.plans.loose_variables import LooseVariables
+from graftree.transforms.crossing.plans.planned_calls import NO_PLAN, Arguments, Plan
+from graftree.transforms.crossing.plans.tree_plans import TreePlans
 from graftree.transforms.crossing.rows import Row
-from graftree.transforms.crossing.tree_plans import TreePlans
 
 # How many combinations of objects a function remembers. Those that are gone are
 # forgotten at once; so this is about how many models take turns. For each there are as

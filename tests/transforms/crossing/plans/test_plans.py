@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.core.graph import freshness
 from graftree.transforms.compiled import jit
-from graftree.transforms.crossing import plans
+from graftree.transforms.crossing.plans import plans
 from graftree.transforms.crossing.signatures import Signature
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE

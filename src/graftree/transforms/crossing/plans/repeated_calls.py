@@ -15,8 +15,8 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.planned_calls import NO_PLAN
-from graftree.transforms.crossing.plans import Plans
+from graftree.transforms.crossing.plans.planned_calls import NO_PLAN
+from graftree.transforms.crossing.plans.plans import Plans
 from graftree.transforms.crossing.rows import Keywords, Row
 
 

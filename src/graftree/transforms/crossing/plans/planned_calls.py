@@ -28,8 +28,8 @@ from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import outside, packing
 from graftree.transforms.crossing.inside import Returned
-from graftree.transforms.crossing.loose_variables import LooseVariables
 from graftree.transforms.crossing.packing import Packed, Values
+from graftree.transforms.crossing.plans.loose_variables import LooseVariables
 from graftree.transforms.crossing.rows import Row
 
 # Stands for the result of a call that has no plan.

@@ -14,8 +14,9 @@ from typing import Any
 
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import Static
-from graftree.transforms.crossing import decorators, dependencies, signatures
-from graftree.transforms.crossing.traces import Trace, Traces
+from graftree.transforms.crossing import decorators, signatures
+from graftree.transforms.crossing.traces import dependencies
+from graftree.transforms.crossing.traces.traces import Trace, Traces
 
 # So many traces in a row, of which each differs from the one before in one value.
 COUNT = 3

@@ -14,9 +14,9 @@ import pytest
 
 import graftree as nnx
 from graftree.config import GRAPH_UPDATES
-from graftree.transforms.crossing import captures
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.traces import captures
 
 ROW = Row.uniform("cond", GRAPH_UPDATES)
 

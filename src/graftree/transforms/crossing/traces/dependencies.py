@@ -24,7 +24,7 @@ from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.transforms.crossing import packing
 from graftree.transforms.crossing.signatures import Signature
-from graftree.transforms.crossing.traces import Placed, Trace
+from graftree.transforms.crossing.traces.traces import Placed, Trace
 
 Path = tuple[Any, ...]
 Facts = dict[Path, Any]

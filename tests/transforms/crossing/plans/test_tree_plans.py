@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.core.graph import tree_checks
-from graftree.transforms.crossing import tree_plans
+from graftree.transforms.crossing.plans import tree_plans
 from tests import strategies
 from tests.modes import TREE
 from tests.static_values import Tag

@@ -14,9 +14,14 @@ from typing import Any
 from graftree.core.graph import nodes, tree_checks
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import classes
-from graftree.transforms.crossing.loose_variables import LooseVariables
 from graftree.transforms.crossing.packing import Packed
-from graftree.transforms.crossing.planned_calls import GIVEN, NO_PLAN, Arguments, Plan
+from graftree.transforms.crossing.plans.loose_variables import LooseVariables
+from graftree.transforms.crossing.plans.planned_calls import (
+    GIVEN,
+    NO_PLAN,
+    Arguments,
+    Plan,
+)
 from graftree.transforms.crossing.rows import Row
 
 # How many structures a function remembers.
