@@ -198,7 +198,7 @@ def test_survey_that_holds_again_sees_every_change(change):
     assert not survey.holds()
 
 
-def test_nodes_without_stamps_can_not_be_watched():
+def test_nodes_without_stamps_are_compared():
     class Node:
         pass
 
@@ -211,11 +211,20 @@ def test_nodes_without_stamps_can_not_be_watched():
         lambda node: vars(node).clear(),
         lambda node, items: vars(node).update(items),
     )
-    model = Model()
-    assert survey_of(model).is_complete
-    model.node = nnx.data(Node())
+    model, node = Model(), Node()
+    model.node = nnx.data(node)
+    survey = survey_of(model)
+    assert survey.is_complete and survey.holds()
+    node.a = nnx.Param(jnp.ones(1))
+    assert not survey.holds()
+    survey = survey_of(model)
+    assert survey.is_complete and survey.holds()
+    node.a[...] = jnp.zeros(1)
+    assert survey.holds()
+    # It may be replaced at any time, and nobody but the type knows where it is.
+    node.b = jnp.ones(1)
     assert not survey_of(model).is_complete
-    model.node = nnx.data([Node()])
+    model.node = nnx.data([node])
     assert not survey_of(model).is_complete
 
 

@@ -6,7 +6,7 @@ what they were before. So what an object was like is remembered: which attribute
 had, and what was in them.
 
     what is in an attribute        what is compared
-    a Pytree                       which one it is; it isn't kept alive
+    a graph node                   which one it is; it isn't kept alive
     an array                       that it is one: another one is no structure
     a number, a string, None, ...  its value, as two `Static` are compared
     all else                       which object it is
@@ -110,8 +110,44 @@ class Appearance:
 _NODES, _STATE = bookkeeping.NAMES
 
 
+class Listing:
+    """What an object of a registered type is like now: what the type lists of it.
+
+    Such objects have no stamps, so this is compared at each call.
+
+    Args:
+        obj: The object; neither it nor a graph node or array in it is kept alive.
+    """
+
+    __slots__ = ("_kind", "_metadata", "_names", "_owner", "_tokens")
+
+    def __init__(self, obj: Any) -> None:
+        self._owner = weakref.ref(obj)
+        self._kind: Any = nodes.kind_of(obj)
+        children, self._metadata = self._kind.flatten(obj)
+        self._names = [(child.key, child.is_data) for child in children]
+        self._tokens = [_token(child.value) for child in children]
+
+    def is_same(self) -> bool:
+        """Whether the object is like that now."""
+        obj = self._owner()
+        if obj is None:
+            return False
+        children, metadata = self._kind.flatten(obj)
+        return (
+            [(child.key, child.is_data) for child in children] == self._names
+            and all(map(_is_alike, [child.value for child in children], self._tokens))
+            and Static(metadata) == Static(self._metadata)
+        )
+
+
+def may_be_weak(node: Any) -> bool:
+    """Whether there are weak references to an object: not if it has slots alone."""
+    return type(node).__weakrefoffset__ != 0
+
+
 class _Weak(weakref.ref[Any]):
-    """Stands for a Pytree. No attribute holds one of these."""
+    """Stands for a graph node. No attribute holds one of these."""
 
     __slots__ = ()
 
@@ -123,7 +159,7 @@ _ARRAY: Any = object()
 def _token(value: Any) -> Any:
     """What is remembered of the value of an attribute."""
     kind = nodes.kind_of(value)
-    if kind is nodes.PYTREE:
+    if isinstance(kind, nodes.GraphKind) and may_be_weak(value):
         return _Weak(value)
     return _ARRAY if kind is Leaf.ARRAY else value
 

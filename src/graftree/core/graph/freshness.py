@@ -15,11 +15,12 @@ cheaply as it can, whether any of it has changed:
                                              if that moved, one stamp per object; those
                                              with another stamp are looked at
     attributes that may be set unstamped     they are compared with what they were
+    objects of registered types              the same: what the type lists of them
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
-A survey holds Variables and containers, but no Pytree besides their members. So mostly
+A survey holds Variables and containers, but no object besides their members. So mostly
 it keeps no model alive; `Survey.reaches` tells.
 """
 
@@ -37,7 +38,7 @@ import jax
 from graftree import _jax, config
 from graftree.core import imprints, stamps
 from graftree.core.graph import flattening, nodes
-from graftree.core.graph.appearances import Appearance
+from graftree.core.graph.appearances import Appearance, Listing, may_be_weak
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.nodes import Leaf
@@ -184,10 +185,10 @@ class Survey:
         made: The structure counter, read before the skeleton was made.
 
     Attributes:
-        is_complete: Whether all of it can be watched. Objects of types that were
-            registered as graph nodes carry no stamp. And if another thread changed
+        is_complete: Whether all of it can be watched. Arrays in objects of types that
+            were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
-        nodes: The Pytrees that are members of containers.
+        nodes: The objects that are members of containers.
         checked: The structure counter when nothing had changed.
         has_contents: Whether there is more to be seen than stamps.
     """
@@ -315,18 +316,28 @@ class Survey:
         elif kind is Leaf.VARIABLE:
             self._variables.append(obj)
         elif kind is not Leaf.REF:
+            self._add_registered(obj)
+
+    def _add_registered(self, obj: Any) -> None:
+        """Adds an object of a registered type."""
+        children = nodes.children(obj)
+        kinds = {nodes.kind_of(child.value) for child in children}
+        if Leaf.ARRAY in kinds or not may_be_weak(obj):
             self.is_complete = False
+            return
+        self._comparisons.append(Listing(obj).is_same)
+        for child in children:
+            if child.is_data is False:
+                self._add_static(child.value)
+            else:
+                self._add_content(child.value)
 
     def _add_content(self, x: Any) -> None:
         """Adds what is data, but perhaps no object: containers are looked into."""
         kind = nodes.kind_of(x)
         if kind is Leaf.STATIC:
             self._add_static(x)
-        elif kind is nodes.PYTREE or isinstance(kind, Leaf) or x is None:
-            return
-        elif isinstance(kind, nodes.GraphKind):
-            self.is_complete = False
-        else:
+        elif not (isinstance(kind, (Leaf, nodes.GraphKind)) or x is None):
             self._add_container(x)
 
     def _add_container(self, x: Any) -> None:
@@ -341,7 +352,7 @@ class Survey:
             members = _members_of(x)
             self._comparisons.append(_comparison(x))
         for member in members:
-            if nodes.kind_of(member) is nodes.PYTREE:
+            if nodes.is_node_module(member):
                 self.nodes.append(member)
             self._add_content(member)
 

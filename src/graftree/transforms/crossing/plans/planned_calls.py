@@ -50,8 +50,8 @@ class Arguments(NamedTuple):
     leaves: Sequence[Any]
 
     def objects(self) -> list[Any]:
-        """Those leaves that are Pytrees."""
-        return [x for x in self.leaves if nodes.kind_of(x) is nodes.PYTREE]
+        """Those leaves that are objects."""
+        return [x for x in self.leaves if nodes.is_node_module(x)]
 
     def variables(self) -> list[Any]:
         """Those leaves that are Variables."""
@@ -106,7 +106,9 @@ class Plan:
         self._row = row
         self._watcher = watcher
         kinds = [*map(nodes.kind_of, leaves)]
-        self.roots = [*zip(_places(kinds, nodes.PYTREE), roots, strict=True)]
+        are_objects = enumerate(map(nodes.is_node_module, leaves))
+        found_at = [place for place, is_object in are_objects if is_object]
+        self.roots = [*zip(found_at, roots, strict=True)]
         self.given = _places(kinds, Leaf.ARRAY, Leaf.STATIC)
         boxes = _places(kinds, Leaf.VARIABLE)
         self._loose = loose if boxes else None
@@ -369,4 +371,4 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _weakly(obj: Any) -> Any:
-    return weakref.ref(obj) if nodes.kind_of(obj) is nodes.PYTREE else obj
+    return weakref.ref(obj) if nodes.is_node_module(obj) else obj

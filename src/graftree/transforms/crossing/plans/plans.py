@@ -92,7 +92,7 @@ class Plans:
         trees = self._trees
         if trees is None or not trees.known:
             return NO_PLAN
-        states, seen = [*map(state_of, known.objects())], self._seen
+        states, seen = _states(known), self._seen
         if all(state in seen for state in states):
             return NO_PLAN  # a plan of their own will cost less
         out = trees.call(jitted, known)
@@ -107,7 +107,7 @@ class Plans:
         known = None if _jax.is_tracing() else self._read(args, kwargs)
         if known is None:
             return
-        states = [*map(state_of, known.objects())]
+        states = _states(known)
         if all(state in self._seen for state in states):
             self._remember(known, packed, made)
         elif self._trees is not None:
@@ -166,6 +166,12 @@ class Plans:
             self._latest = None
 
 
+def _states(known: Arguments) -> list[Any]:
+    """What of the arguments tells whether they came before."""
+    objects = known.objects()
+    return [state_of(x) for x in objects if nodes.kind_of(x) is nodes.PYTREE]
+
+
 def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
     """What stands for these leaves in a key; ``None`` if there are others in it."""
     tokens: list[Any] = []
@@ -174,6 +180,8 @@ def _tokens(leaves: Sequence[Any]) -> list[Any] | None:
         if kind is nodes.PYTREE:
             # An object that lives as long as the root does, with a hash of its own.
             tokens.append(state_of(x))
+        elif isinstance(kind, nodes.GraphKind):
+            tokens.append(id(x))  # it may have no hash; a plan knows its roots
         elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
             tokens.append(None)
         elif kind is Leaf.VARIABLE:
