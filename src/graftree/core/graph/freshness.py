@@ -325,7 +325,10 @@ class Survey:
         if Leaf.ARRAY in kinds or not may_be_weak(obj):
             self.is_complete = False
             return
-        self._comparisons.append(Listing(obj).is_same)
+        listing = Listing(obj)
+        self._comparisons.append(listing.is_same)
+        # Some types make what they list, so that it is never what it was.
+        self.is_complete &= listing.is_same()
         for child in children:
             if child.is_data is False:
                 self._add_static(child.value)

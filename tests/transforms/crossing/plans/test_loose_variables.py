@@ -15,7 +15,7 @@ import graftree as nnx
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
 from tests.threads import run_in_threads
-from tests.transforms.crossing.test_plans import unplanned
+from tests.transforms.crossing.plans.test_plans import unplanned
 
 
 class Model(nnx.Module):

@@ -13,7 +13,7 @@ from graftree.core.graph import flattening
 from graftree.transforms.crossing import packing
 from tests import strategies
 from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
-from tests.transforms.crossing.test_plans import (
+from tests.transforms.crossing.plans.test_plans import (
     MUTATIONS,
     Model,
     check_in_threads,

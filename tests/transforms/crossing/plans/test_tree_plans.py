@@ -16,7 +16,12 @@ from graftree.transforms.crossing.plans import tree_plans
 from tests import strategies
 from tests.modes import TREE
 from tests.static_values import Tag
-from tests.transforms.crossing.test_plans import MUTATIONS, Model, unplanned, visit
+from tests.transforms.crossing.plans.test_plans import (
+    MUTATIONS,
+    Model,
+    unplanned,
+    visit,
+)
 
 VISIT = nnx.jit(visit, **TREE)
 
