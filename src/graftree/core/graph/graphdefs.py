@@ -284,19 +284,6 @@ class GraphDef(Generic[Node]):
             found = self._cache["blueprint"] = _draw(self)
         return found
 
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the nodes and Variables that are met first in it; cached."""
-        found = self._cache.get("numbers")
-        if found is None:
-            found = self._cache["numbers"] = tuple(
-                [
-                    node.index
-                    for node in self.nodes
-                    if not isinstance(node, NodeRef) and node.index is not None
-                ]
-            )
-        return found
-
     def is_fixed(self) -> bool:
         """Whether an object of it changes by its attributes only; cached.
 

@@ -379,38 +379,20 @@ class Inside:
         return structure, leaves, is_kept
 
     def _is_as_built(self, changed: Sequence[Leaf]) -> bool:
-        """Whether the objects are built as they were.
-
-        Most are seen at a glance to be; only the others are flattened again.
-        """
+        """Whether all objects are seen at a glance to be built as they were."""
         if any(_jax.is_ref(leaf.value) for leaf in changed):
             return False
-        start, refs = 0, RefMap()
+        start = 0
         for entry, root in zip(self.signature.entries, self._roots, strict=True):
             stop = start + signatures.count(entry)
-            if entry is not None and not self._is_entry_as_built(
-                entry, root, self.values[start:stop], refs
-            ):
-                return False
+            if entry is not None:
+                values = self.values[start:stop]
+                if root is not self.objects[entry.nodes[0].index]:
+                    return False
+                if not merging.is_as_built(entry, values, self.objects):
+                    return False
             start = stop
         return True
-
-    def _is_entry_as_built(
-        self, entry: GraphDef[Any], root: Any, values: Sequence[Any], refs: RefMap
-    ) -> bool:
-        """The same of one object; adds what is in it to the numbering ``refs``."""
-        first = self.objects[entry.nodes[0].index]
-        if root is first and merging.is_as_built(entry, values, self.objects):
-            refs.update((self.objects[number], number) for number in entry.numbers())
-            return True
-        if self._has_refs:
-            return False
-        graphdef, leaves = flattening.flatten_graph(root, refs, self._numbers)
-        return _is_built_alike(graphdef, entry) and _are_given(leaves, values)
-
-    @functools.cached_property
-    def _has_refs(self) -> bool:
-        return any(map(_jax.is_ref, self.values))
 
     def _flatten_again(self, refs: RefMap) -> tuple[Signature, list[Any]]:
         """The arguments as they are now: their signature and leaves."""

@@ -86,8 +86,8 @@ class Plan:
         types: The types of the leaves.
         roots: The objects among the leaves, weakly, with their places.
         given: The places of the leaves that are neither objects nor Variables.
-        outline: How to make what JAX gets, if that is one group, and so is the output;
-            ``None`` if there is more to it.
+        outline: How to make what JAX gets, if that and the result are made of objects
+            and given leaves alone; ``None`` if there is more to it.
     """
 
     def __init__(
@@ -143,18 +143,23 @@ class Plan:
                 for group in outside.groups(row, packed, [*range(len(packed.leaves))])
             ]
         self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
-        self.outline = self._outlined() if len(row.outputs.values) == 1 else None
+        self.outline = None if row.has_prefixes else self._outlined()
 
     def _outlined(self) -> _Outline | None:
-        groups = self._groups or ()
-        if not self.is_plain or len(groups) != 1 or self._reads_attributes:
+        groups = self._groups
+        if groups is None or not self.is_plain or self._reads_attributes:
             return None
-        (group,) = groups
-        if group.pick_loose or group.order:
+        if any(group.pick_loose or group.order for group in groups):
             return None
-        inserts = [(place, self.given[number]) for place, number in group.inserts]
-        types = [*enumerate(self.types)]
-        return _Outline(types, group.attached, inserts, group.static)
+        parts = [
+            (
+                group.attached,
+                [(place, self.given[number]) for place, number in group.inserts],
+                group.static,
+            )
+            for group in groups
+        ]
+        return _Outline([*enumerate(self.types)], parts)
 
     def call(self, jitted: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """What a call with leaves of these types gives; `NO_PLAN` if it isn't right."""
@@ -318,19 +323,16 @@ class _Group(NamedTuple):
 
 
 class _Outline(NamedTuple):
-    """How the only group of leaves is made, if all are in objects or given.
+    """How the groups of leaves are made, if all are in objects or given.
 
     Attributes:
         types: The types of the leaves, with their places.
-        attached: The Variables.
-        inserts: Where the given leaves go between them, with their places.
-        static: The static data of the group.
+        groups: For each group its Variables; where the given leaves go between them,
+            with their places; its static data.
     """
 
     types: list[tuple[int, type]]
-    attached: list[Variable[Any]]
-    inserts: list[tuple[int, int]]
-    static: Any
+    groups: list[tuple[list[Variable[Any]], list[tuple[int, int]], Any]]
 
 
 # Stands for a leaf of the arguments that is in no object.

@@ -229,7 +229,7 @@ class PlanOfObjects(Plan):
         if outline is None or kwargs or not self._is_flat:
             leaves = self._read(args, kwargs)
             return NO_PLAN if leaves is None else self.call(jitted, leaves)
-        types, attached, inserts, static = outline
+        types, parts = outline
         if len(args) != len(types):
             return NO_PLAN
         for place, kind in types:
@@ -242,10 +242,12 @@ class PlanOfObjects(Plan):
         if stamps.clock.now != survey.checked or survey.has_contents:
             if not survey.holds():
                 return NO_PLAN
-        values = variables.read_all(attached)
-        for place, number in inserts:
-            values.insert(place, args[number])
-        groups = (Values((values, static)),)
+        groups = []
+        for attached, inserts, static in parts:
+            values = variables.read_all(attached)
+            for place, number in inserts:
+                values.insert(place, args[number])
+            groups.append(Values((values, static)))
         result = jitted(*groups)
         returned, changed, _, out = result
         if not returned.is_plain or returned.variables:

@@ -15,7 +15,9 @@ from graftree.core.graph import nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.states.states import State
 
-# Adds the leaves of a container to a list; raises if it is not like the earlier one.
+# Lists the members of a container; adds its leaves to a list. Both raise if it is not
+# like the earlier one.
+_Opener = Callable[[Any], Sequence[Any]]
 _Adder = Callable[[Any, list[Any]], None]
 
 
@@ -41,7 +43,7 @@ def make(
         return found
 
     try:
-        add = _container(tuple, tree, lambda x: x)
+        add = _container(tree, _sequence(tuple, len(tree)))
     except _Unlike:
         return None
     found = read(tree) or []
@@ -53,60 +55,74 @@ def _adder(x: Any) -> _Adder | None:
     """What reads containers like this one; ``None`` if it is a leaf."""
     kind = type(x)
     if kind is State:
-        return _container(kind, *_members(x.raw_mapping), _raw_of)
+        return _container(x, _state(x))
     if kind is dict:
-        return _container(kind, *_members(x))
+        return _container(x, _dict(x))
     if kind is list or (isinstance(x, tuple) and nodes.is_node(x)):
-        return _container(kind, x, lambda x: x)
+        return _container(x, _sequence(kind, len(x)))
     if x is None:
-        return _container(kind, (), lambda _: ())
+        return _container(x, _nothing)
     if isinstance(nodes.kind_of(x), (Leaf, GraphKind)):
         return None
     raise _Unlike
 
 
-_raw_of = operator.attrgetter("raw_mapping")
+def _container(x: Any, members_of: _Opener) -> _Adder:
+    """What reads containers like this one, whose members these are."""
+    adders = [*map(_adder, members_of(x))]
 
-
-def _members(mapping: Any) -> tuple[Sequence[Any], Callable[[Any], Sequence[Any]]]:
-    """The members of a dict, and what lists those of dicts with the same keys."""
-    keys, size = paths.sorted_keys(mapping), len(mapping)
-    pick: Any = operator.itemgetter(*keys) if keys else lambda _: ()
-
-    def members_of(other: Any) -> Sequence[Any]:
-        if type(other) is not dict or len(other) != size:
-            raise _Unlike
-        try:
-            picked = pick(other)
-        except KeyError:
-            raise _Unlike from None
-        return (picked,) if size == 1 else picked
-
-    return members_of(mapping), members_of
-
-
-def _container(
-    kind: type,
-    members: Sequence[Any],
-    members_of: Callable[[Any], Sequence[Any]],
-    opened: Callable[[Any], Any] | None = None,
-) -> _Adder:
-    size, adders = len(members), [*map(_adder, members)]
-    has_leaves_only = not any(adders)
+    def extend(x: Any, found: list[Any]) -> None:
+        found.extend(members_of(x))
 
     def add(x: Any, found: list[Any]) -> None:
-        if type(x) is not kind:
-            raise _Unlike
-        now = members_of(x if opened is None else opened(x))
-        if len(now) != size:
-            raise _Unlike
-        if has_leaves_only:
-            found.extend(now)
-            return
-        for member, add_members in zip(now, adders, strict=True):
+        for member, add_members in zip(members_of(x), adders, strict=True):
             if add_members is None:
                 found.append(member)
             else:
                 add_members(member, found)
 
-    return add
+    return add if any(adders) else extend
+
+
+# What lists the members of containers like some container.
+
+
+def _sequence(kind: type, size: int) -> _Opener:
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not kind or len(x) != size:
+            raise _Unlike
+        return x
+
+    return members_of
+
+
+def _dict(like: dict[Any, Any]) -> _Opener:
+    keys, size = paths.sorted_keys(like), len(like)
+    pick: Any = operator.itemgetter(*keys) if size > 1 else None
+
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not dict or len(x) != size:
+            raise _Unlike
+        try:
+            return pick(x) if size > 1 else [x[key] for key in keys]
+        except KeyError:
+            raise _Unlike from None
+
+    return members_of
+
+
+def _state(like: State) -> _Opener:
+    members_of_mapping = _dict(like.raw_mapping)
+
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not State:
+            raise _Unlike
+        return members_of_mapping(x.raw_mapping)
+
+    return members_of
+
+
+def _nothing(x: None) -> Sequence[Any]:
+    if x is not None:
+        raise _Unlike
+    return ()
