@@ -316,11 +316,11 @@ class Survey:
         elif kind is Leaf.VARIABLE:
             self._variables.append(obj)
         elif kind is not Leaf.REF:
-            self._add_registered(obj)
+            self._add_registered(obj, kind)
 
-    def _add_registered(self, obj: Any) -> None:
+    def _add_registered(self, obj: Any, kind: Any) -> None:
         """Adds an object of a registered type."""
-        children = nodes.children(obj)
+        children, metadata = kind.flatten(obj)
         kinds = {nodes.kind_of(child.value) for child in children}
         if Leaf.ARRAY in kinds or not may_be_weak(obj):
             self.is_complete = False
@@ -329,6 +329,7 @@ class Survey:
         self._comparisons.append(listing.is_same)
         # Some types make what they list, so that it is never what it was.
         self.is_complete &= listing.is_same()
+        self._add_static(metadata)
         for child in children:
             if child.is_data is False:
                 self._add_static(child.value)

@@ -320,7 +320,7 @@ def _flatten_whole(result: Whole) -> Any:
 def _flatten_whole_with_keys(result: Whole) -> Any:
     leaves, static = _flatten_whole(result)
     changed, out = result[0].names
-    unnamed = map(str, range(len(result[2])))
+    unnamed = [f"[{number}]" for number in range(len(result[2]))]
     names = *changed.listed(), *unnamed, *out.listed()
     return [*zip(map(Key, names), leaves, strict=True)], static
 

@@ -9,6 +9,7 @@ import pytest
 import graftree as nnx
 from graftree.core.graph.nodes import StaticElem
 from tests.modes import GRAPH, GRAPH_UPDATES
+from tests.static_values import Tag
 
 
 class Bag:
@@ -168,3 +169,11 @@ def test_the_structure_of_one_is_committed_by_a_plan():
     bag, called = make(), nnx.jit(grow)
     assert [called(bag) for _ in range(4)] == [4, 5, 6, 7]
     assert sorted(bag.items) == ["inner", "n", "n3", "n4", "n5", "n6", "w"]
+
+
+def test_what_changes_inside_of_metadata_is_seen():
+    bag, called = make(), nnx.jit(lambda bag: len(bag.label.name))
+    bag.label = Tag("a")
+    assert [called(bag) for _ in range(3)] == [1, 1, 1]
+    bag.label.name = "abc"
+    assert called(bag) == 3
