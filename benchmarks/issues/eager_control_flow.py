@@ -1,8 +1,8 @@
-"""Hidden recompiles, control flow: what no jit is around is traced at each call."""
+"""Hidden recompiles, control flow: what no jit is around is compiled at each call."""
 
-import cProfile
 import timeit
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -22,11 +22,24 @@ def step(i, carry):
     return model, model(x)
 
 
-def runs(function, call):
-    profile = cProfile.Profile(builtins=False)
+events = []
+
+
+def note(event, seconds, **_):
+    if event.endswith("backend_compile_duration"):
+        events.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(note)
+
+
+def compilations(call):
+    """How many programs ten calls compile that follow a first one."""
+    call()
+    before = len(events)
     for _ in range(10):
-        profile.runcall(call)
-    return sum(e.callcount for e in profile.getstats() if e.code is function.__code__)
+        call()
+    return len(events) - before
 
 
 def cond():
@@ -37,6 +50,6 @@ def loop():
     return nnx.fori_loop(0, 3, step, (model, x))
 
 
-print("10 calls of cond, traces of the branch:", runs(apply, cond))
-print("10 calls of fori_loop, traces of the step:", runs(step, loop))
+print("10 more calls of cond, compilations:", compilations(cond))
+print("10 more calls of fori_loop, compilations:", compilations(loop))
 print(f"a call of cond: {1e3 * min(timeit.repeat(cond, number=1)):.2f} ms")

@@ -19,6 +19,7 @@ import jax.core
 import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
 import jax.experimental.layout
+import jax.extend.core
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import array as _array
@@ -114,6 +115,21 @@ def is_tracing() -> bool:
 def is_staging() -> bool:
     """Whether the innermost trace of this thread records a program, as jit does."""
     return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
+
+
+def runs_eagerly() -> bool:
+    """Whether what is called now is no part of a program that JAX compiles."""
+    extend: Any = jax.extend.core
+    is_compiled = extend.unsafe_am_i_under_a_jit_DO_NOT_USE()
+    return not (is_compiled or jax.config.values["jax_disable_jit"])
+
+
+def order_of_derivative() -> int:
+    """How many times what is called now is differentiated or mapped, at most."""
+    order, trace = 0, _core.trace_ctx.trace
+    while (trace := getattr(trace, "parent_trace", None)) is not None:
+        order += 1
+    return order
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -473,16 +489,6 @@ def recorded_for(outputs: list[Any]) -> list[Any]:
     return _recorded_for(wanted, trace, 0)[0]
 
 
-def needed_in(program: Any) -> list[Any]:
-    """The equations of a program that its outputs need."""
-    needed, equations = {x for x in program.outvars if isinstance(x, _core.Var)}, []
-    for equation in reversed(program.eqns):
-        if equation.effects or needed & {*equation.outvars}:
-            needed |= {x for x in equation.invars if isinstance(x, _core.Var)}
-            equations.append(equation)
-    return equations[::-1]
-
-
 def _recorded(inputs: Any, out: Any, equations: Any, frame: Any) -> Recorded:
     effects = _partial_eval.make_jaxpr_effects((), inputs, out, equations)
     unnamed = frame.debug_info._replace(arg_names=None, result_paths=None)
@@ -580,43 +586,7 @@ def compiles_eagerly() -> bool:
     )
 
 
-# Programs as JAX records them.
-
-Literal = _core.Literal
-
-# The equations that call a program with their inputs, and the parameter that has it.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "composite": "jaxpr",
-}
-
-
-def called_program(equation: Any) -> Any:
-    """The program that an equation calls with its inputs, ``None`` if it calls none."""
-    return equation.params.get(_CALLS.get(equation.primitive.name))
-
-
-def opened(program: Any) -> tuple[Any, list[Any]]:
-    """A program without its constants, and these."""
-    return getattr(program, "jaxpr", program), [*getattr(program, "consts", ())]
-
-
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many inputs of a ``scan`` are constants, and how many are the carry."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
-    consts, carry, _ = [len([*part]) for part in parts]
-    return consts, carry
+# Programs as JAX records them; what is public of them is read by `jaxprs`.
 
 
 def evaluate(equation: Any, values: list[Any]) -> list[Any]:

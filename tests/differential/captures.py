@@ -1,7 +1,7 @@
 """Programs in which control flow reaches a model otherwise than as an argument.
 
-In the default mode a call sees the present state of everything that its functions name,
-however they come to it. Each program draws a way, a transform, and what happens between
+A call sees the present state of everything that its functions name, however they come
+to it, in all modes. Each program draws a way, a transform, and what happens between
 the calls.
 """
 
@@ -54,6 +54,8 @@ def make(seed, ways=None, calls=None):
         for _ in range(chance.choice([1, 1, 2])):
             add(change())
         add("show(call(jnp.float32(1)))")
+    for text in PLAIN_WAYS.get(way, ())[2:]:
+        add(text)
     traits = frozenset({f"way: {way}", f"call: {call}"})
-    program = running.Program(statements, seed=seed, traits=traits)
+    program = running.Program(statements, tuple(running.MODES), seed, traits)
     return program, session.steps

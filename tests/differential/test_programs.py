@@ -25,7 +25,8 @@ def test_program_means_what_it_means_in_plain_python(seed):
 @pytest.mark.parametrize("way", [*captures.WAYS, *captures.PLAIN_WAYS])
 def test_control_flow_sees_the_present_state_of_what_it_names(way):
     program, steps = captures.make(0, ways=[way])
-    check(program, running.GRAPH_UPDATES, steps)
+    for mode in program.modes:
+        check(program, mode, steps if mode == running.GRAPH_UPDATES else None)
 
 
 @pytest.mark.parametrize("call", captures.CALLS)

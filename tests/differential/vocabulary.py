@@ -8,7 +8,8 @@ import dataclasses
 import enum
 import functools
 import types
-import weakref  # noqa: F401, for programs
+import typing  # noqa: F401, for programs
+import weakref  # noqa: F401
 import zlib
 
 import jax
@@ -108,6 +109,11 @@ def logged(f):
         return f(*args)
 
     return call
+
+
+def derivative(f, x):
+    """The derivative of a function of a number, without ``jit``."""
+    return jax.grad(f)(x)
 
 
 NAN = float("nan")

@@ -162,7 +162,7 @@ def on(x):
 """,
 }
 
-# Ways to what is no model, with the statements that change it.
+# Ways to what is no model, with statements that change it, and what puts all back.
 PLAIN_WAYS = {
     "global number": (
         """\
@@ -313,6 +313,145 @@ def on(x):
 """,
         ["box = Box(1)", "box = Box(True)", "box = Box((1,))", "box = Box((1.0,))"],
     ),
+    "method of a NamedTuple": (
+        """\
+scale = 1.0
+class Batch(typing.NamedTuple):
+    x: object
+    def scaled(self):
+        return self.x * scale
+def on(x):
+    return Batch(x).scaled()
+""",
+        ["scale = 2.0", "scale = 5"],
+    ),
+    "static field of a registered dataclass": (
+        """\
+scale = 1.0
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    x: object
+    apply: object = dataclasses.field(metadata=dict(static=True))
+state = State(jnp.ones(2), lambda x: x * scale)
+def on(x):
+    return state.apply(x) + state.x.sum()
+""",
+        ["scale = 2.0", "state.apply = plus_one", "state.x = state.x + 1"],
+    ),
+    "in the clothes of a function of JAX": (
+        """\
+scale = 1.0
+@functools.wraps(jax.nn.relu)
+def relu(x):
+    return jax.nn.relu(x) * scale
+def on(x):
+    return relu(x)
+""",
+        ["scale = 2.0", "scale = 5.0"],
+    ),
+    "code without a module": (
+        """\
+words = dict(factor=[1.0])
+exec('class Scale:\\n    def run(self, x): return x * factor[0]', words)
+exec('def on(x): return Scale().run(x)', words)
+on = words['on']
+""",
+        ["words['factor'][0] = 2.0", "words['factor'] = [3.0]"],
+    ),
+    "metaclass": (
+        """\
+rate = 1.0
+class Meta(type):
+    @property
+    def rate(cls):
+        return rate
+class Kind(metaclass=Meta):
+    pass
+def on(x):
+    return x * Kind.rate
+""",
+        ["rate = 2.0", "Meta.rate = 3.0", "Kind = types.SimpleNamespace(rate=4.0)"],
+    ),
+    "attribute of a module": (
+        """\
+module = types.ModuleType('module')
+module.scale = 1.0
+def on(x):
+    return x * module.scale
+""",
+        ["module.scale = 2.0", "vars(module)['scale'] = 5.0"],
+    ),
+    "function of JAX replaced": (
+        """\
+kept = jnp.sin
+def on(x):
+    return jnp.sin(x)
+""",
+        ["jnp.sin = lambda x: kept(x) * 2.0", "jnp.sin = jnp.cos", "jnp.sin = kept"],
+        "jnp.sin = kept",
+    ),
+    "number of a generator": (
+        """\
+numbers = iter(range(99))
+def on(x):
+    return x * value
+value = next(numbers)
+""",
+        ["value = next(numbers)"],
+    ),
+    "operand with methods that are replaced": (
+        """\
+class Bag(nnx.Dict):
+    pass
+Bag.scale = 1.0
+bag = Bag()
+def on(x):
+    return x * type(bag).scale
+""",
+        ["Bag.scale = 2.0", "type(bag).scale = 5.0"],
+    ),
+    "derivative that reads a number": (
+        """\
+slope = 1.0
+@jax.custom_jvp
+def bent(x):
+    return x * 1.0
+bent.defjvp(lambda primals, tangents: (bent(*primals), tangents[0] * slope))
+def on(x):
+    return bent(x)
+""",
+        ["slope = 2.0", "slope = 5.0"],
+    ),
+    "pullback that reads a number": (
+        """\
+slope = 1.0
+@jax.custom_vjp
+def bent(x):
+    return x * 1.0
+bent.defvjp(lambda x: (bent(x), None), lambda _, g: (g * slope,))
+def on(x):
+    return bent(x)
+""",
+        ["slope = 2.0", "slope = 5.0"],
+    ),
+    "NumPy array of doubles in place": (
+        """\
+table = np.ones(())
+row = np.ones(2)
+def on(x):
+    return x * table + (x * row).sum()
+""",
+        ["table[...] = 5.0", "row += 1.0", "row[0] = 7.0", "table -= 3.0"],
+    ),
+    "NumPy array behind a loop": (
+        """\
+table = np.ones((), np.float32)
+def on(x):
+    return jax.lax.fori_loop(0, 2, lambda i, x: x * table + table, x)
+""",
+        ["table[...] = 5.0", "table -= 3.0"],
+    ),
 }
 
 # What calls ``on``; each defines ``call(x)``.
@@ -358,6 +497,30 @@ scanned = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
 def call(x):
     c, ys = scanned(x, jnp.array([1.0, 2.0]))
     return c + jnp.sum(ys)
+""",
+    "remat": """\
+again = nnx.remat(lambda x: on_(x) * 0.5)
+def call(x):
+    return again(x)
+""",
+    "derivative of a loop": """\
+def body(i, x):
+    return x * 0.5 + on_(x)
+def loop(x):
+    return nnx.fori_loop(0, 2, body, x)
+def call(x):
+    return loop(x) + derivative(loop, x)
+""",
+    "derivative of remat": """\
+again = nnx.remat(lambda x: on_(x) * 0.5)
+def call(x):
+    return again(x) + derivative(again, x)
+""",
+    "second derivative of a branch": """\
+def branch(x):
+    return nnx.cond(x > 0, on_, off, x * x)
+def call(x):
+    return derivative(lambda x: derivative(branch, x), x)
 """,
     "grad": """\
 def loss(v, x):

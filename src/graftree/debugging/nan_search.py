@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.debugging import finite_checks
 from graftree.debugging.finite_checks import INF, NAN
+from graftree.transforms.crossing import jaxprs
 
 # Operations whose outputs have, number by number, what they make of their inputs. Those
 # that only choose or move a number are not among them: they make no infinity.
@@ -183,12 +184,12 @@ class Search:
         self, program: Any, inputs: Sequence[Held], context: Context = OUTERMOST
     ) -> list[Held]:
         """The outputs of a program."""
-        opened, constants = _jax.opened(program)
+        opened, constants = jaxprs.opened(program)
         held = [*map(self._constant, constants), *inputs]
         values = dict(zip([*opened.constvars, *opened.invars], held, strict=True))
 
         def read(variable: Any) -> Held:
-            if isinstance(variable, _jax.Literal):
+            if isinstance(variable, jaxprs.Literal):
                 return self._constant(variable.val)
             return self.current(values[variable])
 
@@ -206,7 +207,7 @@ class Search:
         self, equation: Any, inputs: list[Held], context: Context
     ) -> list[Held]:
         name = equation.primitive.name
-        program = _jax.called_program(equation)
+        program = jaxprs.called_program(equation)
         if program is not None:
             return self.run(program, inputs, context.of(equation))
         if name == "cond":
@@ -242,7 +243,7 @@ class Search:
     def _scan(self, equation: Any, inputs: list[Held], context: Context) -> list[Held]:
         params = equation.params
         length, body = params["length"], params["jaxpr"]
-        constants, carried = _jax.scan_counts(params)
+        constants, carried = jaxprs.scan_counts(params)
         start = constants + carried
         fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
         step = _jax.as_function(body)
@@ -424,7 +425,7 @@ def _has_refs_in_rows(equation: Any, inputs: list[Held]) -> bool:
     """Whether a loop takes slices of refs, which only JAX can."""
     if equation.primitive.name != "scan":
         return False
-    rows = inputs[sum(_jax.scan_counts(equation.params)) :]
+    rows = inputs[sum(jaxprs.scan_counts(equation.params)) :]
     return any(_jax.is_ref(held.value) for held in rows)
 
 
@@ -444,10 +445,10 @@ def _restore(contents: list[tuple[Any, Any]]) -> None:
 
 def _last_uses(program: Any) -> list[list[Any]]:
     """For each equation the variables that nothing uses after it."""
-    used = {v for v in program.outvars if not isinstance(v, _jax.Literal)}
+    used = {v for v in program.outvars if not isinstance(v, jaxprs.Literal)}
     unused: list[list[Any]] = []
     for equation in reversed(program.eqns):
-        inputs = {v for v in equation.invars if not isinstance(v, _jax.Literal)}
+        inputs = {v for v in equation.invars if not isinstance(v, jaxprs.Literal)}
         unused.append([v for v in {*inputs, *equation.outvars} if v not in used])
         used |= inputs
     return unused[::-1]

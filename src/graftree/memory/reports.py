@@ -19,7 +19,7 @@ from graftree import _jax
 from graftree.core.objects import running
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import recordings
-from graftree.transforms.crossing import guises
+from graftree.transforms.crossing import guises, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
 from graftree.transforms.names import Output
@@ -178,7 +178,7 @@ def saved(
     # Layers that are alike would else have one trace, with the paths of the first.
     with running.observed(lambda frame, call: call()):
         closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
-    program, _ = _jax.opened(closed)
+    program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
     names = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
@@ -190,7 +190,7 @@ def saved(
 
 def _distinct(kept: list[Any]) -> list[Any]:
     """Each variable of a program once; numbers that the program holds are free."""
-    return [*dict.fromkeys([x for x in kept if not isinstance(x, _jax.Literal)])]
+    return [*dict.fromkeys([x for x in kept if not isinstance(x, jaxprs.Literal)])]
 
 
 def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue:
@@ -247,7 +247,7 @@ class _Part:
 
     def origin(self, variable: Any) -> _Origin:
         """Where a value comes from."""
-        if isinstance(variable, _jax.Literal) or variable in self._constants:
+        if isinstance(variable, jaxprs.Literal) or variable in self._constants:
             return _Origin(variable, self._path(self._place), "constant")
         if variable in self._made:
             return self._origin_in(variable, *self._made[variable])
@@ -272,7 +272,7 @@ class _Part:
             return _Origin(variable, self._path(place), kind)
         given = [*equation.invars]
         if kind == "scan":
-            constants, carried = _jax.scan_counts(equation.params)
+            constants, carried = jaxprs.scan_counts(equation.params)
             given[constants : constants + carried] = [None] * carried
         part = _Part(inner[0], place, self._owner, self, given)
         return part.origin(inner[0].outvars[number])

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from graftree import _jax
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import recordings
+from graftree.transforms.crossing import jaxprs
 from graftree.transforms.scopes import Place
 
 _NAMES = {
@@ -137,7 +138,7 @@ def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:
     """
     function, args, kwargs = recordings.opened(f, args, kwargs)
     call, interior = recordings.crossing("precision.report", function, args, kwargs)
-    program, _ = _jax.opened(jax.make_jaxpr(interior)(*call.groups))
+    program, _ = jaxprs.opened(jax.make_jaxpr(interior)(*call.groups))
     owner = type(args[0]).__name__ if args else ""
     return DtypeReport(tuple(_alike(_operations(program, Place(), 1, owner))))
 

@@ -22,6 +22,7 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.objects.attributes import DataObject
 from graftree.core.variables.variables import Variable
+from graftree.transforms.crossing import jaxprs
 
 T = TypeVar("T")
 
@@ -143,5 +144,5 @@ class Program:
             # Of these JAX differentiates another program.
             if not kind.startswith(("custom_jvp", "custom_vjp")):
                 parts = _jax.programs_in(equation)
-                pending += [x for part in parts for x in _jax.needed_in(part)]
+                pending += [x for part in parts for x in jaxprs.needed_in(part)]
         return cls(tuple(names), hides_some)

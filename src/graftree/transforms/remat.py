@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
-from graftree import _jax, config
+from graftree import config
 from graftree.transforms import policies
 from graftree.transforms.crossing import (
     arguments,
     decorators,
     guises,
     outside,
+    programs,
     ref_contents,
 )
 from graftree.transforms.crossing.decorators import MISSING
@@ -75,12 +76,21 @@ def remat(
     checkpoint = functools.partial(
         jax.checkpoint, prevent_cse=prevent_cse, policy=policies.for_jax(policy)
     )
-    seeing = functools.partial(_seeing_the_present, checkpoint)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                # JAX knows a function again, and goes on with what it captured.
+                new = guises.named_after(f, lambda *args: f(*args))
+                return programs.run(function, checkpoint(new), *args)
+
+            return call
+
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
             inner = policies.watched(policy, inner, function)
-            return outside.returning_arrays(ref_contents.by_content(inner, seeing))
+            return outside.returning_arrays(
+                ref_contents.by_content(inner, checkpointed)
+            )
 
         statics = arguments.choose(function, "static", static_argnums)
         row = Row.uniform(
@@ -93,21 +103,3 @@ def remat(
         return outside.lift(function, transform, row)
 
     return decorators.decorate(f, "remat", make)
-
-
-def _seeing_the_present(
-    checkpoint: Callable[..., Any], f: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Applies ``jax.checkpoint`` so that eager calls see what is captured as it is.
-
-    JAX knows a function again by its identity, and goes on with what it captured. While
-    a program is traced that is wanted: layers of equal shapes are traced once.
-    """
-    known = checkpoint(f)
-
-    def call(*args: Any) -> Any:
-        if _jax.is_staging() and _jax.is_as_imported():
-            return known(*args)
-        return checkpoint(guises.named_after(f, lambda *args: f(*args)))(*args)
-
-    return call

@@ -227,9 +227,9 @@ def test_refs_are_written_in_place(mode, choose):
 # --------------------------------------------------------------------------- tracing
 
 
-@VALUE_MODES  # in the default mode a list outside may change what a function does
+@MODES
 @pytest.mark.parametrize("name", ["cond", "switch"])
-def test_one_function_for_all_branches_is_traced_once(mode, name):
+def test_one_function_for_all_branches_is_traced_once_in_a_call(mode, name):
     traces = []
 
     def f(variable):
@@ -237,13 +237,11 @@ def test_one_function_for_all_branches_is_traced_once(mode, name):
         variable[...] += 1
 
     variable = nnx.Variable(jnp.array(0))
-    for i in range(3):
-        variable = variable.copy()
-        if name == "cond":
-            nnx.cond(i > 0, f, f, variable, **mode)
-        else:
-            nnx.switch(i, (f, f, f), variable, **mode)
-    assert len(traces) == 1 and variable[...] == 3
+    if name == "cond":
+        nnx.cond(True, f, f, variable, **mode)
+    else:
+        nnx.switch(1, (f, f, f), variable, **mode)
+    assert len(traces) == 1 and variable[...] == 1
 
 
 @MODES

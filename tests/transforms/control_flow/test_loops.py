@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE, VALUE_MODES
+from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
 
 LOOPS = pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
 
@@ -219,26 +219,6 @@ def test_a_failed_call_leaves_the_caller_untouched(loop, mode):
     with pytest.raises(RuntimeError, match="stop"):
         run(loop, body, model, **mode)
     assert model.a[...] == 0
-
-
-@VALUE_MODES  # in the default mode a list outside may change what a function does
-def test_the_same_functions_are_traced_once(mode):
-    traces = []
-
-    def body(*args):
-        traces.append(1)
-        return args[-1]
-
-    def stop(value):
-        traces.append(1)
-        return jnp.array(False)
-
-    for _ in range(3):
-        nnx.fori_loop(0, 2, body, (Pair(), 0), **mode)
-    assert len(traces) == 1
-    for _ in range(3):
-        nnx.while_loop(stop, stop, jnp.array(False), **mode)
-    assert len(traces) == 3  # as condition and as body
 
 
 def test_functions_are_not_kept_alive():

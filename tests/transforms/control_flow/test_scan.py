@@ -264,20 +264,6 @@ def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     np.testing.assert_array_equal(variable.get_value()["a"], [1, 2, 3])
 
 
-@VALUE_MODES  # in the default mode a list outside may change what a function does
-def test_equal_shapes_are_traced_once(mode):
-    traces = []
-
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **mode)
-    def forward(x, layer):
-        traces.append(1)
-        return layer(x)
-
-    for _ in range(3):
-        forward(jnp.array(1.0), stack(2.0, 3.0))
-    assert len(traces) == 1
-
-
 @MODES
 def test_shared_variables_in_scanned_arguments(mode):
     variable = nnx.Variable(jnp.zeros(3))

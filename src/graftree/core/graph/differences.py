@@ -213,13 +213,16 @@ class Form(NamedTuple):
 
 
 class Exactly:
-    """A leaf that is compared by identity."""
+    """A leaf, or another value, that is compared by identity."""
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Exactly) and self.leaf is other.leaf
+
+    def __hash__(self) -> int:
+        return id(self.leaf)
 
 
 def facts(

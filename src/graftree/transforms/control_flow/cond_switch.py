@@ -9,6 +9,8 @@ say so in terms of what is inside here; `_Branches` says it first, in the user's
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,13 +19,12 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import differences
-from graftree.transforms.crossing import guises, signatures
+from graftree.transforms.crossing import guises, programs, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signature, Signatures
-from graftree.transforms.crossing.traces import captures
 
 R = TypeVar("R")
 
@@ -38,8 +39,8 @@ def cond(
 ) -> R:
     """Calls one of two functions, as a scalar says, with ``jax.lax.cond``.
 
-    The functions may write different Variables of the operands. They are traced again
-    only if something that they name from outside may have changed.
+    The functions may write different Variables of the operands. Outside of a compiled
+    function they are traced on each call, and see what they capture as it is now.
 
     Args:
         pred: Which function: a boolean or a number.
@@ -112,20 +113,23 @@ class _Kind(NamedTuple):
     """One of the two transforms.
 
     Attributes:
+        argument: What chooses.
         select: JAX's, called with what chooses and the branches.
         name_of: What a branch is called, by its number.
     """
 
+    argument: str
     select: Callable[..., Any]
     name_of: Callable[[int], str]
 
 
 _KINDS = {
     "cond": _Kind(
+        "pred",
         lambda pred, branches: jax.lax.cond(pred, *branches),
         ("true_fun", "false_fun").__getitem__,
     ),
-    "switch": _Kind(jax.lax.switch, "branches[{}]".format),
+    "switch": _Kind("index", jax.lax.switch, "branches[{}]".format),
 }
 
 
@@ -135,10 +139,15 @@ def _choose(
     functions: tuple[Callable[..., Any], ...],
     operands: tuple[Any, ...],
 ) -> Any:
-    call = Call(functions[0], row, operands, {})
-    traces = _selections[row.name]
-    select = traces.get(functions, call.packed.signature, row.mode, row.name)
-    return call.run(select, index)
+    kind = _KINDS[row.name]
+
+    def select(index: Any, *groups: Values) -> Any:
+        return _Branches(row, kind, functions, groups).choose(index)
+
+    run = functools.partial(
+        programs.run, functions[-1], select, name=row.name, leading=(kind.argument,)
+    )
+    return Call(functions[0], row, operands, {}).run(run, index)
 
 
 def _row(name: str, mode: Propagation) -> Row:
@@ -155,29 +164,21 @@ def _row(name: str, mode: Propagation) -> Row:
 _signatures = Signatures()
 
 
-def _selection(*given: Any) -> Callable[..., Any]:
-    *getters, mode, name = given
-
-    def select(index: Any, *groups: Values) -> Any:
-        functions = [getter() for getter in getters]
-        return _Branches(_row(name, mode), _KINDS[name], functions, groups).choose(
-            index
-        )
-
-    return select
-
-
-_selections = {
-    name: captures.PerFunction(name, _selection, (index,))
-    for name, index in (("cond", "pred"), ("switch", "index"))
-}
-
-
 def branch_of(f: Callable[..., Any], graph: bool) -> Callable[..., Any]:
-    """What is remembered of a function; the same for the same function and mode."""
-    nothing = Signature(jax.tree.structure(()), ())
-    mode = config.propagation(graph, False)
-    return _selections["cond"].get((f,), nothing, mode, "cond")
+    """A function that calls another; the same one for the same function and mode."""
+    try:
+        known = _branches.setdefault(f, {})
+    except TypeError:  # it can't be referred to weakly
+        return lambda *operands: f(*operands)
+    if graph not in known:
+        # It must not keep the function alive, by whose life it is kept.
+        get: Any = weakref.ref(f)
+        known[graph] = lambda *operands: get()(*operands)
+    return known[graph]
+
+
+_branches: weakref.WeakKeyDictionary[Any, dict[bool, Callable[..., Any]]]
+_branches = weakref.WeakKeyDictionary()
 
 
 class _Branches:

