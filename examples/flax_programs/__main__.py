@@ -1,5 +1,6 @@
 """The command line: ``python -m examples.flax_programs [NAME ...]``."""
 
+import argparse
 import json
 import pathlib
 import statistics
@@ -69,11 +70,14 @@ def lines(names: Sequence[str]) -> Iterator[str]:
             yield f"FAILED: {name} misses its goal, or its losses are not those of Flax"
 
 
-def main(names: Sequence[str]) -> None:
-    """Prints the table for these programs, or for all."""
-    unknown = set(names) - set(NAMES)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table for the programs that are named, or for all."""
+    parser = argparse.ArgumentParser("flax_programs", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    names = parser.parse_args(arguments).names
+    unknown = {*names} - {*NAMES}
     if unknown:
-        raise SystemExit(f"no program {sorted(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"no program {sorted(unknown)}; there are {', '.join(NAMES)}")
     failed = False
     for line in lines(names or NAMES):
         print(line, flush=True)
@@ -82,4 +86,4 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
