@@ -183,6 +183,44 @@ def stacked_by_surgery(layer):
         assert_untouched(before, model)
 
 
+class Other(Rich):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+OTHERS = [
+    (lambda: Other(1), "<root>: a Rich in .*, a Other in"),
+    (
+        lambda: nnx.LayerNorm(2, rngs=nnx.Rngs(0)),
+        "<root>: a Rich in .*, a LayerNorm in",
+    ),
+    (lambda: nnx.to_refs(Rich(1), nnx.Param), r"float32\[2\], in a ref in"),
+    (lambda: nnx.eval_shape(lambda: Rich(1)), r"float32\[2\], abstract in"),
+    (lambda: 3, r"<root>: a Rich in .*, int32\[\], weak in"),
+    (lambda: jnp.ones(2), r"<root>: a Rich in .*, float32\[2\] in"),
+]
+
+
+@pytest.mark.parametrize("way", [put_into_a_stack, stacked_by_surgery])
+@pytest.mark.parametrize(("make", "where"), OTHERS, ids=[x for _, x in OTHERS])
+def test_other_things_than_such_layers_are_refused(make, where, way):
+    with pytest.raises(nnx.errors.StateMismatchError, match=where):
+        way(make())
+
+
+def test_layers_in_refs_come_back_in_refs():
+    model = nnx.Dict(blocks=nnx.List([nnx.to_refs(Rich(i), nnx.Param) for i in (0, 1)]))
+    before = held_by(model)
+    expected = [bits(jnp.array(x[...])) for x in before[1] if isinstance(x, jax.Ref)]
+    nnx.surgery.stack(model, "blocks")
+    assert model.blocks.layers.linear.kernel.has_ref
+    assert model.blocks(jnp.ones((1, 2))).shape == (1, 2)
+    nnx.surgery.unstack(model)
+    assert held_by(model)[0] == before[0]
+    found = [x for x in held_by(model)[1] if isinstance(x, jax.Ref)]
+    assert [bits(jnp.array(x[...])) for x in found] == expected
+
+
 @pytest.mark.parametrize("way", [put_into_a_stack, stacked_by_surgery])
 @pytest.mark.parametrize(("change", "where"), CHANGES, ids=[x for _, x in CHANGES])
 def test_layers_that_differ_in_more_than_values_are_refused(change, where, way):

@@ -53,9 +53,10 @@ class _Held:
 
     def __str__(self) -> str:
         held = str(self.treedef.unflatten(self.kinds))
-        return (
-            held if self.fact is LEAF else f"{differences.describe(self.fact)} {held}"
-        )
+        if self.fact is LEAF:
+            return held
+        where = ", in a ref" * getattr(self.fact, "is_ref", False)
+        return f"{differences.describe(self.fact)} {held}{where}"
 
 
 def check_alike(
@@ -102,7 +103,7 @@ def _facts(layer: Any) -> dict[Path, Any]:
     found = differences.facts(graphdef, identity=False)
     for path, leaf in zip(graphdef.paths(), leaves, strict=True):
         values, treedef = jax.tree.flatten(flattening.raw_of(leaf))
-        found[path] = _Held(found[path], treedef, tuple(map(_kind, values)))
+        found[path] = _Held(found.get(path, LEAF), treedef, tuple(map(_kind, values)))
     # Layers of a Stack are read-only when they are looked at.
     return {path: x for path, x in found.items() if path[-1:] != _MUTABLE}
 
@@ -163,30 +164,40 @@ def _is_known_to_jax(kind: Any) -> bool:
     return is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
-def check_axis(layers: Any, length: int) -> None:
-    """Raises unless all Variables of stacked layers have the axis of layers.
+def count(layers: Any, length: int) -> int:
+    """How many layers are stacked here.
+
+    Where devices have some of the layers each, as in `shard_map`, the arrays say it.
+
+    Args:
+        layers: The layers.
+        length: How many there were when they were made.
 
     Raises:
-        ValueError: If there are others, such as those that a method made in the layers
-            as if they were one.
+        ValueError: If a Variable lacks the axis of layers, such as one that a method
+            made in the layers as if they were one.
     """
     listed = [
         (path, getattr(x, "shape", ()))
         for path, leaf in states.to_flat_state(functional.state(layers))
         for x in jax.tree.leaves(flattening.raw_of(leaf))
     ]
-    firsts = {shape[:1] for _, shape in listed}
-    if len(firsts) < 2:
-        return
-    known = (length,) if (length,) in firsts else max(firsts, key=len)
+    counts = {shape[:1] for _, shape in listed} or {(length,)}
+    if len(counts) > 1 or () in counts:
+        raise _axis_error(listed, (length,) if (length,) in counts else max(counts))
+    ((found,),) = counts
+    return found
+
+
+def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
     where = [
         f"layers.{patterns.dotted(path)}: shape {shape}"
         for path, shape in listed
         if shape[:1] != known
     ]
-    raise ValueError(
+    return ValueError(
         errors.message(
-            f"A Stack of {length} layers has Variables without an entry per layer.",
+            f"A Stack of {known[0]} layers has Variables without an entry per layer.",
             where="\n".join(differences.bounded(where)),
             way_out="Call what makes them, or changes their shape, for each layer: "
             "stack.each(lambda layer: layer.init_cache(...)).",

@@ -185,12 +185,7 @@ class Stack(Module, Generic[L]):
         return results
 
     def __len__(self) -> int:
-        stack_layers.check_axis(self.layers, self.length)
-        # Where devices have some of the layers each, as in `shard_map`, the arrays say
-        # how many.
-        for x in jax.tree.leaves(_pure_state(self.layers)):
-            return int(x.shape[0])
-        return self.length
+        return stack_layers.count(self.layers, self.length)
 
     @overload
     def __getitem__(self, index: int) -> L: ...
@@ -254,7 +249,7 @@ def _call_each(stack: Stack[Any], function: Callable[[Any], Any]) -> None:
     leaves = jax.tree.leaves(_pure_state(stack.layers))
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
         function(stack.layers)
-        stack_layers.check_axis(stack.layers, stack.length)
+        len(stack)  # raises if that made Variables
     else:
         stack.each(function)
 
@@ -277,8 +272,15 @@ def layer_at(stack: Stack[L], index: int) -> L:
 
 def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
     """Layers with parts of the values."""
+
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return take(leaf)
+        return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
+
     graphdef, state = functional.split(stack.layers)
-    return functional.merge(graphdef, jax.tree.map(take, state))
+    taken = jax.tree.map(part, state, is_leaf=lambda x: isinstance(x, Variable))
+    return functional.merge(graphdef, taken)
 
 
 def _names(axis_name: str | None) -> dict[str, Any]:
