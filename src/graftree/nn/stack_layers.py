@@ -183,10 +183,10 @@ def count(layers: Any, length: int) -> int:
         for x in jax.tree.leaves(flattening.raw_of(leaf))
     ]
     counts = {shape[:1] for _, shape in listed} or {(length,)}
-    if len(counts) > 1 or () in counts:
-        raise _axis_error(listed, (length,) if (length,) in counts else max(counts))
-    ((found,),) = counts
-    return found
+    known = (length,) if (length,) in counts else max(counts)
+    if len(counts) > 1 or not known:
+        raise _axis_error(listed, known or (length,))
+    return known[0]
 
 
 def _axis_error(listed: Any, known: tuple[int, ...]) -> ValueError:
