@@ -1,5 +1,7 @@
 """Gradients by parts are those of the whole batch, and need the memory of a part."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,199 @@ def test_value_and_gradients_are_those_of_the_batch(has_aux, is_compiled):
         np.testing.assert_array_equal(rows[1], X[1::4])
     assert_equal_trees((found, of_parts), (value, grads))
     assert model.calls[...] == 4
+
+
+# What a loss may be called with. Batches come last; the first five have gradients.
+ARGUMENTS = {
+    "array": lambda: jnp.arange(4.0),
+    "dict": lambda: {"w": jnp.ones(2) * 3, "b": (jnp.ones(()), jnp.zeros(2))},
+    "module": lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(1)),
+    "state": lambda: nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(2))),
+    "list": lambda: [nnx.Linear(1, 2, rngs=nnx.Rngs(3)), jnp.ones(2)],
+    "flag": lambda: True,
+    "function": lambda: jnp.tanh,
+    "batch": lambda: X[:8],
+    "batches": lambda: {"x": jnp.asarray(X[:8, 0])},
+}
+KINDS = [*ARGUMENTS]
+
+
+def number_of(x):
+    """A number that depends on all arrays in an argument, a mean over its rows."""
+    if x is True or x is jnp.tanh:
+        return 1.0  # a tracer is neither
+    return sum([jnp.mean(jnp.sin(leaf) + leaf**2) for leaf in jax.tree.leaves(x)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_arguments_give_the_means_over_the_parts(seed):
+    random = np.random.default_rng(seed)
+    kinds = [random.choice(KINDS[:5]), random.choice(KINDS[7:])]
+    kinds = random.permutation([*kinds, *random.choice(KINDS, size=2)])
+    given = [ARGUMENTS[kind]() for kind in kinds]
+    places = [i for i, kind in enumerate(kinds) if kind in KINDS[:5]]
+    chosen = random.permutation(places)[: random.integers(1, 3)]
+    others = [
+        i for i, kind in enumerate(kinds) if kind in ("array", "dict", *KINDS[5:7])
+    ]
+    argnums, whole = [
+        [int(i) - len(kinds) * random.integers(2) for i in listed]
+        for listed in (chosen, others)
+    ]
+    has_aux = bool(random.integers(2))
+    options = {"argnums": argnums if random.integers(2) else argnums[0]}
+
+    def loss(*args):
+        value = math.prod(map(number_of, args))
+        return (value, {"value": [value]}) if has_aux else value
+
+    def part(i):
+        rows = [
+            jax.tree.map(lambda a: a[i::2], x) if kind in KINDS[7:] else x
+            for x, kind in zip(given, kinds, strict=True)
+        ]
+        return nnx.value_and_grad(loss, has_aux=has_aux, **options)(*rows)
+
+    found = nnx.memory.value_and_grad(loss, 2, has_aux=has_aux, whole=whole, **options)
+    (value, grads), ((a, of_a), (b, of_b)) = found(*given), map(part, range(2))
+    if has_aux:
+        (value, aux), (a, _), (b, _) = value, a, b
+        np.testing.assert_allclose(aux["value"][0], jnp.stack([a, b]), rtol=1e-5)
+    np.testing.assert_allclose(value, (a + b) / 2, rtol=1e-5)
+    means = jax.tree.map(lambda x, y: (x + y) / 2, of_a, of_b)
+    assert jax.tree.structure(grads) == jax.tree.structure(means)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), grads, means)
+
+
+def test_positions_count_from_the_end():
+    def loss(w, x, y):
+        return jnp.mean(w * jnp.mean(x**2)) + jnp.sum(y)
+
+    w = x = y = jnp.arange(1.0, 5.0)
+    for argnums, whole in ((0, (2,)), (-3, (-1,)), ([-3, -1], ())):
+        found = nnx.memory.value_and_grad(loss, 2, argnums=argnums, whole=whole)
+        expected = nnx.value_and_grad(loss, argnums=argnums)
+        assert_equal_trees(found(w, x, y), expected(w, x, y))
+
+
+@pytest.mark.parametrize("options", [{"argnums": 3}, {"argnums": -4}, {"whole": [-4]}])
+def test_positions_that_are_not_there_are_refused(options):
+    ((name, number),) = options.items()
+    number = number[0] if name == "whole" else number
+    by_parts = nnx.memory.value_and_grad(lambda *args: 0.0, 2, **options)
+    with pytest.raises(
+        TypeError, match=f"{name}={number} of nnx.memory.value_and_grad"
+    ):
+        by_parts(X, X, X)
+
+
+class Lazy(nnx.Module):
+    """Makes a Variable, and sets a static attribute, in its first call."""
+
+    def __init__(self):
+        self.inner = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
+        self.is_made = False
+
+    def __call__(self, x):
+        if not self.is_made:
+            self.is_made, self.total = True, nnx.BatchStat(jnp.zeros(()))
+        self.total[...] += jnp.mean(x)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_first_part_may_make_variables(parts, is_compiled):
+    def loss(model, batch):
+        return loss_fn(model, batch), batch["x"]
+
+    model = Lazy()
+    by_parts = nnx.memory.value_and_grad(loss, parts, has_aux=True)
+    (value, rows), grads = (nnx.jit(by_parts) if is_compiled else by_parts)(
+        model, BATCH
+    )
+    expected, of_batch = nnx.value_and_grad(loss_fn)(Lazy(), BATCH)
+    assert_equal_trees((value, grads), (expected, of_batch))
+    np.testing.assert_array_equal(rows, np.stack([X[i::parts] for i in range(parts)]))
+    assert model.is_made
+    np.testing.assert_allclose(model.total[...], parts * X.mean(), rtol=1e-4)
+
+
+def sowing(model, x):
+    model.sow(nnx.Intermediate, "sown", x)
+
+
+def counting(model, x):
+    model.count = getattr(model, "count", 0) + 1
+
+
+def replacing(model, x):
+    model.last = nnx.Intermediate(x)
+
+
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
+        (counting, "count: 1 before a part, 2 after it"),
+        (replacing, "last: one Intermediate before a part, another one after it"),
+    ],
+)
+def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, where):
+    def loss(batch, model):
+        change(model, batch["x"])
+        return loss_fn(model, batch)
+
+    model = Net()
+    graphdef = nnx.graphdef(model)
+    with pytest.raises(ValueError, match=where) as caught:
+        nnx.memory.value_and_grad(loss, 2, argnums=1)(BATCH, model)
+    assert "args[1]" in str(caught.value)
+    assert "nnx.scan" not in str(caught.value)
+    assert nnx.graphdef(model) == graphdef
+    assert model.calls[...] == 0
+    nnx.memory.value_and_grad(loss, 1, argnums=1)(BATCH, model)
+    assert nnx.graphdef(model) != graphdef
+
+
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
+def test_what_is_sown_can_be_returned():
+    def loss(model, batch):
+        sowing(model, jnp.mean(batch["x"]))
+        return loss_fn(model, batch), nnx.pop(model, nnx.Intermediate)
+
+    model = Net()
+    (_, sown), _ = nnx.memory.value_and_grad(loss, 2, has_aux=True)(model, BATCH)
+    expected = [X[::2].mean(), X[1::2].mean()]
+    np.testing.assert_allclose(sown["sown"].get_value()[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("aux", "where"),
+    [
+        (lambda model: "name", "aux: a str"),
+        (lambda model: {"m": model}, r"aux\['m'\]: a Net with parts of an argument"),
+        (lambda model: nnx.state(model), "with parts of an argument"),
+        (lambda model: (1.0, len), r"aux\[1\]: a builtin"),
+    ],
+)
+def test_what_can_not_be_stacked_is_refused_as_second_output(aux, where):
+    def loss(model, batch):
+        return loss_fn(model, batch), aux(model)
+
+    model = Net()
+    with pytest.raises(TypeError, match=where):
+        nnx.memory.value_and_grad(loss, 2, has_aux=True)(model, BATCH)
+    assert model.calls[...] == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"), [(0, ValueError), (-2, ValueError), (2.5, TypeError)]
+)
+def test_the_number_of_parts_is_checked_first(parts, error):
+    with pytest.raises(error, match=f"got micro_batches={parts}"):
+        nnx.memory.value_and_grad(loss_fn, parts)
 
 
 @MODES
@@ -116,11 +311,23 @@ def test_a_divided_batch_stays_where_it_is():
     assert_equal_trees(step(model, batch), nnx.value_and_grad(loss_fn)(Net(), BATCH))
 
 
+def test_gradients_may_be_divided_by_explicit_axes():
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Explicit,))
+    names = {"out_sharding": (None, "model")}
+    with jax.set_mesh(mesh):
+        model = nnx.Linear(8, 2, kernel_metadata=names, rngs=nnx.Rngs(0))
+        found = nnx.memory.value_and_grad(loss_fn, 4)(model, BATCH)
+        assert_equal_trees(found, nnx.value_and_grad(loss_fn)(model, BATCH))
+    assert found[1]["kernel"].sharding.spec == P(None, "model")
+
+
 def test_batches_that_can_not_be_parted_are_refused():
     by_parts = nnx.memory.value_and_grad(loss_fn, 5)
     with pytest.raises(
         ValueError, match=r"5 parts.\n  args\[1\]\['x'\]: shape \(32, 8\)"
     ):
         by_parts(Net(), BATCH)
+    with pytest.raises(ValueError, match=r"args\[1\]: a str\n"):
+        by_parts(Net(), "x")
     with pytest.raises(ValueError, match="no argument has arrays"):
         nnx.memory.value_and_grad(lambda model: 0.0, 5)(Net())

@@ -105,6 +105,85 @@ def test_caches_are_kept_per_layer():
     assert_same_state(stack, layers)
 
 
+class Pair(nnx.Module):
+    """Makes Variables where it is looked at: caches, and one of its own keys."""
+
+    def __init__(self, rngs):
+        self.inner = Decoder(rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def set_view(self, noise: bool | None = None):
+        if noise:
+            self.noise = nnx.Variable(jax.random.normal(self.dropout.rngs(), (2,)))
+
+
+def test_a_view_makes_in_each_layer_what_is_made_in_a_list():
+    layers, stack = pair(Pair)
+    before = nnx.graphdef(stack)
+    options = {"decode": True, "batch_size": 5, "max_length": 3, "noise": True}
+    viewed = [nnx.view(layer, **options, deterministic=True) for layer in layers]
+    found = nnx.view(nnx.Dict(a=stack), **options, deterministic=True).a
+    assert nnx.graphdef(stack) == before
+    assert_same_state(found, viewed)
+    kernel = stack.layers.inner.attention.query.kernel
+    assert found.layers.inner.attention.query.kernel is kernel
+    assert found.layers.dropout.deterministic
+
+
+def test_a_view_of_stacks_in_a_stack_makes_caches_for_all():
+    def make(rngs):
+        return nnx.Sequential(nnx.Stack(Decoder, 3, rngs=rngs))
+
+    options = {"decode": True, "batch_size": 1, "max_length": 3}
+    stack = nnx.view(nnx.Stack(make, 2, rngs=nnx.Rngs(0)), **options)
+    attention = stack.layers.layers[0].layers.attention
+    assert attention.cached_key.shape == (2, 3, 1, 3, 2, 2)
+    assert stack(X[:1, None]).shape == (1, 1, 4)
+
+
+def test_abstract_stacks_are_viewed_if_nothing_is_made():
+    stack = nnx.eval_shape(lambda: nnx.Stack(Block, 2, rngs=nnx.Rngs(0)))
+    viewed = nnx.view(stack, deterministic=True, use_running_average=True)
+    assert viewed.layers.dropout.deterministic
+    stack = nnx.eval_shape(lambda: nnx.Stack(Decoder, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="without an entry per layer"):
+        nnx.view(stack, batch_size=1, max_length=3)
+
+
+def init_cache(layer):
+    layer.attention.init_cache((1, 3, 4))
+
+
+def add_variable(layer):
+    layer.extra = nnx.Variable(jnp.ones(()))
+
+
+def replace_value(layer):
+    layer.attention.query.bias.set_value(jnp.ones((2, 2, 1)))
+
+
+@pytest.mark.parametrize("change", [init_cache, add_variable, replace_value])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stack: stack(X[:1, None]),
+        lambda stack: stack.scan(X[:1, None], jnp.ones(3)),
+        lambda stack: stack[0],
+        lambda stack: stack[:2],
+        lambda stack: stack.each(lambda layer: None),
+        len,
+    ],
+)
+def test_variables_without_an_entry_per_layer_are_refused_with_the_way_out(change, use):
+    stack = nnx.Stack(Decoder, 3, rngs=nnx.Rngs(0))
+    change(stack.layers)
+    with pytest.raises(ValueError, match=r"3 layers .*\n  layers\.[^$]*stack.each\("):
+        use(stack)
+    stack = nnx.Stack(Decoder, 3, rngs=nnx.Rngs(0))
+    stack.each(change)
+    assert len(stack) == 3
+
+
 def test_program_does_not_grow_with_depth():
     def size(length):
         stack = nnx.Stack(Block, length, rngs=nnx.Rngs(0))
@@ -145,7 +224,7 @@ def test_layers_are_read_and_replaced_by_index():
     with pytest.raises(IndexError, match="5 layers has no layer 5"):
         stack[5]
     before = nnx.state(stack)
-    with pytest.raises(ValueError, match="kernel"):
+    with pytest.raises(ValueError, match="a Linear in the layer"):
         stack[0] = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     assert nnx.state(stack) == before
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.catalog import LAYERS
 from tests.modes import BY_NAME, MODES
 
 POLICY = "params=f32, compute=bf16, output=f32"
@@ -483,3 +484,29 @@ def test_a_call_that_is_no_plain_method_has_no_output():
         assert "no plain method __call__" in str(error)
     else:
         assert model(jnp.ones(1, jnp.bfloat16)).dtype == jnp.float32
+
+
+def floating_dtypes(outputs):
+    leaves = jax.tree.leaves(outputs)
+    return {str(x.dtype) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+
+
+@pytest.mark.filterwarnings("ignore::graftree.errors.UnknownLayerWarning")
+@pytest.mark.parametrize("output", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+def test_output_is_what_any_layer_returns_that_is_the_model(row, output):
+    layer, inputs = row.make(), row.inputs()
+    nnx.precision.set_policy(layer, f"params=f32, compute=bf16, output={output}")
+    assert floating_dtypes(row(layer, *inputs)) == {output}
+    called = nnx.jit(lambda layer, *inputs: row(layer, *inputs))(layer, *inputs)
+    assert floating_dtypes(called) == {output}
+
+
+@pytest.mark.parametrize("where", ["", nnx.LayerNorm])
+def test_an_exception_may_say_what_a_norm_returns_that_is_the_model(where):
+    x = jnp.ones((1, 8))
+    for said, expected in (("output=f16", "float16"), ("compute=f16", "float32")):
+        norm = nnx.LayerNorm(8, rngs=nnx.Rngs(0))
+        exceptions = {(lambda path, _: path == ()) if where == "" else where: said}
+        nnx.precision.set_policy(norm, POLICY, exceptions=exceptions)
+        assert norm(x).dtype == expected

@@ -117,19 +117,89 @@ def test_a_plain_gradient_of_a_whole_model_is_zero_where_it_is_frozen():
     np.testing.assert_allclose(by_input, wanted, rtol=1e-5)
 
 
+def total(tree):
+    return sum([jnp.sum(x**2) for x in jax.tree.leaves(tree)], 0.0)
+
+
+READINGS = {
+    "leaves": total,
+    "with paths": lambda m: total([x for _, x in jax.tree.leaves_with_path(m)]),
+    "state": lambda m: total(nnx.state(m)),
+    "split": lambda m: total(nnx.split(m)[1]),
+    "merged": lambda m: total(nnx.merge(*nnx.split(m))),
+    "flat": lambda m: total(nnx.to_flat_state(nnx.state(m)).leaves),
+    "pure": lambda m: total(nnx.as_pure(nnx.state(m))),
+    "pure dict": lambda m: total(nnx.to_pure_dict(nnx.state(m))),
+    "clone": lambda m: total(nnx.clone(m)),
+    "pop of a copy": lambda m: total(nnx.pop(nnx.clone(m), surgery.Frozen)),
+    "mapped": lambda m: total(jax.tree.map(lambda x: x * 2, m)),
+    "value": lambda m: total([m.frozen.get_value(), m.table.get_value()]),
+    "compiled": lambda m: jax.jit(total)(m),
+    "checkpoint": lambda m: jax.checkpoint(total)(m),
+    "scanned": lambda m: jax.lax.scan(lambda c, _: (c + total(m), None), 0.0, None, 2)[
+        0
+    ],
+}
+
+
+def with_frozen_parts():
+    model = nnx.Dict(
+        frozen=nnx.Param(jnp.ones(3)),
+        table=nnx.Param({"a": jnp.ones(2), "b": jnp.ones(())}),
+        free=nnx.Param(jnp.ones(2)),
+    )
+    surgery.freeze(model, where=["frozen", "table"])
+    return model
+
+
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_raw_leaves_have_no_gradient_however_they_are_read(read):
+    def f(model):
+        return read(model) + total(model.free.get_value())
+
+    model = with_frozen_parts()
+    before = [x.get_raw_value() for x in (model.frozen, model.free)]
+    whole = nnx.DiffState(0, ...)
+    gradients = [
+        jax.grad(f)(model),
+        jax.jit(jax.grad(f))(model),
+        jax.grad(jax.jit(f))(model),
+        jax.vjp(f, model)[1](1.0)[0],
+        nnx.grad(f, argnums=whole)(model),
+        nnx.jit(nnx.grad(f, argnums=whole))(model),
+        nnx.grad(f, graph=True, graph_updates=False)(model),
+        nnx.grad(f, graph=False)(model),
+    ]
+    for found in gradients:
+        assert not np.any(found["frozen"].get_value())
+        assert not any(map(np.any, jax.tree.leaves(found["table"].get_value())))
+        assert np.all(found["free"].get_value())
+    # Nothing that a transform would take for a change.
+    after = [x.get_raw_value() for x in (model.frozen, model.free)]
+    assert all(map(lambda x, y: x is y, before, after))
+
+
+def test_what_is_stored_is_read_as_it_is_and_by_transforms():
+    # As the class says. By default, `nnx.grad` does not differentiate it at all.
+    for read in (lambda m: total(m.frozen.get_raw_value()), nnx.jit(total)):
+        gradient = jax.grad(read)(with_frozen_parts())
+        np.testing.assert_array_equal(gradient.frozen.get_value(), 2 * np.ones(3))
+        assert "frozen" not in nnx.grad(read)(with_frozen_parts())
+
+
 def test_values_that_are_no_arrays_are_constants_too():
     model = nnx.Dict(table=nnx.Param({"w": jnp.ones(2), "name": "x", "n": 3}))
     plain = nnx.clone(model)
     surgery.freeze(model)
 
-    def total(model, w):
+    def product(model, w):
         model = nnx.clone(model)
         model.table["w"] = w * 2
         value = model.table.get_value()
         assert value["name"] == "x" and model.table["n"] == 3
         return (value["w"] * w).sum()
 
-    gradient = jax.grad(total, argnums=1)
+    gradient = jax.grad(product, argnums=1)
     np.testing.assert_array_equal(gradient(model, jnp.ones(2)), [2, 2])
     np.testing.assert_array_equal(gradient(plain, jnp.ones(2)), [4, 4])
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.catalog import LAYERS
 
 
 class Block(nnx.Module):
@@ -90,6 +91,237 @@ def test_what_is_no_list_of_equal_layers_is_refused_and_stays():
     with pytest.raises(ValueError, match="a Linear is selected"):
         nnx.surgery.unstack(model, "head")
     assert isinstance(model.blocks, nnx.List)
+
+
+class Rich(nnx.Module):
+    """Has all that may differ."""
+
+    def __init__(self, seed):
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
+        self.norm = nnx.LayerNorm(2, rngs=nnx.Rngs(seed))
+        self.count = nnx.Variable(jnp.int32(2**24 + seed))
+        self.table = nnx.Cache({"a": jnp.ones(2), "b": None})
+        self.key = nnx.Variable(jax.random.key(seed))
+        self.factor = nnx.Variable(2.0)
+        self.mask = nnx.data(jnp.ones(2, bool))
+
+    def __call__(self, x):
+        return self.norm(self.linear(x)) * self.factor[...]
+
+
+class Twice(nnx.LayerNorm):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def changed(path, change):
+    """A function that changes the value of a Variable."""
+
+    def run(layer):
+        variable = dict(nnx.iter_graph(layer))[path]
+        variable.set_value(change(variable.get_value()))
+
+    return run
+
+
+CHANGES = [
+    (lambda x: setattr(x, "norm", Twice(2, rngs=nnx.Rngs(0))), "norm: a LayerNorm"),
+    (lambda x: setattr(x.norm, "epsilon", 100.0), "norm/epsilon: 1e-06 in"),
+    (lambda x: setattr(x, "extra", 3), "extra: nothing in"),
+    (lambda x: x.linear.kernel.set_metadata(tag="w"), "metadata 'tag': nothing in"),
+    (lambda x: nnx.surgery.freeze(x, nnx.Param, where="linear"), "bias: a Param .*Fro"),
+    (lambda x: setattr(x.linear, "bias", nnx.data(x.linear.bias[...])), "bias: a Para"),
+    (lambda x: setattr(x.linear, "bias", None), "linear/bias: a Param"),
+    (lambda x: setattr(x, "mask", jnp.ones(2)), r"mask: bool\[2\] in .*, float32\[2\]"),
+    (changed(("linear", "kernel"), lambda x: x.astype("bfloat16")), r"bfloat16\[2,2\]"),
+    (
+        changed(("linear", "bias"), lambda x: x[:1]),
+        r"float32\[2\] in .*float32\[1\] in",
+    ),
+    (
+        changed(("count",), lambda x: jnp.float32(x)),
+        r"count: .*int32\[\] in .*float32\[\]",
+    ),
+    (changed(("count",), lambda x: 5), r"count: .*int32\[\] in .*int32\[\], weak"),
+    (changed(("count",), lambda x: "five"), "count: .*a str"),
+    (changed(("factor",), lambda x: jnp.float32(2.0)), "factor: .*, weak in"),
+    (changed(("factor",), lambda x: np.float64(2.0)), r"factor: .*float64\[\] in"),
+    (changed(("key",), lambda x: jax.random.key(0, impl="rbg")), "key<fry>.*key<rbg>"),
+    (changed(("table",), lambda x: {"a": x["a"]}), "table: a Cache {'a': float32"),
+    (changed(("table",), lambda x: {**x, "b": x["a"]}), "'b': None} in"),
+]
+
+
+def held_by(model):
+    """The structure of a model, and the values in its Variables."""
+    found = [x for _, x in nnx.iter_graph(model) if isinstance(x, nnx.Variable)]
+    return nnx.graphdef(model), [x.get_raw_value() for x in found]
+
+
+def assert_untouched(before, model):
+    (graphdef, values), (now, found) = before, held_by(model)
+    assert now == graphdef
+    assert all(map(lambda x, y: x is y, found, values))
+
+
+def put_into_a_stack(layer):
+    stack = nnx.Stack(lambda rngs: Rich(0), 2, rngs=nnx.Rngs(0))
+    stack[1] = Rich(1)
+    before = held_by(stack)
+    try:
+        stack[1] = layer
+    finally:
+        assert_untouched(before, stack)
+
+
+def stacked_by_surgery(layer):
+    model = nnx.Dict(blocks=nnx.List([Rich(0), layer]))
+    before = held_by(model)
+    try:
+        nnx.surgery.stack(model, "blocks")
+    finally:
+        assert_untouched(before, model)
+
+
+class Other(Rich):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+OTHERS = [
+    (lambda: Other(1), "<root>: a Rich in .*, a Other in"),
+    (
+        lambda: nnx.LayerNorm(2, rngs=nnx.Rngs(0)),
+        "<root>: a Rich in .*, a LayerNorm in",
+    ),
+    (lambda: nnx.to_refs(Rich(1), nnx.Param), r"float32\[2\], in a ref in"),
+    (lambda: nnx.eval_shape(lambda: Rich(1)), r"float32\[2\], abstract in"),
+    (lambda: 3, r"<root>: a Rich in .*, int32\[\], weak in"),
+    (lambda: jnp.ones(2), r"<root>: a Rich in .*, float32\[2\] in"),
+]
+
+
+@pytest.mark.parametrize("way", [put_into_a_stack, stacked_by_surgery])
+@pytest.mark.parametrize(("make", "where"), OTHERS, ids=[x for _, x in OTHERS])
+def test_other_things_than_such_layers_are_refused(make, where, way):
+    with pytest.raises(nnx.errors.StateMismatchError, match=where):
+        way(make())
+
+
+def test_layers_in_refs_come_back_in_refs():
+    model = nnx.Dict(blocks=nnx.List([nnx.to_refs(Rich(i), nnx.Param) for i in (0, 1)]))
+    before = held_by(model)
+    expected = [bits(jnp.array(x[...])) for x in before[1] if isinstance(x, jax.Ref)]
+    nnx.surgery.stack(model, "blocks")
+    assert model.blocks.layers.linear.kernel.has_ref
+    assert model.blocks(jnp.ones((1, 2))).shape == (1, 2)
+    nnx.surgery.unstack(model)
+    assert held_by(model)[0] == before[0]
+    found = [x for x in held_by(model)[1] if isinstance(x, jax.Ref)]
+    assert [bits(jnp.array(x[...])) for x in found] == expected
+
+
+@pytest.mark.parametrize("way", [put_into_a_stack, stacked_by_surgery])
+@pytest.mark.parametrize(("change", "where"), CHANGES, ids=[x for _, x in CHANGES])
+def test_layers_that_differ_in_more_than_values_are_refused(change, where, way):
+    layer = Rich(1)
+    change(layer)
+    with pytest.raises(nnx.errors.StateMismatchError, match=where):
+        way(layer)
+
+
+def test_the_error_lists_what_differs():
+    stack = nnx.Stack(lambda rngs: Rich(0), 2, rngs=nnx.Rngs(0))
+    layer = Rich(1)
+    layer.norm.scale[...] = layer.norm.scale[...] * 3
+    layer.linear.kernel.set_value(jnp.ones((3, 2)))
+    layer.extra, layer.linear.bias = nnx.Param(jnp.ones(1)), None
+    before = held_by(stack)
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        stack[1] = layer
+    error = caught.value
+    (misfit,) = error.misfits
+    assert misfit[:2] == (("linear", "kernel"), "shape")
+    assert error.unexpected == (("extra",),)
+    assert_untouched(before, stack)
+
+
+VALUES = {
+    "float32": lambda random: jnp.asarray(random.normal(size=2), "float32"),
+    "nan": lambda random: jnp.array([np.nan, -0.0, np.inf, 1e-40], "float32"),
+    "bfloat16": lambda random: jnp.asarray(random.normal(size=2), "bfloat16"),
+    "complex": lambda random: jnp.array([random.normal() + 2j]),
+    "int32": lambda random: jnp.array(2**30 + random.integers(100), "int32"),
+    "bool": lambda random: jnp.array(random.random(3) < 0.5),
+    "weak": lambda random: jnp.asarray(random.normal()),
+    "fry": lambda random: jax.random.key(random.integers(9)),
+    "rbg": lambda random: jax.random.key(random.integers(9), impl="rbg"),
+    "empty": lambda random: jnp.zeros((0, 2)),
+    "dict": lambda random: {"a": jnp.array(random.normal()), "b": (jnp.ones(1), None)},
+    "numpy": lambda random: random.normal(size=2).astype("float32"),
+    "number": lambda random: float(np.float32(random.normal())),
+    "whole": lambda random: int(random.integers(100)),
+    "flag": lambda random: bool(random.random() < 0.5),
+    "large": lambda random: 2**40 + int(random.integers(100)),
+    "numpy64": lambda random: random.normal(size=2),
+    "str": lambda random: "text",
+}
+NO_ARRAYS = ("large", "numpy64", "str")
+# What JAX computes with in the same way.
+SAME = {"numpy": "float32", "number": "weak"}
+
+
+def bits(x):
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    data = np.asarray(jax.random.key_data(x) if is_key else x)
+    return str(x.dtype), is_key or x.weak_type, data.shape, data.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_way_back_gives_the_same_bits_or_nothing_has_changed(seed):
+    random = np.random.default_rng(seed)
+    kinds = [[*random.choice([*VALUES][: random.choice([15, 18])], size=2)]] * 3
+    if random.random() < 0.5:
+        kinds[random.integers(3)] = [kinds[0][0], random.choice([*VALUES])]
+    layers = [
+        nnx.Dict(
+            a=nnx.Variable(VALUES[a](random)),
+            b=nnx.List([nnx.Param(VALUES[b](random))]),
+        )
+        for a, b in kinds
+    ]
+    forms = [[SAME.get(kind, kind) for kind in own] for own in kinds]
+    is_possible = forms[0] == forms[1] == forms[2] and not {*kinds[0]} & {*NO_ARRAYS}
+    model = nnx.Dict(blocks=nnx.List(layers))
+    before = held_by(model)
+    if not is_possible:
+        with pytest.raises(nnx.errors.StateMismatchError):
+            nnx.surgery.stack(model, "blocks")
+        return assert_untouched(before, model)
+    nnx.surgery.stack(model, "blocks")
+    nnx.surgery.unstack(model)
+    assert held_by(model)[0] == before[0]
+    assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
+
+
+@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+def test_layers_of_one_make_are_alike(row):
+    stack = nnx.Stack(lambda rngs: row.make(), 2, rngs=nnx.Rngs(0))
+    layers = [row.make(), row.make(seed=1)]
+    stack[1] = layers[1]
+    model = nnx.Dict(blocks=nnx.List(layers))
+    before = held_by(model)
+    nnx.surgery.stack(model, "blocks")
+    assert nnx.graphdef(model.blocks.layers) == nnx.graphdef(stack.layers)
+    found, expected = [
+        [bits(x)[:3] for x in jax.tree.leaves(held_by(each.layers)[1])]
+        for each in (model.blocks, stack)
+    ]
+    assert found == expected
+    nnx.surgery.unstack(model)
+    assert held_by(model)[0] == before[0]
+    assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
 
 
 def test_annotations_get_and_lose_the_axis_of_layers():

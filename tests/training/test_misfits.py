@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -78,10 +79,108 @@ def test_gradients_of_another_shape_are_named(width):
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     with pytest.raises(ValueError, match="The gradients don't fit") as caught:
         optimizer.update(model, gradients(model_of(5)))
-    where = f"layers/0/kernel: the parameter has shape ({width}, 1), its update (5, 1)"
-    assert where in str(caught.value)
+    where = f"the parameter is float32[{width},1], its gradient float32[5,1]"
+    assert f"layers/0/kernel: {where}" in str(caught.value)
+    assert "selected by wrt=Param" in str(caught.value)
     assert "Differentiate the model as it is now" in str(caught.value)
     assert model.layers[0].kernel.shape == (width, 1)
+
+
+SHAPES = [(), (1,), (3,), (1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (1, 2, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1), optax.adafactor(0.1)])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (2, 3)])
+def test_gradients_of_any_other_shape_are_refused_before_anything_changes(shape, tx):
+    value = jnp.ones(shape)
+    for given in SHAPES:
+        model = nnx.Dict(w=nnx.Param(value))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        before = nnx.to_pure_dict(nnx.state(optimizer))
+        grads = nnx.State({"w": nnx.Param(jnp.ones(given))})
+        if given == shape:
+            optimizer.update(model, grads)
+            assert model.w.shape == shape
+            continue
+        for update in (
+            optimizer.update,
+            nnx.jit(lambda m, g, o=optimizer: o.update(m, g)),
+        ):
+            with pytest.raises(ValueError, match="The gradients don't fit"):
+                with jax.numpy_rank_promotion("allow"):
+                    update(model, grads)
+        assert model.w.get_raw_value() is value
+        after = nnx.to_pure_dict(nnx.state(optimizer))
+        assert all(map(lambda x, y: x is y, *map(jax.tree.leaves, (before, after))))
+
+
+KINDS = {
+    "bool": jnp.ones(2, bool),
+    "int32": jnp.ones(2, "int32"),
+    "uint8": jnp.ones(2, "uint8"),
+    "bfloat16": jnp.ones(2, "bfloat16"),
+    "float32": jnp.ones(2, "float32"),
+    "complex64": jnp.ones(2, "complex64"),
+    "key": jax.random.split(jax.random.key(0)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("param", ["bfloat16", "float32", "complex64"])
+def test_gradients_are_numbers_of_the_kind_of_the_parameter(param, kind):
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2, param)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    grads = nnx.State({"w": nnx.Param(KINDS[kind])})
+    if ("float" in kind and "float" in param) or kind == param:
+        optimizer.update(model, grads)
+        assert model.w.dtype == param
+        return
+    with pytest.raises(ValueError, match=f"w: the parameter is {param}"):
+        optimizer.update(model, grads)
+    assert optimizer.step[...] == 0
+
+
+def test_numbers_of_python_are_gradients_of_scalars():
+    model = nnx.Dict(w=nnx.Param(jnp.array(1.0)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    for grad in (1, 1.0, jnp.array(1), np.float32(1)):
+        optimizer.update(model, nnx.State({"w": nnx.Param(grad)}))
+    assert model.w[...] == -1.0
+
+
+def test_gradients_per_example_are_for_those_who_take_them():
+    model = model_of(2)
+    mean = optax.GradientTransformation(
+        lambda params: (),
+        lambda x, state, _: (jax.tree.map(lambda x: x.mean(0), x), ()),
+    )
+    private = optax.chain(mean, optax.adam(0.1))
+    optimizer = nnx.Optimizer(model, private, wrt=nnx.Param)
+    grads = jax.tree.map(lambda x: jnp.stack([x, x, x]), gradients(model))
+    optimizer.update(model, grads)
+    assert model.layers[0].kernel.shape == (2, 1)
+    plain = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"update \(3, 2, 1\)"):
+        with jax.numpy_rank_promotion("allow"):
+            plain.update(model, grads)
+
+
+def test_the_gradients_of_a_train_state_must_fit():
+    graphdef, params = nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    state = nnx.TrainState.create(graphdef, params=params, tx=optax.adam(0.1))
+    with pytest.raises(ValueError, match=r"of the TrainState.\n  bias.*float32\[1\]"):
+        state.apply_gradients(jax.tree.map(lambda x: x[:1], params))
+
+
+def test_averages_take_values_of_their_shape():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    ema = nnx.EMA(model, decay=0.5)
+    before = nnx.to_pure_dict(ema.params)
+    narrow = jax.tree.map(lambda x: x[:1], nnx.state(model))
+    with pytest.raises(ValueError, match=r"kernel: the average has shape \(2, 2\)"):
+        ema.update(narrow)
+    after = nnx.to_pure_dict(ema.params)
+    assert all(map(lambda x, y: x is y, *map(jax.tree.leaves, (before, after))))
 
 
 def test_other_failures_of_a_transformation_pass_through():

@@ -7,22 +7,23 @@ batch is divided among devices, each part is too, and no row moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from graftree import errors
+from graftree import _jax, config, errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.objects.pytrees import Pytree
+from graftree.core.graph import differences, functional, nodes, traversals
 from graftree.core.variables.variables import Variable
 from graftree.transforms import shape_eval
 from graftree.transforms.control_flow import rounds, scan
-from graftree.transforms.crossing import decorators
+from graftree.transforms.crossing import decorators, signatures
 from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.derivatives import grad
+from graftree.transforms.derivatives import cotangents, grad
 
 
 def value_and_grad(
@@ -45,7 +46,8 @@ def value_and_grad(
         micro_batches: The number of parts, which divides the size of the batch.
         argnums: What is differentiated, as for `nnx.value_and_grad`.
         has_aux: Whether ``f`` returns a pair of the loss and something else.
-        whole: The positions of further arguments of which each part gets all.
+        whole: The positions of further arguments of which each part gets all; like
+            ``argnums``, from the end if negative.
 
     Returns:
         A function of positional arguments, to be called in `nnx.jit`: outside it is
@@ -55,8 +57,12 @@ def value_and_grad(
         output of ``f`` comes stacked along a new first axis, with an entry per part.
 
     Raises:
-        ValueError: At a call, if ``micro_batches`` doesn't divide the first axis of an
-            array, or there is no batch.
+        ValueError: If ``micro_batches`` is not positive; at a call, if it doesn't
+            divide the first axis of an array, there is no batch, or if ``f`` changes
+            the structure of an object in each part, as by ``sow``.
+        TypeError: If ``micro_batches`` is no whole number; at a call, if there is no
+            argument of a number in ``argnums`` or ``whole``, or the second output of
+            ``f`` is not made of arrays.
 
     Example:
         >>> def loss_fn(model, batch):
@@ -67,86 +73,225 @@ def value_and_grad(
         >>> jnp.allclose(loss, loss_fn(model, batch))
         Array(True, dtype=bool)
     """
+    count = _checked(micro_batches)
     of_part = grad.value_and_grad(f, argnums=argnums, has_aux=has_aux)
 
     @decorators.wraps(f)
     def run(*args: Any) -> Any:
         kept = _kept(args, argnums, whole)
         batches = {i: x for i, x in enumerate(args) if i not in kept}
-        objects = {i: x for i, x in enumerate(args) if i in kept}
-        parts = _parted(batches, micro_batches)
+        objects = {i: x for i, x in enumerate(args) if _has_objects(x)}
+        # What isn't traced in a part, such as a flag, stays what it is.
+        others = {i: args[i] for i in kept if i not in objects}
+        parts = _parted(batches, count)
 
         def call(objects: Any, part: Any) -> Any:
-            both = {**objects, **part}
-            return of_part(*[both[i] for i in range(len(args))])
+            every = {**objects, **part, **others}
+            value, grads = of_part(*[every[i] for i in range(len(args))])
+            loss, aux = value if has_aux else (value, None)
+            _check_aux(aux, objects)
+            return (loss, grads), aux
 
-        return _mean(call, objects, parts, micro_batches, has_aux)
+        (loss, grads), aux = _mean(call, objects, parts, count)
+        return ((loss, aux), grads) if has_aux else (loss, grads)
 
     return run
 
 
-def _mean(
-    call: Callable[..., Any], objects: Any, parts: Any, count: int, has_aux: bool
-) -> Any:
-    """The mean of what a function gives for the parts."""
+_CALL = "nnx.memory.value_and_grad"
 
-    def flat(objects: Any, part: Any) -> Any:
-        value, grads = call(objects, part)
-        loss, aux = value if has_aux else (value, None)
-        return (loss, grads), aux
+
+def _checked(micro_batches: Any) -> int:
+    if not hasattr(micro_batches, "__index__"):
+        raise TypeError(
+            f"{_CALL} expects a whole number of parts, got "
+            f"micro_batches={micro_batches!r}."
+        )
+    if micro_batches < 1:
+        raise ValueError(
+            f"{_CALL} expects at least one part, got micro_batches={micro_batches}."
+        )
+    return operator.index(micro_batches)
+
+
+def _mean(call: Callable[..., Any], objects: Any, parts: Any, count: int) -> Any:
+    """The mean of the first output of a function for the parts; the second, stacked."""
+    if count == 1:
+        means, aux = call(objects, _part(parts, 0))
+        return means, jax.tree.map(lambda x: jnp.asarray(x)[None], aux)
+    form, is_settled = _foreseen(call, objects, parts)
+    kinds, treedef = jax.tree.flatten(form)
+    sums, first = [*map(_zeros, kinds)], None
+    if not is_settled:
+        # It gives the objects the structure that they keep from then on.
+        means, first = call(objects, _part(parts, 0))
+        sums = _added(sums, means)
+        parts = jax.tree.map(lambda x: x[:, 1:], parts)
 
     def step(carry: Any, part: Any) -> Any:
         objects, sums = carry
-        means, aux = flat(objects, part)
-        new = zip(sums, jax.tree.leaves(means), strict=True)
-        return (objects, [total + x.astype(total.dtype) for total, x in new]), aux
+        means, aux = call(objects, part)
+        return (objects, _added(sums, means)), aux
 
     carry = rounds.Carry
     loop = scan.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
-    form, _ = shape_eval.eval_shape(flat, objects, jax.tree.map(_first, parts))
-    leaves, treedef = jax.tree.flatten(form)
-    zeros = [jnp.zeros(x.shape, _wide(x.dtype)) for x in leaves]
-    (_, sums), aux = loop((objects, zeros), parts)
-    means = [(s / count).astype(x.dtype) for s, x in zip(sums, leaves, strict=True)]
-    loss, grads = treedef.unflatten(means)
-    return ((loss, aux), grads) if has_aux else (loss, grads)
+    (_, sums), aux = loop((objects, sums), parts)
+    if not is_settled:
+        aux = jax.tree.map(_with_first, first, aux)
+    means = [(s / count).astype(x.dtype) for s, x in zip(sums, kinds, strict=True)]
+    return treedef.unflatten(means), aux
 
 
-def _first(parts: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(lambda x: x[:, 0], parts)
+def _part(parts: Any, number: int) -> Any:
+    return jax.tree.map(lambda x: x[:, number], parts)
 
 
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+def _zeros(kind: Any) -> jax.Array:
+    wide = jnp.promote_types(kind.dtype, jnp.float32)
+    x = _jax.as_varying(jnp.zeros(kind.shape, wide), _jax.varying(kind))
+    # A loop goes on with arrays that are divided as they were.
+    return jax.sharding.reshard(x, kind.sharding) if any(kind.sharding.spec) else x
+
+
+def _added(sums: Sequence[jax.Array], means: Any) -> list[jax.Array]:
+    pairs = zip(sums, jax.tree.leaves(means), strict=True)
+    return [total + x.astype(total.dtype) for total, x in pairs]
+
+
+def _with_first(x: Any, rest: Any) -> jax.Array:
+    return jnp.concatenate([jnp.asarray(x)[None], rest])
+
+
+# What a part does to the objects.
+
+
+def _foreseen(call: Callable[..., Any], objects: Any, parts: Any) -> tuple[Any, bool]:
+    """The types of the means, and whether a part leaves all structures alone.
+
+    Raises:
+        ValueError: If later parts change structures, too.
+    """
+    changes: list[Any] = []
+    form: Any = None
+
+    def watched(objects: Any, part: Any) -> None:
+        nonlocal form
+        structure = _structure(objects)
+        for _ in range(2):
+            means, _ = call(objects, part)
+            form = jax.tree.map(jax.typeof, means)
+            before, structure = structure, _structure(objects)
+            changes.append(_changes(before, structure))
+            if not changes[-1]:
+                break
+
+    shape_eval.eval_shape(watched, objects, jax.eval_shape(lambda: _part(parts, 0)))
+    if changes[-1]:
+        raise _growth_error(changes[-1])
+    return form, len(changes) == 1
+
+
+_Structure = tuple[dict[Path, Any], dict[Path, Any]]
+
+
+def _structure(objects: Mapping[int, Any]) -> _Structure:
+    """What a loop must find again after a step: what is where, and the same objects."""
+    facts: dict[Path, Any] = {}
+    found: dict[Path, Any] = {}
+    for number, x in objects.items():
+        root = (f"args[{number}]",)
+        if config.propagation(None, None).structure:
+            facts |= differences.facts(functional.graphdef(x), None, root, False)
+        for path, part in _objects_in(x):
+            found[*root, *path] = differences.Exactly(part)
+            if isinstance(part, Variable):
+                held = jax.tree.structure(part.get_raw_value())
+                facts[*root, *path, "value"] = differences.Form(held)
+    return facts, found
+
+
+def _changes(before: _Structure, after: _Structure) -> list[differences.Difference]:
+    kinds, objects = [
+        differences.between(*pair) for pair in zip(before, after, strict=True)
+    ]
+    return kinds or objects
+
+
+def _growth_error(found: Sequence[Any]) -> ValueError:
+    lines = differences.in_words(found, "before a part", "after it", signatures.name_of)
+    return ValueError(
+        errors.message(
+            f"{_CALL}: each part of the batch changes the structure of an argument, "
+            "so they can't be computed in a loop.",
+            where="\n".join(lines),
+            way_out="Count in a Variable; make Variables once, and write to them; and "
+            "return what is sown as the second output (has_aux=True), by "
+            "nnx.pop(model, nnx.Intermediate).",
+        )
+    )
+
+
+def _check_aux(aux: Any, objects: Any) -> None:
+    """Raises unless the second outputs of the parts can be stacked."""
+    given = {id(x) for _, x in _objects_in(objects)}
+    listed = jax.tree_util.tree_leaves_with_path(aux, is_leaf=nodes.is_graph_node)
+    wrong = []
+    for path, x in listed:
+        place = f"aux{jax.tree_util.keystr(path)}: a {type(x).__name__}"
+        if not (nodes.is_graph_node(x) or _is_array(x)):
+            wrong.append(place)
+        elif any(id(part) in given for _, part in _objects_in(x)):
+            wrong.append(f"{place} with parts of an argument")
+    if wrong:
+        raise TypeError(
+            errors.message(
+                f"{_CALL}: the second output of the function has an entry per part of "
+                "the batch, and is stacked.",
+                where="\n".join(wrong),
+                way_out="Return arrays. What the function writes to its arguments is "
+                "kept without being returned.",
+            )
+        )
+
+
+def _objects_in(x: Any) -> list[tuple[Path, Any]]:
+    found = traversals.iter_graph(x, graph=True)
+    return [(path, part) for path, part in found if nodes.is_graph_node(part)]
+
+
+def _is_array(x: Any) -> bool:
+    return _jax.is_data_type(type(x)) or isinstance(x, bool | int | float | complex)
+
+
+# What the arguments are.
 
 
 def _kept(args: Sequence[Any], argnums: Any, whole: Sequence[int]) -> set[int]:
     """The positions of the arguments that are not batches."""
-    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
-    kept = {*whole, *[getattr(number, "argnum", number) for number in numbers]}
+    name, count = _CALL.removeprefix("nnx."), len(args)
+    kept = {*grad.positions(name, argnums, count)}
+    kept |= {cotangents.position(i, count, "whole", name) for i in whole}
     return kept | {i for i, x in enumerate(args) if _has_objects(x)}
 
 
 def _has_objects(x: Any) -> bool:
-    found = jax.tree.leaves(x, is_leaf=_is_object)
-    return any(map(_is_object, found))
-
-
-def _is_object(x: Any) -> bool:
-    return isinstance(x, (Variable, Pytree))
+    found = jax.tree.leaves(x, is_leaf=nodes.is_graph_node)
+    return any(map(nodes.is_graph_node, found))
 
 
 def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
     """The batches, with an axis for the parts as their second one."""
     listed = jax.tree.leaves_with_path(batches)
-    shapes = {paths.from_jax(path): jnp.shape(x) for path, x in listed}
-    wrong = [path for path, shape in shapes.items() if not shape or shape[0] % count]
-    if wrong or not shapes:
-        where = [f"args{_keys(path)}: shape {shapes[path]}" for path in wrong]
+    wrong = [
+        f"args{_keys(paths.from_jax(path))}: {_described(x)}"
+        for path, x in listed
+        if not (_is_array(x) and jnp.shape(x)) or len(x) % count
+    ]
+    if wrong or not listed:
         raise ValueError(
             errors.message(
-                f"nnx.memory.value_and_grad can't part the batch into {count} parts.",
-                where="\n".join(where) or "no argument has arrays outside of objects",
+                f"{_CALL} can't part the batch into {count} parts.",
+                where="\n".join(wrong) or "no argument has arrays outside of objects",
                 way_out="Give each array of the batch a first axis that is a multiple "
                 "of micro_batches, and list arguments that are no batches in whole=.",
             )
@@ -154,6 +299,10 @@ def _parted(batches: dict[int, Any], count: int) -> dict[int, Any]:
     return jax.tree.map(
         lambda x: jnp.reshape(x, (len(x) // count, count, *jnp.shape(x)[1:])), batches
     )
+
+
+def _described(x: Any) -> str:
+    return f"shape {jnp.shape(x)}" if _is_array(x) else f"a {type(x).__name__}"
 
 
 def _keys(path: Path) -> str:

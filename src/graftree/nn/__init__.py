@@ -10,5 +10,5 @@
   ``multi_head_attention``, ``key_value_caches``: the layer, and how it decodes
 - ``lora``: low-rank adaptation; ``reparametrization``: weights that are normalized
 - ``sequential``: one layer after the other; ``stacks``: equal layers, by one loop,
-  which is in ``stack_loops``
+  which is in ``stack_loops``; ``stack_layers``: whether layers are alike
 """

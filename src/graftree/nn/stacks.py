@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 
 from graftree import errors
 from graftree.core import paths
-from graftree.core.graph import fits, functional, updates
+from graftree.core.graph import functional, updates
 from graftree.core.graph.graphdefs import Static
-from graftree.core.modules import refs
+from graftree.core.modules import refs, views
 from graftree.core.modules.modules import Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
@@ -28,7 +27,7 @@ from graftree.core.states import pure_dicts, states
 from graftree.core.text import representations
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.nn import stack_loops
+from graftree.nn import stack_layers, stack_loops
 from graftree.transforms.control_flow import rounds, scan
 from graftree.transforms.mapped import vmap_pmap
 
@@ -186,11 +185,7 @@ class Stack(Module, Generic[L]):
         return results
 
     def __len__(self) -> int:
-        # Where devices have some of the layers each, as in `shard_map`, the arrays say
-        # how many.
-        for x in jax.tree.leaves(_pure_state(self.layers)):
-            return int(x.shape[0])
-        return self.length
+        return stack_layers.count(self.layers, self.length)
 
     @overload
     def __getitem__(self, index: int) -> L: ...
@@ -202,25 +197,17 @@ class Stack(Module, Generic[L]):
         Raises:
             IndexError: If there is no such layer, or none in a slice.
         """
-        graphdef, state = functional.split(self.layers)
         if isinstance(index, slice):
-            return self._part(index, graphdef, state)
-        position = self._position(index)
-        taken = jax.tree.map(lambda x: _layer_of(x, position), state)
-        layer = functional.merge(graphdef, taken)
-        partitioning.remove_axis(layer, 0, _names(self.axis_name))
-        partitioning.drop_empty(layer)
-        return refs.with_vars(layer, mutable=False)
+            return self._part(index)
+        return refs.with_vars(layer_at(self, index), mutable=False)
 
-    def _part(self, index: slice, graphdef: Any, state: Any) -> Stack[L]:
+    def _part(self, index: slice) -> Stack[L]:
         length = len(range(*index.indices(len(self))))
         if not length:
             raise IndexError(f"A Stack of {len(self)} layers has none in {index}.")
-        layers = functional.merge(
-            graphdef, jax.tree.map(lambda x: _some_of(x, index), state)
-        )
         part = functional.clone(self)
-        part.length, part.layers = length, layers
+        part.length = length
+        part.layers = _taken(self, lambda x: stack_layers.some_of(x, index))
         return refs.with_vars(part, mutable=False)
 
     def __setitem__(self, index: int, layer: L) -> None:
@@ -228,21 +215,26 @@ class Stack(Module, Generic[L]):
 
         Raises:
             IndexError: If there is no such layer.
-            StateMismatchError: If it has other Variables, or other shapes or dtypes;
-                then nothing has changed.
+            StateMismatchError: If it differs from the layers in more than values: in a
+                class, a static attribute, metadata, a shape or dtype; then nothing has
+                changed.
         """
         position = self._position(index)
-        new = _pure_state(layer)
-        error = fits.compare(self[position], new).error(
-            f"The layer does not fit the place {position} of the Stack."
+        stack_layers.check_alike(
+            f"The layer does not fit the place {position} of the Stack.",
+            layer_at(self, position),
+            layer,
+            ("in the Stack", "in the layer"),
+            "Layers of a Stack differ in nothing but values; others are for a List.",
         )
-        if error is not None:
-            raise error
-        # Values only: annotations and other metadata are those of the Stack.
-        stacked = _pure_state(self.layers)
+        # Values only: annotations are those of the Stack.
         updates.update(
             self.layers,
-            jax.tree.map(lambda old, x: _with_layer(old, position, x), stacked, new),
+            jax.tree.map(
+                lambda old, x: stack_layers.with_layer(old, position, x),
+                _pure_state(self.layers),
+                _pure_state(layer),
+            ),
         )
 
     def _position(self, index: int) -> int:
@@ -252,62 +244,51 @@ class Stack(Module, Generic[L]):
         return index % length
 
 
+def _call_each(stack: Stack[Any], function: Callable[[Any], Any]) -> None:
+    """Calls a function with the layers, also of an abstract Stack."""
+    leaves = jax.tree.leaves(_pure_state(stack.layers))
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        function(stack.layers)
+        len(stack)  # raises if that made Variables
+    else:
+        stack.each(function)
+
+
+views.register_layers(Stack, "layers", _call_each)
+
+
+def layer_at(stack: Stack[L], index: int) -> L:
+    """A layer of a Stack, as it would be in a List.
+
+    Raises:
+        IndexError: If there is no such layer.
+    """
+    position = stack._position(index)
+    layer = _taken(stack, lambda x: stack_layers.layer_of(x, position))
+    partitioning.remove_axis(layer, 0, _names(stack.axis_name))
+    partitioning.drop_empty(layer)
+    return layer
+
+
+def _taken(stack: Stack[L], take: Callable[[Any], Any]) -> L:
+    """Layers with parts of the values."""
+
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, Variable):
+            return take(leaf)
+        return leaf.copy(jax.tree.map(take, pure_dicts.as_pure(leaf)))
+
+    graphdef, state = functional.split(stack.layers)
+    taken = jax.tree.map(part, state, is_leaf=lambda x: isinstance(x, Variable))
+    return functional.merge(graphdef, taken)
+
+
 def _names(axis_name: str | None) -> dict[str, Any]:
     return {partitioning.PARTITION_NAME: axis_name}
 
 
 def _pure_state(node: Any) -> Any:
     return pure_dicts.as_pure(functional.state(node))
-
-
-# Parts of stacked arrays, which may be abstract ones.
-
-
-def _layer_of(x: Any, position: int) -> Any:
-    """The entry of a layer."""
-    spec = _explicit_spec(x)
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return _abstract(x, x.shape[1:], lambda spec: spec[1:])
-    if spec is None:
-        return x[position]
-    return x.at[position].get(out_sharding=jax.P(*spec[1:]))
-
-
-def _some_of(x: Any, index: slice) -> Any:
-    """The entries of some layers."""
-    spec = _explicit_spec(x)
-    if isinstance(x, jax.ShapeDtypeStruct):
-        count = len(range(*index.indices(x.shape[0])))
-        return _abstract(x, (count, *x.shape[1:]), lambda spec: spec)
-    if spec is None:
-        return x[index]
-    return x.at[index].get(out_sharding=jax.P(None, *spec[1:]))
-
-
-def _with_layer(old: Any, position: int, x: Any) -> Any:
-    """Stacked values with others for a layer."""
-    if isinstance(old, jax.ShapeDtypeStruct):
-        return old
-    if _explicit_spec(old) is None:
-        return old.at[position].set(x)
-    is_there = jnp.arange(old.shape[0]) == position
-    is_there = is_there.reshape(-1, *[1] * (old.ndim - 1))
-    return jnp.where(is_there, jnp.asarray(x)[None], old)
-
-
-def _explicit_spec(x: Any) -> Any:
-    """The spec of an array whose first axis is divided, if its type says so."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return None
-    spec = jax.typeof(x).sharding.spec
-    return spec if spec and spec[0] is not None else None
-
-
-def _abstract(x: Any, shape: Any, change: Callable[[Any], Any]) -> Any:
-    sharding = x.sharding
-    if isinstance(sharding, jax.NamedSharding):
-        sharding = sharding.update(spec=jax.P(*change(sharding.spec)))
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
 # How layers are made.

@@ -195,10 +195,20 @@ class Parts:
             casts = [(variable, policy.params) for _, variable in params]
         if "dtype" in given:
             policy = dataclasses.replace(policy, output=None)
-        if policy.output is None and path == ():
-            policy = dataclasses.replace(policy, output=self._policy.output)
+        if path == () and self._policy.output is not None:
+            policy = dataclasses.replace(policy, output=self._output(policy))
         settings = {name: x for name, x in found.items() if name not in given}
         return _Change(path, module, policy, settings, casts, unknown)
+
+    def _output(self, policy: Policy) -> Any:
+        """What the model itself returns: an exception may say, its kind does not."""
+        said = [
+            own.output
+            for is_meant, own in self._exceptions
+            if is_meant((), self._modules[()])
+        ]
+        is_said = policy.output is not None and any(x is not None for x in said)
+        return policy.output if is_said else self._policy.output
 
     def _own_params(self) -> dict[Path, list[tuple[Path, Variable[Any]]]]:
         """The Params of each module that are in no module inside it."""

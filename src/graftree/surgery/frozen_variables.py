@@ -30,13 +30,22 @@ from graftree.training.optimizers import OptState
 _TYPE = variable_metadata.FROZEN_TYPE
 
 
-class Frozen(Variable[A]):
+def _leaf(raw: Any) -> Any:
+    """What is stored, as a leaf: without the gradient that a transform gave to it."""
+    # Else the same object, since transforms tell by identity what has changed.
+    parts = [raw] if values.is_array(raw) else jax.tree.leaves(raw)
+    return _constant(raw) if any(map(_jax.is_differentiated, parts)) else raw
+
+
+class Frozen(Variable[A], leaf=_leaf):
     """A Variable that `freeze` took out of training.
 
     It is no Param, so ``wrt=nnx.Param`` does not select it. Its value is a constant to
-    differentiation, also in a plain ``jax.grad`` of a whole model, where the gradient
-    is zero. It may be written, for example by loading a checkpoint. The metadata entry
-    ``frozen_type`` is the class that it had.
+    differentiation, also as a leaf of a pytree, as in a plain ``jax.grad`` of a whole
+    model, where the gradient is zero. (``get_raw_value()`` returns what is stored as it
+    is, and so do leaves inside of a further ``nnx`` transform there.) It may be
+    written, for example by loading a checkpoint. The metadata entry ``frozen_type`` is
+    the class that it had.
 
     Example:
         >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

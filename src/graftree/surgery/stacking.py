@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.graph import differences, functional, traversals, updates
-from graftree.core.modules import containers, refs
+from graftree.core.graph import functional, traversals, updates
+from graftree.core.modules import containers
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import pure_dicts
 from graftree.core.text import representations
 from graftree.core.variables import sharding as variable_sharding
 from graftree.core.variables import variables
+from graftree.nn import stack_layers, stacks
 from graftree.nn.stacks import Stack
 from graftree.surgery import replacements, selections
 from graftree.transforms import shape_eval
@@ -51,9 +51,10 @@ def stack(
         The paths of the Lists.
 
     Raises:
-        ValueError: If nothing is selected, something else than a List of layers, layers
-            that differ in more than values, or that share Variables; then nothing has
-            changed.
+        ValueError: If nothing is selected, something else than a List of layers, or
+            layers that share Variables; then nothing has changed, nor in the next case.
+        StateMismatchError: If layers differ in more than values, also in dtypes, or
+            hold what no JAX array can. NumPy arrays and Python numbers become arrays.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns an object that would change.
 
@@ -110,8 +111,7 @@ def _layers_of(stack: Any) -> containers.List[Any]:
             f"nnx.surgery.unstack: a {type(stack).__name__} is selected, which is no "
             "Stack."
         )
-    # Layers of a Stack are read-only, because what is written there would be lost.
-    return containers.List([refs.with_vars(layer, mutable=True) for layer in stack])
+    return containers.List([stacks.layer_at(stack, i) for i in range(len(stack))])
 
 
 def _shared(model: Any) -> set[int]:
@@ -146,7 +146,7 @@ def _stack_of(
     stack = shape_eval.eval_shape(make)
     # Values only: annotations know of the axis already.
     states = [pure_dicts.as_pure(functional.state(layer)) for layer in layers]
-    stacked = functools.partial(_stacked, axis_name)
+    stacked = functools.partial(stack_layers.stacked, axis_name)
     updates.update(stack.layers, jax.tree.map(stacked, *states))
     for variable in representations.variables_in(stack.layers):
         raw, metadata = variable.get_raw_value(), variables.metadata_of(variable)
@@ -154,26 +154,6 @@ def _stack_of(
             placed = variable_sharding.place_named(raw, metadata, axis_name)
             variables.store(variable, placed)
     return stack
-
-
-def _stacked(axis_name: str | None, *values: Any) -> Any:
-    """Values along a first axis, divided as each of them, and by the axis of layers."""
-    first = values[0]
-    sharding = None if isinstance(first, _jax.Tracer) else first.sharding
-    if isinstance(sharding, jax.NamedSharding):
-        (entry,) = variable_sharding.get_pspec((axis_name,))
-        names = entry if isinstance(entry, tuple) else (entry,)
-        mesh = sharding.mesh
-        is_auto = {*mesh.axis_types} == {jax.sharding.AxisType.Auto}
-        is_axis = is_auto and {*names} <= {*mesh.axis_names}
-        spec = jax.P(entry if is_axis else None, *sharding.spec)
-        sharding = sharding.update(spec=spec)
-    if isinstance(first, jax.ShapeDtypeStruct):
-        shape = (len(values), *first.shape)
-        return jax.ShapeDtypeStruct(shape, first.dtype, sharding=sharding)
-    stacked = jnp.stack(values)
-    is_placed = isinstance(sharding, jax.NamedSharding)
-    return jax.device_put(stacked, sharding) if is_placed else stacked
 
 
 def _check_layers(layers: Any, shared: set[int]) -> None:
@@ -184,18 +164,20 @@ def _check_layers(layers: Any, shared: set[int]) -> None:
             "List of layers.\nSelect nnx.Lists, with at least one layer each."
         )
     _check_apart(layers, shared)
-    facts = [differences.facts(functional.graphdef(layer)) for layer in layers]
-    for i, other in enumerate(facts):
-        if found := differences.between(facts[0], other):
-            raise ValueError(
-                errors.message(
-                    f"nnx.surgery.stack: the layers 0 and {i} are not alike.",
-                    where="\n".join(
-                        differences.in_words(found, "in layer 0", f"in layer {i}")
-                    ),
-                    way_out="Stack layers that differ in nothing but their values.",
-                )
-            )
+    call = "nnx.surgery.stack:"
+    for i, other in enumerate(layers):
+        stack_layers.check_alike(
+            f"{call} the layers 0 and {i} are not alike.",
+            layers[0],
+            other,
+            ("in layer 0", f"in layer {i}"),
+            "Stack layers that differ in nothing but their values.",
+        )
+    stack_layers.check_values(
+        f"{call} the layers have values that can't be parts of a JAX array.",
+        layers[0],
+        "Give Variables values of types that JAX computes with.",
+    )
 
 
 def _check_apart(layers: Sequence[Any], shared: set[int]) -> None:

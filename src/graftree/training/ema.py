@@ -21,6 +21,7 @@ from graftree.core.objects import attributes, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import sharding
 from graftree.core.variables.variables import Variable
+from graftree.training import misfits
 
 M = TypeVar("M")
 
@@ -83,7 +84,7 @@ class EMA(pytrees.Pytree):
                 in the model; its leaves are Variables or arrays.
 
         Raises:
-            ValueError: If the paths differ.
+            ValueError: If the paths differ, or shapes.
             TraceContextError: If another trace owns the averages.
 
         Example:
@@ -93,6 +94,7 @@ class EMA(pytrees.Pytree):
             0.5
         """
         newest = functional.state(updates, self.filter, graph=self.graph)
+        misfits.check_shapes(*map(pure_dicts.as_pure, (self.params, newest)))
         averages, structure = jax.tree.flatten(self.params, is_leaf=_is_variable)
         newest = pure_dicts.as_pure(structure.flatten_up_to(newest))
         values = [

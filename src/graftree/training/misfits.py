@@ -7,15 +7,17 @@ the caller did. The functions here can, and they report paths and arguments.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
 from graftree.annotations import Filter, Path
 from graftree.core import paths
-from graftree.core.graph import differences
+from graftree.core.graph import differences, fits
 from graftree.core.objects import pytrees
 from graftree.core.states import states
 
@@ -87,12 +89,98 @@ def check_same_paths(params: Any, grads: Any, wrt: Filter) -> None:
         )
     raise ValueError(
         errors.message(
-            "pytree structure error: the gradients differ from the parameters selected "
-            f"by wrt={_describe(wrt)}.",
+            "pytree structure error: the gradients differ from the parameters "
+            f"{selected_by(wrt)}.",
             where="\n".join(where),
             way_out=way_out,
         )
     )
+
+
+def check_gradients(params: Any, grads: Any, selected: str) -> None:
+    """Raises a ValueError if a gradient can't be that of its parameter.
+
+    Optax would broadcast it, or cast it.
+
+    Args:
+        params: The values of the parameters.
+        grads: Those of the gradients, at the same paths.
+        selected: What the parameters are, in words.
+    """
+    found = _unfitting(params, grads, _is_gradient)
+    if found:
+        raise ValueError(
+            errors.message(
+                f"The gradients don't fit the parameters {selected}.",
+                where="\n".join(
+                    f"{paths.to_string(path, '<root>')}: the parameter is "
+                    f"{fits.describe(param, True)}, its gradient "
+                    f"{fits.describe(grad, True)}"
+                    for path, (param, grad) in found.items()
+                ),
+                way_out="Differentiate the model as it is now.",
+            )
+        )
+
+
+def _unfitting(
+    params: Any, others: Any, fit: Callable[[Any, Any], bool]
+) -> dict[Path, tuple[Any, Any]]:
+    """The leaves at the same paths of two trees that don't fit each other."""
+    if jax.tree.structure(params) == jax.tree.structure(others):
+        # The paths are listed only for the message.
+        pairs = zip(*map(jax.tree.leaves, (params, others)), strict=True)
+        if all(fit(x, y) for x, y in pairs):
+            return {}
+    known = {paths.from_jax(path): x for path, x in jax.tree.leaves_with_path(others)}
+    listed = [(paths.from_jax(p), x) for p, x in jax.tree.leaves_with_path(params)]
+    return {
+        path: (x, known[path])
+        for path, x in listed
+        if path in known and not fit(x, known[path])
+    }
+
+
+def _is_gradient(param: Any, grad: Any) -> bool:
+    return _is_shape_of_gradient(param, grad) and _is_of_kind(param, grad)
+
+
+def _is_shape_of_gradient(param: Any, grad: Any) -> bool:
+    shape, other = np.shape(param), np.shape(grad)
+    # With one more axis they are gradients per example, which some transformations
+    # take; what these return must fit.
+    return shape == other or shape == other[1:]
+
+
+def _is_of_kind(param: Any, grad: Any) -> bool:
+    """Whether JAX could have made it; a Python number stands for any."""
+    dtypes = [getattr(x, "dtype", np.dtype(type(x))) for x in (param, grad)]
+    if dtypes[1] == jax.dtypes.float0:
+        return not jnp.issubdtype(dtypes[0], jnp.inexact)
+    kinds = [next((k for k in _KINDS if jnp.issubdtype(x, k)), x) for x in dtypes]
+    is_number = kinds[1] is jnp.integer and getattr(grad, "weak_type", True)
+    return kinds[0] is kinds[1] or (is_number and kinds[0] in _KINDS[:2])
+
+
+_KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+
+
+def check_shapes(averages: Any, given: Any) -> None:
+    """Raises a ValueError if a new value has another shape than its average."""
+    found = _unfitting(averages, given, lambda x, y: np.shape(x) == np.shape(y))
+    if found:
+        raise ValueError(
+            errors.message(
+                "EMA.update: the values don't fit the averages.",
+                where="\n".join(
+                    f"{paths.to_string(path, '<root>')}: the average has shape "
+                    f"{np.shape(old)}, the new value {np.shape(new)}"
+                    for path, (old, new) in found.items()
+                ),
+                way_out="Update the averages of a model with that model; make an EMA "
+                "anew if the model has changed.",
+            )
+        )
 
 
 def check_updates(params: Any, updates: Any) -> None:
@@ -157,6 +245,11 @@ def _shapes(tree: Any) -> dict[Path, str]:
         paths.from_jax(path): f"shape {np.shape(leaf)}"
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
+
+
+def selected_by(wrt: Filter) -> str:
+    """What a filter selects, in words."""
+    return f"selected by wrt={_describe(wrt)}"
 
 
 def _describe(wrt: Filter) -> str:

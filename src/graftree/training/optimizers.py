@@ -240,7 +240,9 @@ class Optimizer(pytrees.Pytree, Generic[M]):
         Raises:
             TypeError: If ``grads`` is missing, or passed as the model.
             ValueError: If ``wrt`` selects other paths in ``grads`` than in ``model``,
-                or if their shapes or those of the optimizer's state do not match.
+                if a gradient has another shape than its parameter, or is no number of
+                its kind, or if the optimizer's state does not match. Gradients may
+                have one more axis in front, if ``tx`` takes them per example.
             TraceContextError: If another trace owns the model or the optimizer.
 
         Example:
@@ -260,6 +262,8 @@ class Optimizer(pytrees.Pytree, Generic[M]):
             functional.state(grads, self.wrt, graph=self.graph)
         )
         misfits.check_same_paths(params.pure, pure_grads, self.wrt)
+        selected = misfits.selected_by(self.wrt)
+        misfits.check_gradients(params.pure, pure_grads, selected)
         opt_state = _Boxes(self.opt_state)
         try:
             updates, new_opt_state = self.tx.update(

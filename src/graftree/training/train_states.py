@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.states import pure_dicts
 from graftree.core.states.states import State
-from graftree.training import optimizers
+from graftree.training import misfits, optimizers
 
 if TYPE_CHECKING:
     import optax
@@ -183,6 +184,10 @@ class TrainState(_FrozenPytree, Generic[M]):
         Returns:
             A new object with ``step + 1``; this one is unchanged.
 
+        Raises:
+            ValueError: If a gradient does not fit its parameter; see
+                `Optimizer.update`.
+
         Example:
             >>> import optax
             >>> graphdef, params = nnx.split(nnx.Dict(weight=nnx.Param(jnp.array(3.0))))
@@ -191,6 +196,8 @@ class TrainState(_FrozenPytree, Generic[M]):
             >>> ts.apply_gradients(grads).params["weight"][...].item()
             2.0
         """
+        params, given = map(pure_dicts.as_pure, (self.params, grads))
+        misfits.check_gradients(params, given, "of the TrainState")
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             params=optimizers.apply_updates(self.params, updates),

@@ -54,11 +54,13 @@ def between(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> list[Diffe
         old, new = before.get(path, ABSENT), after.get(path, ABSENT)
         if old is not new and old != new:
             found[path] = Difference(path, old, new)
-    parents = {path[:-1] for path in found}
+    parents = {path[:-1] for path in found if path}
     return [
         x
         for path, x in found.items()
-        if _is_alike(found.get(path[:-1])) and not (path in parents and _is_alike(x))
+        # The root is below nothing, not even itself.
+        if (path == () or _is_alike(found.get(path[:-1])))
+        and not (path in parents and _is_alike(x))
     ]
 
 

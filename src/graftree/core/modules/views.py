@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from graftree.annotations import Filter, Predicate
+from graftree.annotations import Filter, Path
 from graftree.core import filters
 from graftree.core.graph import traversals
 from graftree.core.modules import modules
@@ -57,31 +57,78 @@ def view(
         >>> inference.deterministic, model.deterministic
         (True, False)
     """
-    copy, configurable = _copy_and_list(node, filters.to_predicate(only), graph)
-    accepted = [_accepted(target.set_view, kwargs) for target in configurable]
-    unused = sorted(set(kwargs).difference(*accepted))
+    predicate = filters.to_predicate(only)
+    parts: dict[Path, Any] = {}
+    # Children before parents.
+    copy = traversals.recursive_map(
+        lambda path, x: parts.setdefault(path, x), node, graph=graph
+    )
+    accepted = {
+        path: _accepted(x.set_view, kwargs)
+        for path, x in parts.items()
+        if _is_configurable(x) and predicate(path, x)
+    }
+    unused = sorted(set(kwargs).difference(*accepted.values()))
     if unused and raise_if_not_found:
         raise ValueError(
             f"Unused keys found in nnx.view: {unused}\n"
             "No set_view method takes them: see nnx.view_info(node) for the options "
             "there are, or pass raise_if_not_found=False."
         )
-    for target, options in zip(configurable, accepted, strict=True):
-        target.set_view(**options)
+    _configure(parts, accepted)
     return copy
 
 
-def _copy_and_list(
-    node: N, predicate: Predicate, graph: bool | None
-) -> tuple[N, list[Any]]:
-    configurable: list[Any] = []
+def _configure(
+    parts: Mapping[Path, Any], options: Mapping[Path, Mapping[str, Any]]
+) -> None:
+    """Calls ``set_view`` of parts, by path; of parts of stacked layers for each."""
+    stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
+    plain = {}
+    for path, own in options.items():
+        ends = [end for end in range(len(path)) if _has_layers(parts, path, end)]
+        if ends:
+            stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
+        else:
+            plain[path] = own
+    for path, inner in stacked.items():
+        _, call_each = _stack_of(parts[path])
+        call_each(parts[path], lambda layer, inner=inner: _configure_in(layer, inner))
+    for path, own in plain.items():
+        parts[path].set_view(**own)
 
-    def visit(path: tuple, value: Any) -> Any:
-        if _is_configurable(value) and predicate(path, value):
-            configurable.append(value)
-        return value
 
-    return traversals.recursive_map(visit, node, graph=graph), configurable
+def _configure_in(layer: Any, options: Mapping[Path, Mapping[str, Any]]) -> None:
+    _configure(dict(traversals.iter_graph(layer, graph=True)), options)
+
+
+def _has_layers(parts: Mapping[Path, Any], path: Path, end: int) -> bool:
+    """Whether a path leads, at a step, to layers that are kept as one."""
+    return path[end] == _stack_of(parts[path[:end]])[0]
+
+
+# Classes of objects that keep equal layers as one: of each the attribute with that, and
+# what calls a function with every layer.
+_STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
+
+
+def register_layers(
+    cls: type, name: str, call_each: Callable[[Any, Callable[[Any], None]], None]
+) -> None:
+    """Registers a class of objects that keep equal layers as one.
+
+    Args:
+        cls: The class; its subclasses are registered with it.
+        name: The attribute that has the layers.
+        call_each: Calls a function with every layer of such an object.
+    """
+    _STACKS[cls] = name, call_each
+
+
+def _stack_of(x: Any) -> tuple[str | None, Any]:
+    return next(
+        (_STACKS[cls] for cls in type(x).__mro__ if cls in _STACKS), (None, None)
+    )
 
 
 def _is_configurable(value: Any) -> bool:

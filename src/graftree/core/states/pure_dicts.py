@@ -216,6 +216,6 @@ def as_pure(tree: Any) -> Any:
 
 def _pure(x: Any) -> Any:
     if isinstance(x, Variable):
-        raw = x.get_raw_value()
+        raw = values.leaf_of(type(x), x.get_raw_value())
         return raw if isinstance(raw, jax.Array) else as_pure(raw)
     return x[...] if _jax.is_ref(x) else x

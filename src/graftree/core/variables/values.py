@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -204,3 +205,44 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
         )
     value = jax.numpy.asarray(value, abstract.dtype)
     return jax.numpy.broadcast_to(value, abstract.shape)
+
+
+# What JAX gets: the leaf of a pytree.
+
+# By class, what else that is than the raw value: a function of it.
+_leaves: dict[type, Callable[[Any], Any]] = {}
+_KEY = jax.tree_util.GetAttrKey("value")
+
+
+def leaf_of(cls: type, raw: Any) -> Any:
+    """The raw value of a Variable of a class, as JAX gets it."""
+    return _leaves[cls](raw) if cls in _leaves else raw
+
+
+def register(
+    cls: type,
+    leaf: Callable[[Any], Any] | None,
+    flatten: Callable[[Any], Any],
+    unflatten: Callable[[Any, Any], Any],
+) -> None:
+    """Registers a class of Variables as a pytree.
+
+    Args:
+        cls: The class.
+        leaf: What JAX gets instead of the raw value, as a function of it.
+        flatten: Gives the raw value, in a tuple, and the metadata.
+        unflatten: Its inverse, the metadata first.
+    """
+
+    def with_keys(variable: Any) -> Any:
+        (value,), entries = flat(variable)
+        return ((_KEY, value),), entries
+
+    def flatten_changed(variable: Any) -> Any:
+        (raw,), entries = flatten(variable)
+        return (leaf_of(cls, raw),), entries
+
+    flat = flatten if leaf is None else flatten_changed
+    if leaf is not None:
+        _leaves[cls] = leaf
+    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)

@@ -69,12 +69,13 @@ class VariableMeta(type):
         name: str,
         bases: tuple[type, ...],
         namespace: dict[str, Any],
+        leaf: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Any:
         namespace.setdefault("__slots__", ())
         cls = super().__new__(mcs, name, bases, namespace, **options)
         _study(cls)
-        _register(cls)
+        _register(cls, leaf)
         return cls
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -113,20 +114,13 @@ def _below(cls: type) -> list[type]:
     return [*found, *(x for kind in found for x in _below(kind))]
 
 
-def _register(cls: Any) -> None:
-    key = jax.tree_util.GetAttrKey("value")
-
+def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
         return (variable._raw_value,), variable.__nnx_metadata__
 
     # In its own code Python remembers where the slots of one class are: 35 ns less.
     flatten.__code__ = flatten.__code__.replace()
-    jax.tree_util.register_pytree_with_keys(
-        cls,
-        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
-        functools.partial(_unflatten, cls),
-        flatten,
-    )
+    values.register(cls, leaf, flatten, functools.partial(_unflatten, cls))
     definitions.announce(cls)
 
 

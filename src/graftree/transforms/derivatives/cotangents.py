@@ -194,6 +194,21 @@ def pair(out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
+def position(number: int, count: int, argument: str, transform: str) -> int:
+    """The position that a number means among so many arguments, from the start.
+
+    Raises:
+        TypeError: If there are fewer arguments.
+    """
+    if not -count <= number < count:
+        least = number + 1 if number >= 0 else -number
+        raise TypeError(
+            f"{argument}={number} of nnx.{transform} requires at least {least} "
+            f"positional arguments, but got only {count}."
+        )
+    return number % count
+
+
 class Argnums(Rebuilt):
     """The positional arguments that ``argnums`` or ``nondiff_argnums`` name.
 
@@ -240,14 +255,10 @@ class Argnums(Rebuilt):
 
     def positions(self, count: int) -> tuple[int, ...]:
         """Their positions among so many arguments, counted from the start."""
-        for number in self.numbers:
-            if not -count <= number < count:
-                least = number + 1 if number >= 0 else -number
-                raise TypeError(
-                    f"{self._argument}={number} of nnx.{self._transform} requires at "
-                    f"least {least} positional arguments, but got only {count}."
-                )
-        return self._distinct([number % count for number in self.numbers])
+        argument, name = self._argument, self._transform
+        return self._distinct(
+            [position(number, count, argument, name) for number in self.numbers]
+        )
 
     def _row(self, count: int) -> Row:
         chosen = dict(zip(self.positions(count), self._prefixes, strict=True))

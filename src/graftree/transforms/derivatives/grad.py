@@ -182,7 +182,7 @@ def _decorator(
     has_value: bool,
     options: Any,
 ) -> Any:
-    is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
+    is_single = _is_single(argnums)
     chosen = _chosen(argnums, is_single, name, mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,13 +233,22 @@ def crossing(
     That is a function of its two groups, of which the second is differentiated. It
     returns the value, which may be any arrays, and what is of no concern.
     """
-    is_single = isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
-    chosen = _chosen(argnums, is_single, name, config.propagation(None, None))
+    chosen = _chosen_for(name, argnums)
     args, kwargs = _by_position(f, chosen, args, kwargs)
     row = chosen.row(len(args))
     call = Call(f, row, args, kwargs)
     _refuse_refs(name, call.groups)
     return call, _interior_of_gradient(f, row, has_aux)
+
+
+def positions(name: str, argnums: Any, count: int) -> tuple[int, ...]:
+    """For a tool: the positions, among so many arguments, of what is differentiated.
+
+    Raises:
+        TypeError: As `value_and_grad` at a call; likewise the rest.
+        ValueError: If an argument is repeated, or there is none.
+    """
+    return _chosen_for(name, argnums).positions(count)
 
 
 class _Repeated(Rebuilt):
@@ -265,6 +274,16 @@ def _by_position(
 def _refuse_refs(name: str, groups: Sequence[Values]) -> None:
     # The group of False comes first, then that of True.
     ref_contents.refuse(groups[1:], name, ref_contents.NO_GRADIENT)
+
+
+def _chosen_for(name: str, argnums: Any) -> Argnums:
+    """What a tool differentiates, in the mode that is the default."""
+    is_single = _is_single(argnums)
+    return _chosen(argnums, is_single, name, config.propagation(None, None))
+
+
+def _is_single(argnums: Any) -> bool:
+    return isinstance(argnums, DiffState) or hasattr(argnums, "__index__")
 
 
 def _chosen(argnums: Any, is_single: bool, name: str, mode: Propagation) -> Argnums:
