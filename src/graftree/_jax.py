@@ -116,6 +116,16 @@ def is_staging() -> bool:
     return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
 
 
+def recording_trace() -> Any:
+    """Stands for the innermost trace that records a program; ``None`` for none."""
+    trace = _core.trace_ctx.trace
+    while not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+        if trace is None:
+            return None
+    return weakref.ref(trace)
+
+
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of a registered pytree as (key entry, child), and how to rebuild it.
 

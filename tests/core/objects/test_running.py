@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import running
+from graftree.core.objects import observers, running
 from tests.modes import BY_NAME
 
 
@@ -133,7 +133,7 @@ def seen_names(f, *args):
         names.append(frame.name)
         return call()
 
-    with running.observed(observer):
+    with observers.observed(observer, shows_methods=True):
         f(*args)
     return names
 

@@ -65,6 +65,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self.fun = fun
         self._row = row
         self._bound = bound
+        self._jax_options = jax_options
         self._jitted = jax.jit(self.interior(row), **jax_options)
         self._plans = Plans(row, bound)
 
@@ -72,19 +73,29 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """What JAX traces."""
         return inside.interior(self.fun, row)
 
+    def _compiled(self) -> Any:
+        """What JAX has compiled; where observers watch, for them alone."""
+        apart = running.stack.apart
+        if apart is None:
+            return self._jitted
+
+        def make(marked: Any) -> Any:
+            return jax.jit(marked(self.interior(self._row)), **self._jax_options)
+
+        return apart.function(self, make)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
             out = self._plans.call(self._jitted, args, kwargs)
             if out is not NO_PLAN:
                 return out
             if self.is_unseen(args):
-                name = decorators.name_of(self)
-                return running.watch(args[0], name, self, args[1:], kwargs)
+                return self.seen(args, kwargs)
             made = stamps.clock.now
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here
-            return call.commit(frames.with_room(self._jitted, *groups))
+            return call.commit(frames.with_room(self._compiled(), *groups))
         except Exception as error:
             _jax.hide_frames(error)
             raise
@@ -110,10 +121,11 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = frames.with_room(self._jitted.trace, *call.groups)
+            jitted = self._compiled()
+            traced = frames.with_room(jitted.trace, *call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
             bound = len({*range(len(self._bound))} - taken)
-            return Traced(traced, self.prepare, self._jitted, bound)
+            return Traced(traced, self.prepare, jitted, bound)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Traces the function and lowers it to the language of the compiler.
