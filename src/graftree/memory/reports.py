@@ -172,7 +172,7 @@ def saved(
 
     def forward(fixed: Any, chosen: Any) -> Any:
         # Layers that are alike would else have one trace, with the paths of the first.
-        with observers.observed(lambda frame, call: call()):
+        with observers.observed(lambda _, call: call(), shows_methods=True):
             out, backward, rest = jax.vjp(
                 lambda x: inner(fixed, x), chosen, has_aux=True
             )

@@ -131,7 +131,14 @@ def named(method: F) -> F:
             f"what it computes, got {method!r}.\n"
             "Put it below other decorators, at the function."
         )
-    return cast("F", Known(method, method.__name__, adds_name=True))
+    return cast("F", known(method))
+
+
+def known(function: Any) -> Any:
+    """A method whose calls are known by its name, if it is a plain function."""
+    if not _is_plain(function):
+        return function
+    return Known(function, function.__name__, adds_name=True)
 
 
 def know_calls(cls: type) -> None:
@@ -188,7 +195,7 @@ def shown(obj: Any, name: str, value: Any) -> Any:
         and _is_plain(value.__func__)
         and not value.__func__.__module__.startswith(_PACKAGE)
     ):
-        return types.MethodType(Known(value.__func__, name), obj)
+        return types.MethodType(Known(value.__func__, name, adds_name=True), obj)
     return value
 
 
