@@ -54,6 +54,7 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.differences import Exactly
 from graftree.core.graph.graphdefs import Static
+from graftree.core.objects import methods
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
 from graftree.transforms.crossing import guises
@@ -248,6 +249,8 @@ def _parts_of(x: Any) -> Iterable[Any] | None:
         return x.__func__, x.__self__
     if kind in (staticmethod, classmethod):
         return (x.__func__,)
+    if kind is methods.Known:
+        return (methods.function_of(x),)
     if kind is property:
         return x.fget, x.fset, x.fdel
     return (x.__wrapped__,) if kind is _JITTED else None
