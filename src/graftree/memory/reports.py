@@ -176,7 +176,7 @@ def saved(
             out, backward, rest = jax.vjp(
                 lambda x: inner(fixed, x), chosen, has_aux=True
             )
-        return (out, rest), backward
+        return (out, rest), jax.tree.leaves(backward)
 
     traced = guises.named_after(f, forward)
     closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)

@@ -6,15 +6,14 @@ through `methods.shown` while it is there; classes stay as they are.
 
 What is traced in view of observers may hold what they gave in place of an output, so it
 must not be used elsewhere; and what was traced before has not been seen. Transforms of
-ours get functions of the context, which go with it. All else that JAX compiles is kept
-apart by a number. A number is used again in a later context, with what JAX compiled for
-it, unless some of that was traced in view of observers.
+ours give JAX functions of the context, which go with it. All else that JAX compiles is
+kept apart by a number. It serves later contexts, too, with what JAX compiled for it;
+unless some of that was traced in view of observers, by ``jax.jit`` itself, for example.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import heapq
 import itertools
 import threading
@@ -25,9 +24,6 @@ from graftree import _jax
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Arguments, Observer, Step
-
-# Makes a function for JAX; its argument marks what JAX is to trace.
-Make = Callable[[Callable[[Any], Any]], Callable[..., Any]]
 
 
 @contextlib.contextmanager
@@ -71,64 +67,55 @@ class Apart:
     """What JAX traces in view of some observers; a context."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], tuple[list[Any], int]] = {}
-        self._functions: dict[Any, Callable[..., Any]] = {}
-        self._numbers: list[int] = []
-        self._programs = contextlib.ExitStack()
+        self._number = _numbers.take()
+        self._programs = _jax.traced_apart(self._number)
+        self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
+        self._objects: list[Any] = []
         # Traces whose programs go with this context, or with what is around it.
         self._own = {_jax.recording_trace()}
-        self._is_seen = False
+        self._is_kept = False
 
     def __enter__(self) -> Apart:
-        self.enter((), {})
+        self._programs.__enter__()
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._programs.close()
-        if not self._is_seen:
-            _numbers.give_back(self._numbers)
+    def __exit__(self, *error: Any) -> None:
+        self._programs.__exit__(*error)
+        if not self._is_kept:
+            _numbers.give_back(self._number)
 
-    def enter(self, args: Any, kwargs: Any) -> None:
-        """From now on programs are used that were traced for these arguments."""
-        objects = running.objects_in(args, kwargs)
-        key = tuple(map(id, objects))
-        # Inside a trace they are fresh ones, which must not outlive it.
-        is_eager = _jax.current_trace() is _jax.no_trace
-        if not is_eager or key not in self._known:
-            self._numbers.append(_numbers.take())
-        if is_eager:
-            _, number = self._known.setdefault(key, (objects, self._numbers[-1]))
-        else:
-            number = self._numbers[-1]
-        self._number = number
-        self._programs.close()
-        self._programs.enter_context(_jax.traced_apart(number))
+    def called(self, args: Any, kwargs: Any) -> None:
+        """Takes note of a call of a transform of ours with these arguments."""
+        self.heed()
+        self._objects = running.objects_in(args, kwargs)
 
-    def function(self, owner: Any, make: Make) -> Callable[..., Any]:
+    def function(
+        self, owner: Any, make: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any]:
         """What JAX is to call here in place of what it has compiled for others.
+
+        It is for the objects of the call that was noted last: for others that are alike
+        JAX would not trace it again.
 
         Args:
             owner: What it is a function of.
             make: Makes it.
         """
-        self.heed()
-        key = owner, self._number
+        if _jax.current_trace() is not _jax.no_trace:
+            return make()  # inside a trace each call has objects of its own
+        key = owner, *map(id, self._objects)
         if key not in self._functions:
-            self._functions[key] = make(self._marked)
-        return self._functions[key]
+            self._functions[key] = self._objects, make()
+        return self._functions[key][1]
 
-    def _marked(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def traced(*groups: Any) -> Any:
-            self._own.add(_jax.recording_trace())
-            return inner(*groups)
-
-        return traced
+    def traced(self) -> None:
+        """Takes note of a trace of ours: its program is not kept for others."""
+        self._own.add(_jax.recording_trace())
 
     def heed(self) -> None:
-        """Takes note of a call that observers see: JAX may keep what it traces."""
-        if not self._is_seen:
-            self._is_seen = _jax.recording_trace() not in self._own
+        """Takes note of a call that observers may see: JAX may keep what it traces."""
+        if not self._is_kept:
+            self._is_kept = _jax.recording_trace() not in self._own
 
 
 class _Numbers:
@@ -143,10 +130,9 @@ class _Numbers:
         with self._lock:
             return heapq.heappop(self._free) if self._free else next(self._new)
 
-    def give_back(self, numbers: list[int]) -> None:
+    def give_back(self, number: int) -> None:
         with self._lock:
-            for number in numbers:
-                heapq.heappush(self._free, number)
+            heapq.heappush(self._free, number)
 
 
 _numbers = _Numbers()

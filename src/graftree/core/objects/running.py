@@ -419,7 +419,7 @@ def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
     if top is not None:
         top.packed = key, args, kwargs
     if stack.apart is not None:
-        stack.apart.enter(args, kwargs)
+        stack.apart.called(args, kwargs)
 
 
 # Gives arguments their names: those of the parameters of a function.
@@ -435,6 +435,8 @@ def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
 
     before = stack.top
     stack.top = Arguments(lambda: name(args, kwargs), before, key, name)
+    if stack.apart is not None:
+        stack.apart.traced()
     try:
         yield
     finally:

@@ -66,7 +66,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self._row = row
         self._bound = bound
         self._jax_options = jax_options
-        self._jitted = jax.jit(self.interior(row), **jax_options)
+        self._jitted = self._compiled()
         self._plans = Plans(row, bound)
 
     def interior(self, row: Row) -> Callable[..., Any]:
@@ -74,15 +74,12 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         return inside.interior(self.fun, row)
 
     def _compiled(self) -> Any:
-        """What JAX has compiled; where observers watch, for them alone."""
+        return jax.jit(self.interior(self._row), **self._jax_options)
+
+    def _called(self) -> Any:
+        """What JAX compiles; where observers watch, for them alone."""
         apart = running.stack.apart
-        if apart is None:
-            return self._jitted
-
-        def make(marked: Any) -> Any:
-            return jax.jit(marked(self.interior(self._row)), **self._jax_options)
-
-        return apart.function(self, make)
+        return self._jitted if apart is None else apart.function(self, self._compiled)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
@@ -95,7 +92,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here
-            return call.commit(frames.with_room(self._compiled(), *groups))
+            return call.commit(frames.with_room(self._called(), *groups))
         except Exception as error:
             _jax.hide_frames(error)
             raise
@@ -121,7 +118,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            jitted = self._compiled()
+            jitted = self._called()
             traced = frames.with_room(jitted.trace, *call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
             bound = len({*range(len(self._bound))} - taken)

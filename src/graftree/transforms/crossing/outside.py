@@ -272,11 +272,11 @@ class _Transformed(Rebuilt):
 
     def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
         self._given = f, transform, row
-        self.function = self._made(lambda interior: interior)
+        self.function = self._made()
 
-    def _made(self, marked: Callable[[Any], Any]) -> Callable[..., Any]:
+    def _made(self) -> Callable[..., Any]:
         f, transform, row = self._given
-        interior = marked(inside.interior(f, row))
+        interior = inside.interior(f, row)
         return transform(interior, row.inputs.values, row.result_prefix)
 
     def called(self) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph.differences import Exactly
 from graftree.core.graph.graphdefs import Static
-from graftree.core.objects import methods
+from graftree.core.objects import methods, running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import sharding
 from graftree.transforms.crossing import guises
@@ -393,7 +393,9 @@ class PerFunction(Rebuilt):
         constants held before.
         """
         reached = record(functions, arguments, strict=mode.structure)
-        traces = None if reached is None else self._traces(functions, (mode, *key))
+        is_watched = running.stack.apart is not None
+        is_known = not (reached is None or is_watched)
+        traces = self._traces(functions, (mode, *key)) if is_known else None
         if traces is None:
             return self._compile([lambda f=f: f for f in functions], mode, key)
         for before, compiled in traces:
