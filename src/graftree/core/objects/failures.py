@@ -88,11 +88,13 @@ class _Running(NamedTuple):
 
 
 def _method_in(frame: FrameType) -> _Running | None:
-    code, module = frame.f_code, frame.f_globals.get("__name__", "")
-    # Objects of the core are no layers.
-    if not code.co_argcount or module.startswith(("graftree.core.", "jax.")):
+    code, module = frame.f_code, str(frame.f_globals.get("__name__"))
+    # Up to Python 3.12, reading the locals of a function keeps them until it returns.
+    if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
         return None
-    name, obj = code.co_name, frame.f_locals.get(code.co_varnames[0])
+    if module.startswith(("graftree.core.", "jax.")):
+        return None  # objects of the core are no layers
+    name, obj = code.co_name, frame.f_locals.get("self")
     is_public = name == "__call__" or not name.startswith("_")
     if not (is_public and isinstance(obj, DataObject)):
         return None

@@ -42,9 +42,7 @@ class Known:
 
     __slots__ = ("__weakref__", "_parts")
 
-    def __init__(
-        self, function: Callable[..., Any], name: str, adds_name: bool = False
-    ) -> None:
+    def __init__(self, function: Any, name: str, adds_name: bool = False) -> None:
         object.__setattr__(self, "_parts", (function, name, adds_name))
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
@@ -92,6 +90,12 @@ class Known:
     def __repr__(self) -> str:
         return repr(_parts_of(self)[0])
 
+    def __copy__(self) -> Known:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Known:
+        return self
+
     def __reduce__(self) -> Any:
         # As the function: by its name, or else as what a class makes known again.
         if _global_value(self.__module__, self.__qualname__) is self:
@@ -100,7 +104,9 @@ class Known:
 
 
 # The attributes that are not those of the function; past `__getattribute__`, its parts.
-_OWN = frozenset({"__call__", "__get__", "__reduce__", "__reduce_ex__"})
+_OWN = frozenset(
+    "__call__ __get__ __copy__ __deepcopy__ __reduce__ __reduce_ex__".split()
+)
 _parts_of: Any = vars(Known)["_parts"].__get__
 
 # As a function, it is a static attribute wherever it is assigned.
@@ -193,7 +199,7 @@ def shown(obj: Any, name: str, value: Any) -> Any:
         and not name.startswith("_")
         and static(obj, name) is value.__func__
         and _is_plain(value.__func__)
-        and not value.__func__.__module__.startswith(_PACKAGE)
+        and not str(value.__func__.__module__).startswith(_PACKAGE)
     ):
         return types.MethodType(Known(value.__func__, name, adds_name=True), obj)
     return value
