@@ -1,14 +1,20 @@
 """Which object runs: in the names of operations, in errors, to observers."""
 
+import abc
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import pickle
+import pydoc
 import re
 import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
+from unittest import mock
 
 import cloudpickle
 import jax
@@ -30,6 +36,19 @@ def in_mode(request):
         nnx.set_graph_updates(mode["graph_updates"]),
     ):
         yield
+
+
+def doubled(x):
+    return 2 * x
+
+
+@dataclasses.dataclass
+class Activated(nnx.Module):
+    act: Callable = lambda x: 2 * x
+    doubled: Callable = doubled
+
+    def __call__(self, x):
+        return self.act(x)
 
 
 class Attention(nnx.Module):
@@ -304,6 +323,46 @@ def test_errors_tell_the_innermost_method():
     assert "{'options': {'a': [1, None]}}" in note
 
 
+def test_errors_tell_the_path_below_methods_that_are_not_known():
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.net = net()
+
+        def run(self, x):
+            return self.net.helper(x)
+
+    x = jnp.ones((2, 5))
+    compiled = functools.partial(nnx.jit(lambda net, x: net.helper(x)), net())
+    for f, start in (
+        (net().helper, "Net"),
+        (Outer().run, "Outer.net"),
+        (compiled, "net"),
+    ):
+        path = f"{start}.blocks[0].attention.query"
+        assert note_of(f, x).startswith(f"at {path}, a Linear")
+
+
+def test_a_method_that_is_the_innermost_function_is_told_with_its_object():
+    class Helper(nnx.Pytree):
+        def check(self, x, *others, strict=False):
+            raise RuntimeError("no")
+
+    class Uses(nnx.Module):
+        def __init__(self):
+            self.parts = nnx.List([Helper()])
+
+        def __call__(self, x):
+            return self.parts[0].check(x, 1, strict=True)
+
+    note = note_of(Uses(), jnp.ones(2))
+    assert note.splitlines()[:4] == [
+        "at Uses.parts[0].check, a Helper",
+        "  x: float32[2]",
+        "  strict: True",
+        "  others: (1,)",
+    ]
+
+
 def test_tracebacks_show_the_users_functions_only():
     def names(error):
         return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
@@ -342,6 +401,57 @@ def test_methods_look_as_they_were_written():
     assert Attention.__call__.__doc__ == "Attends."
     assert Attention.__call__.__qualname__ == "Attention.__call__"
     assert "return self.query(x)" in inspect.getsource(Attention.__call__)
+
+
+def test_functions_in_a_class_body_are_values():
+    # Issue 32, S0: `act` was called with the array for `self`.
+    model, x = Activated(), jnp.ones(2)
+    assert nnx.jit(lambda m, x: m(x))(model, x).tolist() == [2.0, 2.0]
+    assert Activated.act(3) == 6
+    assert Activated.doubled is doubled
+    model.act = doubled
+    assert pickle.loads(pickle.dumps(model)).doubled is doubled
+
+
+def test_methods_recur_as_deep_as_without_a_module():
+    class Chain(nnx.Module):
+        def __init__(self, below):
+            self.below = below
+
+        def total(self):
+            return 1 + (self.below.total() if self.below is not None else 0)
+
+    chain = None
+    for _ in range(600):
+        chain = Chain(chain)
+    assert chain.total() == 600
+
+
+def test_what_stands_for_call_is_copied_and_mocked_as_a_function():
+    call = Attention.__call__
+    assert copy.copy(call) is call and copy.deepcopy([call])[0] is call
+    assert dict(inspect.getmembers(Attention, inspect.isfunction))["__call__"] is call
+    with mock.patch.object(Attention, "__call__", autospec=True) as mocked:
+        Attention(nnx.Rngs(0))(1)
+    mocked.assert_called_once()
+    assert Attention.__call__ is call
+    assert "__call__(self, x)" in pydoc.render_doc(Attention)
+
+    class Abstract(nnx.Module):
+        @abc.abstractmethod
+        def __call__(self, x):
+            raise NotImplementedError
+
+    assert Abstract.__abstractmethods__ == {"__call__"}
+
+
+def test_only_plain_methods_can_be_named():
+    def generate(self):
+        yield 1
+
+    for wrong in (generate, property(generate), nnx.jit(lambda self: 1), 3):
+        with pytest.raises(TypeError, match="named expects a method written with"):
+            nnx.debugging.named(wrong)
 
 
 def test_generators_stay_generators():
