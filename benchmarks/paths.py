@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from benchmarks import calls, gpts, perceptrons
 from benchmarks.gauges import Operation
+from graftree.core.objects import methods
 
 LAYERS = 4
 WIDTH = 8
@@ -45,5 +46,5 @@ def eager(nnx: Any, wrapped: bool) -> Operation:
     x: jax.Array = perceptrons.batch(WIDTH)["x"]
     if wrapped:
         return lambda: layer(x)
-    method: Callable[..., Any] = nnx.Linear.__call__.__wrapped__
+    method: Callable[..., Any] = methods.function_of(nnx.Linear.__call__)
     return lambda: method(layer, x)

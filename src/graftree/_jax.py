@@ -11,7 +11,7 @@ import itertools
 import operator
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,6 @@ import jax.core
 import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
 import jax.experimental.layout
-import jax.extend.core
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import array as _array
@@ -117,19 +116,27 @@ def is_staging() -> bool:
     return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
 
 
+def _traces_around() -> Iterator[Any]:
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
+
+
+def recording_trace() -> Any:
+    """Stands for the innermost trace that records a program; ``None`` for none."""
+    kind = _partial_eval.DynamicJaxprTrace
+    return next((weakref.ref(x) for x in _traces_around() if isinstance(x, kind)), None)
+
+
 def runs_eagerly() -> bool:
     """Whether what is called now is no part of a program that JAX compiles."""
-    extend: Any = jax.extend.core
-    is_compiled = extend.unsafe_am_i_under_a_jit_DO_NOT_USE()
-    return not (is_compiled or jax.config.values["jax_disable_jit"])
+    return recording_trace() is None and not jax.config.values["jax_disable_jit"]
 
 
 def order_of_derivative() -> int:
     """How many times what is called now is differentiated or mapped, at most."""
-    order, trace = 0, _core.trace_ctx.trace
-    while (trace := getattr(trace, "parent_trace", None)) is not None:
-        order += 1
-    return order
+    return len([*_traces_around()]) - 1
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:

@@ -1,6 +1,9 @@
 """`nnx.debugging.intercept`: what modules return, seen or replaced."""
 
+import asyncio
 import functools
+import gc
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -142,3 +145,224 @@ def test_what_is_no_model_or_filter_is_refused():
         nnx.debugging.intercept(model(), 3.5, print),
     ):
         pass
+
+
+# ------------------------------------------------------- what is traced in a context
+
+
+AXES = {"in_axes": (nnx.Carry, None), "out_axes": nnx.Carry}
+SCAN = nnx.scan(lambda x, net: net(x), length=2, **AXES)
+
+
+INNER = nnx.jit(lambda net, x: net(x))
+
+
+def nothing(net, x):
+    return x[:, :1] * 0
+
+
+PARTS = {
+    "nnx.jit": nnx.jit(lambda net, x: net(x)),
+    "nnx.remat": nnx.remat(lambda net, x: net(x)),
+    "nnx.vmap": nnx.vmap(lambda net, x: net(x), in_axes=(None, 0)),
+    "nnx.grad": nnx.grad(lambda net, x: net(x).sum(), argnums=1),
+    "nnx.cond": lambda net, x: nnx.cond(True, lambda m, x: m(x), nothing, net, x),
+    "nnx.jit in nnx.jit": nnx.jit(lambda net, x: INNER(net, x)),
+}
+
+
+def closed_over(transform):
+    """A function of plain JAX, compiled once for a model that it closes over."""
+    known = {}
+
+    def call(net, x):
+        if id(net) not in known:
+            known[id(net)] = net, transform(lambda x: net(x))
+        return known[id(net)][1](x)
+
+    return call
+
+
+JAX_PARTS = {
+    "jax.jit": closed_over(jax.jit),
+    "jax.jit in nnx.jit": nnx.jit(lambda net, x: jax.jit(lambda x: net(x))(x)),
+    "jax.checkpoint": closed_over(jax.checkpoint),
+    "nnx.jit in jax.jit": closed_over(
+        lambda f: jax.jit(lambda x: nnx.jit(lambda x: f(x))(x))
+    ),
+    "nnx.vmap in jax.jit": closed_over(
+        lambda f: jax.jit(nnx.vmap(lambda x: f(x[None])[0]))
+    ),
+}
+EVERY_PART = PARTS | JAX_PARTS
+
+
+def times(factor):
+    return lambda path, module, args, output: output * factor
+
+
+@pytest.mark.parametrize("part", EVERY_PART)
+def test_what_is_traced_in_a_context_is_used_in_no_other(part):
+    call, x = EVERY_PART[part], jnp.ones((4, 2))
+    net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    plain = call(net, x)
+    for factor in (2, 3, 5, 3):
+        with nnx.debugging.intercept(net, nnx.Linear, times(factor)):
+            for _ in range(2):
+                np.testing.assert_allclose(call(net, x), factor * plain, rtol=1e-6)
+            with nnx.debugging.intercept(net, nnx.Linear, times(7)):
+                np.testing.assert_allclose(call(net, x), 7 * factor * plain, rtol=1e-6)
+            np.testing.assert_allclose(call(net, x), factor * plain, rtol=1e-6)
+        np.testing.assert_array_equal(call(net, x), plain)
+
+
+def test_contexts_of_two_threads_have_programs_of_their_own():
+    call, net, x = JAX_PARTS["jax.jit"], model(), jnp.ones((4, 2))
+    plain, results = call(net, x), {}
+    both_are_in = threading.Barrier(2)
+
+    def watch(factor):
+        with nnx.debugging.intercept(net, nnx.PathContains(2), times(factor)):
+            both_are_in.wait()
+            results[factor] = call(net, x)
+            both_are_in.wait()
+            results[factor] -= call(net, x) - results[factor]
+
+    threads = [threading.Thread(target=watch, args=(factor,)) for factor in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for factor, result in results.items():
+        np.testing.assert_allclose(result, factor * plain, rtol=1e-6)
+
+
+TOOLS = {
+    "find_nans": lambda net, x: nnx.debugging.find_nans(PARTS["nnx.jit"])(net, x),
+    "tabulate": nnx.tabulate,
+    "saved": lambda net, x: nnx.memory.saved(lambda net, x: net(x), net, x),
+}
+
+
+@pytest.mark.parametrize("use", [*PARTS, "scan", "a call", *TOOLS])
+def test_contexts_leave_nothing_behind(use):
+    # Issue 32: each left its programs in JAX's caches, 400 KB for one Linear.
+    size = 2 if use == "scan" else 1
+    net, x = nnx.Linear(2, size, rngs=nnx.Rngs(0)), jnp.ones((4, 2))
+    calls = {
+        **PARTS,
+        "scan": lambda net, x: SCAN(x, net),
+        "a call": lambda net, x: net(x),
+        **TOOLS,
+    }
+
+    def once():
+        if use in TOOLS:
+            calls[use](net, x)
+            return
+        with nnx.debugging.intercept(net, nnx.Linear, times(2)):
+            calls[use](net, x)
+
+    def count():
+        gc.collect()
+        return len(gc.get_objects())
+
+    for _ in range(18):  # as many traces as are remembered of a function
+        once()
+    before = count()
+    for _ in range(10):
+        once()
+    assert count() - before < 100
+
+
+# ---------------------------------------------------------------- methods of classes
+
+
+class Coder(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def encode(self, x):
+        return self.layer(x)
+
+    def twice(self, x):
+        return self.encode(self.encode(x))
+
+    act = staticmethod(jnp.sin)
+    size = property(lambda self: 2)
+
+
+def test_methods_are_seen_and_classes_stay_as_they_are():
+    coder, x, calls = Coder(), jnp.ones((1, 2)), []
+    before = dict(vars(Coder)), Coder.encode, type(coder).__getattribute__
+    with nnx.debugging.intercept(coder, ..., recorder(calls)):
+        coder.twice(coder.act(x))
+        assert coder.size == 2
+        assert coder.encode.__code__ is vars(Coder)["encode"].__code__
+        assert coder.encode.__self__ is coder
+        assert (dict(vars(Coder)), Coder.encode) == before[:2]
+        Coder.added = lambda self, x: x
+        coder.added(x)
+    del Coder.added
+    names = ["layer", "encode"] * 2 + ["twice", "added"]
+    assert [path[-1] for path, *_ in calls] == names
+    assert (dict(vars(Coder)), Coder.encode, type(coder).__getattribute__) == before
+
+
+def test_other_threads_see_methods_as_they_are():
+    coder, calls, found = Coder(), [], []
+
+    def use():
+        found.append(coder.encode.__func__)
+        coder.encode(jnp.ones((1, 2)))
+
+    with nnx.debugging.intercept(coder, ..., recorder(calls)):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert found == [vars(Coder)["encode"]]
+    assert calls == []
+
+
+def test_calls_of_all_kinds_are_seen():
+    class Partial(Coder):
+        __call__ = functools.partialmethod(lambda self, times, x: x * times, 3)
+
+    class Patched(Coder):
+        def __call__(self, x):
+            return x
+
+    class Compiled(Coder):
+        @nnx.jit
+        def __call__(self, x):
+            return x * 3
+
+        @nnx.jit
+        def other(self, x):
+            return x * 3
+
+    Patched.__call__ = lambda self, x: x * 3
+    for cls in (Partial, Patched, Compiled):
+        net = cls()
+        with nnx.debugging.intercept(net, cls, lambda *given: given[-1] + 1):
+            assert net(2) == 7
+            assert cls is not Compiled or net.other(2) == 7
+
+
+def test_what_a_generator_or_coroutine_calls_has_its_path():
+    class Lazy(Coder):
+        def __call__(self, x):
+            yield self.layer(x)
+
+    class Later(Coder):
+        async def __call__(self, x):
+            return self.layer(x)
+
+    for net, run in ((Lazy(), next), (Later(), asyncio.run)):
+        calls = []
+        with nnx.debugging.intercept(net, ..., recorder(calls)):
+            run(net(jnp.ones((1, 2))))
+        assert [path for path, *_ in calls] == [("layer",)]
+        with pytest.raises(TypeError) as caught:
+            run(net(jnp.ones((1, 5))))
+        assert caught.value.__notes__[0].startswith(f"at {type(net).__name__}.layer")

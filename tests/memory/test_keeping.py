@@ -23,6 +23,7 @@ class Attention(nnx.Module):
     def __call__(self, x):
         return self.out(jnp.sin(self.scores(x)))
 
+    @nnx.debugging.named
     def scores(self, x):
         return jnp.cos(x)
 

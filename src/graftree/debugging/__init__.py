@@ -7,12 +7,16 @@
     with nnx.debugging.intercept(model, nnx.Linear, f):
         model(x)                                     # f sees what each Linear returns
 
+    @nnx.debugging.named                             # a method that goes by its name
+    def encode(self, x): ...
+
 `nnx.tabulate(model, x)` is the table of its layers, `nnx.display(model)` draws it in a
 notebook; `full_repr` and `display_to_html` give all of it as text and as a file.
 """
 
 # The files of this folder:
 #
+# - `named_methods.py`: methods whose calls are known as those of ``__call__`` are.
 # - `interceptions.py`: what the modules of a model return, seen or replaced.
 # - `nans.py`: where a value that is not finite arises; `nan_search.py` runs a program
 #   by operations, `finite_checks.py` looks at numbers, `nan_reports.py` tells.
@@ -32,6 +36,7 @@ from graftree import lazy_names
 
 # For each file its public names. Type checkers read imports, below the table.
 PUBLIC: dict[str, str] = {
+    "named_methods": "named",
     "interceptions": "intercept",
     "nan_reports": "NanReport",
     "nans": "find_nans",
@@ -43,6 +48,7 @@ if typing.TYPE_CHECKING:
     from graftree.debugging.displays import display_to_html as display_to_html
     from graftree.debugging.displays import full_repr as full_repr
     from graftree.debugging.interceptions import intercept as intercept
+    from graftree.debugging.named_methods import named as named
     from graftree.debugging.nan_reports import NanReport as NanReport
     from graftree.debugging.nans import find_nans as find_nans
     from graftree.debugging.recompiles import Explanation as Explanation

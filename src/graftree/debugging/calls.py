@@ -19,7 +19,7 @@ import jax
 from graftree import _jax
 from graftree.annotations import Path
 from graftree.core.graph import functional
-from graftree.core.objects import methods, running
+from graftree.core.objects import methods, observers, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import RngStream
@@ -168,8 +168,9 @@ def record(
         def call(root: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(root, method)(*args, **kwargs)
 
-        with running.observed(recorder.observe, root, shows_draws=True):
-            running.watch(root, method, call, args, kwargs)
+        everything = {"shows_methods": True, "shows_draws": True}
+        with observers.observed(recorder.observe, root, **everything):
+            methods.Known(call, method)(root, *args, **kwargs)
 
     AbstractCall(obj, method, args, kwargs).trace(run)
     return recorder.calls()

@@ -9,7 +9,7 @@ from typing import Any
 
 from graftree.annotations import Filter, Path
 from graftree.core import filters
-from graftree.core.objects import running
+from graftree.core.objects import observers, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import Rngs, RngStream
@@ -23,11 +23,14 @@ def intercept(
 ) -> Iterator[None]:
     """A context in which a function sees what the modules of a model return.
 
-    It is called after each call of a module: of ``__call__``, or of another public
-    method, whose name then ends the path. Under ``nnx.jit`` and other transforms it is
-    called while they are traced, with traced values: functions compiled before are
-    traced anew in the context, and those traced in it are not used outside. Such values
-    must not be kept; ``jax.debug.callback`` brings them out.
+    It is called after each call of a module, or of another public method on an object,
+    whose name then ends the path. Under ``nnx.jit`` and other transforms it is called
+    while they are traced, with traced values: functions compiled before are traced anew
+    in the context, and those traced in it are not used outside. Such values must not be
+    kept; ``jax.debug.callback`` brings them out.
+
+    Not seen are copies of the model that plain JAX or `merge` make, methods bound
+    before the context, and calls that return before they run, as of coroutines.
 
     Args:
         model: A Module, or another Pytree that holds modules.
@@ -71,7 +74,7 @@ def intercept(
         replaced = f(path, frame.module, _positional(frame), output)
         return output if replaced is None else replaced
 
-    with running.observed(observer, model):
+    with observers.observed(observer, model, shows_methods=True):
         yield
 
 

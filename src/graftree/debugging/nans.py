@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, errors
+from graftree.core.objects import observers
 from graftree.debugging.nan_reports import NanReport
 from graftree.debugging.nan_search import Search
 from graftree.transforms import recordings
@@ -84,12 +85,27 @@ def _search(
         for leaf in jax.tree.leaves(value)
     ]
     _check_concrete(named)
-    program = jax.make_jaxpr(interior)(*call.groups)
+    program = jax.make_jaxpr(_showing_paths(interior))(*call.groups)
     search = Search()
     held = [search.argument(value, name) for value, name in named]
     results = search.run(program, held)
     refs = [search.current(x) for x in held if _jax.is_ref(x.value)]
     return NanReport([*results, *refs], search.findings)
+
+
+def _showing_paths(interior: Callable[..., Any]) -> Callable[..., Any]:
+    """What JAX traces, with names after all methods and paths.
+
+    They are those of this call: what is compiled for others may be named after the
+    first of several objects that are alike.
+    """
+
+    @functools.wraps(interior)
+    def traced(*groups: Any) -> Any:
+        with observers.observed(lambda _, call: call(), shows_methods=True):
+            return interior(*groups)
+
+    return traced
 
 
 def _check_concrete(named: Any) -> None:

@@ -20,7 +20,7 @@ def save(*where: Any) -> Policy:
     Args:
         *where: Names given by `nnx.name`, and modules, of which the output is kept:
             patterns of paths, as in ``"blocks[*].attention"``, which end in the name of
-            the method if that is not ``__call__``; classes; functions of path and
+            a method that is named (`debugging.named`); classes; functions of path and
             module; ``...`` for everything. Patterns select names, too.
 
     Returns:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree import _jax
-from graftree.core.objects import running
+from graftree.core.objects import observers
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import recordings
 from graftree.transforms.crossing import guises, jaxprs
@@ -171,13 +171,15 @@ def saved(
     call, inner = grad.crossing("memory.saved", f, argnums, has_aux, args, kwargs)
 
     def forward(fixed: Any, chosen: Any) -> Any:
-        out, backward, rest = jax.vjp(lambda x: inner(fixed, x), chosen, has_aux=True)
-        return (out, rest), backward
+        # Layers that are alike would else have one trace, with the paths of the first.
+        with observers.observed(lambda _, call: call(), shows_methods=True):
+            out, backward, rest = jax.vjp(
+                lambda x: inner(fixed, x), chosen, has_aux=True
+            )
+        return (out, rest), jax.tree.leaves(backward)
 
     traced = guises.named_after(f, forward)
-    # Layers that are alike would else have one trace, with the paths of the first.
-    with running.observed(lambda frame, call: call()):
-        closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
+    closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]

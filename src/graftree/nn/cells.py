@@ -20,7 +20,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn, Shape
 from graftree.core.modules.modules import Module
-from graftree.core.objects import attributes
+from graftree.core.objects import attributes, methods
 from graftree.core.rng.streams import Rngs, RngStream
 from graftree.nn import activations, initializers, linear
 from graftree.nn.support import arguments, computation, parameters
@@ -134,6 +134,7 @@ class VectorCell(RNNCellBase):
     rngs: RngStream | None
     carry_init: Initializer | None
 
+    @methods.named
     def initialize_carry(
         self,
         input_shape: Shape,

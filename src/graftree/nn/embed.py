@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, Dtype, Initializer, PromoteDtypeFn
 from graftree.core.modules.modules import Module
+from graftree.core.objects import methods
 from graftree.core.rng.streams import Rngs
 from graftree.nn import initializers
 from graftree.nn.support import arguments, computation, parameters
@@ -110,6 +111,7 @@ class Embed(Module):
             return jnp.take(embedding, numbers, axis=0)
         return embedding.at[numbers].get(mode="fill", out_sharding=out_sharding)
 
+    @methods.named
     def attend(
         self, query: Num[ArrayLike, "*batch features"], out_sharding: Any = None
     ) -> Inexact[Array, "*batch num_embeddings"]:

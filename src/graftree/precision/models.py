@@ -287,7 +287,7 @@ def _contradiction(found: dict[Path, Policy]) -> ValueError:
 def _check_callable(changes: list[_Change]) -> None:
     for change in changes:
         dtype, kind = change.policy.output, type(change.module).__name__
-        if dtype is not None and not methods.is_named(change.module):
+        if dtype is not None and not methods.has_known_call(change.module):
             raise ValueError(
                 errors.message(
                     f"set_policy: output={dtype} casts the result of a call, but "

@@ -25,7 +25,7 @@ from graftree import _jax
 from graftree.annotations import Filter, Path
 from graftree.core import filters, paths
 from graftree.core.graph import functional, updates
-from graftree.core.objects import attributes, pytrees
+from graftree.core.objects import attributes, methods, pytrees
 from graftree.core.states import pure_dicts, states
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.core.variables.kinds import Param
@@ -221,6 +221,7 @@ class Optimizer(pytrees.Pytree, Generic[M]):
                 )
             raise AttributeError(reason, name=name, obj=self)
 
+    @methods.named
     def update(self, model: M = MISSING, grads: Any = MISSING, /, **kwargs: Any) -> Any:
         """Changes the model and the optimizer state in place by one step.
 

@@ -23,7 +23,7 @@ import jax
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.objects import running
+from graftree.core.objects import observers, running
 from graftree.core.objects.running import Frame
 from graftree.transforms import names
 from graftree.transforms.crossing import guises
@@ -186,7 +186,7 @@ def watched(
     def run(*groups: Any) -> Any:
         _check_memory(policy)
         namer = _Namer(policy, running.stack.top)
-        with running.observed(namer):
+        with observers.observed(namer):
             out = inner(*groups)
         program = Program.read(_jax.recorded_for(jax.tree.leaves(out)))
         _check_found(policy, program, namer.seen, _title(function))

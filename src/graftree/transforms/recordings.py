@@ -15,6 +15,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core.graph import nodes
+from graftree.core.objects import methods
 from graftree.core.objects.pytrees import Pytree
 from graftree.transforms.crossing import decorators, inside
 from graftree.transforms.crossing.outside import Call
@@ -24,12 +25,15 @@ from graftree.transforms.crossing.rows import Keywords, Row
 def opened(
     f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A function and its arguments: objects are passed, not closed over."""
+    """A function and its arguments: objects are passed, not closed over.
+
+    A method is one whose calls are known, so that what it computes goes by its name.
+    """
     while True:
         if isinstance(f, functools.partial):
             f, args, kwargs = f.func, (*f.args, *args), f.keywords | kwargs
         elif inspect.ismethod(f) and isinstance(f.__self__, Pytree):
-            f, args = f.__func__, (f.__self__, *args)
+            f, args = methods.known(f.__func__), (f.__self__, *args)
         elif isinstance(f, Pytree):
             f, args = type(f).__call__, (f, *args)
         else:

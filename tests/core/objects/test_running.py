@@ -1,13 +1,20 @@
 """Which object runs: in the names of operations, in errors, to observers."""
 
+import abc
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import pickle
+import pydoc
 import re
 import sys
 import threading
 import traceback
+import types
+from collections.abc import Callable
+from unittest import mock
 
 import cloudpickle
 import jax
@@ -16,7 +23,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import running
+from graftree.core.objects import methods, observers, running
 from tests.modes import BY_NAME
 
 
@@ -29,6 +36,19 @@ def in_mode(request):
         nnx.set_graph_updates(mode["graph_updates"]),
     ):
         yield
+
+
+def doubled(x):
+    return 2 * x
+
+
+@dataclasses.dataclass
+class Activated(nnx.Module):
+    act: Callable = lambda x: 2 * x
+    doubled: Callable = doubled
+
+    def __call__(self, x):
+        return self.act(x)
 
 
 class Attention(nnx.Module):
@@ -67,6 +87,10 @@ class Net(nnx.Module):
         return self.blocks[1](x) if use is None else use(self, x)
 
     def helper(self, x):
+        return self.blocks[0](x)
+
+    @nnx.debugging.named
+    def known_helper(self, x):
         return self.blocks[0](x)
 
 
@@ -133,7 +157,7 @@ def seen_names(f, *args):
         names.append(frame.name)
         return call()
 
-    with running.observed(observer):
+    with observers.observed(observer, shows_methods=True):
         f(*args)
     return names
 
@@ -240,8 +264,24 @@ def test_operations_carry_the_path_forward_and_backward(in_mode):
 
 
 def test_operations_carry_the_path_under_plain_jit():
-    names = names_of_dots(jax.jit(Net.helper).lower(net(), jnp.ones((2, 3))))
-    assert names == ["jit(helper)/Net/helper/blocks[0]/attention/query/dot_general"]
+    names = names_of_dots(jax.jit(Net.known_helper).lower(net(), jnp.ones((2, 3))))
+    path = "jit(known_helper)/Net/known_helper/blocks[0]/attention/query/dot_general"
+    assert names == [path]
+
+
+def test_a_method_without_a_name_adds_none_to_what_it_calls():
+    def call(net, x):
+        return net(x, Net.helper)
+
+    x = jnp.ones((2, 3))
+    (inside,) = names_of_dots(jax.jit(call).lower(net(), x))
+    assert inside == "jit(call)/Net/blocks[0]/attention/query/dot_general"
+    (alone,) = names_of_dots(jax.jit(Net.helper).lower(net(), x))
+    assert alone == "jit(helper)/Block/attention/query/dot_general"
+    # Another shape: compiled programs are kept whatever the names in them.
+    x = jnp.ones((4, 3))
+    (lifted,) = names_of_dots(nnx.jit(Net.helper).lower(net(), x))
+    assert lifted == "jit(helper)/Net/blocks[0]/attention/query/dot_general"
 
 
 def test_operations_go_without_if_the_flag_says_so():
@@ -281,6 +321,46 @@ def test_errors_tell_the_innermost_method():
     note = note_of(Picky(), jnp.ones(2))
     assert note.splitlines()[0] == "at Picky.check, a Picky"
     assert "{'options': {'a': [1, None]}}" in note
+
+
+def test_errors_tell_the_path_below_methods_that_are_not_known():
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.net = net()
+
+        def run(self, x):
+            return self.net.helper(x)
+
+    x = jnp.ones((2, 5))
+    compiled = functools.partial(nnx.jit(lambda net, x: net.helper(x)), net())
+    for f, start in (
+        (net().helper, "Net"),
+        (Outer().run, "Outer.net"),
+        (compiled, "net"),
+    ):
+        path = f"{start}.blocks[0].attention.query"
+        assert note_of(f, x).startswith(f"at {path}, a Linear")
+
+
+def test_a_method_that_is_the_innermost_function_is_told_with_its_object():
+    class Helper(nnx.Pytree):
+        def check(self, x, *others, strict=False):
+            raise RuntimeError("no")
+
+    class Uses(nnx.Module):
+        def __init__(self):
+            self.parts = nnx.List([Helper()])
+
+        def __call__(self, x):
+            return self.parts[0].check(x, 1, strict=True)
+
+    note = note_of(Uses(), jnp.ones(2))
+    assert note.splitlines()[:4] == [
+        "at Uses.parts[0].check, a Helper",
+        "  x: float32[2]",
+        "  strict: True",
+        "  others: (1,)",
+    ]
 
 
 def test_tracebacks_show_the_users_functions_only():
@@ -323,6 +403,57 @@ def test_methods_look_as_they_were_written():
     assert "return self.query(x)" in inspect.getsource(Attention.__call__)
 
 
+def test_functions_in_a_class_body_are_values():
+    # Issue 32, S0: `act` was called with the array for `self`.
+    model, x = Activated(), jnp.ones(2)
+    assert nnx.jit(lambda m, x: m(x))(model, x).tolist() == [2.0, 2.0]
+    assert Activated.act(3) == 6
+    assert Activated.doubled is doubled
+    model.act = doubled
+    assert pickle.loads(pickle.dumps(model)).doubled is doubled
+
+
+def test_methods_recur_as_deep_as_without_a_module():
+    class Chain(nnx.Module):
+        def __init__(self, below):
+            self.below = below
+
+        def total(self):
+            return 1 + (self.below.total() if self.below is not None else 0)
+
+    chain = None
+    for _ in range(600):
+        chain = Chain(chain)
+    assert chain.total() == 600
+
+
+def test_what_stands_for_call_is_copied_and_mocked_as_a_function():
+    call = Attention.__call__
+    assert copy.copy(call) is call and copy.deepcopy([call])[0] is call
+    assert dict(inspect.getmembers(Attention, inspect.isfunction))["__call__"] is call
+    with mock.patch.object(Attention, "__call__", autospec=True) as mocked:
+        Attention(nnx.Rngs(0))(1)
+    mocked.assert_called_once()
+    assert Attention.__call__ is call
+    assert "__call__(self, x)" in pydoc.render_doc(Attention)
+
+    class Abstract(nnx.Module):
+        @abc.abstractmethod
+        def __call__(self, x):
+            raise NotImplementedError
+
+    assert Abstract.__abstractmethods__ == {"__call__"}
+
+
+def test_only_plain_methods_can_be_named():
+    def generate(self):
+        yield 1
+
+    for wrong in (generate, property(generate), nnx.jit(lambda self: 1), 3):
+        with pytest.raises(TypeError, match="named expects a method written with"):
+            nnx.debugging.named(wrong)
+
+
 def test_generators_stay_generators():
     class Source(nnx.Module):
         def items(self, n):
@@ -347,18 +478,20 @@ def test_methods_travel_by_value():
         copied = pickle.loads(cloudpickle.dumps(Local.__call__))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    assert copied is not Local.__call__
+    assert type(copied) is types.FunctionType
     assert copied(Local(), 1) == 2
-    assert seen_names(copied, Local(), 1) == ["Local"]
+    Local.__call__ = copied
+    assert seen_names(Local(), 1) == ["Local"]
 
 
 def test_threads_have_paths_of_their_own():
     model, names = net(), []
 
     def other():
-        names.extend(seen_names(model.helper, jnp.ones((1, 3))))
+        names.extend(seen_names(lambda: model.helper(jnp.ones((1, 3)))))
 
     def use(net, x):
+        assert type(net.helper.__func__) is methods.Known
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

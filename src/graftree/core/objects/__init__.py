@@ -1,14 +1,15 @@
 """Objects with attributes, each of which is data or static.
 
     setattr -> attributes.py (data or static?) -> bookkeeping.py (the object's stamp)
-    module(x) -> methods.py -> running.py (a frame) -> the method as it was written
+    module(x) -> methods.py -> running.py (a frame) -> __call__ as it was written
     jax.tree.flatten -> pytrees.py -> data attributes are children, the rest the treedef
 
 - ``attributes.py``: the status of an attribute: declared, or inferred when it is set.
 - ``classes.py``: what is known of a class, looked up once.
 - ``bookkeeping.py``: what is known of one object: owner, stamp, statuses, memos.
-- ``running.py``: which object runs, and where it is; ``methods.py``: methods that say
-  so; ``failures.py``: what an exception in one is told.
+- ``running.py``: which object runs, and where it is; ``methods.py``: what stands for
+  ``__call__`` and says so; ``failures.py``: what an exception in one is told;
+  ``observers.py``: who watches calls, and what JAX traces for them.
 - ``outputs.py``: objects whose results are cast; ``constructions.py``: who watches
   objects being made.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.

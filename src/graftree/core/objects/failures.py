@@ -4,17 +4,22 @@
       inputs: float32[2, 5]
       Params: kernel float32[3, 4], bias float32[4]
 
-It is one note (`BaseException.add_note`), about the innermost object.
+It is one note (`BaseException.add_note`), about the innermost object. The innermost
+call that is known (``methods.py``) writes it. Which method it was in, and what called
+that which is not known, is in Python's own frames: a method has its object in them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
 
 from graftree.core.objects import bookkeeping
-from graftree.core.objects.running import Frame
+from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.running import Arguments, Frame
 from graftree.core.variables.variables import Variable
 
 _MOST = 8
@@ -33,7 +38,7 @@ def explain(error: Exception, frame: Frame, method: Callable[..., Any]) -> None:
     """Adds the note, if there is none yet."""
     if not any(isinstance(note, Note) for note in getattr(error, "__notes__", ())):
         try:
-            note = Note(_describe_call(frame, method))
+            note = Note(_describe(error, frame, method))
         except Exception:  # what is wrong here may be the object itself
             note = Note(f"in a method of a {type(frame.module).__name__}")
         error.add_note(note)
@@ -41,12 +46,17 @@ def explain(error: Exception, frame: Frame, method: Callable[..., Any]) -> None:
         error.__notes__.insert(0, error.__notes__.pop())
 
 
-def _describe_call(frame: Frame, method: Callable[..., Any]) -> str:
+def _describe(error: Exception, frame: Frame, method: Callable[..., Any]) -> str:
+    _place_outermost(frame)
+    inner = _innermost(error.__traceback__)
+    given = _arguments(frame, method)
+    if inner is not None and (inner.obj, inner.name) != (frame.module, frame.method):
+        frame, given = Frame(inner.name, frame, (inner.obj,)), inner.given()
     kind = type(frame.module).__name__
     is_told = frame.name == kind
     lines = [f"at {frame.name}" + f", {_article(kind)}" * (not is_told)]
-    given = [f"{name}: {describe(x)}" for name, x in _arguments(frame, method).items()]
-    lines += [f"  {line}" for line in given[:_MOST]]
+    listed = [f"{name}: {describe(x)}" for name, x in given.items()]
+    lines += [f"  {line}" for line in listed[:_MOST]]
     held = [
         f"{name} {describe(x)}"
         for name, x in bookkeeping.attribute_items(frame.module)
@@ -58,6 +68,73 @@ def _describe_call(frame: Frame, method: Callable[..., Any]) -> str:
     return "\n".join(lines)
 
 
+# Methods among the running functions of Python.
+
+
+class _Running(NamedTuple):
+    """A running function that is a method of an object."""
+
+    obj: Any
+    name: str
+    frame: FrameType
+
+    def given(self) -> dict[str, Any]:
+        """Its arguments as they are now."""
+        code, found = self.frame.f_code, self.frame.f_locals
+        count = code.co_argcount + code.co_kwonlyargcount
+        for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS):
+            count += bool(code.co_flags & flag)
+        return {k: found[k] for k in code.co_varnames[1:count] if k in found}
+
+
+def _method_in(frame: FrameType) -> _Running | None:
+    code, module = frame.f_code, str(frame.f_globals.get("__name__"))
+    # Up to Python 3.12, reading the locals of a function keeps them until it returns.
+    if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
+        return None
+    if module.startswith(("graftree.core.", "jax.")):
+        return None  # objects of the core are no layers
+    name, obj = code.co_name, frame.f_locals.get("self")
+    is_public = name == "__call__" or not name.startswith("_")
+    if not (is_public and isinstance(obj, DataObject)):
+        return None
+    is_its_own = any(name in vars(cls) for cls in type(obj).__mro__)
+    return _Running(obj, name, frame) if is_its_own else None
+
+
+def _innermost(traceback: TracebackType | None) -> _Running | None:
+    """The innermost method in a traceback."""
+    found = None
+    while traceback is not None:
+        found = _method_in(traceback.tb_frame) or found
+        traceback = traceback.tb_next
+    return found
+
+
+def _place_outermost(frame: Frame) -> None:
+    """Finds where the outermost object is in one that runs around it, unknown to us."""
+    while frame.parent is not None:
+        frame = frame.parent
+    if isinstance(frame, Arguments):
+        return
+    for around in _methods_around():
+        if around.obj is not frame.module:
+            outer = Frame(around.name, None, (around.obj,))
+            place = outer.find(frame.module)
+            if place is not None:
+                frame.set_place(place)
+                frame = outer
+
+
+def _methods_around() -> Iterator[_Running]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        found = _method_in(frame)
+        if found is not None:
+            yield found
+        frame = frame.f_back
+
+
 def _article(name: str) -> str:
     # An acronym is spelled: an LSTMCell, but a LoRA.
     vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIOU"
@@ -67,7 +144,7 @@ def _article(name: str) -> str:
 def _arguments(frame: Frame, method: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         signature = inspect.signature(method)
-        bound = signature.bind(frame.module, *frame.args, **frame.kwargs).arguments
+        bound = signature.bind(*frame.given, **frame.kwargs).arguments
     except TypeError:
         return {f"args[{i}]": x for i, x in enumerate(frame.args)} | {**frame.kwargs}
     return dict([*bound.items()][1:])

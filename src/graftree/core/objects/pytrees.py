@@ -51,7 +51,7 @@ class PytreeMeta(abc.ABCMeta):
         return watcher(cls, lambda: _made(cls, args, kwargs), args, kwargs)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
+        super().__setattr__(name, methods.as_attribute(cls, name, value))
         if (
             name in _KNOWN_OF_CLASSES
             or hasattr(type(value), "__set__")
@@ -149,7 +149,7 @@ class Pytree(
         if pytree is not None:
             classes.declare_pytree(cls, pytree)
         classes.declared_statuses(cls, warn=True)
-        methods.name_methods(cls)
+        methods.know_calls(cls)
         if classes.facts_of(cls).is_pytree:
             _register(cls)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -56,7 +55,7 @@ class Frame:
         module: The object.
         method: The name of the method.
         parent: What called it: another frame, or that of a transform.
-        args: The positional arguments, without the object.
+        given: The object and the positional arguments.
         kwargs: The keyword arguments.
         packed: The last arguments that it gave to a transform, if any.
     """
@@ -67,17 +66,23 @@ class Frame:
 
     def __init__(
         self,
-        module: Any,
         method: str,
         parent: Frame | None,
-        args: tuple[Any, ...] = (),
+        given: tuple[Any, ...],
         kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+        adds_name: bool = False,
     ) -> None:
-        self.module = module
+        self.module = given[0]
         self.method = method
         self.parent = parent
-        self.args = args
+        self.given = given
         self.kwargs = kwargs
+        self._adds_name = adds_name
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, without the object."""
+        return self.given[1:]
 
     @property
     def place(self) -> Place:
@@ -88,6 +93,10 @@ class Frame:
                 found = self._unknown()
             self._place = found
         return self._place
+
+    def set_place(self, place: Place) -> None:
+        """Says where its object is, if that was found elsewhere."""
+        self._place = place
 
     def _unknown(self) -> Place:
         # Made in the call, or by a transform of JAX's own: no path leads to it.
@@ -122,12 +131,17 @@ class Frame:
             and caller.method == self.method
         )
 
+    @property
+    def gives_output(self) -> bool:
+        """Whether it gives what a call of the object gives."""
+        return self.method == "__call__" and not self.is_repeated
+
     def scope(self) -> str:
         """What the call adds to the names of JAX's operations."""
         if self.is_repeated:
             return ""
         texts = [step.text for step in self.place.steps]
-        if self.method != "__call__":
+        if self._adds_name:
             texts.append(f".{self.method}")
         parts = "".join(["/" + text[1:] if text[0] == "." else text for text in texts])
         return parts.lstrip("/")
@@ -159,7 +173,7 @@ class Arguments(Frame):
         key: Any = None,
         outer: Callable[..., list[tuple[Step, Any]]] = lambda *_: [],
     ) -> None:
-        super().__init__(None, "", parent)
+        super().__init__("", parent, (None,))
         self._named, self._key, self._name_outer = named, key, outer
 
     def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
@@ -257,6 +271,11 @@ def _next_below(
 
 
 _CONTAINERS = (list, tuple, dict)
+
+
+def objects_in(args: Any, kwargs: Any) -> list[Any]:
+    """The nearest objects in the arguments of a call."""
+    return [x for _, x in _next_below(_entries([*args, kwargs]))]
 
 
 def _entries(x: Any) -> list[tuple[Step, Any]]:
@@ -366,7 +385,10 @@ class _Stack(threading.local):
     observers: tuple[Observer, ...] = ()
     # Whether they are shown calls of random streams, too.
     shows_draws: bool = False
-    apart: _Apart | None = None
+    # How many of them are shown all public methods.
+    shows_methods: int = 0
+    # What JAX traces in view of them, an `observers.Apart`.
+    apart: Any = None
 
 
 stack = _Stack()
@@ -383,81 +405,12 @@ def observe(frame: Frame, method: Callable[..., Any]) -> Any:
 
     def call(watching: tuple[Observer, ...]) -> Any:
         if not watching:
-            return method(frame.module, *frame.args, **frame.kwargs)
+            return method(*frame.given, **frame.kwargs)
         *others, observer = watching
         return observer(frame, lambda: call(tuple(others)))
 
+    stack.apart.heed()
     return call(stack.observers)
-
-
-def watch(
-    obj: Any,
-    name: str,
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Calls a method that opens no frame of its own in view of the observers."""
-    above = stack.top
-    stack.top = frame = Frame(obj, name, above, args, kwargs)
-    try:
-        return observe(frame, method)
-    finally:
-        stack.top = above
-
-
-@contextlib.contextmanager
-def observed(
-    observer: Observer, *roots: Any, shows_draws: bool = False
-) -> Iterator[None]:
-    """Shows an observer each call of a method of a Pytree in this thread.
-
-    It is called as ``observer(frame, call)`` and returns what the method returns:
-    ``call()``, or something else. The paths of what is in ``roots`` begin there: the
-    key of the first step is the object itself.
-    With ``shows_draws``, calls of random streams are shown, too.
-    Functions that JAX has compiled are traced anew in the context, and what is traced
-    there is not used outside.
-    """
-    before = stack.top, stack.observers, stack.shows_draws, stack.apart
-    named = [(Step(root, type(root).__name__), root) for root in roots]
-    if named:
-        stack.top = Arguments(lambda: named, before[0])
-    stack.observers = (*before[1], observer)
-    stack.shows_draws |= shows_draws
-    stack.apart = apart = _Apart()
-    try:
-        yield
-    finally:
-        apart.exit()
-        stack.top, stack.observers, stack.shows_draws, stack.apart = before
-
-
-class _Apart:
-    """Keeps what JAX traces for some objects from being used for others, unseen."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], tuple[list[Any], int]] = {}
-        self._programs = contextlib.ExitStack()
-        self._programs.enter_context(_jax.traced_apart(next(_numbers)))
-
-    def enter(self, args: Any, kwargs: Any) -> None:
-        """From now on programs are used that were traced for these arguments."""
-        objects = [x for _, x in _next_below(_entries([*args, kwargs]))]
-        # Inside a trace they are fresh ones, which must not outlive it.
-        is_eager = _jax.current_trace() is _jax.no_trace
-        known = self._known if is_eager else {}
-        made = objects, next(_numbers)
-        _, number = known.setdefault(tuple(map(id, objects)), made)
-        self._programs.close()
-        self._programs.enter_context(_jax.traced_apart(number))
-
-    def exit(self) -> None:
-        """Goes back to the programs of before."""
-        self._programs.close()
-
-
-_numbers = itertools.count(1)
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
@@ -466,7 +419,7 @@ def note_arguments(key: Any, args: Any, kwargs: Any) -> None:
     if top is not None:
         top.packed = key, args, kwargs
     if stack.apart is not None:
-        stack.apart.enter(args, kwargs)
+        stack.apart.called(args, kwargs)
 
 
 # Gives arguments their names: those of the parameters of a function.
@@ -482,6 +435,8 @@ def inside(key: Any, names: Names, args: Any, kwargs: Any) -> Iterator[None]:
 
     before = stack.top
     stack.top = Arguments(lambda: name(args, kwargs), before, key, name)
+    if stack.apart is not None:
+        stack.apart.traced()
     try:
         yield
     finally:

@@ -65,12 +65,21 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         self.fun = fun
         self._row = row
         self._bound = bound
-        self._jitted = jax.jit(self.interior(row), **jax_options)
+        self._jax_options = jax_options
+        self._jitted = self._compiled()
         self._plans = Plans(row, bound)
 
     def interior(self, row: Row) -> Callable[..., Any]:
         """What JAX traces."""
         return inside.interior(self.fun, row)
+
+    def _compiled(self) -> Any:
+        return jax.jit(self.interior(self._row), **self._jax_options)
+
+    def _called(self) -> Any:
+        """What JAX compiles; where observers watch, for them alone."""
+        apart = running.stack.apart
+        return self._jitted if apart is None else apart.function(self, self._compiled)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
@@ -78,13 +87,12 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             if out is not NO_PLAN:
                 return out
             if self.is_unseen(args):
-                name = decorators.name_of(self)
-                return running.watch(args[0], name, self, args[1:], kwargs)
+                return self.seen(args, kwargs)
             made = stamps.clock.now
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here
-            return call.commit(frames.with_room(self._jitted, *groups))
+            return call.commit(frames.with_room(self._called(), *groups))
         except Exception as error:
             _jax.hide_frames(error)
             raise
@@ -110,10 +118,11 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = frames.with_room(self._jitted.trace, *call.groups)
+            jitted = self._called()
+            traced = frames.with_room(jitted.trace, *call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
             bound = len({*range(len(self._bound))} - taken)
-            return Traced(traced, self.prepare, self._jitted, bound)
+            return Traced(traced, self.prepare, jitted, bound)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Traces the function and lowers it to the language of the compiler.

@@ -261,7 +261,7 @@ def lift(
     @decorators.wraps(f)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         with _jax.hidden_frames:
-            return run(inner.function, args, kwargs)
+            return run(inner.called(), args, kwargs)
 
     vars(lifted)["inner"] = inner
     return lifted
@@ -271,11 +271,22 @@ class _Transformed(Rebuilt):
     """What JAX gave; pickled without it."""
 
     def __init__(self, f: Any, transform: Callable[..., Any], row: Row) -> None:
+        self._given = f, transform, row
+        self.function = self._made()
+
+    def _made(self) -> Callable[..., Any]:
+        f, transform, row = self._given
         interior = inside.interior(f, row)
-        self.function = transform(interior, row.inputs.values, row.result_prefix)
+        return transform(interior, row.inputs.values, row.result_prefix)
+
+    def called(self) -> Callable[..., Any]:
+        """What a call calls; for observers it is made in that call, see `__call__`."""
+        return self.function if running.stack.apart is None else self
 
     def __call__(self, *groups: Values) -> Any:
-        return self.function(*groups)
+        apart = running.stack.apart
+        function = self.function if apart is None else apart.function(self, self._made)
+        return function(*groups)
 
 
 def returning_arrays(transformed: Callable[..., Any]) -> Callable[..., Any]:

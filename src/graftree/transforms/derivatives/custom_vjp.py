@@ -25,7 +25,6 @@ import jax
 from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import decorators, guises, outside, packing, reports
 from graftree.transforms.crossing.decorators import MISSING, P, R
@@ -177,7 +176,7 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = decorators.name_of(self.fun)
         if self.is_unseen(args):
-            return running.watch(args[0], name, self, args[1:], kwargs)
+            return self.seen(args, kwargs)
         if self._rules is None:
             # JAX raises the one, programs with graph updates expect the other.
             kind = ValueError if self._mode.structure else AttributeError
