@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from graftree.core.objects import observers
 from tests.modes import MODES
 
 
@@ -216,6 +217,16 @@ def test_what_is_traced_in_a_context_is_used_in_no_other(part):
         np.testing.assert_array_equal(call(net, x), plain)
 
 
+def test_what_an_observer_of_less_did_not_see_is_traced_again():
+    coder, x, calls = Coder(), jnp.ones((1, 2)), []
+    compiled = jax.jit(lambda x: coder.negated(x))
+    with observers.observed(lambda _, call: call()):
+        compiled(x)
+    with nnx.debugging.intercept(coder, ..., recorder(calls)):
+        compiled(x)
+    assert [path for path, *_ in calls] == [("negated",)]
+
+
 def test_contexts_of_two_threads_have_programs_of_their_own():
     call, net, x = JAX_PARTS["jax.jit"], model(), jnp.ones((4, 2))
     plain, results = call(net, x), {}
@@ -287,6 +298,9 @@ class Coder(nnx.Module):
 
     def twice(self, x):
         return self.encode(self.encode(x))
+
+    def negated(self, x):
+        return -x
 
     act = staticmethod(jnp.sin)
     size = property(lambda self: 2)

@@ -53,9 +53,10 @@ def observed(
         stack.top = Arguments(lambda: named, before[0])
     stack.shows_draws |= shows_draws
     with contextlib.ExitStack() as ending:
-        stack.apart = ending.enter_context(Apart())
         if shows_methods:
             ending.enter_context(_showing_methods)
+        shown = stack.shows_methods > 0, stack.shows_draws
+        stack.apart = ending.enter_context(Apart(shown))
         stack.observers = (*before[1], observer)
         try:
             yield
@@ -64,10 +65,16 @@ def observed(
 
 
 class Apart:
-    """What JAX traces in view of some observers; a context."""
+    """What JAX traces in view of some observers; a context.
 
-    def __init__(self) -> None:
-        self._number = _numbers.take()
+    Args:
+        shown: Whether all methods and draws are shown. A program in which nothing was
+            seen may hold calls that others would see, so each kind has its numbers.
+    """
+
+    def __init__(self, shown: tuple[bool, bool]) -> None:
+        self._numbers = _numbers[shown]
+        self._number = self._numbers.take()
         self._programs = _jax.traced_apart(self._number)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
@@ -82,7 +89,7 @@ class Apart:
     def __exit__(self, *error: Any) -> None:
         self._programs.__exit__(*error)
         if not self._is_kept:
-            _numbers.give_back(self._number)
+            self._numbers.give_back(self._number)
 
     def called(self, args: Any, kwargs: Any) -> None:
         """Takes note of a call of a transform of ours with these arguments."""
@@ -124,18 +131,18 @@ class _Numbers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._new = itertools.count(1)
 
     def take(self) -> int:
         with self._lock:
-            return heapq.heappop(self._free) if self._free else next(self._new)
+            return heapq.heappop(self._free) if self._free else next(_new_numbers)
 
     def give_back(self, number: int) -> None:
         with self._lock:
             heapq.heappush(self._free, number)
 
 
-_numbers = _Numbers()
+_new_numbers = itertools.count(1)
+_numbers = {shown: _Numbers() for shown in itertools.product((False, True), repeat=2)}
 
 
 class _ShowingMethods:
