@@ -3,9 +3,9 @@
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
     vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
 
-`Pytree.__new__` puts them there. An object made without it gets them when they are
-first needed, and an attribute written without ``Pytree.__setattr__`` gets its status
-when the object is next flattened.
+The metaclass puts them there as it makes an object. An object made without it gets them
+when they are first needed, and an attribute written without ``Pytree.__setattr__`` gets
+its status when the object is next flattened.
 
 A cached skeleton must learn of writes into ``vars(obj)``. So when one is cached,
 `watch` replaces the object's dict by a `WatchedDict`. Objects without a cache, such as
@@ -104,14 +104,6 @@ PytreeState._initializing = PytreeState.initializing
 PytreeState._is_setup = PytreeState.is_setup
 
 
-def start(obj: Any, facts: classes.Facts) -> None:
-    """Gives a new object its bookkeeping; its construction has begun."""
-    entries = obj.__dict__
-    entries[NODES] = facts.empty_table
-    entries[STATE] = state = PytreeState()
-    state.built = False
-
-
 def complete(obj: Any) -> dict[str, Any]:
     """The ``vars`` of an object, which gets what bookkeeping it lacks."""
     entries = obj.__dict__
@@ -123,7 +115,7 @@ def complete(obj: Any) -> dict[str, Any]:
 
 
 class Default:
-    """What an object that was made past `Pytree.__new__` shows as its bookkeeping.
+    """What an object that was not made by its metaclass shows as its bookkeeping.
 
     Not a data descriptor: what is in ``vars`` comes first.
     """
@@ -168,6 +160,12 @@ def table_of(obj: Any) -> AttributeTable:
 def statuses(obj: Any) -> AttributeTable:
     """The table as it is, which may lack what was put into ``vars``."""
     return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
+
+
+def check_owned(obj: Any, attribute: str | None = None) -> None:
+    """Raises if an object must not be changed now; its class may have a say in that."""
+    if classes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
+        obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
 
 
 def mark_changed(state: PytreeState) -> None:
