@@ -543,8 +543,8 @@ class Variable(
 
     @property
     def _var_metadata(self) -> MutableMapping[str, Any]:
-        """The metadata, as a mapping that can be written."""
-        return variable_metadata.Entries(self, metadata_of, replace_metadata)
+        """The metadata, as a mapping that any trace can write, like a dict."""
+        return variable_metadata.Entries(self, metadata_of, _store_metadata)
 
     @_var_metadata.setter
     def _var_metadata(self, entries: Any) -> None:
@@ -620,6 +620,10 @@ def _check_context(variable: Variable[Any], path: str = "") -> None:
 def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     """Replaces all metadata, if the current trace owns the Variable."""
     _check_context(variable)
+    _store_metadata(variable, entries)
+
+
+def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     _set_metadata(variable, entries)
     touch(variable)
 
