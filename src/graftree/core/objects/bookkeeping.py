@@ -14,6 +14,7 @@ those inside a trace, keep a plain dict and pay nothing.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,19 @@ def check_owned(obj: Any, attribute: str | None = None) -> None:
     """Raises if an object must not be changed now; its class may have a say in that."""
     if classes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
         obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
+
+
+def for_copy(entries: Any) -> Any:
+    """The ``vars`` of an object for a copy, which belongs to the current trace."""
+    if not isinstance(entries, dict) or STATE not in entries:
+        return entries  # those of a class with a `__getstate__` of its own
+    return {**entries, STATE: copy.deepcopy(entries[STATE])}
+
+
+def separate(copied: Any, original: Any) -> None:
+    """Gives a copy bookkeeping of its own, if it was given that of the original."""
+    if copied.__dict__.get(STATE) is original.__dict__.get(STATE, copied):
+        put(copied.__dict__, STATE, copy.deepcopy(original.__dict__[STATE]))
 
 
 def mark_changed(state: PytreeState) -> None:

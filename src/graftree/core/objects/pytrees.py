@@ -209,12 +209,30 @@ class Pytree(
     _object__nodes = _renamed("_object__nodes", _NODES)
     _object__state = _renamed("_object__state", _STATE)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: pickling.by_name(value) for name, value in vars(self).items()}
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return pickling.with_names(super().__reduce_ex__(protocol))
+
+    def __getstate__(self) -> Any:
+        """The attributes, for a copy; bases behind this one may add to them."""
+        bookkeeping.complete(self)
+        state: Any = super().__getstate__()
+        if isinstance(state, tuple):
+            return (bookkeeping.for_copy(state[0]), *state[1:])
+        return bookkeeping.for_copy(state)
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes over what `__getstate__` returned."""
+        above = getattr(super(), "__setstate__", None)
+        if above is None:
+            pickling.set_attributes(self, state)
+        else:
+            above(state)
 
     def __copy__(self) -> Any:
-        state = bookkeeping.state_of(self)
-        return rebuild(type(self), vars(self), state.initializing, state.is_setup)
+        copied = pickling.copied(self)
+        if copied is not self and isinstance(copied, Pytree):
+            bookkeeping.separate(copied, self)
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
@@ -225,6 +243,8 @@ class Pytree(
         for name, value in bookkeeping.attribute_items(self):
             found = pickling.by_name(value)
             vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
+        for name, value in pickling.slots_of(self).items():
+            object.__setattr__(copied, name, copy.deepcopy(value, memo))
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:
