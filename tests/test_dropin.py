@@ -439,3 +439,86 @@ def test_the_top_level_names_of_the_peer_that_exist_here_agree():
     older = {"to_refs", "to_arrays"}  # those of the peer's releases up to 0.12.0
     newer = {"RoPE", "dot_product_attention_with_rope"}  # those after 0.12.8
     assert set(nnx.__all__) - flax_names.BEYOND - older - newer <= set(dir(peer))
+
+
+# ------------------------------------------------------- what Python asks of a package
+
+
+@in_both
+def test_flax_nnx_can_be_imported_again_and_again(run):
+    program = """
+        import importlib, sys
+        from unittest import mock
+        from flax import nnx
+        from graftree import errors
+
+        for _ in range(2):
+            now = sys.modules["flax.nnx"]
+            assert importlib.reload(now) is now
+            assert importlib.reload(nnx.statelib) is nnx.statelib
+            del sys.modules["flax.nnx"]
+            import flax.nnx
+            assert flax.nnx.Linear is nnx.Linear
+            with mock.patch.dict(sys.modules):
+                for name in [x for x in sys.modules if x.partition(".")[0] == "flax"]:
+                    del sys.modules[name]
+                from flax import nnx as again
+                from flax.nnx import statelib
+                import flax.errors
+                assert again.Linear is nnx.Linear and statelib is nnx.statelib
+                kind = errors.TraceContextError
+                assert issubclass(kind, flax.errors.TraceContextError)
+                assert issubclass(kind, flax.errors.FlaxError)
+        import flax.errors
+        assert flax.errors.TraceContextError is errors.TraceContextError
+        assert issubclass(errors.StaticArgumentError, flax.errors.FlaxError)
+    """
+    check(run(program))
+
+
+@in_both
+def test_flax_nnx_is_a_package_with_a_file_a_spec_and_a_listing(run):
+    program = """
+        import importlib, importlib.util, inspect, pathlib, pkgutil
+        from flax import nnx
+        import graftree
+
+        assert inspect.getfile(nnx) == nnx.__file__ == graftree.__file__
+        listed = {x.name: x.ispkg for x in pkgutil.iter_modules(nnx.__path__)}
+        assert listed["nn"] and not listed["statelib"] and "core" not in listed
+        for name in listed:
+            assert importlib.util.find_spec(f"flax.nnx.{name}")
+            module = importlib.import_module(f"flax.nnx.{name}")
+            assert importlib.util.find_spec(f"flax.nnx.{name}")
+            assert pathlib.Path(inspect.getfile(module)).exists()
+            assert getattr(nnx, name) is module
+    """
+    check(run(program))
+
+
+@with_flax
+def test_star_imports_give_what_those_of_flax_give(run, start):
+    program = """
+        from flax.nnx import *
+        print(*sorted(x for x in globals() if not x.startswith("__")))
+    """
+    ours, theirs = run(program), start("script.py", GRAFTREE_DROPIN="0")
+    assert ours.returncode == theirs.returncode == 0, ours.stderr + theirs.stderr
+    assert set(theirs.stdout.split()) <= set(ours.stdout.split())
+
+
+def test_uninstalling_forgets_the_listing(start):
+    program = """
+        import sys
+        from graftree import dropin
+        before = list(sys.path_hooks), dict(sys.modules)
+        dropin.install()
+        from flax import nnx
+        import importlib, pkgutil
+        importlib.reload(nnx)
+        assert [*pkgutil.iter_modules(nnx.__path__)]
+        dropin.uninstall()
+        assert sys.path_hooks == before[0]
+        assert not [x for x in {*sys.modules} - {*before[1]} if "flax.nnx" in x]
+    """
+    check(start("-c", textwrap.dedent(program)))

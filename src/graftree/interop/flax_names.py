@@ -22,6 +22,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import machinery
 from typing import Any
 
 from graftree.core.modules.refs import with_vars
@@ -176,6 +177,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
         _PUBLIC: "Conv ConvTranspose Einsum Embed",
         "nn.support.arguments": "canonicalize_padding",
+        "interop.older_functions": "_conv_dimension_numbers=conv_dimension_numbers",
         "nn.embed": "default_embed_init",
     },
     "nn.lora": {
@@ -436,7 +438,36 @@ def beside(path: str) -> types.ModuleType:
 
 def top_level_paths() -> frozenset[str]:
     """The paths that lie directly below the public namespace."""
-    return frozenset(path for path in {*MODULES, *ALIASES, *SAME} if "." not in path)
+    return frozenset(name for name, _ in list_below(_PUBLIC))
+
+
+def list_below(path: str) -> list[tuple[str, bool]]:
+    """Lists the paths directly below a path: their names, and whether more are below.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.list_below("training")
+        [('ema', False), ('metrics', False), ('optimizer', False)]
+    """
+    paths = {*MODULES, *ALIASES, *SAME}
+    packages = {other.rpartition(".")[0] for other in paths}
+    return sorted(
+        (name, other in packages)
+        for other, (package, _, name) in ((x, x.rpartition(".")) for x in paths)
+        if package == path
+    )
+
+
+def is_table(name: str) -> bool:
+    """Whether a module of this name has no file of its own, but was made of the table.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.is_table("graftree.statelib")
+        True
+    """
+    top, _, path = name.partition(".")
+    return top == "graftree" and path in MODULES and path not in MODULES[path]
 
 
 def install() -> None:
@@ -454,6 +485,8 @@ def install() -> None:
         else:
             module = types.ModuleType(_full(path), f"Names of ``flax.nnx.{path}``.")
             setattr(module, "__all__", [*origins])  # noqa: B010
+            module.__file__ = __file__
+            module.__spec__ = machinery.ModuleSpec(_full(path), None, origin=__file__)
             if any(below.startswith(f"{path}.") for below in MODULES):
                 module.__path__ = []  # a package: there are paths below it
             _register(path, module)
@@ -531,7 +564,7 @@ def _vars_as(node: Any, /, **options: Any) -> Any:
 
 
 _older = _origins(OLDER)
-_deprecated = {
+DEPRECATED = {
     "abstract_with_sharding": deprecations.deprecated(as_abstract),
     "pure": deprecations.deprecated(as_pure),
     "vars_as": deprecations.deprecated(_vars_as),
@@ -583,8 +616,8 @@ def look_up(name: str) -> Any:
             stacklevel=2,
         )
         return Variable
-    if name in _deprecated:
-        return _deprecated[name]
+    if name in DEPRECATED:
+        return DEPRECATED[name]
     if name in _older:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)
