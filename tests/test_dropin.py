@@ -507,6 +507,46 @@ def test_star_imports_give_what_those_of_flax_give(run, start):
     assert set(theirs.stdout.split()) <= set(ours.stdout.split())
 
 
+@with_flax
+def test_pickles_of_flax_load_or_say_that_they_are_of_flax(run, start, write):
+    program = """
+        import pickle
+        from flax import nnx
+        model = nnx.Linear(1, 2, rngs=nnx.Rngs(0))
+        tagged = nnx.Param(1.0, tag="x")
+        state = nnx.state(model)
+        pickle.dump((state, nnx.to_flat_state(state), tagged), open("state", "wb"))
+        for name, x in dict(model=model, list=nnx.List([1]), rngs=nnx.Rngs(0)).items():
+            pickle.dump(x, open(name, "wb"))
+        print(model.kernel[...].tolist(), nnx.Linear.__module__)
+    """
+    written = start(write(program), GRAFTREE_DROPIN="0")
+    assert written.stdout.endswith("flax.nnx.nn.linear\n"), written.stderr
+    program = """
+        import pickle
+        from flax import nnx
+        model = nnx.Linear(1, 2, rngs=nnx.Rngs(1))
+        state, flat, tagged = pickle.load(open("state", "rb"))
+        nnx.update(model, state, strict=True)
+        print(model.kernel[...].tolist(), nnx.Linear.__module__)
+        assert nnx.from_flat_state(flat) == state
+        tagged.set_value(2.0)
+        assert tagged.tag == "x" and float(nnx.jit(lambda v: v * 2)(tagged)) == 4
+        for name in "model", "list", "rngs":
+            try:
+                pickle.load(open(name, "rb"))
+            except pickle.UnpicklingError as error:
+                print(str(error).splitlines()[0])
+    """
+    refused = (
+        "This pickle was written by Flax NNX: its objects have the attributes of "
+        "Flax's classes."
+    )
+    (line,) = written.stdout.splitlines()
+    ours = line.replace("flax.nnx.nn", "graftree.nn")
+    check(run(program), ours, refused, refused, refused)
+
+
 def test_uninstalling_forgets_the_listing(start):
     program = """
         import sys

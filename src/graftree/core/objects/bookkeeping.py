@@ -15,12 +15,14 @@ those inside a trace, keep a plain dict and pay nothing.
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from graftree import errors
 from graftree.core import ownership, stamps
 from graftree.core.objects import attributes, classes
 from graftree.core.objects.attributes import AttributeTable
@@ -93,6 +95,18 @@ class PytreeState:
 
     def __reduce__(self) -> Any:
         return PytreeState, (self.initializing, self.is_setup)
+
+    def __setstate__(self, state: Any) -> None:
+        """Refuses pickles of Flax NNX; those made here have no such state."""
+        raise pickle.UnpicklingError(
+            errors.message(
+                "This pickle was written by Flax NNX: its objects have the attributes "
+                "of Flax's classes.",
+                way_out="Load it without graftree.dropin, and pickle or save the State "
+                "alone, nnx.state(model);\na model made here takes it by "
+                "nnx.update(model, state, strict=True).",
+            )
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
         return PytreeState(self.initializing, self.is_setup)
