@@ -141,7 +141,8 @@ def slots_of(x: Any) -> dict[str, Any]:
     """The attributes of an object that are in slots."""
     found: dict[str, Any] = {}
     for kind in reversed(type(x).__mro__):
-        for name, member in vars(kind).items():
+        # By their descriptors, whose names are those that Python gave them.
+        for name, member in vars(kind).items() if vars(kind).get("__slots__") else ():
             if isinstance(member, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # it may be unset
                     found[name] = member.__get__(x)
