@@ -439,3 +439,126 @@ def test_the_top_level_names_of_the_peer_that_exist_here_agree():
     older = {"to_refs", "to_arrays"}  # those of the peer's releases up to 0.12.0
     newer = {"RoPE", "dot_product_attention_with_rope"}  # those after 0.12.8
     assert set(nnx.__all__) - flax_names.BEYOND - older - newer <= set(dir(peer))
+
+
+# ------------------------------------------------------- what Python asks of a package
+
+
+@in_both
+def test_flax_nnx_can_be_imported_again_and_again(run):
+    program = """
+        import importlib, sys
+        from unittest import mock
+        from flax import nnx
+        from graftree import errors
+
+        for _ in range(2):
+            now = sys.modules["flax.nnx"]
+            assert importlib.reload(now) is now
+            assert importlib.reload(nnx.statelib) is nnx.statelib
+            del sys.modules["flax.nnx"]
+            import flax.nnx
+            assert flax.nnx.Linear is nnx.Linear
+            with mock.patch.dict(sys.modules):
+                for name in [x for x in sys.modules if x.partition(".")[0] == "flax"]:
+                    del sys.modules[name]
+                from flax import nnx as again
+                from flax.nnx import statelib
+                import flax.errors
+                assert again.Linear is nnx.Linear and statelib is nnx.statelib
+                kind = errors.TraceContextError
+                assert issubclass(kind, flax.errors.TraceContextError)
+                assert issubclass(kind, flax.errors.FlaxError)
+        import flax.errors
+        assert flax.errors.TraceContextError is errors.TraceContextError
+        assert issubclass(errors.StaticArgumentError, flax.errors.FlaxError)
+    """
+    check(run(program))
+
+
+@in_both
+def test_flax_nnx_is_a_package_with_a_file_a_spec_and_a_listing(run):
+    program = """
+        import importlib, importlib.util, inspect, pathlib, pkgutil
+        from flax import nnx
+        import graftree
+
+        assert inspect.getfile(nnx) == nnx.__file__ == graftree.__file__
+        listed = {x.name: x.ispkg for x in pkgutil.iter_modules(nnx.__path__)}
+        assert listed["nn"] and not listed["statelib"] and "core" not in listed
+        for name in listed:
+            assert importlib.util.find_spec(f"flax.nnx.{name}")
+            module = importlib.import_module(f"flax.nnx.{name}")
+            assert importlib.util.find_spec(f"flax.nnx.{name}")
+            assert pathlib.Path(inspect.getfile(module)).exists()
+            assert getattr(nnx, name) is module
+    """
+    check(run(program))
+
+
+@with_flax
+def test_star_imports_give_what_those_of_flax_give(run, start):
+    program = """
+        from flax.nnx import *
+        print(*sorted(x for x in globals() if not x.startswith("__")))
+    """
+    ours, theirs = run(program), start("script.py", GRAFTREE_DROPIN="0")
+    assert ours.returncode == theirs.returncode == 0, ours.stderr + theirs.stderr
+    assert set(theirs.stdout.split()) <= set(ours.stdout.split())
+
+
+@with_flax
+def test_pickles_of_flax_load_or_say_that_they_are_of_flax(run, start, write):
+    program = """
+        import pickle
+        from flax import nnx
+        model = nnx.Linear(1, 2, rngs=nnx.Rngs(0))
+        tagged = nnx.Param(1.0, tag="x")
+        state = nnx.state(model)
+        pickle.dump((state, nnx.to_flat_state(state), tagged), open("state", "wb"))
+        for name, x in dict(model=model, list=nnx.List([1]), rngs=nnx.Rngs(0)).items():
+            pickle.dump(x, open(name, "wb"))
+        print(model.kernel[...].tolist(), nnx.Linear.__module__)
+    """
+    written = start(write(program), GRAFTREE_DROPIN="0")
+    assert written.stdout.endswith("flax.nnx.nn.linear\n"), written.stderr
+    program = """
+        import pickle
+        from flax import nnx
+        model = nnx.Linear(1, 2, rngs=nnx.Rngs(1))
+        state, flat, tagged = pickle.load(open("state", "rb"))
+        nnx.update(model, state, strict=True)
+        print(model.kernel[...].tolist(), nnx.Linear.__module__)
+        assert nnx.from_flat_state(flat) == state
+        tagged.set_value(2.0)
+        assert tagged.tag == "x" and float(nnx.jit(lambda v: v * 2)(tagged)) == 4
+        for name in "model", "list", "rngs":
+            try:
+                pickle.load(open(name, "rb"))
+            except pickle.UnpicklingError as error:
+                print(str(error).splitlines()[0])
+    """
+    refused = (
+        "This pickle was written by Flax NNX: its objects have the attributes of "
+        "Flax's classes."
+    )
+    (line,) = written.stdout.splitlines()
+    ours = line.replace("flax.nnx.nn", "graftree.nn")
+    check(run(program), ours, refused, refused, refused)
+
+
+def test_uninstalling_forgets_the_listing(start):
+    program = """
+        import sys
+        from graftree import dropin
+        before = list(sys.path_hooks), dict(sys.modules)
+        dropin.install()
+        from flax import nnx
+        import importlib, pkgutil
+        importlib.reload(nnx)
+        assert [*pkgutil.iter_modules(nnx.__path__)]
+        dropin.uninstall()
+        assert sys.path_hooks == before[0]
+        assert not [x for x in {*sys.modules} - {*before[1]} if "flax.nnx" in x]
+    """
+    check(start("-c", textwrap.dedent(program)))

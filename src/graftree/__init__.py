@@ -136,7 +136,6 @@ from graftree.interop.graph_contexts.contexts import (
     update_context,
 )
 from graftree.interop.graph_contexts.node_states import NodeStates, from_tree, to_tree
-from graftree.interop.old_places import install as _install_old_places
 from graftree.nn import initializers
 from graftree.nn.activations import (
     PReLU,
@@ -489,7 +488,6 @@ __all__ = [
 
 # Sub-module paths of Flax NNX; what is not listed above is looked up there too.
 _install()
-_install_old_places()
 _install_exporting()
 if not _typing.TYPE_CHECKING:
     __getattr__ = _look_up

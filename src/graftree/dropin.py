@@ -46,6 +46,8 @@ VARIABLE = "GRAFTREE_DROPIN"
 """The environment variable under which every Python that starts does `install`."""
 
 _NAMESPACE = "flax.nnx"
+# What `pkgutil` finds in the ``__path__`` of the namespace; there is no such folder.
+_PLACE = f"{__file__}/{_NAMESPACE}"
 
 
 def install() -> None:
@@ -70,7 +72,13 @@ def install() -> None:
             "Call graftree.dropin.install() before anything imports flax.nnx, or start "
             f"the program with `python -m graftree.dropin` or {VARIABLE}=1."
         )
-    sys.meta_path.insert(0, _Finder())
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    sys.path_hooks.append(_Names)
+    finder.undo += [
+        lambda: sys.path_hooks.remove(_Names),
+        lambda: sys.path_importer_cache.pop(_PLACE, None),
+    ]
 
 
 def uninstall() -> None:
@@ -118,6 +126,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         top, _, below = fullname.partition(".")
+        if target is not None and flax_names.is_table(fullname):
+            # It is reloaded, under the name that it has.
+            return importlib.machinery.ModuleSpec(fullname, self)
         if top != "flax":
             return None
         if below == "nnx" or below.startswith("nnx."):
@@ -130,17 +141,23 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             # Without `name`, or `from flax import linen` shows its own message.
             raise ModuleNotFoundError(self._missing(fullname))
         # A package, so that the import system asks for what is below it.
-        return importlib.util.spec_from_loader(fullname, self, is_package=True)
+        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if fullname == _NAMESPACE:
+            spec.origin = graftree.__file__
+            spec.submodule_search_locations = [_PLACE]
+        return spec
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__
+        if flax_names.is_table(name):
+            return  # there is nothing to run
         self.undo.append(lambda: _forget(name))
         if name == "flax":
             _fill_top(module)
         elif name == _NAMESPACE:
             _jax.follow_environment(self.environment)
             _fill_namespace(module)
-            if self.has_flax:
+            if self.has_flax:  # which may be another one, after a second import
                 self.undo += [_join_errors(), _join_flags(), _join_axis_rules()]
         else:
             # The import system takes what it finds here: our own module, unchanged.
@@ -154,6 +171,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             f"No module named {name!r}: Graftree has no counterpart for it.\n"
             f"{way_out}, or replace this import."
         )
+
+
+class _Names:
+    """Lists what is below ``flax.nnx``: `pkgutil` looks in its ``__path__``."""
+
+    def __init__(self, path: str) -> None:
+        if path != _PLACE:
+            raise ImportError(f"{path} is not the place of {_NAMESPACE}.")
+
+    def find_spec(self, fullname: str, target: Any = None) -> None:
+        """Finds nothing: `_Finder` was asked before."""
+
+    def iter_modules(self, prefix: str = "") -> list[tuple[str, bool]]:
+        """The names, and whether they are packages."""
+        listed = flax_names.list_below("")
+        return [(prefix + name, is_package) for name, is_package in listed]
 
 
 def _is_installed(package: str) -> bool:
@@ -185,6 +218,7 @@ def _fill_namespace(module: types.ModuleType) -> None:
     """Makes ``flax.nnx``: the public namespace as programs for Flax know it."""
     names = [name for name in graftree.__all__ if name not in flax_names.BEYOND]
     paths = flax_names.top_level_paths()
+    starred = [*names, *sorted({*paths, *flax_names.DEPRECATED}.difference(names))]
 
     def attribute(name: str) -> Any:
         if name in paths:
@@ -203,17 +237,22 @@ def _fill_namespace(module: types.ModuleType) -> None:
     module.__doc__ = graftree.__doc__
     vars(module).update({name: getattr(graftree, name) for name in names})
     vars(module).update(
-        __all__=names,
+        __all__=starred,
+        __file__=graftree.__file__,
         __getattr__=attribute,
-        __dir__=lambda: sorted({*vars(module), *paths}),
+        __dir__=lambda: sorted({*vars(module), *starred}),
     )
 
 
 def _join_errors() -> Callable[[], object]:
     """Makes our exceptions those of Flax of the same name, or Flax's in general."""
     theirs = importlib.import_module("flax.errors")
-    ours = errors.GraftreeError.__subclasses__()
-    before = [(kind, kind.__bases__, vars(theirs).get(kind.__name__)) for kind in ours]
+    before = [
+        (kind, kind.__bases__, vars(theirs).get(kind.__name__))
+        for kind in errors.GraftreeError.__subclasses__()
+        if not issubclass(kind, vars(theirs).get(kind.__name__, theirs.FlaxError))
+    ]
+    init = vars(errors.GraftreeError).get("__init__")
     # The constructor stays that of all exceptions, whatever Flax's classes take.
     errors.GraftreeError.__init__ = Exception.__init__  # type: ignore[method-assign]
     for kind, bases, counterpart in before:
@@ -226,7 +265,8 @@ def _join_errors() -> Callable[[], object]:
             kind.__bases__ = bases
             if counterpart:
                 setattr(theirs, kind.__name__, counterpart)
-        del errors.GraftreeError.__init__
+        if init is None:
+            del errors.GraftreeError.__init__
 
     return undo
 
@@ -234,6 +274,8 @@ def _join_errors() -> Callable[[], object]:
 def _join_flags() -> Callable[[], object]:
     """Lets ``flax.config.update`` reach our flags, those changed before included."""
     theirs = importlib.import_module("flax.configurations").config
+    if "update" in vars(theirs):
+        return lambda: None  # they are joined
     update = theirs.update
 
     def update_both(flag: Any, value: Any, /) -> None:
@@ -280,7 +322,7 @@ def _forget(name: str) -> None:
     module = sys.modules.pop(name, None)
     package, _, attribute = name.rpartition(".")
     attributes = vars(sys.modules[package]) if package in sys.modules else {}
-    if attributes.get(attribute) is module:
+    if module is not None and attributes.get(attribute) is module:
         del attributes[attribute]
 
 

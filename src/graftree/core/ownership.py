@@ -115,6 +115,10 @@ class TraceState:
     def __reduce__(self) -> Any:
         return TraceState, ()
 
+    def __setstate__(self, state: Any) -> None:
+        """Takes a new snapshot: pickles of Flax NNX have a state."""
+        self.jax_trace = current()
+
 
 class Owner(TraceState):
     """The trace that owns a Variable; assigning a token changes the owner."""

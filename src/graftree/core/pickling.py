@@ -1,14 +1,22 @@
-"""How objects are pickled: as a global name, or as the call that made them.
+"""How objects are pickled, and copied by the same methods.
 
 Functions are pickled by name. Two kinds of objects in their place would not be: those
 that JAX wraps, such as ``jax.nn.relu``, and those that `transforms` returns, which hold
 what JAX compiled, and weak references.
+
+A class may say itself how its objects are pickled and copied (``__reduce__``,
+``__getstate__``, ...). `copied` asks it, as the module `copy` does where a class has no
+``__copy__``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import copyreg
 import importlib
+import types
+from collections.abc import Callable
 from typing import Any, Self
 
 
@@ -53,10 +61,10 @@ class _ByName:
     """Stands in a pickle for a function; it is loaded as that function."""
 
     def __init__(self, function: Any) -> None:
-        self._place = (function.__module__, function.__qualname__)
+        self.function = function
 
     def __reduce__(self) -> Any:
-        return _find, self._place
+        return _find, (self.function.__module__, self.function.__qualname__)
 
 
 def by_name(value: Any) -> Any:
@@ -64,6 +72,81 @@ def by_name(value: Any) -> Any:
     if not hasattr(value, "__wrapped__") or _global_name(value) is None:
         return value
     return _ByName(value)
+
+
+def with_names(made: Any) -> Any:
+    """What a ``__reduce_ex__`` returned, with functions by name in the attributes."""
+    return _with_attributes(made, by_name)
+
+
+def _with_attributes(made: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(made, str) or len(made) < 3:
+        return made
+    make, args, state, *rest = made
+    if type(state) is dict:
+        state = {name: change(value) for name, value in state.items()}
+    elif type(state) is tuple and len(state) == 2 and type(state[0]) is dict:
+        state = {name: change(value) for name, value in state[0].items()}, state[1]
+    return make, args, state, *rest
+
+
+def copied(x: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of an object, made as it would be pickled and loaded.
+
+    Args:
+        x: The object.
+        memo: That of ``copy.deepcopy``; ``None`` for a shallow copy.
+    """
+    made = x.__reduce_ex__(4)
+    if isinstance(made, str):
+        return x
+    made = _with_attributes(made, lambda v: v.function if type(v) is _ByName else v)
+    parts: list[Any] = [*made, *[None] * (6 - len(made))]
+    make, args, state, items, pairs, setter = parts
+
+    def own(part: Any) -> Any:
+        return part if memo is None else copy.deepcopy(part, memo)
+
+    new = make(*map(own, args))
+    if memo is not None:
+        memo[id(x)] = new
+    if state is not None:
+        set_state(new, own(state), setter)
+    for item in items or ():
+        new.append(own(item))
+    for key, value in pairs or ():
+        new[own(key)] = own(value)
+    return new
+
+
+def set_state(x: Any, state: Any, setter: Any = None) -> None:
+    """Gives an object the state that its ``__getstate__`` returned."""
+    if setter is not None:
+        setter(x, state)
+    elif hasattr(x, "__setstate__"):
+        x.__setstate__(state)
+    else:
+        set_attributes(x, state)
+
+
+def set_attributes(x: Any, state: Any) -> None:
+    """Gives an object the attributes in the state of an object without methods."""
+    entries, slots = state if isinstance(state, tuple) else (state, None)
+    vars(x).update(entries or {})
+    for name, value in (slots or {}).items():
+        object.__setattr__(x, name, value)
+
+
+def slots_of(x: Any) -> dict[str, Any]:
+    """The attributes of an object that are in slots."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(x).__mro__):
+        # By their descriptors, whose names are those that Python gave them.
+        for name, member in vars(kind).items() if vars(kind).get("__slots__") else ():
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # it may be unset
+                    found[name] = member.__get__(x)
+    return found
 
 
 def _global_name(value: Any) -> str | None:

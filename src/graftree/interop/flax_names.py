@@ -22,6 +22,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import machinery
 from typing import Any
 
 from graftree.core.modules.refs import with_vars
@@ -41,7 +42,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         _PUBLIC: "A Variable Param BatchStat Cache Intermediate Perturbation"
         " VariableMetadata with_metadata register_variable_name"
         " variable_name_from_type variable_type_from_name"
-        " use_eager_sharding using_eager_sharding var_defaults",
+        " use_eager_sharding using_eager_sharding var_defaults"
+        " config",
         "core.variables.variables": "VariableMeta VariableState=Variable",
         "core.variables.defaults": "VarDefaults VarDefaultsContext",
         "core.variables.kinds": "VariableTypeCache=TYPES",
@@ -49,24 +51,31 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
         " AddAxisHook RemoveAxisHook",
         "_jax": "Ref is_array_ref=is_ref",
+        "interop.flax_side.type_aliases": "MISSING Missing SizeBytes",
+        "config": "BaseConfigContext=ScopedDefault",
     },
     "pytreelib": {
         _PUBLIC: "Pytree Object Data Static data static dataclass is_data has_data"
-        " register_data_type check_pytree",
+        " register_data_type check_pytree"
+        " Variable config",
         "core.objects.pytrees": "ObjectMeta PytreeMeta PytreeState",
         "core.objects.attributes": "DATA_REGISTRY",
-        "interop.flax_side.type_aliases": "AttributeStatus",
+        "interop.flax_side.type_aliases": "AttributeStatus MISSING Missing SizeBytes",
     },
     "module": {
         _PUBLIC: "M Module capture view view_info with_attributes iter_children"
-        " iter_module_children iter_modules",
+        " iter_module_children iter_modules"
+        " Pytree State split_state config",
         "core.modules.modules": "ModuleMeta first_from",
         "core.modules.recorders": "tuple_init tuple_reduce",
+        "annotations": "Key PathParts=Path",
+        "core.objects.pytrees": "PytreeMeta",
     },
     "helpers": {
-        _PUBLIC: "Dict List Sequential TrainState",
+        _PUBLIC: "Dict List Sequential TrainState GraphDef Module Rngs State Variable",
         "nn.sequential": "has_keyword_arg",
         "interop.flax_side.type_aliases": "ModuleDefApply",
+        "core.graph.proxy_callers": "ApplyCaller",
     },
     "reprlib": {
         "core.text.representations": "Representable MappingReprMixin"
@@ -91,19 +100,27 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " pop call as_pure set_metadata find_duplicates map recursive_map iter_graph"
         " iter_children iter_module_children SplitContext split_context MergeContext"
         " merge_context UpdateContext update_context current_update_context"
-        " set_graph_mode set_graph_updates cached_partial with_vars pure vars_as",
+        " set_graph_mode set_graph_updates cached_partial with_vars pure vars_as"
+        " map_state config",
         "core.graph.graphdefs": "ArrayRefDef NodeDef NodeRef Static TreeNodeDef"
         " VariableDef",
-        "core.graph.flattening": "IndexMap RefMap",
+        "core.graph.flattening": "IndexMap RefMap PythonRefMap=RefMap",
         "core.graph.nodes": "DataElem StaticElem get_node_impl get_node_impl_for_type"
         " is_graph_node is_node is_node_leaf is_node_module is_node_type"
         " is_pytree_node register_graph_node_type register_pytree_node_type",
         "core.paths": "jax_to_nnx_path=from_jax",
         "core.imprints": "HashableMapping",
         "interop.graph_contexts.contexts": "ArrayRefOutput GRAPH_CONTEXT GraphContext"
-        " NO_UPDATE NoUpdate Repeated",
+        " NO_UPDATE NoUpdate Repeated"
+        " UpdateContextManager=update_context",
         "interop.older_functions": "graph_pop static_cache",
         "annotations": "Key PathParts=Path",
+        "core.graph.proxy_callers": "ApplyCaller CallableProxy DelayedAccessor",
+        "interop.helpers": "GRAPH_REGISTRY PYTREE_REGISTRY",
+        "interop.deprecations": "deprecated",
+        "_jax": "is_array_ref=is_ref",
+        "interop.flax_side.type_aliases": "is_key_like Leaf Index",
+        "config": "BaseConfigContext=ScopedDefault",
     },
     "statelib": {
         _PUBLIC: "State FlatState split_state filter_state merge_state map_state"
@@ -111,17 +128,22 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " restore_int_paths",
         "core.states.states": "diff",
         "core.states.flat_states": "create_path_filters",
+        "annotations": "Key PathParts=Path",
     },
     "filterlib": {
         _PUBLIC: "All Any Everything Not Nothing OfType PathContains WithTag",
         "core.filters": "PathIn filters_to_predicates to_predicate",
-        "annotations": "Filter FilterLiteral Predicate",
+        "annotations": "Filter FilterLiteral Predicate Key PathParts=Path",
+        "interop.helpers": "HasTag",
     },
     "rnglib": {
         _PUBLIC: "Rngs RngStream RngState RngKey RngCount split_rngs fork_rngs"
-        " with_rngs reseed restore_rngs",
+        " with_rngs reseed restore_rngs"
+        " Pytree Variable",
         "core.rng.streams": "NotKey",
         "core.rng.reseeding": "SplitBackups backup_keys",
+        "annotations": "Key",
+        "interop.flax_side.type_aliases": "MISSING Missing",
     },
     "traversals": {
         "core.states.nested": "empty_node flatten_mapping flatten_to_sequence"
@@ -132,16 +154,27 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "transforms.crossing.prefixes": "PrefixMapping TreeState",
         "interop.graph_contexts.node_states": "NodeStates to_tree from_tree"
         " check_consistent_aliasing clear_non_graph_nodes",
+        _PUBLIC: "Pytree State prefix",
+        "annotations": "PathParts=Path",
+        "interop.flax_side.type_aliases": "Leaf Missing Index",
+        "interop.helpers": "check_no_aliases broadcast_prefix broadcast_prefix_map"
+        " variable_changed filter_kwargs",
     },
     "transforms.autodiff": {
         "transforms.derivatives.grad": "grad value_and_grad",
         "transforms.derivatives.vjp_jvp": "vjp jvp",
-        "transforms.derivatives.custom_vjp": "custom_vjp CustomVjp",
-        _PUBLIC: "DiffState remat",
+        "transforms.derivatives.custom_vjp": "custom_vjp CustomVjp"
+        " SimpleCustomVjp=CustomVjp",
+        _PUBLIC: "DiffState remat State",
+        "interop.flax_side.type_aliases": "MISSING Missing",
+        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
     },
     "transforms.iteration": {
         _PUBLIC: "Carry StateAxes fori_loop pmap scan transform_metadata vmap"
-        " while_loop",
+        " while_loop"
+        " Module State",
+        "interop.flax_side.type_aliases": "Leaf Index Missing PytreeDeque",
+        "transforms.crossing.decorators": "resolve_kwargs=to_positions",
     },
     "transforms.compilation": {
         _PUBLIC: "jit jit_partial shard_map StateSharding",
@@ -151,52 +184,82 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " SimpleCompiled=Compiled SimpleLowered=Lowered SimpleTraced=Traced"
         " SimplePartialCompiled=Compiled"
         " SimplePartialLowered=Lowered SimplePartialTraced=Traced",
+        "interop.flax_side.type_aliases": "MISSING Missing",
+        "annotations": "PathParts=Path",
     },
     "transforms.general": {
         "interop.graph_contexts.node_states": "merge_inputs split_inputs",
+        "interop.flax_side.type_aliases": "MISSING Missing",
     },
     "transforms.transforms": {
-        _PUBLIC: "checkify cond eval_shape make_jaxpr switch",
+        _PUBLIC: "checkify cond eval_shape make_jaxpr switch Module",
         "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
         "transforms.crossing.decorators": "resolve_kwargs=to_positions",
+        "interop.flax_side.type_aliases": "Leaf Index MISSING Missing",
+        "core.graph.proxy_callers": "CallableProxy DelayedAccessor",
     },
     "spmd": {
         _PUBLIC: "PARTITION_NAME with_partitioning get_partition_spec"
-        " get_named_sharding as_abstract get_abstract_model abstract_with_sharding",
+        " get_named_sharding as_abstract get_abstract_model abstract_with_sharding"
+        " eval_shape",
         "core.variables.partitioning": "add_axis remove_axis get_var_pspec",
+        "annotations": "Sharding",
+        "interop.deprecations": "deprecated",
     },
     # Layers.
     "nn.attention": {
         "nn.attention": "dot_product_attention dot_product_attention_weights"
         " make_attention_mask make_causal_mask combine_masks",
-        _PUBLIC: "MultiHeadAttention RoPE dot_product_attention_with_rope",
+        _PUBLIC: "MultiHeadAttention RoPE dot_product_attention_with_rope"
+        " LayerNorm LinearGeneral",
+        "annotations": "Array Initializer DotGeneralT",
+        "nn.linear": "default_kernel_init",
+        "core.modules.modules": "first_from",
     },
-    "nn.dtypes": {"nn.support.computation": "canonicalize_dtype promote_dtype"},
+    "nn.dtypes": {
+        "nn.support.computation": "canonicalize_dtype promote_dtype",
+        "annotations": "Dtype",
+    },
     "nn.linear": {
         "nn.linear": "Linear LinearGeneral default_bias_init default_kernel_init",
         _PUBLIC: "Conv ConvTranspose Einsum Embed",
         "nn.support.arguments": "canonicalize_padding",
+        "interop.older_functions": "_conv_dimension_numbers=conv_dimension_numbers",
         "nn.embed": "default_embed_init",
+        "annotations": "Array LaxPadding PaddingLike ConvGeneralDilatedT EinsumT",
+        "core.modules.modules": "first_from",
+        "interop.flax_side.type_aliases": "Axis",
     },
     "nn.lora": {
         "nn.lora": "LoRA LoRALinear LoRAParam default_a_initializer"
         " default_b_initializer",
+        _PUBLIC: "Linear",
+        "interop.flax_side.type_aliases": "Axis",
+        "annotations": "Array",
     },
     "nn.normalization": {
         "nn.normalization": "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm",
-        _PUBLIC: "SpectralNorm WeightNorm",
+        _PUBLIC: "SpectralNorm WeightNorm Module",
+        "annotations": "Array",
+        "core.modules.modules": "first_from",
     },
     "nn.recurrent": {
         "nn.recurrent": "RNN RNNBase RNNCellBase Bidirectional flip_sequences",
-        _PUBLIC: "GRUCell LSTMCell OptimizedLSTMCell SimpleCell",
+        _PUBLIC: "GRUCell LSTMCell OptimizedLSTMCell SimpleCell Linear",
         "nn.cells": "modified_orthogonal",
         "nn.linear": "default_bias_init default_kernel_init",
+        "annotations": "Array Dtype Initializer Shape PromoteDtypeFn",
     },
-    "nn.stochastic": {_PUBLIC: "Dropout"},
+    "nn.stochastic": {
+        _PUBLIC: "Dropout Module",
+        "core.modules.modules": "first_from",
+    },
     # Training.
     "training.optimizer": {
-        _PUBLIC: "Optimizer ModelAndOptimizer OptArray OptState OptVariable",
+        _PUBLIC: "Optimizer ModelAndOptimizer OptArray OptState OptVariable"
+        " Param Pytree Variable",
         "training.optimizers": "to_opt_state",
+        "interop.flax_side.type_aliases": "MISSING",
     },
     # The bridge to Linen, whose files need Flax.
     "bridge": {
@@ -213,20 +276,24 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "interop.bridge.to_linen": "ToLinen to_linen to_linen_class",
         "interop.bridge.functional": "Functional functional",
         "interop.bridge.linen_side": "current_linen_module linen_rngs_dict",
+        _PUBLIC: "Module Pytree Rngs State",
     },
     "bridge.variables": {
         "interop.bridge.variables": "NNXMeta get_col_name is_vanilla_variable"
         " linen_vars_to_nnx_attrs nnx_attrs_to_linen_vars sort_variable_types"
         " to_linen_var to_nnx_var with_partitioning",
+        "annotations": "LogicalNames",
     },
     "bridge.module": {
         "interop.bridge.modules": "Module ModuleBase ModuleMeta compact",
         "interop.bridge.binding": "ModuleState has_setup",
         "interop.bridge.contexts": "MODULE_CONTEXT AttrPriority ModuleContext"
         " ModuleStackEntry Scope current_context current_module",
+        _PUBLIC: "Pytree register_data_type",
     },
     "bridge.interop": {
         "interop.bridge.foreign_modules": "linen_in_bridge_mdl nnx_in_bridge_mdl",
+        _PUBLIC: "nnx_eval_shape=eval_shape nnx_jit=jit",
     },
 }
 
@@ -436,7 +503,36 @@ def beside(path: str) -> types.ModuleType:
 
 def top_level_paths() -> frozenset[str]:
     """The paths that lie directly below the public namespace."""
-    return frozenset(path for path in {*MODULES, *ALIASES, *SAME} if "." not in path)
+    return frozenset(name for name, _ in list_below(_PUBLIC))
+
+
+def list_below(path: str) -> list[tuple[str, bool]]:
+    """Lists the paths directly below a path: their names, and whether more are below.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.list_below("training")
+        [('ema', False), ('metrics', False), ('optimizer', False)]
+    """
+    paths = {*MODULES, *ALIASES, *SAME}
+    packages = {other.rpartition(".")[0] for other in paths}
+    return sorted(
+        (name, other in packages)
+        for other, (package, _, name) in ((x, x.rpartition(".")) for x in paths)
+        if package == path
+    )
+
+
+def is_table(name: str) -> bool:
+    """Whether a module of this name has no file of its own, but was made of the table.
+
+    Example:
+        >>> from graftree.interop import flax_names
+        >>> flax_names.is_table("graftree.statelib")
+        True
+    """
+    top, _, path = name.partition(".")
+    return top == "graftree" and path in MODULES and path not in MODULES[path]
 
 
 def install() -> None:
@@ -454,6 +550,8 @@ def install() -> None:
         else:
             module = types.ModuleType(_full(path), f"Names of ``flax.nnx.{path}``.")
             setattr(module, "__all__", [*origins])  # noqa: B010
+            module.__file__ = __file__
+            module.__spec__ = machinery.ModuleSpec(_full(path), None, origin=__file__)
             if any(below.startswith(f"{path}.") for below in MODULES):
                 module.__path__ = []  # a package: there are paths below it
             _register(path, module)
@@ -531,7 +629,7 @@ def _vars_as(node: Any, /, **options: Any) -> Any:
 
 
 _older = _origins(OLDER)
-_deprecated = {
+DEPRECATED = {
     "abstract_with_sharding": deprecations.deprecated(as_abstract),
     "pure": deprecations.deprecated(as_pure),
     "vars_as": deprecations.deprecated(_vars_as),
@@ -583,8 +681,8 @@ def look_up(name: str) -> Any:
             stacklevel=2,
         )
         return Variable
-    if name in _deprecated:
-        return _deprecated[name]
+    if name in DEPRECATED:
+        return DEPRECATED[name]
     if name in _older:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -12,6 +12,7 @@ from graftree.annotations import Filter
 from graftree.core.graph import removals
 from graftree.core.modules import views
 from graftree.core.states.states import State
+from graftree.nn import conv
 
 A = TypeVar("A")
 
@@ -79,6 +80,19 @@ def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:
     # With one filter there is no tuple around its State.
     popped: Any = removals.pop(node, *filters)
     return (popped,) if len(filters) == 1 else popped
+
+
+def conv_dimension_numbers(input_shape: Sequence[int]) -> jax.lax.ConvDimensionNumbers:
+    """Where a convolution has batch, channels and spatial axes; they are always there.
+
+    Args:
+        input_shape: ``[batch, *spatial, channels]``.
+
+    Example:
+        >>> nnx.nn.linear._conv_dimension_numbers((1, 8, 8, 3)).rhs_spec
+        (3, 2, 0, 1)
+    """
+    return conv.channels_last(len(input_shape) - 2)
 
 
 @contextlib.contextmanager

@@ -204,7 +204,7 @@ def convolve(
         padding,
         lhs_dilation=input_dilation,
         rhs_dilation=kernel_dilation,
-        dimension_numbers=_channels_last(rank),
+        dimension_numbers=channels_last(rank),
         feature_group_count=layer.feature_group_count,
         **linear.contraction_options(layer, out_sharding),
     )
@@ -326,7 +326,7 @@ def _dilate(inputs: jax.Array, dilation: tuple[int, ...]) -> jax.Array:
     return jax.lax.pad(inputs, zero, [(0, 0, 0), *interior, (0, 0, 0)])
 
 
-def _channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
+def channels_last(rank: int) -> jax.lax.ConvDimensionNumbers:
     """Where batch, channels and spatial axes are in inputs, kernel and outputs."""
     array = (0, rank + 1, *range(1, rank + 1))
     kernel = (rank + 1, rank, *range(rank))
@@ -472,7 +472,7 @@ class ConvTranspose(Module):
             strides,
             "VALID" if is_circular else padding,
             rhs_dilation=_per_axis(self, "kernel_dilation"),
-            dimension_numbers=_channels_last(rank),
+            dimension_numbers=channels_last(rank),
             transpose_kernel=self.transpose_kernel,
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,

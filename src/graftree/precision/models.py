@@ -9,7 +9,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import ownership, patterns
+from graftree.core import patterns
 from graftree.core.graph import traversals
 from graftree.core.modules.modules import Module
 from graftree.core.objects import bookkeeping, methods, outputs
@@ -301,10 +301,9 @@ def _check_callable(changes: list[_Change]) -> None:
 
 def _check_writable(changes: list[_Change]) -> None:
     for change in changes:
-        state = bookkeeping.state_of(change.module)
-        if (change.settings or change.policy.output) and not state.is_owned():
+        if change.settings or change.policy.output:
             name = next(iter(change.settings), outputs.DTYPE)
-            raise ownership.object_error(change.module, name)
+            bookkeeping.check_owned(change.module, name)
         for variable, _ in change.casts:
             variables.check_writable(variable, patterns.dotted(change.path))
 

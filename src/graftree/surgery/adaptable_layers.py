@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from graftree import errors
-from graftree.core import ownership, patterns
+from graftree.core import patterns
 from graftree.core.objects import bookkeeping
 from graftree.core.variables.variables import Variable
 from graftree.nn import conv, embed, linear, lora
@@ -139,5 +139,4 @@ def check(model: Any, layers: Sequence[Part], call: str) -> None:
 def check_owned(layers: Sequence[Part]) -> None:
     """Raises unless the current trace may change all of the layers."""
     for path, layer in layers:
-        if not bookkeeping.state_of(layer).is_owned():
-            raise ownership.object_error(layer, patterns.dotted(path))
+        bookkeeping.check_owned(layer, patterns.dotted(path))

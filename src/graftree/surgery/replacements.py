@@ -13,7 +13,7 @@ from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import ownership, patterns
+from graftree.core import patterns
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
@@ -193,8 +193,8 @@ class _Plan:
         return x
 
     def _set(self, x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any) -> None:
-        if owner is not None and not bookkeeping.state_of(owner).is_owned():
-            raise ownership.object_error(owner, str(key))
+        if owner is not None:
+            bookkeeping.check_owned(owner, str(key))
         if isinstance(x, Pytree):
             name = classes.name_of(type(x), key)
             pytrees.check_assignment(x, name, now)

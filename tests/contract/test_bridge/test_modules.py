@@ -278,3 +278,71 @@ def test_bridge_modules_are_graph_nodes_and_not_pytrees():
 def test_a_functional_needs_init_first():
     with pytest.raises(ValueError, match="call `init` first"):
         nnx.bridge.functional(nnx.Linear)(3, 4).apply({})
+
+
+class Named(Module):
+    name: str = "default"
+    width: int = 2
+
+    @compact
+    def __call__(self):
+        return self.name, self.param("w", nn.initializers.ones, (self.width,)).sum()
+
+
+class Inherits(Named):
+    depth: int = 1
+
+
+class Takes(Module):
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self):
+        return self.name, 0
+
+
+@pytest.mark.parametrize("cls", [Named, Inherits, Takes])
+@pytest.mark.parametrize("how", ["compact", "setup"])
+def test_a_field_called_name_is_set_and_names_the_module(cls, how):
+    class Compact(Module):
+        @compact
+        def __call__(self):
+            part = cls(name="part")
+            return part()[0], self.part is part
+
+    class Setup(Module):
+        def setup(self):
+            self.part = cls(name="part")
+
+        def __call__(self):
+            return self.part()[0], True
+
+    net = {"compact": Compact, "setup": Setup}[how]()
+    (name, is_placed), v = net.init_with_output(0)
+    assert name == "part" and is_placed
+    assert list(v.get("params", {"part": 0})) == ["part"]
+    assert cls(name="outside").name == "outside"
+
+
+def test_a_field_called_name_may_be_left_out_or_given_by_position():
+    class Net(Module):
+        @compact
+        def __call__(self):
+            return [Named()()[0], Named("own")()[0], Named(name=None)()[0]]
+
+    names, v = Net().init_with_output(0)
+    assert names == ["default", "own", "default"]
+    assert list(v["params"]) == ["Named_0", "Named_1", "Named_2"]
+
+
+def test_a_class_without_such_a_field_is_only_placed():
+    class Keeps(Module):
+        def __init__(self, **options):
+            self.options = options
+
+    class Net(Module):
+        @compact
+        def __call__(self):
+            return Keeps(name="part").options, hasattr(self, "part")
+
+    assert Net().apply({}) == ({}, True)

@@ -373,3 +373,13 @@ def test_sowing_from_a_closure_during_a_capture_leaks_nothing():
     with pytest.raises(nnx.errors.TraceContextError):
         nnx.capture(model, nnx.Intermediate)(jnp.ones(2))
     assert not has_buffers(model)
+
+
+def test_buffers_show_nothing_but_what_was_sown():
+    class Shown(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "a", x)
+            return repr(self.__captures__)
+
+    text, _ = nnx.capture(Shown(), nnx.Intermediate)(1)
+    assert "'a': (1,)" in text and "eager_sharding" not in text

@@ -1,10 +1,14 @@
 """Variables: metadata (contract, section 4)."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.modes import MODES
 
 
 def tagged(**entries):
@@ -202,3 +206,66 @@ def test_setting_metadata_of_a_node_is_all_or_nothing():
     with pytest.raises(ValueError, match="Cannot change `ref` metadata"):
         nnx.set_metadata(node, ref=False, tag="x")
     assert not node.a.has_metadata("tag") and not node.b.has_metadata("tag")
+
+
+# ------------------------------------------------------------ `_var_metadata`, a dict
+
+ENTRY_WRITES = {
+    "set": lambda m: m.__setitem__("new", 1),
+    "replace": lambda m: m.__setitem__("tag", "y"),
+    "del": lambda m: m.__delitem__("tag"),
+    "update": lambda m: m.update(tag="y", new=1),
+    "pop": lambda m: m.pop("tag"),
+    "setdefault": lambda m: m.setdefault("new", 1),
+}
+
+
+@pytest.mark.parametrize("write", ENTRY_WRITES.values(), ids=ENTRY_WRITES)
+def test_entries_can_be_written_inside_any_trace(write):
+    v = nnx.Param(jnp.ones(2), tag="x")
+    expected = v.get_metadata()
+    write(expected)
+    jax.eval_shape(lambda x: (write(v._var_metadata), x)[1], 1.0)
+    assert v.get_metadata() == expected == dict(v._var_metadata)
+
+
+@MODES
+@pytest.mark.parametrize("write", ENTRY_WRITES.values(), ids=ENTRY_WRITES)
+def test_what_was_learned_of_a_model_sees_entries_that_are_written(mode, write):
+    def describe(m):
+        seen.append(m.p.get_metadata())
+        return m.p[...]
+
+    seen = []
+    m = nnx.Dict(p=nnx.Param(jnp.ones(2), tag="x"))
+    call = nnx.jit(describe, **mode)
+    for _ in range(3):
+        call(m), nnx.split(m), nnx.state(m), nnx.clone(m)
+    entries = m.p._var_metadata
+    write(entries)
+    call(m)
+    expected = m.p.get_metadata()
+    assert seen[-1] == expected
+    for again in (nnx.clone(m), nnx.merge(*nnx.split(m)), nnx.state(m)):
+        assert again["p"].get_metadata() == expected
+
+
+def test_entries_do_what_a_dict_does():
+    v = nnx.Param(jnp.ones(2), tag="x")
+    entries, expected = v._var_metadata, v.get_metadata()
+    assert entries == expected and {**entries} == expected and repr(entries)
+    assert entries | {"a": 1} == expected | {"a": 1}
+    assert {"a": 1, "tag": 0} | entries == {"a": 1, "tag": 0} | expected
+    for copied in (entries.copy(), copy.copy(entries), copy.deepcopy(entries)):
+        assert type(copied) is dict and copied == expected
+    assert pickle.loads(pickle.dumps(entries)) == expected
+    v.set_metadata(tag="z")
+    assert entries["tag"] == "z"
+
+
+def test_all_entries_are_replaced_by_the_owner_only():
+    v = nnx.Param(jnp.ones(2))
+    v._var_metadata = {**v._var_metadata, "tag": "x"}
+    assert v.tag == "x"
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.eval_shape(lambda x: (setattr(v, "_var_metadata", {}), x)[1], 1.0)

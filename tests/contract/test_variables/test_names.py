@@ -15,6 +15,7 @@ from graftree.core.variables import variables
 # What the contract makes public on objects and Variables, and what subclasses of
 # Variables know of.
 OF_OBJECTS = {
+    "_check_valid_context",
     "_object__nodes",
     "_object__state",
     "_pytree__nodes",

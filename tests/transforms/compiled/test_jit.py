@@ -1,7 +1,9 @@
 """jit: its cache, static arguments, donation (contract, section 6)."""
 
 import operator
+import pickle
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -465,3 +467,53 @@ def test_same_ref_twice_is_one_object_inside():
 
     f(variable, variable)
     assert variable[...].tolist() == [1.0, 1.0]
+
+
+# ------------------------------------------------------------- what a function has
+
+
+def test_the_function_of_jax_tells_how_many_programs_there_are(mode):
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    call = nnx.jit(lambda m, x: m(x), **mode)
+    for shape in ((1, 1), (2, 1), (1, 1)):
+        call(model, jnp.ones(shape))
+    assert call.jitted_fn._cache_size() == 2
+
+
+def test_what_was_given_can_be_read():
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    call = nnx.jit(
+        lambda x, n: x, in_shardings=device, out_shardings=device, static_argnums=(1,)
+    )
+    assert call.in_shardings is device and call.out_shardings is device
+    assert call.static_argnums == (1,) and call.partial_args == ()
+    assert [nnx.jit(abs, graph=x).graph for x in (True, False)] == [True, False]
+
+
+def test_attributes_of_a_function_are_those_of_what_transforms_make_of_it():
+    def loss(m, x=1.0):
+        return (m.p[...] * x).sum()
+
+    loss.tag, loss._own = "mine", "too"
+    jitted = nnx.jit(loss)
+    bound = nnx.cached_partial(jitted, nnx.Dict(p=nnx.Param(jnp.ones(2))))
+    made = [jitted, nnx.grad(loss), nnx.vmap(loss), nnx.remat(loss), nnx.jit(jitted)]
+    for function in (*made, nnx.value_and_grad(jitted), bound):
+        assert function.tag == "mine"
+    assert jitted._own == "too"
+    bound()
+    assert bound.jitted_fn is jitted.jitted_fn and bound.fun is loss
+    assert bound.jitted_fn._cache_size() == 1
+
+
+def test_attributes_of_a_function_do_not_reach_into_what_jit_keeps():
+    def double(x):
+        return x * 2
+
+    for name in vars(nnx.jit(double)):
+        if not name.startswith("__"):
+            setattr(double, name, "mine")
+    call = nnx.jit(double)
+    assert float(call(2.0)) == float(nnx.jit(call)(2.0)) == 4.0
+    assert "mine" not in vars(call).values()
+    assert pickle.loads(cloudpickle.dumps(call))(1.0) == 2.0

@@ -333,3 +333,15 @@ def test_graph_with_a_cycle_has_stages():
     np.testing.assert_array_equal(compiled(model), [2.0, 2.0])
     (found,), _ = compiled.args_info
     assert found.me is found and compiled.donate_argnums == ()
+
+
+@modes.MODES
+def test_stages_hold_those_of_jax_and_the_function(mode):
+    call = nnx.jit(lambda x: x * 2, **mode)
+    traced = call.trace(1.0)
+    lowered = traced.lower()
+    compiled = lowered.compile()
+    assert isinstance(traced.traced, jax.stages.Traced)
+    assert isinstance(lowered.lowered, jax.stages.Lowered)
+    assert isinstance(compiled.compiled, jax.stages.Compiled)
+    assert all(stage.jit_wrapped is call for stage in (traced, lowered, compiled))

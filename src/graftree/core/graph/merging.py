@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from graftree import _jax
-from graftree.core import ownership, paths
+from graftree.core import paths
 from graftree.core.graph import differences, flattening, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graph_states import GraphState
@@ -338,11 +338,8 @@ class Builder:
         """Raises if a write that was put off is not allowed."""
         self.fills = [fill for fill in self.fills if _differs(*fill)]
         for obj, *_ in self.fills:
-            if (
-                isinstance(obj, pytrees.Pytree)
-                and not bookkeeping.state_of(obj).is_owned()
-            ):
-                raise ownership.object_error(obj)
+            if isinstance(obj, pytrees.Pytree):
+                bookkeeping.check_owned(obj)
         for variable, leaf, _ in self.updates:
             variables.check_write(variable, flattening.raw_of(leaf))
 

@@ -281,6 +281,11 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
     _kinds.clear()
 
 
+def registered_types() -> list[type]:
+    """The types that were registered here."""
+    return [*_registered]
+
+
 def _listing(flatten: Callable[[Any], Any]) -> Callable[[Any], tuple[list[Child], Any]]:
     def listed(node: Any) -> tuple[list[Child], Any]:
         items, metadata = flatten(node)

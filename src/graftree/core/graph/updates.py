@@ -16,7 +16,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Filter
-from graftree.core import filters, ownership, paths
+from graftree.core import filters, paths
 from graftree.core.graph import (
     fits,
     flattening,
@@ -452,8 +452,8 @@ def _content(
 
 def check_owned(owner: Pytree | None, key: Any) -> None:
     """Checks the node that is changed, or that holds the container that is."""
-    if owner is not None and not bookkeeping.state_of(owner).is_owned():
-        raise ownership.object_error(owner, str(key))
+    if owner is not None:
+        bookkeeping.check_owned(owner, str(key))
 
 
 def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:

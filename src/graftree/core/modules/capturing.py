@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graftree.annotations import Path
-from graftree.core import ownership, paths
+from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.modules import recorders
 from graftree.core.modules.recorders import Recorder
@@ -206,8 +206,7 @@ def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
     while True:
         modules = _modules_in(subject)
         for _, module in modules:
-            if not bookkeeping.state_of(module).is_owned():
-                raise ownership.object_error(module)
+            bookkeeping.check_owned(module)
         if all(threads.get(id(module), me) == me for _, module in modules):
             claimed = [module for _, module in modules if id(module) not in threads]
             threads.update((id(module), me) for module in claimed)

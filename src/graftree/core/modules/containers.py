@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from graftree.core import imprints, ownership
+from graftree.core import imprints
 from graftree.core.modules import modules, recorders
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.objects.attributes import Naming
@@ -79,7 +79,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
 
     # Attributes named by an index are items, however they are set.
 
-    @classes.stamping
+    @classes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         if not _is_index(name) or int(name) < self._length:
             super().__setattr__(name, value)
@@ -88,7 +88,7 @@ class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]
         super().__setattr__(str(length), value)
         pytrees.store_attribute(self, _LENGTH, length + 1, status=False)
 
-    @classes.stamping
+    @classes.of_ours
     def __delattr__(self, name: str) -> None:
         if _is_index(name):
             del self[int(name)]
@@ -271,7 +271,7 @@ def _items(x: List[Any]) -> list[tuple[Any, bool]]:
 
 
 def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
-    _check_owned(x)
+    bookkeeping.check_owned(x)
     values = dict(bookkeeping.attribute_items(x))
     statuses = dict(bookkeeping.table_of(x))
     for name in map(str, range(x._length)):
@@ -283,14 +283,9 @@ def _replace(x: List[Any], items: Sequence[tuple[Any, bool]]) -> None:
     pytrees.replace_attributes(x, table, values.items())
 
 
-def _check_owned(x: List[Any]) -> None:
-    if not bookkeeping.state_of(x).is_owned():
-        raise ownership.object_error(x)
-
-
 def _assign(x: List[A], values: Iterable[tuple[int, A]]) -> None:
     """Sets items one by one; none of them if one is refused."""
-    _check_owned(x)
+    bookkeeping.check_owned(x)
     before = bookkeeping.table_of(x), bookkeeping.attribute_items(x)
     try:
         for position, value in values:
@@ -360,7 +355,7 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         for key, value in items.items():
             self[key] = value
 
-    @classes.stamping
+    @classes.of_ours
     def __setattr__(self, name: str, value: Any) -> None:
         if _is_method(type(self), name) and not _has_setter(type(self), name):
             name = _MARK + name

@@ -292,7 +292,7 @@ def make_buffer(var_type: type[Variable[Any]], entries: dict[str, Any]) -> Buffe
     """A buffer of this type that starts with these entries."""
     # Not the constructor: neither hooks nor the `ref` default are meant for the dict.
     return var_type.from_metadata(
-        entries, {"hijax": False, "ref": False, "eager_sharding": False}
+        entries, {"hijax": False, "ref": False, "eager_sharding": True}
     )
 
 

@@ -3,9 +3,9 @@
     vars(obj)["_pytree__nodes"]   the table: attribute name -> is it data?
     vars(obj)["_pytree__state"]   the owning trace, the structure stamp, setup flags
 
-`Pytree.__new__` puts them there. An object made without it gets them when they are
-first needed, and an attribute written without ``Pytree.__setattr__`` gets its status
-when the object is next flattened.
+The metaclass puts them there as it makes an object. An object made without it gets them
+when they are first needed, and an attribute written without ``Pytree.__setattr__`` gets
+its status when the object is next flattened.
 
 A cached skeleton must learn of writes into ``vars(obj)``. So when one is cached,
 `watch` replaces the object's dict by a `WatchedDict`. Objects without a cache, such as
@@ -14,12 +14,15 @@ those inside a trace, keep a plain dict and pay nothing.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from graftree import errors
 from graftree.core import ownership, stamps
 from graftree.core.objects import attributes, classes
 from graftree.core.objects.attributes import AttributeTable
@@ -93,6 +96,18 @@ class PytreeState:
     def __reduce__(self) -> Any:
         return PytreeState, (self.initializing, self.is_setup)
 
+    def __setstate__(self, state: Any) -> None:
+        """Refuses pickles of Flax NNX; those made here have no such state."""
+        raise pickle.UnpicklingError(
+            errors.message(
+                "This pickle was written by Flax NNX: its objects have the attributes "
+                "of Flax's classes.",
+                way_out="Load it without graftree.dropin, and pickle or save the State "
+                "alone, nnx.state(model);\na model made here takes it by "
+                "nnx.update(model, state, strict=True).",
+            )
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PytreeState:
         return PytreeState(self.initializing, self.is_setup)
 
@@ -102,14 +117,6 @@ PytreeState.__module__ = "graftree.core.objects.pytrees"
 # Programs that initialize lazily set these under the names of older releases.
 PytreeState._initializing = PytreeState.initializing
 PytreeState._is_setup = PytreeState.is_setup
-
-
-def start(obj: Any, facts: classes.Facts) -> None:
-    """Gives a new object its bookkeeping; its construction has begun."""
-    entries = obj.__dict__
-    entries[NODES] = facts.empty_table
-    entries[STATE] = state = PytreeState()
-    state.built = False
 
 
 def complete(obj: Any) -> dict[str, Any]:
@@ -123,7 +130,7 @@ def complete(obj: Any) -> dict[str, Any]:
 
 
 class Default:
-    """What an object that was made past `Pytree.__new__` shows as its bookkeeping.
+    """What an object that was not made by its metaclass shows as its bookkeeping.
 
     Not a data descriptor: what is in ``vars`` comes first.
     """
@@ -168,6 +175,25 @@ def table_of(obj: Any) -> AttributeTable:
 def statuses(obj: Any) -> AttributeTable:
     """The table as it is, which may lack what was put into ``vars``."""
     return obj.__dict__.get(NODES, attributes.EMPTY_TABLE)
+
+
+def check_owned(obj: Any, attribute: str | None = None) -> None:
+    """Raises if an object must not be changed now; its class may have a say in that."""
+    if classes.facts_of(type(obj)).checks_itself or not state_of(obj).is_owned():
+        obj._check_valid_context(lambda: str(ownership.object_error(obj, attribute)))
+
+
+def for_copy(entries: Any) -> Any:
+    """The ``vars`` of an object for a copy, which belongs to the current trace."""
+    if not isinstance(entries, dict) or STATE not in entries:
+        return entries  # those of a class with a `__getstate__` of its own
+    return {**entries, STATE: copy.deepcopy(entries[STATE])}
+
+
+def separate(copied: Any, original: Any) -> None:
+    """Gives a copy bookkeeping of its own, if it was given that of the original."""
+    if copied.__dict__.get(STATE) is original.__dict__.get(STATE, copied):
+        put(copied.__dict__, STATE, copy.deepcopy(original.__dict__[STATE]))
 
 
 def mark_changed(state: PytreeState) -> None:

@@ -32,9 +32,12 @@ class Facts:
         empty_table: Where the tables of its instances begin. One per class: a table
             remembers one extension, which is that of the class.
         is_stamping: Whether setting and deleting attributes always stamps the object.
+        checks_itself: Whether it has a ``_check_valid_context`` of its own, to be asked
+            before each change of an instance.
     """
 
     __slots__ = (
+        "checks_itself",
         "descriptors",
         "empty_table",
         "is_pytree",
@@ -49,9 +52,9 @@ class Facts:
         self.statuses = declared_statuses(cls, warn=False)
         self.naming = _first(_namings, cls, _PLAIN)
         self.empty_table = AttributeTable({})
-        self.is_stamping = _STAMPING.issuperset(
-            (cls.__setattr__, cls.__delattr__),
-        )
+        self.is_stamping = _OURS.issuperset((cls.__setattr__, cls.__delattr__))
+        check = getattr(cls, "_check_valid_context", None)
+        self.checks_itself = check is not None and check not in _OURS
 
 
 # To be asked before `facts_of` where a call would count.
@@ -62,8 +65,8 @@ _are_pytrees: dict[type, bool] = {}
 _namings: dict[type, Naming] = {}
 _PLAIN = Naming()
 
-# The methods of ours that set and delete attributes.
-_STAMPING: set[Any] = set()
+# Methods of ours in the place of which a class may have its own.
+_OURS: set[Any] = set()
 
 
 def facts_of(cls: type) -> Facts:
@@ -113,9 +116,9 @@ def named_by(naming: Naming) -> Callable[[F], F]:
     return decorate
 
 
-def stamping(method: F) -> F:
-    """Declares a ``__setattr__`` or ``__delattr__`` to stamp the object."""
-    _STAMPING.add(method)
+def of_ours(method: F) -> F:
+    """Declares a method to be ours: it stamps the object, or checks its trace."""
+    _OURS.add(method)
     return method
 
 

@@ -16,11 +16,12 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
 
+from graftree import errors
 from graftree.core import definitions, imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
@@ -73,15 +74,14 @@ class PytreeMeta(abc.ABCMeta):
 
 
 def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    obj = cls.__new__(cls, *args, **kwargs)
+    obj: Any = cls.__new__(cls, *args, **kwargs)
     kind = type(obj)  # a subclass, if `__new__` chose one
     if cls not in kind.__mro__:
         return obj
-    if kind.__init__ is not object.__init__:
-        kind.__init__(obj, *args, **kwargs)
-    elif (args or kwargs) and kind.__new__ is Pytree.__new__:
-        raise TypeError(f"{kind.__name__}() takes no arguments")
-    bookkeeping.state_of(obj).built = True
+    state = bookkeeping.complete(obj)[_STATE]
+    state.built = False
+    kind.__init__(obj, *args, **kwargs)
+    state.built = True
     bookkeeping.table_of(obj)
     if classes.facts_of(kind).is_pytree:
         _check_static_attributes(obj)
@@ -92,7 +92,13 @@ ObjectMeta = PytreeMeta
 
 # What instances depend on in a class, besides its properties.
 _KNOWN_OF_CLASSES = frozenset(
-    {"__bases__", "__setattr__", "__delattr__", "__dataclass_fields__"}
+    {
+        "__bases__",
+        "__setattr__",
+        "__delattr__",
+        "__dataclass_fields__",
+        "_check_valid_context",
+    }
 )
 
 
@@ -153,17 +159,12 @@ class Pytree(
         if classes.facts_of(cls).is_pytree:
             _register(cls)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        obj = object.__new__(cls)
-        bookkeeping.start(obj, classes.facts_of(cls))
-        return obj
-
     _pytree__nodes = bookkeeping.Default(_NODES)
     _pytree__state = bookkeeping.Default(_STATE)
 
     if not TYPE_CHECKING:  # to a type checker it would allow misspelt names
 
-        @classes.stamping
+        @classes.of_ours
         def __setattr__(self, name: str, value: Any) -> None:
             cls, entries = type(self), self.__dict__
             facts = _facts.get(cls) or classes.facts_of(cls)
@@ -174,8 +175,10 @@ class Pytree(
                 return
             if _STATE not in entries or _NODES not in entries:
                 bookkeeping.complete(self)
-            if entries[_STATE].owner is not ownership.current():
-                raise ownership.object_error(self, name)
+            if facts.checks_itself or (
+                entries[_STATE].owner is not ownership.current()
+            ):
+                bookkeeping.check_owned(self, name)
             status = None
             if type(value) is AttributeField:
                 status, value = _take_apart(cls, name, value)
@@ -185,29 +188,51 @@ class Pytree(
                 status = entries[_NODES].get(name, attributes.is_data(value))
             store_attribute(self, name, value, status)
 
-    @classes.stamping
+    @classes.of_ours
     def __delattr__(self, name: str) -> None:
         if name in classes.facts_of(type(self)).descriptors:
             _use_descriptor(self, object.__delattr__, name)
             return
-        state = bookkeeping.state_of(self)
-        if not state.is_owned():
-            raise ownership.object_error(self, name)
+        bookkeeping.check_owned(self, name)
         object.__delattr__(self, name)
         entries = bookkeeping.complete(self)
         if name in entries[_NODES]:
             _put(entries, _NODES, entries[_NODES].without(name))
-        bookkeeping.mark_changed(state)
+        bookkeeping.mark_changed(entries[_STATE])
+
+    @classes.of_ours
+    def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
+        """Raises if the current trace must not change the object; asked each time."""
+        if not bookkeeping.state_of(self).is_owned():
+            raise errors.TraceContextError(error_msg())
 
     _object__nodes = _renamed("_object__nodes", _NODES)
     _object__state = _renamed("_object__state", _STATE)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: pickling.by_name(value) for name, value in vars(self).items()}
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return pickling.with_names(super().__reduce_ex__(protocol))
+
+    def __getstate__(self) -> Any:
+        """The attributes, for a copy; bases behind this one may add to them."""
+        bookkeeping.complete(self)
+        state: Any = super().__getstate__()
+        if isinstance(state, tuple):
+            return (bookkeeping.for_copy(state[0]), *state[1:])
+        return bookkeeping.for_copy(state)
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes over what `__getstate__` returned."""
+        above = getattr(super(), "__setstate__", None)
+        if above is None:
+            pickling.set_attributes(self, state)
+        else:
+            above(state)
 
     def __copy__(self) -> Any:
-        state = bookkeeping.state_of(self)
-        return rebuild(type(self), vars(self), state.initializing, state.is_setup)
+        copied = pickling.copied(self)
+        if copied is not self and isinstance(copied, Pytree):
+            bookkeeping.separate(copied, self)
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         table, state = bookkeeping.table_of(self), bookkeeping.state_of(self)
@@ -218,6 +243,8 @@ class Pytree(
         for name, value in bookkeeping.attribute_items(self):
             found = pickling.by_name(value)
             vars(copied)[name] = copy.deepcopy(value, memo) if found is value else value
+        for name, value in pickling.slots_of(self).items():
+            object.__setattr__(copied, name, copy.deepcopy(value, memo))
         return copied
 
     def __nnx_repr__(self) -> Iterable[Any]:

@@ -69,6 +69,12 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
         flat._leaves = values if type(values) is list else list(values)
         return flat
 
+    def __setstate__(self, state: tuple[None, Mapping[str, Any]]) -> None:
+        """Takes over the slots in a pickle, which may be one of Flax NNX."""
+        slots = {"_keys": (), "_values": (), **state[1]}
+        self._paths = tuple(slots.get("_paths", slots["_keys"]))
+        self._leaves = list(slots.get("_leaves", slots["_values"]))
+
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths."""

@@ -149,6 +149,10 @@ class State(MutableMapping[K, V], representations.Representable):
     def __reduce__(self) -> Any:
         return type(self), (self._mapping,)
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Takes over the nested dicts in a pickle of Flax NNX."""
+        _set_mapping(self, state["_mapping"])
+
     def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
         """Yields one entry per item; sub-mappings stand without a class name."""
         return _items_repr(type(self), self._mapping, "({", "})")

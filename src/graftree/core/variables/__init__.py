@@ -9,6 +9,7 @@
 - ``values.py``: what may be in the box: read, written, checked; refs included.
 - ``operators.py``: a Variable in arithmetic stands for its value;
   ``older_accessors.py``: ``.value`` and ``.raw_value``.
+- ``copying.py``: how Variables are copied and pickled.
 - ``defaults.py``: options for Variables made in a context.
 - ``sharding.py``: where a value is placed; ``partitioning.py``: the same for trees.
 """

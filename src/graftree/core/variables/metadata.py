@@ -84,6 +84,21 @@ class Entries(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    # What else programs do with it, knowing it as a dict.
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self}
+
+    def copy(self) -> dict[str, Any]:
+        """The entries of now."""
+        return dict(self)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
 
 def rename_old_keys(metadata: dict[str, Any]) -> dict[str, Any]:
     """Gives entries under older names their current name, with a warning."""

@@ -18,7 +18,6 @@ with Variables is a function below it. The operators are in `operators.py`.
 from __future__ import annotations
 
 import collections
-import copy
 import functools
 import itertools
 import operator
@@ -32,8 +31,14 @@ from graftree import _jax, errors
 from graftree.core import definitions, ownership, stamps
 from graftree.core.imprints import HashableMapping
 from graftree.core.text import completions, representations, writing
+from graftree.core.variables import (
+    copying,
+    older_accessors,
+    operators,
+    sharding,
+    values,
+)
 from graftree.core.variables import metadata as variable_metadata
-from graftree.core.variables import older_accessors, operators, sharding, values
 from graftree.core.variables.metadata import VariableMetadata
 
 A = TypeVar("A")
@@ -135,6 +140,7 @@ def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
 class Variable(
     _Slots,
     operators.ValueOperators[A],
+    copying.Copyable,
     older_accessors.OlderAccessors,
     representations.Representable,
     Generic[A],
@@ -459,23 +465,6 @@ class Variable(
         store(self, variable_state._raw_value)
         take_metadata(self, variable_state)
 
-    def __copy__(self) -> Variable[A]:
-        return rebuild(type(self), self._raw_value, metadata_of(self))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Variable[A]:
-        # Known before its value is copied: that may refer back to the Variable.
-        memo[id(self)] = copied = rebuild(type(self), None, metadata_of(self))
-        raw = self._raw_value
-        is_ref = _jax.is_ref(raw)
-        _set_raw(copied, jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo))
-        entries = HashableMapping(copy.deepcopy(dict(metadata_of(self)), memo))
-        _set_metadata(copied, entries)
-        return copied
-
-    def __reduce__(self) -> Any:
-        raw = self._raw_value[...] if _jax.is_ref(self._raw_value) else self._raw_value
-        return _unpickle, (type(self), raw, metadata_of(self))
-
     # What remains of the object protocol.
 
     def __getattr__(self, name: str) -> Any:
@@ -537,8 +526,8 @@ class Variable(
 
     @property
     def _var_metadata(self) -> MutableMapping[str, Any]:
-        """The metadata, as a mapping that can be written."""
-        return variable_metadata.Entries(self, metadata_of, replace_metadata)
+        """The metadata, as a mapping that any trace can write, like a dict."""
+        return variable_metadata.Entries(self, metadata_of, _store_metadata)
 
     @_var_metadata.setter
     def _var_metadata(self, entries: Any) -> None:
@@ -563,10 +552,6 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     _set_owner(variable, ownership.current())
     _set_stamp(variable, 0)
     return variable
-
-
-def _unpickle(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any:
-    return rebuild(cls, values.stored(raw, ref=entries["ref"]), entries)
 
 
 # Who may write.
@@ -614,6 +599,10 @@ def _check_context(variable: Variable[Any], path: str = "") -> None:
 def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     """Replaces all metadata, if the current trace owns the Variable."""
     _check_context(variable)
+    _store_metadata(variable, entries)
+
+
+def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     _set_metadata(variable, entries)
     touch(variable)
 

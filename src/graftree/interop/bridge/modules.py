@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -52,6 +53,8 @@ class ModuleMeta(modules.ModuleMeta):
             raise ValueError(
                 f"'parent' can only be set to None, got {type(parent).__name__}"
             )
+        if name is not None and "name" in inspect.signature(cls.__init__).parameters:
+            kwargs["name"] = name  # a field of the user's
         module = super().__call__(*args, **kwargs)
         name = name or contexts.auto_name(cls)
         if parent is _MISSING and name is not None:
@@ -105,7 +108,9 @@ class Module(modules.Module, ModuleBase, pytree=False, metaclass=ModuleMeta):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes an unbound Module."""
-        obj = super().__new__(cls, *args, **kwargs)
+        new = super().__new__
+        # That of `object` takes no arguments from a `__new__`.
+        obj: Any = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         obj.scope, obj.attr_priorities = None, {}
         return obj
 

@@ -36,6 +36,7 @@ ScanAxis: TypeAlias = int
 # Values.
 ArrayPytree: TypeAlias = Any
 Leaf: TypeAlias = Any
+Index: TypeAlias = int
 Path: TypeAlias = str
 PRNGFoldable: TypeAlias = int | str
 RNGSequences: TypeAlias = dict[str, jax.Array]

@@ -42,10 +42,17 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         fun: The function.
         mode: What propagates.
         bound: The first arguments, if they are the same at each call.
+        shardings: Of the arguments, and of the output.
+        statics: Positions and names of static arguments.
         **options: See `configure`.
 
     Attributes:
         fun: The function that was given.
+        jitted_fn: The function of groups of leaves that ``jax.jit`` compiles; its
+            ``_cache_size()`` is the number of programs.
+        in_shardings: What was given, like ``out_shardings`` and ``static_argnums``.
+        graph: Whether shared references are kept.
+        partial_args: The arguments that are bound to it.
         traces: What is known of its traces.
     """
 
@@ -55,18 +62,25 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         fun: Callable[P, R],
         mode: Propagation,
         bound: tuple[Any, ...] = (),
+        *,
+        shardings: tuple[Any, Any],
+        statics: tuple[Any, Any],
         **options: Any,
     ) -> None:
         self.traces = Traces()
         callers = JitWrapped.__call__, Plan.call, PlanOfObjects.call_with
         compilations.follow(*[caller.__code__ for caller in callers])
-        row, jax_options = configure(name, fun, mode, traces=self.traces, **options)
+        options |= {"shardings": shardings, "statics": statics, "traces": self.traces}
+        row, jax_options = configure(name, fun, mode, **options)
         decorators.wraps(fun)(self)
         self.fun = fun
+        self.in_shardings, self.out_shardings = shardings
+        self.static_argnums, _ = statics
+        self.graph = mode.sharing
+        self.partial_args = bound
         self._row = row
-        self._bound = bound
         self._jax_options = jax_options
-        self._jitted = self._compiled()
+        self.jitted_fn = self._compiled()
         self._plans = Plans(row, bound)
 
     def interior(self, row: Row) -> Callable[..., Any]:
@@ -79,11 +93,11 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
     def _called(self) -> Any:
         """What JAX compiles; where observers watch, for them alone."""
         apart = running.stack.apart
-        return self._jitted if apart is None else apart.function(self, self._compiled)
+        return self.jitted_fn if apart is None else apart.function(self, self._compiled)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:  # not `_jax.hidden_frames`, which costs calls
-            out = self._plans.call(self._jitted, args, kwargs)
+            out = self._plans.call(self.jitted_fn, args, kwargs)
             if out is not NO_PLAN:
                 return out
             if self.is_unseen(args):
@@ -105,7 +119,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
     ) -> Call:
         """The outside of a call; its static arguments may have been taken out."""
         taken = dict(statics or ())
-        bound = [x for number, x in enumerate(self._bound) if number not in taken]
+        bound = [x for number, x in enumerate(self.partial_args) if number not in taken]
         return Call(self.fun, self._row, (*bound, *args), kwargs, statics)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
@@ -118,11 +132,10 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            jitted = self._called()
-            traced = frames.with_room(jitted.trace, *call.groups)
+            traced = frames.with_room(self._called().trace, *call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
-            bound = len({*range(len(self._bound))} - taken)
-            return Traced(traced, self.prepare, jitted, bound)
+            bound = len({*range(len(self.partial_args))} - taken)
+            return Traced(traced, self, bound)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Traces the function and lowers it to the language of the compiler.

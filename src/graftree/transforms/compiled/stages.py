@@ -7,8 +7,8 @@ what JAX says of it, and objects around it are fresh ones of the same structure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 
@@ -25,7 +25,20 @@ from graftree.transforms.crossing.signatures import Signature
 
 R = TypeVar("R")
 
-Prepare = Callable[[tuple[Any, ...], dict[str, Any], Statics | None], Call]
+
+class Function(Protocol):
+    """What `jit` returns: the function of JAX, and what packs a call."""
+
+    jitted_fn: Any
+
+    def prepare(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Statics | None = None,
+    ) -> Call:
+        """Packs a call: positional, keyword and static arguments."""
+        ...
 
 
 class Stage(Generic[R]):
@@ -33,12 +46,15 @@ class Stage(Generic[R]):
 
     Args:
         stage: The stage of JAX.
-        prepare: Packs a call: positional, keyword and static arguments.
+        jit_wrapped: The function that `jit` returned.
+
+    Attributes:
+        jit_wrapped: The function that `jit` returned.
     """
 
-    def __init__(self, stage: Any, prepare: Prepare) -> None:
+    def __init__(self, stage: Any, jit_wrapped: Function) -> None:
         self._stage = stage
-        self._prepare = prepare
+        self.jit_wrapped = jit_wrapped
 
     @property
     def args_info(self) -> Any:
@@ -79,18 +95,19 @@ class Traced(Stage[R]):
 
     Args:
         stage: See `Stage`.
-        prepare: See `Stage`.
-        jitted: The function of JAX that was traced.
+        jit_wrapped: See `Stage`.
         bound: How many of its arguments are bound to the function.
     """
 
-    def __init__(
-        self, stage: Any, prepare: Prepare, jitted: Callable[..., Any], bound: int
-    ) -> None:
-        super().__init__(stage, prepare)
-        self._jitted = jitted
+    def __init__(self, stage: Any, jit_wrapped: Function, bound: int) -> None:
+        super().__init__(stage, jit_wrapped)
         self._bound = bound
         self._exported: Any = None
+
+    @property
+    def traced(self) -> Any:
+        """The stage of JAX: a function of groups of leaves."""
+        return self._stage
 
     @property
     def jaxpr(self) -> Any:
@@ -124,7 +141,7 @@ class Traced(Stage[R]):
             lowered = frames.with_room(
                 self._stage.lower, lowering_platforms=lowering_platforms
             )
-            return Lowered(lowered, self._prepare)
+            return Lowered(lowered, self.jit_wrapped)
 
     def _trace_for_export(self) -> Any:
         avals = self._stage.in_avals
@@ -133,14 +150,20 @@ class Traced(Stage[R]):
         args, kwargs = _arguments(jax.tree.map(_describe, avals))
 
         def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            return self._prepare(args, kwargs, signature.statics)
+            return self.jit_wrapped.prepare(args, kwargs, signature.statics)
 
         given = args[self._bound :]
-        return exports.trace(self.fun_name, self._jitted, prepare, given, kwargs)
+        jitted = self.jit_wrapped.jitted_fn
+        return exports.trace(self.fun_name, jitted, prepare, given, kwargs)
 
 
 class Lowered(Stage[R]):
     """A function in the language of the compiler."""
+
+    @property
+    def lowered(self) -> Any:
+        """The stage of JAX: a function of groups of leaves."""
+        return self._stage
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[R]:
         """Compiles it.
@@ -149,7 +172,7 @@ class Lowered(Stage[R]):
             compiler_options: Options of XLA.
         """
         with _jax.hidden_frames:
-            return Compiled(self._stage.compile(compiler_options), self._prepare)
+            return Compiled(self._stage.compile(compiler_options), self.jit_wrapped)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """A text for people, in no stable form.
@@ -180,8 +203,8 @@ class Compiled(Stage[R]):
     objects that are passed, which need not be those it was compiled for.
     """
 
-    def __init__(self, stage: Any, prepare: Prepare) -> None:
-        super().__init__(stage, prepare)
+    def __init__(self, stage: Any, jit_wrapped: Function) -> None:
+        super().__init__(stage, jit_wrapped)
         # Not of `in_avals`: those of JAX have the array refs in closures, too.
         tree = stage.in_tree
         ((group, *_), _) = jax.tree.unflatten(tree, range(tree.num_leaves))
@@ -189,10 +212,15 @@ class Compiled(Stage[R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         with _jax.hidden_frames:
-            call = self._prepare(args, kwargs, self._signature.statics)
+            call = self.jit_wrapped.prepare(args, kwargs, self._signature.statics)
             if call.packed.signature != self._signature:
                 raise _mismatch_error(self._signature, call.packed.signature)
             return call.commit(self._stage(*call.groups))
+
+    @property
+    def compiled(self) -> Any:
+        """The stage of JAX: a function of groups of leaves."""
+        return self._stage
 
     def as_text(self) -> str:
         """A text for people, in no stable form."""

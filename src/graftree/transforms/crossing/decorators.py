@@ -20,6 +20,7 @@ from typing import (
 from graftree.core.modules.modules import Module
 from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
+from graftree.core.pickling import Rebuilt
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -154,5 +155,16 @@ def name_of(function: Any) -> str:
 
 
 def wraps(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``functools.wraps`` that copies none of the function's own attributes."""
-    return functools.wraps(function, updated=())
+    """``functools.wraps``; of what is transformed already, only public attributes."""
+
+    def decorate(wrapper: Any) -> Any:
+        functools.update_wrapper(wrapper, function, updated=())
+        is_ours = isinstance(function, Rebuilt)
+        if is_ours or inspect.isfunction(function):
+            for name, value in vars(function).items():
+                is_inner = is_ours and name.startswith("_")
+                if not is_inner and name not in vars(wrapper):
+                    setattr(wrapper, name, value)
+        return wrapper
+
+    return decorate

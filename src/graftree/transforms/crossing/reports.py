@@ -56,7 +56,12 @@ def check_inputs(tree: Any, transform: str, labels: Labels = ARGS) -> None:
     """Refuses arguments in which a Variable or ref occurs twice."""
     args, kwargs = tree
     named = {labels.of(number): x for number, x in enumerate(args)}
-    _check(labeled({**named, "kwargs": kwargs}), transform)
+    check_none_twice({**named, "kwargs": kwargs}, transform)
+
+
+def check_none_twice(trees: Mapping[str, Any], transform: str) -> None:
+    """Refuses trees, by name, in which a Variable or ref occurs twice."""
+    _check(labeled(trees), transform)
 
 
 def check_arguments(args: Sequence[Any], transform: str) -> None:

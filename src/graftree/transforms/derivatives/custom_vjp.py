@@ -139,6 +139,8 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
 
     Attributes:
         fun: The function that was given.
+        nondiff_argnums: What was given.
+        graph: Whether shared references are kept.
     """
 
     def __init__(
@@ -146,12 +148,28 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
     ) -> None:
         decorators.wraps(fun)(self)
         self.fun = fun
+        self.graph = mode.sharing
         self._mode = mode
-        self._given = tuple(nondiff_argnums)
+        self.nondiff_argnums = tuple(nondiff_argnums)
         self._argnums = Argnums(
-            self._given, _ARGUMENT, _NAME, mode, named=False, others=True
+            self.nondiff_argnums, _ARGUMENT, _NAME, mode, named=False, others=True
         )
         self._rules: _Rules | None = None
+
+    @property
+    def fwd(self) -> Callable[..., Any] | None:
+        """The rule for the way forward; ``None`` before `defvjp`."""
+        return self._rules and self._rules.fwd
+
+    @property
+    def bwd(self) -> Callable[..., Any] | None:
+        """The rule for the way back; ``None`` before `defvjp`."""
+        return self._rules and self._rules.bwd
+
+    @property
+    def symbolic_zeros(self) -> bool | None:
+        """What `defvjp` was given; ``None`` before."""
+        return self._rules and self._rules.symbolic_zeros
 
     def defvjp(
         self,
@@ -209,7 +227,9 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
 
     def _nondiff(self, signature: Signature, count: int) -> list[int]:
         """The positions of arguments without a cotangent, as given."""
-        positions = zip(self._argnums.positions(count), self._given, strict=True)
+        positions = zip(
+            self._argnums.positions(count), self.nondiff_argnums, strict=True
+        )
         found = [i for i, x in positions if not isinstance(x, DiffState)]
         for number in found if self._mode.structure else ():
             for entry in signature.of_argument(number).entries:

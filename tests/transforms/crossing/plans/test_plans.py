@@ -106,7 +106,7 @@ MUTATIONS = (
 def unplanned(step, *args):
     """A call of a jitted function that takes its arguments apart itself."""
     call = step.prepare(args, {})
-    return call.commit(step._jitted(*call.groups))
+    return call.commit(step.jitted_fn(*call.groups))
 
 
 # One for all examples, so that little is compiled.

@@ -60,7 +60,7 @@ def number(x):
 def unplanned(step, *args):
     """A call of a jitted function that takes its arguments apart itself."""
     call = step.prepare(args, {})
-    return call.commit(step._jitted(*call.groups))
+    return call.commit(step.jitted_fn(*call.groups))
 
 
 @MODES

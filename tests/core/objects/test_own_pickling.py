@@ -1,0 +1,359 @@
+"""Classes that say how they are pickled and copied: as without Module as a base.
+
+Random classes are written as source text and made twice, with `object` and with a class
+of ours as the base. What copying gives must be the same, also that it raises.
+"""
+
+import copy
+import itertools
+import pickle
+import sys
+import threading
+import types
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graftree as nnx
+from graftree.core.objects import bookkeeping
+
+HEAD = """
+import threading
+
+def remade(cls, a):
+    made = cls.__new__(cls)
+    made.a, made.l, made.lock, made.how = a, (), None, "remade"
+    return made
+
+def put(x, state):
+    entries, slots = state if isinstance(state, tuple) else (state, {{}})
+    vars(x).update(entries)
+    for name, value in slots.items():
+        setattr(x, name, value)
+
+class Slots:
+    __slots__ = ("slot",)
+
+class States:
+    def __getstate__(self):
+        state = super().__getstate__()
+        entries = dict(state[0] if isinstance(state, tuple) else state)
+        entries["by"] = "States"
+        entries.pop("lock", None)
+        return (entries, state[1]) if isinstance(state, tuple) else entries
+
+class Made({bases}):
+    def __init__(self, a=1):
+        self.a, self.l, self.lock = a, ((1, 2), "x"), {lock}
+        if hasattr(type(self), "slot"):
+            self.slot = a + 1
+"""
+
+METHODS = {
+    "getstate": {
+        "super": """
+    def __getstate__(self):
+        state = super().__getstate__()
+        entries = dict(state[0] if isinstance(state, tuple) else state)
+        entries.pop("lock", None)
+        return entries
+""",
+        "vars": """
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        state.pop("lock", None)
+        return state
+""",
+        "part": """
+    def __getstate__(self):
+        return {"a": self.a + 10}
+""",
+        "other": """
+    def __getstate__(self):
+        return [self.a, self.l]
+""",
+        "raises": """
+    def __getstate__(self):
+        raise RuntimeError("no state")
+""",
+    },
+    "setstate": {
+        "super": """
+    def __setstate__(self, state):
+        above = getattr(super(), "__setstate__", None)
+        above(state) if above else put(self, state)
+        self.lock = "new"
+""",
+        "vars": """
+    def __setstate__(self, state):
+        self.__dict__.update(state if isinstance(state, dict) else {})
+        self.how = "set"
+""",
+        "set": """
+    def __setstate__(self, state):
+        self.how = type(state).__name__
+""",
+    },
+    "reduce": {
+        "class": """
+    def __reduce__(self):
+        return type(self), (self.a + 20,)
+""",
+        "state": """
+    def __reduce__(self):
+        return remade, (type(self), self.a), {"l": 5}
+""",
+        "name": """
+    def __reduce__(self):
+        return "ONE"
+""",
+        "ex": """
+    def __reduce_ex__(self, protocol):
+        return remade, (type(self), self.a + 30)
+""",
+        "super": """
+    def __reduce_ex__(self, protocol):
+        self.protocol = protocol
+        return super().__reduce_ex__(protocol)
+""",
+    },
+    "args": {
+        "args": """
+    def __new__(cls, a=None):
+        made = super().__new__(cls)
+        made.new = a
+        return made
+
+    def __getnewargs__(self):
+        return (self.a + 40,)
+""",
+    },
+    "copy": {
+        "copy": """
+    def __copy__(self):
+        return remade(type(self), self.a + 50)
+""",
+        "deepcopy": """
+    def __deepcopy__(self, memo):
+        return remade(type(self), self.a + 60)
+""",
+    },
+}
+
+CLASSES = st.fixed_dictionaries(
+    {
+        **{name: st.sampled_from([None, *bodies]) for name, bodies in METHODS.items()},
+        "before": st.lists(st.sampled_from(["Slots", "States"]), unique=True),
+        "behind": st.lists(st.sampled_from(["Slots", "States"]), unique=True),
+        "lock": st.sampled_from(["None", "threading.Lock()"]),
+    }
+)
+
+WAYS = {
+    "copy": copy.copy,
+    **{
+        f"pickle{n}": lambda x, n=n: pickle.loads(pickle.dumps(x, n)) for n in (2, 4, 5)
+    },
+    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
+}
+NUMBERS = itertools.count()
+
+
+def made(choice, base):
+    """The class of a choice in a module of its own, where pickle finds it."""
+    before = choice["before"]
+    behind = [part for part in choice["behind"] if part not in before]
+    bases = ", ".join([*before, *([base] if base else []), *behind])
+    bodies = [METHODS[kind][choice[kind]] for kind in METHODS if choice[kind]]
+    module = types.ModuleType(f"made_{next(NUMBERS)}")
+    vars(module).update(nnx=nnx)
+    sys.modules[module.__name__] = module
+    source = HEAD.format(bases=bases, lock=choice["lock"]) + "".join(bodies)
+    exec(source, vars(module))
+    module.ONE = module.Made()
+    return module.Made
+
+
+def told(x):
+    if not hasattr(x, "__dict__"):
+        return x
+    items = {k: v for k, v in vars(x).items() if not k.startswith("_pytree")}
+    if hasattr(type(x), "slot"):
+        items["slot"] = getattr(x, "slot", "unset")
+    lock = type(threading.Lock())
+    return {k: "lock" if isinstance(v, lock) else v for k, v in items.items()}
+
+
+def outcome(cls, way):
+    x = cls()
+    try:
+        again = way(x)
+    except Exception:  # which one depends on the version of Python, too
+        return "raises"
+    return type(again) is cls, again is x, told(again)
+
+
+@given(CLASSES, st.sampled_from(["nnx.Module", "nnx.Pytree", "nnx.Object"]))
+def test_random_classes_are_copied_as_without_module(choice, base):
+    plain, ours = made(choice, ""), made(choice, base)
+    for name, way in WAYS.items():
+        assert outcome(ours, way) == outcome(plain, way), name
+    hooks = any(choice[kind] for kind in ("getstate", "setstate", "reduce", "args"))
+    if not hooks and "States" not in (*choice["before"], *choice["behind"]):
+        assert outcome(ours, copy.deepcopy) == outcome(plain, copy.deepcopy)
+
+
+@given(CLASSES)
+def test_copies_have_bookkeeping_of_their_own(choice):
+    x = made(choice, "nnx.Module")()
+    x.p = nnx.data(nnx.Param(jnp.ones(2)))
+    for way in (copy.copy, copy.deepcopy):
+        try:
+            again = way(x)
+        except Exception:
+            continue
+        if again is x or not isinstance(again, nnx.Module):
+            continue
+        assert bookkeeping.state_of(again) is not bookkeeping.state_of(x)
+        call = nnx.jit(lambda m: m.a, graph=True)
+        before = [int(call(x)) for _ in range(3)] if hasattr(x, "a") else []
+        again.a = 7
+        assert [int(call(again)) for _ in range(3)] == [7, 7, 7]
+        assert [int(call(x)) for _ in range(3)] == before
+
+
+class Guarded(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2))
+        self.act = nnx.relu
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        del state["lock"]
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.lock = threading.Lock()
+
+
+class Locked:
+    """The same for other bases."""
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        del state["lock"]
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.lock = threading.Lock()
+
+
+class LockedList(Locked, nnx.List):
+    pass
+
+
+class LockedMetric(Locked, nnx.metrics.Average):
+    pass
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_can_not_be_pickled_is_left_out_and_made_anew(way):
+    x = Guarded()
+    again = way(x)
+    assert again.act is nnx.relu and again.w[...].tolist() == [1.0, 1.0]
+    assert again.lock is not x.lock
+    assert nnx.jit(lambda m: m.w * 2)(again).tolist() == [2.0, 2.0]
+
+
+def test_getstate_gives_functions_and_a_dict_of_its_own():
+    x = Guarded()
+    state = nnx.Module.__getstate__(x)
+    assert state["act"] is nnx.relu
+    del state["lock"]
+    assert x.lock
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_classes_of_ours_can_be_bases(way):
+    for x in (LockedList([1, nnx.Param(2.0)]), LockedMetric()):
+        x.lock = threading.Lock()
+        again = way(x)
+        assert type(again) is type(x) and again.lock is not x.lock
+        assert len(jax.tree.leaves(again)) == len(jax.tree.leaves(x))
+
+
+def test_copies_made_inside_a_trace_belong_to_it():
+    x = Guarded()
+
+    @jax.jit
+    def f():
+        copied = copy.copy(x)
+        copied.w = nnx.Param(jnp.zeros(2))
+        copied.more = 1
+        return copied.w[...]
+
+    assert f().tolist() == [0.0, 0.0] and not hasattr(x, "more")
+
+
+# ------------------------------------------------------------------------- Variables
+
+
+class Tagged(nnx.Param):
+    __slots__ = ("mark",)
+
+
+class Told(nnx.Param):
+    def __getstate__(self):
+        return {**super().__getstate__(), "told": 1}
+
+    def __setstate__(self, state):
+        assert state.pop("told") == 1
+        state["_raw_value"] = state["_raw_value"] + 1
+        super().__setstate__(state)
+
+
+class Past(nnx.Param):
+    """Sets its parts one by one, as the Variables of Keras do."""
+
+    def __setstate__(self, state):
+        for name in ("_raw_value", "_trace_state", "_var_metadata"):
+            object.__setattr__(self, name, state[name])
+
+
+class Remade(nnx.Param):
+    def __reduce__(self):
+        return Remade, (self[...] * 2,)
+
+
+ALL_WAYS = WAYS | {"deepcopy": copy.deepcopy}
+
+
+@pytest.mark.parametrize("way", ALL_WAYS.values(), ids=ALL_WAYS)
+def test_variables_with_methods_of_their_own_are_copied_by_them(way):
+    marked = Tagged(jnp.ones(2), tag="x")
+    marked.mark = (1, 2)
+    again = way(marked)
+    assert again.mark == (1, 2) and again.tag == "x"
+    assert way(Told(jnp.ones(2), tag="x"))[...].tolist() == [2.0, 2.0]
+    assert way(Remade(jnp.ones(2)))[...].tolist() == [2.0, 2.0]
+    past = way(Past(jnp.ones(2), tag="x"))
+    past[...] += 1
+    past.set_metadata(tag="y")
+    assert past[...].tolist() == [2.0, 2.0] and past.tag == "y"
+    assert len(nnx.state(nnx.Dict(p=past))) == 1
+
+
+def test_a_variable_that_holds_itself_can_be_copied():
+    for cls in (nnx.Param, Tagged):
+        v = cls(None)
+        v.set_raw_value([v])
+        for way in (WAYS["pickle4"], WAYS["cloudpickle"], copy.deepcopy):
+            again = way(v)
+            assert again.get_raw_value()[0] is again and again is not v
