@@ -40,7 +40,7 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
         CheckpointError: If the folder exists, or can't be written.
         TypeError: If a leaf can't be stored; all such paths are listed, and nothing is
             written.
-        ValueError: If two paths have the same name on disk.
+        ValueError: If two paths have the same name on disk, or one has none.
 
     Example:
         >>> import tempfile

@@ -415,6 +415,10 @@ def _checkpointer() -> Any:
     )
 
 
+# What Orbax has beside or in the place of an object.
+_TAKEN = (orbax_side.TREE_FILE, orbax_side.STEP_FILE)
+
+
 def _check_names(objects: Mapping[str, Any]) -> None:
     if not objects:
         raise ValueError(
@@ -422,8 +426,11 @@ def _check_names(objects: Mapping[str, Any]) -> None:
             "save(step, model=model, optimizer=optimizer)."
         )
     for name, obj in objects.items():
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name for a saved object.")
+        if not name.isidentifier() or name.startswith("__") or name in _TAKEN:
+            raise ValueError(
+                f"Checkpoints.save: {name!r} is no name for a saved object: choose "
+                "another identifier."
+            )
         if obj is None:
             raise TypeError(f"Checkpoints.save: {name} is None.")
 
