@@ -177,7 +177,7 @@ def _check_places(slots: Sequence[Slot], function: str) -> None:
         if slot.place and not _can_be_named(name):
             raise ValueError(
                 errors.message(
-                    f"nnx.checkpoints.{function}: a path has no name on disk, {name!r}.",
+                    f"nnx.checkpoints.{function}: {name!r} is no name on disk.",
                     where=f"{slot.path!r}",
                     way_out="Rename the key: a name is text, not empty, and doesn't "
                     "end with a slash.",
