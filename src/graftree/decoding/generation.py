@@ -102,7 +102,6 @@ def generate(
         >>> nnx.decoding.generate(Counts(), prompts, max_new_tokens=3, stop=[7]).lists()
         [[4, 5, 6], [6, 7]]
     """
-    _check_model(model)
     rows = [_tokens(row, pad) for row in prompts]
     lengths = np.array([len(row) for row in rows], np.int32)
     limit = getattr(model, "max_length", None)
@@ -118,6 +117,7 @@ def generate(
     ends = tuple(map(int, stop))
     if any(end > _LARGEST for end in ends):
         raise ValueError(f"stop={[*ends]}: a token is at most {_LARGEST}.")
+    _check_model(model)
     tokens = np.zeros((len(rows), length), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row

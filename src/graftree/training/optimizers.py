@@ -140,7 +140,7 @@ def _make_placed(value: Any, entries: dict[str, Any], is_apart: bool) -> OptVari
     # What is where its param is stays there, whatever its names mean now: they may be
     # logical ones, and the rules for them gone.
     if is_on_mesh and is_apart:
-        value = sharding.place(value, {**entries, "mesh": own.mesh})
+        value = sharding.place(value, {**entries, "mesh": value.sharding.mesh})
     variable = OptVariable(value, **{**entries, "eager_sharding": False})
     variable.set_metadata(eager_sharding=True)
     return variable

@@ -292,8 +292,14 @@ def _contradict(name: str, path: str) -> bool:
     return bool((theirs - {None}) and (ours - {None}) and not (theirs & ours - {None}))
 
 
-_TOPICS = dict.fromkeys(("attention", "query", "key", "value", "qkv"), "attention")
-_TOPICS |= dict.fromkeys(("mlp", "up", "down", "gate"), "mlp")
+_TOPICS = {
+    word: topic
+    for topic, words in (
+        ("attention", ("attention", "query", "key", "value", "qkv")),
+        ("mlp", ("mlp", "up", "down", "gate")),
+    )
+    for word in words
+}
 
 # What several words together mean.
 _PHRASES = {

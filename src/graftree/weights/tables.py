@@ -14,6 +14,7 @@ from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Key, Path
@@ -360,7 +361,7 @@ class _Reader:
                 "holds no single array; a line with a layout leads to arrays, such as "
                 "'head.kernel'",
             )
-        if jax.dtypes.issubdtype(found.value.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(found.value.dtype, jax.dtypes.prng_key):
             raise _wrong(
                 line,
                 f"{describe(found)} is a random key, which no file of weights has. Let "
