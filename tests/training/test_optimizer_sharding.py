@@ -221,6 +221,8 @@ def test_moments_are_where_their_params_are_after_the_rules_are_gone(
 ):
     on = mesh(2, 2, kind=kind)
     model = nnx.sharding.init(logical_model, on, LOGICAL)
+    # JAX 0.10 needs the mesh there for what Optax does to find the factors.
+    is_set |= name == "adafactor" and kind is jax.sharding.AxisType.Explicit
     with jax.set_mesh(on) if is_set else contextlib.nullcontext():
         optimizer = nnx.Optimizer(model, TRANSFORMATIONS[name], wrt=nnx.Param)
     moments = [
