@@ -25,7 +25,12 @@ def functions_of(
 
     def look_up(name: str) -> Any:
         if name not in files:
-            raise AttributeError(f"Module {package} has no attribute {name!r}.")
+            # With its name and the module Python adds what it may be a misspelling of.
+            raise AttributeError(
+                f"Module {package} has no attribute {name!r}.",
+                name=name,
+                obj=sys.modules[package],
+            )
         value = getattr(importlib.import_module(f"{package}.{files[name]}"), name)
         setattr(sys.modules[package], name, value)  # the next access is a plain one
         return value

@@ -160,3 +160,102 @@ def test_a_cache_takes_what_fits():
     key, _, mask = cache.extend(x, x, jnp.array([[0], [9]]))
     assert not key[1].any()  # behind the last slot: not kept
     assert mask[0, 0, 0].tolist() == [True, False, False, False]
+
+
+class Writer(nnx.Module):
+    """The next token is one more; what else it does is told by a function."""
+
+    def __init__(self, act):
+        self.act = act
+        self.calls = nnx.Variable(jnp.array(0))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(10, rngs=nnx.Rngs(0))
+
+    def init_cache(self, batch, max_length):
+        return {"seen": nnx.Variable(jnp.zeros(batch, int))}
+
+    def __call__(self, tokens, *, positions, cache):
+        cache["seen"][...] += tokens.shape[1]
+        logits = 9 * jax.nn.one_hot(tokens + 1, 10)
+        made = self.act(self, logits)
+        return logits if made is None else made
+
+
+def count(model, x):
+    model.calls[...] += 1
+
+
+def drop(model, x):
+    return model.dropout(x)
+
+
+def normalize(model, x):
+    model.norm(x)
+
+
+@pytest.mark.parametrize("act", [count, drop, normalize])
+def test_a_model_may_write_to_its_variables_as_in_a_loop_of_python(act):
+    model, other = Writer(act), Writer(act)
+    made = nnx.decoding.generate(model, [[1, 2]], max_new_tokens=3, padded_length=2)
+    tokens, cache = [1, 2], other.init_cache(1, 5)
+    logits = other(jnp.array([tokens]), positions=None, cache=cache)
+    for _ in range(2):
+        tokens.append(int(logits[0, -1].argmax()))
+        logits = other(jnp.array([tokens[-1:]]), positions=None, cache=cache)
+    tokens.append(int(logits[0, -1].argmax()))
+    assert made.lists() == [tokens[2:]]
+    expected = jax.tree.leaves(nnx.as_pure(nnx.state(other, nnx.Not(nnx.RngKey))))
+    found = jax.tree.leaves(nnx.as_pure(nnx.state(model, nnx.Not(nnx.RngKey))))
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def replace(model, x):
+    model.last = nnx.Variable(x)
+
+
+def sow(model, x):
+    model.sow(nnx.Intermediate, "last", x)
+
+
+def grow(model, x):
+    model.calls.set_value(jnp.append(model.calls[...], 1))
+
+
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
+@pytest.mark.parametrize("act", [replace, sow, grow])
+def test_a_model_that_keeps_more_with_each_call_is_told_where(act):
+    model = Writer(act)
+    where = "model.calls: Variable" if act is grow else r"model\.last: \w+"
+    with pytest.raises(ValueError, match=where) as caught:
+        nnx.decoding.generate(model, [[1, 2]], max_new_tokens=3)
+    assert "before a call" in str(caught.value) and "__init__" in str(caught.value)
+    assert not hasattr(model, "last") and model.calls[...] == 0
+
+
+@pytest.mark.parametrize("token", [-1, -100, 2**31, 2**32 + 3])
+def test_what_is_no_token_is_told(model, token):
+    with pytest.raises(ValueError, match=f"{token} is no token.*\n.*pad={token}"):
+        nnx.decoding.generate(model, np.array([[1, token]]), max_new_tokens=1)
+    made = nnx.decoding.generate(model, [[1, token]], max_new_tokens=1, pad=token)
+    assert made.lists() == [continued(model, [1], 1)]
+    with pytest.raises(ValueError, match="at most"):
+        nnx.decoding.generate(model, [[1]], max_new_tokens=1, stop=[2**32 + 3])
+
+
+@pytest.mark.parametrize("prompts", [[1, 2, 3], np.array([1, 2, 3]), jnp.array([1, 2])])
+def test_a_single_prompt_is_told_to_be_a_batch_of_one(model, prompts):
+    with pytest.raises(TypeError, match=r"\[\[1, 2, 3\]\]"):
+        nnx.decoding.generate(model, prompts, max_new_tokens=1)
+
+
+def test_what_is_no_model_is_told_what_one_has(model):
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    for wrong, got in (
+        (nnx.Linear, "the class Linear, and not"),
+        (llama.Llama, "the class Llama, and not"),
+        (layer, "a Linear without that method"),
+        (None, "a NoneType without"),
+    ):
+        with pytest.raises(TypeError, match=f"init_cache.*got {got}"):
+            nnx.decoding.generate(wrong, [[1]], max_new_tokens=1)

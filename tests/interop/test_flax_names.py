@@ -6,10 +6,11 @@ import pathlib
 import subprocess
 import sys
 
+import optax
 import pytest
 
 import graftree as nnx
-from graftree.interop import flax_names
+from graftree.interop import flax_names, foreign_names
 
 # What the contract names and what exists, by path.
 PATHS = [
@@ -114,6 +115,10 @@ def test_unknown_names_are_named():
         nnx.variablelib.Linear
     with pytest.raises(AttributeError, match=r"nn\.linear has no attribute 'Foo'"):
         nnx.nn.linear.Foo
+    for module, name in ((nnx, "Modul"), (nnx.decoding, "Sample")):
+        with pytest.raises(AttributeError) as caught:
+            getattr(module, name)
+        assert (caught.value.name, caught.value.obj) == (name, module)
     with pytest.raises(ImportError, match="Modul"):
         from graftree import Modul  # noqa: F401
 
@@ -198,3 +203,17 @@ def test_type_checkers_know_the_same_modules():
     names = {target.id for node in rest for target in node.targets}
     paths = {*flax_names.MODULES, *flax_names.ALIASES, *flax_names.SAME}
     assert names | {"initializers", "metrics"} == {x for x in paths if "." not in x}
+
+
+@pytest.mark.parametrize("name", foreign_names.HINTS)
+def test_names_of_other_libraries_are_told_what_to_write(name):
+    with pytest.raises(
+        AttributeError, match=f"'{name}'. Write .* in its place"
+    ) as told:
+        getattr(nnx, name)
+    assert foreign_names.HINTS[name] in str(told.value)
+    assert name not in dir(nnx)
+    form = foreign_names.HINTS[name]
+    made = {"in_features": 2, "out_features": 3, "hidden_features": 4}
+    made |= {"nnx": nnx, "optax": optax, "rngs": nnx.Rngs(0)}
+    assert callable(eval(form, made))

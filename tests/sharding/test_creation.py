@@ -163,3 +163,34 @@ def live_bytes():
         for shard in array.addressable_shards:
             held[shard.device] += shard.data.nbytes
     return held
+
+
+def host_values():
+    return {
+        "wide": np.array([2**40 + 5]),
+        "large": np.float64(1e300),
+        "number": 0.1,
+        "flag": True,
+        "nested": {"x": np.arange(3), "y": np.ones(2, np.float32)},
+        "narrow": np.arange(4, dtype=np.int32),
+        "complex": np.array([1e300j]),
+    }
+
+
+@KINDS
+def test_numbers_that_jax_would_cut_are_those_without_a_mesh(kind):
+    def make():
+        made = {name: nnx.Variable(x) for name, x in host_values().items()}
+        made["attribute"] = np.array([2**40 + 5])
+        made["kernel"] = nnx.Param(jnp.ones((8, 8)), out_sharding=("data", None))
+        return nnx.Dict(made)
+
+    mesh = mesh_of(kind, data=2)
+    model = nnx.sharding.init(make, mesh)
+    for name, value in host_values().items():
+        found, same = jax.tree.leaves(model[name].get_value()), jax.tree.leaves(value)
+        for one, two in zip(found, same, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(two), strict=True)
+    assert model.attribute.tolist() == [2**40 + 5]
+    assert model.kernel.sharding.shard_shape((8, 8)) == (4, 8)
+    assert isinstance(model.narrow.get_value(), jax.Array)

@@ -409,6 +409,26 @@ def test_kernels_that_others_use_are_not_merged():
     assert surgery.merge_lora(model) == [("a",)]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float8_e4m3fn, jnp.float32])
+def test_a_kernel_that_would_overflow_is_not_merged(dtype):
+    def layer():
+        options = {"param_dtype": dtype, "kernel_init": nnx.initializers.zeros}
+        return nnx.Linear(2, 2, dtype=jnp.float32, **options, rngs=nnx.Rngs(0))
+
+    model = nnx.Dict(a=layer(), b=layer())
+    surgery.add_lora(model, ["a", "b"], rank=1, rngs=nnx.Rngs(0))
+    model.b.lora.lora_a.set_value(jnp.array([[2.0], [0.0]]))
+    most = float(jnp.finfo(dtype).max)
+    model.b.lora.lora_b.set_value(jnp.array([[most, 0.5]]))
+    before = nnx.state(model, nnx.Param)
+    with pytest.raises(ValueError, match="would overflow") as caught:
+        surgery.merge_lora(model)
+    assert "b: 1 of 4 numbers are no longer finite in" in str(caught.value)
+    assert nnx.state(model, nnx.Param) == before and "lora" in vars(model.a)
+    model.b.lora.lora_b.set_value(jnp.array([[0.25, 0.5]]))
+    assert len(surgery.merge_lora(model)) == 2
+
+
 def test_lora_that_belongs_to_no_layer_is_not_forgotten_silently():
     base = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     model = nnx.Dict(

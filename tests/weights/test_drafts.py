@@ -71,3 +71,19 @@ def test_attention_is_what_the_file_has(fused):
     assert dict(draft.entries) == {
         f"attn.{name}": f"attention.{path}" for name, path in names.items()
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.{i}.self_attn.qkv_proj", "h.{i}.qkv", "h.{i}.attn.c_attn"]
+)
+def test_attention_is_not_taken_for_an_mlp_of_its_shape(name):
+    def block():
+        up = nnx.Linear(2, 6, use_bias=False, rngs=nnx.Rngs(0))
+        return nnx.Dict(mlp=nnx.Dict(up=up))
+
+    model = nnx.Dict(blocks=nnx.List([block(), block()]))
+    weights = {f"{name.format(i=i)}.weight": np.zeros((6, 2)) for i in range(2)}
+    draft = nnx.weights.draft(weights, model)
+    assert not draft.entries
+    assert {*draft.names} == {f"{name}.weight"}
+    assert {*draft.paths} == {"blocks[{i}].mlp.up.weight"}

@@ -360,3 +360,26 @@ def test_whole_numbers_are_not_told_to_convert_by_dtype():
         nnx.weights.load({"n": np.arange(3)}, model, {"n": "count"})
     assert "convert them first" in str(error.value)
     assert "dtype= says" not in str(error.value)
+
+
+FLOATS = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+FLOATS += ["float8_e8m0fnu", "float16", "bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("given", FLOATS[:-1])
+@pytest.mark.parametrize("held", FLOATS)
+def test_a_dtype_is_taken_if_the_model_s_has_all_of_its_numbers(given, held):
+    dtype = jnp.dtype(given)
+    bits = np.arange(2 ** (8 * dtype.itemsize)).astype(f"uint{8 * dtype.itemsize}")
+    numbers = bits.view(dtype).astype(np.float32)
+    numbers = numbers[np.isfinite(numbers)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_exact = (numbers.astype(jnp.dtype(held)).astype(np.float32) == numbers).all()
+    model = nnx.Dict(x=nnx.Param(jnp.zeros(numbers.shape, held)))
+    weights = {"x": numbers.astype(dtype)}
+    if is_exact:
+        nnx.weights.load(weights, model, {"x": "x"})
+        np.testing.assert_array_equal(np.asarray(model.x[...], np.float32), numbers)
+    else:
+        with pytest.raises(nnx.errors.StateMismatchError, match="expected dtype"):
+            nnx.weights.load(weights, model, {"x": "x"})

@@ -112,3 +112,20 @@ def test_tied_names_are_not_written(tmp_path):
     mapping = nnx.weights.Mapping({"w": "embed"}, tied={"head.weight": "w.weight"})
     nnx.weights.save(tmp_path / "x.safetensors", model, mapping)
     nnx.weights.load(tmp_path / "x.safetensors", model, {"w": "embed"})
+
+
+@pytest.mark.parametrize("line", ["key", "", "keys"])
+def test_random_keys_are_refused_with_the_way_to_store_them(tmp_path, line):
+    model = nnx.Dict(
+        part=nnx.Dict(key=nnx.Variable(jax.random.key(0)), up=nnx.Param(jnp.ones(2))),
+        keys=jax.random.split(jax.random.key(0)),
+    )
+    mapping = {"x": {"key": "part.key", "": "part", "keys": "keys"}[line]}
+    with pytest.raises(ValueError, match=r"is a random key.*jax\.random\.key_data"):
+        nnx.weights.save(tmp_path / "a.safetensors", model, mapping)
+    with pytest.raises(ValueError, match="is a random key"):
+        nnx.weights.load({"x": np.ones(2)}, model, mapping)
+    assert not [*tmp_path.iterdir()]
+    nnx.weights.save(
+        tmp_path / "a.safetensors", model, {"up": "part.up"}, missing=["**.key", "keys"]
+    )

@@ -309,3 +309,41 @@ def test_values_that_are_no_arrays_of_numbers_are_listed(value, text):
 def test_names_are_strings():
     with pytest.raises(TypeError, match="Names must be strings"):
         sources.open({3: np.ones(2)})
+
+
+OTHERS = {
+    "a.pt": (b"PK\x03\x04\x00\x00\x08\x08" + bytes(22) + b"a/data.pkl", "torch.load('"),
+    "b.bin": (b"\x80\x02}q\x00." + bytes(40), "torch.load('"),
+    "c.gguf": (b"GGUF\x03\x00\x00\x00" + bytes(40), "gguf.GGUFReader('"),
+    "d.h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "h5py"),
+    "e.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    "f.safetensors": (b"<!DOCTYPE html><html></html>", "get it again"),
+    "g.safetensors": (b"PK\x03\x04" + bytes(26) + b"x.npy" + bytes(9), "with .npz"),
+    "h.npy": (b"\x93NUMPY\x01\x00" + bytes(40), "numpy.load('"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("is_in_folder", [False, True])
+def test_another_format_is_named_with_the_way_to_its_tensors(
+    tmp_path, name, is_in_folder
+):
+    content, way_out = OTHERS[name]
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(errors.WeightsError, match=" is an? ") as caught:
+        sources.open(tmp_path if is_in_folder else file)
+    assert way_out in str(caught.value)
+    if way_out.endswith("('"):
+        assert f"{way_out}{file}'" in str(caught.value)
+    assert "header" not in str(caught.value)
+
+
+def test_arrays_under_another_name_are_read_once_it_is_right(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        np.savez(file, x=np.ones(2))
+    with pytest.raises(errors.WeightsError, match=r"an \.npz archive"):
+        sources.open(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "a.npz")
+    with sources.open(tmp_path / "a.npz") as source:
+        assert [*source.tensors] == ["x"]

@@ -189,3 +189,11 @@ def test_ignored_names():
     assert mapping.ignores("x.y.inv_freq")
     assert mapping.ignores("a[0].b")
     assert not mapping.ignores("inv_freq.x")
+
+
+@pytest.mark.parametrize("path", ["head.bais", "heads[{i}].bias", "head[{i}]"])
+def test_a_path_that_leads_nowhere_is_a_plain_value_error(path):
+    model = nnx.Dict(head=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="leads nowhere|without elements") as caught:
+        nnx.weights.Mapping({"x.{i}": path}).tensors(model)
+    assert type(caught.value) is ValueError

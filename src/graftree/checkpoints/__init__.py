@@ -23,7 +23,7 @@ lists all differences, before anything is written.
 #   `endings.py`: no save is lost when the program ends.
 # - `layouts.py`: an object as a tree on disk, and back; `stored_leaves.py`: one leaf
 #   of it; `orbax_side.py`: all that we ask of Orbax; `processes.py`: what several
-#   processes do together.
+#   processes do together; `locks.py`: one writer at a time.
 # - `loading.py`: a state from anywhere into an object, strictly.
 #
 # The public names are in the table below, and nothing is imported before one is used.

@@ -10,6 +10,7 @@ from graftree import errors
 from graftree.checkpoints import (
     layouts,
     loading,
+    locks,
     orbax_side,
     processes,
     readings,
@@ -37,10 +38,11 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             every moment a whole checkpoint is on disk, which `restore` finds.
 
     Raises:
-        CheckpointError: If the folder exists, or can't be written.
+        CheckpointError: If the folder exists, or can't be written; or if somebody else
+            saves to it.
         TypeError: If a leaf can't be stored; all such paths are listed, and nothing is
             written.
-        ValueError: If two paths have the same name on disk.
+        ValueError: If two paths have the same name on disk, or one has none.
 
     Example:
         >>> import tempfile
@@ -60,10 +62,16 @@ def save(path: str | os.PathLike[str], obj: Any, *, overwrite: bool = False) -> 
             "folder can be replaced at once.\nSave to another path, and delete this "
             "one afterwards."
         )
-    _finish_swap(folder)
-    exists = processes.agreed(folder.exists())
-    if exists:
-        _check_replaceable(folder, overwrite)
+    with locks.held(folder):
+        _finish_swap(folder)
+        exists = processes.agreed(folder.exists())
+        if exists:
+            _check_replaceable(folder, overwrite)
+        _write(folder, tree, exists)
+
+
+def _write(folder: Any, tree: Mapping[str, Any], exists: bool) -> None:
+    """Writes a tree to a folder, which changes at once if it exists."""
     beside = folder.parent / (folder.name + readings.NEW) if exists else folder
     with orbax_side.explained("Saving to", folder):
         _remove(beside.parent / (beside.name + orbax_side.PARTIAL))
@@ -203,8 +211,16 @@ def restore(
         >>> bool(nnx.checkpoints.restore(folder, abstract).params() == rngs.params())
         True
     """
-    folder = readings.found(orbax_side.path_of(path))
-    choice = loading.Choice(missing, unexpected, cast, has_values=False)
+    path = orbax_side.path_of(path)
+
+    def read(folder: Any) -> T:
+        choice = loading.Choice(missing, unexpected, cast, has_values=False)
+        return _restored(folder, like, choice)
+
+    return readings.steadily(lambda: readings.found(path), read)
+
+
+def _restored(folder: Any, like: Any, choice: loading.Choice) -> Any:
     what = f"nnx.checkpoints.restore: {folder} does not fit the {type(like).__name__}."
     items = readings.items_of(folder)
     if items is not None and [*items] == [_ONLY] and not _has_names(like, items):

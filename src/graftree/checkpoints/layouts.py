@@ -168,18 +168,41 @@ def _is_part(x: Any) -> bool:
 
 
 def _check_places(slots: Sequence[Slot], function: str) -> None:
-    """Raises if two values would be stored under one name."""
+    """Raises if the disk would not keep the values apart, or not at all."""
     known: dict[str, Slot] = {}
+    places = {slot.place: slot for slot in slots}
     for slot in slots:
         # Orbax joins keys with dots, and doesn't see that names collide.
-        other = known.setdefault(".".join(slot.place), slot)
+        name = ".".join(slot.place)
+        if slot.place and not _can_be_named(name):
+            raise ValueError(
+                errors.message(
+                    f"nnx.checkpoints.{function}: {name!r} is no name on disk.",
+                    where=f"{slot.path!r}",
+                    way_out="Rename the key: a name is text, not empty, and doesn't "
+                    "end with a slash.",
+                )
+            )
+        above = (slot.place[:end] for end in range(1, len(slot.place)))
+        other = next((places[place] for place in above if place in places), None)
+        other = other or known.setdefault(name, slot)
         if other is not slot:
             raise ValueError(
                 errors.message(
                     f"nnx.checkpoints.{function}: two paths have the same name on "
-                    f"disk, {'.'.join(slot.place)!r}.",
+                    f"disk, {'.'.join(other.place)!r}.",
                     where=f"{other.path!r}\n{slot.path!r}",
                     way_out="Rename one of the keys: on disk they are strings, joined "
                     "by dots.",
                 )
             )
+
+
+def _can_be_named(name: str) -> bool:
+    """Whether Orbax finds an array again that it has saved under a name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    # TensorStore leaves out a slash at the end, so that the name is another one.
+    return bool(name) and not name.endswith("/")

@@ -37,6 +37,7 @@ DiskPath = tuple[str, ...]
 PARTIAL = ".orbax-checkpoint-tmp"
 TREE_FILE = "_METADATA"
 STEP_FILE = "_CHECKPOINT_METADATA"
+COMMITTED = "commit_success.txt"  # in object stores
 
 
 def load() -> Any:

@@ -6,12 +6,15 @@ With one process nothing here does anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from graftree import errors
 
 
 def is_first() -> bool:
@@ -30,6 +33,25 @@ def agreed(value: Any) -> Any:
     if jax.process_count() == 1:
         return value
     return type(value)(_multihost().broadcast_one_to_all(np.asarray(value)))
+
+
+def by_first(act: Callable[[], None]) -> None:
+    """Has the first process do something; the error that it gets, all get.
+
+    Raises:
+        CheckpointError: What ``act`` raises.
+    """
+    if jax.process_count() == 1:
+        return act()
+    problem = ""
+    if is_first():
+        try:
+            act()
+        except errors.CheckpointError as error:
+            problem = str(error)
+    problem = json.loads(gathered(json.dumps(problem).encode())[0])
+    if problem:
+        raise errors.CheckpointError(problem)
 
 
 def gathered(data: bytes) -> list[bytes]:

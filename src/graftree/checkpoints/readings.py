@@ -7,8 +7,9 @@ as for a state in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,58 @@ from graftree.core.graph import fits, flattening
 from graftree.core.graph.fits import Misfit, Pair
 from graftree.core.states import nested
 
+T = TypeVar("T")
+
 # What a `save` with ``overwrite=True`` has beside the folder while it works.
 NEW, OLD = ".graftree-new", ".graftree-old"
+
+
+def steadily(find: Callable[[], Any], read: Callable[[Any], T]) -> T:
+    """Reads a folder, and what is there now if it changes meanwhile.
+
+    Somebody else may delete it, or put another one in its place. What was read of both
+    could be damaged, or a mixture of two that looks whole.
+
+    Args:
+        find: Finds the folder to read; it is asked again.
+        read: Reads it.
+
+    Raises:
+        CheckpointError: If it changes each time; with several processes if it changes
+            once, as they may have read different things.
+    """
+    cause: Exception | None = None
+    for _ in range(_ATTEMPTS if jax.process_count() == 1 else 1):
+        folder = find()
+        before = _identity(folder)
+        try:
+            result = read(folder)
+        except Exception as error:
+            if _identity(folder) == before:
+                raise
+            cause = error
+        else:
+            if _identity(folder) == before:
+                return result
+    raise errors.CheckpointError(
+        f"Reading {folder} failed: it was deleted or replaced while it was read.\n"
+        "Read it again, or have its writer keep more steps."
+    ) from cause
+
+
+_ATTEMPTS = 10
+
+
+def _identity(folder: Any) -> Any:
+    """What a folder has in common with itself alone; ``None`` if nothing is there."""
+    if orbax_side.is_remote(folder):
+        return (folder / orbax_side.COMMITTED).exists()
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    # Numbers of files are used again; with them the time at which it became whole.
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def found(folder: Any) -> Any:

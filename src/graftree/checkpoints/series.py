@@ -19,7 +19,7 @@ import json
 import operator
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from graftree.checkpoints import (
     endings,
     files,
     loading,
+    locks,
     orbax_side,
     preemption,
     processes,
@@ -44,7 +45,9 @@ _DELETED = ".graftree-deleted"
 class Checkpoints:
     """Saves a training run every few steps, and brings it back.
 
-    In a program of several processes all of them make the same calls.
+    In a program of several processes all of them make the same calls. From its first
+    save until `close` no other `Checkpoints`, nor another program, can save there; any
+    number can read.
 
     Args:
         directory: Where the steps are; it is made by the first save.
@@ -79,6 +82,7 @@ class Checkpoints:
         self._directory = orbax_side.path_of(directory)
         self._keep, self._every = keep, every
         self._checkpointer: Any = None  # made by the first save
+        self._lock = locks.Lock(self._directory / locks.ENDING, self._directory)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -100,7 +104,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the step, or a later one, has been saved; if the folder
-                can't be written; or if the save before failed.
+                can't be written; if somebody else saves there; or if the save before
+                failed.
             TypeError: If part of an object can't be stored.
 
         Example:
@@ -118,6 +123,7 @@ class Checkpoints:
             self._raise_failure()
             return False
         self.wait()
+        self._lock.take()
         self._check_new(step)
         items = {name: _item(name, obj) for name, obj in objects.items()}
         folder = self._directory / str(step)
@@ -154,7 +160,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: If the names are not those that were saved, or the step
-                can't be read.
+                can't be read. One that is deleted meanwhile is no error: then it is the
+                next one that is read.
             StateMismatchError: If an object does not fit; it lists all differences.
 
         Example:
@@ -165,9 +172,15 @@ class Checkpoints:
             None
         """
         step = self.latest_step()
-        if step is not None:
-            self._restore(step, objects)
-        return step
+        if step is None:
+            return None
+        return int(self._restore(self._newest, objects).name)
+
+    def _newest(self) -> Any:
+        step = self.latest_step()
+        if step is None:
+            raise self._no_step("")
+        return self._directory / str(step)
 
     def restore(self, step: int, **objects: Any) -> None:
         """Fills objects with what was saved under a step: as `restore_latest`.
@@ -189,18 +202,19 @@ class Checkpoints:
             >>> bool(rngs() == first)
             True
         """
-        step = operator.index(step)
+        self._restore(lambda: self._known(operator.index(step)), objects)
+
+    def _known(self, step: int) -> Any:
+        if step not in self.steps():
+            raise self._no_step(f" {step}")
+        return self._directory / str(step)
+
+    def _no_step(self, which: str) -> errors.CheckpointError:
         known = self.steps()
-        if step not in known:
-            raise errors.CheckpointError(
-                f"There is no step {step} in {self._directory}. "
-                + (
-                    f"Saved are: {_listed(known)}."
-                    if known
-                    else "Nothing is saved there."
-                )
-            )
-        self._restore(step, objects)
+        saved = f"Saved are: {_listed(known)}." if known else "Nothing is saved there."
+        return errors.CheckpointError(
+            f"There is no step{which} in {self._directory}. {saved}"
+        )
 
     def steps(self) -> list[int]:
         """The steps on disk, in order; waits for the one that is being written.
@@ -263,7 +277,7 @@ class Checkpoints:
         self._raise_failure()
 
     def close(self) -> None:
-        """Waits, and gives back what was taken: threads, the handler of SIGTERM.
+        """Waits, and gives back what was taken: threads, the folder, SIGTERM's handler.
 
         Raises:
             CheckpointError: If the last save failed.
@@ -278,9 +292,12 @@ class Checkpoints:
             self.wait()
         finally:
             checkpointer, self._checkpointer = self._checkpointer, None
-            if checkpointer is not None:
-                with orbax_side.quiet():
-                    checkpointer.close()
+            try:
+                if checkpointer is not None:
+                    with orbax_side.quiet():
+                        checkpointer.close()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -344,6 +361,8 @@ class Checkpoints:
             orbax_side.let_threads_fail()
             with contextlib.suppress(OSError):  # the disk may be full
                 self._clear()
+        else:
+            endings.end(self)  # so that it may be collected, and free its lock
         finally:
             orbax_side.silence(-1)
 
@@ -370,23 +389,18 @@ class Checkpoints:
             if number.isdecimal() and dot + end in _LEFTOVERS:
                 folder.rmtree()
 
-    def _restore(self, step: int, objects: Mapping[str, Any]) -> None:
-        folder = self._directory / str(step)
-        _check_asked(folder, objects)
+    def _restore(self, find: Callable[[], Any], objects: Mapping[str, Any]) -> Any:
+        """Fills objects with a step; returns its folder."""
         asked = {name: obj for name, obj in objects.items() if obj is not None}
         iterators = {n: x for n, x in asked.items() if data_states.is_iterator(x)}
         rest = {name: obj for name, obj in asked.items() if name not in iterators}
-        folders = {name: folder / name for name in asked}
-        choice = loading.Choice(has_values=False)
-        what = f"Checkpoints: {folder} does not fit. Nothing has changed."
-        read = readings.read_all(folders, rest, choice, what, _way_out(folder))
-        states = {
-            name: data_states.from_json(
-                name, folders[name], jax.process_index(), jax.process_count()
-            )
-            for name in iterators
-        }
-        new = {name: read[name].update() for name in rest}
+
+        def read(folder: Any) -> Any:
+            _check_asked(folder, objects)
+            return folder, *_read(folder, rest, iterators)
+
+        folder, found, states = readings.steadily(find, read)
+        new = {name: found[name].update() for name in rest}
         try:
             _fill(rest, new, iterators, states)
         except ValueError as error:
@@ -395,6 +409,24 @@ class Checkpoints:
                 f'new object: nnx.checkpoints.restore("{folder}/<name>", like).'
             )
             raise
+        return folder
+
+
+def _read(
+    folder: Any, objects: Mapping[str, Any], iterators: Mapping[str, Any]
+) -> tuple[dict[str, readings.Reading], dict[str, Any]]:
+    """Reads a step, but fills nothing."""
+    choice = loading.Choice(has_values=False)
+    what = f"Checkpoints: {folder} does not fit. Nothing has changed."
+    folders = {name: folder / name for name in objects}
+    read = readings.read_all(folders, objects, choice, what, _way_out(folder))
+    states = {
+        name: data_states.from_json(
+            name, folder / name, jax.process_index(), jax.process_count()
+        )
+        for name in iterators
+    }
+    return read, states
 
 
 def _way_out(folder: Any) -> str:
@@ -415,6 +447,10 @@ def _checkpointer() -> Any:
     )
 
 
+# What Orbax has beside or in the place of an object.
+_TAKEN = (orbax_side.TREE_FILE, orbax_side.STEP_FILE)
+
+
 def _check_names(objects: Mapping[str, Any]) -> None:
     if not objects:
         raise ValueError(
@@ -422,8 +458,11 @@ def _check_names(objects: Mapping[str, Any]) -> None:
             "save(step, model=model, optimizer=optimizer)."
         )
     for name, obj in objects.items():
-        if not name.isidentifier():
-            raise ValueError(f"{name!r} is no name for a saved object.")
+        if not name.isidentifier() or name.startswith("__") or name in _TAKEN:
+            raise ValueError(
+                f"Checkpoints.save: {name!r} is no name for a saved object: choose "
+                "another identifier."
+            )
         if obj is None:
             raise TypeError(f"Checkpoints.save: {name} is None.")
 
@@ -442,14 +481,14 @@ def _is_step(folder: Any) -> bool:
     if not name.isdecimal() or str(int(name)) != name:
         return False
     if orbax_side.is_remote(folder):
-        return (folder / "commit_success.txt").exists()
+        return (folder / orbax_side.COMMITTED).exists()
     return folder.is_dir()
 
 
 def _delete(folder: Any) -> None:
     """Deletes a step so that at no moment it looks whole and is not."""
     if orbax_side.is_remote(folder):
-        (folder / "commit_success.txt").unlink(missing_ok=True)
+        (folder / orbax_side.COMMITTED).unlink(missing_ok=True)
     else:
         renamed = folder.parent / (folder.name + _DELETED)
         if renamed.exists():

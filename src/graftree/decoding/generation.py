@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
-from graftree.core.graph import functional
+from graftree.annotations import Path
+from graftree.core import patterns
+from graftree.core.graph import flattening, freshness
+from graftree.core.variables.variables import Variable
 from graftree.decoding.sampling import Sampler
 from graftree.transforms.compiled import jit
+from graftree.transforms.control_flow import loops
 
 GREEDY = Sampler(temperature=0)
 
@@ -81,9 +85,12 @@ def generate(
         The new tokens.
 
     Raises:
-        TypeError: If ``prompts`` are no lists of integers.
-        ValueError: If a prompt is empty, or too long; or a sampler that draws gets no
-            key.
+        TypeError: If ``prompts`` are no lists of integers, or the model lacks
+            ``init_cache``.
+        ValueError: If a prompt is empty, or too long; if a token is negative, or is no
+            int32; if a sampler that draws gets no key; or if a call of the model adds
+            or replaces Variables, or changes their shapes. It may write to those that
+            it has, as a Dropout in training mode does.
 
     Example:
         >>> class Counts(nnx.Module):  # the next token is one more
@@ -107,6 +114,10 @@ def generate(
                 "jax.random.key(0)."
             )
         key = jax.random.key(0)
+    ends = tuple(map(int, stop))
+    if any(end > _LARGEST for end in ends):
+        raise ValueError(f"stop={[*ends]}: a token is at most {_LARGEST}.")
+    _check_model(model)
     tokens = np.zeros((len(rows), length), np.int32)
     for row, padded in zip(rows, tokens, strict=True):
         padded[: len(row)] = row
@@ -117,7 +128,7 @@ def generate(
         sampler,
         key,
         max_new_tokens,
-        tuple(map(int, stop)),
+        ends,
     )
     return Generated(np.asarray(made), np.asarray(counts))
 
@@ -125,12 +136,44 @@ def generate(
 def _tokens(row: Any, pad: int | None) -> np.ndarray:
     """The tokens of a prompt."""
     tokens = np.asarray(row)
+    if tokens.ndim == 0 and tokens.dtype.kind in "iu":
+        raise TypeError(
+            "nnx.decoding.generate takes a batch of prompts, and got the tokens of a "
+            "single one.\nPass [tokens] instead of tokens: [[1, 2, 3]]."
+        )
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise TypeError(
             "nnx.decoding.generate takes prompts of integers, as an array [batch, "
             f"length] or a list of lists; got a prompt {tokens.dtype}{[*tokens.shape]}."
         )
-    return tokens[tokens != pad].astype(np.int32)
+    tokens = tokens[tokens != pad]
+    wrong = tokens[(tokens < 0) | (tokens > _LARGEST)]
+    if wrong.size:
+        raise ValueError(
+            f"nnx.decoding.generate: {wrong[0]} is no token: tokens are from 0 to "
+            f"{_LARGEST}.\nIf it fills up the rows, say so: pad={wrong[0]}."
+        )
+    return tokens.astype(np.int32)
+
+
+_LARGEST = np.iinfo(np.int32).max
+
+
+def _check_model(model: Any) -> None:
+    """Raises unless it is an object that has what is needed."""
+    if not isinstance(model, type) and callable(getattr(model, "init_cache", None)):
+        return
+    got = f"a {type(model).__name__} without that method"
+    if isinstance(model, type):
+        got = f"the class {model.__name__}, and not an object of it"
+    raise TypeError(
+        errors.message(
+            "nnx.decoding.generate takes a model with a method init_cache(batch, "
+            f"max_length), and got {got}.",
+            way_out="The model is called as model(tokens, positions=positions, "
+            "cache=cache) and gives logits [batch, length, vocabulary].",
+        )
+    )
 
 
 def _padded_length(lengths: np.ndarray, wanted: int | None, limit: int | None) -> int:
@@ -179,32 +222,73 @@ def _run(
     positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     logits = model(tokens, positions=positions, cache=cache)
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    graphdef, state = functional.split(cache)
     ends = jnp.array(stop, jnp.int32)
 
     def choose(logits: jax.Array, step: Any) -> jax.Array:
         return sampler(logits, jax.random.fold_in(key, step))
 
     def goes_on(carry: Any) -> jax.Array:
-        step, _, _, is_running, _, _ = carry
+        step, _, _, is_running, *_ = carry
         return (step < count) & is_running.any()
 
     def advance(carry: Any) -> Any:
-        step, token, made, is_running, counts, state = carry
+        step, token, made, is_running, counts, cache, model = carry
         made = made.at[:, step - 1].set(jnp.where(is_running, token, 0))
         counts = counts + is_running
         is_running = is_running & ~jnp.isin(token, ends)
-        cache = functional.merge(graphdef, state)
         at = (lengths + step - 1)[:, None]
+        before = _forms({"model": model, "cache": cache})
         logits = model(token[:, None], positions=at, cache=cache)[:, 0]
-        state = functional.split(cache)[1]
-        return step + 1, choose(logits, step), made, is_running, counts, state
+        _check_kept(before, _forms({"model": model, "cache": cache}))
+        return step + 1, choose(logits, step), made, is_running, counts, cache, model
 
     made = jnp.zeros((batch, count), jnp.int32)
     everyone = jnp.ones(batch, bool)
     counts = jnp.zeros(batch, jnp.int32)
-    carry = (1, choose(last, 0), made, everyone, counts, state)
-    _, token, made, is_running, counts, _ = jax.lax.while_loop(goes_on, advance, carry)
+    carry = (1, choose(last, 0), made, everyone, counts, cache, model)
+    carry = loops.while_loop(goes_on, advance, carry)
+    _, token, made, is_running, counts, *_ = carry
     # The last token of those that were never stopped.
     made = made.at[:, count - 1].set(jnp.where(is_running, token, made[:, count - 1]))
     return made, counts + is_running
+
+
+def _forms(objects: Any) -> dict[Path, Any]:
+    """Each array and Variable by path: which one, its type, the form of its value."""
+    found = {}
+    skeleton, leaves = freshness.flatten_node(objects, None, "nnx.decoding.generate")
+    for path, leaf in zip(skeleton.paths(), leaves, strict=True):
+        listed, treedef = jax.tree.flatten(flattening.raw_of(leaf))
+        shapes = tuple(jax.typeof(x).str_short() for x in listed)
+        is_variable = isinstance(leaf, Variable)
+        name = type(leaf).__name__ if is_variable else "array"
+        found[path] = name, shapes, treedef, id(leaf) if is_variable else None
+    return found
+
+
+def _check_kept(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:
+    """Raises if a call left something else than new values."""
+    nothing = "nothing", (), None, None
+    lines = []
+    for path in {**before, **after}:
+        (old, *form), (new, *other) = (
+            before.get(path, nothing),
+            after.get(path, nothing),
+        )
+        if form != other:
+            is_new = old == new and form[:2] == other[:2]
+            lines.append(
+                f"{patterns.dotted(path)}: {old}({', '.join(form[0])}) before a call, "
+                f"{'another ' * is_new}{new}({', '.join(other[0])}) after it"
+            )
+    if lines:
+        raise ValueError(
+            errors.message(
+                "nnx.decoding.generate: a call of the model changes what there is, not "
+                "only values, and a compiled loop has no room for that.",
+                where="\n".join(lines[:8]),
+                way_out="Make Variables in __init__ or init_cache, with the shapes "
+                "that they keep, and write to them: v[...] = x. Let sow be silent "
+                "outside of nnx.capture: sow(..., capture_noop=True).",
+            )
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +20,7 @@ class Sampler:
 
     Logits are divided by the temperature, then cut to the ``top_k`` largest, then to
     the smallest set of tokens whose probabilities sum up to ``top_p``, in this order.
+    Of equal ones the first stay, as `jax.numpy.argmax` has it; one always stays.
 
     Args:
         temperature: Below 1, likely tokens become likelier; 0 takes the likeliest one.
@@ -46,8 +48,9 @@ class Sampler:
     top_p: Any = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, lambda x: x >= 0, "at least 0")
-        _check("top_k", self.top_k, lambda x: x >= 1, "at least 1")
+        finite, count = "at least 0, and finite", "an integer of at least 1"
+        _check("temperature", self.temperature, lambda x: 0 <= x < math.inf, finite)
+        _check("top_k", self.top_k, lambda x: x >= 1 and x % 1 == 0, count)
         _check("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0, and at most 1")
 
     @property
@@ -90,22 +93,37 @@ class Sampler:
         if self.is_greedy:
             return likeliest
         is_greedy = jnp.asarray(self.temperature) == 0
-        cut = self._cut(logits / jnp.where(is_greedy, 1.0, self.temperature))
-        drawn = jax.random.categorical(key, cut).astype(jnp.int32)
+        temperature = jnp.where(is_greedy, 1.0, self.temperature)
+        drawn = self._draw(_over(logits, temperature), key)
         return jnp.where(is_greedy, likeliest, drawn)
 
-    def _cut(self, logits: jax.Array) -> jax.Array:
-        """The logits, those that are out of the question minus infinity."""
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
-            logits = jnp.where(logits < least, -jnp.inf, logits)
-        if self.top_p is None:
-            return logits
-        ordered = jnp.sort(logits, axis=-1, descending=True)
-        shares = jax.nn.softmax(ordered, axis=-1)
-        before = jnp.cumsum(shares, axis=-1) - shares
-        last = jnp.where(before < self.top_p, ordered, jnp.inf).min(-1, keepdims=True)
-        return jnp.where(logits < last, -jnp.inf, logits)
+    def _draw(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+        count = logits.shape[-1]
+        if self.top_k is None and self.top_p is None:
+            return jax.random.categorical(key, logits).astype(jnp.int32)
+        # Of equal ones the first come first, once -0.0 is 0.0.
+        logits = jnp.where(logits == 0, 0.0, logits)
+        ordered, tokens = jax.lax.top_k(logits, min(int(self.top_k or count), count))
+        if self.top_p is not None:
+            ordered = jnp.where(_reach(ordered, self.top_p), ordered, -jnp.inf)
+        place = jax.random.categorical(key, ordered)[..., None]
+        return jnp.take_along_axis(tokens, place, axis=-1)[..., 0].astype(jnp.int32)
+
+
+def _over(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The logits over the temperature, which may be tiny, the largest being zero."""
+    largest = logits.max(axis=-1, keepdims=True)
+    logits = logits - jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return logits / jnp.maximum(temperature, jnp.finfo(logits.dtype).tiny)
+
+
+def _reach(ordered: jax.Array, top_p: Any) -> jax.Array:
+    """Which logits, in descending order, are needed for a probability."""
+    shares = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(shares, axis=-1) - shares
+    # Ten shares of 0.01 are 0.1, however their sum is rounded. All of 1.0 is all.
+    is_needed = (before < top_p * (1 - 1e-6)) | jnp.asarray(top_p >= 1)
+    return is_needed.at[..., 0].set(True)
 
 
 def _check(name: str, value: Any, is_right: Any, words: str) -> None:

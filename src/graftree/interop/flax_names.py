@@ -28,7 +28,7 @@ from typing import Any
 from graftree.core.modules.refs import with_vars
 from graftree.core.states.pure_dicts import as_pure
 from graftree.core.variables.variables import Variable
-from graftree.interop import deprecations
+from graftree.interop import deprecations, foreign_names
 from graftree.transforms.shape_eval import as_abstract
 
 # The public namespace, as a place where names come from.
@@ -686,5 +686,11 @@ def look_up(name: str) -> Any:
     if name in _older:
         file, current = _older[name]
         return getattr(importlib.import_module(file), current)
-    hint = f" Write {GONE[name]} in its place." if name in GONE else ""
-    raise AttributeError(f"Module graftree has no attribute {name!r}.{hint}")
+    form = GONE.get(name) or foreign_names.HINTS.get(name)
+    hint = f" Write {form} in its place." if form else ""
+    # With its name and the module Python adds what it may be a misspelling of.
+    raise AttributeError(
+        f"Module graftree has no attribute {name!r}.{hint}",
+        name=name,
+        obj=sys.modules["graftree"],
+    )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from graftree import _jax, errors
 from graftree.core import paths, patterns
@@ -29,7 +31,8 @@ def init(
 
     The function is compiled, so that no device ever holds more than its part of an
     array, and all devices have part in making it. The numbers are those that the
-    function gives without a mesh.
+    function gives without a mesh: what JAX would cut to 32 bits stays on the host, and
+    so do Python numbers.
 
     Args:
         make: Makes the model; also a tuple of a model and its optimizer, whose state
@@ -56,7 +59,8 @@ def init(
         >>> [shard.data.shape for shard in model.kernel.addressable_shards]
         [(4, 4), (4, 4)]
     """
-    with variable_sharding.logical_axis_rules(rules):
+    # JAX cuts numbers to 32 bits before we put back those that it must not.
+    with variable_sharding.logical_axis_rules(rules), np.errstate(over="ignore"):
         try:
             graphdef, abstract = shape_eval.get_abstract_model(make, mesh)
         except Exception as error:
@@ -64,13 +68,35 @@ def init(
             raise
         _check(abstract, mesh)
         places = jax.tree.map(lambda x: x.sharding, pure_dicts.as_pure(abstract))
+        kept: list[Any] = []  # what no device can hold, in the places of their leaves
 
         def arrays() -> Any:
-            return pure_dicts.as_pure(functional.state(make()))
+            leaves, treedef = jax.tree.flatten(
+                pure_dicts.as_pure(functional.state(make()))
+            )
+            kept[:] = [leaf if _is_on_host(leaf) else None for leaf in leaves]
+            stand_in = [
+                leaf if host is None else jnp.zeros(np.shape(host), bool)
+                for leaf, host in zip(leaves, kept, strict=True)
+            ]
+            return treedef.unflatten(stand_in)
 
         with jax.set_mesh(mesh):
-            state = jax.jit(arrays, out_shardings=places)()
+            made, treedef = jax.tree.flatten(jax.jit(arrays, out_shardings=places)())
+            state = treedef.unflatten(
+                [
+                    leaf if host is None else host
+                    for leaf, host in zip(made, kept, strict=True)
+                ]
+            )
             return functional.merge(graphdef, state)
+
+
+def _is_on_host(leaf: Any) -> bool:
+    """Whether a value is a Python number, or an array of a dtype that JAX would cut."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype
+    return isinstance(leaf, (int, float, complex))
 
 
 def _explain(

@@ -38,7 +38,8 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
 
     Raises:
         ValueError: If no layer there has LoRA; or if the kernel of one is shared, which
-            would change others, or is not what the layer computes with. Then nothing
+            would change others, or is not what the layer computes with; or, outside of
+            transforms, if a sum is not finite in the dtype of the kernel. Then nothing
             has changed.
         TypeError: If ``model`` or ``where`` have the wrong type.
         TraceContextError: If another trace owns one of the layers.
@@ -60,6 +61,7 @@ def merge_lora(model: Any, where: Any = ...) -> list[Path]:
     adaptable_layers.check_owned(found)
     kernels = [adaptable_layers.kernel_of(layer) for _, layer in found]
     merged = [_merged(layer) for _, layer in found]
+    _check_finite(found, kernels, merged, call)
     variables.write_all(kernels, merged)
     _take_off(found)
     return [path for path, _ in found]
@@ -181,10 +183,39 @@ def _reason_to_keep(
     return None
 
 
+def _check_finite(
+    layers: Sequence[Part], kernels: Sequence[Any], merged: Sequence[Any], call: str
+) -> None:
+    """Raises if a finite kernel would no longer be one; of tracers nobody knows."""
+    refused = []
+    for (path, _), kernel, new in zip(layers, kernels, merged, strict=True):
+        if isinstance(new, _jax.Tracer):
+            continue
+        lost = int(jnp.sum(jnp.isfinite(kernel[...]) & ~jnp.isfinite(new)))
+        if lost:
+            where, most = patterns.dotted(path), float(jnp.finfo(new.dtype).max)
+            refused.append(
+                f"{where}: {lost} of {new.size} numbers are no longer finite in "
+                f"{new.dtype}, whose largest is {most:g}"
+            )
+    if refused:
+        raise ValueError(
+            errors.message(
+                f"{call}: some kernels would overflow. Nothing has changed.",
+                where="\n".join(refused),
+                way_out="Give these a wider dtype first: kernel.set_value("
+                "kernel[...].astype(jnp.float32)). If the adaptation has such numbers "
+                "itself, use an older one.",
+            )
+        )
+
+
 def _merged(layer: Any) -> jax.Array:
     """The kernel with its adaptation; its dtype and sharding stay."""
     kernel = jnp.asarray(adaptable_layers.kernel_of(layer)[...])
-    wide = jnp.promote_types(kernel.dtype, jnp.float32)
+    # JAX promotes no float8.
+    is_tiny = kernel.dtype.itemsize == 1
+    wide = jnp.float32 if is_tiny else jnp.promote_types(kernel.dtype, jnp.float32)
     a, b = (x[...].astype(wide) for x in (layer.lora.lora_a, layer.lora.lora_b))
     _, in_sizes, out_sizes = adaptable_layers.sizes_of(layer)
     apart = kernel.shape[: kernel.ndim - len(in_sizes) - len(out_sizes)]

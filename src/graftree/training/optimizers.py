@@ -113,27 +113,34 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
-def _box(leaf: Any, param_shape: tuple[int, ...] | None = None) -> OptState:
+def _box(leaf: Any, param: Any = None) -> OptState:
     """Boxes one leaf, without its annotation if that is for another shape."""
     if not _is_variable(leaf):
         return OptArray(leaf)
     value = leaf.get_value()
     entries = leaf.get_metadata()
-    if "optimizer_sharding" in entries:
+    is_apart = "optimizer_sharding" in entries
+    if is_apart:
         entries["out_sharding"] = entries.pop("optimizer_sharding")
-    if param_shape not in (None, getattr(value, "shape", None)):
+    elif param is not None:
+        value = sharding.moved(value, param)
+    if getattr(param, "shape", None) not in (None, getattr(value, "shape", None)):
         # Factored moments do not have the dimensions that the annotation names.
         entries.pop("out_sharding", None)
-    return _make_placed(value, entries)
+    return _make_placed(value, entries, is_apart)
 
 
-def _make_placed(value: Any, entries: dict[str, Any]) -> OptVariable:
-    if not entries["eager_sharding"] or _has_mesh(entries):
+def _make_placed(value: Any, entries: dict[str, Any], is_apart: bool) -> OptVariable:
+    own = None if isinstance(value, _jax.Tracer) else getattr(value, "sharding", None)
+    is_on_mesh = isinstance(own, jax.sharding.NamedSharding) and not own.mesh.empty
+    if not entries["eager_sharding"] or (
+        _has_mesh(entries) and (is_apart or not is_on_mesh)
+    ):
         return OptVariable(value, **entries)
-    # No mesh is in force: follow the sharding that the value has from its param.
-    own = getattr(value, "sharding", None)
-    if isinstance(own, jax.sharding.NamedSharding) and not own.mesh.empty:
-        value = sharding.place(value, {**entries, "mesh": own.mesh})
+    # What is where its param is stays there, whatever its names mean now: they may be
+    # logical ones, and the rules for them gone.
+    if is_on_mesh and is_apart:
+        value = sharding.place(value, {**entries, "mesh": value.sharding.mesh})
     variable = OptVariable(value, **{**entries, "eager_sharding": False})
     variable.set_metadata(eager_sharding=True)
     return variable
@@ -315,11 +322,20 @@ def _init(tx: Transformation, params: Any) -> Any:
         paths.from_jax(path): pure_dicts.as_pure(leaf)
         for path, leaf in jax.tree.leaves_with_path(params, is_leaf=_is_variable)
     }
-    return jax.tree.map_with_path(
-        lambda path, leaf: _box(leaf, _shape_of_param(path, values)),
-        _without_shared_arrays(tx.init(params), values),
-        is_leaf=_is_variable,
-    )
+
+    def box(path: tuple, leaf: Any) -> OptState:
+        try:
+            return _box(leaf, _param_of(path, values))
+        except ValueError as error:
+            where = paths.to_string(paths.from_jax(path))
+            error.add_note(
+                f"It is the optimizer's {where}. Logical names of axes need their "
+                "rules: make the optimizer within nnx.logical_axis_rules(rules)."
+            )
+            raise
+
+    opt_state = _without_shared_arrays(tx.init(params), values)
+    return jax.tree.map_with_path(box, opt_state, is_leaf=_is_variable)
 
 
 def _read_ref(leaf: Any) -> Any:
@@ -337,14 +353,11 @@ def _without_shared_arrays(opt_state: Any, params: Any) -> Any:
     return jax.tree.map(lambda x: jnp.copy(x) if id(x) in taken else x, opt_state)
 
 
-def _shape_of_param(
-    jax_path: tuple, params: Mapping[Path, Any]
-) -> tuple[int, ...] | None:
-    """The shape of the param that a leaf of the Optax state belongs to, if any."""
+def _param_of(jax_path: tuple, params: Mapping[Path, Any]) -> Any:
+    """The value of the param that a leaf of the Optax state belongs to, if any."""
     path = paths.from_jax(jax_path)
     suffixes = (path[start:] for start in range(len(path) + 1))
-    param = next((params[suffix] for suffix in suffixes if suffix in params), None)
-    return getattr(param, "shape", None)
+    return next((params[suffix] for suffix in suffixes if suffix in params), None)
 
 
 def _required(name: str, given: Any, kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,8 @@ error lists what is left. `load_adapter` and `save_adapter` do LoRA adapters of 
 # - `stored_tensors.py`: a tensor in a file, and a `Source` of such; `sources.py`: the
 #   source at a path.
 # - `tensor_files.py`: one safetensors file; `headers.py`: its header, checked;
-#   `stored_dtypes.py`: the names of dtypes there.
+#   `stored_dtypes.py`: the names of dtypes there; `other_formats.py`: what a file is
+#   that is none.
 # - `indexes.py`: a set of such files with an index.
 # - `archives.py`: `.npz` files; `array_mappings.py`: arrays of NumPy, JAX or
 #   PyTorch by name.

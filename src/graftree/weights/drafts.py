@@ -114,7 +114,7 @@ def draft(path: Any, model: Any) -> Draft:
             (_likeness(name, path), name, path)
             for name, tensors in theirs.items()
             for path, part in ours.items()
-            if tensors == part
+            if tensors == part and not _contradict(name, path)
         ),
         key=lambda fit: -fit[0],
     )
@@ -285,6 +285,21 @@ def _likeness(name: str, path: str) -> float:
     letters = difflib.SequenceMatcher(None, name, path).ratio()
     return 0.5 * common + 0.3 * ends + 0.2 * letters
 
+
+def _contradict(name: str, path: str) -> bool:
+    """Whether one is known to be of attention, and the other of an MLP."""
+    theirs, ours = ({_TOPICS.get(x) for x in _meanings(y)} for y in (name, path))
+    return bool((theirs - {None}) and (ours - {None}) and not (theirs & ours - {None}))
+
+
+_TOPICS = {
+    word: topic
+    for topic, words in (
+        ("attention", ("attention", "query", "key", "value", "qkv")),
+        ("mlp", ("mlp", "up", "down", "gate")),
+    )
+    for word in words
+}
 
 # What several words together mean.
 _PHRASES = {

@@ -232,7 +232,7 @@ class _Dtypes:
             if predicate(array.path, array.leaf):
                 self._unused.discard(where)
                 return dtype, True
-        return held, jnp.promote_types(given, held) == held
+        return held, _is_exact(given, held)
 
     def check_used(self, arrays: Sequence[Array]) -> None:
         """Raises if a rule is for no floating array that is loaded."""
@@ -240,6 +240,19 @@ class _Dtypes:
             call = "nnx.weights.load: dtype"
             known = [array.path for array in arrays]
             raise patterns.no_match_error(call, where, known, what="floating array")
+
+
+def _is_exact(given: Any, held: Any) -> bool:
+    """Whether a floating dtype has all numbers of another one.
+
+    JAX's rules of promotion don't say so of float8, which they promote to nothing.
+    """
+    theirs, ours = jnp.finfo(given), jnp.finfo(held)
+    return bool(
+        theirs.nmant <= ours.nmant
+        and float(theirs.max) <= float(ours.max)
+        and float(theirs.smallest_subnormal) >= float(ours.smallest_subnormal)
+    )
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -10,6 +10,7 @@ from graftree.weights import (
     archives,
     array_mappings,
     indexes,
+    other_formats,
     stored_tensors,
     tensor_files,
 )
@@ -59,7 +60,12 @@ def _found_in(folder: str) -> str:
             return os.path.join(folder, chosen[0])
     if not files + index:
         what = f"it has no {FILE} file"
-        way_out = "Pass the path of a file."
+        paths = [os.path.join(folder, name) for name in names]
+        others = zip(paths, map(other_formats.found_in, paths), strict=True)
+        path, other = next(((p, x) for p, x in others if x), (folder, None))
+        if other is not None:
+            what += f"; {path} is {other.what}"
+        way_out = other.way_out if other else "Pass the path of a file."
     else:
         what = "it has several files, and none is said to be first: "
         what += ", ".join(index + files)

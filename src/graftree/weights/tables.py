@@ -13,6 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from graftree import errors
 from graftree.annotations import Key, Path
 from graftree.core import patterns
@@ -358,6 +361,13 @@ class _Reader:
                 "holds no single array; a line with a layout leads to arrays, such as "
                 "'head.kernel'",
             )
+        if jnp.issubdtype(found.value.dtype, jax.dtypes.prng_key):
+            raise _wrong(
+                line,
+                f"{describe(found)} is a random key, which no file of weights has. Let "
+                "it be a stream of nnx.Rngs, which is left out, or keep numbers in the "
+                "model: jax.random.key_data(key)",
+            )
         return found
 
     def _find(self, path: str) -> list[_Spot]:
@@ -369,20 +379,16 @@ class _Reader:
         for step in names.steps(path):
             found = []
             for spot in spots:
-                try:
-                    found += _taken(spot, step, path)
-                except _Nowhere as error:
+                reached = [*_taken(spot, step, path)]
+                found += reached
+                if not reached:
+                    nowhere = nowhere or _nowhere(spot, step, path)
                     if not spot.indices:
-                        raise
-                    nowhere = nowhere or error
+                        raise nowhere
             spots = found
         if nowhere is not None and not spots:
             raise nowhere
         return spots
-
-
-class _Nowhere(ValueError):
-    """A path leads to nothing."""
 
 
 def _indices(spot: _Spot) -> tuple[Any, ...]:
@@ -390,7 +396,7 @@ def _indices(spot: _Spot) -> tuple[Any, ...]:
 
 
 def _taken(spot: _Spot, step: Key | Place, path: str) -> Iterator[_Spot]:
-    """Where a step leads from a part of a model."""
+    """Where a step leads from a part of a model, if anywhere."""
     if isinstance(step, Place):
         yield from _indexed(spot, step, path)
         return
@@ -398,12 +404,21 @@ def _taken(spot: _Spot, step: Key | Place, path: str) -> Iterator[_Spot]:
         if key == step and type(key) is type(step):
             yield spot.child(key, value)
             return
+
+
+def _nowhere(spot: _Spot, step: Key | Place, path: str) -> ValueError:
+    """The error for a step that leads nowhere."""
+    if isinstance(step, Place):
+        return ValueError(
+            f"The path {path!r} of the table of weights has an index at "
+            f"{patterns.dotted(spot.path)}, which is {_kind(spot)} without elements."
+        )
     found = [
         key for key, _, is_data in nodes.children(spot.value) if is_data is not False
     ]
     where = patterns.dotted(spot.path, "the model")
     held = f"it has: {', '.join(map(str, found))}" if found else f"it is {_kind(spot)}"
-    raise _Nowhere(
+    return ValueError(
         errors.message(
             f"The path {path!r} of the table of weights leads nowhere: "
             f"{where} has no {step!r}.",
@@ -424,20 +439,11 @@ def _indexed(spot: _Spot, place: Place, path: str) -> Iterator[_Spot]:
         below = spot.child("layers", spot.value.layers)
         yield dataclasses.replace(below, stacked=(*spot.stacked, place.name))
         return
-    listed = [
-        (key, value)
-        for key, value, is_data in nodes.children(spot.value)
-        if isinstance(key, int) and not isinstance(key, bool) and is_data is not False
-    ]
-    if not listed:
-        raise _Nowhere(
-            f"The path {path!r} of the table of weights has an index at "
-            f"{patterns.dotted(spot.path)}, which is {_kind(spot)} without elements."
-        )
-    for key, value in listed:
-        yield dataclasses.replace(
-            spot.child(key, value), indices={**spot.indices, place.name: key}
-        )
+    for key, value, is_data in nodes.children(spot.value):
+        if isinstance(key, int) and not isinstance(key, bool) and is_data is not False:
+            yield dataclasses.replace(
+                spot.child(key, value), indices={**spot.indices, place.name: key}
+            )
 
 
 def _below(spot: _Spot, path: Sequence[str]) -> _Spot:

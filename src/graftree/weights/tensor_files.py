@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graftree.weights import headers, open_files, stored_tensors
+from graftree.weights import headers, open_files, other_formats, stored_tensors
 
 
 class TensorFile(stored_tensors.Source):
@@ -41,6 +41,11 @@ class TensorFile(stored_tensors.Source):
                 f"it has {self._file.size} bytes, and a header alone has more",
             )
         size = int.from_bytes(self._file.read_bytes(0, 8), "little")
+        other = other_formats.found_in(self.name)
+        if other is not None and 8 + size > self._file.size:
+            raise stored_tensors.refusal(
+                self.name, f"it is {other.what}", way_out=other.way_out
+            )
         if size > headers.MAX_SIZE:
             raise stored_tensors.refusal(
                 self.name,

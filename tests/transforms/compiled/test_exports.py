@@ -85,6 +85,16 @@ def test_function_that_changes_its_arguments_is_refused(change, says, mode):
     assert model.count[...] == 0
 
 
+@modes.MODES
+def test_function_that_draws_is_told_to_take_a_key(mode):
+    rngs = nnx.Rngs(0)
+    with pytest.raises(ValueError, match=r"noise on purpose(?s:.*)nnx\.Rngs\(key\)"):
+        export.export(nnx.jit(lambda rngs: rngs.normal((2,)), **mode))(rngs)
+    draw = nnx.jit(lambda key: nnx.Rngs(key).normal((2,)), **mode)
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(export.export(draw)(key).call(key), draw(key))
+
+
 def test_function_that_changes_attributes_is_refused():
     def name(model):
         model.name = "x"

@@ -198,13 +198,16 @@ def _splits_mesh(axis: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def kept(new: Any, old: Any) -> Any:
-    """The next value of a Variable, where the one of before lies, if a mesh is set.
+    """The next value of a Variable, where the one of before lies, if that is on a mesh.
 
-    With Auto axes the compiler places the outputs of a program: a parameter that is on
-    all devices would be divided like the gradients, and the next call be compiled anew.
+    With Auto axes the compiler places the outputs of a program, and of each operation
+    outside of one: a parameter that is on all devices would be divided like the
+    gradients, and the next call be compiled anew.
     """
-    is_traced = isinstance(new, _jax.Tracer) and isinstance(old, _jax.Tracer)
-    if not is_traced or not new.ndim or new.shape != old.shape:
+    are_traced = isinstance(new, _jax.Tracer), isinstance(old, _jax.Tracer)
+    if not any(are_traced):
+        return moved(new, old)
+    if not all(are_traced) or not new.ndim or new.shape != old.shape:
         return new
     kinds = {*jax.sharding.get_abstract_mesh().axis_types}
     return _jax.placed_alike(new, old) if kinds == {AxisType.Auto} else new

@@ -76,8 +76,10 @@ def _check_unchanged(name: str, packed: Packed, result: Any) -> None:
                 f"{name} changes its arguments, which an exported function can't: "
                 "it only returns its output.",
                 where="\n".join(lines),
-                way_out="For inference, call model.eval() before. Else return what "
-                "changes: export jax.jit of a\nfunction that merges the model from its "
+                way_out="If that is Dropout or BatchNorm in training, call "
+                "model.eval() before. To draw noise on purpose,\nmake the streams in "
+                "the function, of a key that it takes: nnx.Rngs(key). Else return what "
+                "changes:\nexport jax.jit of a function that merges the model from its "
                 "state, and returns nnx.state(model), too.",
             )
         )

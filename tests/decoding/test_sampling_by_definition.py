@@ -1,0 +1,90 @@
+"""Samplers against their definition in NumPy, with ties, which bfloat16 is full of."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from graftree.decoding import sampling
+from tests import strategies
+
+
+def kept(logits, temperature, top_k, top_p):
+    """The tokens left to choose from, by the words of the docstring, in float64."""
+    logits = np.asarray(logits, np.float64)
+    order = np.argsort(-logits, kind="stable")[:top_k]
+    weights = np.exp((logits[order] - logits.max()) / temperature)
+    shares = weights / weights.sum()
+    for count in range(1, len(order) + 1):
+        if shares[:count].sum() >= top_p - 1e-9:
+            return set(order[:count].tolist())
+    return set(order.tolist())
+
+
+def drawn(sampler, logits, count=400):
+    rows = jnp.broadcast_to(jnp.asarray(logits), (count, len(logits)))
+    return {*sampler(rows, jax.random.key(0)).tolist()}
+
+
+@strategies.examples(few=40, many=1000)
+@hypothesis.given(
+    logits=st.lists(st.integers(-3, 3).map(lambda x: x / 2), min_size=1, max_size=12),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    top_k=st.none() | st.integers(1, 14),
+    # None of these is within rounding of a sum of shares that are equal.
+    top_p=st.sampled_from([1e-50, 1e-6, 0.0999, 0.35, 0.501, 0.77, 0.913, 1.0]),
+)
+def test_no_token_outside_of_the_set_is_drawn(logits, temperature, top_k, top_p):
+    sampler = sampling.Sampler(temperature, top_k=top_k, top_p=top_p)
+    allowed = kept(logits, temperature, top_k, top_p)
+    found = drawn(sampler, logits)
+    assert found <= allowed
+    if len({*np.asarray(logits)[[*allowed]]}) == 1:  # each with at least 1/12
+        assert found == allowed
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [({"top_k": 1}, 1), ({"top_k": 7}, 7), ({"top_p": 0.1}, 10), ({"top_p": 0.5}, 50)],
+    ids=str,
+)
+def test_of_equal_logits_the_first_are_left(options, left):
+    sampler = sampling.Sampler(**options)
+    assert drawn(sampler, np.zeros(100), 4000) == {*range(left)}
+    assert drawn(sampler, np.array([0.0, -0.0] * 50), 4000) == {*range(left)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"temperature": x} for x in (1e-10, 1e-37, 1e-40, 1e-300)),
+        *({"top_p": x} for x in (1e-7, 1e-38, 1e-50)),
+        {"temperature": 1e-37, "top_k": 3, "top_p": 1e-50},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
+def test_extremes_give_the_likeliest_token(options, scale):
+    logits = np.array([-3.0, 1.0, -2.0, 5.0, 4.0]) * scale
+    sampler = sampling.Sampler(**options)
+    assert drawn(sampler, logits) == {3}
+    assert {
+        *jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0)).tolist()
+    } == {3}
+
+
+def test_what_is_masked_is_never_drawn():
+    logits = np.array([-np.inf, 1.0, -np.inf, 1.0])
+    for options in ({}, {"top_k": 4}, {"top_p": 1.0}, {"temperature": 1e-37}):
+        assert drawn(sampling.Sampler(**options), logits) == {1, 3}
+
+
+def test_all_of_the_probability_is_all_tokens():
+    """Also those behind a sum that is rounded to one."""
+    logits = np.array([20.0, *np.zeros(50)])
+    sampler = sampling.Sampler(top_p=1.0)
+    rows = jnp.broadcast_to(jnp.asarray(logits), (64, 51))
+    cut, _ = jax.lax.top_k(rows, 51)
+    assert bool(sampling._reach(cut, sampler.top_p).all())
