@@ -30,7 +30,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.core import definitions, ownership, stamps
-from graftree.core.imprints import HashableMapping
+from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import completions, representations, writing
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import older_accessors, operators, sharding, values
@@ -117,13 +117,16 @@ def _register(cls: Any) -> None:
     key = jax.tree_util.GetAttrKey("value")
 
     def flatten(variable: Any) -> Any:
-        return (variable._raw_value,), variable.__nnx_metadata__
+        entries = variable.__nnx_metadata__
+        if not entries.is_fixed:
+            entries = entries.noted()
+        return (variable._raw_value,), entries
 
     # In its own code Python remembers where the slots of one class are: 35 ns less.
     flatten.__code__ = flatten.__code__.replace()
     jax.tree_util.register_pytree_with_keys(
         cls,
-        lambda variable: (((key, variable._raw_value),), metadata_of(variable)),
+        lambda variable: (((key, variable._raw_value),), metadata_of(variable).noted()),
         functools.partial(_unflatten, cls),
         flatten,
     )
@@ -565,7 +568,7 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     """A Variable owned by the current trace, made of its parts; nothing is run."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
-    _set_metadata(variable, entries)
+    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
     _set_owner(variable, ownership.current())
     _set_stamp(variable, 0)
     return variable
@@ -620,7 +623,7 @@ def _check_context(variable: Variable[Any], path: str = "") -> None:
 def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     """Replaces all metadata, if the current trace owns the Variable."""
     _check_context(variable)
-    _set_metadata(variable, entries)
+    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
     touch(variable)
 
 
