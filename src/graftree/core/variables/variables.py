@@ -118,9 +118,7 @@ def _register(cls: Any) -> None:
 
     def flatten(variable: Any) -> Any:
         entries = variable.__nnx_metadata__
-        if not entries.is_fixed:
-            entries = entries.noted()
-        return (variable._raw_value,), entries
+        return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
     # In its own code Python remembers where the slots of one class are: 35 ns less.
     flatten.__code__ = flatten.__code__.replace()
@@ -390,15 +388,13 @@ class Variable(
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Runs the ``on_add_axis`` hooks: a transform added a dimension."""
-        if "on_add_axis" in metadata_of(self):
-            hooks = metadata_of(self)["on_add_axis"]
-            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
+        hooks = metadata_of(self).get("on_add_axis", ())
+        variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Runs the ``on_remove_axis`` hooks: a transform removed a dimension."""
-        if "on_remove_axis" in metadata_of(self):
-            hooks = metadata_of(self)["on_remove_axis"]
-            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
+        hooks = metadata_of(self).get("on_remove_axis", ())
+        variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     # Copies and updates.
 
