@@ -264,8 +264,7 @@ class HashableMapping(Mapping[Any, Any]):
 class Noted(HashableMapping):
     """A mapping as it was at one time, although its values change in place.
 
-    Equal to what is, or was noted, when its values were equal to these. Has a hash
-    also where they have none.
+    Equal to what is, or was noted, when its values were equal to these.
 
     Args:
         live: The mapping.
@@ -290,6 +289,7 @@ class Noted(HashableMapping):
         self._content = imprint(live)
 
     def __hash__(self) -> int:
+        hash(self.live)  # an error if a value has none; it may be another one by now
         return hash(self._content)
 
     def __eq__(self, other: object) -> bool:
