@@ -449,6 +449,25 @@ def test_arrays_in_two_donated_variables_are_named(share, is_warm, mode):
     f(model)
 
 
+def test_an_array_over_several_devices_is_named(mode):
+    mesh = jax.make_mesh((2,), ("data",))
+    placed = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P("data")))
+    model = nnx.Dict(a=nnx.Param(placed), w=nnx.Param(placed))
+
+    @nnx.jit(donate_argnums=0, **mode)
+    def f(model):
+        for variable in model.values():
+            variable[...] += 1
+
+    for number in range(4):  # without a plan, and with one
+        with pytest.raises(ValueError, match="can't donate the same buffer twice"):
+            f(model)
+        model.a[...] = jnp.copy(model.w[...])
+        f(model)
+        assert model.w[...].tolist() == model.a[...].tolist() == [number + 2.0] * 2
+        model.a[...] = model.w[...]
+
+
 def test_an_array_that_is_donated_and_read_is_named(mode):
     model = Model()
     f = nnx.jit(lambda m, x: m.w.set_value(m.w + x[0]), donate_argnums=0, **mode)

@@ -89,6 +89,10 @@ class Call:
             known = row.signatures.intern(self.packed.signature)
             self.packed = dataclasses.replace(self.packed, signature=known)
         self.groups = groups(row, self.packed, self.packed.values())
+        if donates_twice(row, self.groups):
+            found = self._shared_buffer()
+            if found is not None:
+                raise found
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
@@ -105,16 +109,37 @@ class Call:
     def explain(self, error: Exception) -> None:
         """Raises what JAX says of buffers that can't be donated, with their paths.
 
-        JAX finds it out before it donates anything. To look for it here before each
-        call would cost each call.
+        On one device JAX finds it out before it donates anything. To look for it here
+        before each call would cost each call.
         """
+        found = self._shared_buffer()
+        if found is not None:
+            raise found from error
+
+    def _shared_buffer(self) -> reports.SharedBufferError | None:
         inputs, packed = self._row.inputs, self.packed
         groups = inputs.group(packed.signature, packed.leaves)
         donated = [group in inputs.donated for group in groups]
         slots = packed.signature.slots
-        found = reports.shared_buffer(packed.values(), slots, donated, self._row.name)
-        if found is not None:
-            raise found from error
+        return reports.shared_buffer(packed.values(), slots, donated, self._row.name)
+
+
+def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
+    """Whether an array over several devices would be donated twice.
+
+    JAX finds it out on one device while another one donates its part, and older
+    versions die of it.
+    """
+    if not row.inputs.donated:
+        return False
+    given = [x for number in row.inputs.donated for x in groups[number].values]
+    arrays = [x for x in given if type(x) is _jax.Concrete]
+    return len({*map(id, arrays)}) < len(arrays) and any(map(is_spread, arrays))
+
+
+def is_spread(x: Any) -> bool:
+    """Whether it is an array over several devices."""
+    return type(x) is _jax.Concrete and len(x.sharding.device_set) > 1
 
 
 def is_of_donation(error: Exception) -> bool:

@@ -6,6 +6,7 @@ don't reach the caller are warned of, where nothing else tells.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,13 +38,16 @@ def shared_buffer(
 
 
 def _buffers(value: Any) -> list[tuple[Any, int]]:
-    return [
-        (shard.device, shard.data.unsafe_buffer_pointer())
-        for x in jax.tree.leaves(value)
-        if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer | _jax.Ref)
-        if x.size and not x.is_deleted()
-        for shard in x.addressable_shards
-    ]
+    found: list[tuple[Any, int]] = []
+    for x in jax.tree.leaves(value):
+        if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer | _jax.Ref):
+            with contextlib.suppress(RuntimeError):  # a buffer of it is gone
+                found += [
+                    (shard.device, shard.data.unsafe_buffer_pointer())
+                    for shard in x.addressable_shards
+                    if x.size
+                ]
+    return found
 
 
 class SharedBufferError(jax.errors.JaxRuntimeError, ValueError):
@@ -58,7 +62,7 @@ def _shared_buffer_error(
     return SharedBufferError(
         errors.message(
             f"nnx.{transform} can't donate {what}: two arrays of the arguments share "
-            "it. Nothing was donated, nothing has changed.",
+            "it.",
             where="\n".join(
                 [name + ", donated" * is_donated for name, is_donated in places]
             ),
