@@ -10,6 +10,7 @@
     │   └── StaticArgumentError      a static argument is not a constant
     └── UserWarning
         ├── LostUpdateWarning        a change that doesn't reach the caller
+        ├── OrderWarning             a Dict in another order than outside of a trace
         └── UnknownLayerWarning      layers that a policy of precision doesn't know
 
 Misuse of an argument raises the built-in type that fits (``ValueError``,
@@ -154,6 +155,15 @@ class LostUpdateWarning(UserWarning):
         ... except nnx.errors.LostUpdateWarning as warning:
         ...     print(str(warning).splitlines()[1])
           name: nothing before, 'new' now
+    """
+
+
+class OrderWarning(UserWarning):
+    """A function iterates over an `nnx.Dict` in another order than outside of a trace.
+
+    Example:
+        >>> issubclass(nnx.errors.OrderWarning, UserWarning)
+        True
     """
 
 

@@ -30,7 +30,7 @@ from graftree import _jax, errors
 from graftree.core import definitions
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.imprints import HashableMapping
+from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.states import Level, State
 from graftree.core.variables import kinds
@@ -176,6 +176,8 @@ def _encode(value: Any) -> Any:
         return ["float", value.hex()]
     if kind in (tuple, list):
         return [kind.__name__, *map(_encode, value)]
+    if kind is Noted:
+        return _encode(value.live)
     if kind in (dict, HashableMapping):
         return [kind.__name__, *[_encode_entry(*entry) for entry in value.items()]]
     if isinstance(value, np.dtype):

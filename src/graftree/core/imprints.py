@@ -12,7 +12,9 @@ self, its *imprint* stands beside it: a hashable value that differs in such case
     list, dict, set, dataclass, object     the same, and their present content
       with a hash of its own
 
-A `HashableMapping` compares its values in this way.
+A `HashableMapping` compares its values in this way. Where one is kept to be compared
+later, as in a skeleton, a value may have changed in place by then: so what is kept is
+the mapping as it is `noted`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def may_change(value: Any) -> bool:
     if rule is _of_members:
         return any(map(may_change, value))
     if isinstance(value, HashableMapping):
-        return any(map(may_change, value.values()))
+        return value.noted() is not value
     if rule is _of_fields and type(value).__dataclass_params__.frozen:
         return any(may_change(x) for _, x in _compared_fields(value))
     return rule in (_of_items, _of_fields, _of_attributes)
@@ -106,6 +108,8 @@ def _choose_rule(kind: type) -> Rule | None:
         return _of_members
     if issubclass(kind, (list, dict, set)):
         return _of_items
+    if issubclass(kind, HashableMapping):
+        return _of_mapping
     # Equality of other objects is that of their identity, unless they define it.
     if kind.__eq__ is object.__eq__ or issubclass(kind, _IMMUTABLE):
         return None
@@ -138,6 +142,11 @@ def _of_items(value: Any, depth: int) -> Any:
     listed = [_content(x, depth) for x in value]
     ordered = tuple(listed) if isinstance(value, list) else frozenset(listed)
     return type(value), ordered
+
+
+def _of_mapping(value: HashableMapping, depth: int) -> Any:
+    # Equal mappings may have their entries in any order.
+    return frozenset([(key, _content(x, depth)) for key, x in value.items()])
 
 
 def _of_fields(value: Any, depth: int) -> Any:
@@ -187,11 +196,13 @@ class HashableMapping(Mapping[Any, Any]):
         True
     """
 
-    __slots__ = ("__weakref__", "_entries", "_hash", "get")
+    __slots__ = ("__weakref__", "_entries", "_hash", "get", "is_fixed")
 
     def __init__(self, entries: Mapping[Any, Any], /) -> None:
         self._entries = dict(entries)
         self._hash: int | None = None
+        # Whether it is known that no value changes in place.
+        self.is_fixed = False
         # That of the dict, in C: each read and write of a Variable asks.
         self.get = self._entries.get
 
@@ -233,6 +244,14 @@ class HashableMapping(Mapping[Any, Any]):
     def __reduce__(self) -> Any:
         return type(self), (self._entries,)
 
+    def noted(self) -> HashableMapping:
+        """The mapping as it is now: itself, if none of its values changes in place."""
+        if not self.is_fixed:
+            if any_may_change(tuple(self._entries.values())):
+                return Noted(self)
+            self.is_fixed = True
+        return self
+
     def with_entry(self, key: str, value: Any) -> Self:
         """A mapping of the same type in which ``key`` has this value."""
         return type(self)({**self._entries, key: value})
@@ -240,6 +259,55 @@ class HashableMapping(Mapping[Any, Any]):
     def without(self, key: str) -> Self:
         """A mapping of the same type that lacks ``key``."""
         return type(self)({k: v for k, v in self._entries.items() if k != key})
+
+
+class Noted(HashableMapping):
+    """A mapping as it was at one time, although its values change in place.
+
+    Equal to what is, or was noted, when its values were equal to these.
+
+    Args:
+        live: The mapping.
+
+    Attributes:
+        live: The same.
+
+    Example:
+        >>> from graftree.core.imprints import HashableMapping
+        >>> sizes = HashableMapping({"sizes": [1, 2]})
+        >>> before = sizes.noted()
+        >>> sizes["sizes"].append(3)
+        >>> sizes == before
+        False
+    """
+
+    __slots__ = ("_content", "live")
+
+    def __init__(self, live: HashableMapping, /) -> None:
+        super().__init__(live)
+        self.live = live
+        self._content = imprint(live)
+
+    def __hash__(self) -> int:
+        hash(self.live)  # an error if a value has none; it may be another one by now
+        return hash(self._content)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, HashableMapping):
+            return NotImplemented
+        theirs = other._content if isinstance(other, Noted) else imprint(other)
+        return self._content == theirs and all(
+            same_value(value, other[key]) for key, value in self.items()
+        )
+
+    def __reduce__(self) -> Any:
+        return Noted, (self.live,)
+
+    def noted(self) -> HashableMapping:
+        """The mapping as it is now."""
+        return self.live.noted()
 
 
 def same_value(a: Any, b: Any) -> bool:

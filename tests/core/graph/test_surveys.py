@@ -47,7 +47,7 @@ class Named(nnx.Module):
 class Model(Named):
     def __init__(self):
         self.name = "model"
-        self.kernel = nnx.Param(jnp.ones(2))
+        self.kernel = nnx.Param(jnp.ones(2), sizes=[1, 2])
         self.array = jnp.zeros(3)
         self.layers = nnx.List([nnx.Linear(1, 1, rngs=nnx.Rngs(0))])
         self.heads = nnx.Dict(a=nnx.Param(jnp.ones(1)))
@@ -125,6 +125,7 @@ CHANGES = {
     "array to variable": lambda m: setattr(m, "array", nnx.Param(jnp.ones(3))),
     "variable": lambda m: setattr(m, "kernel", nnx.Param(jnp.ones(2))),
     "metadata": lambda m: m.kernel.set_metadata(tag=1),
+    "metadata in place": lambda m: m.kernel.sizes.append(3),
     "ref": lambda m: m.kernel.set_raw_value(jax.new_ref(jnp.ones(2))),
     "deep": lambda m: setattr(m.layers[0], "bias", None),
     "list append": lambda m: m.layers.append(1),
@@ -161,7 +162,8 @@ def test_survey_sees_every_change_of_structure(change):
 
 
 # After these, other static values may come again.
-STATICS = ("static", "equal static", "property", "hash", "hash in a tuple")
+STATICS = "static", "equal static", "property", "metadata in place"
+STATICS += "hash", "hash in a tuple"
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -416,6 +416,83 @@ def test_one_buffer_in_two_variables_is_not_donated_twice(mode):
         step(a, b)
 
 
+def give_array(model):
+    model.a.set_value(model.w.get_value())
+
+
+def give_view(model):
+    model.a.set_value(model.w.get_value().addressable_data(0))
+
+
+def give_tree(model):
+    model.a.set_value({"x": model.w.get_value()})
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("share", [give_array, give_view, give_tree])
+def test_arrays_in_two_donated_variables_are_named(share, is_warm, mode):
+    def step(model):
+        model.w[...] += 1
+        model.a.set_value(jax.tree.map(lambda x: x + 1, model.a.get_value()))
+
+    value = {"x": jnp.ones(2)} if share is give_tree else jnp.ones(2)
+    model = nnx.Dict(a=nnx.Param(value), w=nnx.Param(jnp.ones(2)))
+    f = nnx.jit(step, donate_argnums=0, **mode)
+    for _ in range(3 * is_warm):
+        f(model)
+    share(model)
+    before = jax.tree.leaves(model)
+    with pytest.raises(ValueError, match="can't donate the same buffer twice") as info:
+        f(model)
+    assert "args[0].a, donated\n  args[0].w, donated" in str(info.value)
+    assert all(x is y for x, y in zip(before, jax.tree.leaves(model), strict=True))
+    assert not any(x.is_deleted() for x in before)
+    model.w[...] = jnp.copy(model.w[...])
+    f(model)
+
+
+def test_an_array_over_several_devices_is_named(mode):
+    mesh = jax.make_mesh((2,), ("data",))
+    placed = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P("data")))
+    model = nnx.Dict(a=nnx.Param(placed), w=nnx.Param(placed))
+
+    @nnx.jit(donate_argnums=0, **mode)
+    def f(model):
+        for variable in model.values():
+            variable[...] += 1
+
+    for number in range(4):  # without a plan, and with one
+        with pytest.raises(ValueError, match="can't donate the same buffer twice"):
+            f(model)
+        model.a[...] = jnp.copy(model.w[...])
+        f(model)
+        assert model.w[...].tolist() == model.a[...].tolist() == [number + 2.0] * 2
+        model.a[...] = model.w[...]
+
+
+def test_an_array_that_is_donated_and_read_is_named(mode):
+    model = Model()
+    f = nnx.jit(lambda m, x: m.w.set_value(m.w + x[0]), donate_argnums=0, **mode)
+    compiled = f.lower(model, [jnp.ones(2)]).compile()
+    for call in (f, compiled, f):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"donated\n  args\[1\]"):
+            call(model, [model.w[...]])
+    assert not model.w[...].is_deleted()
+
+
+def test_keys_that_are_donated_twice_are_named():
+    model = nnx.Dict(a=nnx.RngKey(jax.random.key(0)))
+    model.b = nnx.RngKey(model.a[...])
+    f = nnx.jit(
+        lambda m: [x.set_value(jax.random.split(x[...])[0]) for x in m.values()]
+    )
+    f = nnx.jit(f.fun, donate_argnums=0)
+    with pytest.raises(
+        ValueError, match=r"args\[0\].a, donated\n  args\[0\].b, donated"
+    ):
+        f(model)
+
+
 def test_deep_clones_can_be_donated_beside_their_original(mode):
     model = Model()
     cloned = nnx.clone(model, arrays=True)

@@ -341,6 +341,91 @@ def test_donated_buffers_are_not_brought_back():
     assert model.w[...].tolist() == [2.0, 2.0] and model.sub.a[...] == 0.0
 
 
+class Net(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(
+            2, 2, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)
+        )
+        self.dropout = nnx.Dropout(0.9, rngs=nnx.Rngs(0))
+        self.scale, self.sizes, self.array = 1.0, [1.0], jnp.array(1.0)
+        self.extra = nnx.data([nnx.Param(jnp.array(0.0), factor=[1.0])])
+
+    def __call__(self, x):
+        x = self.dropout(self.layer(x)) * self.scale * sum(self.sizes) * self.array
+        return x + sum(p[...] * p.factor[0] for p in self.extra)
+
+
+def replace_layer(net):
+    net.layer = nnx.Linear(2, 2, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+
+
+OUTSIDE = {
+    "eval": lambda m: m.eval(),
+    "static": lambda m: setattr(m, "scale", 2.0),
+    "type of a static": lambda m: setattr(m, "scale", 1),
+    "nested static": lambda m: setattr(m.dropout, "rate", 0.0),
+    "static in place": lambda m: m.sizes.append(2.0),
+    "array": lambda m: setattr(m, "array", jnp.array(3.0)),
+    "Variable": lambda m: setattr(m.layer, "kernel", nnx.Param(jnp.zeros((2, 2)))),
+    "layer": replace_layer,
+    "policy": lambda m: nnx.precision.set_policy(m.layer, "params=f32, compute=bf16"),
+    "deleted": lambda m: setattr(m.layer, "bias", None),
+    "class": lambda m: setattr(m.dropout, "__class__", Passing),
+    "container": lambda m: m.extra.append(nnx.Param(jnp.array(5.0), factor=[1.0])),
+    "metadata": lambda m: m.extra[0].set_metadata(factor=[2.0]),
+    "metadata in place": lambda m: m.extra[0].factor.insert(0, 3.0),
+    "value": lambda m: m.extra[0].set_value(jnp.array(4.0)),
+}
+
+
+class Passing(nnx.Dropout):
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("change", OUTSIDE.values(), ids=OUTSIDE)
+def test_changes_of_the_originals_are_seen(change):
+    net, x = Net(), jnp.arange(2.0)
+    cached = nnx.cached_partial(nnx.jit(lambda net, x: net(x)), net)
+
+    def check():
+        for _ in range(3):
+            expected = nnx.clone(net)(x)
+            out = cached(x)
+            assert out.dtype == expected.dtype and jnp.array_equal(out, expected)
+
+    check()
+    change(net)
+    check()
+    net.train()
+    check()
+
+
+def test_copies_stay_until_the_originals_change():
+    net = Net()
+    cached = nnx.cached_partial(lambda net: net, net)
+    first = cached()
+    net.train()  # as it was
+    nnx.touch(net)
+    net.layer.kernel[...] *= 2
+    assert cached() is first
+    net.eval()
+    assert cached() is not first and cached() is cached()
+    assert cached().layer.kernel is net.layer.kernel
+
+
+def test_copies_made_in_a_trace_are_not_kept():
+    net = Net()
+    cached = nnx.cached_partial(lambda net, x: net(x), net)
+    net.eval()
+    expected = cached(jnp.ones(2))
+    net.scale = 2.0
+    inside = jax.jit(lambda x: cached(x))(jnp.ones(2))
+    assert jnp.array_equal(inside, 2 * expected)
+    net.train()
+    cached(jnp.ones(2))  # draws, which only the owner of the streams may
+
+
 def test_exceptions_pass_through():
     def fails(model):
         model.w[...] += 1

@@ -179,6 +179,8 @@ class _Flattener:
             self.nodes.append(ArrayRefDef(index, outer))
         else:
             entries = variables.metadata_of(x)
+            if not entries.is_fixed:
+                entries = entries.noted()
             ref = self._ref_of(x)
             self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
         self.leaves.append(x)
@@ -212,7 +214,7 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     for path, i, leaf in listed:
         if isinstance(leaf, Variable):
             attributes.append((path, NODE))
-            metadata = variables.metadata_of(leaf)
+            metadata = variables.metadata_of(leaf).noted()
             entries.append(VariableDef(type(leaf), i, None, metadata, None))
         else:
             attributes.append((path, LEAF))

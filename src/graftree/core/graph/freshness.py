@@ -315,6 +315,7 @@ class Survey:
                     self._add_content(value)
         elif kind is Leaf.VARIABLE:
             self._variables.append(obj)
+            self._add_static(variables.metadata_of(obj))
         elif kind is not Leaf.REF:
             self._add_registered(obj, kind)
 

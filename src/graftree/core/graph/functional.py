@@ -401,7 +401,7 @@ def clone(
         node: Any object, container, Variable or array.
         variables: Whether to copy the Variables; if False, the copy shares them.
         arrays: Whether to copy the arrays into new buffers; by default the copy shares
-            them.
+            them, and loses them to a function that donates the original.
         graph: Whether to keep shared references; ``None`` takes the default.
 
     Returns:

@@ -15,6 +15,8 @@ their status, and happens completely or not at all.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import (
     Hashable,
     Iterable,
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
+from graftree import _jax, errors
 from graftree.core import imprints
 from graftree.core.modules import modules, recorders
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
@@ -326,6 +329,10 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
     Items are also attributes: ``d["a"]`` is ``d.a``. The exception is a key that is the
     name of a method, such as ``d["items"]``.
 
+    Items come in the order in which they were inserted. What a transform, `clone` or
+    `merge` makes of a Dict has them sorted, like the State. Where the order counts, as
+    for layers that are applied one after the other, take a `List`.
+
     Args:
         *args: A mapping or pairs, as for ``dict``.
         **kwargs: Further items.
@@ -388,7 +395,9 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
         return _name_of(type(self), key) in vars(self)
 
     def __iter__(self) -> Iterator[str]:
-        names = [name for name in vars(self) if name not in _HIDDEN]
+        names = _item_names(self)
+        if _jax.is_tracing():
+            _warn_of_order(self, names)
         return map(_key_of, names)
 
     def __len__(self) -> int:
@@ -399,12 +408,58 @@ class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str,
             return True
         if not isinstance(other, Mapping):
             return NotImplemented
-        return self.keys() == other.keys() and all(
-            _same(value, other[key]) for key, value in self.items()
+        # Not by iteration: the order does not count.
+        keys = {*map(_key_of, _item_names(self))}
+        return len(keys) == len(other) and all(
+            key in other and _same(self[key], other[key]) for key in keys
         )
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # as for `List`
+
+
+def _item_names(x: Dict[Any]) -> list[str]:
+    return [name for name in vars(x) if name not in _HIDDEN]
+
+
+def _warn_of_order(x: Dict[Any], names: list[str]) -> None:
+    """Warns a user whose loop over a Dict, which was rebuilt, has another order.
+
+    The table of statuses is that of the Dict which it was made of.
+    """
+    known = set(names)
+    inserted = [name for name in bookkeeping.table_of(x) if name in known]
+    level = 0 if inserted == names else _level_of_user()
+    if not level:
+        return
+    orders = {"here": names, "as inserted": inserted}
+    warnings.warn(
+        errors.message(
+            "Iteration over an nnx.Dict in a transform: there its items are sorted.",
+            where="\n".join(
+                [f"{k}: {', '.join(map(_key_of, v))}" for k, v in orders.items()]
+            ),
+            way_out="If the order counts, keep it: in an nnx.List, or as a tuple of "
+            "keys (for key in self.order: self.layers[key]).\nIf it doesn't, insert "
+            "the items sorted, or ignore nnx.errors.OrderWarning.",
+        ),
+        errors.OrderWarning,
+        stacklevel=level,
+    )
+
+
+def _level_of_user() -> int:
+    """How far above the caller the loop is; 0 if it is ours, as where a Dict prints.
+
+    `Mapping.items` and its like have frames of their own.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "") in _FRAMES:
+        frame, level = frame.f_back, level + 1
+    return 0 if frame.f_globals.get("__name__", "").startswith("graftree.") else level
+
+
+_FRAMES = (__name__, "_collections_abc", "collections.abc")
 
 
 def _check_key(key: Any) -> None:

@@ -377,15 +377,15 @@ def check_assignment(obj: Pytree, name: str, value: Any) -> None:
 def replace_attributes(
     obj: Pytree, table: AttributeTable, values: Iterable[tuple[str, Any]]
 ) -> None:
-    """Gives an object exactly these attributes, and stamps it.
+    """Gives an object exactly these attributes, in the order of the table; stamps it.
 
     Like a single assignment, it leaves the stamp if only arrays are replaced by arrays.
     """
     state, entries = bookkeeping.state_of(obj), bookkeeping.complete(obj)
-    old = dict(entries)
+    old, new = dict(entries), dict(values)
     dict.clear(entries)
     dict.update(entries, {_NODES: table, _STATE: state})
-    dict.update(entries, values)
+    dict.update(entries, {name: new[name] for name in table if name in new} | new)
     if table != old[_NODES] or not all(
         value is old.get(name, attributes.MISSING)
         or (_is_array(value) and _is_array(old.get(name)))

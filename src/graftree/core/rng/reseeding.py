@@ -77,10 +77,12 @@ def restore_rngs(backups: Iterable[Backup], /) -> None:
         >>> rngs.default.key.shape, rngs.default.count[...]
         ((), Array(1, dtype=uint32))
     """
-    for stream, key, *count in backups:
-        stream.key.set_value(key)
-        if count:
-            stream.count.set_value(count[0])
+    # A draw in another thread takes the key and the count of one time.
+    with streams.lock:
+        for stream, key, *count in backups:
+            stream.key.set_value(key)
+            if count:
+                stream.count.set_value(count[0])
 
 
 def backup_keys(

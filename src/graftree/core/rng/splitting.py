@@ -378,13 +378,14 @@ def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
         if stream.key.ref:
             # On a copy: a draw that is refused must not count.
             _check_shape(stream.key, derive(functional.clone(stream)).key)
-    derived = [derive(stream) for stream, derive in chosen]
-    backups, writes = [], []
-    for (stream, _), new in zip(chosen, derived, strict=True):
-        # After the draw: the count restored later is past the key given away now.
-        backups.append((stream, stream.key.get_value(), stream.count.get_value()))
-        writes.append((stream, new.key.get_value(), new.count.get_value()))
-    reseeding.restore_rngs(writes)
+    with streams.lock:
+        derived = [derive(stream) for stream, derive in chosen]
+        backups, writes = [], []
+        for (stream, _), new in zip(chosen, derived, strict=True):
+            # After the draw: the count restored later is past the key given away now.
+            backups.append((stream, stream.key.get_value(), stream.count.get_value()))
+            writes.append((stream, new.key.get_value(), new.count.get_value()))
+        reseeding.restore_rngs(writes)
     return reseeding.SplitBackups(backups)
 
 

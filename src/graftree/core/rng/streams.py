@@ -16,13 +16,15 @@ Invariants:
   filter for them, and ``count`` has the shape of ``key``.
 * A stream whose key has axes was made for ``vmap`` or ``scan`` over them: drawing from
   it directly is an error, raised by JAX.
-* No two draws give the same key, unless a stream was broadcast or copied.
+* No two draws give the same key, unless a stream was broadcast or copied. That holds
+  for eager draws in several threads, too: each takes `lock` to read and count.
 
 What acts on all the streams inside an object is in `splitting.py`, `reseeding.py`.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -45,6 +47,12 @@ Size: TypeAlias = int | tuple[int, ...]
 """The shape of an array of keys; an integer is the size of its only axis."""
 Sizes: TypeAlias = Size | Mapping[Filter, Size | None] | None
 """One size for all streams, or one per filter; ``None`` means no size."""
+
+
+# Held while a stream is read and written; by who writes several, for all of them.
+# One for all, so that a stream holds nothing that can't be copied, pickled or traced;
+# a draw takes as long as Python does, so that others would hardly be faster.
+lock = threading.RLock()
 
 
 class RngState(Variable[jax.Array]):
@@ -121,21 +129,20 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         # Before the draw: the values of a stream of a finished trace are dead tracers.
         counter = self.count
         variables.check_writable(counter)
-        key, count = self.key.get_value(), counter.get_value()
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in place of `fold_in` is called each time.
         is_replaced = getattr(jax.random.fold_in, "__code__", None) is not _FOLD_IN
-        is_plain = is_replaced or isinstance(key, _jax.Tracer)
-        draw = _draw if is_plain else _draw_at_once
-        try:
-            key, count = draw(key, count)
-        except TypeError as error:
-            if isinstance(key, jax.ShapeDtypeStruct) or isinstance(
-                count, jax.ShapeDtypeStruct
-            ):
-                raise _abstract_error(self.tag) from error
-            raise
-        counter.set_value(count)
+        with lock:
+            key, count = self.key.get_value(), counter.get_value()
+            is_plain = is_replaced or isinstance(key, _jax.Tracer)
+            draw = _draw if is_plain else _draw_at_once
+            try:
+                key, count = draw(key, count)
+            except TypeError as error:
+                if _is_abstract(key) or _is_abstract(count):
+                    raise _abstract_error(self.tag) from error
+                raise
+            counter.set_value(count)
         return key
 
     @methods.observable
@@ -213,6 +220,10 @@ def _typed_key(value: Any) -> PRNGKey:
         "jax.random.key makes it, or uint32 key data in a jax.Array; got "
         f"{type(value).__name__}."
     )
+
+
+def _is_abstract(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _abstract_error(name: str) -> TypeError:

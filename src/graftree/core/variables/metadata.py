@@ -2,7 +2,8 @@
 
 Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
 can be shared between Variables and skeletons without copies, and "did the metadata
-change?" is a comparison by identity in the usual case.
+change?" is a comparison by identity in the usual case. A list or dict in it may change
+in place: skeletons and treedefs have the metadata as it was `noted`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.core import definitions, ownership, stamps
-from graftree.core.imprints import HashableMapping
+from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import completions, representations, writing
 from graftree.core.variables import (
     copying,
@@ -121,7 +121,8 @@ def _below(cls: type) -> list[type]:
 
 def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
     def flatten(variable: Any) -> Any:
-        return (variable._raw_value,), variable.__nnx_metadata__
+        entries = variable.__nnx_metadata__
+        return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
     # In its own code Python remembers where the slots of one class are: 35 ns less.
     flatten.__code__ = flatten.__code__.replace()
@@ -387,15 +388,13 @@ class Variable(
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Runs the ``on_add_axis`` hooks: a transform added a dimension."""
-        if "on_add_axis" in metadata_of(self):
-            hooks = metadata_of(self)["on_add_axis"]
-            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
+        hooks = metadata_of(self).get("on_add_axis", ())
+        variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
         """Runs the ``on_remove_axis`` hooks: a transform removed a dimension."""
-        if "on_remove_axis" in metadata_of(self):
-            hooks = metadata_of(self)["on_remove_axis"]
-            variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
+        hooks = metadata_of(self).get("on_remove_axis", ())
+        variable_metadata.run_hooks(hooks, self, axis_index, axis_name)
 
     # Copies and updates.
 
@@ -548,7 +547,7 @@ def rebuild(cls: type[Variable[Any]], raw: Any, entries: HashableMapping) -> Any
     """A Variable owned by the current trace, made of its parts; nothing is run."""
     variable = object.__new__(cls)
     _set_raw(variable, raw)
-    _set_metadata(variable, entries)
+    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
     _set_owner(variable, ownership.current())
     _set_stamp(variable, 0)
     return variable
@@ -603,7 +602,7 @@ def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
 
 
 def _store_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
-    _set_metadata(variable, entries)
+    _set_metadata(variable, entries.live if type(entries) is Noted else entries)
     touch(variable)
 
 

@@ -19,7 +19,7 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, inside
+from graftree.transforms.crossing import arguments, decorators, inside, outside
 from graftree.transforms.crossing.arguments import Statics
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
@@ -109,6 +109,9 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             return call.commit(frames.with_room(self._called(), *groups))
         except Exception as error:
             _jax.hide_frames(error)
+            if outside.is_of_donation(error):
+                with _jax.hidden_frames:
+                    self.prepare(args, kwargs).explain(error)
             raise
 
     def prepare(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 
 from graftree import _jax, config
-from graftree.core import stamps
+from graftree.core import ownership, stamps
 from graftree.core.graph import flattening, functional, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.freshness import Survey
+from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
@@ -143,8 +145,10 @@ def cached_partial(
 ) -> Callable[..., R]:
     """Binds the first arguments of a function, as copies that keep their structure.
 
-    The copies share their Variables with the originals, so both see all updates. The
-    function may change their structure for a while, but must leave it as it was.
+    The copies share their Variables with the originals, so both see all updates. When
+    anything else changes in the originals (``model.eval()``, a replaced layer), the
+    next call makes new copies. The function may change the structure of the copies for
+    a while, but must leave it as it was.
 
     Args:
         f: The function, such as one made by `jit`.
@@ -154,7 +158,7 @@ def cached_partial(
 
     Returns:
         The function of the other arguments. Where ``f`` returns a bound object, it
-        returns the copy, at each call the same one.
+        returns the copy: at each call the same one, while the originals don't change.
 
     Raises:
         ValueError: If graph updates are off; at a call, if the structure of a copy is
@@ -174,15 +178,13 @@ def cached_partial(
             "cached_partial is a graph-mode-only API and requires graph_updates=True. "
             "Other modes need nothing of the kind: use functools.partial."
         )
-    bound = functional.clone(cached_args, variables=False, graph=True)
-    latest = _Snapshot(bound)
+    copies = _Copies(cached_args)
 
     @decorators.wraps(f)
     def call(*args: Any, **kwargs: Any) -> R:
-        nonlocal latest
-        snapshot = latest = latest if latest.holds() else _Snapshot(bound)
+        copied, snapshot = copies.now()
         values = snapshot.values()
-        out = f(*bound, *args, **kwargs)
+        out = f(*copied, *args, **kwargs)
         if snapshot.differs():
             snapshot.restore(values)
             raise ValueError(
@@ -194,6 +196,31 @@ def cached_partial(
         return out
 
     return call
+
+
+class _Copies(Rebuilt):
+    """Copies of objects that share their Variables, for as long as they are right."""
+
+    def __init__(self, originals: tuple[Any, ...]) -> None:
+        self._originals = originals
+        self._owner = ownership.current()
+        self._latest = self._make()
+
+    def now(self) -> tuple[tuple[Any, ...], _Snapshot]:
+        """The copies, and how they are built."""
+        before, copied, snapshot = self._latest
+        if not before.is_same():
+            before, copied, snapshot = self._make()
+        elif not snapshot.holds():
+            snapshot = _Snapshot(copied)
+        if ownership.current() is self._owner:  # else they belong to a trace that ends
+            self._latest = before, copied, snapshot
+        return copied, snapshot
+
+    def _make(self) -> tuple[_Snapshot, tuple[Any, ...], _Snapshot]:
+        before = _Snapshot(self._originals)
+        copied = functional.clone(self._originals, variables=False, graph=True)
+        return before, copied, _Snapshot(copied)
 
 
 class _Snapshot(Rebuilt):
@@ -216,10 +243,24 @@ class _Snapshot(Rebuilt):
 
     def differs(self) -> bool:
         """Whether the object is built otherwise now, or of other objects."""
+        return not (self.holds() or self._built_now()[0] == self._graphdef)
+
+    def is_same(self) -> bool:
+        """Whether the object is built as it was, of the same objects and arrays."""
         if self.holds():
+            return True
+        made = stamps.clock.now
+        graphdef, leaves = self._built_now()
+        if graphdef != self._graphdef or not all(
+            map(operator.is_, leaves, self._leaves)
+        ):
             return False
-        now, _ = flattening.flatten_graph(self._node, RefMap(), self._numbers)
-        return now != self._graphdef
+        if self._is_watched:
+            self._survey = Survey(self._numbers, made)
+        return True
+
+    def _built_now(self) -> tuple[GraphDef[Any], list[Any]]:
+        return flattening.flatten_graph(self._node, RefMap(), self._numbers)
 
     def values(self) -> list[Any]:
         """The raw values of all leaves, as they are now."""

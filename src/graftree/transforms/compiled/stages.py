@@ -215,7 +215,13 @@ class Compiled(Stage[R]):
             call = self.jit_wrapped.prepare(args, kwargs, self._signature.statics)
             if call.packed.signature != self._signature:
                 raise _mismatch_error(self._signature, call.packed.signature)
-            return call.commit(self._stage(*call.groups))
+            try:
+                result = self._stage(*call.groups)
+            except (ValueError, RuntimeError) as error:
+                if outside.is_of_donation(error):
+                    call.explain(error)
+                raise
+            return call.commit(result)
 
     @property
     def compiled(self) -> Any:

@@ -10,6 +10,7 @@ Nothing of the caller's is written before everything is checked; then nothing fa
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ class Call:
         running.note_arguments(row.identity, args, kwargs)
         if statics is None:
             args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
-        self._axis = None
+        self._row, self._axis = row, None
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
         self.packed = packing.pack(
@@ -88,6 +89,10 @@ class Call:
             known = row.signatures.intern(self.packed.signature)
             self.packed = dataclasses.replace(self.packed, signature=known)
         self.groups = groups(row, self.packed, self.packed.values())
+        if donates_twice(row, self.groups):
+            found = self._shared_buffer()
+            if found is not None:
+                raise found
         # Before the function runs: it can't if its values have different axes.
         if row.may_differ(self.packed.signature):
             found = row.occurrences((args, kwargs))
@@ -100,6 +105,50 @@ class Call:
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
         return commit(self.packed, result, self._axis)
+
+    def explain(self, error: Exception) -> None:
+        """Raises what JAX says of buffers that can't be donated, with their paths.
+
+        On one device JAX finds it out before it donates anything. To look for it here
+        before each call would cost each call.
+        """
+        found = self._shared_buffer()
+        if found is not None:
+            raise found from error
+
+    def _shared_buffer(self) -> reports.SharedBufferError | None:
+        inputs, packed = self._row.inputs, self.packed
+        groups = inputs.group(packed.signature, packed.leaves)
+        donated = [group in inputs.donated for group in groups]
+        slots = packed.signature.slots
+        return reports.shared_buffer(packed.values(), slots, donated, self._row.name)
+
+
+def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
+    """Whether an array over several devices would be donated twice.
+
+    JAX finds it out on one device while another one donates its part, and older
+    versions die of it.
+    """
+    if not row.inputs.donated:
+        return False
+    given = [x for number in row.inputs.donated for x in groups[number].values]
+    arrays = [x for x in given if type(x) is _jax.Concrete]
+    return len({*map(id, arrays)}) < len(arrays) and any(map(is_spread, arrays))
+
+
+def is_spread(x: Any) -> bool:
+    """Whether it is an array over several devices."""
+    return type(x) is _jax.Concrete and len(x.sharding.device_set) > 1
+
+
+def is_of_donation(error: Exception) -> bool:
+    """Whether JAX refused a call because a buffer would be donated and used again."""
+    is_of_jax = isinstance(error, (ValueError, RuntimeError))
+    return is_of_jax and _DONATION.search(str(error)) is not None
+
+
+_DONATION = re.compile("Attempt to (donate|use) (the same|a) buffer")
 
 
 def groups(row: Row, packed: Packed, values: Sequence[Any]) -> list[Values]:

@@ -6,6 +6,7 @@ don't reach the caller are warned of, where nothing else tells.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,60 @@ from graftree import _jax, errors
 from graftree.config import Propagation
 from graftree.core import paths
 from graftree.core.graph import differences, flattening, nodes, tree_checks
-from graftree.transforms.crossing.signatures import ARGS, Labels
+from graftree.transforms.crossing.signatures import ARGS, Labels, Slot
+
+
+def shared_buffer(
+    values: Sequence[Any],
+    slots: Sequence[Slot],
+    donated: Sequence[bool],
+    transform: str,
+) -> SharedBufferError | None:
+    """The error for leaves that share a buffer which one of them donates."""
+    seen: dict[Any, int] = {}
+    for position, value in enumerate(values):
+        for buffer in _buffers(value):
+            first = seen.setdefault(buffer, position)
+            if first != position and (donated[first] or donated[position]):
+                pair = [(slots[i].name, donated[i]) for i in (first, position)]
+                return _shared_buffer_error(pair, transform)
+    return None
+
+
+def _buffers(value: Any) -> list[tuple[Any, int]]:
+    found: list[tuple[Any, int]] = []
+    for x in jax.tree.leaves(value):
+        if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer | _jax.Ref):
+            with contextlib.suppress(RuntimeError):  # a buffer of it is gone
+                found += [
+                    (shard.device, shard.data.unsafe_buffer_pointer())
+                    for shard in x.addressable_shards
+                    if x.size
+                ]
+    return found
+
+
+class SharedBufferError(jax.errors.JaxRuntimeError, ValueError):
+    """A buffer is to be donated and has two users; in JAX, one type or the other."""
+
+
+def _shared_buffer_error(
+    places: Sequence[tuple[str, bool]], transform: str
+) -> SharedBufferError:
+    twice = all(is_donated for _, is_donated in places)
+    what = "the same buffer twice" if twice else "a buffer that is needed once more"
+    return SharedBufferError(
+        errors.message(
+            f"nnx.{transform} can't donate {what}: two arrays of the arguments share "
+            "it.",
+            where="\n".join(
+                [name + ", donated" * is_donated for name, is_donated in places]
+            ),
+            way_out="Give one of them a copy, x[...] = jnp.copy(x[...]); or a whole "
+            "model or state, nnx.clone(model, arrays=True). Or make both one Variable: "
+            "model.a = model.b.",
+        )
+    )
 
 
 def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

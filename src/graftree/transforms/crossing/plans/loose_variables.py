@@ -29,7 +29,8 @@ class LooseVariables:
         are_written: bool,
     ) -> None:
         self._are_written = are_written
-        self._metadata = [*map(variables.metadata_of, boxes)]
+        self._metadata = [variables.metadata_of(x).noted() for x in boxes]
+        self._is_fixed = all(entries.is_fixed for entries in self._metadata)
         # Those live as long as the plan, so that nothing else gets these numbers.
         self._attached = frozenset(map(id, attached))
         has_refs = any(entries["ref"] for entries in self._metadata)
@@ -40,8 +41,10 @@ class LooseVariables:
         metadata = [*map(variables.metadata_of, boxes)]
         if metadata != self._metadata:
             return None
-        # Those of the next call are mostly the same objects, which is seen at once.
-        self._metadata = metadata
+        # Those of the next call are mostly the same objects, which is seen at once; but
+        # not what has changed in them.
+        if self._is_fixed:
+            self._metadata = metadata
         return variables.read_all(boxes) if self._fit(boxes) else None
 
     def _fit(self, boxes: Sequence[Variable[Any]]) -> bool:

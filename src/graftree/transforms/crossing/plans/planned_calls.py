@@ -143,11 +143,16 @@ class Plan:
                 for group in outside.groups(row, packed, [*range(len(packed.leaves))])
             ]
         self._targets: tuple[Returned | None, Sequence[Any]] = (None, ())
+        self._may_donate_twice = bool(row.inputs.donated) and any(
+            map(outside.is_spread, packed.values())
+        )
         self.outline = None if row.has_prefixes else self._outlined()
 
     def _outlined(self) -> _Outline | None:
         groups = self._groups
         if groups is None or not self.is_plain or self._reads_attributes:
+            return None
+        if self._may_donate_twice:
             return None
         if any(group.pick_loose or group.order for group in groups):
             return None
@@ -175,6 +180,8 @@ class Plan:
             return NO_PLAN
         given = [leaves[place] for place in self.given]
         groups = self.groups(given, boxes, values)
+        if self._may_donate_twice and outside.donates_twice(self._row, groups):
+            return NO_PLAN
         result = jitted(*groups)
         return self.commit(result, given, boxes)
 

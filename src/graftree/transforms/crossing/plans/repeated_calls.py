@@ -14,6 +14,7 @@ from graftree.core import stamps
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning
+from graftree.transforms.crossing import outside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.plans.planned_calls import NO_PLAN
 from graftree.transforms.crossing.plans.plans import Plans
@@ -45,6 +46,19 @@ class RepeatedCalls(Rebuilt):
         kwargs: dict[str, Any],
     ) -> Any:
         """The output of a call; what JAX transformed takes the groups of leaves."""
+        try:
+            return self._run(transformed, args, kwargs)
+        except Exception as error:
+            if outside.is_of_donation(error):  # of `pmap`
+                Call(self._f, self._row, args, kwargs).explain(error)
+            raise
+
+    def _run(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         row = self._row
         # Keywords and defaults may become positions.
         is_complete = self._keeps_positions or len(args) >= row.inputs.count
