@@ -48,7 +48,7 @@ def read(text):
         def __init__(self, path):
             object.__setattr__(self, "path", path)
 
-        def __getattr__(self, name):
+        def __getattribute__(self, name):
             return Reader((*object.__getattribute__(self, "path"), name))
 
         def __getitem__(self, key):

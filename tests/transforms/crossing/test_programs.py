@@ -179,3 +179,29 @@ def test_a_rule_that_fails_fails_where_it_is_asked_for_only():
     assert jax.grad(f)(1.0, 2.0) == 2.0
     with pytest.raises(RuntimeError, match="no derivative"):
         jax.grad(f, 1)(1.0, 2.0)
+
+
+@EACH
+def test_programs_keep_no_tracers(call):
+    def loss(scale):
+        inner = jax.jit(lambda x: x * scale)
+        return call(lambda x: inner(x), X).sum()
+
+    with jax.checking_leaks():
+        if call is CALLS["while_loop"]:
+            _, found = jax.jvp(loss, (2.0,), (1.0,))
+        else:
+            found = jax.grad(loss)(2.0)
+    twice = call in (CALLS["fori_loop"], CALLS["scan"], CALLS["while_loop"])
+    assert found == (12.0 if twice else 3.0)
+
+
+def test_equal_policies_of_remat_are_one_program(compilations):
+    def run():
+        policy = nnx.memory.save("sine")
+        return nnx.remat(lambda x: nnx.name(jnp.sin(x), "sine"), policy=policy)(X)
+
+    run()
+    before = len(compilations)
+    run()
+    assert len(compilations) == before

@@ -101,7 +101,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
 }
 _PLAIN = frozenset({bool, int, str, bytes, type(None)})
 # What these define equals what means the same, as JAX's own caches rely on.
-_TRUSTED = frozenset({"jax", "jaxlib", "ml_dtypes", "numpy"})
+_TRUSTED = frozenset({"graftree", "jax", "jaxlib", "ml_dtypes", "numpy"})
 
 
 class _Key:
@@ -149,9 +149,9 @@ class _Key:
         """That of the rules for a derivative: of the program that they are now."""
         found = jaxprs.rule_of_derivative(equation)
         if found is None:
-            return tuple([Exactly(equation.params[name]) for name in names])
+            return tuple([_same(equation.params[name]) for name in names])
         program, constants = found
-        return _Key(self._order - 1).of(program), *map(Exactly, constants)
+        return _Key(self._order - 1).of(program), *map(_same, constants)
 
     def _of_atom(self, x: Any, numbers: dict[Any, int]) -> Hashable:
         if isinstance(x, jaxprs.Literal):
@@ -175,20 +175,27 @@ class _Key:
             x = np.asarray(x)
             return kind, x.dtype, x.shape, x.tobytes()
         if jaxprs.is_program(x):
-            return kind, self.of(x), *map(Exactly, jaxprs.opened(x)[1])
+            return kind, self.of(x), *map(_same, jaxprs.opened(x)[1])
         if isinstance(x, (tuple, list)):
             return kind, *map(self._of_value, x)
         if isinstance(x, (dict, frozenset)):
             members = x.items() if isinstance(x, dict) else x
             return kind, frozenset(map(self._of_value, members))
         if kind.__module__.partition(".")[0] not in _TRUSTED:
-            return Exactly(x)
+            return _same(x)
         if dataclasses.is_dataclass(x):
             fields = dataclasses.fields(x)
             return kind, *[self._of_value(getattr(x, f.name)) for f in fields]
         # A function may reach what it likes; so may one in the clothes of JAX.
         is_function = callable(x) or hasattr(x, "call_wrapped")
-        return Exactly(x) if is_function or isinstance(x, jax.Array) else (kind, x)
+        return _same(x) if is_function or isinstance(x, jax.Array) else (kind, x)
+
+
+def _same(x: Any) -> Exactly:
+    """What is compared by identity; it lives as long as the key."""
+    if isinstance(x, _jax.Tracer):
+        raise TypeError("The program holds values of a trace: it is used once.")
+    return Exactly(x)
 
 
 _NUMBERS = (float, complex, np.ndarray, np.generic)
