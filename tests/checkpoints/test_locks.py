@@ -66,20 +66,38 @@ def test_a_program_that_ends_without_closing_leaves_nothing(tmp_path, other):
     assert os.listdir(tmp_path) == ["1"]
 
 
-def test_a_second_series_of_one_program_is_refused_until_the_first_is_gone(tmp_path):
-    first = checkpoints.Checkpoints(tmp_path)
+def test_writers_of_one_program_take_turns(tmp_path, monkeypatch):
+    goes_on = threading.Event()
+    delete = checkpoints.Checkpoints._delete_old
+
+    def delete_late(series):
+        goes_on.wait()
+        delete(series)
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "_delete_old", delete_late)
+    first, second = [checkpoints.Checkpoints(tmp_path) for _ in range(2)]
     first.save(1, **saved(1))
-    second = checkpoints.Checkpoints(tmp_path)
     with pytest.raises(errors.CheckpointError, match="another writer in this process"):
         second.save(2, **saved(2))
+    goes_on.set()
     first.wait()
-    del first
+    for step, series in ((2, second), (3, first), (4, second)):
+        assert series.save(step, **saved(step))
+        series.wait()
+    with pytest.raises(errors.CheckpointError, match="step 4 has been saved"):
+        first.save(4, **saved(4))
+    for series in (second, first):
+        series.close()
+    assert sorted(os.listdir(tmp_path)) == ["2", "3", "4"]
+
+
+def test_the_lock_of_a_series_that_nobody_has_is_free(tmp_path):
+    series = checkpoints.Checkpoints(tmp_path / "own")
+    series.save(1, **saved(1))
+    series.wait()
+    del series
     gc.collect()
-    assert second.save(2, **saved(2))
-    second.close()
-    with checkpoints.Checkpoints(tmp_path) as third:
-        assert third.save(3, **saved(3))
-    assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
+    assert os.listdir(tmp_path / "own") == ["1"]
 
 
 def test_threads_that_save_to_one_path_do_so_one_at_a_time(tmp_path):

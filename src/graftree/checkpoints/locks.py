@@ -3,6 +3,9 @@
 The system frees the lock of a process that ends, however it ends; the file that is left
 behind then is taken by the next writer. Readers never need it. Object stores have no
 locks, nor have some network file systems: there nobody is kept out.
+
+Within a process a lock that rests, as that of a series between two saves, is handed to
+the next writer.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +29,9 @@ except ImportError:  # Windows, where nobody is kept out
 
 ENDING = ".graftree-lock"
 
-_held: set[int] = set()  # the files of all locks of this process
+# By the open file, the locks that this process has; changed by one thread at a time.
+_held: dict[int, weakref.ref[Lock]] = {}
+_changing = threading.RLock()
 
 
 class Lock:
@@ -43,6 +49,7 @@ class Lock:
         self._file, self._folder = file, folder
         self._descriptor = -1
         self._free: Any = None
+        self._rests = False
 
     def take(self) -> None:
         """Takes the lock, or sees that it is still there: the folder may be a new one.
@@ -53,21 +60,29 @@ class Lock:
         if fcntl is not None and not orbax_side.is_remote(self._file):
             processes.by_first(self._take)
 
+    def rest(self) -> None:
+        """Lets others of this process write, until it is taken again."""
+        with _changing:
+            self._rests = True
+
     def release(self) -> None:
         """Lets others write."""
-        if self._free is not None:
-            self._free()
-            self._free = None
+        with _changing:
+            if self._free is not None:
+                self._free()
+                self._free = None
 
     def _take(self) -> None:
         path = os.fspath(self._file)
-        with orbax_side.explained("Saving to", self._folder):
+        with _changing, orbax_side.explained("Saving to", self._folder):
+            self._rests = False
             if self._free is not None and _is_at(self._descriptor, path):
                 return
             self.release()
             with contextlib.suppress(FileExistsError):  # A file: opening says so.
                 os.makedirs(os.path.dirname(path), exist_ok=True)
             self._descriptor = descriptor = self._locked(path)
+            _held[descriptor] = weakref.ref(self)
             self._free = weakref.finalize(self, _release, descriptor, path)
 
     def _locked(self, path: str) -> int:
@@ -83,9 +98,10 @@ class Lock:
                 raise
             if is_free and is_there:
                 _sign(descriptor)
-                _held.add(descriptor)
                 return descriptor
             os.close(descriptor)
+            if is_there and (known := _handed_over(path)) is not None:
+                return known
             if is_there:
                 raise errors.CheckpointError(
                     errors.message(
@@ -95,6 +111,17 @@ class Lock:
                         "wait, close its Checkpoints, or stop its process.",
                     )
                 )
+
+
+def _handed_over(path: str) -> int | None:
+    """The open file of a lock on it that rests in this process, which loses it."""
+    for descriptor, get in _held.items():
+        lock = get()
+        if lock is not None and lock._rests and _is_at(descriptor, path):
+            lock._free.detach()
+            lock._free = None
+            return descriptor
+    return None
 
 
 @contextlib.contextmanager
@@ -146,7 +173,7 @@ def _owner(descriptor: int) -> str:
 def _release(descriptor: int, path: str) -> None:
     if descriptor not in _held:  # a fork
         return
-    _held.discard(descriptor)
+    del _held[descriptor]
     # Before the lock is free, for it might be the file of the next writer.
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):

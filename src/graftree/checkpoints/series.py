@@ -124,6 +124,14 @@ class Checkpoints:
             return False
         self.wait()
         self._lock.take()
+        try:
+            self._begin(step, objects)
+        except BaseException:
+            self._lock.rest()
+            raise
+        return True
+
+    def _begin(self, step: int, objects: dict[str, Any]) -> None:
         self._check_new(step)
         items = {name: _item(name, obj) for name, obj in objects.items()}
         folder = self._directory / str(step)
@@ -143,7 +151,6 @@ class Checkpoints:
             target=self._finish, args=(step,), name="graftree-checkpoints"
         )
         self._thread.start()
-        return True
 
     def restore_latest(self, **objects: Any) -> int | None:
         """Fills objects with what was saved last: all of them, or none.
@@ -364,6 +371,7 @@ class Checkpoints:
         else:
             endings.end(self)  # so that it may be collected, and free its lock
         finally:
+            self._lock.rest()
             orbax_side.silence(-1)
 
     def _steps_on_disk(self) -> list[int]:
