@@ -123,7 +123,8 @@ class Generator:
             self.pick(
                 [
                     f"vars(m)[{name!r}] = {value}",
-                    f"object.__setattr__(m, {name!r}, {value})",
+                    # As docs/look_up/differences.md asks for.
+                    f"object.__setattr__(m, {name!r}, {value})\ntouch(m)",
                     f"m.__dict__.update({name}={value})",
                 ]
             )

@@ -111,6 +111,11 @@ def logged(f):
     return call
 
 
+def touch(x):
+    """Tells the library of an attribute that was set past it, if it has to be told."""
+    getattr(nnx, "touch", lambda x: None)(x)
+
+
 def derivative(f, x):
     """The derivative of a function of a number, without ``jit``."""
     return jax.grad(f)(x)
