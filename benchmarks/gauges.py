@@ -124,7 +124,7 @@ def _time(operation: Operation, repeat: int, wait: bool) -> float:
 
 
 # Where frames meet the end of a chunk of CPython's stack, calls are slow; a chunk has
-# some 50 frames (`graftree.core.frames`). So tracing depends on where it begins.
+# some 50 frames. So tracing depends on where it begins.
 DEPTHS = (0, 16, 32, 48, 64, 80, 96, 112)
 
 

@@ -7,12 +7,11 @@ left to raise it to.
 
 from __future__ import annotations
 
-import atexit
 import sys
-import threading
 import traceback
-from collections.abc import Callable
 from typing import Any
+
+from graftree import _python
 
 # They are kept alive, and with them an error that was not raised yet.
 _saving: set[Any] = set()
@@ -27,10 +26,7 @@ def begin(obj: Any) -> None:
         _is_registered = True
         # `atexit` comes after the threads of `concurrent.futures` have been stopped.
         # What came last to this list is called first.
-        register: Callable[..., Any] = getattr(
-            threading, "_register_atexit", atexit.register
-        )
-        register(_wait_for_all)
+        _python.register_before_threads_end(_wait_for_all)
 
 
 def end(obj: Any) -> None:

@@ -2,9 +2,8 @@
 
     paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
     imprints  pickling  places            trace may write; has anything changed since;
-    patterns  frames                      static values told apart; what is in a pickle;
-       |                                  which parts of a model are meant; calls that
-       |                                  go deep
+    patterns                              static values told apart; what is in a pickle;
+       |                                  which parts of a model are meant
        v
     text/          how objects print
     variables/     the box: a value, its metadata, the trace that owns it

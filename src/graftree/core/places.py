@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from types import FrameType
 from typing import Any
+
+from graftree import _python
 
 # Frames of these packages hold the object under names that say nothing.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
@@ -18,13 +19,13 @@ def find(wanted: Any) -> str:
         For example ``model.layers[0].weight``; empty if it isn't found.
     """
     best: tuple[int, str] = (0, "")
-    frames = _running(sys._getframe(1))
+    frames = _running(_python.frame_above(1))
     # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
     # `run_globals['model']` is no name of the program's.
     namespaces = {id(frame.f_globals) for frame in frames}
     for frame in frames:
         if not frame.f_globals.get("__name__", "").startswith(_INTERNAL):
-            for name, value in [*frame.f_locals.items()]:
+            for name, value in [*_python.locals_of(frame).items()]:
                 found = _path_in(value, name, wanted, namespaces)
                 best = max(best, found, key=lambda x: x[0])
     return best[1]

@@ -33,7 +33,7 @@ from graftree.nn.support import arguments, computation, first_values, parameters
 if TYPE_CHECKING:
     from jaxtyping import Array, Inexact, Num
 
-default_kernel_init = initializers.lecun_normal()
+default_kernel_init = first_values.lecun_normal
 """The kernel initializer of all layers: truncated normal, variance ``1 / fan_in``."""
 default_bias_init = initializers.zeros
 """The bias initializer of all layers."""

@@ -14,7 +14,6 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax, config
-from graftree.core import frames
 from graftree.core.graph import flattening, functional, traversals
 from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
 from graftree.core.modules.modules import Module
@@ -87,7 +86,7 @@ def eval_shape(
     with _jax.hidden_frames:
         (group,) = call.groups
         named = guises.named_after(function, traced)
-        result = frames.with_room(jax.eval_shape, named, jax.tree.map(_abstract, group))
+        result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
 
 

@@ -9,6 +9,7 @@ import graftree as nnx
 from graftree.nn.support import first_values
 
 INITIALIZERS = {
+    "default": first_values.lecun_normal,
     "zeros": nnx.initializers.zeros,
     "ones": nnx.initializers.ones,
     "lecun_normal": nnx.initializers.lecun_normal(),
@@ -47,7 +48,7 @@ def test_values_are_those_of_the_initializer(name):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, "float32"])
-@pytest.mark.parametrize("name", ["ones", "he_normal"])
+@pytest.mark.parametrize("name", ["ones", "default", "he_normal"])
 def test_values_have_the_dtype_that_was_asked_for(name, dtype):
     check(INITIALIZERS[name], (3, 5), dtype)
 
@@ -56,7 +57,7 @@ def test_whole_numbers_are_left_to_the_initializer():
     check(INITIALIZERS["ones"], (3, 5), jnp.int8)
 
 
-@pytest.mark.parametrize("name", ["zeros", "lecun_normal"])
+@pytest.mark.parametrize("name", ["zeros", "default"])
 def test_what_is_known_of_a_size_does_not_hold_for_an_equal_float(name):
     initializer, key = INITIALIZERS[name], jax.random.key(0)
     for first, second in [(4.0, 4), (5, 5.0)]:
@@ -70,12 +71,12 @@ def test_what_is_known_of_a_size_does_not_hold_for_an_equal_float(name):
 
 def test_values_are_those_of_another_scale_if_jax_has_one(monkeypatch):
     monkeypatch.setattr(first_values, "_DEVIATION", 0.9)
-    check(INITIALIZERS["lecun_normal"], (8, 8), jnp.float32)
+    check(INITIALIZERS["default"], (8, 8), jnp.float32)
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 3)])
 def test_shapes_without_a_scale_are_left_to_the_initializer(shape):
-    initializer = INITIALIZERS["lecun_normal"]
+    initializer = INITIALIZERS["default"]
     for _ in range(3):
         try:
             theirs = initializer(jax.random.key(0), shape, jnp.float32).shape
@@ -88,7 +89,7 @@ def test_shapes_without_a_scale_are_left_to_the_initializer(shape):
 
 
 def test_traced_calls_are_those_of_the_initializer():
-    initializer = INITIALIZERS["lecun_normal"]
+    initializer = INITIALIZERS["default"]
     check(initializer, (2, 3), jnp.float32)
 
     def make(key):
@@ -115,7 +116,7 @@ def test_layers_share_no_array():
 
 
 def test_patched_functions_are_called(monkeypatch):
-    initializer = INITIALIZERS["lecun_normal"]
+    initializer = INITIALIZERS["default"]
     check(initializer, (4, 4), jnp.float32)
     check(nnx.initializers.zeros, (4, 4), jnp.float32)
     drawn = []

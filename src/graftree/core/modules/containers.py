@@ -15,7 +15,6 @@ their status, and happens completely or not at all.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import (
     Hashable,
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from graftree import _jax, errors
+from graftree import _jax, _python, errors
 from graftree.core import imprints
 from graftree.core.modules import modules, recorders
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
@@ -453,7 +452,7 @@ def _level_of_user() -> int:
 
     `Mapping.items` and its like have frames of their own.
     """
-    frame, level = sys._getframe(1), 1
+    frame, level = _python.frame_above(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "") in _FRAMES:
         frame, level = frame.f_back, level + 1
     return 0 if frame.f_globals.get("__name__", "").startswith("graftree.") else level

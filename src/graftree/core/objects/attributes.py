@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, overload
 
 import jax
 
-from graftree import _jax
+from graftree import _jax, _python
 from graftree.core.imprints import HashableMapping
 from graftree.core.variables.variables import Variable
 
@@ -433,7 +433,8 @@ def values_beside(names: _Names, fixed: _Names) -> _Comparison:
     tests = [f"entries[{name!r}] is objects[{i}]" for i, name in enumerate(fixed)]
     values = "".join([f"entries[{name!r}], " for name in names])
     condition = " and ".join(tests) or "True"
-    return eval(f"lambda entries, objects: ({values}) if {condition} else None")
+    text = f"lambda entries, objects: ({values}) if {condition} else None"
+    return _python.evaluate(text)
 
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:

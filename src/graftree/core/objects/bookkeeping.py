@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from graftree import errors
+from graftree import _python, errors
 from graftree.core import ownership, stamps
 from graftree.core.objects import attributes, classes
 from graftree.core.objects.attributes import AttributeTable
@@ -315,14 +314,14 @@ def watch(obj: Any) -> bool:
     watched: dict[str, Any] = WatchedDict(before)
     object.__setattr__(obj, "__dict__", watched)
     # Another thread may have got hold of the dict in between.
-    if sys.getrefcount(before) > _ALONE:
+    if _python.references(before) > _ALONE:
         object.__setattr__(obj, "__dict__", before)
         return False
     return True
 
 
 def _holders(obj: Any) -> int:
-    return sys.getrefcount(obj.__dict__)
+    return _python.references(obj.__dict__)
 
 
 class _Probe:

@@ -12,11 +12,11 @@ that which is not known, is in Python's own frames: a method has its object in t
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+from graftree import _python
 from graftree.core.objects import bookkeeping
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Arguments, Frame
@@ -80,7 +80,7 @@ class _Running(NamedTuple):
 
     def given(self) -> dict[str, Any]:
         """Its arguments as they are now."""
-        code, found = self.frame.f_code, self.frame.f_locals
+        code, found = self.frame.f_code, _python.locals_of(self.frame)
         count = code.co_argcount + code.co_kwonlyargcount
         for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS):
             count += bool(code.co_flags & flag)
@@ -94,7 +94,7 @@ def _method_in(frame: FrameType) -> _Running | None:
         return None
     if module.startswith(("graftree.core.", "jax.")):
         return None  # objects of the core are no layers
-    name, obj = code.co_name, frame.f_locals.get("self")
+    name, obj = code.co_name, _python.locals_of(frame).get("self")
     is_public = name == "__call__" or not name.startswith("_")
     if not (is_public and isinstance(obj, DataObject)):
         return None
@@ -127,7 +127,7 @@ def _place_outermost(frame: Frame) -> None:
 
 
 def _methods_around() -> Iterator[_Running]:
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = _python.frame_above(0)
     while frame is not None:
         found = _method_in(frame)
         if found is not None:

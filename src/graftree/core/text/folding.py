@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from graftree import _jax
+from graftree import _jax, _python
 from graftree.core.text import writing
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), np.generic)
@@ -156,18 +156,11 @@ def _function_parts(x: Any) -> tuple[Any, list[Any]] | None:
         return "partial", [x.func, x.args, x.keywords]
     if isinstance(x, types.FunctionType):
         # The same lines that captured equal values, such as an initializer of a layer.
-        captured = [_contents(cell) for cell in x.__closure__ or ()]
+        captured = _python.contents_of(x)
         return id(x.__code__), [*captured, x.__defaults__, x.__kwdefaults__]
     if isinstance(x, types.MethodType):
         return id(x.__func__), [x.__self__]
     return None
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
 
 
 # Arrays, which are known by shape and dtype.

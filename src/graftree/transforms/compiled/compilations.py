@@ -9,12 +9,12 @@ found on the stack. Calls that compile nothing pay nothing.
 from __future__ import annotations
 
 import functools
-import sys
 from types import CodeType, FrameType
 from typing import Any
 
 import jax
 
+from graftree import _python
 from graftree.transforms.crossing import packing
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -30,9 +30,11 @@ def follow(*callers: CodeType) -> None:
     """
 
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
-        frame: FrameType | None = sys._getframe(1) if event == _EVENT else None
+        if event != _EVENT:
+            return
+        frame: FrameType | None = _python.frame_above(1)
         while frame is not None:
-            given = frame.f_locals if frame.f_code in callers else {}
+            given = _python.locals_of(frame) if frame.f_code in callers else {}
             if "groups" in given:
                 signature, values, _roles = packing.join(given["groups"])
                 traces = given["self"].traces

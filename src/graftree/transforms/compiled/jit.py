@@ -14,7 +14,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.config import Propagation
-from graftree.core import frames, stamps
+from graftree.core import stamps
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.compiled import compilations
@@ -106,7 +106,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
             call = self.prepare(args, kwargs)
             self._plans.learn(args, kwargs, call.packed, made)
             groups = call.groups  # `compilations` looks for them here
-            return call.commit(frames.with_room(self._called(), *groups))
+            return call.commit(self._called()(*groups))
         except Exception as error:
             _jax.hide_frames(error)
             if outside.is_of_donation(error):
@@ -135,7 +135,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
         """
         with _jax.hidden_frames:
             call = self.prepare(args, kwargs)
-            traced = frames.with_room(self._called().trace, *call.groups)
+            traced = self._called().trace(*call.groups)
             taken = {where for where, _ in call.packed.signature.statics}
             bound = len({*range(len(self.partial_args))} - taken)
             return Traced(traced, self, bound)

@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import jax
 
 from graftree import _jax
-from graftree.core import frames
 from graftree.core.graph import differences
 from graftree.core.graph.flattening import IndexMap
 from graftree.transforms.compiled import exports
@@ -138,9 +137,7 @@ class Traced(Stage[R]):
                 self._exported = self._trace_for_export()
                 options["lowering_platforms"] = lowering_platforms
                 return self._exported.lower(**options)
-            lowered = frames.with_room(
-                self._stage.lower, lowering_platforms=lowering_platforms
-            )
+            lowered = self._stage.lower(lowering_platforms=lowering_platforms)
             return Lowered(lowered, self.jit_wrapped)
 
     def _trace_for_export(self) -> Any:

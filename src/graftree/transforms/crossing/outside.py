@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core import frames
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
 from graftree.core.graph.merging import KEEP, Builder
@@ -100,7 +99,7 @@ class Call:
 
     def run(self, transformed: Callable[..., Any], *leading: Any) -> Any:
         """The output of what JAX transformed, which takes ``leading``, then groups."""
-        return self.commit(frames.with_room(transformed, *leading, *self.groups))
+        return self.commit(transformed(*leading, *self.groups))
 
     def commit(self, result: Any) -> Any:
         """Writes a result of `Inside.leave` to the caller's objects."""
