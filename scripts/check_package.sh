@@ -34,7 +34,7 @@ package = {name for name in in_wheel if name.startswith("graftree/")}
 documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 assert "graftree/py.typed" in package
 assert any(re.fullmatch(r"graftree-.*\.dist-info/licenses/LICENSE", n) for n in in_wheel)
-assert "graftree/startup/flax/__init__.py" in package
+assert "graftree/startup/flax.py" in package
 # No .pth among them: nothing of ours runs when a user's Python starts.
 assert all(name.endswith((".py", "py.typed")) for name in package), package
 assert all(re.match(r"graftree-.*\.dist-info/", n) for n in in_wheel - package), in_wheel

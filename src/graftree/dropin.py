@@ -49,7 +49,7 @@ VARIABLE = "GRAFTREE_DROPIN"
 """The environment variable under which Pythons that find `STARTUP` do `install`."""
 
 STARTUP = str(pathlib.Path(graftree.__file__).absolute().parent / "startup")
-"""The folder with a package ``flax`` that does `install` when it is imported."""
+"""The folder with a file ``flax.py`` that does `install` when it is imported."""
 
 _NAMESPACE = "flax.nnx"
 # What `pkgutil` finds in the ``__path__`` of the namespace; there is no such folder.
@@ -194,7 +194,7 @@ class _Names:
 
 
 def _find_flax() -> importlib.machinery.ModuleSpec | None:
-    """Finds Flax itself, past the package of its name in `STARTUP`."""
+    """Finds Flax itself, past the file of its name in `STARTUP`."""
     path = [entry for entry in sys.path if entry != STARTUP]
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
@@ -421,7 +421,7 @@ def _explained(problem: str) -> Iterator[None]:
         ) from None
 
 
-_COMMANDS = {
+_COMMANDS: dict[tuple[str, ...], Callable[[], None]] = {
     ("--install-startup",): _install_startup,
     ("--remove-startup",): _remove_startup,
 }

@@ -1,6 +1,6 @@
 """Stands where Python looks for Flax, and gives way to the drop-in.
 
-`graftree.dropin` puts the folder above this one on the path of the processes that it
+`graftree.dropin` puts the folder of this file on the path of the processes that it
 starts. So nothing runs in them before one imports Flax, and nothing at all in those
 that never do. This file then takes its folder off the path, installs the drop-in, and
 lets Flax be imported anew. Where the environment has no ``GRAFTREE_DROPIN`` any more,
@@ -15,7 +15,7 @@ import sys
 
 
 def _give_way() -> None:
-    folder = str(pathlib.Path(__file__).parents[1])
+    folder = str(pathlib.Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     del sys.modules[__name__]
     is_wanted = os.environ.get("GRAFTREE_DROPIN", "0") not in ("", "0")
