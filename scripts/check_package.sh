@@ -30,12 +30,13 @@ import re, sys, tarfile, zipfile
 wheel, sdist = sorted(sys.argv[1:], key=lambda path: path.endswith(".gz"))
 in_wheel = set(zipfile.ZipFile(wheel).namelist())
 in_sdist = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames()}
-package = {name for name in in_wheel if re.match(r"graftree(/|_startup\.)", name)}
+package = {name for name in in_wheel if name.startswith("graftree/")}
 documents = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 assert "graftree/py.typed" in package
 assert any(re.fullmatch(r"graftree-.*\.dist-info/licenses/LICENSE", n) for n in in_wheel)
-assert {"graftree_startup.py", "graftree_startup.pth"} <= package
-assert all(name.endswith((".py", "py.typed", ".pth")) for name in package), package
+assert "graftree/startup/flax.py" in package
+# No .pth among them: nothing of ours runs when a user's Python starts.
+assert all(name.endswith((".py", "py.typed")) for name in package), package
 assert all(re.match(r"graftree-.*\.dist-info/", n) for n in in_wheel - package), in_wheel
 strangers = in_sdist - documents - {f"src/{name}" for name in package} - {".gitignore"}
 assert documents <= in_sdist and not strangers, strangers
@@ -53,6 +54,8 @@ for python in $users; do
     rm -rf user
     install user dist/*.whl
     JAX_PLATFORMS=cpu user/bin/python -I train.py
+    JAX_PLATFORMS=cpu user/bin/python -m graftree.dropin flax_train.py
+    user/bin/python -m graftree.dropin --install-startup
     GRAFTREE_DROPIN=1 JAX_PLATFORMS=cpu user/bin/python flax_train.py
     used="${used:+$used, }$(user/bin/python -c 'import platform, jax
 print(platform.python_version(), "with JAX", jax.__version__)')"

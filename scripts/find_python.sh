@@ -5,6 +5,7 @@
 #   find_python.sh oldest   Python 3.11, the low end of the support range
 #   find_python.sh newest   the newest Python found, at least 3.12: the high end
 #   find_python.sh each     one of each version from 3.11 to 3.13 that is found
+#   find_python.sh 3.NN     that version
 #
 # It looks through PATH, then through what pyenv and uv have installed. A shim that
 # runs nothing, a pre-release and a Python without `venv` are passed over.
@@ -54,8 +55,12 @@ each)
     wanted="Python 3.11 to 3.13"
     match=$(awk '$1 <= "3.13" && !seen[$1]++' <<<"$found" | sort -k1,1)
     ;;
+3.[1-9][0-9])
+    wanted="Python $1"
+    match=$(awk -v wanted="$1" '$1 == wanted' <<<"$found" | head -n 1)
+    ;;
 *)
-    echo "error: $0 takes any, oldest, newest or each, not '${1:-}'" >&2
+    echo "error: $0 takes any, oldest, newest, each or 3.NN, not '${1:-}'" >&2
     exit 2
     ;;
 esac

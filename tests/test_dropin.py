@@ -1,5 +1,6 @@
 """Programs for Flax run in processes of their own, with Flax installed and without."""
 
+import ast
 import os
 import pathlib
 import subprocess
@@ -17,10 +18,7 @@ SOURCE = pathlib.Path(nnx.__file__).parents[1]
 
 @pytest.fixture(scope="session")
 def python(request, tmp_path_factory):
-    """The Python of an environment with the packages of this one but Flax, or with it.
-
-    Graftree is there as if it were installed: with the file that Python reads at start.
-    """
+    """The Python of an environment with our packages, and with Flax or without it."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -31,7 +29,6 @@ def python(request, tmp_path_factory):
             if not entry.name.startswith(hidden) and entry.suffix != ".pth":
                 (packages / entry.name).symlink_to(entry)
     (packages / "graftree.pth").write_text(f"{SOURCE}\n")
-    (packages / "graftree_startup.pth").symlink_to(SOURCE / "graftree_startup.pth")
     if wants_flax and not (packages / "flax").exists():
         pytest.skip("Flax is not installed")
     return folder / "bin" / "python"
@@ -118,9 +115,138 @@ def test_a_program_trains_unmodified(run):
     check(run(TRAINING), "3.0 graftree.nn.linear")
 
 
-def test_the_environment_variable_does_it_for_any_launcher(start, write):
-    completed = start(write(TRAINING), GRAFTREE_DROPIN="1")
-    check(completed, "3.0 graftree.nn.linear")
+# ------------------------------------------------------------------ other processes
+
+WHOSE = "from flax import nnx; print(nnx.Linear.__module__)"
+
+
+@pytest.fixture
+def startup(start, python):
+    """Gives what runs a command about startup, and the file; it is gone afterwards."""
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    yield (
+        lambda option: start("-m", "graftree.dropin", option),
+        (packages / "graftree_startup.pth"),
+    )
+    (packages / "graftree_startup.pth").unlink(missing_ok=True)
+
+
+@in_both
+def test_the_startup_file_is_there_on_request_only(start, write, startup, has_flax):
+    command, file = startup
+    without = "flax.nnx.nn.linear\n" if has_flax else ""
+    assert not file.exists()
+    for _ in range(2):  # each is done again without harm
+        completed = command("--install-startup")
+        said = f"{file} is installed: each Python of this environment looks for "
+        check(completed, said + "GRAFTREE_DROPIN.")
+    check(start(write(TRAINING), GRAFTREE_DROPIN="1"), "3.0 graftree.nn.linear")
+    check(start("-I", "-c", WHOSE, GRAFTREE_DROPIN="1"), "graftree.nn.linear")
+    for off in {}, {"GRAFTREE_DROPIN": ""}, {"GRAFTREE_DROPIN": "0"}:
+        assert start("-c", WHOSE, **off).stdout == without
+    for _ in range(2):
+        said = f"{file} is not there: GRAFTREE_DROPIN alone has no effect."
+        check(command("--remove-startup"), said)
+    assert not file.exists()
+    assert start("-c", WHOSE, GRAFTREE_DROPIN="1").stdout == without
+
+
+def test_a_startup_file_that_cannot_be_written_is_refused(start, startup):
+    command, file = startup
+    file.mkdir()  # as root, the tests may write to every folder
+    try:
+        for option, verb in (
+            ("--install-startup", "write"),
+            (
+                "--remove-startup",
+                "remove",
+            ),
+        ):
+            completed = command(option)
+            assert completed.returncode == 1 and not completed.stdout
+            assert completed.stderr.startswith(f"Cannot {verb} {file}: ")
+            assert "`python -m graftree.dropin`" in completed.stderr
+    finally:
+        file.rmdir()
+
+
+def test_nothing_of_the_package_runs_before_flax_is_imported(run, startup):
+    startup[0]("--install-startup")
+    program = """
+        import subprocess, sys
+        child = "import sys; print([x for x in sys.modules if 'graftree' in x])"
+        print(subprocess.check_output([sys.executable, "-c", child], text=True), end="")
+    """
+    check(run(program), "[]")
+
+
+@in_both
+def test_processes_of_all_kinds_have_the_dropin(run, write, has_flax):
+    write(WHOSE, "child.py")
+    program = f"""
+        import multiprocessing, os, subprocess, sys
+        from concurrent import futures
+        WHOSE = {WHOSE!r}
+
+        def whose(_):
+            import flax.nnx.statelib
+            from flax import nnx
+            again = subprocess.check_output([sys.executable, "-c", WHOSE], text=True)
+            return nnx.Linear.__module__, again.strip()
+
+        if __name__ == "__main__":
+            kinds = [["-c", WHOSE], ["child.py"], ["-m", "child"], ["-P", "child.py"]]
+            shown = [subprocess.check_output([sys.executable, *x]) for x in kinds]
+            for start in "spawn", "forkserver":
+                context = multiprocessing.get_context(start)
+                with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+                    shown += list(pool.map(whose, [0]))
+            print({{*shown}})
+            for value in "0", "":
+                off = os.environ | dict(GRAFTREE_DROPIN=value)
+                child = subprocess.run([sys.executable, "-c", WHOSE], env=off,
+                                       capture_output=True, text=True)
+                print(child.stdout.strip() or child.stderr.splitlines()[-1])
+    """
+    ours = {b"graftree.nn.linear\n", ("graftree.nn.linear",) * 2}
+    without = (
+        "flax.nnx.nn.linear"
+        if has_flax
+        else "ModuleNotFoundError: No module named 'flax'"
+    )
+    completed = run(program)
+    assert completed.returncode == 0, completed.stderr
+    first, *rest = completed.stdout.splitlines()
+    assert ast.literal_eval(first) == ours and rest == [without] * 2
+
+
+def test_a_python_without_graftree_is_left_alone(run, tmp_path):
+    program = f"""
+        import subprocess, sys, venv
+        venv.create({str(tmp_path / "bare")!r}, symlinks=True)
+        bare = {str(tmp_path / "bare" / "bin" / "python")!r}
+        child = subprocess.run([bare, "-c", "import flax"], capture_output=True)
+        print(child.stderr.decode().splitlines()[-1])
+    """
+    check(run(program), "ModuleNotFoundError: No module named 'flax'")
+
+
+def test_uninstalling_keeps_what_else_is_on_the_path(start):
+    program = """if True:
+        import os, sys
+        from graftree import dropin
+        before = list(sys.path)
+        for inherited in "/a", None:
+            os.environ.pop("PYTHONPATH", None)
+            if inherited:
+                os.environ["PYTHONPATH"] = inherited
+            dropin.install()
+            print(os.environ["PYTHONPATH"].replace(dropin.STARTUP, "STARTUP"))
+            os.environ["PYTHONPATH"] += os.pathsep + "/b"
+            dropin.uninstall()
+            print(os.environ["PYTHONPATH"], sys.path == before)
+    """
+    check(start("-c", program), "STARTUP:/a", "/a:/b True", "STARTUP", "/b True")
 
 
 @with_flax

@@ -2,7 +2,8 @@
 
 ===========================================  ======================================
 ``python -m graftree.dropin script.py ...``  one program; ``-m module ...`` as well
-``GRAFTREE_DROPIN=1 ./launch.sh``            any launcher, and each Python it starts
+``GRAFTREE_DROPIN=1 ./launch.sh``            any launcher, and each Python it starts,
+                                             after ``--install-startup``, see `main`
 ``pytest -p graftree.dropin``                a test suite, pytest-xdist included
 ``graftree.dropin.install()``                this process, from now on; `uninstall`
 ===========================================  ======================================
@@ -21,6 +22,7 @@ its sub-module paths. What else is below ``flax`` depends on the machine:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -29,8 +31,9 @@ import os
 import pathlib
 import runpy
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import graftree
@@ -43,7 +46,10 @@ FLAX_VERSION = "0.12.12"
 """The release of Flax whose API this is; ``flax.__version__`` where Flax is missing."""
 
 VARIABLE = "GRAFTREE_DROPIN"
-"""The environment variable under which every Python that starts does `install`."""
+"""The environment variable under which Pythons that find `STARTUP` do `install`."""
+
+STARTUP = str(pathlib.Path(graftree.__file__).absolute().parent / "startup")
+"""The folder with a file ``flax.py`` that does `install` when it is imported."""
 
 _NAMESPACE = "flax.nnx"
 # What `pkgutil` finds in the ``__path__`` of the namespace; there is no such folder.
@@ -53,8 +59,8 @@ _PLACE = f"{__file__}/{_NAMESPACE}"
 def install() -> None:
     """Makes ``import flax.nnx`` give Graftree, from now on.
 
-    Processes that this one starts do the same, through the environment variable
-    `VARIABLE`. Installing twice is installing once.
+    Processes that this one starts do the same: they get the environment variable
+    `VARIABLE`, and `STARTUP` on their path. Installing twice is installing once.
 
     Raises:
         RuntimeError: If ``flax.nnx`` of Flax has been imported already.
@@ -111,11 +117,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """
 
     def __init__(self) -> None:
-        self.has_flax = "flax" in sys.modules or _is_installed("flax")
+        self.has_flax = "flax" in sys.modules or _has_origin(_find_flax())
         self.environment = _jax.environment()
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = "1"
-        self.undo: list[Callable[[], object]] = [lambda: _set_variable(before)]
+        self.undo: list[Callable[[], object]] = [_reach_processes()]
         exporting.withdraw()
         self.undo.append(exporting.install)
 
@@ -134,7 +138,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if below == "nnx" or below.startswith("nnx."):
             found = below == "nnx" or flax_names.has_path(below.removeprefix("nnx."))
         elif self.has_flax:
-            return None
+            return None if below else _find_flax()
         else:
             found = not below or flax_names.has_beside(below)
         if not found:
@@ -189,9 +193,47 @@ class _Names:
         return [(prefix + name, is_package) for name, is_package in listed]
 
 
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
+def _find_flax() -> importlib.machinery.ModuleSpec | None:
+    """Finds Flax itself, past the file of its name in `STARTUP`."""
+    path = [entry for entry in sys.path if entry != STARTUP]
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        if find_spec is None or isinstance(finder, _Finder):
+            continue
+        if spec := find_spec("flax", path):
+            return spec
+    return None
+
+
+def _has_origin(spec: importlib.machinery.ModuleSpec | None) -> bool:
     return spec is not None and spec.origin is not None  # a mere folder has none
+
+
+def _reach_processes() -> Callable[[], object]:
+    """Lets the processes that this one starts install the drop-in, until undone."""
+    before = os.environ.get(VARIABLE)
+    is_inherited = STARTUP in _python_path()
+    os.environ[VARIABLE] = "1"
+    if not is_inherited:
+        _set_variable("PYTHONPATH", os.pathsep.join([STARTUP, *_python_path()]))
+    if STARTUP not in sys.path:
+        # Where Python puts what is in PYTHONPATH: after the folder of the program.
+        # Processes of `multiprocessing` take over this path.
+        sys.path.insert(1, STARTUP)
+
+    def undo() -> None:
+        _set_variable(VARIABLE, before)
+        if not is_inherited:
+            rest = [entry for entry in _python_path() if entry != STARTUP]
+            _set_variable("PYTHONPATH", os.pathsep.join(rest) or None)
+        sys.path[:] = [entry for entry in sys.path if entry != STARTUP]
+
+    return undo
+
+
+def _python_path() -> list[str]:
+    value = os.environ.get("PYTHONPATH", "")
+    return [entry for entry in value.split(os.pathsep) if entry]
 
 
 def _own_module(name: str) -> types.ModuleType:
@@ -310,11 +352,11 @@ def _join_axis_rules() -> Callable[[], object]:
     return lambda: sharding.keep_rules_in(before)
 
 
-def _set_variable(value: str | None) -> None:
+def _set_variable(name: str, value: str | None) -> None:
     if value is None:
-        os.environ.pop(VARIABLE, None)
+        os.environ.pop(name, None)
     else:
-        os.environ[VARIABLE] = value
+        os.environ[name] = value
 
 
 def _forget(name: str) -> None:
@@ -339,28 +381,81 @@ def pytest_addoption() -> None:
     install()
 
 
+_USAGE = """\
+usage: python -m graftree.dropin (script.py | -m module) [arguments]
+       python -m graftree.dropin (--install-startup | --remove-startup)"""
+
+# Python runs a line of such a file that begins with `import` whenever it starts.
+_STARTUP_LINE = f"""\
+import os, sys; os.environ.get({VARIABLE!r}, "0") not in ("", "0") \
+and sys.path.insert(0, {STARTUP!a})
+"""
+
+
+def _install_startup() -> None:
+    file = _startup_file()
+    with _explained(f"Cannot write {file}"):
+        file.write_text(_STARTUP_LINE, encoding="utf-8")
+    print(f"{file} is installed: each Python of this environment looks for {VARIABLE}.")
+
+
+def _remove_startup() -> None:
+    file = _startup_file()
+    with _explained(f"Cannot remove {file}"):
+        file.unlink(missing_ok=True)
+    print(f"{file} is not there: {VARIABLE} alone has no effect.")
+
+
+def _startup_file() -> pathlib.Path:
+    return pathlib.Path(sysconfig.get_path("purelib"), "graftree_startup.pth")
+
+
+@contextlib.contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SystemExit(
+            f"{problem}: {error.strerror}. Run this with the Python of an environment "
+            "that you may change, or start programs with `python -m graftree.dropin`."
+        ) from None
+
+
+_COMMANDS: dict[tuple[str, ...], Callable[[], None]] = {
+    ("--install-startup",): _install_startup,
+    ("--remove-startup",): _remove_startup,
+}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Runs a program with its arguments, as ``python script.py ...`` would.
 
+    Or says for this environment of Python, from now on, whether `VARIABLE` in the
+    environment of a process is enough. ``--install-startup`` writes a file of one line
+    into ``site-packages``, which looks for the variable whenever Python starts;
+    ``--remove-startup`` takes it away.
+
     Args:
         arguments: The path of the program, or ``-m`` and the name of a module, followed
-            by the program's own arguments.
+            by the program's own arguments; or one of the two options alone.
 
     Raises:
-        SystemExit: If no program is given.
+        SystemExit: If no program is given, or the file can't be written or removed.
 
     Example:
         >>> from graftree import dropin
         >>> dropin.main([])
         Traceback (most recent call last):
         SystemExit: usage: python -m graftree.dropin (script.py | -m module) [arguments]
+               python -m graftree.dropin (--install-startup | --remove-startup)
     """
+    if command := _COMMANDS.get(tuple(arguments)):
+        command()
+        return
     is_module = list(arguments[:1]) == ["-m"]
     program = list(arguments[1:] if is_module else arguments)
-    if not program:
-        raise SystemExit(
-            "usage: python -m graftree.dropin (script.py | -m module) [arguments]"
-        )
+    if not program or program[0] in sum(_COMMANDS, ()):
+        raise SystemExit(_USAGE)
     install()
     sys.argv = program
     if is_module:  # the current folder leads sys.path, as it has since `python -m`
