@@ -68,10 +68,10 @@ def rule_of_derivative(equation: Any) -> tuple[Any, list[Any]] | None:
     It is that for the derivative by all inputs. ``None`` if nothing can be said.
     """
     rule = equation.params.get("jvp_jaxpr_fun")
-    if rule is None or equation.params["symbolic_zeros"]:
+    if rule is None or equation.params.get("symbolic_zeros", True):
         return None
-    count = len(equation.invars) - equation.params["num_consts"]
     try:
+        count = len(equation.invars) - equation.params["num_consts"]
         program, constants, _ = rule.call_wrapped(*[False] * count)
     except Exception:  # it may never be asked
         return None

@@ -149,7 +149,7 @@ class _Key:
         """That of the rules for a derivative: of the program that they are now."""
         found = jaxprs.rule_of_derivative(equation)
         if found is None:
-            return tuple([_same(equation.params[name]) for name in names])
+            return tuple([_same(equation.params.get(name)) for name in names])
         program, constants = found
         return _Key(self._order - 1).of(program), *map(_same, constants)
 
@@ -162,9 +162,11 @@ class _Key:
         """That of a context, which many equations share."""
         known = self._contexts.get(id(context))
         if known is None:
-            names = [x for x in type(context).__slots__ if x != "__weakref__"]
+            slots = getattr(type(context), "__slots__", ())
+            names = [x for x in slots if x != "__weakref__"]
             found = tuple([self._of_value(getattr(context, x, None)) for x in names])
-            known = self._contexts[id(context)] = found
+            # Of one whose parts are not known only identity could tell.
+            known = self._contexts[id(context)] = found or _same(context)
         return known
 
     def _of_value(self, x: Any) -> Hashable:
