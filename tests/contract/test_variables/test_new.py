@@ -86,6 +86,7 @@ def test_what_new_sets_is_checked_and_told_apart():
 
 def test_bridge_modules_have_cooperative_new_too():
     pytest.importorskip("flax")
+
     class Layer(nnx.bridge.Module, Recorded):
         units: int
 
