@@ -6,6 +6,8 @@ import hypothesis
 import jax
 import pytest
 
+from graftree import _jax_names
+
 # No deadline: the first call of anything in JAX compiles. In CI the examples are the
 # same in every run, so that a red build can be repeated.
 hypothesis.settings.register_profile("dev", deadline=None)
@@ -18,3 +20,12 @@ def float64():
     """Runs the test with 64-bit types switched on."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True)
+def names_of_jax(monkeypatch):
+    """Fails a test in which a name of JAX was found to have moved or changed."""
+    told, tell = [], _jax_names.tell
+    monkeypatch.setattr(_jax_names, "tell", lambda *x: (told.append(x), tell(*x)))
+    yield
+    assert not told

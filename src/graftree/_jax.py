@@ -1,71 +1,217 @@
 """The one door to JAX API that is private, experimental or differs between versions.
 
 Supported: JAX 0.10.2 to 0.12. Everything else in the package uses documented JAX.
+
+What no documentation promises is looked up by `_jax_names`, which says once what is off
+where a JAX lacks it, or where it works otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
 import itertools
-import operator
 import os
+import threading
+import traceback
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.ad_checkpoint
 import jax.core
-import jax.experimental.checkify as _checkify
 import jax.experimental.hijax as _hijax
-import jax.experimental.layout
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import array as _array
-from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
-from jax._src import traceback_util as _tracebacks
-from jax._src import tree_util as _tree_util
-from jax._src.export import _export
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import batching as _batching
-from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax import lax as _lax
-from jaxlib.mlir import ir as _ir
-from jaxlib.mlir.dialects import sdy as _sdy
+
+from graftree import _jax_names
 
 Ref = jax.Ref
 new_ref = jax.new_ref
 Tracer = jax.core.Tracer
-# The type of arrays with values.
-Concrete = _array.ArrayImpl
+# Its flags are not declared.
+config: Any = jax.config
+
+
 # For `jax.jit(inline=...)`: operations are put into the program that is traced. What
 # `True` means in newer versions costs a function, lowered for itself, for each program.
 Inline: Any = getattr(jax, "Inline", None)
 inlined = True if Inline is None else Inline.JAX_EARLY
-checkify = _checkify.checkify
-user_checks = _checkify.user_checks
 
 
-# A token of the innermost JAX trace of this thread, compared by identity. It is the
-# weak reference that JAX itself keeps on each trace, so holding the token does not keep
-# the trace (and its tracers) alive. Whatever is made or written asks for it: 45 ns,
-# where a function in Python takes 130.
-current_trace: Callable[[], Any] = functools.partial(
-    getattr, _core.trace_state, "value"
-)
+# ---------------------------------------------------------------------------- traces
 
+
+def _tells_apart(token: Callable[[], Any]) -> bool:
+    """Whether this tells traces apart, and gives the same for the same trace."""
+    tokens = [token()]
+
+    def outer() -> None:
+        tokens.append(token())
+        jax.vmap(lambda _: tokens.append(token()))(np.zeros(1))
+        tokens.append(token())
+
+    jax.make_jaxpr(outer)()
+    tokens.append(token())
+    outside, around, inside, around_again, outside_again = tokens
+    apart = {id(outside), id(around), id(inside)}
+    return outside is outside_again and around is around_again and len(apart) == 3
+
+
+def _by_attribute(state: Any) -> Callable[[], Any]:
+    # It is the weak reference that JAX itself keeps on each trace, so that to hold the
+    # token does not keep the trace (and its tracers) alive. In C.
+    return functools.partial(getattr, state, "value")
+
+
+def _by_states(get: Callable[[], Any]) -> Callable[[], Any]:
+    """The same by objects that equal each other while they stand for one trace."""
+    local = threading.local()
+
+    def token() -> Any:
+        state, known = get(), vars(local).setdefault("known", list[Any]())
+        for other in reversed(known):
+            if other == state:
+                return other
+        # Those that are far back are of traces that have ended.
+        del known[:-_MOST_STATES]
+        known.append(state)
+        return state
+
+    return token
+
+
+_MOST_STATES = 10_000
+
+
+def _find_token() -> Callable[[], Any]:
+    ways = {
+        "jax._src.core:trace_state": _by_attribute,
+        "jax.extend.core:get_opaque_trace_state": _by_states,
+    }
+    for place, make in ways.items():
+        try:
+            token = make(_jax_names.find(place))
+            if _tells_apart(token):
+                return token
+        except Exception:  # what it may be nobody knows
+            pass
+        _jax_names.tell(place)
+    raise ImportError(
+        f"This version of graftree can't tell the traces of JAX {jax.__version__} "
+        "apart, so updates could be lost. Install a newer graftree, or an older JAX."
+    )
+
+
+# A token of the innermost JAX trace of this thread, compared by identity. Whatever is
+# made or written asks for it.
+current_trace = _find_token()
 
 # The token while nothing is traced.
-no_trace = weakref.ref(_core.eval_trace)
+with jax.core.eval_context():
+    no_trace = current_trace()
+
+
+def is_tracing() -> bool:
+    """Whether a JAX transform is tracing in this thread."""
+    return current_trace() is not no_trace
+
+
+def _chain(find_top_trace: Any) -> list[Any]:
+    trace, found = find_top_trace(()), list[Any]()
+    while trace is not None:
+        found.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return found
+
+
+def _prove_traces(find_top_trace: Any) -> None:
+    """Raises if three traces, of which one runs and one records, are not told."""
+    chains = list[list[type]]()
+
+    def note(_: Any) -> None:
+        chains.append([*map(type, _chain(find_top_trace))])
+
+    jax.make_jaxpr(jax.vmap(note))(np.zeros(1))
+    recording, running = _kinds_of_traces(find_top_trace)
+    if recording is running or chains[0][1:] != [recording, running]:
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by("jax.extend.core:find_top_trace", proof=_prove_traces)
+def _traces(find_top_trace: Any) -> list[Any] | None:
+    """The traces around what is called now, innermost first.
+
+    ``None`` if that is unknown.
+    """
+    return _chain(find_top_trace) or None
+
+
+@functools.cache
+def _kinds_of_traces(find_top_trace: Any) -> tuple[type, type]:
+    """The types of the traces that record programs, and of that which runs."""
+    kinds = list[type]()
+    jax.make_jaxpr(lambda: kinds.append(type(find_top_trace(()))))()
+    with jax.core.eval_context():
+        return kinds[0], type(find_top_trace(()))
+
+
+def _is_recording(trace: Any) -> bool:
+    find_top_trace = _jax_names.find("jax.extend.core:find_top_trace")
+    return type(trace) is _kinds_of_traces(find_top_trace)[0]
+
+
+def is_staging() -> bool:
+    """Whether the innermost trace of this thread records a program, as jit does."""
+    traces = _traces()
+    return traces is not None and _is_recording(traces[0])
+
+
+def recording_trace() -> Any:
+    """Stands for the innermost trace that records a program; ``None`` for none.
+
+    Where that is unknown, it is another thing each time.
+    """
+    traces = _traces()
+    if traces is None:
+        return object() if is_tracing() else None
+    return next((weakref.ref(x) for x in traces if _is_recording(x)), None)
+
+
+def runs_eagerly() -> bool:
+    """Whether what is called now is no part of a program that JAX compiles."""
+    return recording_trace() is None and not config.jax_disable_jit
+
+
+def order_of_derivative() -> int:
+    """How many times what is called now is differentiated or mapped, at most.
+
+    Raises:
+        TypeError: If that is unknown.
+    """
+    traces = _traces() if is_tracing() else [None]
+    if traces is None:
+        raise TypeError("It is unknown which traces there are.")
+    return len(traces) - 1
 
 
 # Names the operations traced in a context: what `jax.named_scope` does, without the
 # generator around it.
-name_scope = _source_info.extend_name_stack
+@_jax_names.by("jax.extend.source_info_util:extend_name_stack")
+def name_scope(extend_name_stack: Any, name: str) -> Any:
+    """A context in which the operations that are traced have this name in theirs."""
+    scope = extend_name_stack(name)
+    if not isinstance(scope, contextlib.AbstractContextManager):
+        raise _jax_names.ChangedError
+    return scope
+
+
+name_scope.otherwise(jax.named_scope)
 
 # JAX uses a program only where this context has the value that it was traced with.
 traced_apart: Callable[[int], Any] = jax.make_user_context()
@@ -73,9 +219,8 @@ traced_apart: Callable[[int], Any] = jax.make_user_context()
 built_apart: Callable[[Any], Any] = jax.make_user_context()
 # The same for what a trace reads besides its arguments: defaults of a thread and flags,
 # as a frozen set of pairs of a name and a value, or ``None`` if there are none.
-_PLACE_OF_DEFAULTS = len(_config.trace_context_names())
-_defaults = jax.make_user_context()
-_flags = jax.make_user_context()
+_defaults: Any = jax.make_user_context()
+_flags: Any = jax.make_user_context()
 
 
 def trace_under_defaults(defaults: frozenset[tuple[str, Any]] | None) -> None:
@@ -88,9 +233,77 @@ def trace_under_flags(flags: frozenset[tuple[str, Any]] | None) -> None:
     _flags.set_global(flags)
 
 
+def eager_context() -> tuple[Any, ...] | None:
+    """The settings under which eager calls run programs as they are, as a key.
+
+    ``None`` in a trace, where JAX looks for errors or compiles nothing, and where the
+    settings are unknown.
+    """
+    if (
+        current_trace() is not no_trace
+        or config.jax_debug_nans
+        or config.jax_debug_infs
+        or config.jax_disable_jit
+        or config.jax_debug_key_reuse
+    ):
+        return None
+    return _settings()
+
+
+def _prove_settings(trace_context: Any) -> None:
+    before = trace_context()
+    with jax.default_matmul_precision("float32"):
+        during = trace_context()
+    hash(before)
+    if type(before) is not tuple or before == during or before != trace_context():
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by("jax._src.config:trace_context", proof=_prove_settings)
+def _settings(trace_context: Any) -> Any:
+    """The settings of JAX that what is traced depends on."""
+    return trace_context()
+
+
+@_jax_names.by("jax._src.config:trace_context", "jax._src.config:trace_context_names")
+def _settings_by_name(trace_context: Any, names: Any) -> dict[str, Any]:
+    pairs = [*zip(names(), trace_context(), strict=True)]
+    ours = {id(None), id(_defaults.value), id(_flags.value)}
+    users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
+    return dict(pairs) | {"user_context": (*users,)}
+
+
+_settings_by_name.otherwise(dict[str, Any])
+
+
+def trace_context() -> dict[str, Any]:
+    """What JAX traces under, by name: its configuration, the mesh, our defaults."""
+    ours = [*(_flags.value or ()), *(_defaults.value or ())]
+    return _settings_by_name() | dict(sorted(ours))
+
+
+@functools.cache
+def _kinds_of_derivatives() -> frozenset[type]:
+    """The types of the tracers that carry derivatives."""
+    kinds = list[type]()
+
+    def f(x: Any) -> Any:
+        kinds.append(type(x))
+        return x
+
+    with jax.core.eval_context():
+        jax.jvp(f, (1.0,), (1.0,))
+        jax.linearize(f, 1.0)
+        jax.vjp(f, 1.0)
+    return frozenset(kinds)
+
+
 def is_differentiated(x: Any) -> bool:
     """Whether ``x`` carries a derivative: a tracer of JAX's forward mode."""
-    return isinstance(x, (_ad.JVPTracer, _ad.LinearizeTracer))
+    return isinstance(x, Tracer) and type(x) in _kinds_of_derivatives()
+
+
+# ---------------------------------------------------------------------------- arrays
 
 
 def is_data_type(kind: type) -> bool:
@@ -101,42 +314,28 @@ def is_data_type(kind: type) -> bool:
 def is_ref(x: Any) -> bool:
     """Whether ``x`` is an array ref, concrete or traced."""
     # `isinstance(x, Ref)` says the same, and takes 15 times as long for an array.
-    return type(x) is Ref or (
-        isinstance(x, Tracer) and isinstance(x.aval, _hijax.AbstractRef)
-    )
+    kind = type(x)
+    if kind is Ref or not isinstance(x, Tracer):
+        return kind is Ref
+    known = _are_refs.get(type(x.aval))
+    if known is None:
+        known = _are_refs[type(x.aval)] = isinstance(x, Ref)
+    return known
 
 
-def is_tracing() -> bool:
-    """Whether a JAX transform is tracing in this thread."""
-    return not isinstance(_core.trace_ctx.trace, _core.EvalTrace)
+# For each type of the types of tracers.
+_are_refs: dict[type, bool] = {}
 
 
-def is_staging() -> bool:
-    """Whether the innermost trace of this thread records a program, as jit does."""
-    return isinstance(_core.trace_ctx.trace, _partial_eval.DynamicJaxprTrace)
+class _Concrete(dict[type, bool]):
+    def __missing__(self, kind: type) -> bool:
+        with jax.core.eval_context():
+            self[kind] = found = kind is type(jax.device_put(np.zeros(())))
+        return found
 
 
-def _traces_around() -> Iterator[Any]:
-    trace = _core.trace_ctx.trace
-    while trace is not None:
-        yield trace
-        trace = getattr(trace, "parent_trace", None)
-
-
-def recording_trace() -> Any:
-    """Stands for the innermost trace that records a program; ``None`` for none."""
-    kind = _partial_eval.DynamicJaxprTrace
-    return next((weakref.ref(x) for x in _traces_around() if isinstance(x, kind)), None)
-
-
-def runs_eagerly() -> bool:
-    """Whether what is called now is no part of a program that JAX compiles."""
-    return recording_trace() is None and not jax.config.values["jax_disable_jit"]
-
-
-def order_of_derivative() -> int:
-    """How many times what is called now is differentiated or mapped, at most."""
-    return len([*_traces_around()]) - 1
+# Whether a type is that of JAX's arrays with values, which are no random keys.
+is_concrete: Callable[[type], bool] = _Concrete().__getitem__
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -157,22 +356,34 @@ def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 # Frames that say nothing to the user: operations are not located there, in programs,
 # profiles and errors, and tracebacks leave them out, like those of JAX. Layers are
 # shown, as those of other libraries are: their lines say what is computed.
-for _part in ("_jax.py", "core", "debugging", "interop", "nn/support", "transforms"):
-    _path = os.path.join(os.path.dirname(__file__), *_part.split("/"))
-    _source_info.register_exclusion(_path)
-    _tracebacks.register_exclusion(_path)
+_HIDDEN = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), *part.split("/"))
+    for part in ("_jax.py", "core", "debugging", "interop", "nn/support", "transforms")
+)
+_OF_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+
+
+def _hide(register: Callable[[str], None]) -> None:
+    for path in _HIDDEN:
+        register(path)
+
+
+_jax_names.by("jax.extend.source_info_util:register_exclusion")(_hide)()
+_jax_names.by("jax._src.traceback_util:register_exclusion")(_hide)()
 
 
 def hide_frames(error: Exception) -> None:
-    """Leaves out the frames registered above; call it where no frame is a user's.
+    """Leaves out the frames of JAX and ours; call it where no frame is a user's.
 
     JAX does so below its own functions, the innermost of which called the user's.
     """
-    mode = _tracebacks._filtering_mode()
-    if mode == "quiet_remove_frames" and error.__traceback__ is not None:
-        error.with_traceback(_tracebacks.filter_traceback(error.__traceback__))
-    elif mode == "tracebackhide":
-        _tracebacks._add_tracebackhide_to_hidden_frames(error.__traceback__)
+    if config.jax_traceback_filtering in ("off", "remove_frames"):
+        return
+    shown = None
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if not frame.f_code.co_filename.startswith((*_HIDDEN, _OF_JAX)):
+            shown = types.TracebackType(shown, frame, frame.f_lasti, line)
+    error.with_traceback(shown)
 
 
 class _HiddenFrames:
@@ -189,12 +400,26 @@ class _HiddenFrames:
 hidden_frames = _HiddenFrames()
 
 
+@_jax_names.by("jax._src.tree_util:prefix_errors")
 def prefix_error(
-    prefix: Any, full: Any, is_leaf: Callable[[Any], bool], name: str
+    prefix_errors: Any,
+    prefix: Any,
+    full: Any,
+    is_leaf: Callable[[Any], bool],
+    name: str,
 ) -> str:
     """Where a tree, called ``name``, is no prefix of another one."""
-    first, *_ = _tree_util.prefix_errors(prefix, full, is_leaf)
+    first, *_ = prefix_errors(prefix, full, is_leaf)
     return str(first(name))
+
+
+@prefix_error.otherwise
+def _(prefix: Any, full: Any, is_leaf: Callable[[Any], bool], name: str) -> str:
+    try:
+        jax.tree.map(lambda *_: None, prefix, full, is_leaf=is_leaf)
+    except ValueError as error:
+        return f"{name}: {error}"
+    return name
 
 
 def is_pytree_type(kind: type) -> bool:
@@ -209,31 +434,49 @@ def register_leafless(kind: type) -> None:
     )
 
 
-# For each pytree type that JAX was told of: its name, and what writes its static data.
-written_nodes: dict[Any, Any] = _export.serialization_registry
-
-
-def write_nodes(kind: type, name: str, write: Callable[[Any], bytes]) -> None:
+@_jax_names.by("jax._src.export._export:serialization_registry")
+def write_nodes(
+    known: Any, kind: type, name: str, write: Callable[[Any], bytes]
+) -> None:
     """Says how exported functions name a pytree type, and write its static data."""
-    written_nodes[kind] = name, write
+    known[kind] = name, write
 
 
+@_jax_names.by("jax._src.export._export:serialization_registry")
+def forget_nodes(known: Any, prefix: str) -> None:
+    """Takes back what was said of types whose names begin so."""
+    for kind in [kind for kind, (name, _) in known.items() if name.startswith(prefix)]:
+        del known[kind]
+
+
+@_jax_names.by("jax._src.export._export:deserialization_registry")
 def read_nodes(
-    name: str, read: Callable[[bytes], Any], rebuild: Callable[[Any, Any], Any]
+    known: Any,
+    name: str,
+    read: Callable[[bytes], Any],
+    rebuild: Callable[[Any, Any], Any],
 ) -> None:
     """Says how nodes of a name are read: static data, then with their children."""
-    known: Any = _export.deserialization_registry
     known[name] = object, read, rebuild
 
 
 def rebuild_node(kind: type, static: Any, children: Any) -> Any:
     """The node of a pytree type with this static data and these children."""
-    return _tree_util._registry[kind].from_iter(static, children)
+    children = [*children]
+    leaves = [jax.tree.structure(0)] * len(children)
+    registry: Any = jax.tree_util.default_registry
+    build: Any = jax.tree_util.PyTreeDef.from_node_data_and_children
+    return build(registry, (kind, static), leaves).unflatten(children)
 
 
 def is_format(x: Any) -> bool:
     """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
-    return isinstance(x, jax.experimental.layout.Format)
+    return _Format is not None and isinstance(x, _Format)
+
+
+_Format: Any = _jax_names.get("jax.experimental.layout:Format")
+checkify: Any = _jax_names.get("jax.experimental.checkify:checkify")
+user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 
 def same_type(a: Any, b: Any) -> bool:
@@ -246,9 +489,14 @@ def same_type(a: Any, b: Any) -> bool:
     return a.sharding == b.sharding
 
 
+@_jax_names.by("jax.core:ShapedArray.manual_axis_type")
+def _varying(of_type: Any, kind: Any) -> frozenset[Any]:
+    return of_type.__get__(kind).varying
+
+
 def varying(kind: Any) -> frozenset[Any]:
     """The axes of `shard_map` along which values of a type may differ."""
-    return kind.manual_axis_type.varying
+    return _varying(kind) or frozenset()
 
 
 def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
@@ -262,16 +510,31 @@ def copy_array(x: jax.Array) -> jax.Array:
     return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()
 
 
-def as_weak(x: jax.Array) -> jax.Array:
-    """The same array with a weak type: in arithmetic the other one's dtype counts."""
-    weak: Any = _lax._convert_element_type(x, weak_type=True)
-    return weak
-
-
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
-_alike = _core.Primitive("placed_alike")
-_alike.def_impl(lambda new, old: new)
-_alike.def_abstract_eval(lambda new, old: new)
+
+
+@_jax_names.by(
+    "jax.extend.core:Primitive",
+    "jax.interpreters.ad:primitive_jvps",
+    "jax.interpreters.batching:primitive_batchers",
+    "jax.interpreters.mlir:register_lowering",
+)
+def _alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> Any:
+    """The operation that gives the first of two arrays of one shape."""
+    if not _made:
+        alike = primitive("placed_alike")
+        alike.def_impl(lambda new, old: new)
+        alike.def_abstract_eval(lambda new, old: new)
+        # Not cacheable: what is cached is lowered apart, where arguments have no place.
+        register(alike, _lower_alike, cacheable=False)
+        batchers[alike] = functools.partial(_map_alike, alike)
+        # Derivatives are those of the first.
+        jvps[alike] = lambda primals, tangents: (alike.bind(*primals), tangents[0])
+        _made.append(alike)
+    return _made[0]
+
+
+_made: list[Any] = []
 
 
 def placed_alike(new: Any, old: Any) -> Any:
@@ -281,151 +544,56 @@ def placed_alike(new: Any, old: Any) -> Any:
     lowered for arguments that lie there. The compiler is free to put an output
     elsewhere: it follows what the output is computed from.
     """
-    return _alike.bind(new, old)
+    alike = _alike()
+    return new if alike is None else alike.bind(new, old)
 
 
 def _lower_alike(_: Any, new: Any, old: Any) -> list[Any]:
-    place = _place_of(old)
-    return [new if place is None else _sdy.ShardingConstraintOp(new, place).result]
+    return [_placed(new, old) or new]
 
 
-def _place_of(value: Any) -> Any:
-    """The sharding of an argument of the program, ``None`` if there is none."""
+@_jax_names.by(
+    "jaxlib.mlir.ir:BlockArgument", "jaxlib.mlir.dialects.sdy:ShardingConstraintOp"
+)
+def _placed(argument_of: Any, constrain: Any, new: Any, old: Any) -> Any:
+    """A value with the sharding of an argument of the program; ``None`` for others."""
     try:
-        argument = _ir.BlockArgument(value)
+        argument = argument_of(old)
     except ValueError:  # something that the program computes
         return None
     attributes: Any = argument.owner.owner.attributes
     of_argument = {}
     if "arg_attrs" in attributes:
         of_argument = attributes["arg_attrs"][argument.arg_number]
-    is_placed = "sdy.sharding" in of_argument
-    return of_argument["sdy.sharding"] if is_placed else None
+    if "sdy.sharding" not in of_argument:
+        return None
+    return constrain(new, of_argument["sdy.sharding"]).result
 
 
-def _map_alike(values: Any, axes: Any) -> tuple[Any, Any]:
+def _map_alike(alike: Any, values: Any, axes: Any) -> tuple[Any, Any]:
     new, old = values
     axis, other = axes
     if axis is None or other is None:  # of one there are many: nothing to be like
         return new, axis
-    return _alike.bind(new, jax.numpy.moveaxis(old, other, axis)), axis
-
-
-# Not cacheable: what is cached is lowered apart, where arguments have no place.
-_mlir.register_lowering(_alike, _lower_alike, cacheable=False)
-_batching.primitive_batchers[_alike] = _map_alike
-# Derivatives are those of the first.
-_ad.primitive_jvps[_alike] = lambda primals, tangents: (
-    _alike.bind(*primals),
-    tangents[0],
-)
-
-
-def key_implementation(dtype: Any) -> Any:
-    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
-    return dtype._impl
+    return alike.bind(new, jax.numpy.moveaxis(old, other, axis)), axis
 
 
 def concrete_mesh() -> jax.sharding.Mesh | None:
     """The mesh with devices that ``jax.set_mesh`` has set; inside traces, too."""
-    mesh = _mesh.get_concrete_mesh()
+    try:
+        with jax.core.eval_context() if is_tracing() else contextlib.nullcontext():
+            mesh: Any = jax.sharding.get_mesh()
+    except ValueError:  # in a function whose axes have names
+        mesh = _mesh_within()
     return None if mesh is None or mesh.empty else mesh
 
 
-# What JAX traces under, as a key.
-context_of_traces: Callable[[], tuple[Any, ...]] = _config.trace_context
-
-
-def trace_context() -> dict[str, Any]:
-    """What JAX traces under, by name: its configuration, the mesh, our defaults."""
-    context: Any = _config.trace_context_names(), _config.trace_context()
-    names, values = map(list, context)
-    ours = slice(_PLACE_OF_DEFAULTS, _PLACE_OF_DEFAULTS + 2)
-    defaults, flags = values[ours]
-    del names[ours], values[ours]
-    theirs = dict(zip(names, values, strict=True))
-    return theirs | dict(sorted([*(flags or ()), *(defaults or ())]))
-
-
-_PLACES = {"lax": jax.lax, "numpy": jax.numpy, "nn": jax.nn, "random": jax.random}
-_code_of = operator.attrgetter("__code__")
-
-
-def as_imported(*names: str) -> Callable[[], bool]:
-    """Tells whether JAX's functions are those it had when this package was imported.
-
-    Libraries that quantize or record put functions of their own in place of JAX's,
-    or other code into these, for a while.
-
-    Args:
-        *names: Which functions count, as ``lax.add``; all 700 if none is named.
-    """
-    if 0 < len(names) < 4:
-        return _few_as_imported(*names)
-    chosen: list[tuple[Callable[[Any], Any], dict[str, Any]]] = []
-    for place, entries in ((name, vars(module)) for name, module in _PLACES.items()):
-        found = [
-            name
-            for name, x in entries.items()
-            if callable(x) and (not names or f"{place}.{name}" in names)
-        ]
-        if found:
-            chosen.append((operator.itemgetter(*found, found[0]), entries))
-
-    def attributes_now() -> list[Any]:
-        return [pick(entries) for pick, entries in chosen]
-
-    attributes = attributes_now()
-    written = [x for x in itertools.chain(*attributes) if inspect.isfunction(x)]
-    codes = [*map(_code_of, written)]
-
-    def holds() -> bool:
-        # Compared in C: 20 us for all, 1 us for some.
-        return attributes_now() == attributes and [*map(_code_of, written)] == codes
-
-    return holds
-
-
-def _few_as_imported(*names: str) -> Callable[[], bool]:
-    watched = [
-        (vars(_PLACES[place]), name, function, getattr(function, "__code__", None))
-        for place, name in (path.split(".") for path in names)
-        for function in [getattr(_PLACES[place], name)]
-    ]
-
-    def holds() -> bool:
-        # 0.1 us for each; an eager operation takes 4.
-        for entries, name, function, code in watched:
-            if entries[name] is not function:
-                return False
-            if getattr(function, "__code__", None) is not code:
-                return False
-        return True
-
-    return holds
-
-
-is_as_imported = as_imported()
-
-
-def environment() -> dict[str, str]:
-    """The variables of the environment that JAX reads when it is imported."""
-    return {name: os.environ[name] for name in os.environ if name.startswith("JAX_")}
-
-
-def follow_environment(before: dict[str, str]) -> None:
-    """Gives JAX what the environment says now and did not when JAX was imported."""
-    for name, text in environment().items():
-        option = name.lower()
-        if before.get(name) == text or option not in jax.config.values:
-            continue
-        current = jax.config.values[option]
-        value: Any = text
-        if isinstance(current, bool):
-            value = text.lower() in ("y", "yes", "t", "true", "on", "1")
-        elif isinstance(current, (int, float)):
-            value = type(current)(text)
-        jax.config.update(option, value)
+@_jax_names.by("jax._src.mesh:get_concrete_mesh")
+def _mesh_within(get_concrete_mesh: Any) -> Any:
+    mesh = get_concrete_mesh()
+    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+        raise _jax_names.ChangedError
+    return mesh
 
 
 # Programs while JAX records them.
@@ -531,7 +699,7 @@ class Step(NamedTuple):
     outputs: list[Any]
 
 
-class _EagerTrace(_core.Trace):
+class _EagerTrace(jax.core.Trace):
     """Notes the steps of an eager call, knowing only the types of its arrays."""
 
     def __init__(self) -> None:
@@ -561,6 +729,28 @@ def _evaluate_alone(primitive: Any, params: Any, *values: Any) -> list[Any]:
     return [*out] if primitive.multiple_results else [out]
 
 
+def _noted(
+    set_current_trace: Any, function: Callable[..., Any], types: list[Any]
+) -> tuple[list[Any], list[Step], Any]:
+    trace = _EagerTrace()
+    given = [Tracer(trace, kind) for kind in types]
+    with set_current_trace(trace):
+        result = function(*given)
+    return given, trace.steps, result
+
+
+def _prove_noting(set_current_trace: Any) -> None:
+    kind = jax.typeof(np.zeros(2, np.float32))
+    given, (step,), result = _noted(set_current_trace, jax.lax.neg, [kind])
+    if step.inputs[0] is not given[0] or step.outputs[0] is not result:
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by("jax.extend.core:set_current_trace", proof=_prove_noting)
+def _set_current_trace(found: Any) -> Any:
+    return found
+
+
 def eager_steps(
     function: Callable[..., Any], types: list[Any]
 ) -> tuple[list[Any], list[Step], Any]:
@@ -573,24 +763,7 @@ def eager_steps(
         Exception: If the function looks at values, or does more than to compute; and
             whatever it raises.
     """
-    trace = _EagerTrace()
-    given = [Tracer(trace, kind) for kind in types]
-    with _core.set_current_trace(trace):
-        result = function(*given)
-    return given, trace.steps, result
-
-
-def compiles_eagerly() -> bool:
-    """Whether eager calls run programs as they are: not to find errors, or not at all.
-
-    While JAX looks for NaNs, or compiles nothing, its own functions say where.
-    """
-    return not (
-        _config.debug_nans.value
-        or _config.debug_infs.value
-        or _config.disable_jit.value
-        or _config.debug_key_reuse.value
-    )
+    return _noted(_set_current_trace(), function, types)
 
 
 # Programs as JAX records them; what is public of them is read by `jaxprs`.
@@ -610,12 +783,38 @@ def as_function(program: Any) -> Callable[..., list[Any]]:
     return jax.jit(_core.jaxpr_as_fun(program))
 
 
-def scopes_of(equation: Any) -> list[tuple[str, bool]]:
+def _prove_scopes(extend: Any, transform: Any, current: Any) -> None:
+    with transform("a"), extend("b"):
+        found = [(x.name, type(x)) for x in current().stack[-2:]]
+    (first, kind), (second, other) = found
+    if (first, second) != ("a", "b") or kind is other:
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by(
+    "jax.extend.source_info_util:extend_name_stack",
+    "jax.extend.source_info_util:transform_name_stack",
+    "jax.extend.source_info_util:current_name_stack",
+    proof=_prove_scopes,
+)
+def scopes_of(
+    _: Any, transform: Any, current: Any, equation: Any
+) -> list[tuple[str, bool]]:
     """The name stack of an equation: names, and whether each is that of a transform."""
-    return [
-        (entry.name, isinstance(entry, _source_info.Transform))
-        for entry in equation.source_info.name_stack.stack
-    ]
+    kind = _kind_of_transforms(transform, current)
+    stack = equation.source_info.name_stack.stack
+    return [(entry.name, isinstance(entry, kind)) for entry in stack]
+
+
+@scopes_of.otherwise
+def _(_: Any) -> list[tuple[str, bool]]:
+    return []
+
+
+@functools.cache
+def _kind_of_transforms(transform: Any, current: Any) -> type:
+    with transform("a"):
+        return type(current().stack[-1])
 
 
 def frames_of(equation: Any) -> list[tuple[str, int, str]]:
@@ -640,9 +839,9 @@ def programs_in(equation: Any) -> list[Any]:
 # Values that `jax.checkpoint` keeps.
 
 # What a policy may answer for a value, besides a boolean.
-RECOMPUTE: Any = _partial_eval.Recompute
+RECOMPUTE: Any = jax.ad_checkpoint.Recompute
 # In the memory of the host: JAX takes all other kinds of memory for the device's.
-OFFLOAD: Any = _partial_eval.Offloadable(src="device", dst="pinned_host")
+OFFLOAD: Any = jax.ad_checkpoint.Offloadable(src="device", dst="pinned_host")
 
 
 def is_naming(primitive: Any) -> bool:
@@ -662,7 +861,7 @@ def given_name(equation: Any) -> str | None:
 
 def kinds_of_memory() -> list[str]:
     """The memories of the devices that a program is for, as far as that is known."""
-    mesh, chosen = concrete_mesh(), jax.config.values["jax_default_device"]
+    mesh, chosen = concrete_mesh(), config.jax_default_device
     if mesh is not None:
         chosen = mesh.devices.flat[0]
     elif not isinstance(chosen, jax.Device):
@@ -672,4 +871,4 @@ def kinds_of_memory() -> list[str]:
 
 def is_on_host(aval: Any) -> bool:
     """Whether an array of a type is in the memory of the host, by the program."""
-    return getattr(aval, "memory_space", None) == _core.MemorySpace.Host
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host

@@ -36,8 +36,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 import graftree
-from graftree import _jax, config, errors
+from graftree import config, errors
 from graftree.core import exporting
 from graftree.core.variables import sharding
 from graftree.interop import flax_names
@@ -118,7 +120,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self) -> None:
         self.has_flax = "flax" in sys.modules or _has_origin(_find_flax())
-        self.environment = _jax.environment()
+        self.environment = _environment()
         self.undo: list[Callable[[], object]] = [_reach_processes()]
         exporting.withdraw()
         self.undo.append(exporting.install)
@@ -159,7 +161,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name == "flax":
             _fill_top(module)
         elif name == _NAMESPACE:
-            _jax.follow_environment(self.environment)
+            _follow_environment(self.environment)
             _fill_namespace(module)
             if self.has_flax:  # which may be another one, after a second import
                 self.undo += [_join_errors(), _join_flags(), _join_axis_rules()]
@@ -464,6 +466,26 @@ def main(arguments: Sequence[str]) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(pathlib.Path(program[0]).resolve().parent)
     runpy.run_path(program[0], run_name="__main__")
+
+
+def _environment() -> dict[str, str]:
+    """The variables of the environment that JAX reads when it is imported."""
+    return {name: os.environ[name] for name in os.environ if name.startswith("JAX_")}
+
+
+def _follow_environment(before: dict[str, str]) -> None:
+    """Gives JAX what the environment says now and did not when JAX was imported."""
+    for name, text in _environment().items():
+        option = name.lower()
+        if before.get(name) == text or option not in jax.config.values:
+            continue
+        current = jax.config.values[option]
+        value: Any = text
+        if isinstance(current, bool):
+            value = text.lower() in ("y", "yes", "t", "true", "on", "1")
+        elif isinstance(current, (int, float)):
+            value = type(current)(text)
+        jax.config.update(option, value)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def from_disk(value: Any, target: Target) -> Any:
     value = _cast(value, target.dtype)
     if not isinstance(value, jax.Array):
         value = jnp.array(value)
-    return _jax.as_weak(value) if target.weak_type else value
+    return _as_weak(value) if target.weak_type else value
 
 
 def _cast(value: Any, dtype: Any) -> Any:
@@ -190,7 +190,7 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def _key_from_disk(data: Any, target: Target) -> Any:
-    implementation = _jax.key_implementation(target.dtype)
+    implementation = _implementation(target.dtype)
     if 0 in target.shape:
         tail = jax.eval_shape(
             lambda: jax.random.key_data(jax.random.key(0, impl=implementation))
@@ -203,3 +203,28 @@ def _key_from_disk(data: Any, target: Target) -> Any:
     if target.sharding is None:
         return wrap(jnp.array(data))
     return jax.jit(wrap, out_shardings=target.sharding)(np.asarray(data))
+
+
+def _as_weak(x: jax.Array) -> jax.Array:
+    """The same array with a weak type: in arithmetic the other one's dtype counts.
+
+    Only of the dtypes that numbers of Python have are there such arrays.
+    """
+    number = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
+    if number is None:
+        return x
+    weak = jax.lax.full(x.shape, number)
+    if weak.dtype != x.dtype:
+        return x
+    return jax.device_put(weak.at[...].set(x), x.sharding if x.committed else None)
+
+
+def _implementation(dtype: Any) -> Any:
+    """How arrays of random keys of a dtype work, as ``jax.random`` takes it."""
+    found = list[Any]()
+
+    def ask(keys: Any) -> None:
+        found.append(jax.random.key_impl(keys))
+
+    jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
+    return found[0]

@@ -53,9 +53,7 @@ def install() -> None:
 def withdraw() -> None:
     """Leaves it to the program to tell JAX how objects are written."""
     definitions.ignore(_register)
-    known = _jax.written_nodes
-    for kind in [kind for kind, (name, _) in known.items() if name.startswith(_OURS)]:
-        del known[kind]
+    _jax.forget_nodes(_OURS)
 
 
 _OURS = "graftree."

@@ -51,6 +51,8 @@ def checkify(
     """
     mode = config.propagation(graph, graph_updates)
     decorators.check_not_bound(f, "checkify")
+    if _jax.checkify is None:
+        raise NotImplementedError("JAX has moved jax.experimental.checkify.checkify.")
     row = Row.uniform(
         "checkify",
         mode,

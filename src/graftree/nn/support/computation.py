@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Shape
+from graftree.core import originals
 from graftree.core.variables import values
 from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments
@@ -199,7 +200,7 @@ def traced_once(*static: str, calls: Sequence[str] = ()) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         inlined = jax.jit(function, static_argnames=static, inline=_jax.inlined)
-        is_as_imported = _jax.as_imported(*calls)
+        is_as_imported = originals.watched(*calls)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -223,7 +224,7 @@ def one_program(*static: str, calls: Sequence[str]) -> Callable[[F], F]:
         calls: The functions of JAX that it calls, as for `traced_once`. While something
             else is in their place, that is called.
     """
-    is_original = _jax.as_imported(*calls)
+    is_original = originals.watched(*calls)
 
     def decorate(function: F) -> F:
         program = jax.jit(function, static_argnames=static)
@@ -232,7 +233,7 @@ def one_program(*static: str, calls: Sequence[str]) -> Callable[[F], F]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if _jax.current_trace() is _jax.no_trace and is_original():
                 for x in args:
-                    if type(x) is not _jax.Concrete:
+                    if not _jax.is_concrete(type(x)):
                         break
                 else:
                     return program(*args, **kwargs)

@@ -17,8 +17,11 @@ from typing import Any, TypeVar, cast
 import jax
 
 from graftree import _jax
+from graftree.core import originals
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_are_original = originals.watched()
 
 # Each holds its compiled programs, some 13 for attention.
 _MOST_KNOWN = 256
@@ -100,12 +103,12 @@ def in_known_steps(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **static: Any) -> Any:
-        if _jax.current_trace() is _jax.no_trace and _jax.compiles_eagerly():
+        context = _jax.eager_context()
+        if context is not None:
             arrays = [x for x in args if x is not None]
-            are_known = all([type(x) is _jax.Concrete for x in arrays])
-            if are_known and _jax.is_as_imported():
+            are_known = all([_jax.is_concrete(type(x)) for x in arrays])
+            if are_known and _are_original():
                 types = tuple([None if x is None else x.aval for x in args])
-                context = _jax.context_of_traces()
                 steps = _known(function, types, (*static.items(),), context)
                 if steps is not None and steps.do_run:
                     try:

@@ -24,6 +24,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.annotations import Dtype, Initializer, Shape
+from graftree.core import originals
 
 # Where there are more numbers, drawing them takes longer than all else.
 _MOST_NUMBERS = 2**16
@@ -42,10 +43,13 @@ def make(
     initializer: Initializer, key: jax.Array, shape: Shape | int, dtype: Dtype
 ) -> Any:
     """What ``initializer(key, shape, dtype)`` gives."""
-    if not _is_known(initializer) or not _is_plain(shape) or not _is_plainly_eager():
+    if not _is_known(initializer) or not _is_plain(shape) or not _is_as_imported():
+        return initializer(key, shape, dtype)
+    context = _jax.eager_context()
+    if context is None or _jax.concrete_mesh() is not None:
         return initializer(key, shape, dtype)
     try:
-        known = _known(initializer, shape, dtype, _jax.context_of_traces())
+        known = _known(initializer, shape, dtype, context)
     except TypeError:  # what is given as the dtype has no hash, or is none
         return initializer(key, shape, dtype)
     if known.is_checked:
@@ -71,16 +75,7 @@ def _is_plain(shape: Any) -> bool:
 _INT = frozenset([int])
 
 
-def _is_plainly_eager() -> bool:
-    return (
-        _jax.current_trace() is _jax.no_trace
-        and _jax.compiles_eagerly()
-        and _jax.concrete_mesh() is None
-        and _is_as_imported()
-    )
-
-
-_is_as_imported = _jax.as_imported("numpy.ones", "numpy.sqrt", "numpy.zeros")
+_is_as_imported = originals.watched("numpy.ones", "numpy.sqrt", "numpy.zeros")
 
 
 class _Known:

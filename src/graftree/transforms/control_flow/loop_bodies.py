@@ -337,13 +337,16 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _is_same_constant(x: Any, y: Any) -> bool:
-    arrays = np.ndarray, _jax.Concrete
     return x is y or (
-        isinstance(x, arrays)
-        and isinstance(y, arrays)
+        _has_numbers(x)
+        and _has_numbers(y)
         and x.dtype == y.dtype
         and np.array_equal(x, y)
     )
+
+
+def _has_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or _jax.is_concrete(type(x))
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

@@ -132,13 +132,13 @@ def donates_twice(row: Row, groups: Sequence[Values]) -> bool:
     if not row.inputs.donated:
         return False
     given = [x for number in row.inputs.donated for x in groups[number].values]
-    arrays = [x for x in given if type(x) is _jax.Concrete]
+    arrays = [x for x in given if _jax.is_concrete(type(x))]
     return len({*map(id, arrays)}) < len(arrays) and any(map(is_spread, arrays))
 
 
 def is_spread(x: Any) -> bool:
     """Whether it is an array over several devices."""
-    return type(x) is _jax.Concrete and len(x.sharding.device_set) > 1
+    return _jax.is_concrete(type(x)) and len(x.sharding.device_set) > 1
 
 
 def is_of_donation(error: Exception) -> bool:

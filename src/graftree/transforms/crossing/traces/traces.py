@@ -82,9 +82,9 @@ class Traces(Rebuilt):
 
     def add(self, signature: Signature, values: Sequence[Any]) -> None:
         """Notes a trace for arguments with these raw values, which are tracers."""
-        settings = _jax.trace_context()
-        if settings.get("jax_disable_jit"):
+        if _jax.config.jax_disable_jit:
             return  # the function ran as it is
+        settings = _jax.trace_context()
         self.count += 1
         types = [*map(_type_of, values)]
         self._latest.append(Trace(self.count, weakref.ref(signature), types, settings))

@@ -1,0 +1,232 @@
+"""The names of JAX that no documentation promises, and what is off without them.
+
+A JAX may lack one, or it may work otherwise there. What it serves is then done another
+way or is off, which the logger ``graftree`` says once, and all else works. Only
+`_jax.py` asks for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+
+
+class Name(NamedTuple):
+    """What one name serves.
+
+    Attributes:
+        serves: For what it is asked.
+        instead: What does the same where it is missing; empty if nothing does.
+        lost: What is off then, as users are told.
+    """
+
+    serves: str
+    instead: str
+    lost: str
+
+
+NAMES = {
+    "jax._src.core:trace_state": Name(
+        "the token of the innermost trace, in 45 ns",
+        "jax.extend.core.get_opaque_trace_state, in 500 ns",
+        "calls of layers and new Variables take a little longer",
+    ),
+    "jax.extend.core:get_opaque_trace_state": Name(
+        "the same token, should trace_state be missing",
+        "trace_state",
+        "nothing, unless jax._src.core.trace_state is missing, too",
+    ),
+    "jax.extend.core:find_top_trace": Name(
+        "which traces are around: whether a program is recorded, and how deep",
+        "all that is traced counts as a program",
+        "control flow outside of jit is compiled again where it is differentiated",
+    ),
+    "jax._src.config:trace_context": Name(
+        "a key of the settings that eager calls run under",
+        "",
+        "new layers and eager attention take longer, and explain_recompile does not "
+        "tell settings of JAX",
+    ),
+    "jax._src.config:trace_context_names": Name(
+        "the names of these settings",
+        "",
+        "explain_recompile does not tell settings of JAX",
+    ),
+    "jax._src.mesh:get_concrete_mesh": Name(
+        "the mesh in functions whose axes have names",
+        "jax.sharding.get_mesh, elsewhere",
+        "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
+        "are not moved to the mesh",
+    ),
+    "jax.extend.source_info_util:extend_name_stack": Name(
+        "paths of modules in programs, in half of the time",
+        "jax.named_scope",
+        "tracing takes a little longer",
+    ),
+    "jax.extend.source_info_util:transform_name_stack": Name(
+        "to tell scopes of modules from those of transforms",
+        "",
+        "tools that read programs tell no paths of modules",
+    ),
+    "jax.extend.source_info_util:current_name_stack": Name(
+        "the same",
+        "",
+        "tools that read programs tell no paths of modules",
+    ),
+    "jax.extend.source_info_util:register_exclusion": Name(
+        "to locate operations at the lines of layers and users",
+        "",
+        "programs and profiles locate operations at lines of Graftree",
+    ),
+    "jax._src.traceback_util:register_exclusion": Name(
+        "to hide our frames in errors under jax.jit and other functions of JAX",
+        "",
+        "errors under jax.jit show frames of Graftree",
+    ),
+    "jax._src.tree_util:prefix_errors": Name(
+        "to tell where axes, shardings or devices do not fit the arguments",
+        "the error of jax.tree.map, without the place",
+        "errors tell less of where in_axes and their like do not fit",
+    ),
+    "jax._src.export._export:serialization_registry": Name(
+        "to write our objects into exported functions",
+        "",
+        "functions that take or return States or Variables can't be exported",
+    ),
+    "jax._src.export._export:deserialization_registry": Name(
+        "to read our objects from exported functions",
+        "",
+        "exported functions that take or return States or Variables can't be read",
+    ),
+    **dict.fromkeys(
+        (
+            "jax.extend.core:Primitive",
+            "jax.interpreters.ad:primitive_jvps",
+            "jax.interpreters.batching:primitive_batchers",
+            "jax.interpreters.mlir:register_lowering",
+            "jaxlib.mlir.ir:BlockArgument",
+            "jaxlib.mlir.dialects.sdy:ShardingConstraintOp",
+        ),
+        Name(
+            "new values of Variables stay on the devices of the old ones",
+            "what the compiler chooses",
+            "what a compiled function writes into a Variable over several devices may "
+            "be placed as the compiler likes",
+        ),
+    ),
+    "jax.extend.core:set_current_trace": Name(
+        "to find the programs of an eager call of attention",
+        "",
+        "eager attention takes longer",
+    ),
+    "jax.core:ShapedArray.manual_axis_type": Name(
+        "Stack and accumulate inside of jax.shard_map",
+        "",
+        "nnx.Stack and nnx.memory.accumulate may fail inside jax.shard_map",
+    ),
+    "jax.experimental.layout:Format": Name(
+        "to know memory layouts", "", "memory layouts are not taken for shardings"
+    ),
+    "jax.experimental.checkify:checkify": Name("nnx.checkify", "", "no nnx.checkify"),
+    "jax.experimental.checkify:user_checks": Name(
+        "nnx.checkify", "", "nnx.checkify must be told its errors"
+    ),
+}
+
+
+class ChangedError(Exception):
+    """What a name of JAX gives is not what it gave."""
+
+
+def find(place: str) -> Any:
+    """What a name of the table stands for.
+
+    Raises:
+        AttributeError: If its module lacks it.
+        ImportError: If there is no such module.
+    """
+    return pkgutil.resolve_name(place)
+
+
+def _is_there(place: str) -> bool:
+    try:
+        find(place)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def tell(*places: str) -> None:
+    """Says in one line what is off, as some of these have moved, or do not work."""
+    missing = [place for place in places if not _is_there(place)]
+    what, names = ("moved" if missing else "changed"), missing or [*places]
+    lost = "; ".join(dict.fromkeys(NAMES[place].lost for place in names))
+    text = ", ".join(names).replace(":", ".")
+    logging.getLogger("graftree").warning(
+        "JAX %s has %s %s: %s.", jax.__version__, what, text, lost
+    )
+
+
+def get(place: str) -> Any:
+    """What a name of the table stands for; ``None``, and said, if it is missing."""
+    if _is_there(place):
+        return find(place)
+    tell(place)
+    return None
+
+
+class _Way:
+    """A function by names of the table, until one of them fails.
+
+    Args:
+        function: It gets what is found for the names, and then its arguments.
+        places: The names.
+        proof: Gets the former, and raises if they do not work.
+    """
+
+    def __init__(
+        self, function: Any, places: Sequence[str], proof: Callable[..., None] | None
+    ) -> None:
+        self._function, self._places, self._proof = function, places, proof
+        self._otherwise: Callable[..., Any] = lambda *_: None
+        self._found: list[Any] | None = None
+        self._is_open = True
+        self.__doc__ = function.__doc__
+
+    def otherwise(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Says what is done without the names; by default nothing."""
+        self._otherwise = function
+        return function
+
+    def __call__(self, *args: Any) -> Any:
+        if self._is_open:
+            try:
+                if self._found is None:
+                    self._found = self._look_up()
+                return self._function(*self._found, *args)
+            except Exception:
+                self._is_open = False
+                tell(*self._places)
+        return self._otherwise(*args)
+
+    def _look_up(self) -> list[Any]:
+        found = [*map(find, self._places)]
+        if self._proof is not None:
+            with jax.core.eval_context():  # whatever is traced around the first use
+                self._proof(*found)
+        return found
+
+
+def by(
+    *places: str, proof: Callable[..., None] | None = None
+) -> Callable[[Callable[..., Any]], _Way]:
+    """Makes a function one by names of the table.
+
+    It must not call what users wrote, whose errors are theirs.
+    """
+    return lambda function: _Way(function, places, proof)
