@@ -200,19 +200,6 @@ def order_of_derivative() -> int:
     return len(traces) - 1
 
 
-# Names the operations traced in a context: what `jax.named_scope` does, without the
-# generator around it.
-@_jax_names.by("jax.extend.source_info_util:extend_name_stack")
-def name_scope(extend_name_stack: Any, name: str) -> Any:
-    """A context in which the operations that are traced have this name in theirs."""
-    scope = extend_name_stack(name)
-    if not isinstance(scope, contextlib.AbstractContextManager):
-        raise _jax_names.ChangedError
-    return scope
-
-
-name_scope.otherwise(jax.named_scope)
-
 # JAX uses a program only where this context has the value that it was traced with.
 traced_apart: Callable[[int], Any] = jax.make_user_context()
 # The same for another purpose: the defaults with which layers are made.
@@ -783,23 +770,21 @@ def as_function(program: Any) -> Callable[..., list[Any]]:
     return jax.jit(_core.jaxpr_as_fun(program))
 
 
-def _prove_scopes(extend: Any, transform: Any, current: Any) -> None:
-    with transform("a"), extend("b"):
-        found = [(x.name, type(x)) for x in current().stack[-2:]]
-    (first, kind), (second, other) = found
+def _prove_scopes(transform: Any, current: Any) -> None:
+    with transform("a"), jax.named_scope("b"):
+        (first, kind), (second, other) = [
+            (x.name, type(x)) for x in current().stack[-2:]
+        ]
     if (first, second) != ("a", "b") or kind is other:
         raise _jax_names.ChangedError
 
 
 @_jax_names.by(
-    "jax.extend.source_info_util:extend_name_stack",
     "jax.extend.source_info_util:transform_name_stack",
     "jax.extend.source_info_util:current_name_stack",
     proof=_prove_scopes,
 )
-def scopes_of(
-    _: Any, transform: Any, current: Any, equation: Any
-) -> list[tuple[str, bool]]:
+def scopes_of(transform: Any, current: Any, equation: Any) -> list[tuple[str, bool]]:
     """The name stack of an equation: names, and whether each is that of a transform."""
     kind = _kind_of_transforms(transform, current)
     stack = equation.source_info.name_stack.stack

@@ -63,11 +63,6 @@ NAMES = {
         "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
         "are not moved to the mesh",
     ),
-    "jax.extend.source_info_util:extend_name_stack": Name(
-        "paths of modules in programs, in half of the time",
-        "jax.named_scope",
-        "tracing takes a little longer",
-    ),
     "jax.extend.source_info_util:transform_name_stack": Name(
         "to tell scopes of modules from those of transforms",
         "",
