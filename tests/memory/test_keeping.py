@@ -10,6 +10,7 @@ import pytest
 
 import graftree as nnx
 from graftree import _jax
+from graftree.transforms import names
 from tests.modes import MODES
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
@@ -58,7 +59,7 @@ def kept(function, *args):
 
     program = jax.make_jaxpr(lambda state: jax.vjp(pure, state))(state).jaxpr
     outs = set(map(id, program.outvars))
-    given = {id(e.outvars[0]): _jax.given_name(e) for e in program.eqns}
+    given = {id(e.outvars[0]): names.given_name(e) for e in program.eqns}
     through = {
         id(e.outvars[0]): id(e.invars[0])
         for e in program.eqns

@@ -160,7 +160,7 @@ class _Decision:
                 answer = part.where(primitive, *types, **params)
                 if answer is not False and answer is not _jax.RECOMPUTE:
                     return answer
-            elif _jax.is_naming(primitive):
+            elif names.is_naming(primitive.name):
                 if self.policy.matches(number, params["name"]):
                     return _jax.OFFLOAD if part.is_offloaded else True
         return False

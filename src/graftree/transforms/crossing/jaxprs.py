@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.core
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxprs_in_params
 
 # The equations that call a program with their inputs, and the parameter that has it.
 _CALLS = {
@@ -26,6 +26,28 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "composite": "jaxpr",
 }
+
+
+# Programs that are one operation to whoever looks at a model.
+_KERNELS = ("pallas_call", "core_map", "run_state")
+
+
+def kind(equation: Any) -> str:
+    """What an equation does, by the name of its operation."""
+    made_of = equation.params.get("_prim")
+    return equation.primitive.name if made_of is None else type(made_of).__name__
+
+
+def parameters(equation: Any) -> dict[str, Any]:
+    """The parameters of an equation, also of one that JAX makes of an object."""
+    return getattr(equation.params.get("_prim"), "params", equation.params)
+
+
+def programs_in(equation: Any) -> list[Any]:
+    """All programs in the parameters of an equation, without their constants."""
+    if equation.primitive.name in _KERNELS:
+        return []
+    return [*jaxprs_in_params(parameters(equation))]
 
 
 def called_program(equation: Any) -> Any:
