@@ -177,7 +177,7 @@ def watched(
     inner: Callable[..., Any],
     function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """``checkpoint(inner)``, where what a policy asks for gets its names, and is missed.
+    """``checkpoint(inner)``, where what a policy asks for gets names, and is missed.
 
     Args:
         policy: That of the user; for one of JAX, there is nothing to do.
