@@ -5,6 +5,7 @@ A program is a jaxpr, with its constants or without; an equation is one of its s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,27 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return consts, carry
 
 
+def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
+    """A program of equations of another one, from some of its variables to others."""
+    return _empty().replace(invars=inputs, eqns=equations, outvars=outputs)
+
+
+@functools.cache
+def _empty() -> Any:
+    return opened(jax.make_jaxpr(lambda: ())())[0]
+
+
+def evaluate(equation: Any, values: list[Any]) -> list[Any]:
+    """The outputs of one equation for the values of its inputs."""
+    given = [
+        (x, value)
+        for x, value in zip(equation.invars, values, strict=True)
+        if isinstance(x, Var)
+    ]
+    alone = part([x for x, _ in given], [equation], [*equation.outvars])
+    return jax.core.eval_jaxpr(alone, (), *[value for _, value in given])
+
+
 def needed_in(program: Any) -> list[Any]:
     """The equations of a program that its outputs need."""
     needed, equations = {x for x in program.outvars if isinstance(x, Var)}, []
@@ -110,9 +132,7 @@ def evaluator(program: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
     jaxpr, _ = opened(program)
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     equations, outputs = _with_own_numbers(jaxpr)
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    parts = outputs, equations, jaxpr.effects
-    free = Jaxpr((), inputs, *parts, unnamed)
+    free = part(inputs, equations, outputs)
 
     def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
         return jax.core.eval_jaxpr(free, (), *constants, *values)
