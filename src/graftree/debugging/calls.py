@@ -194,8 +194,9 @@ class _Recorder:
         order = len(self._known)
         self._known[key] = None
         if self._counter.is_asked:
-            parts = frame.module, frame.method, frame.args, frame.kwargs
-            self._apart[key] = AbstractCall(*parts)
+            self._apart[key] = AbstractCall(
+                frame.module, frame.method, frame.args, frame.kwargs
+            )
         output = self._marked(key, call)
         self._known[key] = CallInfo(
             order,
@@ -237,9 +238,9 @@ class _Recorder:
             return Costs()
         try:
             part = parts[key] if key in parts else _part_of(self._apart[key])
-            return self._counter.count(part)
         except Exception:  # it may need the names of axes that are mapped over
             return self._counter.unknown
+        return self._counter.count(part)
 
 
 def _part_of(call: AbstractCall) -> Part:

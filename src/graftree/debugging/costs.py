@@ -11,6 +11,7 @@ asks for, not what the machine does. The body of a loop counts once.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Hashable, Set
 from typing import Any
 
@@ -105,6 +106,7 @@ def content_type(x: Any) -> jax.ShapeDtypeStruct:
 
 # In the scopes of a program; and what outputs are named.
 _MARK, _OUTPUT = "call of graftree ", "output of a call"
+_numbers = itertools.count()
 
 
 class Marks:
@@ -115,62 +117,75 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self._keys: list[Hashable] = []
+        # For each mark the call, and how many outputs of it have a name.
+        self._calls: dict[str, tuple[Hashable, int]] = {}
         # JAX drops what nothing uses.
         self._named: list[Any] = []
 
     def call(self, key: Hashable, call: Callable[[], Any]) -> Any:
         """The output of a call."""
-        mark = f"{_MARK}{len(self._keys)}"
-        self._keys.append(key)
+        mark = f"{_MARK}{next(_numbers)}"
+        self._calls[mark] = key, 0
         with jax.named_scope(mark):
             output = call()
             arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
             # A call that computes nothing is found by that of a number.
-            for x in [*arrays, 0]:
-                self._named.append(ad_checkpoint.checkpoint_name(x, _OUTPUT))
+            named = [ad_checkpoint.checkpoint_name(x, _OUTPUT) for x in [*arrays, 0]]
+        self._calls[mark] = key, len(named)
+        self._named += named
         return output
 
     def parts(self, program: Any) -> dict[Hashable, Part]:
         """What the calls compute, by their keys: of each the first in the program.
 
-        What was differentiated or mapped is left out: it is not what was called.
+        What was differentiated or mapped is left out: it is not what was called. JAX
+        may also have taken it apart, so that not all outputs are there.
         """
-        found: dict[str, Part] = {}
+        found: dict[Hashable, Part] = {}
         jaxpr, _ = jaxprs.opened(program)
         pending = [(jaxpr, frozenset(jaxpr.constvars))]
         while pending:
             jaxpr, constants = pending.pop(0)
-            as_called = [*filter(_is_as_called, jaxpr.eqns)]
-            found = _marked(as_called, constants) | found
+            for mark, (equations, outputs) in _marked(jaxpr.eqns).items():
+                key, count = self._calls.get(mark, (None, None))
+                if key not in found and len(outputs) == count:
+                    found[key] = Part.of(equations, outputs, constants)
             pending += [
                 (inner, _constants_of(inner, equation, constants))
-                for equation in as_called
+                for equation in jaxpr.eqns
+                if _is_as_traced(equation)
                 for inner in jaxprs.programs_in(equation)
             ]
-        marks = [(key, f"{_MARK}{i}") for i, key in enumerate(self._keys)]
-        return {key: found[mark] for key, mark in reversed(marks) if mark in found}
+        return found
 
 
 def _is_traced_array(x: Any) -> bool:
     return isinstance(x, _jax.Tracer) and not _jax.is_ref(x)
 
 
-def _is_as_called(equation: Any) -> bool:
+def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """The equations of calls among these, and what they return, by their marks."""
+    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    for equation in equations:
+        marks = _marks_of(equation)
+        for mark in marks:
+            found.setdefault(mark, ([], []))[0].append(equation)
+        is_output = names.given_name(equation) == _OUTPUT
+        if is_output and marks and _is_as_traced(equation):
+            found[marks[-1]][1].append(equation.invars[0])
+    return found
+
+
+def _is_as_traced(equation: Any) -> bool:
+    """Whether no transform has made another equation of it."""
     return not any(is_transform for _, is_transform in _jax.scopes_of(equation))
 
 
-def _marked(equations: list[Any], constants: frozenset[Any]) -> dict[str, Part]:
-    """What the calls compute to which these equations belong, by their marks."""
-    found: dict[str, tuple[list[Any], list[Any]]] = {}
-    for equation in equations:
-        scopes = [name for name, _ in _jax.scopes_of(equation)]
-        marks = [name for name in scopes if name.startswith(_MARK)]
-        for mark in marks:
-            found.setdefault(mark, ([], []))[0].append(equation)
-        if marks and names.given_name(equation) == _OUTPUT:
-            found[marks[-1]][1].append(equation.invars[0])
-    return {mark: Part.of(*parts, constants) for mark, parts in found.items()}
+def _marks_of(equation: Any) -> list[str]:
+    """The calls that an equation belongs to; of those in a transform it is not."""
+    scopes = _jax.scopes_of(equation)
+    outside = itertools.takewhile(lambda scope: not scope[1], scopes)
+    return [name for name, _ in outside if name.startswith(_MARK)]
 
 
 def _constants_of(
@@ -220,7 +235,10 @@ class Counter:
     ) -> int:
         key = what, str(part.program), part.are_constants
         if key not in self._known:
-            self._known[key] = _flops(*program(part))
+            try:
+                self._known[key] = _flops(*program(part))
+            except Exception:  # it has no derivative, or needs the axes around it
+                self._known[key] = 0
         return self._known[key]
 
 
