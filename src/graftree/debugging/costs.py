@@ -98,7 +98,7 @@ def _is_ref(kind: Any) -> bool:
 
 def content_type(x: Any) -> jax.ShapeDtypeStruct:
     """The type of a value or a variable of a program; of a ref that of its content."""
-    kind = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
+    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
     kind = kind.inner_aval if _is_ref(kind) else kind
     is_weak = getattr(kind, "weak_type", False)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
