@@ -18,11 +18,10 @@ import jax
 from graftree import _jax
 from graftree.core.objects import observers
 from graftree.core.text import alike_rows, columns
-from graftree.transforms import recordings
+from graftree.transforms import names, recordings
 from graftree.transforms.crossing import guises, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.names import Output
 from graftree.transforms.scopes import Place
 
 
@@ -183,8 +182,8 @@ def saved(
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
-    names = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
-    arguments = dict(zip(program.invars, names, strict=True))
+    paths = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
+    arguments = dict(zip(program.invars, paths, strict=True))
     whole = _Part(program, Place(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
@@ -263,13 +262,13 @@ class _Part:
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
         """Where an output of an equation comes from."""
         kind, place = equation.primitive.name, self._place.of(equation)
-        name = _jax.given_name(equation)
+        name = names.given_name(equation)
         if name is not None:
-            why = "output" if isinstance(name, Output) else f"named {name!r}"
+            why = "output" if isinstance(name, names.Output) else f"named {name!r}"
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])
-        inner = _jax.programs_in(equation)
+        inner = jaxprs.programs_in(equation)
         if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
             return _Origin(variable, self._path(place), kind)
         given = [*equation.invars]
