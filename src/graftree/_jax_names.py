@@ -73,6 +73,9 @@ NAMES = {
         "",
         "tools that read programs tell no paths of modules",
     ),
+    "jax.extend.source_info_util:summarize": Name(
+        "the line of an operation", "", "find_nans tells no lines of programs"
+    ),
     "jax.extend.source_info_util:register_exclusion": Name(
         "to locate operations at the lines of layers and users",
         "",

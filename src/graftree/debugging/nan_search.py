@@ -20,6 +20,7 @@ into. What can't be gone into is one operation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +29,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.extend import source_info_util
-from jax.extend.core import jaxpr_as_fun
 
 from graftree import _jax
 from graftree.debugging import finite_checks
@@ -140,16 +139,13 @@ def _line_of(equation: Any) -> str:
 
 def _frames_of(equation: Any) -> list[str]:
     """Where an equation was recorded, innermost last, as far as this JAX tells it."""
-    try:
-        info = equation.source_info
-        return source_info_util.summarize(info, num_frames=_MOST_FRAMES).split("\n")
-    except Exception:  # a report with no line is better than none
-        return []
+    return (_jax.summary_of(equation, _MOST_FRAMES) or "").split("\n")
 
 
 def _as_function(program: Any) -> Callable[..., list[Any]]:
     """A program, closed over its constants, as a compiled function."""
-    return jax.jit(jaxpr_as_fun(program))
+    jaxpr, constants = jaxprs.opened(program)
+    return jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, constants))
 
 
 class Search:

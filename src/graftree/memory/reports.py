@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree import _jax
 from graftree.core.objects import observers
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import names, recordings
@@ -117,6 +116,9 @@ def _form(value: SavedValue) -> str:
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
+_HOST = jax.memory.Space.Host
+
+
 def saved(
     f: Callable[..., Any],
     /,
@@ -202,7 +204,7 @@ def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue
     if why in _GIVEN and origin.variable is not variable:
         why = f"copy of {why}"
     size = math.prod(aval.shape) * aval.dtype.itemsize
-    is_offloaded = _jax.is_on_host(aval)
+    is_offloaded = getattr(aval, "memory_space", None) == _HOST
     return SavedValue(path, why, tuple(aval.shape), aval.dtype, size, is_offloaded)
 
 

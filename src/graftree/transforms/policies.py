@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.core
+from jax import ad_checkpoint
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -158,11 +159,11 @@ class _Decision:
         for number, part in enumerate(self.policy.parts):
             if part.is_of_jax:
                 answer = part.where(primitive, *types, **params)
-                if answer is not False and answer is not _jax.RECOMPUTE:
+                if answer is not False and answer is not ad_checkpoint.Recompute:
                     return answer
             elif names.is_naming(primitive.name):
                 if self.policy.matches(number, params["name"]):
-                    return _jax.OFFLOAD if part.is_offloaded else True
+                    return _OFFLOAD if part.is_offloaded else True
         return False
 
 
@@ -238,11 +239,25 @@ class _Namer:
         return names.with_name(out, output)
 
 
+# In the memory of the host: JAX takes all other kinds of memory for the device's.
+_OFFLOAD: Any = ad_checkpoint.Offloadable(src="device", dst="pinned_host")
+
+
+def _kinds_of_memory() -> list[str]:
+    """The memories of the devices that a program is for, as far as that is known."""
+    mesh, chosen = _jax.concrete_mesh(), _jax.config.jax_default_device
+    if mesh is not None:
+        chosen = mesh.devices.flat[0]
+    elif not isinstance(chosen, jax.Device):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return [memory.kind for memory in chosen.addressable_memories()]
+
+
 def _check_memory(policy: Policy) -> None:
     """Raises if the host has no memory for what is kept there."""
     offloaded = [part for part in policy.parts if part.is_offloaded]
-    kind = _jax.OFFLOAD.dst
-    kinds = _jax.kinds_of_memory() if offloaded else (kind,)
+    kind = _OFFLOAD.dst
+    kinds = _kinds_of_memory() if offloaded else (kind,)
     if kind not in kinds:
         raise ValueError(
             errors.message(

@@ -11,7 +11,14 @@ from typing import Any
 
 import jax.core
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxprs_in_params
+
+# JAX's classes of programs, and of what is in them, as they are in this one.
+_ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
+ClosedJaxpr: Any = type(_ONE)
+Jaxpr: Any = type(_ONE.jaxpr)
+Var: Any
+Literal: Any
+Var, Literal = map(type, _ONE.jaxpr.eqns[0].invars)
 
 # The equations that call a program with their inputs, and the parameter that has it.
 _CALLS = {
@@ -48,7 +55,17 @@ def programs_in(equation: Any) -> list[Any]:
     """All programs in the parameters of an equation, without their constants."""
     if equation.primitive.name in _KERNELS:
         return []
-    return [*jaxprs_in_params(parameters(equation))]
+    return _programs([*parameters(equation).values()])
+
+
+def _programs(values: Any) -> list[Any]:
+    found = list[Any]()
+    for x in values:
+        if is_program(x):
+            found.append(opened(x)[0])
+        elif isinstance(x, (tuple, list)):
+            found += _programs(x)
+    return found
 
 
 def called_program(equation: Any) -> Any:
