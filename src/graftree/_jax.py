@@ -31,12 +31,9 @@ Tracer = jax.core.Tracer
 # Its flags are not declared.
 config: Any = jax.config
 
-
 # For `jax.jit(inline=...)`: operations are put into the program that is traced. What
 # `True` means in newer versions costs a function, lowered for itself, for each program.
-Inline: Any = getattr(jax, "Inline", None)
-inlined = True if Inline is None else Inline.JAX_EARLY
-
+inlined: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 # ---------------------------------------------------------------------------- traces
 
@@ -460,16 +457,6 @@ checkify: Any = _jax_names.get("jax.experimental.checkify:checkify")
 user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 
-def same_type(a: Any, b: Any) -> bool:
-    """Whether two arrays have equal shape, dtype and sharding."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if isinstance(a, Tracer) or isinstance(b, Tracer):
-        # The sharding of a tracer is known in its type only (explicit mesh axes).
-        return jax.typeof(a).sharding == jax.typeof(b).sharding
-    return a.sharding == b.sharding
-
-
 @_jax_names.by("jax.core:ShapedArray.manual_axis_type")
 def _varying(of_type: Any, kind: Any) -> frozenset[Any]:
     return of_type.__get__(kind).varying
@@ -697,6 +684,9 @@ def _kind_of_transforms(transform: Any, current: Any) -> type:
 
 
 @_jax_names.by("jax.extend.source_info_util:summarize")
-def summary_of(summarize: Any, equation: Any, most: int) -> str | None:
+def summary_of(summarize: Any, equation: Any, most: int) -> str:
     """The lines that recorded an equation, innermost last, and not those of JAX."""
     return str(summarize(equation.source_info, num_frames=most))
+
+
+summary_of.otherwise(lambda *_: "")

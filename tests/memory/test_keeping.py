@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree import _jax
-from graftree.transforms import names
+from graftree.transforms import names, policies
 from tests.modes import MODES
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
@@ -405,7 +404,7 @@ def test_what_a_custom_vjp_may_hide_is_only_warned_of():
 
 
 def test_the_memory_of_the_host_is_asked_for(monkeypatch):
-    monkeypatch.setattr(_jax, "kinds_of_memory", lambda: ["device"])
+    monkeypatch.setattr(policies, "kinds_of_memory", lambda: ["device"])
     function = nnx.remat(jnp.sin, policy=offload("x"))
     with pytest.raises(ValueError, match=r"(?s)'pinned_host'.*they have: device"):
         function(X)

@@ -139,7 +139,7 @@ def _line_of(equation: Any) -> str:
 
 def _frames_of(equation: Any) -> list[str]:
     """Where an equation was recorded, innermost last, as far as this JAX tells it."""
-    return (_jax.summary_of(equation, _MOST_FRAMES) or "").split("\n")
+    return _jax.summary_of(equation, _MOST_FRAMES).split("\n")
 
 
 def _as_function(program: Any) -> Callable[..., list[Any]]:

@@ -243,7 +243,7 @@ class _Namer:
 _OFFLOAD: Any = ad_checkpoint.Offloadable(src="device", dst="pinned_host")
 
 
-def _kinds_of_memory() -> list[str]:
+def kinds_of_memory() -> list[str]:
     """The memories of the devices that a program is for, as far as that is known."""
     mesh, chosen = _jax.concrete_mesh(), _jax.config.jax_default_device
     if mesh is not None:
@@ -257,7 +257,7 @@ def _check_memory(policy: Policy) -> None:
     """Raises if the host has no memory for what is kept there."""
     offloaded = [part for part in policy.parts if part.is_offloaded]
     kind = _OFFLOAD.dst
-    kinds = _kinds_of_memory() if offloaded else (kind,)
+    kinds = kinds_of_memory() if offloaded else (kind,)
     if kind not in kinds:
         raise ValueError(
             errors.message(
