@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from graftree import _jax
+from graftree.core.variables import values
 
 
 def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
@@ -88,12 +89,12 @@ def test_registered_types_are_pytrees():
 
 def test_type_of_an_array_is_shape_dtype_and_sharding():
     a = jnp.ones(2)
-    assert _jax.same_type(a, jnp.zeros(2))
-    assert not _jax.same_type(a, jnp.zeros(3))
-    assert not _jax.same_type(a, jnp.zeros(2, jnp.int32))
-    assert not _jax.same_type(a, jax.device_put(a, jax.devices()[1]))
+    assert values.have_same_type(a, jnp.zeros(2))
+    assert not values.have_same_type(a, jnp.zeros(3))
+    assert not values.have_same_type(a, jnp.zeros(2, jnp.int32))
+    assert not values.have_same_type(a, jax.device_put(a, jax.devices()[1]))
     seen = []
-    jax.jit(lambda x: seen.append(_jax.same_type(x, a)))(a)
+    jax.jit(lambda x: seen.append(values.have_same_type(x, a)))(a)
     assert seen == [True]
 
 

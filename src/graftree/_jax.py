@@ -20,14 +20,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.ad_checkpoint
 import jax.core
-import jax.experimental.hijax as _hijax
 import numpy as np
-from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import core as _core
-from jax._src import source_info_util as _source_info
-from jax._src.interpreters import partial_eval as _partial_eval
 
 from graftree import _jax_names
 
@@ -37,12 +31,9 @@ Tracer = jax.core.Tracer
 # Its flags are not declared.
 config: Any = jax.config
 
-
 # For `jax.jit(inline=...)`: operations are put into the program that is traced. What
 # `True` means in newer versions costs a function, lowered for itself, for each program.
-Inline: Any = getattr(jax, "Inline", None)
-inlined = True if Inline is None else Inline.JAX_EARLY
-
+inlined: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 # ---------------------------------------------------------------------------- traces
 
@@ -199,19 +190,6 @@ def order_of_derivative() -> int:
         raise TypeError("It is unknown which traces there are.")
     return len(traces) - 1
 
-
-# Names the operations traced in a context: what `jax.named_scope` does, without the
-# generator around it.
-@_jax_names.by("jax.extend.source_info_util:extend_name_stack")
-def name_scope(extend_name_stack: Any, name: str) -> Any:
-    """A context in which the operations that are traced have this name in theirs."""
-    scope = extend_name_stack(name)
-    if not isinstance(scope, contextlib.AbstractContextManager):
-        raise _jax_names.ChangedError
-    return scope
-
-
-name_scope.otherwise(jax.named_scope)
 
 # JAX uses a program only where this context has the value that it was traced with.
 traced_apart: Callable[[int], Any] = jax.make_user_context()
@@ -479,16 +457,6 @@ checkify: Any = _jax_names.get("jax.experimental.checkify:checkify")
 user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 
-def same_type(a: Any, b: Any) -> bool:
-    """Whether two arrays have equal shape, dtype and sharding."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if isinstance(a, Tracer) or isinstance(b, Tracer):
-        # The sharding of a tracer is known in its type only (explicit mesh axes).
-        return jax.typeof(a).sharding == jax.typeof(b).sharding
-    return a.sharding == b.sharding
-
-
 @_jax_names.by("jax.core:ShapedArray.manual_axis_type")
 def _varying(of_type: Any, kind: Any) -> frozenset[Any]:
     return of_type.__get__(kind).varying
@@ -596,92 +564,6 @@ def _mesh_within(get_concrete_mesh: Any) -> Any:
     return mesh
 
 
-# Programs while JAX records them.
-
-
-class Recorded(NamedTuple):
-    """A part of a program.
-
-    Attributes:
-        function: Computes its outputs from its inputs.
-        inputs: The types of these.
-        are_constants: Which of the inputs are arrays that the program holds.
-        text: The same for parts that do the same.
-    """
-
-    function: Callable[..., list[Any]]
-    inputs: list[Any]
-    are_constants: list[bool]
-    text: str
-
-
-def recording_point() -> tuple[Any, int] | None:
-    """Where the innermost trace is in the program that it records, if it does."""
-    trace = _core.trace_ctx.trace
-    if not isinstance(trace, _partial_eval.DynamicJaxprTrace):
-        return None
-    return trace, len(trace.frame.tracing_eqns)
-
-
-def recorded_since(point: tuple[Any, int], outputs: list[Any]) -> Recorded:
-    """What computes some arrays, as far as it was recorded since a point."""
-    trace, start = point
-    wanted = [x.val for x in outputs if isinstance(x, Tracer) and x._trace is trace]
-    equations, needed = _recorded_for(wanted, trace, start)
-    made = {x for equation in equations for x in equation.outvars}
-    read = [x for equation in equations for x in equation.invars]
-    given = needed - made
-    inputs = [*dict.fromkeys([x for x in read if isinstance(x, _core.Var)])]
-    inputs = [x for x in inputs if x in given]
-    out = [x for x in wanted if x in made]
-    return _recorded(inputs, out, equations, trace.frame)
-
-
-def _recorded_for(wanted: list[Any], trace: Any, start: int) -> Any:
-    """The equations that some values need, and all that these read."""
-    needed = {x for x in wanted if isinstance(x, _core.Var)}
-    equations = []
-    for entry in reversed(trace.frame.tracing_eqns[start:]):
-        # What is not needed has been dropped: its weak reference is dead.
-        found = entry() if isinstance(entry, weakref.ref) else entry
-        if found is None or not (found.effects or needed & {*found.outvars}):
-            continue
-        read = [x.val for x in found.in_tracers]
-        needed |= {x for x in read if isinstance(x, _core.Var)}
-        parts = found.primitive, found.params, found.effects, found.source_info
-        equations.append(_core.JaxprEqn(read, found.outvars, *parts, found.ctx))
-    equations.reverse()
-    return equations, needed
-
-
-def recorded_for(outputs: list[Any]) -> list[Any]:
-    """The equations that the innermost trace has recorded for some arrays."""
-    point = recording_point()
-    if point is None:
-        return []
-    trace, _ = point
-    wanted = [x.val for x in outputs if isinstance(x, Tracer) and x._trace is trace]
-    return _recorded_for(wanted, trace, 0)[0]
-
-
-def _recorded(inputs: Any, out: Any, equations: Any, frame: Any) -> Recorded:
-    effects = _partial_eval.make_jaxpr_effects((), inputs, out, equations)
-    unnamed = frame.debug_info._replace(arg_names=None, result_paths=None)
-    program = _core.Jaxpr((), inputs, out, equations, effects, unnamed)
-
-    def function(*values: Any) -> list[Any]:
-        given = [
-            new_ref(value) if isinstance(x.aval, _hijax.AbstractRef) else value
-            for x, value in zip(inputs, values, strict=True)
-        ]
-        return _core.eval_jaxpr(program, (), *given)
-
-    types = [getattr(x.aval, "inner_aval", x.aval) for x in inputs]
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
-    are_constants = [x in frame.constvar_to_val for x in inputs]
-    return Recorded(function, shapes, are_constants, str(program))
-
-
 # What runs when a function is called eagerly.
 
 
@@ -769,37 +651,21 @@ def eager_steps(
 # Programs as JAX records them; what is public of them is read by `jaxprs`.
 
 
-def evaluate(equation: Any, values: list[Any]) -> list[Any]:
-    """The outputs of one equation for concrete inputs."""
-    primitive = equation.primitive
-    params = primitive.get_bind_params(equation.params)
-    with equation.ctx.manager:
-        out = primitive.bind(*values, **params)
-    return [*out] if primitive.multiple_results else [out]
-
-
-def as_function(program: Any) -> Callable[..., list[Any]]:
-    """A program, closed over its constants, as a compiled function."""
-    return jax.jit(_core.jaxpr_as_fun(program))
-
-
-def _prove_scopes(extend: Any, transform: Any, current: Any) -> None:
-    with transform("a"), extend("b"):
-        found = [(x.name, type(x)) for x in current().stack[-2:]]
-    (first, kind), (second, other) = found
+def _prove_scopes(transform: Any, current: Any) -> None:
+    with transform("a"), jax.named_scope("b"):
+        (first, kind), (second, other) = [
+            (x.name, type(x)) for x in current().stack[-2:]
+        ]
     if (first, second) != ("a", "b") or kind is other:
         raise _jax_names.ChangedError
 
 
 @_jax_names.by(
-    "jax.extend.source_info_util:extend_name_stack",
     "jax.extend.source_info_util:transform_name_stack",
     "jax.extend.source_info_util:current_name_stack",
     proof=_prove_scopes,
 )
-def scopes_of(
-    _: Any, transform: Any, current: Any, equation: Any
-) -> list[tuple[str, bool]]:
+def scopes_of(transform: Any, current: Any, equation: Any) -> list[tuple[str, bool]]:
     """The name stack of an equation: names, and whether each is that of a transform."""
     kind = _kind_of_transforms(transform, current)
     stack = equation.source_info.name_stack.stack
@@ -817,58 +683,10 @@ def _kind_of_transforms(transform: Any, current: Any) -> type:
         return type(current().stack[-1])
 
 
-def frames_of(equation: Any) -> list[tuple[str, int, str]]:
-    """File, line and function that recorded an equation, innermost first; not JAX's."""
-    return [
-        (frame.file_name, frame.start_line, frame.function_name)
-        for frame in _source_info.user_frames(equation.source_info.traceback)
-    ]
+@_jax_names.by("jax.extend.source_info_util:summarize")
+def summary_of(summarize: Any, equation: Any, most: int) -> str:
+    """The lines that recorded an equation, innermost last, and not those of JAX."""
+    return str(summarize(equation.source_info, num_frames=most))
 
 
-# Programs that are one operation to whoever looks at a model.
-_KERNELS = ("pallas_call", "core_map", "run_state")
-
-
-def programs_in(equation: Any) -> list[Any]:
-    """All programs in the parameters of an equation, without their constants."""
-    if equation.primitive.name in _KERNELS:
-        return []
-    return [*_core.jaxprs_in_params(equation.params)]
-
-
-# Values that `jax.checkpoint` keeps.
-
-# What a policy may answer for a value, besides a boolean.
-RECOMPUTE: Any = jax.ad_checkpoint.Recompute
-# In the memory of the host: JAX takes all other kinds of memory for the device's.
-OFFLOAD: Any = jax.ad_checkpoint.Offloadable(src="device", dst="pinned_host")
-
-
-def is_naming(primitive: Any) -> bool:
-    """Whether a primitive is that of ``jax.ad_checkpoint.checkpoint_name``."""
-    return primitive is _ad_checkpoint.name_p
-
-
-def given_name(equation: Any) -> str | None:
-    """The name that an equation gives to a value, if it does that."""
-    if is_naming(equation.primitive):
-        return equation.params["name"]
-    # With the option jax_remat3.
-    prim = equation.params.get("_prim")
-    is_name = type(prim).__name__.startswith("CheckpointName")
-    return prim.params["name"] if prim is not None and is_name else None
-
-
-def kinds_of_memory() -> list[str]:
-    """The memories of the devices that a program is for, as far as that is known."""
-    mesh, chosen = concrete_mesh(), config.jax_default_device
-    if mesh is not None:
-        chosen = mesh.devices.flat[0]
-    elif not isinstance(chosen, jax.Device):
-        chosen = jax.local_devices(backend=chosen)[0]
-    return [memory.kind for memory in chosen.addressable_memories()]
-
-
-def is_on_host(aval: Any) -> bool:
-    """Whether an array of a type is in the memory of the host, by the program."""
-    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+summary_of.otherwise(lambda *_: "")

@@ -63,11 +63,6 @@ NAMES = {
         "inside jax.vmap with an axis name and jax.shard_map, arrays of other devices "
         "are not moved to the mesh",
     ),
-    "jax.extend.source_info_util:extend_name_stack": Name(
-        "paths of modules in programs, in half of the time",
-        "jax.named_scope",
-        "tracing takes a little longer",
-    ),
     "jax.extend.source_info_util:transform_name_stack": Name(
         "to tell scopes of modules from those of transforms",
         "",
@@ -77,6 +72,9 @@ NAMES = {
         "the same",
         "",
         "tools that read programs tell no paths of modules",
+    ),
+    "jax.extend.source_info_util:summarize": Name(
+        "the line of an operation", "", "find_nans tells no lines of programs"
     ),
     "jax.extend.source_info_util:register_exclusion": Name(
         "to locate operations at the lines of layers and users",

@@ -7,6 +7,7 @@ warm call of a compiled function.
 from __future__ import annotations
 
 import atexit
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -14,13 +15,17 @@ from types import CellType, FrameType, FunctionType
 from typing import Any
 
 
-def frame_above(count: int) -> FrameType:
+def frame_above(count: int) -> FrameType | None:
     """The frame of the function so many calls above the caller; 0 is the caller's.
 
     It serves paths in messages, the stack level of warnings, and the placements that
-    `nnx.debugging.explain_recompile` tells of. Without it these are lost.
+    `nnx.debugging.explain_recompile` tells of. Without it, for which it gives ``None``,
+    these are lost.
     """
-    return sys._getframe(count + 1)
+    frame = inspect.currentframe()
+    for _ in range(count + 1):
+        frame = frame and frame.f_back
+    return frame
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
@@ -34,10 +39,13 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 def references(obj: Any) -> int:
     """How many references there are to an object, to be compared with other counts.
 
-    It serves `vars(obj)` that is watched for writes. Without it nothing may be taken to
-    be watched, and such objects are compared at each call.
+    It serves `vars(obj)` that is watched for writes. Without it there are more than any
+    count, nothing is watched, and such objects are compared at each call.
     """
-    return sys.getrefcount(obj)
+    return _count(obj)
+
+
+_count: Callable[[Any], int] = getattr(sys, "getrefcount", lambda _: sys.maxsize)
 
 
 def contents_of(function: FunctionType) -> list[Any]:
@@ -53,14 +61,6 @@ def _content(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def with_own_code(function: Any) -> None:
-    """Gives a function code of its own, where Python notes what it has learned.
-
-    It serves the reading of Variables of many classes: 35 ns less for each.
-    """
-    function.__code__ = function.__code__.replace()
 
 
 def evaluate(text: str) -> Any:

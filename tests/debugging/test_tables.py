@@ -240,6 +240,91 @@ def test_operations_of_calls_inside_derivatives_and_maps_of_jax():
     assert [row[4] for row in found[1:]] == ["36", "72"]
 
 
+def scanned(f):
+    return lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 3)[0]
+
+
+def with_rule(f):
+    function = jax.custom_jvp(lambda x: f(x))
+    function.defjvp(lambda x, t: (f(*x), t[0]))
+    return function
+
+
+def sum_of(f):
+    return lambda x: f(x).sum()
+
+
+# In which a layer is called with two rows; `True` if it is traced once more.
+PLACES = {
+    "itself": (lambda f: f, False),
+    "jit": (jax.jit, False),
+    "inline": (lambda f: jax.jit(lambda x: f(x), inline=True), False),
+    "checkpoint": (jax.checkpoint, False),
+    "scan": (scanned, False),
+    "cond": (lambda f: lambda x: jax.lax.cond(x[0, 0] > 0, f, jnp.sin, x), False),
+    "while": (lambda f: lambda x: jax.lax.while_loop(
+        lambda x: x[0, 0] > 9, f, x), False),
+    "custom_jvp": (with_rule, True),  # the rule is, for the derivative
+    "an output that is not used": (lambda f: lambda x: (f(x), x)[1], False),
+    "eval_shape": (lambda f: lambda x: x + jax.eval_shape(f, x).ndim, True),
+    "vmap": (lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])), True),
+    "jit in vmap": (lambda f: lambda x: jax.vmap(jax.jit(f))(jnp.stack([x, x])), True),
+    "grad": (lambda f: jax.grad(sum_of(f)), True),
+    "jit in grad": (lambda f: jax.grad(sum_of(jax.jit(f))), True),
+    "scan in grad": (lambda f: jax.grad(sum_of(scanned(f))), True),
+    "linearize": (lambda f: lambda x: jax.linearize(f, x)[0], True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_operations_of_a_call_are_the_same_wherever_it_is(place):
+    lift, is_traced_again = PLACES[place]
+    traced = []
+
+    class Layer(nnx.Linear):
+        def __call__(self, x):
+            traced.append(1)
+            return super().__call__(x)
+
+    layer = Layer(4, 4, rngs=nnx.Rngs(0))
+    model = Calls(lambda self, x: lift(lambda x: self.a(x))(x), a=layer)
+    found = rows(table(model, X, compute_flops=True, compute_vjp_flops=True))
+    # `Calls` has a row, too, and what goes in and out of the layer is the same.
+    assert found[1][2:6] == ["float32[2,4]", "float32[2,4]", "72", "204"]
+    assert len(traced) == 1 + is_traced_again
+    if place not in ("an output that is not used", "eval_shape"):
+        assert int(found[0][4]) >= 64
+
+
+def test_calls_that_return_no_array_are_traced_once():
+    traced = []
+    layer = Calls(lambda self, x: traced.append(self.v.set_value(x)), v=nnx.Param(X))
+    found = rows(
+        table(Calls(lambda self, x: self.a(x), a=layer), X, compute_flops=True)
+    )
+    assert [row[4] for row in found] == ["0", "0"] and len(traced) == 1
+
+
+def test_what_can_not_be_counted_is_none_and_the_rest_counts():
+    mesh = jax.make_mesh((1,), ("i",))
+    spec = jax.sharding.PartitionSpec()
+
+    def run(self, x):
+        # A loop of unknown length has no derivative.
+        x = jax.lax.while_loop(lambda x: x[0, 0] > 9, lambda x: self.a(x), x)
+        return jax.shard_map(
+            lambda x: self.b(x), mesh=mesh, in_specs=spec, out_specs=spec
+        )(x)
+
+    last = Calls(lambda self, x: jax.lax.psum(x @ x.T, "i"))
+    text = table(
+        Calls(run, a=linear(), b=last), X, compute_flops=True, compute_vjp_flops=True
+    )
+    whole, *others = [row[4:6] for row in rows(text)]
+    assert int(whole[0]) >= 72 and whole[1] == "0"
+    assert others == [["72", "204"], ["0", "0"]]
+
+
 def test_keyword_inputs_have_derivatives():
     text = table(linear(), inputs=X, compute_vjp_flops=True)
     assert rows(text)[0][2:5] == ["inputs: float32[2,4]", "float32[2,4]", "204"]

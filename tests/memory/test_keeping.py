@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree import _jax
+from graftree.transforms import names, policies
 from tests.modes import MODES
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
@@ -58,7 +59,7 @@ def kept(function, *args):
 
     program = jax.make_jaxpr(lambda state: jax.vjp(pure, state))(state).jaxpr
     outs = set(map(id, program.outvars))
-    given = {id(e.outvars[0]): _jax.given_name(e) for e in program.eqns}
+    given = {id(e.outvars[0]): names.given_name(e) for e in program.eqns}
     through = {
         id(e.outvars[0]): id(e.invars[0])
         for e in program.eqns
@@ -192,6 +193,54 @@ def test_compiled_programs_need_less_memory():
     nothing, named, everything = map(temporaries, (True, save("hidden"), False))
     assert named - nothing == pytest.approx(hidden, rel=0.2)
     assert everything - named > hidden / 2
+
+
+@jax.custom_vjp
+def halved(x):
+    return jnp.sin(x)
+
+
+halved.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x) / 2,))
+
+LIFTS = {
+    "nothing": lambda f: f,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "grad of grad": lambda f: jax.grad(
+        lambda x: jax.grad(lambda x: f(x).sum())(x)[0, 0]
+    ),
+    "vmap": lambda f: jax.vmap(f),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+}
+
+
+@pytest.mark.parametrize("lift", LIFTS)
+def test_programs_are_those_of_a_policy_of_jax(lift):
+    traced = []
+
+    def inner(around, layer, x):
+        traced.append(1)
+        return jax.nn.relu(halved(nnx.name(layer(x), "a")) + around)
+
+    def f(policy, x):
+        layer, around = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.cos(x)
+        with jax.named_scope("here"):
+            run = nnx.remat(functools.partial(inner, around), policy=policy)
+            return run(layer, x)
+
+    jaxs = jax.checkpoint_policies.save_only_these_names("a")
+    policies = [save("a"), save("a") | jaxs, jaxs]
+    found = []
+    for policy in policies:
+        lifted = LIFTS[lift](functools.partial(f, policy))
+        lowered = jax.jit(lifted).lower(X)
+        text = lowered.as_text(debug_info=True)
+        scopes = {x for x in re.findall(r'loc\("([^"]+)"', text) if ".py" not in x}
+        found.append((lowered.as_text(), sorted(scopes)))
+        line = inner.__code__.co_firstlineno + 2
+        assert re.search(rf'test_keeping.py":{line}\b', text)
+    assert found[0] == found[1] == found[2]
+    assert len(traced) == len(policies)
+    assert any("here" in scope for scope in found[0][1])
 
 
 def test_branches_are_gone_into():
@@ -355,7 +404,7 @@ def test_what_a_custom_vjp_may_hide_is_only_warned_of():
 
 
 def test_the_memory_of_the_host_is_asked_for(monkeypatch):
-    monkeypatch.setattr(_jax, "kinds_of_memory", lambda: ["device"])
+    monkeypatch.setattr(policies, "kinds_of_memory", lambda: ["device"])
     function = nnx.remat(jnp.sin, policy=offload("x"))
     with pytest.raises(ValueError, match=r"(?s)'pinned_host'.*they have: device"):
         function(X)

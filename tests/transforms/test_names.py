@@ -8,6 +8,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from graftree.transforms import names
+from graftree.transforms.crossing import jaxprs
 
 
 def test_a_name_is_in_the_program_and_not_in_what_is_compiled():
@@ -17,6 +19,34 @@ def test_a_name_is_in_the_program_and_not_in_what_is_compiled():
     assert "name=x" in str(jax.make_jaxpr(named)(1.0))
     texts = [jax.jit(f).lower(1.0).as_text() for f in (named, jnp.sin)]
     assert texts[0].count("stablehlo.") == texts[1].count("stablehlo.") == 1
+
+
+@pytest.fixture(params=[False, True], ids=["remat2", "remat3"])
+def kind_of_remat(request):
+    if "jax_remat3" not in jax.config.values:
+        pytest.skip("This JAX has one kind of rematerialization.")
+    before = jax.config.values["jax_remat3"]
+    jax.config.update("jax_remat3", request.param)
+    yield
+    jax.config.update("jax_remat3", before)
+
+
+@pytest.mark.usefixtures("kind_of_remat")
+@pytest.mark.parametrize("lift", [lambda f: f, nnx.jit, jax.grad])
+def test_names_are_found_in_what_any_kind_of_remat_records(lift):
+    def f(x):
+        return jnp.cos(nnx.name(jnp.sin(x), "a"))
+
+    def run(where):
+        return lift(nnx.remat(f, policy=nnx.memory.save(where)))(0.5)
+
+    run("a")
+    with pytest.raises(ValueError, match="'b'"):
+        run("b")
+    program = jax.make_jaxpr(jax.checkpoint(f))(0.5)
+    (checkpoint,) = program.eqns
+    (inner,) = jaxprs.programs_in(checkpoint)
+    assert [names.given_name(x) for x in inner.eqns] == [None, "a", None]
 
 
 def test_trees_keep_their_form_and_what_is_no_array():

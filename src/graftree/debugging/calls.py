@@ -4,8 +4,9 @@
     CallInfo        what is known of one call, a row of a table
 
 `record` traces a call of the model and lists the calls below it, by the paths of their
-objects. What a call costs is counted in the program that JAX records for it. Inside
-``jax.vmap`` or ``jax.grad`` there is no program of its own; so it is traced once more.
+objects. What a call costs is counted in the finished program, where it is marked. Of
+what is mapped or differentiated there the call itself is not in it; so it is traced
+once more, by itself.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import RngStream
 from graftree.core.variables.variables import Variable
-from graftree.debugging import object_infos, outlines
-from graftree.debugging.costs import Costs, Counter
+from graftree.debugging import costs, object_infos, outlines
+from graftree.debugging.costs import Costs, Counter, Marks, Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,21 +108,24 @@ class AbstractCall:
         leaves, self._state = jax.tree.flatten(state)
         self._refs = [_jax.is_ref(x) for x in leaves]
         # Arrays among the arguments come after those in objects.
-        self._leaves = [*leaves, *self._given]
+        self._leaves = [
+            costs.content_type(x) if outlines.is_array(x) else x
+            for x in [*leaves, *self._given]
+        ]
         self._given = [None if outlines.is_array(x) else x for x in self._given]
 
-    def trace(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        """Lets JAX trace ``run(object, args, kwargs)`` on fresh objects."""
+    def trace(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """The program of ``run(object, args, kwargs)`` on fresh objects."""
         arrays = {
-            number: _shape(x)
+            number: x
             for number, x in enumerate(self._leaves)
-            if outlines.is_array(x)
+            if isinstance(x, jax.ShapeDtypeStruct)
         }
 
         def traced(arrays: dict[int, Any]) -> None:
             run(*self._fill([arrays.get(i, x) for i, x in enumerate(self._leaves)]))
 
-        jax.eval_shape(traced, arrays)
+        return jax.make_jaxpr(traced)(arrays)
 
     def _fill(self, values: list[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         count = len(self._refs)
@@ -140,15 +144,6 @@ class AbstractCall:
 
 def _is_object(x: Any) -> bool:
     return isinstance(x, (DataObject, Variable))
-
-
-def _shape(x: Any) -> Any:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    x_type = jax.typeof(x[...] if _jax.is_ref(x) else x)
-    return jax.ShapeDtypeStruct(
-        x_type.shape, x_type.dtype, weak_type=getattr(x_type, "weak_type", False)
-    )
 
 
 def record(
@@ -172,8 +167,7 @@ def record(
         with observers.observed(recorder.observe, root, **everything):
             methods.Known(call, method)(root, *args, **kwargs)
 
-    AbstractCall(obj, method, args, kwargs).trace(run)
-    return recorder.calls()
+    return recorder.calls(AbstractCall(obj, method, args, kwargs).trace(run))
 
 
 class _Recorder:
@@ -185,6 +179,7 @@ class _Recorder:
     def __init__(self, original: Any, counter: Counter) -> None:
         self._ids = {path: id(x) for path, x in object_infos.first_paths(original)}
         self._counter = counter
+        self._marks = Marks()
         self._known: dict[Any, CallInfo | None] = {}
         self._apart: dict[Any, AbstractCall] = {}
 
@@ -195,17 +190,14 @@ class _Recorder:
         inputs = outlines.outline_arguments(frame.args, frame.kwargs)
         key = path, frame.method, inputs
         if key in self._known:
-            return call()
+            return self._marked(key, call)
         order = len(self._known)
         self._known[key] = None
-        point = _jax.recording_point() if self._counter.is_asked else None
-        if self._counter.is_asked and point is None:
-            parts = frame.module, frame.method, frame.args, frame.kwargs
-            self._apart[key] = AbstractCall(*parts)
-        output = call()
-        costs = (
-            Costs() if point is None else self._counter.count(point, _arrays(output))
-        )
+        if self._counter.is_asked:
+            self._apart[key] = AbstractCall(
+                frame.module, frame.method, frame.args, frame.kwargs
+            )
+        output = self._marked(key, call)
         self._known[key] = CallInfo(
             order,
             self._ids[path],
@@ -213,10 +205,13 @@ class _Recorder:
             path if frame.method == "__call__" else (*path, frame.method),
             inputs,
             outlines.outline(output),
-            costs.flops,
-            costs.vjp_flops,
+            None,
+            None,
         )
         return output
+
+    def _marked(self, key: Any, call: Callable[[], Any]) -> Any:
+        return self._marks.call(key, call) if self._counter.is_asked else call()
 
     def _path_of(self, frame: Frame) -> Path | None:
         """The path of the object in the model, ``None`` if it is not in it."""
@@ -229,29 +224,30 @@ class _Recorder:
             return None
         return self.paths.get(id(running.reach(self.root, steps)))
 
-    def calls(self) -> list[CallInfo]:
-        """The calls, with the costs of those that JAX recorded no program for."""
-        for key, call in self._apart.items():
-            costs, found = self._count_apart(call), self._known[key]
-            assert found is not None
-            self._known[key] = dataclasses.replace(found, **dataclasses.asdict(costs))
-        return [call for call in self._known.values() if call is not None]
+    def calls(self, program: Any) -> list[CallInfo]:
+        """The calls, with what they cost in a program."""
+        parts = self._marks.parts(program)
+        return [
+            dataclasses.replace(call, **dataclasses.asdict(self._count(parts, key)))
+            for key, call in self._known.items()
+            if call is not None
+        ]
 
-    def _count_apart(self, call: AbstractCall) -> Costs:
-        found = [self._counter.unknown]
-
-        def run(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            point = _jax.recording_point()
-            output = getattr(obj, call.method)(*args, **kwargs)
-            if point is not None:
-                found[0] = self._counter.count(point, _arrays(output))
-
+    def _count(self, parts: Mapping[Any, Part], key: Any) -> Costs:
+        if key not in self._apart:
+            return Costs()
         try:
-            call.trace(run)
+            part = parts[key] if key in parts else _part_of(self._apart[key])
         except Exception:  # it may need the names of axes that are mapped over
             return self._counter.unknown
-        return found[0]
+        return self._counter.count(part)
 
 
-def _arrays(output: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(output) if outlines.is_array(x)]
+def _part_of(call: AbstractCall) -> Part:
+    """What a call computes, traced by itself."""
+    marks = Marks()
+
+    def run(obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        marks.call(call, lambda: getattr(obj, call.method)(*args, **kwargs))
+
+    return marks.parts(call.trace(run))[call]

@@ -2,19 +2,27 @@
 
 The counts are those of the program before XLA optimizes it. So they say what a layer
 asks for, not what the machine does. The body of a loop counts once.
+
+    Marks      where calls are in the program that JAX records of them
+    Part       what such a call computes
+    Counter    counts its operations
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Hashable, Set
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
+from jax import ad_checkpoint
 
 from graftree import _jax
-from graftree._jax import Recorded
+from graftree.transforms import names
+from graftree.transforms.crossing import jaxprs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +37,165 @@ class Costs:
 
     flops: int | None = None
     vjp_flops: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a call computes, as a program.
+
+    Attributes:
+        program: It has no constants.
+        constants: Which of its inputs are arrays that the program around it holds.
+    """
+
+    program: Any
+    constants: frozenset[Any]
+
+    @classmethod
+    def of(
+        cls, equations: list[Any], outputs: list[Any], constants: frozenset[Any]
+    ) -> Part:
+        """What computes some variables, as far as these equations do."""
+        needed = jaxprs.needed_in(jaxprs.part([], equations, outputs))
+        made = {x for equation in needed for x in equation.outvars}
+        read = [x for equation in needed for x in equation.invars]
+        given = dict.fromkeys([x for x in read if isinstance(x, jaxprs.Var)])
+        inputs = [x for x in given if x not in made]
+        outputs = [x for x in outputs if _is_among(x, made)]
+        return cls(jaxprs.part(inputs, needed, outputs), constants)
+
+    @property
+    def smooth(self) -> Part:
+        """What computes those outputs that have a derivative."""
+        outputs = [x for x in self.program.outvars if _is_float(x.aval)]
+        return Part.of(self.program.eqns, outputs, self.constants)
+
+    @property
+    def inputs(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the inputs."""
+        return [*map(content_type, self.program.invars)]
+
+    @property
+    def are_constants(self) -> tuple[bool, ...]:
+        """Which of the inputs are constants."""
+        return tuple([x in self.constants for x in self.program.invars])
+
+    def __call__(self, *values: Any) -> list[Any]:
+        given = [
+            jax.new_ref(value) if _is_ref(x.aval) else value
+            for x, value in zip(self.program.invars, values, strict=True)
+        ]
+        return jax.core.eval_jaxpr(self.program, (), *given)
+
+
+def _is_among(x: Any, variables: Set[Any]) -> bool:
+    return isinstance(x, jaxprs.Var) and x in variables
+
+
+def _is_ref(kind: Any) -> bool:
+    return hasattr(kind, "inner_aval")
+
+
+def content_type(x: Any) -> jax.ShapeDtypeStruct:
+    """The type of a value or a variable of a program; of a ref that of its content."""
+    kind: Any = x.aval if isinstance(x, jaxprs.Var) else jax.typeof(x)
+    kind = kind.inner_aval if _is_ref(kind) else kind
+    is_weak = getattr(kind, "weak_type", False)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=is_weak)
+
+
+# In the scopes of a program; and what outputs are named.
+_MARK, _OUTPUT = "call of graftree ", "output of a call"
+_numbers = itertools.count()
+
+
+class Marks:
+    """Marks calls while JAX traces them, and finds them in the finished program.
+
+    What a call computes is in a scope of its own, and its outputs have a name. No one
+    else sees this: the call returns what it returns.
+    """
+
+    def __init__(self) -> None:
+        # For each mark the call, and how many outputs of it have a name.
+        self._calls: dict[str, tuple[Hashable, int]] = {}
+        # JAX drops what nothing uses.
+        self._named: list[Any] = []
+
+    def call(self, key: Hashable, call: Callable[[], Any]) -> Any:
+        """The output of a call."""
+        mark = f"{_MARK}{next(_numbers)}"
+        self._calls[mark] = key, 0
+        with jax.named_scope(mark):
+            output = call()
+            arrays = [x for x in jax.tree.leaves(output) if _is_traced_array(x)]
+            # A call that computes nothing is found by that of a number.
+            named = [ad_checkpoint.checkpoint_name(x, _OUTPUT) for x in [*arrays, 0]]
+        self._calls[mark] = key, len(named)
+        self._named += named
+        return output
+
+    def parts(self, program: Any) -> dict[Hashable, Part]:
+        """What the calls compute, by their keys: of each the first in the program.
+
+        What was differentiated or mapped is left out: it is not what was called. JAX
+        may also have taken it apart, so that not all outputs are there.
+        """
+        found: dict[Hashable, Part] = {}
+        jaxpr, _ = jaxprs.opened(program)
+        pending = [(jaxpr, frozenset(jaxpr.constvars))]
+        while pending:
+            jaxpr, constants = pending.pop(0)
+            for mark, (equations, outputs) in _marked(jaxpr.eqns).items():
+                key, count = self._calls.get(mark, (None, None))
+                if key not in found and len(outputs) == count:
+                    found[key] = Part.of(equations, outputs, constants)
+            pending += [
+                (inner, _constants_of(inner, equation, constants))
+                for equation in jaxpr.eqns
+                if _is_as_traced(equation)
+                for inner in jaxprs.programs_in(equation)
+            ]
+        return found
+
+
+def _is_traced_array(x: Any) -> bool:
+    return isinstance(x, _jax.Tracer) and not _jax.is_ref(x)
+
+
+def _marked(equations: list[Any]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """The equations of calls among these, and what they return, by their marks."""
+    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    for equation in equations:
+        marks = _marks_of(equation)
+        for mark in marks:
+            found.setdefault(mark, ([], []))[0].append(equation)
+        is_output = names.given_name(equation) == _OUTPUT
+        if is_output and marks and _is_as_traced(equation):
+            found[marks[-1]][1].append(equation.invars[0])
+    return found
+
+
+def _is_as_traced(equation: Any) -> bool:
+    """Whether no transform has made another equation of it."""
+    return not any(is_transform for _, is_transform in _jax.scopes_of(equation))
+
+
+def _marks_of(equation: Any) -> list[str]:
+    """The calls that an equation belongs to; of those in a transform it is not."""
+    scopes = _jax.scopes_of(equation)
+    outside = itertools.takewhile(lambda scope: not scope[1], scopes)
+    return [name for name, _ in outside if name.startswith(_MARK)]
+
+
+def _constants_of(
+    inner: Any, equation: Any, constants: frozenset[Any]
+) -> frozenset[Any]:
+    """Which variables of a program in an equation are constants."""
+    # What else an equation reads, as which branch it takes, comes first.
+    pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
+    given = [x for x, outer in pairs if _is_among(outer, constants)]
+    return frozenset([*inner.constvars, *given])
 
 
 class Counter:
@@ -54,53 +221,49 @@ class Counter:
         """The costs of a call of which nothing is known."""
         return Costs(0 if self._flops else None, 0 if self._vjp_flops else None)
 
-    def count(self, point: Any, outputs: list[Any]) -> Costs:
-        """Counts what was recorded since a point for these outputs."""
-        flops = vjp_flops = None
-        if self._flops:
-            found = _jax.recorded_since(point, outputs)
-            flops = self._of("flops", found, lambda x: (x.function, x.inputs))
-        if self._vjp_flops:
-            smooth = [x for x in outputs if _is_float(x)]
-            found = _jax.recorded_since(point, smooth)
-            vjp_flops = self._of("vjp_flops", found, _derivative)
-        return Costs(flops, vjp_flops)
+    def count(self, part: Part) -> Costs:
+        """Counts what a call computes."""
+        flops = self._of("flops", part, _forward) if self._flops else None
+        smooth = part.smooth if self._vjp_flops else None
+        return Costs(flops, smooth and self._of("vjp_flops", smooth, _derivative))
 
     def _of(
         self,
         what: str,
-        part: Recorded,
-        program: Callable[[Recorded], tuple[Callable[..., Any], list[Any]]],
+        part: Part,
+        program: Callable[[Part], tuple[Callable[..., Any], list[Any]]],
     ) -> int:
-        key = what, part.text, tuple(part.are_constants)
+        key = what, str(part.program), part.are_constants
         if key not in self._known:
-            self._known[key] = _flops(*program(part))
+            try:
+                self._known[key] = _flops(*program(part))
+            except Exception:  # it has no derivative, or needs the axes around it
+                self._known[key] = 0
         return self._known[key]
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+def _is_float(kind: Any) -> bool:
+    return jnp.issubdtype(kind.dtype, jnp.inexact)
 
 
-def _derivative(part: Recorded) -> tuple[Callable[..., Any], list[Any]]:
+def _forward(part: Part) -> tuple[Callable[..., Any], list[Any]]:
+    return part, part.inputs
+
+
+def _derivative(part: Part) -> tuple[Callable[..., Any], list[Any]]:
     """The part with its derivative, and the types of its inputs and cotangents."""
-    chosen = [
-        number
-        for number, (x, is_constant) in enumerate(
-            zip(part.inputs, part.are_constants, strict=True)
-        )
-        if _is_float(x) and not is_constant
-    ]
+    pairs = enumerate(zip(part.inputs, part.are_constants, strict=True))
+    chosen = [i for i, (x, is_held) in pairs if _is_float(x) and not is_held]
 
     def both(inputs: list[Any], cotangents: list[Any]) -> Any:
         def forward(*values: Any) -> Any:
             filled = dict(zip(chosen, values, strict=True))
-            return part.function(*[filled.get(i, x) for i, x in enumerate(inputs)])
+            return part(*[filled.get(i, x) for i, x in enumerate(inputs)])
 
         out, pull = jax.vjp(forward, *[inputs[number] for number in chosen])
         return out, pull(cotangents)
 
-    return both, [part.inputs, jax.eval_shape(part.function, *part.inputs)]
+    return both, [part.inputs, jax.eval_shape(part, *part.inputs)]
 
 
 def _flops(function: Callable[..., Any], inputs: list[Any]) -> int:

@@ -20,11 +20,14 @@ into. What can't be gone into is one operation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from graftree import _jax
@@ -118,13 +121,31 @@ OUTERMOST = Context()
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
+# How JAX tells a frame: file, line, column if it is known, and function.
+_FRAME = re.compile(r"(.*?):(\d+)(?::[\d:-]+)? \((.*)\)")
+_MOST_FRAMES = 100
+
+
 def _line_of(equation: Any) -> str:
     """The line of the user's program; what JAX and we compile apart has none."""
-    for file, line, function in _jax.frames_of(equation):
-        if not file.startswith(_OWN):
+    for frame in reversed(_frames_of(equation)):
+        found = _FRAME.fullmatch(frame)
+        if found is not None and not frame.startswith(_OWN):
+            file, line, function = found.groups()
             name = function.rsplit(".<locals>.", 1)[-1]
             return f"{os.path.basename(file)}:{line} {name}"
     return ""
+
+
+def _frames_of(equation: Any) -> list[str]:
+    """Where an equation was recorded, innermost last, as far as this JAX tells it."""
+    return _jax.summary_of(equation, _MOST_FRAMES).split("\n")
+
+
+def _as_function(program: Any) -> Callable[..., list[Any]]:
+    """A program, closed over its constants, as a compiled function."""
+    jaxpr, constants = jaxprs.opened(program)
+    return jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, constants))
 
 
 class Search:
@@ -214,7 +235,7 @@ class Search:
             return self._run_branch(equation, inputs, context)
         if name in ("scan", "while"):
             return self._run_loop(equation, inputs, context)
-        outputs = _jax.evaluate(equation, [held.value for held in inputs])
+        outputs = jaxprs.evaluate(equation, [held.value for held in inputs])
         return self._check(equation, inputs, outputs, context)
 
     def _run_branch(
@@ -231,7 +252,7 @@ class Search:
         self, equation: Any, inputs: list[Held], context: Context
     ) -> list[Held]:
         before = _contents(inputs)
-        values = _jax.evaluate(equation, [held.value for held in inputs])
+        values = jaxprs.evaluate(equation, [held.value for held in inputs])
         if _has_refs_in_rows(equation, inputs):
             return self._check(equation, inputs, values, context)
         if equation.params.get("length") == 0 or self._explains(inputs, values):
@@ -246,7 +267,7 @@ class Search:
         constants, carried = jaxprs.scan_counts(params)
         start = constants + carried
         fixed, carry, rows = inputs[:constants], inputs[constants:start], inputs[start:]
-        step = _jax.as_function(body)
+        step = _as_function(body)
         listed: dict[int, list[Held]] = {}
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inner = context.of(equation, f"iteration {i} of {length} of scan")
@@ -261,9 +282,9 @@ class Search:
         first = params["cond_nconsts"]
         second = first + params["body_nconsts"]
         tested, fixed, carry = inputs[:first], inputs[first:second], inputs[second:]
-        test = _jax.as_function(params["cond_jaxpr"])
+        test = _as_function(params["cond_jaxpr"])
         body = params["body_jaxpr"]
-        step = _jax.as_function(body)
+        step = _as_function(body)
         i = 0
         while test(*[held.value for held in [*tested, *carry]])[0]:
             inner = context.of(equation, f"iteration {i} of while")

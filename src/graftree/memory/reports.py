@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree import _jax
 from graftree.core.objects import observers
 from graftree.core.text import alike_rows, columns
-from graftree.transforms import recordings
+from graftree.transforms import names, recordings
 from graftree.transforms.crossing import guises, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.names import Output
 from graftree.transforms.scopes import Place
 
 
@@ -118,6 +116,9 @@ def _form(value: SavedValue) -> str:
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
+_HOST = jax.memory.Space.Host
+
+
 def saved(
     f: Callable[..., Any],
     /,
@@ -183,8 +184,8 @@ def saved(
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
-    names = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
-    arguments = dict(zip(program.invars, names, strict=True))
+    paths = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
+    arguments = dict(zip(program.invars, paths, strict=True))
     whole = _Part(program, Place(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))
@@ -203,7 +204,7 @@ def _value(whole: _Part, variable: Any, arguments: dict[Any, str]) -> SavedValue
     if why in _GIVEN and origin.variable is not variable:
         why = f"copy of {why}"
     size = math.prod(aval.shape) * aval.dtype.itemsize
-    is_offloaded = _jax.is_on_host(aval)
+    is_offloaded = getattr(aval, "memory_space", None) == _HOST
     return SavedValue(path, why, tuple(aval.shape), aval.dtype, size, is_offloaded)
 
 
@@ -263,13 +264,13 @@ class _Part:
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
         """Where an output of an equation comes from."""
         kind, place = equation.primitive.name, self._place.of(equation)
-        name = _jax.given_name(equation)
+        name = names.given_name(equation)
         if name is not None:
-            why = "output" if isinstance(name, Output) else f"named {name!r}"
+            why = "output" if isinstance(name, names.Output) else f"named {name!r}"
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])
-        inner = _jax.programs_in(equation)
+        inner = jaxprs.programs_in(equation)
         if len(inner) != 1 or len(inner[0].outvars) != len(equation.outvars):
             return _Origin(variable, self._path(place), kind)
         given = [*equation.invars]

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import recordings
 from graftree.transforms.crossing import jaxprs
@@ -168,5 +167,5 @@ def _operations(
                     path, here.direction, kind, operands, str(result), times
                 )
         inner = times * equation.params["length"] if name == "scan" else times
-        for part in _jax.programs_in(equation):
+        for part in jaxprs.programs_in(equation):
             yield from _operations(part, here, inner, owner)

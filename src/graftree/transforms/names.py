@@ -1,6 +1,7 @@
 """Names of values, by which `remat` is told what to keep.
 
     name        names a value, as the user says
+    given_name  the name that an equation of a program gives
     Output      the name of what a module returned, made while a policy asks for it
     Program     the names in a program
 
@@ -87,6 +88,19 @@ def with_name(x: Any, name: str) -> Any:
     )
 
 
+def is_naming(kind: str) -> bool:
+    """Whether an operation of a kind gives a value a name."""
+    # The other one is that of JAX's option jax_remat3.
+    return kind in ("name", "CheckpointName")
+
+
+def given_name(equation: Any) -> str | None:
+    """The name that an equation gives to a value, if it does that."""
+    if not is_naming(jaxprs.kind(equation)):
+        return None
+    return jaxprs.parameters(equation).get("name")
+
+
 def _is_object(x: Any) -> bool:
     return isinstance(x, (DataObject, Variable))
 
@@ -136,13 +150,13 @@ class Program:
         names, hides_some, pending = list[str](), False, list(equations)
         while pending:
             equation = pending.pop()
-            given = _jax.given_name(equation)
+            given = given_name(equation)
             if given is not None:
                 names.append(given)
             kind = equation.primitive.name
             hides_some |= kind.startswith("custom_vjp")
             # Of these JAX differentiates another program.
             if not kind.startswith(("custom_jvp", "custom_vjp")):
-                parts = _jax.programs_in(equation)
+                parts = jaxprs.programs_in(equation)
                 pending += [x for part in parts for x in jaxprs.needed_in(part)]
         return cls(tuple(names), hides_some)

@@ -2,7 +2,7 @@
 
     Policy     parts in order, of which the first that knows a value decides
     Part       a selection, and where its values are kept
-    watched    a function that is checked against a policy while it is traced
+    watched    a function that is checked against a policy when it has been traced
 
 JAX asks a policy for each operation, but tells it neither the module nor the line. So
 while a function is traced for a policy, what the modules that it asks for return gets
@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.core
+from jax import ad_checkpoint
 
 from graftree import _jax, errors
 from graftree.annotations import Path
@@ -26,7 +28,7 @@ from graftree.core import patterns
 from graftree.core.objects import observers, running
 from graftree.core.objects.running import Frame
 from graftree.transforms import names
-from graftree.transforms.crossing import guises
+from graftree.transforms.crossing import guises, jaxprs
 from graftree.transforms.names import Output, Program
 
 
@@ -157,11 +159,11 @@ class _Decision:
         for number, part in enumerate(self.policy.parts):
             if part.is_of_jax:
                 answer = part.where(primitive, *types, **params)
-                if answer is not False and answer is not _jax.RECOMPUTE:
+                if answer is not False and answer is not ad_checkpoint.Recompute:
                     return answer
-            elif _jax.is_naming(primitive):
+            elif names.is_naming(primitive.name):
                 if self.policy.matches(number, params["name"]):
-                    return _jax.OFFLOAD if part.is_offloaded else True
+                    return _OFFLOAD if part.is_offloaded else True
         return False
 
 
@@ -171,28 +173,40 @@ def for_jax(policy: Any) -> Any:
 
 
 def watched(
-    policy: Any, inner: Callable[..., Any], function: Callable[..., Any]
+    policy: Any,
+    checkpoint: Callable[..., Any],
+    inner: Callable[..., Any],
+    function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """What JAX traces, where what a policy asks for gets its names, and is missed.
+    """``checkpoint(inner)``, where what a policy asks for gets names, and is missed.
 
     Args:
-        policy: That of the user; for one of JAX, it is ``inner`` as it is.
-        inner: It takes groups of leaves, and is traced by ``jax.checkpoint``.
+        policy: That of the user; for one of JAX, there is nothing to do.
+        checkpoint: A transform of JAX, which traces ``inner`` when it is called.
+        inner: It takes groups of leaves.
         function: That of the user.
     """
     if not isinstance(policy, Policy):
-        return inner
+        return checkpoint(inner)
 
     def run(*groups: Any) -> Any:
         _check_memory(policy)
         namer = _Namer(policy, running.stack.top)
-        with observers.observed(namer):
-            out = inner(*groups)
-        program = Program.read(_jax.recorded_for(jax.tree.leaves(out)))
-        _check_found(policy, program, namer.seen, _title(function))
-        return out
 
-    return guises.named_after(function, run)
+        def named(*groups: Any) -> Any:
+            with observers.observed(namer):
+                return inner(*groups)
+
+        # Traced here, to read the names; in the trace around it is the same operation.
+        traced = checkpoint(guises.named_after(inner, named))
+        program, shapes = jax.make_jaxpr(traced, return_shape=True)(*groups)
+        jaxpr, captured = jaxprs.opened(program)
+        found = Program.read(jaxprs.needed_in(jaxpr))
+        _check_found(policy, found, namer.seen, _title(function))
+        out = jax.core.eval_jaxpr(jaxpr, captured, *jax.tree.leaves(groups))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return run
 
 
 def _title(function: Any) -> str:
@@ -225,11 +239,25 @@ class _Namer:
         return names.with_name(out, output)
 
 
+# In the memory of the host: JAX takes all other kinds of memory for the device's.
+_OFFLOAD: Any = ad_checkpoint.Offloadable(src="device", dst="pinned_host")
+
+
+def kinds_of_memory() -> list[str]:
+    """The memories of the devices that a program is for, as far as that is known."""
+    mesh, chosen = _jax.concrete_mesh(), _jax.config.jax_default_device
+    if mesh is not None:
+        chosen = mesh.devices.flat[0]
+    elif not isinstance(chosen, jax.Device):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return [memory.kind for memory in chosen.addressable_memories()]
+
+
 def _check_memory(policy: Policy) -> None:
     """Raises if the host has no memory for what is kept there."""
     offloaded = [part for part in policy.parts if part.is_offloaded]
-    kind = _jax.OFFLOAD.dst
-    kinds = _jax.kinds_of_memory() if offloaded else (kind,)
+    kind = _OFFLOAD.dst
+    kinds = kinds_of_memory() if offloaded else (kind,)
     if kind not in kinds:
         raise ValueError(
             errors.message(

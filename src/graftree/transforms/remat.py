@@ -82,12 +82,12 @@ def remat(
             def call(*args: Any) -> Any:
                 # JAX knows a function again, and goes on with what it captured.
                 new = guises.named_after(f, lambda *args: f(*args))
-                return programs.run(function, checkpoint(new), *args)
+                traced = policies.watched(policy, checkpoint, new, function)
+                return programs.run(function, traced, *args)
 
             return call
 
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-            inner = policies.watched(policy, inner, function)
             return outside.returning_arrays(
                 ref_contents.by_content(inner, checkpointed)
             )

@@ -453,9 +453,10 @@ def _level_of_user() -> int:
     `Mapping.items` and its like have frames of their own.
     """
     frame, level = _python.frame_above(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "") in _FRAMES:
+    while frame and frame.f_back and frame.f_globals.get("__name__", "") in _FRAMES:
         frame, level = frame.f_back, level + 1
-    return 0 if frame.f_globals.get("__name__", "").startswith("graftree.") else level
+    name = frame.f_globals.get("__name__", "") if frame else "graftree."
+    return 0 if name.startswith("graftree.") else level
 
 
 _FRAMES = (__name__, "_collections_abc", "collections.abc")

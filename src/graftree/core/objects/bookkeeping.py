@@ -310,14 +310,20 @@ def watch(obj: Any) -> bool:
         return True
     if _holders(obj) > _ALONE:
         return False
-    before = obj.__dict__
-    watched: dict[str, Any] = WatchedDict(before)
-    object.__setattr__(obj, "__dict__", watched)
+    before, holders = _exchange(obj)
     # Another thread may have got hold of the dict in between.
-    if _python.references(before) > _ALONE:
+    if holders > _ALONE_AFTER:
         object.__setattr__(obj, "__dict__", before)
         return False
     return True
+
+
+def _exchange(obj: Any) -> tuple[dict[str, Any], int]:
+    """Puts a watched dict in place of that of an object; that, and who holds it."""
+    before = obj.__dict__
+    watched: dict[str, Any] = WatchedDict(before)
+    object.__setattr__(obj, "__dict__", watched)
+    return before, _python.references(before)
 
 
 def _holders(obj: Any) -> int:
@@ -328,4 +334,7 @@ class _Probe:
     """Its ``vars`` are held by itself alone."""
 
 
+# What a variable of a function counts for differs between versions of Python, so each
+# count is compared with one that was taken in the same way.
 _ALONE = _holders(_Probe())
+_, _ALONE_AFTER = _exchange(_Probe())

@@ -127,7 +127,7 @@ def _place_outermost(frame: Frame) -> None:
 
 
 def _methods_around() -> Iterator[_Running]:
-    frame: FrameType | None = _python.frame_above(0)
+    frame = _python.frame_above(0)
     while frame is not None:
         found = _method_in(frame)
         if found is not None:

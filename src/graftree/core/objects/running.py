@@ -22,7 +22,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from graftree import _jax, config
+import jax
+
+from graftree import config
 from graftree.annotations import Key, Path
 from graftree.core import stamps
 from graftree.core.objects import attributes, bookkeeping, classes
@@ -397,7 +399,7 @@ stack = _Stack()
 def scope(frame: Frame) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
     text = frame.scope() if config.graftree_named_scopes else ""
-    return _jax.name_scope(text) if text else contextlib.nullcontext()
+    return jax.named_scope(text) if text else contextlib.nullcontext()
 
 
 def observe(frame: Frame, method: Callable[..., Any]) -> Any:

@@ -190,9 +190,9 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
     if isinstance(raw, jax.ShapeDtypeStruct):
         return _made_concrete(raw, index, value)
     if index is Ellipsis and is_array(value):
-        if not _jax.same_type(raw, value):
+        if not have_same_type(raw, value):
             value = sharding.moved(value, raw)
-        if _jax.same_type(raw, value):
+        if have_same_type(raw, value):
             return value
     return raw.at[index].set(value)
 
@@ -246,3 +246,13 @@ def register(
     if leaf is not None:
         _leaves[cls] = leaf
     jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
+
+
+def have_same_type(a: Any, b: Any) -> bool:
+    """Whether two arrays have equal shape, dtype and sharding."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if isinstance(a, _jax.Tracer) or isinstance(b, _jax.Tracer):
+        # The sharding of a tracer is known in its type only (explicit mesh axes).
+        return jax.typeof(a).sharding == jax.typeof(b).sharding
+    return a.sharding == b.sharding

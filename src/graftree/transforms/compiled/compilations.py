@@ -9,7 +9,7 @@ found on the stack. Calls that compile nothing pay nothing.
 from __future__ import annotations
 
 import functools
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def follow(*callers: CodeType) -> None:
     def heed(event: str, duration_secs: float, **facts: Any) -> None:
         if event != _EVENT:
             return
-        frame: FrameType | None = _python.frame_above(1)
+        frame = _python.frame_above(1)
         while frame is not None:
             given = _python.locals_of(frame) if frame.f_code in callers else {}
             if "groups" in given:

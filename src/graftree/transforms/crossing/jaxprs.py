@@ -5,12 +5,20 @@ A program is a jaxpr, with its constants or without; an equation is one of its s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax.core
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+# JAX's classes of programs, and of what is in them, as they are in this one.
+_ONE = jax.make_jaxpr(lambda x: jax.lax.add(x, np.float32(1)))(np.float32(0))
+ClosedJaxpr: Any = type(_ONE)
+Jaxpr: Any = type(_ONE.jaxpr)
+Var: Any
+Literal: Any
+Var, Literal = map(type, _ONE.jaxpr.eqns[0].invars)
 
 # The equations that call a program with their inputs, and the parameter that has it.
 _CALLS = {
@@ -26,6 +34,38 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "composite": "jaxpr",
 }
+
+
+# Programs that are one operation to whoever looks at a model.
+_KERNELS = ("pallas_call", "core_map", "run_state")
+
+
+def kind(equation: Any) -> str:
+    """What an equation does, by the name of its operation."""
+    made_of = equation.params.get("_prim")
+    return equation.primitive.name if made_of is None else type(made_of).__name__
+
+
+def parameters(equation: Any) -> dict[str, Any]:
+    """The parameters of an equation, also of one that JAX makes of an object."""
+    return getattr(equation.params.get("_prim"), "params", equation.params)
+
+
+def programs_in(equation: Any) -> list[Any]:
+    """All programs in the parameters of an equation, without their constants."""
+    if equation.primitive.name in _KERNELS:
+        return []
+    return _programs([*parameters(equation).values()])
+
+
+def _programs(values: Any) -> list[Any]:
+    found = list[Any]()
+    for x in values:
+        if is_program(x):
+            found.append(opened(x)[0])
+        elif isinstance(x, (tuple, list)):
+            found += _programs(x)
+    return found
 
 
 def called_program(equation: Any) -> Any:
@@ -50,6 +90,27 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     parts = params["ft_in"].update([*params["jaxpr"].in_avals]).unpack()
     consts, carry, _ = [len([*part]) for part in parts]
     return consts, carry
+
+
+def part(inputs: list[Any], equations: list[Any], outputs: list[Any]) -> Any:
+    """A program of equations of another one, from some of its variables to others."""
+    return _empty().replace(invars=inputs, eqns=equations, outvars=outputs)
+
+
+@functools.cache
+def _empty() -> Any:
+    return opened(jax.make_jaxpr(lambda: ())())[0]
+
+
+def evaluate(equation: Any, values: list[Any]) -> list[Any]:
+    """The outputs of one equation for the values of its inputs."""
+    given = [
+        (x, value)
+        for x, value in zip(equation.invars, values, strict=True)
+        if isinstance(x, Var)
+    ]
+    alone = part([x for x, _ in given], [equation], [*equation.outvars])
+    return jax.core.eval_jaxpr(alone, (), *[value for _, value in given])
 
 
 def needed_in(program: Any) -> list[Any]:
@@ -88,9 +149,7 @@ def evaluator(program: Any) -> Callable[[list[Any], list[Any]], list[Any]]:
     jaxpr, _ = opened(program)
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     equations, outputs = _with_own_numbers(jaxpr)
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    parts = outputs, equations, jaxpr.effects
-    free = Jaxpr((), inputs, *parts, unnamed)
+    free = part(inputs, equations, outputs)
 
     def evaluate(constants: list[Any], values: list[Any]) -> list[Any]:
         return jax.core.eval_jaxpr(free, (), *constants, *values)
