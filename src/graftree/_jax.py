@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import threading
 import traceback
 import types
 import weakref
@@ -60,24 +59,27 @@ def _by_attribute(state: Any) -> Callable[[], Any]:
     return functools.partial(getattr, state, "value")
 
 
+class _Token:
+    """Stands for a trace as long as somebody holds it, who may compare it."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
 def _by_states(get: Callable[[], Any]) -> Callable[[], Any]:
     """The same by objects that equal each other while they stand for one trace."""
-    local = threading.local()
+    held = list[weakref.ref[_Token]]()  # of all threads: outside of traces it is one
 
     def token() -> Any:
-        state, known = get(), vars(local).setdefault("known", list[Any]())
-        for other in reversed(known):
-            if other == state:
-                return other
-        # Those that are far back are of traces that have ended.
-        del known[:-_MOST_STATES]
-        known.append(state)
-        return state
+        state = get()
+        for found in [reference() for reference in held]:
+            if found is not None and found.state == state:
+                return found
+        new = _Token(state)
+        held.append(weakref.ref(new, held.remove))
+        return new
 
     return token
-
-
-_MOST_STATES = 10_000
 
 
 def _find_token() -> Callable[[], Any]:
