@@ -451,11 +451,28 @@ def rebuild_node(kind: type, static: Any, children: Any) -> Any:
 
 def is_format(x: Any) -> bool:
     """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
-    return _Format is not None and isinstance(x, _Format)
+    return isinstance(x, kind)
 
 
-_Format: Any = _jax_names.get("jax.experimental.layout:Format")
-checkify: Any = _jax_names.get("jax.experimental.checkify:checkify")
+is_format.otherwise(lambda _: False)
+
+
+def _prove_checks(checkify: Any, user_checks: Any) -> None:
+    error, out = checkify(lambda x: x, errors=user_checks)(0)
+    if error.get() is not None or out != 0:
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by(
+    "jax.experimental.checkify:checkify",
+    "jax.experimental.checkify:user_checks",
+    proof=_prove_checks,
+)
+def checkify(found: Any, _: Any) -> Any:
+    """JAX's function of this name; ``None`` if it does not work."""
+    return found
+
+
 user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 

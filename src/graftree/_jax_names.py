@@ -130,9 +130,9 @@ NAMES = {
     "jax.experimental.layout:Format": Name(
         "to know memory layouts", "", "memory layouts are not taken for shardings"
     ),
-    "jax.experimental.checkify:checkify": Name("nnx.checkify", "", "no nnx.checkify"),
-    "jax.experimental.checkify:user_checks": Name(
-        "nnx.checkify", "", "nnx.checkify must be told its errors"
+    **dict.fromkeys(
+        ("jax.experimental.checkify:checkify", "jax.experimental.checkify:user_checks"),
+        Name("nnx.checkify", "", "there is no nnx.checkify"),
     ),
 }
 
