@@ -500,28 +500,37 @@ def copy_array(x: jax.Array) -> jax.Array:
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
 
 
+def _make_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> None:
+    alike = primitive("placed_alike")
+    alike.def_impl(lambda new, old: new)
+    alike.def_abstract_eval(lambda new, old: new)
+    # Not cacheable: what is cached is lowered apart, where arguments have no place.
+    register(alike, _lower_alike, cacheable=False)
+    batchers[alike] = functools.partial(_map_alike, alike)
+    # Derivatives are those of the first.
+    jvps[alike] = lambda primals, tangents: (alike.bind(*primals), tangents[0])
+
+    def derived(x: Any) -> Any:
+        return jax.jvp(lambda x: alike.bind(x, x), (x,), (x,))
+
+    # A program with it may be compiled long after, where nothing could stand in for it.
+    jax.jit(jax.vmap(derived)).lower(np.zeros((1, 1), np.float32))
+    _made.append(alike)
+
+
+_made: list[Any] = []
+
+
 @_jax_names.by(
     "jax.extend.core:Primitive",
     "jax.interpreters.ad:primitive_jvps",
     "jax.interpreters.batching:primitive_batchers",
     "jax.interpreters.mlir:register_lowering",
+    proof=_make_alike,
 )
-def _alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> Any:
+def _alike(*_: Any) -> Any:
     """The operation that gives the first of two arrays of one shape."""
-    if not _made:
-        alike = primitive("placed_alike")
-        alike.def_impl(lambda new, old: new)
-        alike.def_abstract_eval(lambda new, old: new)
-        # Not cacheable: what is cached is lowered apart, where arguments have no place.
-        register(alike, _lower_alike, cacheable=False)
-        batchers[alike] = functools.partial(_map_alike, alike)
-        # Derivatives are those of the first.
-        jvps[alike] = lambda primals, tangents: (alike.bind(*primals), tangents[0])
-        _made.append(alike)
     return _made[0]
-
-
-_made: list[Any] = []
 
 
 def placed_alike(new: Any, old: Any) -> Any:
