@@ -245,21 +245,23 @@ def _settings(trace_context: Any) -> Any:
     return trace_context()
 
 
-@_jax_names.by("jax._src.config:trace_context", "jax._src.config:trace_context_names")
-def _settings_by_name(trace_context: Any, names: Any) -> dict[str, Any]:
-    pairs = [*zip(names(), trace_context(), strict=True)]
+@_jax_names.by("jax._src.config:trace_context_names")
+def _settings_by_name(names: Any, settings: tuple[Any, ...]) -> dict[str, Any]:
+    pairs = [*zip(names(), settings, strict=True)]
     ours = {id(None), id(_defaults.value), id(_flags.value)}
     users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
     return dict(pairs) | {"user_context": (*users,)}
 
 
-_settings_by_name.otherwise(dict[str, Any])
+_settings_by_name.otherwise(lambda _: dict[str, Any]())
 
 
 def trace_context() -> dict[str, Any]:
     """What JAX traces under, by name: its configuration, the mesh, our defaults."""
     ours = [*(_flags.value or ()), *(_defaults.value or ())]
-    return _settings_by_name() | dict(sorted(ours))
+    settings = _settings()
+    known = {} if settings is None else _settings_by_name(settings)
+    return known | dict(sorted(ours))
 
 
 @functools.cache
