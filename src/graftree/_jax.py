@@ -451,7 +451,8 @@ def rebuild_node(kind: type, static: Any, children: Any) -> Any:
     return build(registry, (kind, static), leaves).unflatten(children)
 
 
-def is_format(x: Any) -> bool:
+@_jax_names.by("jax.experimental.layout:Format")
+def is_format(kind: Any, x: Any) -> bool:
     """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
     return isinstance(x, kind)
 
@@ -589,7 +590,7 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
 @_jax_names.by("jax._src.mesh:get_concrete_mesh")
 def _mesh_within(get_concrete_mesh: Any) -> Any:
     mesh = get_concrete_mesh()
-    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+    if not isinstance(mesh, jax.sharding.Mesh):
         raise _jax_names.ChangedError
     return mesh
 
@@ -716,7 +717,10 @@ def _kind_of_transforms(transform: Any, current: Any) -> type:
 @_jax_names.by("jax.extend.source_info_util:summarize")
 def summary_of(summarize: Any, equation: Any, most: int) -> str:
     """The lines that recorded an equation, innermost last, and not those of JAX."""
-    return str(summarize(equation.source_info, num_frames=most))
+    found = summarize(equation.source_info, num_frames=most)
+    if not isinstance(found, str):
+        raise _jax_names.ChangedError
+    return found
 
 
 summary_of.otherwise(lambda *_: "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import jax
+
 from graftree import _jax, config
 from graftree.transforms.crossing import decorators, inside, outside
 from graftree.transforms.crossing.outside import Call
