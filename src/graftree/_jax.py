@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import threading
 import traceback
 import types
 import weakref
@@ -60,24 +59,27 @@ def _by_attribute(state: Any) -> Callable[[], Any]:
     return functools.partial(getattr, state, "value")
 
 
+class _Token:
+    """Stands for a trace as long as somebody holds it, who may compare it."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
 def _by_states(get: Callable[[], Any]) -> Callable[[], Any]:
     """The same by objects that equal each other while they stand for one trace."""
-    local = threading.local()
+    held = list[weakref.ref[_Token]]()  # of all threads: outside of traces it is one
 
     def token() -> Any:
-        state, known = get(), vars(local).setdefault("known", list[Any]())
-        for other in reversed(known):
-            if other == state:
-                return other
-        # Those that are far back are of traces that have ended.
-        del known[:-_MOST_STATES]
-        known.append(state)
-        return state
+        state = get()
+        for found in [reference() for reference in held]:
+            if found is not None and found.state == state:
+                return found
+        new = _Token(state)
+        held.append(weakref.ref(new, held.remove))
+        return new
 
     return token
-
-
-_MOST_STATES = 10_000
 
 
 def _find_token() -> Callable[[], Any]:
@@ -243,21 +245,23 @@ def _settings(trace_context: Any) -> Any:
     return trace_context()
 
 
-@_jax_names.by("jax._src.config:trace_context", "jax._src.config:trace_context_names")
-def _settings_by_name(trace_context: Any, names: Any) -> dict[str, Any]:
-    pairs = [*zip(names(), trace_context(), strict=True)]
+@_jax_names.by("jax._src.config:trace_context_names")
+def _settings_by_name(names: Any, settings: tuple[Any, ...]) -> dict[str, Any]:
+    pairs = [*zip(names(), settings, strict=True)]
     ours = {id(None), id(_defaults.value), id(_flags.value)}
     users = [x for name, x in pairs if name == "user_context" and id(x) not in ours]
     return dict(pairs) | {"user_context": (*users,)}
 
 
-_settings_by_name.otherwise(dict[str, Any])
+_settings_by_name.otherwise(lambda _: dict[str, Any]())
 
 
 def trace_context() -> dict[str, Any]:
     """What JAX traces under, by name: its configuration, the mesh, our defaults."""
     ours = [*(_flags.value or ()), *(_defaults.value or ())]
-    return _settings_by_name() | dict(sorted(ours))
+    settings = _settings()
+    known = {} if settings is None else _settings_by_name(settings)
+    return known | dict(sorted(ours))
 
 
 @functools.cache
@@ -447,13 +451,31 @@ def rebuild_node(kind: type, static: Any, children: Any) -> Any:
     return build(registry, (kind, static), leaves).unflatten(children)
 
 
-def is_format(x: Any) -> bool:
+@_jax_names.by("jax.experimental.layout:Format")
+def is_format(kind: Any, x: Any) -> bool:
     """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
-    return _Format is not None and isinstance(x, _Format)
+    return isinstance(x, kind)
 
 
-_Format: Any = _jax_names.get("jax.experimental.layout:Format")
-checkify: Any = _jax_names.get("jax.experimental.checkify:checkify")
+is_format.otherwise(lambda _: False)
+
+
+def _prove_checks(checkify: Any, user_checks: Any) -> None:
+    error, out = checkify(lambda x: x, errors=user_checks)(0)
+    if error.get() is not None or out != 0:
+        raise _jax_names.ChangedError
+
+
+@_jax_names.by(
+    "jax.experimental.checkify:checkify",
+    "jax.experimental.checkify:user_checks",
+    proof=_prove_checks,
+)
+def checkify(found: Any, _: Any) -> Any:
+    """JAX's function of this name; ``None`` if it does not work."""
+    return found
+
+
 user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 
@@ -481,28 +503,37 @@ def copy_array(x: jax.Array) -> jax.Array:
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
 
 
+def _make_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> None:
+    alike = primitive("placed_alike")
+    alike.def_impl(lambda new, old: new)
+    alike.def_abstract_eval(lambda new, old: new)
+    # Not cacheable: what is cached is lowered apart, where arguments have no place.
+    register(alike, _lower_alike, cacheable=False)
+    batchers[alike] = functools.partial(_map_alike, alike)
+    # Derivatives are those of the first.
+    jvps[alike] = lambda primals, tangents: (alike.bind(*primals), tangents[0])
+
+    def derived(x: Any) -> Any:
+        return jax.jvp(lambda x: alike.bind(x, x), (x,), (x,))
+
+    # A program with it may be compiled long after, where nothing could stand in for it.
+    jax.jit(jax.vmap(derived)).lower(np.zeros((1, 1), np.float32))
+    _made.append(alike)
+
+
+_made: list[Any] = []
+
+
 @_jax_names.by(
     "jax.extend.core:Primitive",
     "jax.interpreters.ad:primitive_jvps",
     "jax.interpreters.batching:primitive_batchers",
     "jax.interpreters.mlir:register_lowering",
+    proof=_make_alike,
 )
-def _alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> Any:
+def _alike(*_: Any) -> Any:
     """The operation that gives the first of two arrays of one shape."""
-    if not _made:
-        alike = primitive("placed_alike")
-        alike.def_impl(lambda new, old: new)
-        alike.def_abstract_eval(lambda new, old: new)
-        # Not cacheable: what is cached is lowered apart, where arguments have no place.
-        register(alike, _lower_alike, cacheable=False)
-        batchers[alike] = functools.partial(_map_alike, alike)
-        # Derivatives are those of the first.
-        jvps[alike] = lambda primals, tangents: (alike.bind(*primals), tangents[0])
-        _made.append(alike)
     return _made[0]
-
-
-_made: list[Any] = []
 
 
 def placed_alike(new: Any, old: Any) -> Any:
@@ -559,7 +590,7 @@ def concrete_mesh() -> jax.sharding.Mesh | None:
 @_jax_names.by("jax._src.mesh:get_concrete_mesh")
 def _mesh_within(get_concrete_mesh: Any) -> Any:
     mesh = get_concrete_mesh()
-    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+    if not isinstance(mesh, jax.sharding.Mesh):
         raise _jax_names.ChangedError
     return mesh
 
@@ -686,7 +717,10 @@ def _kind_of_transforms(transform: Any, current: Any) -> type:
 @_jax_names.by("jax.extend.source_info_util:summarize")
 def summary_of(summarize: Any, equation: Any, most: int) -> str:
     """The lines that recorded an equation, innermost last, and not those of JAX."""
-    return str(summarize(equation.source_info, num_frames=most))
+    found = summarize(equation.source_info, num_frames=most)
+    if not isinstance(found, str):
+        raise _jax_names.ChangedError
+    return found
 
 
 summary_of.otherwise(lambda *_: "")

@@ -130,9 +130,9 @@ NAMES = {
     "jax.experimental.layout:Format": Name(
         "to know memory layouts", "", "memory layouts are not taken for shardings"
     ),
-    "jax.experimental.checkify:checkify": Name("nnx.checkify", "", "no nnx.checkify"),
-    "jax.experimental.checkify:user_checks": Name(
-        "nnx.checkify", "", "nnx.checkify must be told its errors"
+    **dict.fromkeys(
+        ("jax.experimental.checkify:checkify", "jax.experimental.checkify:user_checks"),
+        Name("nnx.checkify", "", "there is no nnx.checkify"),
     ),
 }
 
@@ -163,11 +163,18 @@ def tell(*places: str) -> None:
     """Says in one line what is off, as some of these have moved, or do not work."""
     missing = [place for place in places if not _is_there(place)]
     what, names = ("moved" if missing else "changed"), missing or [*places]
+    if _told.issuperset(names):
+        return
+    _told.update(names)
     lost = "; ".join(dict.fromkeys(NAMES[place].lost for place in names))
     text = ", ".join(names).replace(":", ".")
     logging.getLogger("graftree").warning(
         "JAX %s has %s %s: %s.", jax.__version__, what, text, lost
     )
+
+
+# The names of which something was said.
+_told: set[str] = set()
 
 
 def get(place: str) -> Any:
@@ -207,6 +214,8 @@ class _Way:
                 if self._found is None:
                     self._found = self._look_up()
                 return self._function(*self._found, *args)
+            except RecursionError:  # says something of the stack, and nothing of JAX
+                raise
             except Exception:
                 self._is_open = False
                 tell(*self._places)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import jax
+
 from graftree import _jax, config
 from graftree.transforms.crossing import decorators, inside, outside
 from graftree.transforms.crossing.outside import Call
@@ -39,6 +41,7 @@ def checkify(
         ValueError: If ``f`` is a method bound to a Module; at a call, for aliases that
             the mode doesn't allow.
         TypeError: At a call without graph updates, for keyword arguments.
+        NotImplementedError: If JAX lacks its function, or that works otherwise.
 
     Example:
         >>> from jax.experimental import checkify
@@ -51,8 +54,13 @@ def checkify(
     """
     mode = config.propagation(graph, graph_updates)
     decorators.check_not_bound(f, "checkify")
-    if _jax.checkify is None:
-        raise NotImplementedError("JAX has moved jax.experimental.checkify.checkify.")
+    jax_checkify = _jax.checkify()
+    if jax_checkify is None:
+        raise NotImplementedError(
+            "nnx.checkify calls jax.experimental.checkify.checkify, which JAX "
+            f"{jax.__version__} lacks, or which works otherwise there.\n"
+            "Install a newer graftree, or an older JAX."
+        )
     row = Row.uniform(
         "checkify",
         mode,
@@ -60,7 +68,7 @@ def checkify(
         returns_captured=True,
     )
     checked = outside.returning_arrays(
-        _jax.checkify(inside.interior(f, row), errors=errors)
+        jax_checkify(inside.interior(f, row), errors=errors)
     )
 
     @decorators.wraps(f)
