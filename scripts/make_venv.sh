@@ -22,13 +22,26 @@ wanted=$({
 if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
-echo "setting up $folder ($("$python" -V), this takes a minute or two) ..."
+echo "setting up $folder ($("$python" -V)): a minute or two ..."
 rm -rf "$folder"
 "$python" -m venv "$folder"
 # Python compiles a module when it is first imported, unless it may not keep the result.
 # So pip, which compiles all modules of all packages, need not.
 compile=--no-compile
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then compile=--compile; fi
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check $compile \
-    --editable "$@" </dev/null
+log=$folder/pip.log
+"$folder/bin/python" -m pip install --disable-pip-version-check --no-color $compile \
+    --editable "$@" </dev/null >"$log" 2>&1 &
+pip=$!
+while kill -0 $pip 2>/dev/null; do
+    sleep 1
+    if [ $((SECONDS % 15)) = 0 ]; then
+        echo "  $folder: $(grep -c '^ *Collecting' "$log") packages found, $SECONDS s"
+    fi
+done
+if ! wait $pip; then
+    cat "$log" >&2
+    exit 1
+fi
+echo "  $folder is there after $SECONDS s"
 echo "$wanted" >"$folder/stamp"
