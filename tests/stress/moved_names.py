@@ -221,7 +221,7 @@ def difference(found, expected):
 
 
 def are_close(one, other):
-    """Whether it is a matter of rounding: where a program is cut, XLA adds otherwise."""
+    """Whether they differ by rounding: cut elsewhere, a program adds otherwise."""
     if isinstance(one, str) or isinstance(other, str) or one[0] != other[0]:
         return False
     numbers = one[1], other[1]
