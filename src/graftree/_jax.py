@@ -30,10 +30,6 @@ Tracer = jax.core.Tracer
 # Its flags are not declared.
 config: Any = jax.config
 
-# For `jax.jit(inline=...)`: operations are put into the program that is traced. What
-# `True` means in newer versions costs a function, lowered for itself, for each program.
-inlined: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
-
 # ---------------------------------------------------------------------------- traces
 
 
@@ -137,12 +133,13 @@ def _prove_traces(find_top_trace: Any) -> None:
 
 
 @_jax_names.by("jax.extend.core:find_top_trace", proof=_prove_traces)
-def _traces(find_top_trace: Any) -> list[Any] | None:
-    """The traces around what is called now, innermost first.
+def _traces(find_top_trace: Any) -> list[tuple[Any, bool]] | None:
+    """The traces around what is called now, innermost first, and whether each records.
 
     ``None`` if that is unknown.
     """
-    return _chain(find_top_trace) or None
+    recording, _ = _kinds_of_traces(find_top_trace)
+    return [(x, type(x) is recording) for x in _chain(find_top_trace)] or None
 
 
 @functools.cache
@@ -154,15 +151,10 @@ def _kinds_of_traces(find_top_trace: Any) -> tuple[type, type]:
         return kinds[0], type(find_top_trace(()))
 
 
-def _is_recording(trace: Any) -> bool:
-    find_top_trace = _jax_names.find("jax.extend.core:find_top_trace")
-    return type(trace) is _kinds_of_traces(find_top_trace)[0]
-
-
 def is_staging() -> bool:
     """Whether the innermost trace of this thread records a program, as jit does."""
     traces = _traces()
-    return traces is not None and _is_recording(traces[0])
+    return traces is not None and traces[0][1]
 
 
 def recording_trace() -> Any:
@@ -173,7 +165,7 @@ def recording_trace() -> Any:
     traces = _traces()
     if traces is None:
         return object() if is_tracing() else None
-    return next((weakref.ref(x) for x in traces if _is_recording(x)), None)
+    return next((weakref.ref(x) for x, records in traces if records), None)
 
 
 def runs_eagerly() -> bool:
@@ -193,12 +185,12 @@ def order_of_derivative() -> int:
     return len(traces) - 1
 
 
-# JAX uses a program only where this context has the value that it was traced with.
+# JAX uses a program only where these contexts have the values that it was traced with.
 traced_apart: Callable[[int], Any] = jax.make_user_context()
-# The same for another purpose: the defaults with which layers are made.
+# The defaults with which layers are made.
 built_apart: Callable[[Any], Any] = jax.make_user_context()
-# The same for what a trace reads besides its arguments: defaults of a thread and flags,
-# as a frozen set of pairs of a name and a value, or ``None`` if there are none.
+# What a trace reads besides its arguments: defaults of a thread and flags, as a frozen
+# set of pairs of a name and a value, or ``None`` if there are none.
 _defaults: Any = jax.make_user_context()
 _flags: Any = jax.make_user_context()
 
@@ -321,11 +313,9 @@ is_concrete: Callable[[type], bool] = _Concrete().__getitem__
 
 
 def flatten_one_level(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The children of a registered pytree as (key entry, child), and how to rebuild it.
+    """The children of a registered pytree as (key entry, child), and a treedef.
 
-    Returns:
-        The children in JAX's order, and a treedef whose ``unflatten`` takes the list
-        of children and gives a new node.
+    The treedef's ``unflatten`` takes the list of children and gives a new node.
     """
     # JAX asks for the node first, then for its children: they may be the node itself.
     asked = itertools.count()
@@ -442,15 +432,6 @@ def read_nodes(
     known[name] = object, read, rebuild
 
 
-def rebuild_node(kind: type, static: Any, children: Any) -> Any:
-    """The node of a pytree type with this static data and these children."""
-    children = [*children]
-    leaves = [jax.tree.structure(0)] * len(children)
-    registry: Any = jax.tree_util.default_registry
-    build: Any = jax.tree_util.PyTreeDef.from_node_data_and_children
-    return build(registry, (kind, static), leaves).unflatten(children)
-
-
 @_jax_names.by("jax.experimental.layout:Format")
 def is_format(kind: Any, x: Any) -> bool:
     """Whether ``x`` is a `Format`: a memory layout together with a sharding."""
@@ -461,7 +442,7 @@ is_format.otherwise(lambda _: False)
 
 
 def _prove_checks(checkify: Any, user_checks: Any) -> None:
-    error, out = checkify(lambda x: x, errors=user_checks)(0)
+    error, out = checkify(jax.lax.sin, errors=user_checks)(0.0)
     if error.get() is not None or out != 0:
         raise _jax_names.ChangedError
 
@@ -480,24 +461,18 @@ user_checks: Any = _jax_names.get("jax.experimental.checkify:user_checks")
 
 
 @_jax_names.by("jax.core:ShapedArray.manual_axis_type")
-def _varying(of_type: Any, kind: Any) -> frozenset[Any]:
+def varying(of_type: Any, kind: Any) -> frozenset[Any]:
+    """The axes of `shard_map` along which values of a type may differ."""
     return of_type.__get__(kind).varying
 
 
-def varying(kind: Any) -> frozenset[Any]:
-    """The axes of `shard_map` along which values of a type may differ."""
-    return _varying(kind) or frozenset()
+varying.otherwise(lambda _: frozenset[Any]())
 
 
 def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
     """The same array, of the type of those that may differ along these axes, too."""
     missing = tuple(axes - varying(jax.typeof(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-def copy_array(x: jax.Array) -> jax.Array:
-    """A copy in a buffer of its own: same value, dtype, weak type and sharding."""
-    return jax.numpy.array(x, copy=True) if isinstance(x, Tracer) else x.copy()
 
 
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
@@ -684,10 +659,8 @@ def eager_steps(
 
 def _prove_scopes(transform: Any, current: Any) -> None:
     with transform("a"), jax.named_scope("b"):
-        (first, kind), (second, other) = [
-            (x.name, type(x)) for x in current().stack[-2:]
-        ]
-    if (first, second) != ("a", "b") or kind is other:
+        first, second = current().stack[-2:]
+    if (first.name, second.name) != ("a", "b") or type(first) is type(second):
         raise _jax_names.ChangedError
 
 

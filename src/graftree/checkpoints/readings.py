@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from graftree import _jax, errors
+from graftree import errors
 from graftree.annotations import Path
 from graftree.checkpoints import layouts, orbax_side, stored_leaves
 from graftree.checkpoints.loading import Choice
@@ -287,8 +287,7 @@ def _abstract(target: Target) -> jax.ShapeDtypeStruct:
 
 def _kept(target: Target) -> Any:
     """What stays as it is, in a buffer of its own: the other may be donated."""
-    is_array = isinstance(target.like, jax.Array)
-    return _jax.copy_array(target.like) if is_array else target.like
+    return target.like.copy() if isinstance(target.like, jax.Array) else target.like
 
 
 def _below(prefix: Path, pair: Pair) -> Pair:

@@ -45,7 +45,7 @@ def install() -> None:
     for kind in (Level, FlatState):
         name = f"graftree.{kind.__name__}"
         _jax.write_nodes(kind, name, functools.partial(_write, kind))
-        _jax.read_nodes(name, _read, functools.partial(_jax.rebuild_node, kind))
+        _jax.read_nodes(name, _read, functools.partial(_rebuild, kind))
     for name in ("graftree.State", "graftree.Variable"):
         _jax.read_nodes(name, _read_typed, _rebuild_typed)
 
@@ -139,7 +139,16 @@ def _read_typed(text: bytes) -> Any:
 
 
 def _rebuild_typed(static: tuple[type, Any], children: Any) -> Any:
-    return _jax.rebuild_node(*static, children)
+    return _rebuild(*static, children)
+
+
+def _rebuild(kind: type, static: Any, children: Any) -> Any:
+    """The node of a pytree type with this static data and these children."""
+    children = [*children]
+    leaves = [jax.tree.structure(0)] * len(children)
+    registry: Any = jax.tree_util.default_registry
+    build: Any = jax.tree_util.PyTreeDef.from_node_data_and_children
+    return build(registry, (kind, static), leaves).unflatten(children)
 
 
 def _refuse(cls: type) -> Callable[[Any], bytes]:

@@ -437,7 +437,7 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
             if x not in refs:
                 refs[x] = jax.new_ref(copy_value(x[...]))
             return refs[x]
-        return _jax.copy_array(x) if arrays and isinstance(x, jax.Array) else x
+        return _copied_array(x) if arrays and isinstance(x, jax.Array) else x
 
     def copy_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, Variable):
@@ -452,6 +452,11 @@ def _copier(arrays: bool) -> Callable[[Any], Any]:
         )
 
     return copy_leaf
+
+
+def _copied_array(x: jax.Array) -> jax.Array:
+    """The same in a buffer of its own: value, dtype, weak type and sharding."""
+    return jax.numpy.array(x, copy=True) if isinstance(x, _jax.Tracer) else x.copy()
 
 
 def call(graphdef_state: Any, /) -> Any:

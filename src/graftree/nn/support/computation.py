@@ -34,6 +34,10 @@ from graftree.core.variables import values
 from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments
 
+# For `jax.jit(inline=...)`: operations are put into the program that is traced. What
+# `True` means in newer versions costs a function, lowered for itself, for each program.
+_EARLY: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
+
 
 def canonicalize_dtype(
     *args: Any, dtype: Dtype | None = None, inexact: bool = True
@@ -199,7 +203,7 @@ def traced_once(*static: str, calls: Sequence[str] = ()) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        inlined = jax.jit(function, static_argnames=static, inline=_jax.inlined)
+        inlined = jax.jit(function, static_argnames=static, inline=_EARLY)
         is_as_imported = originals.watched(*calls)
 
         @functools.wraps(function)
