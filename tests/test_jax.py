@@ -101,10 +101,10 @@ def test_type_of_an_array_is_shape_dtype_and_sharding():
 
 def test_copies_have_buffers_of_their_own():
     a = jnp.array(1.0)
-    copied = nnx.clone(nnx.Variable(a)).get_raw_value()
+    copied = nnx.clone(nnx.Variable(a), arrays=True).get_raw_value()
     assert copied.unsafe_buffer_pointer() != a.unsafe_buffer_pointer()
     assert copied.weak_type == a.weak_type and copied.sharding == a.sharding
-    assert jax.jit(lambda x: nnx.clone(nnx.Variable(x))[...])(a) == 1.0
+    assert jax.jit(lambda x: nnx.clone(nnx.Variable(x), arrays=True)[...])(a) == 1.0
 
 
 def test_formats_are_told_from_shardings():

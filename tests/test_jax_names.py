@@ -1,5 +1,6 @@
 """Names of JAX that have moved, or are something else: nothing dies or is wrong."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -154,3 +155,9 @@ def test_token_by_states_is_that_of_all_threads_outside_of_traces():
     thread.start()
     thread.join()
     assert found == [outside]
+
+
+def test_page_on_the_design_lists_each_name():
+    page = (sources.ROOT / "docs/look_up/design.md").read_text()
+    listed = {x.rpartition(".")[2] for x in re.findall(r"`([\w.]+)`", page)}
+    assert {re.split("[.:]", x)[-1] for x in _jax_names.NAMES} <= listed
