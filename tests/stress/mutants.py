@@ -6,8 +6,9 @@
 Which faults there are says `planting`. Each is planted in a copy of the repository, and
 of the tests that run its line those run that see it soonest: a few of each of a few
 files, then as many as the seconds allow. What no test that ran has seen *survives*: it
-is a hole in the tests, or a program that means the same. A fault in a line that no test
-runs is *not covered*; that may be a line of other processes, which are not watched.
+is a hole in the tests, or a program that means the same. Where no test runs the line,
+the file's nearest tests may still see it, as what an import runs, or another process;
+if they don't, it is *not covered*.
 
 Each outcome is a line of ``faults.jsonl`` in a folder. A run that is given that folder
 goes on there; ``--again`` repeats what had survived, after tests were written.
@@ -49,8 +50,9 @@ def ordered(fault: planting.Fault, tests: dict[str, float]) -> list[str]:
     return [test for tests in rounds for test in tests if test is not None]
 
 
-def stages(names: list[str], tests: dict[str, float], seconds: float) -> list:
+def stages(fault: planting.Fault, tests: dict[str, float], seconds: float) -> list:
     """The tests to run first, and those to run if these see nothing."""
+    names = ordered(fault, tests)
     files = list(dict.fromkeys(name.partition("::")[0] for name in names))[:FIRST_FILES]
     first = [name for name in names if name.partition("::")[0] in files][:FIRST_TESTS]
     spent = itertools.accumulate(tests[name] for name in names)
@@ -58,25 +60,26 @@ def stages(names: list[str], tests: dict[str, float], seconds: float) -> list:
     return [first, [name for name in rest if name not in {*first}]]
 
 
-def judged(locks: list[str], job: tuple[planting.Fault, list[list[str]], dict]) -> dict:
+def judged(locks: list[str], seconds: float, job: tuple) -> dict:
     """Plants a fault, runs its tests in stages, and says what came of it."""
-    fault, parts, tests = job
-    start, count, outcome, by = time.monotonic(), 0, NOT_COVERED, ""
+    fault, is_covered, tests = job
+    parts = stages(fault, tests, seconds)[: 2 if is_covered else 1]
+    start, count, by = time.monotonic(), 0, ""
+    outcome = SURVIVED if is_covered else NOT_COVERED
     copy = forks.copy()
     with copy.planted(fault.path, fault.planted()):
         for names in filter(None, parts):
             limit = START + 5 * sum(tests[name] for name in names)
             code = copy.run(functools.partial(forks.Chosen, names), limit, locks)
             count += len(names)
-            outcome = SURVIVED if code == 0 else KILLED
-            if outcome == KILLED:
-                by = _ending(code, copy)
+            if code != 0:
+                outcome, by = KILLED, _ending(code, copy)
                 break
-    seconds = round(time.monotonic() - start, 1)
     return {
         **{name: getattr(fault, name) for name in ("key", "path", "line", "kind")},
         **{"scope": fault.scope, "old": fault.old, "new": fault.new},
-        **{"outcome": outcome, "by": by, "tests": count, "seconds": seconds},
+        **{"outcome": outcome, "by": by, "tests": count},
+        "seconds": round(time.monotonic() - start, 1),
     }
 
 
@@ -160,8 +163,9 @@ def run(faults, files, folder, workers=1, locks=(), seconds=60) -> list[dict]:
     found = []
     with tempfile.TemporaryDirectory() as copies, forks.pool(workers, copies) as pool:
         tests = recording.recorded(pool, files, list(locks))
-        jobs = [_job(fault, tests, seconds) for fault in faults]
-        for outcome in pool.imap_unordered(functools.partial(judged, locks), jobs):
+        judge = functools.partial(judged, locks, seconds)
+        jobs = [_job(fault, tests) for fault in faults]
+        for outcome in pool.imap_unordered(judge, jobs):
             found.append(outcome)
             with (folder / "faults.jsonl").open("a") as lines:
                 lines.write(json.dumps(outcome) + "\n")
@@ -169,10 +173,12 @@ def run(faults, files, folder, workers=1, locks=(), seconds=60) -> list[dict]:
     return found
 
 
-def _job(fault, tests, seconds):
+def _job(fault, tests):
+    """A fault, whether a test runs its line, and the tests of that line or file."""
     seeing = recording.seeing(tests, fault.path, *fault.covered)
-    parts = stages(ordered(fault, seeing), seeing, seconds)
-    return fault, parts, {name: seeing[name] for part in parts for name in part}
+    if seeing:
+        return fault, True, seeing
+    return fault, False, recording.seeing(tests, fault.path, 1, 10_000)
 
 
 def main(arguments=None):
