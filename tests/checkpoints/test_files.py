@@ -370,3 +370,23 @@ def test_nothing_is_printed(tmp_path, capfd):
     checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("absl").filters == before
+
+
+def test_the_log_of_the_program_is_heard_again_afterwards(tmp_path, caplog):
+    checkpoints.save(tmp_path / "a", Model(nnx.Rngs(0)))
+    with checkpoints.Checkpoints(tmp_path / "b") as kept:
+        kept.save(1, rngs=nnx.Rngs(0))
+    checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
+    logging.getLogger("asyncio").warning("tensorstore is mentioned")
+    assert caplog.messages == ["tensorstore is mentioned"]
+
+
+def test_a_path_that_cannot_be_looked_up_is_named(tmp_path):
+    path = tmp_path / ("x" * 300)
+    for read in (
+        lambda: checkpoints.restore(path, nnx.Rngs(0)),
+        lambda: checkpoints.Checkpoints(path).steps(),
+    ):
+        with pytest.raises(errors.CheckpointError, match="too long") as caught:
+            read()
+        assert str(caught.value).startswith(f"Reading {path} failed.")
