@@ -35,15 +35,17 @@ KILLED, SURVIVED, NOT_COVERED = "killed", "survived", "not covered"
 def ordered(fault: planting.Fault, tests: dict[str, float]) -> list[str]:
     """Tests by how soon they see a fault: of each file one, then of each another one.
 
-    The files of its chapter come first, then those most of whose tests run its line.
+    The files of its name come first, then those of its chapter, and then by how many
+    of their tests run its line.
     """
     files = collections.defaultdict(list)
     for test in sorted(tests, key=tests.get):
         files[test.partition("::")[0]].append(test)
-    chapter = pathlib.Path(fault.path).parts[2]
+    place = pathlib.Path(fault.path)
 
     def distance(file):
-        return chapter not in pathlib.Path(file).parts, -len(files[file]), file
+        is_far = place.parts[2] not in pathlib.Path(file).parts
+        return place.stem not in file, is_far, -len(files[file]), file
 
     nearest = [files[file] for file in sorted(files, key=distance)]
     rounds = itertools.zip_longest(*nearest)
