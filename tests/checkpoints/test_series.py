@@ -114,8 +114,9 @@ def test_error_in_the_background_reaches_the_next_call(tmp_path, monkeypatch):
     break_commits(monkeypatch)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, rngs=nnx.Rngs(0))
-    with pytest.raises(errors.CheckpointError, match="Saving step 1 to .*failed") as e:
+    with pytest.raises(errors.CheckpointError) as e:
         checkpoints.steps()
+    assert str(e.value).startswith(f"Saving step 1 to {tmp_path} failed.")
     assert "No space left" in str(e.value.__cause__)
     monkeypatch.undo()
     assert checkpoints.save(1, rngs=nnx.Rngs(0))
