@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -28,6 +29,7 @@ import pytest
 from tests import sources
 
 MEMORY = 8 << 30  # bytes
+FAILED = 70  # the exit code of a fork that could not run pytest, which has none such
 OPTIONS = ["-p", "no:cacheprovider", "-q", "--tb=line", "--assert=plain"]
 MARKS = "not long and not pages"
 
@@ -71,17 +73,25 @@ class Copy:
 
         Returns:
             The exit code of pytest, negative after a signal; ``None`` past the limit.
+
+        Raises:
+            RuntimeError: If pytest could not be run.
         """
         self.file.unlink(missing_ok=True)
         with one_of(locks):
             pid = os.fork()
             if not pid:
-                code = 70  # of a program that fails, to which pytest gives none
+                code = FAILED
                 try:
                     code = self._test(make)
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(code)
-            return _ended(pid, limit)
+            code = _ended(pid, limit)
+        if code == FAILED:
+            raise RuntimeError((self.folder / "log").read_text())
+        return code
 
     def _test(self, make: Callable) -> int:
         os.setsid()

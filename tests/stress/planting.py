@@ -30,7 +30,10 @@ TURNED = {
     **{ast.And: ("and", "or"), ast.Or: ("or", "and"), ast.Add: ("+", "-")},
     **{ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*")},
 }
-SYMMETRIC = {"max", "min", "maximum", "minimum", "add", "multiply", "gcd", "allclose"}
+SYMMETRIC = {
+    *("max", "min", "maximum", "minimum", "add", "multiply", "gcd", "allclose"),
+    *("promote_types", "result_type"),
+}
 RAISING = {"isinstance", "issubclass", "getattr", "setattr", "hasattr", "map", "filter"}
 UNSEEN_CALLS = {"warn", "cast", "TypeVar", "ParamSpec", "NewType"}
 UNSEEN_OPTIONS = {"stacklevel", "maxsize", "strict"}
