@@ -1,8 +1,11 @@
 """A few seeded rounds of the programs in ``tests/stress``; they run for minutes."""
 
+import json
 import os
 import subprocess
 import sys
+
+import pytest
 
 from tests import sources
 from tests.stress import shared_weights
@@ -21,3 +24,26 @@ def test_threads_that_call_new_functions_at_once_do_not_crash():
 
 def test_two_processes_load_and_save_weights():
     shared_weights.main([])
+
+
+PLANTED = """
+import dataclasses, pathlib, sys
+from tests.stress import mutants, planting, recording
+
+folder = pathlib.Path(sys.argv[1])
+recording.KEPT = folder
+killed = planting.chosen(0, 2, "src/graftree/core/paths.py")
+same = dataclasses.replace(killed[0], end=killed[0].start, text="", key="same")
+mutants.run([*killed, same], ["tests/core/test_paths.py"], folder)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="needs sys.monitoring")
+def test_planted_faults_are_seen_and_what_changes_nothing_survives(tmp_path):
+    # A fork of the process that runs the tests would have its backend.
+    command = [sys.executable, "-c", PLANTED, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=sources.ROOT)
+    lines = (tmp_path / "faults.jsonl").read_text().splitlines()
+    outcomes = {x["key"]: x["outcome"] for x in map(json.loads, lines)}
+    assert outcomes.pop("same") == "survived"
+    assert [*outcomes.values()] == ["killed", "killed"]

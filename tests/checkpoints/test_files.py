@@ -313,6 +313,16 @@ def test_what_cannot_be_stored_is_refused_by_path(tmp_path, name):
     assert not os.listdir(tmp_path)
 
 
+def test_integers_of_64_bits_are_stored_and_larger_ones_are_refused(tmp_path):
+    extremes = [-(2**63), 2**63 - 1]
+    checkpoints.save(tmp_path / "a", nnx.Variable(extremes))
+    restored = checkpoints.restore(tmp_path / "a", nnx.Variable([0, 0]))
+    assert restored.get_value() == extremes
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(TypeError, match="is an integer of more than 64 bits"):
+            checkpoints.save(tmp_path / "b", nnx.Variable(number))
+
+
 def test_donated_array_is_refused(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.kernel[...].delete()
@@ -370,3 +380,36 @@ def test_nothing_is_printed(tmp_path, capfd):
     checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("absl").filters == before
+
+
+def test_the_log_of_the_program_is_heard_again_afterwards(tmp_path, caplog):
+    checkpoints.save(tmp_path / "a", Model(nnx.Rngs(0)))
+    with checkpoints.Checkpoints(tmp_path / "b") as kept:
+        kept.save(1, rngs=nnx.Rngs(0))
+    checkpoints.restore(tmp_path / "a", Model(nnx.Rngs(1)))
+    logging.getLogger("asyncio").warning("tensorstore is mentioned")
+    assert caplog.messages == ["tensorstore is mentioned"]
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_the_log_of_orbax_is_kept_for_who_asks_for_it(tmp_path, caplog, level):
+    pytest.importorskip("absl.logging")
+    log = logging.getLogger("absl")
+    before = log.level
+    try:
+        log.setLevel(level)
+        checkpoints.save(tmp_path / "a", nnx.Rngs(0))
+    finally:
+        log.setLevel(before)
+    assert bool(caplog.messages) == (level == logging.INFO)
+
+
+def test_a_path_that_cannot_be_looked_up_is_named(tmp_path):
+    path = tmp_path / ("x" * 300)
+    for read in (
+        lambda: checkpoints.restore(path, nnx.Rngs(0)),
+        lambda: checkpoints.Checkpoints(path).steps(),
+    ):
+        with pytest.raises(errors.CheckpointError, match="too long") as caught:
+            read()
+        assert str(caught.value).startswith(f"Reading {path} failed.")

@@ -318,6 +318,20 @@ def test_variables_that_hold_containers_and_refs_are_named():
     ]
 
 
+def test_an_array_added_to_the_container_of_a_variable_is_one_line():
+    @nnx.jit
+    def step(model):
+        return 1
+
+    model = nnx.Dict(v=nnx.Variable({"a": jnp.ones(2)}))
+    for value in ({"a": jnp.ones(2)}, {"a": jnp.ones(2), "b": jnp.ones(3)}):
+        model.v.set_value(value)
+        step(model)
+    (row,) = nnx.debugging.explain_recompile(step).rows
+    assert (row.path, row.what) == ("model['v'].b", "added")
+    assert (row.was, row.now) == ("nothing", "float32[3]")
+
+
 def test_a_graphdef_and_a_state_as_arguments_are_looked_into():
     step = nnx.jit(lambda graphdef, state: None)
     net = Net()

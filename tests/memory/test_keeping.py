@@ -273,6 +273,19 @@ def test_policies_are_combined():
     assert "<host>" in str(program) or "Host" in str(program)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_policy_of_jax_keeps_is_kept_in_a_combination(is_first):
+    def count_kept(policy):
+        function = nnx.remat(Block.__call__, policy=policy)
+        program = jax.make_jaxpr(lambda x: jax.vjp(function, block, x)[1])(X)
+        return len(program.jaxpr.outvars)
+
+    dots, named = jax.checkpoint_policies.dots_saveable, save("attention")
+    block = Block(nnx.Rngs(0))
+    combined = dots | named if is_first else named | dots
+    assert count_kept(combined) == count_kept(named) + 1  # the dot of `up`
+
+
 # ----------------------------------------------------------------- numbers and modes
 
 

@@ -35,6 +35,26 @@ def test_lists_are_inputs():
     np.testing.assert_array_equal(layer([[1, 2]]), layer(jnp.array([[1.0, 2.0]])))
 
 
+def test_bias_is_added_to_what_a_contraction_of_the_users_own_gives():
+    class Scaled:
+        """A product with its scale beside it, as of a quantized kernel."""
+
+        def __init__(self, product):
+            self.product, self.ndim = product, product.ndim
+
+        def __add__(self, other):
+            return 10 * self.product + other
+
+    def contract(*args, **options):
+        return Scaled(jax.lax.dot_general(*args, **options))
+
+    layer = nnx.Linear(3, 4, dot_general=contract, rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.arange(4.0)
+    x = random(2, 3)
+    expected = 10 * np.float64(x) @ np.float64(layer.kernel[...]) + np.arange(4)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_wrong_number_of_features_is_a_type_error():
     with pytest.raises(TypeError, match="contracting dimensions.*(?s:.*)at Linear"):
         nnx.Linear(2, 3, rngs=nnx.Rngs(0))(jnp.ones((1, 4)))

@@ -261,10 +261,10 @@ def test_adapted_layers_can_be_pickled():
 @pytest.mark.parametrize("make", ["wrapped", "linear"])
 def test_out_sharding_is_that_of_both_terms(make, named):
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
-    layer = nnx.LoRALinear(4, 6, lora_rank=2, **ONES, rngs=nnx.Rngs(0))
+    layer = nnx.LoRALinear(4, 6, lora_rank=3, **ONES, rngs=nnx.Rngs(0))
     if make == "wrapped":
         base = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
-        layer = nnx.LoRA(4, 2, 6, base_module=base, **ONES, rngs=nnx.Rngs(1))
+        layer = nnx.LoRA(4, 3, 6, base_module=base, **ONES, rngs=nnx.Rngs(1))
     x, spec = random(2, 4), PartitionSpec(None, "y")
     expected = layer(x)
     with jax.set_mesh(mesh):

@@ -246,6 +246,24 @@ def test_the_error_lists_what_differs():
     assert_untouched(before, stack)
 
 
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: jnp.ones((3, 2)), "shape"),
+        (lambda: jnp.ones((2, 2), "bfloat16"), "dtype"),
+        (lambda: {"a": jnp.ones((2, 2))}, "value"),
+    ],
+    ids=["shape", "dtype", "value"],
+)
+def test_the_error_says_how_a_leaf_differs(make, what):
+    layers = [nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in (0, 1)]
+    model = nnx.Dict(blocks=nnx.List(layers))
+    model.blocks[1].kernel.set_value(make())
+    with pytest.raises(nnx.errors.StateMismatchError) as caught:
+        nnx.surgery.stack(model, "blocks")
+    assert [misfit[:2] for misfit in caught.value.misfits] == [(("kernel",), what)]
+
+
 VALUES = {
     "float32": lambda random: jnp.asarray(random.normal(size=2), "float32"),
     "nan": lambda random: jnp.array([np.nan, -0.0, np.inf, 1e-40], "float32"),

@@ -55,6 +55,28 @@ def test_without_a_mesh_moments_follow_the_placement_of_the_param():
     assert mu.get_metadata() == kernel.get_metadata()
 
 
+def test_moments_that_are_made_elsewhere_move_to_the_param():
+    placement = jax.NamedSharding(mesh(2, 2), jax.P("x", "y"))
+    kernel = nnx.Param(jax.device_put(jnp.ones((4, 4)), placement))
+    moments = optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda x: jnp.zeros(x.shape), params),
+        lambda updates, state, params=None: (updates, state),
+    )
+    optimizer = nnx.Optimizer([kernel], moments, wrt=nnx.Param)
+    assert optimizer.opt_state[0].sharding == placement
+
+
+def test_moments_made_in_a_trace_follow_the_annotation_of_the_param():
+    @nnx.jit
+    def make():
+        kernel = nnx.Param(jnp.ones((4, 4)), out_sharding=("x", "y"))
+        return nnx.Optimizer([kernel], optax.adam(0.1), wrt=nnx.Param)
+
+    with jax.set_mesh(mesh(2, 2)):
+        mu = make().opt_state[0].mu[0]
+    assert mu.sharding.spec == jax.P("x", "y")
+
+
 def test_optimizer_sharding_leaves_the_param_where_it_is():
     explicit = mesh(2, 2, kind=jax.sharding.AxisType.Explicit)
     with jax.set_mesh(explicit):

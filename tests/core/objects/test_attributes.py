@@ -173,3 +173,11 @@ def test_registering_a_type_reaches_instances_seen_before():
     assert not nnx.is_data(Late())
     nnx.register_data_type(Late)
     assert nnx.is_data(Late())
+
+
+@pytest.mark.parametrize("declare", [nnx.data, nnx.static])
+def test_unknown_options_of_a_declaration_are_named(declare):
+    with pytest.raises(TypeError) as caught:
+        declare(default=1, static=True, alias="a")
+    expected = f"nnx.{declare.__name__} got unexpected options ['alias', 'static']."
+    assert str(caught.value) == expected

@@ -100,6 +100,15 @@ def test_a_text_within_a_text_has_its_form(compact):
     assert compact(Node(x=foreign)) == "Node(\n  x=<Node(...\n)"
 
 
+def test_an_array_counts_as_about_the_lines_that_it_takes(lines):
+    table = nnx.Dict(table=nnx.Param(np.arange(96.0).reshape(3, 32)))
+    written = nnx.debugging.full_repr(table)
+    lines(written.count("\n") * 3 // 2)
+    assert repr(table) == written
+    lines(written.count("\n") * 2 // 3)
+    assert repr(table).endswith(HINT)
+
+
 def test_a_variable_of_an_array_is_never_shortened(lines):
     lines(0)
     assert repr(nnx.Param(jnp.ones(2))).splitlines()[1] == (

@@ -99,6 +99,20 @@ def test_steps_are_found_once_for_equal_types():
     assert len(calls) == 3
 
 
+def test_without_compilation_each_call_runs_the_function():
+    calls = []
+
+    @eager_steps.in_known_steps
+    def double(x):
+        calls.append(1)
+        return 2 * x
+
+    with jax.disable_jit():
+        for _ in range(2):
+            np.testing.assert_array_equal(double(x), 2 * x)
+    assert len(calls) == 2
+
+
 def test_what_has_no_steps_is_called():
     @eager_steps.in_known_steps
     def magnitude(x):
