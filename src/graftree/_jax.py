@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import traceback
 import types
@@ -211,15 +212,12 @@ def eager_context() -> tuple[Any, ...] | None:
     ``None`` in a trace, where JAX looks for errors or compiles nothing, and where the
     settings are unknown.
     """
-    if (
-        current_trace() is not no_trace
-        or config.jax_debug_nans
-        or config.jax_debug_infs
-        or config.jax_disable_jit
-        or config.jax_debug_key_reuse
-    ):
-        return None
-    return _settings()
+    is_plain = current_trace() is no_trace and not any(_ways_to_run(config))
+    return _settings() if is_plain else None
+
+
+_FLAGS = "jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_debug_key_reuse"
+_ways_to_run = operator.attrgetter(*[x for x in _FLAGS if hasattr(config, x)])
 
 
 def _prove_settings(trace_context: Any) -> None:
@@ -257,8 +255,8 @@ def trace_context() -> dict[str, Any]:
 
 
 @functools.cache
-def _kinds_of_derivatives() -> frozenset[type]:
-    """The types of the tracers that carry derivatives."""
+def _kinds_of_derivatives(_: Any) -> frozenset[type]:
+    """The types of the tracers that carry derivatives, by a setting of JAX."""
     kinds = list[type]()
 
     def f(x: Any) -> Any:
@@ -274,7 +272,8 @@ def _kinds_of_derivatives() -> frozenset[type]:
 
 def is_differentiated(x: Any) -> bool:
     """Whether ``x`` carries a derivative: a tracer of JAX's forward mode."""
-    return isinstance(x, Tracer) and type(x) in _kinds_of_derivatives()
+    setting = getattr(config, "jax_use_direct_linearize", None)
+    return isinstance(x, Tracer) and type(x) in _kinds_of_derivatives(setting)
 
 
 # ---------------------------------------------------------------------------- arrays
