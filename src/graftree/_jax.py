@@ -152,10 +152,15 @@ def _kinds_of_traces(find_top_trace: Any) -> tuple[type, type]:
         return kinds[0], type(find_top_trace(()))
 
 
-def is_staging() -> bool:
-    """Whether the innermost trace of this thread records a program, as jit does."""
+def is_staging() -> bool | None:
+    """Whether the innermost trace of this thread records a program, as jit does.
+
+    ``None`` if that is unknown.
+    """
     traces = _traces()
-    return traces is not None and traces[0][1]
+    if traces is None:
+        return None if is_tracing() else False
+    return traces[0][1]
 
 
 def recording_trace() -> Any:

@@ -87,7 +87,7 @@ def shard_map(
         )
 
         def sharded(*groups: Any) -> Any:
-            if not _jax.is_staging():
+            if _jax.is_staging() is False:  # `None` where nobody knows: JAX may refuse
                 reason = "takes array refs under jax.jit only"
                 ref_contents.refuse(groups, "shard_map", reason)
             _check_parts(groups, ins, mesh)
