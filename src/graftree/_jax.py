@@ -85,12 +85,10 @@ def _find_token() -> Callable[[], Any]:
         "jax.extend.core:get_opaque_trace_state": _by_states,
     }
     for place, make in ways.items():
-        try:
+        with contextlib.suppress(Exception):  # what it may be nobody knows
             token = make(_jax_names.find(place))
             if _tells_apart(token):
                 return token
-        except Exception:  # what it may be nobody knows
-            pass
         _jax_names.tell(place)
     raise ImportError(
         f"This version of graftree can't tell the traces of JAX {jax.__version__} "
@@ -153,10 +151,7 @@ def _kinds_of_traces(find_top_trace: Any) -> tuple[type, type]:
 
 
 def is_staging() -> bool | None:
-    """Whether the innermost trace of this thread records a program, as jit does.
-
-    ``None`` if that is unknown.
-    """
+    """Whether the innermost trace records a program, as jit does; ``None``: unknown."""
     traces = _traces()
     if traces is None:
         return None if is_tracing() else False
