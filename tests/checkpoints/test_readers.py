@@ -7,7 +7,7 @@ import pytest
 
 import graftree as nnx
 from graftree import checkpoints, errors
-from graftree.checkpoints import orbax_side
+from graftree.checkpoints import orbax_side, series
 
 
 def tree(step):
@@ -154,3 +154,31 @@ def test_a_reader_that_polls_sees_whole_steps_in_order(tmp_path):
         step_of(checkpoints.restore(tmp_path / "a", tree(0)))
     writer.join()
     assert seen[-1] > 1
+
+
+def test_a_step_that_comes_while_the_last_one_goes_is_found(tmp_path, monkeypatch):
+    with checkpoints.Checkpoints(tmp_path) as kept:
+        kept.save(1, m=tree(1))
+    is_step, asked = series._is_step, []
+
+    def ask(folder):
+        if not asked:  # what a writer with keep=1 does when it has saved step 2
+            asked.append((tmp_path / "1").rename(tmp_path / "2"))
+        return is_step(folder)
+
+    monkeypatch.setattr(series, "_is_step", ask)
+    assert checkpoints.Checkpoints(tmp_path).restore_latest(m=nnx.State(tree(0))) == 2
+
+
+def test_threads_of_a_failed_save_that_go_on_are_left():
+    class Thread(threading.Thread):
+        def join(self, timeout=None):
+            raise TimeoutError("did not complete")
+
+    Thread.__module__ = "orbax.checkpoint"
+    ended = threading.Event()
+    Thread(target=ended.wait, daemon=True).start()
+    try:
+        orbax_side.let_threads_fail(0.01)
+    finally:
+        ended.set()

@@ -379,6 +379,18 @@ class Checkpoints:
             return self._listed_steps()
 
     def _listed_steps(self) -> list[int]:
+        listed = self._listed_once()
+        if orbax_side.is_remote(self._directory):
+            return listed
+        # While a folder is listed, another program may rename what is in it: the step
+        # that it deletes is gone then, and the next one is not in the list yet.
+        for _ in range(_MOST_LISTINGS):
+            before, listed = listed, self._listed_once()
+            if listed == before:
+                break
+        return listed
+
+    def _listed_once(self) -> list[int]:
         if not orbax_side.exists(self._directory):
             return []
         return sorted(int(x.name) for x in self._directory.iterdir() if _is_step(x))
@@ -481,6 +493,9 @@ def _item(name: str, obj: Any) -> Any:
     if data_states.is_iterator(obj):
         return args.JsonSave(data_states.to_json(name, obj))
     return args.StandardSave(files.stored_tree(obj, "Checkpoints.save", name))
+
+
+_MOST_LISTINGS = 10
 
 
 def _is_step(folder: Any) -> bool:
