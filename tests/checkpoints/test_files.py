@@ -174,6 +174,15 @@ def test_what_had_no_device_of_its_own_has_none_again(tmp_path):
     assert (elsewhere * count[...]).devices() == {jax.devices()[1]}
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_weak_type_is_kept_whatever_the_width_of_numbers(is_wide, tmp_path):
+    checkpoints.save(tmp_path / "a", nnx.Variable(jnp.asarray(2.0)))
+    wanted = nnx.Variable(jnp.asarray(0.0))
+    with jax.enable_x64(is_wide):
+        restored = checkpoints.restore(tmp_path / "a", wanted)
+    assert restored[...].weak_type is True and restored[...].dtype == np.float32
+
+
 def sharded_counter():
     return nnx.Variable(jnp.asarray(2.0)), nnx.Rngs(0)
 

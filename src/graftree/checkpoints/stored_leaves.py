@@ -213,10 +213,12 @@ def _as_weak(x: jax.Array) -> jax.Array:
     number = {"f": 0.0, "i": 0, "c": 0j}.get(x.dtype.kind)
     if number is None:
         return x
-    weak = jax.lax.full(x.shape, number)
-    if weak.dtype != x.dtype:
-        return x
-    return jax.device_put(weak.at[...].set(x), x.sharding if x.committed else None)
+    with jax.enable_x64(x.dtype.itemsize == np.dtype(type(number)).itemsize):
+        weak = jax.lax.full(x.shape, number)
+        if weak.dtype != x.dtype:
+            return x
+        weak = weak.at[...].set(x)
+    return jax.device_put(weak, x.sharding if x.committed else None)
 
 
 def _implementation(dtype: Any) -> Any:
