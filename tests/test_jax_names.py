@@ -85,12 +85,12 @@ def test_way_by_a_missing_name_goes_otherwise_and_tells_once(monkeypatch, told):
     assert told == [(PLACE,)]
 
 
-def test_way_whose_proof_fails_is_never_gone(told):
+def test_way_that_can_not_be_prepared_is_never_gone(told):
     def refuse(_):
         raise _jax_names.ChangedError
 
     calls = []
-    made = way(lambda *x: calls.append(x), proof=refuse)
+    made = way(lambda *x: calls.append(x), prepare=refuse)
     assert made(1) == ("otherwise", 1) == made(1)
     assert calls == [] and told == [(PLACE,)]
 
@@ -102,15 +102,15 @@ def test_way_that_fails_later_is_left_for_good(told):
     assert told == [(PLACE,)]
 
 
-def test_proof_knows_nothing_of_the_trace_around_the_first_use(told):
+def test_preparing_knows_nothing_of_the_trace_around_the_first_use(told):
     seen = []
-    made = way(proof=lambda found: seen.append(_jax.is_tracing()))
+    made = way(prepare=lambda found: (found, seen.append(_jax.is_tracing()))[:1])
     jax.jit(lambda x: made(x)[1])(1.0)
     assert seen == [False] and told == []
 
 
 def test_full_stack_is_no_fault_of_a_name(told):
-    errors = iter([RecursionError()])
+    errors = iter([RecursionError(), MemoryError()])
 
     def deep(_, x):
         for error in errors:
@@ -118,8 +118,9 @@ def test_full_stack_is_no_fault_of_a_name(told):
         return x
 
     made = way(deep)
-    with pytest.raises(RecursionError):
-        made(1)
+    for kind in (RecursionError, MemoryError):
+        with pytest.raises(kind):
+            made(1)
     assert made(1) == 1 and told == []
 
 

@@ -69,7 +69,7 @@ def _by_states(get: Callable[[], Any]) -> Callable[[], Any]:
 
     def token() -> Any:
         state = get()
-        for found in [reference() for reference in held]:
+        for found in [reference() for reference in [*held]]:
             if found is not None and found.state == state:
                 return found
         new = _Token(state)
@@ -118,36 +118,30 @@ def _chain(find_top_trace: Any) -> list[Any]:
     return found
 
 
-def _prove_traces(find_top_trace: Any) -> None:
-    """Raises if three traces, of which one runs and one records, are not told."""
+def _kinds_of_traces(find_top_trace: Any) -> tuple[Any, type]:
+    """With it, the type of the traces that record programs.
+
+    Three traces are told apart for it, of which one records and one runs.
+    """
     chains = list[list[type]]()
 
     def note(_: Any) -> None:
         chains.append([*map(type, _chain(find_top_trace))])
 
     jax.make_jaxpr(jax.vmap(note))(np.zeros(1))
-    recording, running = _kinds_of_traces(find_top_trace)
-    if recording is running or chains[0][1:] != [recording, running]:
+    [[_, recording, running]] = chains
+    if recording is running or [running] != [*map(type, _chain(find_top_trace))]:
         raise _jax_names.ChangedError
+    return find_top_trace, recording
 
 
-@_jax_names.by("jax.extend.core:find_top_trace", proof=_prove_traces)
-def _traces(find_top_trace: Any) -> list[tuple[Any, bool]] | None:
+@_jax_names.by("jax.extend.core:find_top_trace", prepare=_kinds_of_traces)
+def _traces(find_top_trace: Any, recording: type) -> list[tuple[Any, bool]] | None:
     """The traces around what is called now, innermost first, and whether each records.
 
     ``None`` if that is unknown.
     """
-    recording, _ = _kinds_of_traces(find_top_trace)
     return [(x, type(x) is recording) for x in _chain(find_top_trace)] or None
-
-
-@functools.cache
-def _kinds_of_traces(find_top_trace: Any) -> tuple[type, type]:
-    """The types of the traces that record programs, and of that which runs."""
-    kinds = list[type]()
-    jax.make_jaxpr(lambda: kinds.append(type(find_top_trace(()))))()
-    with jax.core.eval_context():
-        return kinds[0], type(find_top_trace(()))
 
 
 def is_staging() -> bool | None:
@@ -220,16 +214,17 @@ _FLAGS = "jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_debug_key_r
 _ways_to_run = operator.attrgetter(*[x for x in _FLAGS if hasattr(config, x)])
 
 
-def _prove_settings(trace_context: Any) -> None:
+def _checked_settings(trace_context: Any) -> tuple[Any]:
     before = trace_context()
     with jax.default_matmul_precision("float32"):
         during = trace_context()
     hash(before)
     if type(before) is not tuple or before == during or before != trace_context():
         raise _jax_names.ChangedError
+    return (trace_context,)
 
 
-@_jax_names.by("jax._src.config:trace_context", proof=_prove_settings)
+@_jax_names.by("jax._src.config:trace_context", prepare=_checked_settings)
 def _settings(trace_context: Any) -> Any:
     """The settings of JAX that what is traced depends on."""
     return trace_context()
@@ -440,18 +435,19 @@ def is_format(kind: Any, x: Any) -> bool:
 is_format.otherwise(lambda _: False)
 
 
-def _prove_checks(checkify: Any, user_checks: Any) -> None:
+def _checked_checkify(checkify: Any, user_checks: Any) -> tuple[Any]:
     error, out = checkify(jax.lax.sin, errors=user_checks)(0.0)
     if error.get() is not None or out != 0:
         raise _jax_names.ChangedError
+    return (checkify,)
 
 
 @_jax_names.by(
     "jax.experimental.checkify:checkify",
     "jax.experimental.checkify:user_checks",
-    proof=_prove_checks,
+    prepare=_checked_checkify,
 )
-def checkify(found: Any, _: Any) -> Any:
+def checkify(found: Any) -> Any:
     """JAX's function of this name; ``None`` if it does not work."""
     return found
 
@@ -477,7 +473,7 @@ def as_varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
 # Values that lie where others do. The `shard_alike` of JAX 0.10 was a mere hint.
 
 
-def _make_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> None:
+def _made_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> tuple[Any]:
     alike = primitive("placed_alike")
     alike.def_impl(lambda new, old: new)
     alike.def_abstract_eval(lambda new, old: new)
@@ -492,10 +488,7 @@ def _make_alike(primitive: Any, jvps: Any, batchers: Any, register: Any) -> None
 
     # A program with it may be compiled long after, where nothing could stand in for it.
     jax.jit(jax.vmap(derived)).lower(np.zeros((1, 1), np.float32))
-    _made.append(alike)
-
-
-_made: list[Any] = []
+    return (alike,)
 
 
 @_jax_names.by(
@@ -503,11 +496,11 @@ _made: list[Any] = []
     "jax.interpreters.ad:primitive_jvps",
     "jax.interpreters.batching:primitive_batchers",
     "jax.interpreters.mlir:register_lowering",
-    proof=_make_alike,
+    prepare=_made_alike,
 )
-def _alike(*_: Any) -> Any:
+def _alike(operation: Any) -> Any:
     """The operation that gives the first of two arrays of one shape."""
-    return _made[0]
+    return operation
 
 
 def placed_alike(new: Any, old: Any) -> Any:
@@ -626,14 +619,15 @@ def _noted(
     return given, trace.steps, result
 
 
-def _prove_noting(set_current_trace: Any) -> None:
+def _checked_noting(set_current_trace: Any) -> tuple[Any]:
     kind = jax.typeof(np.zeros(2, np.float32))
     given, (step,), result = _noted(set_current_trace, jax.lax.neg, [kind])
     if step.inputs[0] is not given[0] or step.outputs[0] is not result:
         raise _jax_names.ChangedError
+    return (set_current_trace,)
 
 
-@_jax_names.by("jax.extend.core:set_current_trace", proof=_prove_noting)
+@_jax_names.by("jax.extend.core:set_current_trace", prepare=_checked_noting)
 def _set_current_trace(found: Any) -> Any:
     return found
 
@@ -656,23 +650,23 @@ def eager_steps(
 # Programs as JAX records them; what is public of them is read by `jaxprs`.
 
 
-def _prove_scopes(transform: Any, current: Any) -> None:
+def _kind_of_transforms(transform: Any, current: Any) -> tuple[type]:
     with transform("a"), jax.named_scope("b"):
         first, second = current().stack[-2:]
     if (first.name, second.name) != ("a", "b") or type(first) is type(second):
         raise _jax_names.ChangedError
+    return (type(first),)
 
 
 @_jax_names.by(
     "jax.extend.source_info_util:transform_name_stack",
     "jax.extend.source_info_util:current_name_stack",
-    proof=_prove_scopes,
+    prepare=_kind_of_transforms,
 )
-def scopes_of(transform: Any, current: Any, equation: Any) -> list[tuple[str, bool]]:
+def scopes_of(of_transforms: type, equation: Any) -> list[tuple[str, bool]]:
     """The name stack of an equation: names, and whether each is that of a transform."""
-    kind = _kind_of_transforms(transform, current)
     stack = equation.source_info.name_stack.stack
-    return [(entry.name, isinstance(entry, kind)) for entry in stack]
+    return [(entry.name, isinstance(entry, of_transforms)) for entry in stack]
 
 
 @scopes_of.otherwise
@@ -680,10 +674,16 @@ def _(_: Any) -> list[tuple[str, bool]]:
     return []
 
 
-@functools.cache
-def _kind_of_transforms(transform: Any, current: Any) -> type:
-    with transform("a"):
-        return type(current().stack[-1])
+@_jax_names.by("jax.extend.core:JaxprEqn.ctx")
+def context_of(slot: Any, equation: Any) -> Any:
+    """The settings of JAX under which an equation was recorded.
+
+    Where they are unknown, it is another thing each time.
+    """
+    return slot.__get__(equation)
+
+
+context_of.otherwise(lambda _: object())
 
 
 @_jax_names.by("jax.extend.source_info_util:summarize")

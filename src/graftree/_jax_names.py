@@ -32,8 +32,8 @@ class Name(NamedTuple):
 
 NAMES = {
     "jax._src.core:trace_state": Name(
-        "the token of the innermost trace, in 45 ns",
-        "jax.extend.core.get_opaque_trace_state, in 500 ns",
+        "the token of the innermost trace",
+        "jax.extend.core.get_opaque_trace_state",
         "calls of layers and new Variables take a little longer",
     ),
     "jax.extend.core:get_opaque_trace_state": Name(
@@ -56,6 +56,11 @@ NAMES = {
         "the names of these settings",
         "",
         "explain_recompile does not tell settings of JAX",
+    ),
+    "jax.extend.core:JaxprEqn.ctx": Name(
+        "to know a program that was compiled before: the settings in it",
+        "each is compiled",
+        "control flow outside of jit is compiled at each call",
     ),
     "jax._src.mesh:get_concrete_mesh": Name(
         "the mesh in functions whose axes have names",
@@ -137,6 +142,9 @@ NAMES = {
 }
 
 
+_logger = logging.getLogger("graftree")
+
+
 class ChangedError(Exception):
     """What a name of JAX gives is not what it gave."""
 
@@ -168,9 +176,7 @@ def tell(*places: str) -> None:
     _told.update(names)
     lost = "; ".join(dict.fromkeys(NAMES[place].lost for place in names))
     text = ", ".join(names).replace(":", ".")
-    logging.getLogger("graftree").warning(
-        "JAX %s has %s %s: %s.", jax.__version__, what, text, lost
-    )
+    _logger.warning("JAX %s has %s %s: %s.", jax.__version__, what, text, lost)
 
 
 # The names of which something was said.
@@ -191,15 +197,16 @@ class _Way:
     Args:
         function: It gets what is found for the names, and then its arguments.
         places: The names.
-        proof: Gets the former, and raises if they do not work.
+        prepare: Makes of what is found what the function gets; raises if it does not
+            work.
     """
 
     def __init__(
-        self, function: Any, places: Sequence[str], proof: Callable[..., None] | None
+        self, function: Any, places: Sequence[str], prepare: Callable[..., Any]
     ) -> None:
-        self._function, self._places, self._proof = function, places, proof
+        self._function, self._places, self._prepare = function, places, prepare
         self._otherwise: Callable[..., Any] = lambda *_: None
-        self._found: list[Any] | None = None
+        self._given: Sequence[Any] | None = None
         self._is_open = True
         self.__doc__ = function.__doc__
 
@@ -211,29 +218,31 @@ class _Way:
     def __call__(self, *args: Any) -> Any:
         if self._is_open:
             try:
-                if self._found is None:
-                    self._found = self._look_up()
-                return self._function(*self._found, *args)
-            except RecursionError:  # says something of the stack, and nothing of JAX
+                if self._given is None:
+                    self._given = self._look_up()
+                return self._function(*self._given, *args)
+            except (MemoryError, RecursionError):  # which say nothing of JAX
                 raise
             except Exception:
                 self._is_open = False
                 tell(*self._places)
+                _logger.debug("This is why:", exc_info=True)
         return self._otherwise(*args)
 
-    def _look_up(self) -> list[Any]:
-        found = [*map(find, self._places)]
-        if self._proof is not None:
-            with jax.core.eval_context():  # whatever is traced around the first use
-                self._proof(*found)
-        return found
+    def _look_up(self) -> Sequence[Any]:
+        with jax.core.eval_context():  # whatever is traced around the first use
+            return self._prepare(*map(find, self._places))
+
+
+def _as_found(*found: Any) -> Sequence[Any]:
+    return found
 
 
 def by(
-    *places: str, proof: Callable[..., None] | None = None
+    *places: str, prepare: Callable[..., Sequence[Any]] = _as_found
 ) -> Callable[[Callable[..., Any]], _Way]:
     """Makes a function one by names of the table.
 
     It must not call what users wrote, whose errors are theirs.
     """
-    return lambda function: _Way(function, places, proof)
+    return lambda function: _Way(function, places, prepare)

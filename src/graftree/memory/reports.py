@@ -184,8 +184,9 @@ def saved(
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
     kept = program.outvars[len(program.outvars) - len(jax.tree.leaves(form[1])) :]
-    paths = [re.sub(r"^self\b", owner, x) for x in program.debug_info.arg_names]
-    arguments = dict(zip(program.invars, paths, strict=True))
+    given = getattr(getattr(program, "debug_info", None), "arg_names", None) or ()
+    paths = [re.sub(r"^self\b", owner, x) for x in given]
+    arguments = dict(zip(program.invars, paths, strict=False))
     whole = _Part(program, Place(), owner)
     values = [_value(whole, x, arguments) for x in _distinct(kept)]
     return SavedReport(tuple(sorted(values, key=lambda x: not _is_given(x))))

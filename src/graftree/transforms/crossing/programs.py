@@ -139,7 +139,7 @@ class _Key:
         return (
             equation.primitive,
             len(equation.outvars),
-            self._of_context(equation.ctx),
+            self._of_context(_jax.context_of(equation)),
             *_jax.scopes_of(equation),
             *inputs,
             *parameters,
