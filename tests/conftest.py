@@ -7,12 +7,18 @@ import jax
 import pytest
 
 from graftree import _jax_names
+from tests import modes
 
 # No deadline: the first call of anything in JAX compiles. In CI the examples are the
 # same in every run, so that a red build can be repeated.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_generate_tests(metafunc):
+    """Runs a test that has a mode in all of them."""
+    modes.parametrize(metafunc)
 
 
 @pytest.fixture

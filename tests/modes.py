@@ -1,4 +1,7 @@
-"""The three modes of transforms, as keyword arguments and as parameters of tests."""
+"""The three modes of transforms, as keyword arguments and as parameters of tests.
+
+A test (or a fixture) that has one of `ARGUMENTS` runs with each of its values.
+"""
 
 import itertools
 import zlib
@@ -10,8 +13,26 @@ GRAPH = {"graph": True, "graph_updates": False}
 TREE = {"graph": False}
 
 BY_NAME = {"graph_updates": GRAPH_UPDATES, "graph": GRAPH, "tree": TREE}
-MODES = pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
 # The two in which only the values of Variables reach the caller.
+VALUES = {"graph": GRAPH, "tree": TREE}
+ARGUMENTS = {
+    "mode": BY_NAME,
+    "value_mode": VALUES,
+    "graph_mode": {"graph_updates": GRAPH_UPDATES, "graph": GRAPH},
+    "graph": {"graph": True, "tree": False},
+}
+
+
+def parametrize(metafunc):
+    """Runs a test with each value of its arguments that are listed here."""
+    given = [x.args[0] for x in metafunc.definition.iter_markers("parametrize")]
+    named = {y.strip() for x in given for y in (x.split(",") if type(x) is str else x)}
+    for name, values in ARGUMENTS.items():
+        if name in metafunc.fixturenames and name not in named:
+            metafunc.parametrize(name, values.values(), ids=values)
+
+
+MODES = pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
 VALUE_MODES = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
 
 

@@ -10,7 +10,6 @@ import pickle
 import hypothesis
 import jax
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 import graftree as nnx
@@ -387,7 +386,6 @@ def test_find_duplicates_finds_all_that_is_shared(node):
     )
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_an_empty_module_survives(graph):
     node = strategies.Block()
     comparisons.check_same(node, nnx.merge(*nnx.split(node, graph=graph)))

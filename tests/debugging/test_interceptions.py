@@ -12,7 +12,6 @@ import pytest
 
 import graftree as nnx
 from graftree.core.objects import observers
-from tests.modes import MODES
 
 
 def model():
@@ -49,7 +48,6 @@ def test_filters_choose_modules():
     assert [path for path, *_ in calls] == [("layers", 2)]
 
 
-@MODES
 def test_outputs_are_replaced(mode):
     net, x = model(), jnp.ones((4, 2))
     f = nnx.jit(lambda net, x: net(x), **mode)

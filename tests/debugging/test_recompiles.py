@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftree as nnx
 from graftree.transforms.crossing.traces import traces
-from tests import modes
 
 explain = nnx.debugging.explain_recompile
 X = np.ones((4, 2), np.float32)
@@ -159,7 +158,6 @@ def mesh(kind):
 
 
 @pytest.mark.parametrize("name", CAUSES)
-@modes.MODES
 def test_each_cause_is_named_by_its_path(name, mode):
     cause, expected = CAUSES[name]
     step, net = jitted(**mode), Net()

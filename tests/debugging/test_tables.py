@@ -351,7 +351,6 @@ def test_each_method_is_traced_once():
 # What is left as it was, and what is not possible.
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_the_model_stays_as_it_is(graph):
     with nnx.set_graph_mode(graph):
         rngs = nnx.Rngs(0)

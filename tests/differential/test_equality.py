@@ -15,7 +15,7 @@ import pytest
 import graftree as nnx
 from tests.differential import bodies, vocabulary
 from tests.differential.vocabulary import code, exact
-from tests.modes import GRAPH_UPDATES, MODES
+from tests.modes import GRAPH_UPDATES
 
 # Each line holds values that are equal, or nearly.
 LINES = [
@@ -81,7 +81,6 @@ def test_static_arguments_are_told_apart(values, how):
     check(calls[how], values)
 
 
-@MODES
 @parameters("transform", CALLS, known=["jit"])
 def test_static_attributes_set_outside_are_told_apart(mode, transform):
     model = Model()
@@ -109,7 +108,6 @@ def test_static_attributes_set_inside_arrive(transform):
     check(call, SOME)
 
 
-@MODES
 @parameters("transform", ["jit", "grad", "vmap"], known=["jit"])
 def test_metadata_is_told_apart_inside_and_outside(mode, transform):
     model = Model()

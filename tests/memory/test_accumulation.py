@@ -10,7 +10,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests.modes import MODES
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")
@@ -251,7 +250,6 @@ def test_the_number_of_parts_is_checked_first(parts, error):
         nnx.memory.value_and_grad(loss_fn, parts)
 
 
-@MODES
 def test_other_arguments_are_whole_or_objects(mode):
     # Without graph updates, gradients have the form of what is differentiated.
     def loss(weight, x, factor, counts):

@@ -11,7 +11,6 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms import names, policies
-from tests.modes import MODES
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
 save, offload = nnx.memory.save, nnx.memory.offload
@@ -289,7 +288,6 @@ def test_what_a_policy_of_jax_keeps_is_kept_in_a_combination(is_first):
 # ----------------------------------------------------------------- numbers and modes
 
 
-@MODES
 @pytest.mark.parametrize("make", [save, offload])
 def test_numbers_are_those_without_remat(mode, make):
     class Counting(Block):

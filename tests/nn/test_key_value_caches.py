@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import modes
 from tests.nn.attention_formulas import make_layer
 from tests.programs import in_one_program
 from tests.random_arrays import random
@@ -68,7 +67,6 @@ def test_token_by_token_gives_the_causal_full_pass(batch, options):
     check_equal(decode(layer, x, causal), full)
 
 
-@modes.MODES
 def test_decoding_in_nnx_jit_traces_once_and_keeps_the_cache(mode):
     traces = []
 

@@ -111,7 +111,6 @@ def test_inputs_must_be_numbers(cls):
         cls()("image")
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_pooling_layers_work_in_models_and_transforms(graph):
     model = nnx.Sequential(
         nnx.MaxPool(2, strides=2),

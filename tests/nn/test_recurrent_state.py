@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES, VALUE_MODES
 from tests.nn import recurrent_cases
 from tests.nn.recurrent_cases import SEQUENCE, Sum, make, normal
 
@@ -92,7 +91,6 @@ def test_the_first_carry_gets_the_keys_of_the_network():
         np.testing.assert_array_equal(rnn(x), expected)
 
 
-@MODES
 def test_cell_state_goes_from_step_to_step(mode):
     rnn, x = nnx.RNN(Noisy(nnx.Rngs(0))), jnp.ones((1, 4, 8))
     y = nnx.jit(lambda rnn, x: rnn(x), **mode)(rnn, x)
@@ -118,9 +116,8 @@ def test_broadcast_rngs_give_one_mask_per_call(ref):
     assert (masks[0] != masks[1]).any()
 
 
-@VALUE_MODES
-def test_broadcast_rngs_match_tags_in_every_mode(mode):
-    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(False):
+def test_broadcast_rngs_match_tags_in_every_mode(value_mode):
+    with nnx.set_graph_mode(value_mode["graph"]), nnx.set_graph_updates(False):
         rnn = nnx.RNN(Noisy(nnx.Rngs(0)), broadcast_rngs="default")
         rnn(jnp.ones((1, 4, 8)))
         assert counts(rnn) == [1, 4, 0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog, modes
+from tests import catalog
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 HALF = jnp.bfloat16
@@ -409,7 +409,6 @@ def test_new_parameters_are_refused_before_anything_is_written(wrap):
 
 
 @both
-@modes.MODES
 def test_failed_call_of_the_layer_changes_nothing(wrap, mode):
     model = wrap(two_layers())
     before = catalog.state_of(model)
@@ -429,7 +428,6 @@ def test_weights_of_another_trace_are_left_alone(wrap):
 
 
 @both
-@modes.MODES
 def test_lists_of_layers_work_in_every_mode(wrap, mode):
     model, plain = wrap(two_layers()), wrap(two_layers())
     call = nnx.jit(lambda m, x: m(x), **mode)

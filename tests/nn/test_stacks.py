@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 LENGTH = 5
 
@@ -61,7 +60,6 @@ def assert_close(a, b):
 X = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
 
 
-@MODES
 def test_numbers_and_state_are_those_of_a_list(mode):
     layers, stack = pair()
     assert_same_state(stack, layers)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 from tests.precision.test_models import HALF, POLICY, TOKENS, Model, Scale, everything
 
 
@@ -126,7 +125,6 @@ def test_what_was_made_elsewhere_stays_as_it_is():
     assert model.layers[1].dtype is jnp.bfloat16
 
 
-@MODES
 def test_models_made_by_transforms_get_it_too(mode):
     @nnx.jit(**mode)
     def make():

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 INF = jnp.inf
 
@@ -96,7 +95,6 @@ def test_gradients_below_float16_survive_and_are_float32():
     np.testing.assert_allclose(grads.w[...], 1e-9, rtol=0.01)
 
 
-@MODES
 def test_it_works_in_all_modes_and_with_auxiliary_outputs(mode):
     def loss(model, x):
         return jnp.mean(model(x) ** 2), {"x": x}

@@ -9,7 +9,6 @@ import pytest
 
 import graftree as nnx
 from tests.catalog import LAYERS
-from tests.modes import BY_NAME, MODES
 
 POLICY = "params=f32, compute=bf16, output=f32"
 HALF = "params=bf16, compute=bf16"
@@ -158,7 +157,6 @@ def test_a_base_class_computes_in_half_before_the_result_is_cast():
     assert model.seen == jnp.bfloat16
 
 
-@MODES
 def test_the_output_is_cast_in_transforms(model, mode):
     nnx.precision.set_policy(model, POLICY)
     run = nnx.jit(lambda m, x: m(x), **mode)
@@ -446,7 +444,6 @@ def test_compiled_functions_notice_a_new_policy(model):
     assert dtypes == [jnp.float32, jnp.float32, jnp.bfloat16]
 
 
-@pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
 def test_a_model_of_another_trace_is_refused(model, mode):
     before = everything(model)
 

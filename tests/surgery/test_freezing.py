@@ -11,7 +11,7 @@ import pytest
 
 import graftree as nnx
 from graftree.nn import lora
-from tests.modes import GRAPH_UPDATES, MODES
+from tests.modes import GRAPH_UPDATES
 
 surgery = nnx.surgery
 
@@ -52,7 +52,6 @@ def state_bytes(optimizer):
     return sum(x.nbytes for x in jax.tree.leaves(nnx.state(optimizer, nnx.OptState)))
 
 
-@MODES
 def test_training_leaves_frozen_values_as_they_are_bit_by_bit(mode):
     model = Model()
     frozen = surgery.freeze(model, where=["blocks", "scales[1]"])
@@ -410,7 +409,6 @@ def test_a_selection_of_nothing_is_an_error():
         surgery.freeze(jnp.ones(2))
 
 
-@MODES
 def test_a_class_cannot_change_inside_a_transform_and_nothing_stays_behind(mode):
     model = Model()
     before = nnx.graphdef(model)

@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import graftree as nnx
-from tests.modes import MODES
 
 surgery = nnx.surgery
 
@@ -136,7 +135,6 @@ def loss(model):
     return jnp.mean((model(X) - 1) ** 2)
 
 
-@MODES
 def test_only_the_adaptation_is_trained(mode):
     model = Model(nnx.Rngs(0))
     before = nnx.to_pure_dict(nnx.state(model))
@@ -441,7 +439,6 @@ def test_lora_that_belongs_to_no_layer_is_not_forgotten_silently():
     assert surgery.merge_lora(model, "layer") == [("layer",)]
 
 
-@MODES
 def test_inside_a_transform_layers_of_arguments_stay_what_they_are_outside(mode):
     model = Model(nnx.Rngs(0))
     before = nnx.graphdef(model)

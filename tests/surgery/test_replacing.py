@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 replace = nnx.surgery.replace
 Pair = collections.namedtuple("Pair", "a b")
@@ -76,7 +75,6 @@ def test_modules_are_selected_by_path_class_or_predicate(where, expected):
     assert [n for n, is_replaced in enumerate(kinds) if is_replaced] == expected
 
 
-@MODES
 def test_compiled_functions_see_the_new_module(mode):
     model = nnx.Sequential(linear(), linear(1, size=3))
     if mode["graph"]:

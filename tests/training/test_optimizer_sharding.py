@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 KINDS = pytest.mark.parametrize(
     "kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str
@@ -150,7 +149,6 @@ def nothing_is_compiled():
 
 
 @KINDS
-@MODES
 def test_all_arrays_stay_where_they_are_and_nothing_is_compiled_twice(mode, kind):
     on = mesh(2, 2, kind=kind)
     model, optimizer, step, traces = training(on, **mode)

@@ -7,7 +7,6 @@ import pytest
 from jax.experimental import checkify
 
 import graftree as nnx
-from tests.modes import MODES, VALUE_MODES
 
 
 class Model(nnx.Module):
@@ -21,7 +20,6 @@ def scale(model, x):
     return model.w * x
 
 
-@MODES
 def test_passed_checks_give_no_error(mode):
     model = Model()
     error, out = nnx.checkify(scale, **mode)(model, 3.0)
@@ -29,7 +27,6 @@ def test_passed_checks_give_no_error(mode):
     error.throw()
 
 
-@MODES
 def test_updates_propagate_with_the_error(mode):
     model = Model()
     error, out = nnx.checkify(scale, **mode)(model, -3.0)
@@ -39,7 +36,6 @@ def test_updates_propagate_with_the_error(mode):
         error.throw()
 
 
-@MODES
 def test_errors_say_what_is_checked(mode):
     def sine(v):
         return jnp.sin(v[...])
@@ -57,7 +53,6 @@ def test_modes_are_positional():
     assert error.get() is None
 
 
-@MODES
 def test_composes_with_jit(mode):
     inner = nnx.checkify(nnx.jit(scale, **mode), **mode)
     outer = nnx.jit(nnx.checkify(scale, **mode), **mode)
@@ -74,11 +69,10 @@ def test_keywords_are_taken_with_graph_updates():
     assert nnx.checkify(lambda *, x: x)(x=1.0)[1] == 1.0
 
 
-@VALUE_MODES
-def test_keywords_are_refused_without_graph_updates(mode):
+def test_keywords_are_refused_without_graph_updates(value_mode):
     model = Model()
     with pytest.raises(TypeError, match="nnx.checkify takes no keyword arguments"):
-        nnx.checkify(scale, **mode)(model, x=3.0)
+        nnx.checkify(scale, **value_mode)(model, x=3.0)
     assert model.w[...] == 2.0
 
 
@@ -92,14 +86,12 @@ def test_structure_propagates_with_graph_updates():
     assert out is model and model.new[...] == 1.0
 
 
-@MODES
 def test_new_objects_are_returned(mode):
     _, (new, number) = nnx.checkify(lambda x: (nnx.Param(x), 2), **mode)(3.0)
     assert isinstance(new, nnx.Param) and new[...] == 3.0
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves((new, number)))
 
 
-@MODES
 def test_refs_are_written_in_place(mode):
     variable = nnx.Variable(jnp.array(2.0), ref=True)
 
@@ -114,15 +106,13 @@ def test_refs_are_written_in_place(mode):
 # ---------------------------------------------------------------------------- errors
 
 
-@VALUE_MODES
-def test_returned_arguments_are_refused_without_graph_updates(mode):
+def test_returned_arguments_are_refused_without_graph_updates(value_mode):
     phrase = r"(?s)\.args\[0\]\.w\n  - \.out\.w\n.*nnx\.checkify with graph_updates"
     with pytest.raises(ValueError, match=phrase):
-        nnx.checkify(lambda m: m, **mode)(Model())
+        nnx.checkify(lambda m: m, **value_mode)(Model())
 
 
 @pytest.mark.peers
-@MODES
 def test_same_results_as_flax(mode):
     flax = pytest.importorskip("flax.nnx")
 

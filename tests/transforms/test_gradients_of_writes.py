@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES, MODES, VALUE_MODES
+from tests.modes import GRAPH_UPDATES
 
 
 def step(v):
@@ -61,7 +61,6 @@ CALLS = {
 }
 
 
-@MODES
 @pytest.mark.parametrize("name", CALLS)
 def test_gradients_go_through_what_was_written(name, mode):
     if name == "vjp" and mode == GRAPH_UPDATES:
@@ -112,10 +111,9 @@ OUTER = pytest.mark.parametrize(
 )
 
 
-@VALUE_MODES
 @OUTER
-def test_custom_vjp_tells_of_a_gradient_that_its_rule_drops(mode, outer):
-    f = outer(with_rule(bwd_of_output, mode), **mode)
+def test_custom_vjp_tells_of_a_gradient_that_its_rule_drops(value_mode, outer):
+    f = outer(with_rule(bwd_of_output, value_mode), **value_mode)
 
     def loss(tree):
         return f(tree["v"]) + (tree["v"][...] ** 3).sum()
@@ -123,19 +121,18 @@ def test_custom_vjp_tells_of_a_gradient_that_its_rule_drops(mode, outer):
     v = nnx.Param(jnp.array([0.5, 1.5]))
     told = pytest.warns(nnx.errors.LostUpdateWarning, match="does not take its cot")
     with told as caught:
-        nnx.grad(loss, **mode)({"v": v})
+        nnx.grad(loss, **value_mode)({"v": v})
     message = str(caught[0].message)
     assert "bwd_of_output" in message and "written by step: args[0]" in message
     assert "`updates_g`" in message and "Return the new value" in message
 
 
-@VALUE_MODES
 @OUTER
-def test_custom_vjp_may_write_what_the_gradient_does_not_need(mode, outer):
-    f = outer(with_rule(bwd_of_output, mode), **mode)
+def test_custom_vjp_may_write_what_the_gradient_does_not_need(value_mode, outer):
+    f = outer(with_rule(bwd_of_output, value_mode), **value_mode)
     x = jnp.array([0.5, 1.5])
     v = nnx.Param(x)
-    assert jnp.allclose(nnx.grad(f, **mode)(v)[...], jnp.cos(x) * 2)
+    assert jnp.allclose(nnx.grad(f, **value_mode)(v)[...], jnp.cos(x) * 2)
     assert jnp.allclose(v[...], jnp.sin(x) * 2)
 
 

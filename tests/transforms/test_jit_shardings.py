@@ -26,11 +26,6 @@ class Model(nnx.Module):
         self.stat = nnx.BatchStat(jnp.zeros((8, 4)))
 
 
-@pytest.fixture(params=modes.BY_NAME)
-def mode(request):
-    return modes.BY_NAME[request.param]
-
-
 def is_placed(x, expected):
     x = x.get_value() if isinstance(x, nnx.Variable) else x
     return x.sharding.is_equivalent_to(expected, x.ndim)
@@ -48,12 +43,11 @@ def test_graph_updates_place_all_variables_of_the_caller():
     np.testing.assert_array_equal(model.kernel[...], np.ones((8, 4)))
 
 
-@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
-def test_other_modes_place_only_the_variables_that_change(mode):
+def test_other_modes_place_only_the_variables_that_change(value_mode):
     model = Model()
     kept = model.stat.get_value()
 
-    @nnx.jit(in_shardings=(ROWS,), **mode)
+    @nnx.jit(in_shardings=(ROWS,), **value_mode)
     def step(model):
         model.kernel[...] *= 2
 
@@ -190,13 +184,12 @@ def test_leaf_without_sharding_is_an_error():
         step(Model())
 
 
-@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
 @pytest.mark.parametrize("argument", ["in_shardings", "out_shardings"])
-def test_state_sharding_needs_graph_updates(argument, mode):
+def test_state_sharding_needs_graph_updates(argument, value_mode):
     given = {argument: (nnx.StateSharding({...: ROWS}),)}
     message = f"`{argument}` cannot contain `StateSharding` objects"
     with pytest.raises(ValueError, match=message):
-        nnx.jit(lambda m: None, **given, **mode)
+        nnx.jit(lambda m: None, **given, **value_mode)
 
 
 # -------------------------------------------------------------------- outputs
@@ -225,9 +218,8 @@ def test_output_sharding_is_not_that_of_the_arguments(mode):
 # -------------------------------------------------------------------- sharing
 
 
-@pytest.mark.parametrize("mode", [modes.GRAPH_UPDATES, modes.GRAPH])
-def test_shared_variable_needs_one_sharding(mode):
-    step = nnx.jit(lambda a, b: None, in_shardings=(ROWS, COLUMNS), **mode)
+def test_shared_variable_needs_one_sharding(graph_mode):
+    step = nnx.jit(lambda a, b: None, in_shardings=(ROWS, COLUMNS), **graph_mode)
     shared = nnx.Param(jnp.ones((8, 4)))
     with pytest.raises(ValueError, match="Inconsistent aliasing detected") as error:
         step({"a": shared}, {"b": shared})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES, VALUE_MODES
 
 
 class Block(nnx.Module):
@@ -32,7 +31,6 @@ def gradient(function, mode):
 # --------------------------------------------------------------------------- results
 
 
-@MODES
 def test_values_and_gradients_are_those_of_the_function(mode):
     x = jnp.array(0.3)
     assert nnx.remat(Block.__call__, **mode)(Block(), x) == jnp.sin(2.0 * x)
@@ -41,7 +39,6 @@ def test_values_and_gradients_are_those_of_the_function(mode):
     assert count == 1
 
 
-@MODES
 def test_updates_propagate_once_under_grad(mode):
     block, x = Block(), jnp.array(0.3)
     scale = nnx.Param(jnp.array(2.0))
@@ -67,13 +64,11 @@ def test_nothing_of_the_way_forward_is_kept():
     assert residuals(nnx.remat(function, policy=keep_all)) == residuals(function)
 
 
-@MODES
 def test_options_reach_jax(mode):
     f = nnx.remat(lambda x: x, prevent_cse=False, **mode)
     assert "prevent_cse=False" in str(jax.make_jaxpr(f)(1.0))
 
 
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}, {"graph": False}])
 def test_decorates_methods(mode):
     class Net(nnx.Module):
         def __init__(self):
@@ -89,14 +84,12 @@ def test_decorates_methods(mode):
     assert net.block.count[...] == 1 and Net.__call__.__name__ == "__call__"
 
 
-@MODES
 def test_keywords_are_taken(mode):
     f = nnx.remat(lambda v, x, power=2: v * x**power, static_argnums=2, **mode)
     v = nnx.Param(jnp.array(3.0))
     assert f(v, x=2.0) == 12.0 and f(v, x=2.0, power=3) == 24.0
 
 
-@MODES
 def test_works_under_scan_and_jit(mode):
     multiply = nnx.remat(lambda x, v: (v * x, None), **mode)
 
@@ -107,7 +100,6 @@ def test_works_under_scan_and_jit(mode):
     assert run(nnx.Param(jnp.arange(1.0, 4.0)), 2.0) == 12.0
 
 
-@MODES
 def test_works_around_custom_vjp(mode):
     @nnx.custom_vjp(**mode)
     def triple(v, x):
@@ -138,7 +130,6 @@ def test_structure_propagates_with_graph_updates():
     assert grow(block) is block and block.new[...] == 1.0
 
 
-@MODES
 def test_refs_are_written_in_place(mode):
     variable = nnx.Variable(jnp.array(0.0), ref=True)
 
@@ -152,7 +143,6 @@ def test_refs_are_written_in_place(mode):
     np.testing.assert_allclose(gradient(0.3), np.cos(0.3), rtol=1e-6)
 
 
-@MODES
 def test_constants_become_arrays(mode):
     def reset(block):
         block.count[...] = jnp.array(7)
@@ -175,11 +165,10 @@ def test_static_positions_are_checked():
         nnx.remat(lambda x, y: x, static_argnums=1)(1.0, [])
 
 
-@VALUE_MODES
-def test_returned_arguments_are_refused_without_graph_updates(mode):
+def test_returned_arguments_are_refused_without_graph_updates(value_mode):
     phrase = r"(?s)\.args\[0\]\n  - \.out\n.*nnx\.remat with graph_updates=False"
     with pytest.raises(ValueError, match=phrase):
-        nnx.remat(lambda v: v, **mode)(nnx.Param(1.0))
+        nnx.remat(lambda v: v, **value_mode)(nnx.Param(1.0))
 
 
 def test_trees_refuse_aliases():

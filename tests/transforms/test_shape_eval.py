@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests.modes import MODES, VALUE_MODES
 
 AXIS_TYPES = pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
 Shape = jax.ShapeDtypeStruct
@@ -43,7 +42,6 @@ def is_concrete(model):
 # ------------------------------------------------------------------------ eval_shape
 
 
-@MODES
 def test_models_have_shapes_for_arrays(mode):
     model = nnx.eval_shape(Model, **mode)
     assert isinstance(model, Model) and model.static == 1
@@ -56,7 +54,6 @@ def test_models_have_shapes_for_arrays(mode):
     assert all(type(x) is Shape for x in leaves(model))
 
 
-@MODES
 def test_attributes_made_inside_hold_no_tracers(mode):
     def make(model, x):
         new = nnx.Dict(raw=x * 2, variable=nnx.Param(x))
@@ -69,7 +66,6 @@ def test_attributes_made_inside_hold_no_tracers(mode):
     assert all(type(x) is Shape for x in leaves((new, out)))
 
 
-@MODES
 def test_arguments_are_never_changed(mode):
     model, variable = Model(), nnx.Variable(jnp.ones(2), ref=True)
     before = jax.tree.map(jnp.asarray, nnx.state(model, nnx.Param))
@@ -90,7 +86,6 @@ def test_arguments_are_never_changed(mode):
     assert variable[...].tolist() == [1.0, 1.0]
 
 
-@MODES
 def test_arguments_may_be_abstract(mode):
     model = nnx.eval_shape(Model, **mode)
     out = nnx.eval_shape(Model.__call__, model, Shape((7,), jnp.float32), **mode)
@@ -100,7 +95,6 @@ def test_arguments_may_be_abstract(mode):
     assert all(type(x) is Shape for x in leaves(model))
 
 
-@MODES
 def test_abstract_models_become_real_ones(mode):
     abstract, real = nnx.eval_shape(Model, **mode), Model()
     nnx.update(abstract, nnx.state(real))
@@ -122,7 +116,6 @@ def test_captured_objects_are_returned_as_new_objects():
     assert out.w[...] == Shape((2, 3), jnp.float32) and is_concrete(model.w)
 
 
-@MODES
 def test_captured_objects_are_read_not_written(mode):
     model = Model()
     out = nnx.eval_shape(lambda x: model.w * x, 2.0, **mode)
@@ -134,7 +127,6 @@ def test_captured_objects_are_read_not_written(mode):
     assert nnx.eval_shape(linear, Shape((4, 2), jnp.float32), **mode).shape == (4, 3)
 
 
-@MODES
 def test_works_inside_other_traces(mode):
     model = Model()
 
@@ -146,7 +138,6 @@ def test_works_inside_other_traces(mode):
     assert f(jnp.ones(3)).shape == (3,) and is_concrete(model.w)
 
 
-@MODES
 def test_refs_stay_marked_as_refs(mode):
     def make(variable=None):
         value = jnp.ones(2) if variable is None else variable[...] * 2
@@ -170,8 +161,7 @@ def test_refs_may_be_returned():
 # ----------------------------------------------------------------- errors of aliases
 
 
-@VALUE_MODES
-def test_a_variable_in_two_arguments_is_refused_without_graph_updates(mode):
+def test_a_variable_in_two_arguments_is_refused_without_graph_updates(value_mode):
     model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
     pairs = {
         "  - .args[0].w\n  - .args[1][0].w": ((model, [model]), {}),
@@ -180,7 +170,7 @@ def test_a_variable_in_two_arguments_is_refused_without_graph_updates(mode):
     }
     for text, (args, kwargs) in pairs.items():
         with pytest.raises(ValueError, match="Duplicate Param") as error:
-            nnx.eval_shape(lambda a, b: 0.0, *args, **kwargs, **mode)
+            nnx.eval_shape(lambda a, b: 0.0, *args, **kwargs, **value_mode)
         assert text in str(error.value)
         assert "nnx.eval_shape with graph_updates=False" in str(error.value)
 
@@ -208,17 +198,15 @@ def test_aliases_inside_one_argument_are_kept_in_graph_mode():
         nnx.eval_shape(same, tied, graph=False)
 
 
-@VALUE_MODES
-def test_returned_arguments_are_refused_without_graph_updates(mode):
+def test_returned_arguments_are_refused_without_graph_updates(value_mode):
     phrase = r"(?s)Duplicate.*\.args\[0\]\.\w\n  - \.out\.\w\n.*nnx\.eval_shape with"
     with pytest.raises(ValueError, match=phrase):
-        nnx.eval_shape(lambda model: model, Model(), **mode)
+        nnx.eval_shape(lambda model: model, Model(), **value_mode)
     model = Model()
     with pytest.raises(ValueError, match="Cannot return captured Variable"):
-        nnx.eval_shape(lambda: model, **mode)
+        nnx.eval_shape(lambda: model, **value_mode)
 
 
-@MODES
 def test_outputs_that_are_no_arrays_are_refused_by_jax(mode):
     with pytest.raises(TypeError, match="not a valid JAX type"):
         nnx.eval_shape(lambda: "text", **mode)
@@ -246,7 +234,6 @@ def spec_of(shape):
     return tuple(x for x in shape.sharding.spec if x is not None)
 
 
-@MODES
 @AXIS_TYPES
 def test_variables_are_placed_on_the_mesh(mode, axis_type):
     with jax.set_mesh(mesh_of(axis_type)):
@@ -261,7 +248,6 @@ def test_variables_are_placed_on_the_mesh(mode, axis_type):
         assert shape.sharding.mesh == ambient and spec_of(shape) == ()
 
 
-@MODES
 def test_values_of_any_structure_are_placed(mode):
     with jax.set_mesh(mesh_of("Auto")):
         model = nnx.eval_shape(Annotated, **mode)
@@ -272,7 +258,6 @@ def test_values_of_any_structure_are_placed(mode):
     assert model.array.sharding is None
 
 
-@MODES
 def test_a_mesh_in_the_metadata_counts(mode):
     mesh = mesh_of("Auto")
     model = nnx.eval_shape(lambda: Annotated(mesh), **mode)
@@ -280,12 +265,10 @@ def test_a_mesh_in_the_metadata_counts(mode):
     assert model.bias[...].sharding is None
 
 
-@MODES
 def test_without_a_mesh_there_are_no_shardings(mode):
     assert all(x.sharding is None for x in leaves(nnx.eval_shape(Annotated, **mode)))
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_as_abstract_places_what_is_annotated(graph):
     model = nnx.eval_shape(Annotated)
     with jax.set_mesh(mesh_of("Auto")):
@@ -314,7 +297,6 @@ def test_older_name_of_as_abstract_warns():
             assert older({"x": 1}) == {"x": 1}
 
 
-@pytest.mark.parametrize("graph", [True, False])
 @AXIS_TYPES
 def test_abstract_models_are_on_the_mesh_itself(axis_type, graph):
     mesh = mesh_of(axis_type)
@@ -340,30 +322,29 @@ def test_abstract_models_have_shared_variables_once():
 # ------------------------------------------------------------------------ make_jaxpr
 
 
-@VALUE_MODES
-def test_jaxprs_are_those_of_jax(mode):
+def test_jaxprs_are_those_of_jax(value_mode):
     def f(model, x, *, y):
         model.w[...] += 1
         return model.w * x + y
 
     model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
-    jaxpr = nnx.make_jaxpr(f, **mode)(model, 2.0, y=3.0)
+    jaxpr = nnx.make_jaxpr(f, **value_mode)(model, 2.0, y=3.0)
     expected = jax.make_jaxpr(lambda w, x, y: (w + 1) * x + y)(jnp.ones(2), 2.0, 3.0)
     assert str(jaxpr) == str(expected) and type(jaxpr) is type(expected)
     assert model.w[...].tolist() == [1.0, 1.0]
-    assert nnx.make_jaxpr(f, **mode).__name__ == "f"
+    assert nnx.make_jaxpr(f, **value_mode).__name__ == "f"
 
 
-@VALUE_MODES
-def test_jaxprs_of_abstract_arguments(mode):
-    model = nnx.eval_shape(Model, **mode)
-    jaxpr = nnx.make_jaxpr(Model.__call__, **mode)(model, Shape((7,), jnp.float32))
+def test_jaxprs_of_abstract_arguments(value_mode):
+    model = nnx.eval_shape(Model, **value_mode)
+    jaxpr = nnx.make_jaxpr(Model.__call__, **value_mode)(
+        model, Shape((7,), jnp.float32)
+    )
     assert [x.shape for x in jaxpr.out_avals] == [(7,)]
 
 
-@VALUE_MODES
-def test_static_arguments_are_not_traced(mode):
-    @nnx.make_jaxpr(static_argnums=(1,), **mode)
+def test_static_arguments_are_not_traced(value_mode):
+    @nnx.make_jaxpr(static_argnums=(1,), **value_mode)
     def f(x, n, y):
         return x**n + y if n == 3 else y
 
@@ -391,19 +372,17 @@ def test_jaxprs_with_aliases_in_graph_mode():
     assert "graph_updates=True" not in str(error.value)
 
 
-@VALUE_MODES
-def test_jaxprs_do_not_return_arguments(mode):
+def test_jaxprs_do_not_return_arguments(value_mode):
     with pytest.raises(ValueError, match="Duplicate Param"):
-        nnx.make_jaxpr(lambda v: v, **mode)(nnx.Param(1.0))
+        nnx.make_jaxpr(lambda v: v, **value_mode)(nnx.Param(1.0))
     captured = nnx.Param(jnp.ones(2))
     with pytest.raises(ValueError, match="Cannot return captured Variable"):
-        nnx.make_jaxpr(lambda: captured, **mode)()
+        nnx.make_jaxpr(lambda: captured, **value_mode)()
 
 
 # ---------------------------------------------------------- jax.eval_shape over models
 
 
-@MODES
 def test_issue_4520_jax_eval_shape_leaves_no_tracers_in_the_model(mode):
     class Net(nnx.Module):
         def __init__(self, rngs):

@@ -210,7 +210,6 @@ def test_classes_of_linen_modules_can_be_called_without_deriving():
     assert Linear(args=(3, 4), name="named").name == "named"
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_it_works_in_every_mode(graph):
     with nnx.set_graph_mode(graph):
         model = simple(nnx, 3, 4)

@@ -166,7 +166,6 @@ def test_it_can_be_pickled():
     assert (loaded(X) == model(X)).all()
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_it_is_jitted_in_every_mode(graph):
     model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0)).lazy_init(X)
 

@@ -55,7 +55,6 @@ def test_eager_calls_write_the_given_variables_and_jitted_ones_do_not():
     assert m.count[...] == 1
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_call_and_apply_split_in_the_mode_in_force(graph):
     graphdef, state = nnx.split(Counter())
     with nnx.set_graph_mode(graph):

@@ -9,8 +9,6 @@ import graftree as nnx
 from graftree import errors
 from tests.strategies import Block, param
 
-MODES = pytest.mark.parametrize("graph", [True, False])
-
 
 def pointer(x):
     return x.unsafe_buffer_pointer()
@@ -19,7 +17,6 @@ def pointer(x):
 # -------------------------------------------------------------------------------- clone
 
 
-@MODES
 def test_clone_makes_new_variables_of_the_same_arrays(graph):
     m = Block(kernel=nnx.Param(jnp.ones(2), tag="x"), array=jnp.ones(2), n=3)
     c = nnx.clone(m, graph=graph)
@@ -30,14 +27,12 @@ def test_clone_makes_new_variables_of_the_same_arrays(graph):
     assert m.kernel.tag == "x" and m.kernel[...].tolist() == [1.0, 1.0]
 
 
-@MODES
 def test_clone_can_share_variables(graph):
     m = Block(kernel=param())
     c = nnx.clone(m, False, graph=graph)
     assert c is not m and c.kernel is m.kernel
 
 
-@MODES
 def test_clone_copies_all_arrays_on_request(graph):
     m = Block(
         a=param(),
@@ -63,7 +58,6 @@ def test_original_and_copy_can_be_donated_together():
     assert out["copy"].a[...].tolist() == [2.0, 2.0]
 
 
-@MODES
 def test_only_jax_arrays_are_copied(graph):
     numpy, spec = np.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)
     m = Block(a=nnx.data(3), b=numpy, c=nnx.data(spec), d=nnx.data("text"))
@@ -71,7 +65,6 @@ def test_only_jax_arrays_are_copied(graph):
     assert (c.a, c.c, c.d) == (3, spec, "text") and c.b is numpy
 
 
-@MODES
 @pytest.mark.parametrize("arrays", [True, False])
 def test_refs_become_new_refs(graph, arrays):
     m = Block(v=nnx.Param(jnp.ones(2), ref=True), r=jax.new_ref(jnp.ones(2)))
@@ -107,7 +100,6 @@ def test_clone_keeps_sharing_and_tree_mode_refuses_it():
         nnx.clone([p, p], graph=False)
 
 
-@MODES
 def test_clone_takes_states_variables_and_arrays(graph):
     state, array = nnx.State({"a": param()}), jnp.ones(2)
     c = nnx.clone((state, state["a"].copy()), graph=graph)

@@ -12,10 +12,7 @@ import graftree as nnx
 from graftree.core.graph import flattening, graphdefs
 from tests.strategies import Block, Node, Scale, param
 
-MODES = pytest.mark.parametrize("graph", [True, False])
 
-
-@MODES
 def test_it_is_a_pytree_without_leaves(graph):
     graphdef = nnx.graphdef(Block(a=param()), graph=graph)
     assert jax.tree.leaves(graphdef) == []
@@ -30,7 +27,6 @@ def test_it_is_frozen_slotted_and_generic():
     nnx.GraphDef[Block], nnx.PureState[Block]
 
 
-@MODES
 def test_values_and_shapes_do_not_matter(graph):
     one = nnx.graphdef(Block(a=param(), b=jnp.ones(3)), graph=graph)
     other = nnx.graphdef(
@@ -79,14 +75,12 @@ def test_unhashable_static_values():
         jax.jit(lambda g: 0, static_argnums=0)(graphdef)
 
 
-@MODES
 def test_unhashable_metadata(graph):
     graphdef = nnx.graphdef(nnx.Param(jnp.ones(1), notes=[1]), graph=graph)
     with pytest.raises(TypeError, match="unhashable"):
         hash(graphdef)
 
 
-@MODES
 def test_jit_traces_once_per_structure(graph):
     count = 0
 
@@ -113,7 +107,6 @@ def test_it_can_be_a_static_argument():
     assert f(graphdef, state).tolist() == [1.0, 1.0]
 
 
-@MODES
 def test_copies_compare_equal(graph):
     graphdef = nnx.graphdef(Block(a=param(), b=[1], c=nnx.List([param()])), graph=graph)
     assert copy.deepcopy(graphdef) == graphdef

@@ -9,8 +9,6 @@ import graftree as nnx
 from graftree.core.graph import flattening, graphdefs
 from tests.strategies import Block, Hidden, param
 
-MODES = pytest.mark.parametrize("graph", [True, False])
-
 
 def model():
     return Block(kernel=param(), bias=nnx.BatchStat(jnp.zeros(2)), size=3)
@@ -19,7 +17,6 @@ def model():
 # -------------------------------------------------------------------- the aliasing rule
 
 
-@MODES
 def test_state_leaves_are_the_own_variables(graph):
     m = model()
     _, state = nnx.split(m, graph=graph)
@@ -28,7 +25,6 @@ def test_state_leaves_are_the_own_variables(graph):
     assert m.kernel[...].tolist() == [9.0, 9.0]
 
 
-@MODES
 def test_array_and_ref_attributes_are_the_same_objects(graph):
     m = Block(array=jnp.ones(2), numpy=np.ones(2), ref=jax.new_ref(jnp.ones(2)))
     state = nnx.state(m, graph=graph)
@@ -92,7 +88,6 @@ def test_ellipsis_must_be_the_last_filter():
 # ------------------------------------------------------------------------ single leaves
 
 
-@MODES
 @pytest.mark.parametrize("leaf", [param(), jnp.ones(2), np.ones(2), 42, "text", object])
 def test_the_state_of_a_single_leaf_is_the_leaf(leaf, graph):
     graphdef, state = nnx.split(leaf, graph=graph)
@@ -114,7 +109,6 @@ def test_a_single_leaf_that_matches_no_filter_is_a_remainder():
         nnx.split(param(), nnx.BatchStat)
 
 
-@MODES
 def test_none_has_no_leaves(graph):
     graphdef, state = nnx.split(None, graph=graph)
     assert state == nnx.State({}) and nnx.merge(graphdef, state) is None
@@ -163,7 +157,6 @@ def test_specs_in_a_list_are_static_in_graph_mode():
     assert list(nnx.state([jax.ShapeDtypeStruct((), jnp.float32)])) == []
 
 
-@MODES
 def test_data_attributes_are_leaves_whatever_they_hold(graph):
     spec = jax.ShapeDtypeStruct((2,), jnp.float32)
     m = Block(a=nnx.data(3), b=nnx.data(spec), c=nnx.data(None), d=4)
@@ -209,7 +202,6 @@ def test_outer_index_is_recorded():
 # -------------------------------------------------------------------------------- merge
 
 
-@MODES
 def test_merge_runs_no_init_and_shares_variables(graph):
     m = model()
     merged = nnx.merge(*nnx.split(m, graph=graph))
@@ -218,7 +210,6 @@ def test_merge_runs_no_init_and_shares_variables(graph):
     assert not hasattr(m, "new")
 
 
-@MODES
 def test_merge_with_copy_makes_new_variables_of_the_same_buffers(graph):
     m = model()
     merged = nnx.merge(*nnx.split(m, graph=graph), copy=True)
@@ -233,7 +224,6 @@ def test_merge_with_copy_makes_new_refs():
     assert merged.a.ref and m.a[...].tolist() == [1.0, 1.0]
 
 
-@MODES
 def test_raw_leaves_become_variables_as_recorded(graph):
     m = Block(a=nnx.Param(jnp.ones(2), tag="x"))
     graphdef = nnx.graphdef(m, graph=graph)
@@ -319,7 +309,6 @@ def test_renamed_keys_are_named():
     assert "missing: b" in str(error.value) and "unexpected: c" in str(error.value)
 
 
-@pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize(
     "states",
     [
@@ -419,7 +408,6 @@ def test_ref_maps_compare_by_identity():
 # -------------------------------------------------------------------- inside transforms
 
 
-@MODES
 def test_split_and_merge_under_jit(graph):
     graphdef, state = nnx.split(model(), graph=graph)
 

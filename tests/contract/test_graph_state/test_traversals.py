@@ -9,7 +9,6 @@ import graftree as nnx
 from graftree.core import paths
 from tests.strategies import Block, Hidden, Moments, Node, Pair, param
 
-MODES = pytest.mark.parametrize("graph", [True, False])
 NODES, STATE = "_pytree__nodes", "_pytree__state"
 
 
@@ -20,7 +19,6 @@ def listed(node, graph=None):
 # -------------------------------------------------------------------------------- order
 
 
-@MODES
 def test_order_is_by_key_not_by_insertion(graph):
     m = Block(b=param(), _a=param(), B=param(), a=param())
     assert list(nnx.state(m, graph=graph)) == ["B", "_a", "a", "b"]
@@ -34,7 +32,6 @@ def test_integer_items_are_in_the_order_of_numbers():
     assert list(nnx.state(node)) == [*range(12), "extra"]
 
 
-@MODES
 def test_containers_are_sorted_by_field_and_restored_in_place(graph):
     pair, moments = Pair(second=param(2.0), first=param(1.0)), Moments(param(), 3)
     state = nnx.state((pair, moments), graph=graph)
@@ -111,7 +108,6 @@ def test_cycles_are_visited_in_graph_mode():
     assert listed(m) == [(NODES,), (STATE,), ()]
 
 
-@MODES
 def test_iter_graph_is_lazy(graph):
     p = param()
     assert next(nnx.iter_graph([p, p], graph=graph)) == ((0,), p)
@@ -128,7 +124,6 @@ def test_duplicates_raise_in_tree_mode_while_iterating():
 # ------------------------------------------------------------------------ iter_children
 
 
-@MODES
 def test_iter_children_lists_objects_with_each_key(graph):
     inner, p = Block(), param()
     m = Block(b=inner, a=inner, p=p, array=jnp.ones(1), n=3, held=nnx.data([p]))
@@ -138,7 +133,6 @@ def test_iter_children_lists_objects_with_each_key(graph):
     assert list(nnx.iter_module_children(m, graph=graph)) == modules
 
 
-@MODES
 def test_iter_children_takes_containers(graph):
     inner = Block()
     assert list(nnx.iter_children([inner, 1], graph=graph)) == [(0, inner)]
@@ -160,7 +154,6 @@ def test_iter_children_refuses_leaves_on_the_first_next(function, x):
         next(function(x, graph=False))
 
 
-@MODES
 def test_iter_modules_lists_modules_and_the_root_last(graph):
     m = Block(a=nnx.List([Block()]), node=Node(), p=param())
     found = list(nnx.iter_modules(m, graph=graph))
@@ -171,7 +164,6 @@ def test_iter_modules_lists_modules_and_the_root_last(graph):
 # ---------------------------------------------------------------------------------- map
 
 
-@MODES
 def test_map_makes_a_new_node(graph):
     m = Block(a=nnx.Param(jnp.ones(2), tag="x"), b=param(), c=jnp.ones(2))
 
@@ -184,7 +176,6 @@ def test_map_makes_a_new_node(graph):
     assert mapped.b is m.b and m.a[...].tolist() == [1.0, 1.0]
 
 
-@MODES
 def test_map_can_place_raw_results(graph):
     m = Block(a=param())
     mapped = nnx.map(lambda _, v: v[...], m, graph=graph, recreate_variables=False)
@@ -206,7 +197,6 @@ def test_map_of_a_single_leaf():
 # ------------------------------------------------------------------------ recursive_map
 
 
-@MODES
 def test_recursive_map_goes_bottom_up_and_leaves_the_input(graph):
     p = param()
     m = Block(a=p, inner=Block(b=jnp.ones(2)))
@@ -219,12 +209,10 @@ def test_recursive_map_goes_bottom_up_and_leaves_the_input(graph):
     assert m.inner.b.tolist() == [1.0, 1.0] and mapped.inner is not m.inner
 
 
-@MODES
 def test_the_result_for_the_root_is_returned(graph):
     assert nnx.recursive_map(lambda path, x: path, Block(), graph=graph) == ()
 
 
-@MODES
 def test_containers_are_rebuilt(graph):
     node = (1, Pair(2, [3]), Moments(4, {"a": 5}), None)
 
@@ -235,7 +223,6 @@ def test_containers_are_rebuilt(graph):
     assert mapped == (2, Pair(3, [4]), Moments(5, {"a": 6}), None)
 
 
-@MODES
 def test_new_variables_are_bound_in_the_copy_only(graph):
     m = Block(a=param(), b=[1])
 
@@ -275,7 +262,6 @@ def test_shared_nodes_are_mapped_once():
     assert {("e",), ("f",)} <= set(calls)
 
 
-@MODES
 def test_recursive_map_sees_what_iter_graph_yields(graph):
     m, seen = Block(a=param(), n=3, inner=Linear()), []
     nnx.recursive_map(lambda path, x: seen.append(path) or x, m, graph=graph)

@@ -378,7 +378,6 @@ def test_shapes_of_a_layer_that_writes_are_evaluated_as_of_a_function():
     assert (layer.mean[...] == 0).all()
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_hijax_statistics_move_inside_programs(graph):
     x = random(6, 3)
     plain = nnx.BatchNorm(3, rngs=nnx.Rngs(0))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 
 class Scale(nnx.Module):
@@ -189,7 +188,6 @@ def ignore_operand(operand, x):
     return x
 
 
-@MODES
 def test_eager_remat_sees_the_present_state(mode):
     remat = nnx.remat(lambda m, x: MODEL(x) + m.factor, **mode)
     grad = nnx.value_and_grad(lambda m: remat(m, 1.0), **mode)
@@ -199,7 +197,6 @@ def test_eager_remat_sees_the_present_state(mode):
         assert grad(Scale(0.0))[0] == value
 
 
-@MODES
 def test_no_trace_meets_the_tracers_of_another(mode):
     holder, model = types.SimpleNamespace(), Scale(3.0)
 
@@ -216,7 +213,6 @@ def test_no_trace_meets_the_tracers_of_another(mode):
     assert step(model, jnp.array(1.0)) == 3.0
 
 
-@MODES
 def test_branches_leave_no_tracer_behind(mode):
     with jax.check_tracer_leaks():
         out = nnx.cond(

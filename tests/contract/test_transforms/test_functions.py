@@ -100,7 +100,6 @@ def test_control_flow_takes_bound_methods(mode, kind):
     assert flat(out) == [40, 80]
 
 
-@pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("kind", [Tool, Reader])
 def test_transform_metadata_takes_bound_methods(kind, graph):
     named = nnx.transform_metadata(kind().__call__, partition="x", graph=graph)

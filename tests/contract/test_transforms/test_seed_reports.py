@@ -131,7 +131,6 @@ def test_vmap_adds_the_name_of_the_axis():
 
 
 @pytest.mark.parametrize("vmap", [nnx.vmap, jax.vmap])
-@pytest.mark.parametrize("graph", [True, False])
 def test_transform_metadata_adds_the_name_of_the_axis(graph, vmap):
     options = {} if vmap is jax.vmap else {"graph": graph, "graph_updates": False}
     axes = {"in_axes": 0, "out_axes": 0}
@@ -141,7 +140,6 @@ def test_transform_metadata_adds_the_name_of_the_axis(graph, vmap):
     assert v_stack.out_sharding == ("din", "dout")
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_transform_metadata_hides_the_name_inside(graph):
     @nnx.transform_metadata(in_axes=(0, None), out_axes=0, partition="din", graph=graph)
     def f(v, x):

@@ -321,9 +321,8 @@ def test_custom_vjp_of_one_attribute():
     assert close(grad["x"][...], 2 * np.cos(1))
 
 
-@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
-def test_custom_vjp_with_modules(mode):
-    @nnx.custom_vjp(**mode)
+def test_custom_vjp_with_modules(value_mode):
+    @nnx.custom_vjp(**value_mode)
     def f(m: Foo):
         return jnp.sin(m.x) * m.y
 
@@ -338,7 +337,7 @@ def test_custom_vjp_with_modules(mode):
         return (m_g,)
 
     f.defvjp(f_fwd, f_bwd)
-    grads = nnx.grad(f, **mode)(foo())
+    grads = nnx.grad(f, **value_mode)(foo())
     assert type(grads) is Foo
     assert close(grads.x[...], 2 * np.cos(1)) and close(grads.y[...], np.sin(1))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES, MODES
+from tests.modes import GRAPH_UPDATES
 
 
 class Size(enum.IntEnum):
@@ -74,7 +74,6 @@ def seen():
 
 
 @pytest.mark.parametrize("form", ["position", "name", "without a model"])
-@MODES
 def test_static_arguments(mode, form, seen):
     @functools.partial(nnx.jit, static_argnames="s", **mode)
     def f(m, s):
@@ -86,7 +85,6 @@ def test_static_arguments(mode, form, seen):
     assert seen == [*map(told, VALUES)]
 
 
-@MODES
 def test_static_attributes_set_outside(mode, seen):
     f = nnx.jit(lambda m: seen.append(told(m.k)), **mode)
     plain = jax.jit(lambda m: seen.append(told(m.k)))
@@ -116,7 +114,6 @@ def test_static_attributes_set_inside(transform):
         assert told(m.k) == told(value)
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_memos_of_functions_that_take_apart(graph):
     m = Model()
     for value in VALUES * 2:
@@ -131,7 +128,6 @@ def test_memos_of_functions_that_take_apart(graph):
         assert nnx.graphdef(m, graph=graph) != first
 
 
-@MODES
 def test_metadata(mode, seen):
     f = nnx.jit(lambda m: seen.append(told(m.p.tag)), **mode)
     m = Model()

@@ -6,12 +6,6 @@ import pytest
 
 import graftree as nnx
 
-MODES = {
-    "graph_updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
-
 
 class Counter(nnx.Module):
     def __init__(self):
@@ -21,11 +15,6 @@ class Counter(nnx.Module):
 
     def __call__(self, x):
         return self.w * x
-
-
-@pytest.fixture(params=MODES)
-def mode(request):
-    return MODES[request.param]
 
 
 # ---------------------------------------------------------------------------- shapes

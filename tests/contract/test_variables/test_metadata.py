@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 
 def tagged(**entries):
@@ -229,7 +228,6 @@ def test_entries_can_be_written_inside_any_trace(write):
     assert v.get_metadata() == expected == dict(v._var_metadata)
 
 
-@MODES
 @pytest.mark.parametrize("write", ENTRY_WRITES.values(), ids=ENTRY_WRITES)
 def test_what_was_learned_of_a_model_sees_entries_that_are_written(mode, write):
     def describe(m):

@@ -193,7 +193,6 @@ def test_bookkeeping_of_saved_modules_is_no_leaf():
     assert node.a.w[...].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_plain_values_are_compared_as_the_mode_lists_them(graph):
     node = nnx.Dict(items=nnx.data([1, nnx.Param(jnp.zeros(2))]))
     with nnx.set_graph_mode(graph):

@@ -156,7 +156,6 @@ def test_ref_metadata_follows_what_is_stored():
     assert frozen.a.ref is False and frozen.a[...] == 2.0
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_leaf_that_is_no_node_is_its_own_state(graph):
     graphdef, leaves = freshness.flatten_node(jnp.ones(2), graph, "split")
     assert graphdef.num_leaves == 1

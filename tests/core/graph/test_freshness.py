@@ -9,9 +9,6 @@ import pytest
 import graftree as nnx
 from graftree.core.graph import flattening, freshness
 
-MODES = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
-
-
 # How the object is given: alone, or together with another one.
 WHOLES = pytest.mark.parametrize(
     "whole",
@@ -41,7 +38,6 @@ def flatten_anew(model, graph):
 
 
 @WHOLES
-@MODES
 def test_memo_is_used_from_the_third_time(graph, whole):
     model = Model()
     first, second, third, fourth = [flatten(whole(model), graph)[0] for _ in range(4)]
@@ -51,7 +47,6 @@ def test_memo_is_used_from_the_third_time(graph, whole):
 
 
 @WHOLES
-@MODES
 def test_memo_gives_the_leaves_as_they_are_now(graph, whole):
     model = Model()
     for _ in range(3):
@@ -65,7 +60,6 @@ def test_memo_gives_the_leaves_as_they_are_now(graph, whole):
 
 
 @WHOLES
-@MODES
 def test_leaves_are_a_new_list_each_time(graph, whole):
     model = Model()
     for _ in range(3):
@@ -75,7 +69,6 @@ def test_leaves_are_a_new_list_each_time(graph, whole):
 
 
 @WHOLES
-@MODES
 def test_memo_is_made_anew_after_a_change(graph, whole):
     model = Model()
     for _ in range(3):
@@ -90,7 +83,6 @@ def test_memo_is_made_anew_after_a_change(graph, whole):
 
 
 @WHOLES
-@MODES
 def test_memos_of_static_values_that_take_turns_are_kept(graph, whole):
     model = Model()
     found = []
@@ -145,7 +137,6 @@ def test_copies_have_no_memo():
     assert flatten(clone, True)[1][0].shape == (9,)
 
 
-@MODES
 def test_members_of_a_container_may_change_places(graph):
     pair = [Model(), Model()]
     for _ in range(3):

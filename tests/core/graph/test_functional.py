@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import graftree as nnx
 
@@ -61,7 +60,6 @@ def test_pure_state_has_values_in_the_place_of_variables():
     assert pure["w"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_states_of_both_modes_are_equal(graph):
     state = nnx.state(Model(), graph=graph)
     assert list(state) == ["a", "s", "w"]

@@ -67,7 +67,6 @@ def test_the_blueprint_of_a_leaf_has_one_place(root):
     assert [place for _, place in blueprint.leaves] == [0]
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_both_modes_have_the_same_paths(graph):
     model = nnx.Dict(b=nnx.List([nnx.Param(1), jnp.ones(1)]), a=nnx.Param(2))
     graphdef = nnx.graphdef(model, graph=graph)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 from tests.threads import run_in_threads
 
 
@@ -214,7 +213,6 @@ def test_init_at_a_path_without_module_warns():
 # ------------------------------------------------------------------------ transforms
 
 
-@MODES
 def test_values_come_out_of_jit(mode):
     @nnx.jit(**mode)
     def forward(model, x):
@@ -224,7 +222,6 @@ def test_values_come_out_of_jit(mode):
     assert [seen["layers"][i]["x"].get_value() for i in (0, 1)] == [(1.0,), (2.0,)]
 
 
-@MODES
 def test_capture_works_inside_jit(mode):
     @nnx.jit(**mode)
     def forward(model, x):
@@ -236,7 +233,6 @@ def test_capture_works_inside_jit(mode):
     assert not modules_with_buffers(model)
 
 
-@MODES
 def test_values_come_out_of_nested_transforms(mode):
     @nnx.jit(**mode)
     def loss(model, x):
@@ -273,7 +269,6 @@ def test_values_come_out_of_scan_stacked():
     assert y == 8 and recorded.tolist() == [1, 2, 4]
 
 
-@MODES
 def test_values_come_out_of_scanned_layers_stacked(mode):
     @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **mode)
     def forward(model, x):
@@ -286,7 +281,6 @@ def test_values_come_out_of_scanned_layers_stacked(mode):
     assert not modules_with_buffers(layers)
 
 
-@MODES
 def test_values_come_out_of_remat(mode):
     forward = nnx.remat(lambda model, x: model(x), **mode)
     gradient = nnx.grad(lambda model, x: forward(model, x), **mode)
@@ -405,7 +399,6 @@ def test_inner_call_leaves_other_types_to_the_outer_one():
     assert outer["block"]["x"].get_value() == (1.0,)
 
 
-@MODES
 def test_calls_nest_inside_jit_as_they_do_outside(mode):
     @nnx.jit(**mode)
     def forward(model, x):

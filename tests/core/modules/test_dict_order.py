@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests.modes import MODES
 
 ORDERS = st.permutations("abcd")
 
@@ -108,7 +107,6 @@ LOOPS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("order", ["abcd", "dbca"])
-@MODES
 def test_a_loop_in_another_order_is_told(way, order, mode):
     for loop in LOOPS.values():
         with warnings.catch_warnings(record=True) as caught:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 
 class Block(nnx.Module):
@@ -99,7 +98,6 @@ def test_method_outputs_need_not_be_returned():
     assert result == 2.0 and list(seen) == ["x"]
 
 
-@MODES
 def test_method_outputs_go_through_transforms(mode):
     class Jitted(Block):
         @nnx.jit(**mode)

@@ -139,7 +139,6 @@ def test_view_of_shared_variables_raises_in_tree_mode():
         nnx.view([block, block], decode=True, graph=False)
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_view_works_on_containers_in_both_modes(graph):
     view = nnx.view({"m": [Block()]}, decode=True, graph=graph)
     assert view["m"][0].decode
@@ -179,7 +178,6 @@ def test_with_attributes_names_what_was_found_nowhere():
     assert not hasattr(copy, "unknown")
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_with_attributes_works_in_both_modes(graph):
     assert nnx.with_attributes([Model()], decode=True, graph=graph)[0].a.decode
 

@@ -6,8 +6,6 @@ import pytest
 import graftree as nnx
 from graftree.core.rng import reseeding
 
-MODES = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
-
 
 class Model(nnx.Module):
     """Three streams, two of them named ``dropout``."""
@@ -36,7 +34,6 @@ def drawn(node):
     return [(data(stream.key), stream.count[...].tolist()) for stream in streams]
 
 
-@MODES
 def test_streams_are_listed_with_their_paths(graph):
     found = reseeding.streams_in((model(), {"a": nnx.Rngs(0)}), graph)
     assert [path for path, _ in found] == [
@@ -48,7 +45,6 @@ def test_streams_are_listed_with_their_paths(graph):
     assert {type(stream) for _, stream in found} == {nnx.RngStream}
 
 
-@MODES
 def test_backup_keys_restores_keys_and_leaves_counts(graph):
     node = model()
     before = drawn(node)
@@ -89,7 +85,6 @@ def test_backups_are_a_pytree():
 # ---------------------------------------------------------------------------- reseed
 
 
-@MODES
 def test_reseed_repeats_what_a_model_built_with_the_seed_holds(graph):
     node = model(dropout=0, noise=1)
     node.first(), node.noise()

@@ -97,7 +97,6 @@ def test_graphdef_and_state_are_arguments_of_jax(lib):
 # ---------------------------------------------------------------- to_tree, from_tree
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_objects_become_node_states_with_one_numbering(lib, graph):
     m = make(lib)
     with lib.set_graph_mode(graph):

@@ -7,7 +7,6 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import modes
 
 BATCH = jax.ShapeDtypeStruct(export.symbolic_shape("b, 2"), jnp.float32)
 
@@ -22,7 +21,6 @@ def predict(model, x):
     return {"y": model.w[None] * x}
 
 
-@modes.MODES
 def test_exported_function_is_that_of_the_user(mode):
     model = Model()
     exported = export.export(nnx.jit(predict, **mode))(model, BATCH)
@@ -34,7 +32,6 @@ def test_exported_function_is_that_of_the_user(mode):
         np.testing.assert_array_equal(out["y"], [[2.0, 3.0]] * batch)
 
 
-@modes.MODES
 def test_model_that_the_function_holds_is_in_the_export(mode):
     model = Model()
     exported = export.export(nnx.jit(lambda x: predict(model, x), **mode))(BATCH)
@@ -42,7 +39,6 @@ def test_model_that_the_function_holds_is_in_the_export(mode):
     np.testing.assert_array_equal(exported.call(jnp.ones((1, 2)))["y"], [[2.0, 3.0]])
 
 
-@modes.MODES
 def test_exported_function_has_derivatives(mode):
     model = Model()
     exported = export.export(nnx.jit(predict, **mode))(model, jnp.ones((1, 2)))
@@ -54,7 +50,6 @@ def test_exported_function_has_derivatives(mode):
     np.testing.assert_array_equal(gradient.w, [5.0, 7.0])
 
 
-@modes.MODES
 def test_static_arguments_are_left_out(mode):
     def f(n, model, *, x, m):
         return n * model.w * x + m
@@ -65,7 +60,6 @@ def test_static_arguments_are_left_out(mode):
     np.testing.assert_array_equal(exported.call(model, x=jnp.ones(2)), [5.0, 7.0])
 
 
-@modes.MODES
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -85,7 +79,6 @@ def test_function_that_changes_its_arguments_is_refused(change, says, mode):
     assert model.count[...] == 0
 
 
-@modes.MODES
 def test_function_that_draws_is_told_to_take_a_key(mode):
     rngs = nnx.Rngs(0)
     with pytest.raises(ValueError, match=r"noise on purpose(?s:.*)nnx\.Rngs\(key\)"):
@@ -103,7 +96,6 @@ def test_function_that_changes_attributes_is_refused():
         export.export(nnx.jit(name))(Model())
 
 
-@modes.MODES
 def test_array_refs_are_refused(mode):
     model = nnx.to_refs(Model())
     says = r"takes array refs(?s:.*)args\[0\]\.w(?s:.*)nnx\.to_arrays\(model\)"

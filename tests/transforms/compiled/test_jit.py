@@ -21,11 +21,6 @@ class Model(nnx.Module):
         self.static = 1
 
 
-@pytest.fixture(params=modes.BY_NAME)
-def mode(request):
-    return modes.BY_NAME[request.param]
-
-
 def counting(f, **options):
     """The jitted function, and a list that grows by one with every trace."""
     traces = []

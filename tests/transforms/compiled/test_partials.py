@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 import graftree as nnx
 
 GRAPH, TREE = {"graph": True, "graph_updates": False}, {"graph": False}
-MODES = {"graph": GRAPH, "tree": TREE}
 
 
 class Model(nnx.Module):
@@ -27,11 +26,6 @@ class Model(nnx.Module):
 def step(model, x):
     model.w[...] += x
     return model.w * 2
-
-
-@pytest.fixture(params=MODES)
-def mode(request):
-    return MODES[request.param]
 
 
 def counting(f):
@@ -48,44 +42,44 @@ def counting(f):
 # ----------------------------------------------------------------------- jit_partial
 
 
-def test_bound_objects_are_updated(mode):
+def test_bound_objects_are_updated(value_mode):
     model = Model()
     f, traces = counting(step)
-    bound = nnx.jit_partial(f, model, **mode)
+    bound = nnx.jit_partial(f, model, **value_mode)
     assert bound(1.0).tolist() == [4.0, 4.0]
     model.w[...] = jnp.zeros(2)
     assert bound(1.0).tolist() == [2.0, 2.0]
     assert model.w[...].tolist() == [1.0, 1.0] and len(traces) == 1
 
 
-def test_replaced_variables_and_static_changes_are_seen(mode):
+def test_replaced_variables_and_static_changes_are_seen(value_mode):
     model = Model()
-    bound = nnx.jit_partial(lambda m: m.w * m.static + m.array, model, **mode)
+    bound = nnx.jit_partial(lambda m: m.w * m.static + m.array, model, **value_mode)
     assert bound().tolist() == [4.0, 4.0]
     model.w = nnx.Param(jnp.full(2, 5.0))
     model.static, model.array = 2, jnp.zeros(2)
     assert bound().tolist() == [10.0, 10.0]
 
 
-def test_any_number_of_arguments_can_be_bound(mode):
-    assert nnx.jit_partial(lambda x: x + 1, **mode)(1.0) == 2.0
+def test_any_number_of_arguments_can_be_bound(value_mode):
+    assert nnx.jit_partial(lambda x: x + 1, **value_mode)(1.0) == 2.0
     a, b = Model(), {"m": [Model()]}
 
     def f(a, b, c, x, *, y):
         a.w[...] += c
         b["m"][0].w[...] += x * y
 
-    nnx.jit_partial(f, a, b, 2.0, **mode)(3.0, y=4.0)
+    nnx.jit_partial(f, a, b, 2.0, **value_mode)(3.0, y=4.0)
     assert (a.w[0], b["m"][0].w[0]) == (3.0, 13.0)
 
 
-def test_structural_changes_are_dropped(mode):
+def test_structural_changes_are_dropped(value_mode):
     def f(model):
         model.static, model.array, model.new = 2, model.array * 2, nnx.Param(1.0)
 
     model = Model()
     array = model.array
-    nnx.jit_partial(f, model, **mode)()
+    nnx.jit_partial(f, model, **value_mode)()
     assert model.static == 1 and model.array is array and not hasattr(model, "new")
 
 
@@ -103,17 +97,17 @@ def test_shared_bound_variables_follow_the_mode():
     assert ".args[0].sub" in str(error.value) and ".args[1].sub" in str(error.value)
 
 
-def test_returned_bound_variables_are_refused(mode):
+def test_returned_bound_variables_are_refused(value_mode):
     model = Model()
-    bound = nnx.jit_partial(lambda m: [m.w], model, **mode)
+    bound = nnx.jit_partial(lambda m: [m.w], model, **value_mode)
     with pytest.raises(ValueError, match="Duplicate Param") as error:
         bound()
     for text in (".args[0].w", ".out[0]", "nnx.jit_partial"):
         assert text in str(error.value)
 
 
-def test_variables_in_calls_are_refused(mode):
-    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **mode)
+def test_variables_in_calls_are_refused(value_mode):
+    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **value_mode)
     message = "Found Variable in non-partial arguments"
     for args, kwargs, path in (
         ((nnx.Param(1.0),), {}, r"\.args\[0\]"),
@@ -124,7 +118,7 @@ def test_variables_in_calls_are_refused(mode):
             bound(*args, **kwargs)
 
 
-def test_metadata_changes_are_refused_and_nothing_is_written(mode):
+def test_metadata_changes_are_refused_and_nothing_is_written(value_mode):
     def f(model):
         model.w[...] += 1
         model.w.set_metadata(tag="y")
@@ -133,11 +127,11 @@ def test_metadata_changes_are_refused_and_nothing_is_written(mode):
     with pytest.raises(
         ValueError, match="Variable metadata changed inside jit.*args.0..w"
     ):
-        nnx.jit_partial(f, model, donate_argnums=0, **mode)()
+        nnx.jit_partial(f, model, donate_argnums=0, **value_mode)()
     assert model.w.tag == "x" and model.w[...].tolist() == [1.0, 1.0]
 
 
-def test_exceptions_leave_bound_objects_alone(mode):
+def test_exceptions_leave_bound_objects_alone(value_mode):
     def fails(model):
         model.w[...] += 1
         raise RuntimeError
@@ -145,7 +139,7 @@ def test_exceptions_leave_bound_objects_alone(mode):
     model = Model()
     value = model.w.get_value()
     with pytest.raises(RuntimeError):
-        nnx.jit_partial(fails, model, **mode)()
+        nnx.jit_partial(fails, model, **value_mode)()
     assert model.w.get_value() is value
 
 
@@ -158,33 +152,33 @@ def test_graph_updates_are_not_supported():
         assert nnx.jit_partial(step, Model())(1.0).shape == (2,)
 
 
-def test_bound_methods_and_filters_are_refused(mode):
+def test_bound_methods_and_filters_are_refused(value_mode):
     with pytest.raises(ValueError, match="bound methods"):
-        nnx.jit_partial(Model().eval, **mode)
+        nnx.jit_partial(Model().eval, **value_mode)
     shardings = (nnx.StateSharding({...: None}),)
     with pytest.raises(
         ValueError, match="`in_shardings` cannot contain `StateSharding`"
     ):
-        nnx.jit_partial(step, Model(), in_shardings=shardings, **mode)
+        nnx.jit_partial(step, Model(), in_shardings=shardings, **value_mode)
 
 
 @pytest.mark.parametrize(
     "static", [{"static_argnums": (1, 3)}, {"static_argnames": ("n", "m")}], ids=str
 )
-def test_positions_are_those_of_the_function(static, mode):
+def test_positions_are_those_of_the_function(static, value_mode):
     def f(model, n, x, m):
         assert isinstance(n, int) and isinstance(m, int)
         model.w[...] += n * x + m
 
     model = Model()
-    bound = nnx.jit_partial(f, model, 2, **static, **mode)
+    bound = nnx.jit_partial(f, model, 2, **static, **value_mode)
     bound(3.0, 4)
     assert model.w[...].tolist() == [11.0, 11.0]
     bound.lower(3.0, 4).compile()(3.0)
     assert model.w[...].tolist() == [21.0, 21.0]
 
 
-def test_bound_arguments_can_be_donated(mode):
+def test_bound_arguments_can_be_donated(value_mode):
     model, x, kept = Model(), jnp.ones(2), jnp.ones(2)
     before = model.w.get_value()
 
@@ -192,13 +186,13 @@ def test_bound_arguments_can_be_donated(mode):
         model.w[...] += x + y
         return x * 2
 
-    bound = nnx.jit_partial(f, model, donate_argnums=(0, 1), **mode)
+    bound = nnx.jit_partial(f, model, donate_argnums=(0, 1), **value_mode)
     bound(x, kept)
     assert before.is_deleted() and x.is_deleted() and not kept.is_deleted()
     assert model.w[...].tolist() == [3.0, 3.0] and model.sub.a[...] == 0.0
 
 
-def test_shardings_are_those_of_all_arguments(mode):
+def test_shardings_are_those_of_all_arguments(value_mode):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, everywhere = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
 
@@ -213,13 +207,13 @@ def test_shardings_are_those_of_all_arguments(mode):
         (everywhere, everywhere),
     ):
         a, b = nnx.Dict(w=nnx.Param(jnp.ones(4))), nnx.Dict(w=nnx.Param(jnp.ones(4)))
-        nnx.jit_partial(f, a, b, in_shardings=shardings, **mode)(1.0)
+        nnx.jit_partial(f, a, b, in_shardings=shardings, **value_mode)(1.0)
         assert a.w.get_value().sharding.is_equivalent_to(expected, 1)
 
 
-def test_stages_take_the_arguments_of_a_call(mode):
+def test_stages_take_the_arguments_of_a_call(value_mode):
     model = Model()
-    bound = nnx.jit_partial(step, model, **mode)
+    bound = nnx.jit_partial(step, model, **value_mode)
     x = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert bound.eval_shape(x).shape == bound.trace(x).out_info.shape == (2,)
     compiled = bound.lower(x).compile()
@@ -437,10 +431,9 @@ def test_exceptions_pass_through():
     assert model.w[...].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("mode", MODES.values())
-def test_graph_updates_are_needed(mode):
+def test_graph_updates_are_needed(value_mode):
     with pytest.raises(ValueError, match="graph-mode-only API"):
-        nnx.cached_partial(nnx.jit(step), Model(), **mode)
+        nnx.cached_partial(nnx.jit(step), Model(), **value_mode)
 
 
 def test_compat_switches_graph_updates_on():
@@ -449,8 +442,8 @@ def test_compat_switches_graph_updates_on():
         assert nnx.compat.cached_partial(jitted, Model())(1.0).tolist() == [4.0, 4.0]
 
 
-def test_name_of_the_function_is_kept(mode):
-    assert nnx.jit_partial(step, Model(), **mode).__name__ == "step"
+def test_name_of_the_function_is_kept(value_mode):
+    assert nnx.jit_partial(step, Model(), **value_mode).__name__ == "step"
     assert nnx.cached_partial(nnx.jit(step), Model()).__name__ == "step"
 
 

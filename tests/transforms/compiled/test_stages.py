@@ -25,11 +25,6 @@ def abstract(x):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x)
 
 
-@pytest.fixture(params=modes.BY_NAME)
-def mode(request):
-    return modes.BY_NAME[request.param]
-
-
 @pytest.fixture(params=["trace", "lower", "compile"])
 def stage(request):
     """Makes a stage of a jitted function."""
@@ -135,10 +130,9 @@ def test_returned_arguments_are_described_as_new_arrays_are(kind):
     assert returned.get_value() == new and (new.sharding is None) is (kind == "Auto")
 
 
-@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE])
-def test_eval_shape_refuses_what_the_call_refuses(mode):
+def test_eval_shape_refuses_what_the_call_refuses(value_mode):
     with pytest.raises(ValueError, match=r"Duplicate Param[\s\S]*nnx\.jit"):
-        nnx.jit(lambda m: m, **mode).eval_shape(Model())
+        nnx.jit(lambda m: m, **value_mode).eval_shape(Model())
 
 
 def test_stages_share_their_trace_with_the_call(mode):
@@ -335,7 +329,6 @@ def test_graph_with_a_cycle_has_stages():
     assert found.me is found and compiled.donate_argnums == ()
 
 
-@modes.MODES
 def test_stages_hold_those_of_jax_and_the_function(mode):
     call = nnx.jit(lambda x: x * 2, **mode)
     traced = call.trace(1.0)

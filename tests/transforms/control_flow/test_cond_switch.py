@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES, VALUE_MODES
 
 
 class Pair(nnx.Module):
@@ -34,7 +33,6 @@ BOTH = pytest.mark.parametrize(
 # --------------------------------------------------------------------------- results
 
 
-@MODES
 @pytest.mark.parametrize(
     "pred", [True, 1, 1.5, np.bool_(True), np.array(True), jnp.array(True)]
 )
@@ -43,7 +41,6 @@ def test_pred_is_anything_that_is_true(mode, pred):
     assert jax.jit(lambda p: nnx.cond(p, lambda: 1.0, lambda: 2.0, **mode))(pred) == 1.0
 
 
-@MODES
 @pytest.mark.parametrize(("index", "number"), [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
 def test_index_is_clamped(mode, index, number):
     branches = [lambda x, n=n: x + n for n in range(3)]
@@ -51,7 +48,6 @@ def test_index_is_clamped(mode, index, number):
     assert nnx.switch(jnp.array(index), branches, 10, **mode) == 10 + number
 
 
-@MODES
 @BOTH
 @pytest.mark.parametrize("number", [0, 1])
 def test_branches_may_write_different_variables(mode, choose, number):
@@ -68,7 +64,6 @@ def test_branches_may_write_different_variables(mode, choose, number):
     assert (pair.a, pair.b) == variables and pair.b.tag == "x"
 
 
-@MODES
 @BOTH
 def test_all_variables_of_the_operands_come_back(mode, choose):
     variable = nnx.Variable(np.array(1.0))
@@ -76,7 +71,6 @@ def test_all_variables_of_the_operands_come_back(mode, choose):
     assert isinstance(variable.get_raw_value(), jax.Array) and variable[...] == 1.0
 
 
-@MODES
 @BOTH
 @pytest.mark.parametrize("number", [0, 1])
 def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
@@ -91,7 +85,6 @@ def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
     assert variable["x"] == [3.0, 20.0][number]
 
 
-@MODES
 @BOTH
 def test_operands_may_be_containers(mode, choose):
     def double(tree):
@@ -103,7 +96,6 @@ def test_operands_may_be_containers(mode, choose):
     assert out["x"][0] == 7.0 and variable[...] == 6.0
 
 
-@MODES
 @BOTH
 def test_new_objects_are_returned(mode, choose):
     out = choose(0, Pair, lambda: Pair(), **mode)
@@ -151,7 +143,6 @@ def test_one_branch_may_replace_an_array_attribute(choose, number):
     assert read(2.0) == 2 * pair.array and pair._pytree__state.stamp == stamp
 
 
-@MODES
 def test_metadata_propagates(mode):
     pair = Pair()
 
@@ -174,7 +165,6 @@ def test_shared_operands_are_updated_once(mode):
     assert pair.a[...] == 2.0
 
 
-@MODES
 def test_works_inside_jit_and_grad(mode):
     @nnx.jit(**mode)
     def step(variable, count, flag):
@@ -191,7 +181,6 @@ def test_works_inside_jit_and_grad(mode):
     assert count[...] == 2
 
 
-@MODES
 def test_works_inside_vmap_with_mixed_axes(mode):
     axes = (0, None, 0)
 
@@ -210,7 +199,6 @@ def test_works_inside_vmap_with_mixed_axes(mode):
     assert shared[...] == 5.0
 
 
-@MODES
 @BOTH
 def test_refs_are_written_in_place(mode, choose):
     variable = nnx.Variable(jnp.array(1.0), ref=True)
@@ -227,7 +215,6 @@ def test_refs_are_written_in_place(mode, choose):
 # --------------------------------------------------------------------------- tracing
 
 
-@MODES
 @pytest.mark.parametrize("name", ["cond", "switch"])
 def test_one_function_for_all_branches_is_traced_once_in_a_call(mode, name):
     traces = []
@@ -244,7 +231,6 @@ def test_one_function_for_all_branches_is_traced_once_in_a_call(mode, name):
     assert len(traces) == 1 and variable[...] == 1
 
 
-@MODES
 def test_objects_as_branches_are_read_anew(mode):
     class Scale(nnx.Module):
         def __init__(self):
@@ -335,7 +321,6 @@ def check_difference(phrase, branches, mode):
         assert not hasattr(pair, "static")
 
 
-@MODES
 @pytest.mark.parametrize("phrase", DIFFERENCES)
 def test_branches_that_differ_are_told_apart_in_words(phrase, mode):
     check_difference(phrase, DIFFERENCES[phrase], mode)
@@ -346,7 +331,6 @@ def test_differences_of_structure_count_with_graph_updates(phrase):
     check_difference(phrase, STRUCTURES[phrase], {})
 
 
-@MODES
 @BOTH
 def test_other_shapes_and_dtypes_are_refused_by_jax(mode, choose):
     pair = Pair()
@@ -360,7 +344,6 @@ def test_other_shapes_and_dtypes_are_refused_by_jax(mode, choose):
     assert pair.a[...] == 1.0
 
 
-@MODES
 @pytest.mark.parametrize("pred", [jnp.ones(2), "text", None])
 def test_pred_that_is_no_scalar_is_refused(mode, pred):
     with pytest.raises(TypeError):
@@ -374,11 +357,10 @@ def test_switch_needs_a_branch():
         nnx.switch(0, [], 1.0)
 
 
-@VALUE_MODES
 @pytest.mark.parametrize("name", ["cond", "switch"])
-def test_returned_operands_are_refused_without_graph_updates(mode, name):
+def test_returned_operands_are_refused_without_graph_updates(value_mode, name):
     with pytest.raises(ValueError, match="Duplicate Param") as error:
-        two(name)(0, lambda v: v, lambda v: v, nnx.Param(1.0), **mode)
+        two(name)(0, lambda v: v, lambda v: v, nnx.Param(1.0), **value_mode)
     text = str(error.value)
     assert "  - .operands[0]\n  - .out" in text
     assert f"nnx.{name} with graph_updates=False does not support" in text
@@ -395,7 +377,6 @@ def test_trees_refuse_shared_operands(name):
 # ------------------------------------------------------------------ captured objects
 
 
-@MODES
 @BOTH
 def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
     pair = Pair()
@@ -414,7 +395,6 @@ def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
     assert (pair.a[...], pair.b[...]) == (1.0, 2.0)
 
 
-@MODES
 @BOTH
 def test_failed_call_leaves_caller_untouched(mode, choose):
     class Stop(Exception):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
+from tests.modes import GRAPH_UPDATES, TREE
 
 LOOPS = pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
 
@@ -32,7 +32,6 @@ def run(loop, body, value, count=3, **mode):
     return nnx.while_loop(lambda pair: pair[0] < count, step, (0, value), **mode)[1]
 
 
-@MODES
 @LOOPS
 def test_updates_reach_the_callers_objects(loop, mode):
     model = Pair()
@@ -47,7 +46,6 @@ def test_updates_reach_the_callers_objects(loop, mode):
     assert out.a is model.a and out.b is model.b
 
 
-@MODES
 @LOOPS
 def test_variables_that_no_step_writes_keep_their_value(loop, mode):
     model = Pair()
@@ -62,7 +60,6 @@ def test_variables_that_no_step_writes_keep_their_value(loop, mode):
     assert model.b.get_value() is before
 
 
-@MODES
 @LOOPS
 def test_no_step_changes_nothing(loop, mode):
     model = Pair()
@@ -75,7 +72,6 @@ def test_no_step_changes_nothing(loop, mode):
     assert model.a[...] == 0
 
 
-@MODES
 def test_writes_of_the_condition_are_dropped(mode):
     model = Pair()
 
@@ -91,7 +87,6 @@ def test_writes_of_the_condition_are_dropped(mode):
     assert model.a[...] == 3 and model.b[...] == 1
 
 
-@MODES
 def test_the_number_of_the_step_is_passed(mode):
     total = nnx.Variable(jnp.array(0))
 
@@ -105,7 +100,6 @@ def test_the_number_of_the_step_is_passed(mode):
     assert total[...] == 18
 
 
-@MODES
 def test_bounds_may_be_traced(mode):
     @jax.jit
     def power(x, n):
@@ -114,7 +108,6 @@ def test_bounds_may_be_traced(mode):
     assert power(2.0, 5) == 32
 
 
-@MODES
 def test_known_bounds_can_be_differentiated_in_reverse(mode):
     def power(x):
         return nnx.fori_loop(0, 3, lambda i, y: x * y, 1.0, **mode)
@@ -123,8 +116,7 @@ def test_known_bounds_can_be_differentiated_in_reverse(mode):
 
 
 @LOOPS
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH], ids=["updates", "graph"])
-def test_repeated_nodes_and_shared_parts_stay_shared(loop, mode):
+def test_repeated_nodes_and_shared_parts_stay_shared(loop, graph_mode):
     model = Pair()
 
     def body(value):
@@ -133,7 +125,7 @@ def test_repeated_nodes_and_shared_parts_stay_shared(loop, mode):
         first.a[...] += 1
         return first, second
 
-    out = run(loop, body, (model, model), **mode)
+    out = run(loop, body, (model, model), **graph_mode)
     assert model.a[...] == 3 and out[0] is out[1]
 
 
@@ -145,7 +137,6 @@ def test_trees_refuse_repeated_nodes(loop):
     assert f"nnx.{loop}" in str(error.value)
 
 
-@MODES
 @LOOPS
 def test_new_variables_are_refused(loop, mode):
     phrase = {True: "same reference and pytree structure"}.get(
@@ -161,7 +152,6 @@ def test_new_variables_are_refused(loop, mode):
     assert variable[...] == 0
 
 
-@MODES
 @LOOPS
 def test_swapped_variables_are_refused(loop, mode):
     a, b = nnx.Variable(jnp.array(0.0)), nnx.Variable(jnp.array(1.0))
@@ -178,7 +168,6 @@ def test_swapped_variables_are_refused(loop, mode):
     assert model.a[...] == 0 and model.b[...] == 1
 
 
-@MODES
 @LOOPS
 @pytest.mark.parametrize("error", [TypeError, ValueError])
 def test_a_changed_attribute_is_an_error_of_both_types(loop, error, mode):
@@ -193,7 +182,6 @@ def test_a_changed_attribute_is_an_error_of_both_types(loop, error, mode):
     assert model.mark == 1
 
 
-@MODES
 @LOOPS
 def test_another_structure_is_refused(loop, mode):
     def extend(model):
@@ -207,7 +195,6 @@ def test_another_structure_is_refused(loop, mode):
         assert not hasattr(model, "extra")
 
 
-@MODES
 @LOOPS
 def test_a_failed_call_leaves_the_caller_untouched(loop, mode):
     model = Pair()
@@ -232,7 +219,6 @@ def test_functions_are_not_kept_alive():
     assert alive() is None
 
 
-@MODES
 def test_arrays_of_carried_objects_are_carried(mode):
     class Holder(nnx.Module):
         def __init__(self):
@@ -248,7 +234,6 @@ def test_arrays_of_carried_objects_are_carried(mode):
     assert holder.array == (8 if mode is GRAPH_UPDATES else 1)
 
 
-@MODES
 @LOOPS
 def test_nothing_is_around_the_loop_that_jax_compiles(loop, mode):
     def f(x):

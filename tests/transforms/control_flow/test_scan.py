@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE, VALUE_MODES
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 
 
 class Scale(nnx.Module):
@@ -35,7 +35,6 @@ def stack(*factors):
     return nnx.vmap(Scale)(jnp.array(factors))
 
 
-@MODES
 def test_a_stack_of_layers_is_applied_one_after_the_other(mode):
     layers = stack(2.0, 3.0, 4.0)
 
@@ -48,7 +47,6 @@ def test_a_stack_of_layers_is_applied_one_after_the_other(mode):
     np.testing.assert_array_equal(layers.calls[...], [1, 1, 1])
 
 
-@MODES
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_updates_and_outputs_are_stacked_on_their_axis(mode, axis):
     variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
@@ -64,7 +62,6 @@ def test_updates_and_outputs_are_stacked_on_their_axis(mode, axis):
     np.testing.assert_array_equal(out, expected + 1)
 
 
-@MODES
 def test_outputs_may_have_different_axes(mode):
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0, 1), **mode)
     def scan(c, x):
@@ -76,13 +73,11 @@ def test_outputs_may_have_different_axes(mode):
     np.testing.assert_array_equal(columns, rows.T)
 
 
-@MODES
 def test_new_objects_are_stacked(mode):
     make = nnx.scan(Scale, in_axes=0, out_axes=0, **mode)
     np.testing.assert_array_equal(make(jnp.arange(3.0)).factor[...], np.arange(3.0))
 
 
-@MODES
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
     @nnx.scan(in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry), **mode)
     def scan(x, c):
@@ -93,7 +88,6 @@ def test_the_place_of_the_carry_in_the_output_is_free(mode):
     assert last == 6
 
 
-@MODES
 def test_reverse_and_length_and_unroll_are_those_of_jax(mode):
     @nnx.scan(in_axes=(nnx.Carry, 0), reverse=True, unroll=2, **mode)
     def f(c, x):
@@ -107,7 +101,6 @@ def test_reverse_and_length_and_unroll_are_those_of_jax(mode):
     assert add(0) == 5
 
 
-@MODES
 def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
     model = Scale(1.0)
 
@@ -122,8 +115,7 @@ def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
     np.testing.assert_array_equal(factors, [1, 2, 6])
 
 
-@VALUE_MODES
-def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(mode):
+def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(value_mode):
     class Box(nnx.Pytree):
         def __init__(self, variable):
             self.variable = variable
@@ -133,12 +125,11 @@ def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(mode):
         return Box(box.variable), x
 
     box = Box(nnx.Variable(jnp.array(0.0)))
-    out, _ = nnx.scan(step, **mode)(box, jnp.arange(4.0))
+    out, _ = nnx.scan(step, **value_mode)(box, jnp.arange(4.0))
     assert out.variable is box.variable and out is not box
     assert box.variable[...] == 6
 
 
-@MODES
 def test_arrays_of_a_carried_object_are_carried(mode):
     holder = Holder()
 
@@ -166,11 +157,10 @@ def test_scanned_objects_may_get_new_attributes():
     assert layers.kind == "squared"
 
 
-@VALUE_MODES
-def test_without_graph_updates_writes_to_broadcast_variables_accumulate(mode):
+def test_without_graph_updates_writes_to_broadcast_variables_accumulate(value_mode):
     model, rngs = Scale(2.0), nnx.Rngs(0)
 
-    @nnx.scan(in_axes=(0, None, None), out_axes=0, **mode)
+    @nnx.scan(in_axes=(0, None, None), out_axes=0, **value_mode)
     def step(x, model, rngs):
         return model(x), rngs()
 
@@ -250,7 +240,6 @@ def test_dropout_keys_may_be_the_same_in_every_step():
     assert (cell.total[...] == 3).all()
 
 
-@MODES
 def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     variable = nnx.Variable({"a": np.arange(3.0), "b": jnp.ones((3, 2))})
 
@@ -264,7 +253,6 @@ def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     np.testing.assert_array_equal(variable.get_value()["a"], [1, 2, 3])
 
 
-@MODES
 def test_shared_variables_in_scanned_arguments(mode):
     variable = nnx.Variable(jnp.zeros(3))
 
@@ -283,7 +271,6 @@ def test_shared_variables_in_scanned_arguments(mode):
         np.testing.assert_array_equal(variable[...], np.ones(3))
 
 
-@MODES
 def test_one_variable_as_carry_and_scanned_is_refused(mode):
     variable = nnx.Variable(jnp.zeros(3))
     phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
@@ -299,7 +286,6 @@ def test_a_scanned_input_may_be_returned_with_its_axis():
             nnx.scan(lambda v: v, in_axes=0, out_axes=0, **mode)(variable)
 
 
-@MODES
 def test_a_failed_call_leaves_the_caller_untouched(mode):
     model = Scale(2.0)
 
@@ -312,7 +298,6 @@ def test_a_failed_call_leaves_the_caller_untouched(mode):
     assert model.calls[...] == 0 and isinstance(model.calls[...], jax.Array)
 
 
-@MODES
 def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
     del float64
     layers = stack(2.0, 3.0, 0.5)
@@ -410,16 +395,14 @@ def test_wrong_axes_are_refused_at_creation(axes, message):
         nnx.scan(lambda c, x: (c, x), **axes)
 
 
-@VALUE_MODES
-def test_state_axes_need_graph_updates(mode):
+def test_state_axes_need_graph_updates(value_mode):
     axes = (nnx.Carry, nnx.StateAxes({...: 0}))
     with pytest.raises(
         ValueError, match="`in_axes` cannot contain `StateAxes` objects"
     ):
-        nnx.scan(lambda c, x: (c, x), in_axes=axes, **mode)
+        nnx.scan(lambda c, x: (c, x), in_axes=axes, **value_mode)
 
 
-@MODES
 def test_wrong_calls_are_refused(mode):
     carry = nnx.scan(lambda c: c, in_axes=nnx.Carry, out_axes=nnx.Carry, **mode)
     with pytest.raises(ValueError, match="must take exactly one argument, got 2"):
@@ -436,7 +419,6 @@ def test_wrong_calls_are_refused(mode):
         nnx.scan(lambda c, x: c, **mode)(1, jnp.arange(3))
 
 
-@MODES
 def test_what_lacks_the_scanned_axis_is_named(mode):
     axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry, **mode}
     scan = nnx.scan(lambda x, carry: carry, **axes)
@@ -460,7 +442,6 @@ def test_the_mode_is_resolved_when_the_function_is_given():
     assert counter[...] == 0  # as with graph updates
 
 
-@MODES
 def test_other_objects_in_the_carry_are_refused(mode):
     phrase = {True: "Carry references must be the same between iterations"}.get(
         mode is GRAPH_UPDATES,
@@ -632,7 +613,6 @@ def test_a_carried_variable_may_be_a_new_one_with_graph_updates():
     assert out[...] == 6
 
 
-@MODES
 def test_axis_names_are_hidden_inside(mode):
     def make(key):
         init = nnx.with_partitioning(nnx.initializers.ones, (None, "x"))

@@ -8,9 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests.modes import MODES
 
-GRAPH = pytest.mark.parametrize("graph", [True, False], ids=["graph", "tree"])
 LAYERS = {nnx.PARTITION_NAME: "layers"}
 
 
@@ -47,7 +45,6 @@ def calls():
 # -------------------------------------------- the argument of vmap and other transforms
 
 
-@MODES
 @pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_new_variables_get_the_name_at_the_axis(mode, transform, axis):
@@ -65,7 +62,6 @@ def split(value):
     return nnx.Param(value, out_sharding=(None,))
 
 
-@MODES
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_new_variables_are_placed_as_annotated(mode, is_compiled):
     # Flax NNX leaves them where they were before the axis had its name.
@@ -88,7 +84,6 @@ def test_new_variables_are_placed_as_annotated(mode, is_compiled):
             assert made[...].sharding.shard_shape(made.shape) == (1, 2)
 
 
-@MODES
 def test_a_name_without_an_axis_of_the_mesh_places_nothing(mode):
     @nnx.vmap(transform_metadata=LAYERS, **mode)
     def make(x):
@@ -101,7 +96,6 @@ def test_a_name_without_an_axis_of_the_mesh_places_nothing(mode):
     assert made[...].sharding.shard_shape(made.shape) == (1, 2)
 
 
-@MODES
 def test_with_explicit_axes_the_mapped_axis_is_not_divided(mode):
     # As in Flax NNX: JAX maps and scans only what is divided alike.
     @nnx.vmap(transform_metadata=LAYERS, **mode)
@@ -120,7 +114,6 @@ def test_with_explicit_axes_the_mapped_axis_is_not_divided(mode):
         assert apply(model, jnp.array(2.0)).shape == (4, 2)
 
 
-@MODES
 def test_names_of_an_axis_that_another_transform_maps_place_nothing(mode):
     @jax.vmap
     @nnx.transform_metadata(partition="layers", graph=mode.get("graph"))
@@ -136,7 +129,6 @@ def auto_mesh(name):
     return jax.make_mesh((4,), (name,), axis_types=(jax.sharding.AxisType.Auto,))
 
 
-@MODES
 @pytest.mark.parametrize("axis", [1, -1])
 def test_arguments_lack_the_name_inside_only(mode, axis):
     model, seen = Model(), []
@@ -153,7 +145,6 @@ def test_arguments_lack_the_name_inside_only(mode, axis):
     np.testing.assert_array_equal(model.kernel[...], np.full((2, 3), 2.0))
 
 
-@MODES
 def test_annotations_of_arguments_keep_their_form(mode):
     mesh = Mesh(np.array(jax.devices()[:1]), ("layers",))
     for annotation in (P("layers", None), NamedSharding(mesh, P("layers", None))):
@@ -166,7 +157,6 @@ def test_annotations_of_arguments_keep_their_form(mode):
         assert type(variable.out_sharding) is type(annotation)
 
 
-@MODES
 def test_shared_variables_have_no_name_to_lose(mode):
     shared, seen = annotated(jnp.ones(2), "features"), []
     nnx.vmap(
@@ -178,7 +168,6 @@ def test_shared_variables_have_no_name_to_lose(mode):
     assert seen == [("features",)] and shared.out_sharding == ("features",)
 
 
-@MODES
 def test_short_annotations_are_filled_up(mode):
     @nnx.vmap(out_axes=-1, transform_metadata=LAYERS, **mode)
     def make(x):
@@ -187,7 +176,6 @@ def test_short_annotations_are_filled_up(mode):
     assert make(jnp.ones(3)).out_sharding == ("features", None, "layers")
 
 
-@MODES
 def test_another_name_is_an_error_and_changes_nothing(mode):
     model = Model()
     other = {nnx.PARTITION_NAME: "other"}
@@ -196,7 +184,6 @@ def test_another_name_is_an_error_and_changes_nothing(mode):
     assert model.kernel.out_sharding == ("features", "layers")
 
 
-@MODES
 def test_other_tuples_of_metadata_get_their_names(mode):
     names = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
 
@@ -207,14 +194,12 @@ def test_other_tuples_of_metadata_get_their_names(mode):
     assert make(jnp.ones((3, 2))).nickname == ("nick", "n")
 
 
-@MODES
 def test_metadata_without_a_partition_name_changes_nothing(mode):
     model = Model()
     nnx.vmap(lambda m: None, in_axes=1, transform_metadata={"other": 1}, **mode)(model)
     assert model.kernel.out_sharding == ("features", "layers")
 
 
-@MODES
 def test_variables_are_told_once(mode, calls):
     stack = nnx.vmap(Recorder, transform_metadata=LAYERS, **mode)(jnp.ones((3, 2)))
     assert calls == [("add", 0, "layers")]
@@ -270,7 +255,6 @@ def by_nnx(f, **axes):
 OUTER = pytest.mark.parametrize("outer", [by_jax, by_nnx, nnx.vmap])
 
 
-@GRAPH
 @OUTER
 @pytest.mark.parametrize("axis", [0, -1])
 def test_the_decorator_names_new_variables(graph, outer, axis):
@@ -283,7 +267,6 @@ def test_the_decorator_names_new_variables(graph, outer, axis):
     assert stack.out_sharding == expected
 
 
-@GRAPH
 @pytest.mark.parametrize("axis", [1, -1])
 def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
     model, seen = Model(), []
@@ -300,7 +283,6 @@ def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
     np.testing.assert_array_equal(model.kernel[...], [[0, 1, 2], [0, 1, 2]])
 
 
-@GRAPH
 def test_the_decorator_works_in_a_scan_of_jax(graph):
     stack = annotated(jnp.arange(6.0).reshape(3, 2), "layers", "features")
     axes = (nnx.Carry, 0)
@@ -318,7 +300,6 @@ def test_the_decorator_works_in_a_scan_of_jax(graph):
     np.testing.assert_array_equal(before[...], [[0, 0], [0, 1], [2, 4]])
 
 
-@GRAPH
 def test_what_has_no_integer_axis_is_passed_over(graph):
     shared = annotated(jnp.ones(2), "features")
     see = nnx.transform_metadata(
@@ -335,7 +316,6 @@ def test_what_has_no_integer_axis_is_passed_over(graph):
     assert seen == [("features",)]
 
 
-@GRAPH
 def test_no_name_is_a_name_too(graph):
     @nnx.transform_metadata(partition=None, graph=graph)
     def make(x):
@@ -344,7 +324,6 @@ def test_no_name_is_a_name_too(graph):
     assert jax.vmap(make)(jnp.ones((3, 2))).out_sharding == (None, "features")
 
 
-@GRAPH
 def test_a_failed_call_leaves_names_and_values(graph):
     model = Model()
 
@@ -359,7 +338,6 @@ def test_a_failed_call_leaves_names_and_values(graph):
     np.testing.assert_array_equal(model.kernel[...], np.ones((2, 3)))
 
 
-@GRAPH
 def test_keywords_become_positions(graph):
     model = Model()
 
@@ -372,7 +350,6 @@ def test_keywords_become_positions(graph):
         see(1, model, other=3)
 
 
-@GRAPH
 def test_returned_arguments_are_refused(graph):
     give_back = nnx.transform_metadata(
         lambda m: [m.kernel], in_axes=1, partition="layers", graph=graph
@@ -407,7 +384,6 @@ def test_the_decorator_takes_no_filters():
         nnx.transform_metadata(in_axes=(axes,), partition="layers")
 
 
-@GRAPH
 def test_the_stack_of_the_tree_mode_guide(graph):
     with nnx.use_eager_sharding(False):
 

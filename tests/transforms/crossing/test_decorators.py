@@ -113,7 +113,6 @@ def test_partials_are_not_resolved():
         decorators.to_positions(f, (), {"a": 1})
 
 
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}, {"graph": False}])
 def test_jit_keeps_keywords(mode):
     @nnx.jit(**mode)
     def f(*, model, x=1.0):
@@ -125,7 +124,6 @@ def test_jit_keeps_keywords(mode):
     assert model.w[...] == 6.0
 
 
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}, {"graph": False}])
 def test_grad_takes_keywords(mode):
     grads = nnx.grad(lambda model, x: model(x), **mode)(Model(), x=3.0)
     assert jax.tree.leaves(grads) == [3.0]

@@ -7,7 +7,6 @@ import pytest
 
 import graftree as nnx
 from graftree.errors import LostUpdateWarning
-from tests.modes import VALUE_MODES
 
 
 class Model(nnx.Module):
@@ -46,7 +45,6 @@ def contain_itself(model):
     model.myself = model
 
 
-@VALUE_MODES
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -59,14 +57,13 @@ def contain_itself(model):
         (contain_itself, "myself: nothing before, a known object.* now"),
     ],
 )
-def test_changes_of_structure_are_named(mode, change, name):
+def test_changes_of_structure_are_named(value_mode, change, name):
     with pytest.warns(LostUpdateWarning, match=rf"(?s)nnx\.jit.* Model.*  {name}"):
-        nnx.jit(change, **mode)(Model())
+        nnx.jit(change, **value_mode)(Model())
 
 
-@VALUE_MODES
-def test_what_reaches_the_caller_gives_no_warning(mode):
-    @nnx.jit(**mode)
+def test_what_reaches_the_caller_gives_no_warning(value_mode):
+    @nnx.jit(**value_mode)
     def step(model, batch):
         model.weight[...] += 1
         model.weight.set_metadata(tag="seen")

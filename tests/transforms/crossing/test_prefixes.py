@@ -7,7 +7,6 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms.crossing import prefixes
-from tests.modes import MODES
 
 
 class Foo(nnx.Module):
@@ -48,7 +47,6 @@ def test_diff_state_maps_leaves_by_its_filter(chosen, expected):
 # --------------------------------------------------------------- prefixes as trees
 
 
-@MODES
 @pytest.mark.parametrize("in_axes", [[0, None], (0, None), ({"foo": 0}, None)])
 def test_prefixes_are_trees_or_lists(mode, in_axes):
     def product(first, x):
@@ -58,7 +56,6 @@ def test_prefixes_are_trees_or_lists(mode, in_axes):
     np.testing.assert_array_equal(y, [[0, 2, 4, 6]])
 
 
-@MODES
 def test_a_state_of_axes_is_the_prefix_of_a_state(mode):
     axes = nnx.State({"a": 0, "b": None})
 
@@ -72,7 +69,6 @@ def test_a_state_of_axes_is_the_prefix_of_a_state(mode):
     np.testing.assert_array_equal(state["a"][...], np.arange(1.0, 5.0))
 
 
-@MODES
 def test_a_prefix_that_does_not_fit_is_named(mode):
     x = jnp.ones(3)
     phrase = r"(?s)`in_axes` of nnx.vmap must be a tree prefix.* in_axes\[0\]\n"
@@ -148,13 +144,12 @@ def test_state_axes_are_a_mapping_compared_by_content():
     assert repr(axes).startswith("StateAxes({")
 
 
-@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
-def test_state_axes_need_graph_updates(mode):
+def test_state_axes_need_graph_updates(value_mode):
     axes = nnx.StateAxes({...: 0})
     with pytest.raises(
         ValueError, match="`in_axes` cannot contain `StateAxes` objects"
     ):
-        nnx.vmap(lambda foo: foo, in_axes=(axes,), **mode)
+        nnx.vmap(lambda foo: foo, in_axes=(axes,), **value_mode)
 
 
 # -------------------------------------------------------------------- what is no prefix
@@ -201,7 +196,6 @@ def assert_refused(place, prefix, phrase, mode):
     assert f"{argument}[0]" in str(error.value) or "hashable" in str(error.value)
 
 
-@MODES
 def test_variables_are_no_prefixes(place, mode):
     phrase = "Variables prefixes are not supported: found a Param"
     assert_refused(place, nnx.Param(0), phrase, mode)
@@ -215,15 +209,14 @@ def test_objects_are_no_prefixes_of_graphs(place, mode):
     assert_refused(place, prefix, phrase, mode)
 
 
-@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
 @pytest.mark.parametrize(
     "prefix",
     [nnx.StateAxes({...: 0}), nnx.StateSharding({...: 0}), nnx.DiffState(0, ...)],
     ids=lambda prefix: type(prefix).__name__,
 )
-def test_filters_need_graph_updates(place, mode, prefix):
+def test_filters_need_graph_updates(place, value_mode, prefix):
     phrase = f"`{place[0].split()[1]}` cannot contain `{type(prefix).__name__}` objects"
-    assert_refused(place, prefix, phrase, mode)
+    assert_refused(place, prefix, phrase, value_mode)
 
 
 @pytest.mark.parametrize("mode", [{}, {"graph": False}])
@@ -233,6 +226,5 @@ def test_tree_states_are_for_graphs_without_graph_updates(place, mode):
     assert_refused(place, prefix, phrase, mode)
 
 
-@MODES
 def test_prefixes_must_be_hashable(place, mode):
     assert_refused(place, np.ones(2), "Prefixes must be hashable", mode)

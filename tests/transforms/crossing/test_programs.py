@@ -15,7 +15,6 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms.crossing import programs
-from tests.modes import MODES
 
 X = jnp.arange(3.0)
 
@@ -138,7 +137,6 @@ def test_a_jitted_program_has_no_more_than_the_operation():
     assert [x.primitive.name for x in gradient.eqns].count("scan") == 2
 
 
-@MODES
 def test_without_jit_functions_get_values(mode):
     values = []
 

@@ -10,7 +10,6 @@ import pytest
 
 import graftree as nnx
 from graftree import config
-from tests import modes
 
 # How a function is run on a model.
 CALLS = {
@@ -46,7 +45,6 @@ def test_mode_is_that_of_the_decoration():
     assert model["static"] == 1
 
 
-@modes.MODES
 @every_call
 def test_values_may_change_their_shape(call, mode):
     model = nnx.Dict(a=nnx.Param(jnp.array(1.0)))
@@ -55,7 +53,6 @@ def test_values_may_change_their_shape(call, mode):
     assert model["a"] is variable and variable[...].tolist() == [7.0, 7.0, 7.0]
 
 
-@modes.MODES
 def test_function_that_jax_refuses_changes_nothing(mode):
     def bad(m):
         m["a"][...] *= 2
@@ -68,7 +65,6 @@ def test_function_that_jax_refuses_changes_nothing(mode):
     assert model["a"][...] == 1.0 and model["static"] == 1
 
 
-@modes.MODES
 @every_call
 def test_bookkeeping_of_containers_is_never_visible(call, mode):
     model = nnx.Dict(items=nnx.data([nnx.Param(jnp.array(1.0))]))

@@ -8,7 +8,6 @@ import pytest
 import graftree as nnx
 from graftree import config
 from graftree.transforms.crossing import packing, ref_contents
-from tests.modes import MODES
 
 
 def count_up(ref, x):
@@ -42,7 +41,6 @@ def test_a_ref_at_two_places_is_one_inside():
     assert ref[...] == 20
 
 
-@MODES
 def test_rematerialized_writes_are_done_once(mode):
     variable = nnx.Variable(jnp.array(0.0), ref=True)
 
@@ -58,7 +56,6 @@ def test_rematerialized_writes_are_done_once(mode):
     assert variable[...] == 4
 
 
-@MODES
 def test_gradients_pass_through_refs_that_are_differentiated(mode):
     def square(x):
         variable = nnx.Variable(x, ref=True)

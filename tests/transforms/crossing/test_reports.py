@@ -64,7 +64,6 @@ def test_tree_mode_refuses_a_variable_at_two_places():
             transform(lambda a, b: a[...] + b[...], **TREE)(v, v)
 
 
-@pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 def test_arrays_and_empty_modules_may_be_shared(mode):
     array, empty = jnp.ones(2), nnx.Dict(k=1)
     out = nnx.jit(lambda a, b, c, d: a + b + c.k + d.k, **mode)(

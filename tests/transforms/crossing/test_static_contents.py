@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 
 class Logger(nnx.Module):
@@ -34,7 +33,6 @@ TRANSFORMS = {
 }
 
 
-@MODES
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("kind", PUT)
 def test_a_tracer_is_taken_out_and_told_with_its_path(kind, transform, mode):

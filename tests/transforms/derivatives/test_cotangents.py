@@ -4,12 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.config import GRAPH, GRAPH_UPDATES, TREE
+from graftree.config import GRAPH, GRAPH_UPDATES
 from graftree.transforms.crossing import packing
 from graftree.transforms.derivatives import cotangents
 from graftree.transforms.derivatives.cotangents import FormError
-
-MODES = pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH, TREE])
 
 
 class Pair(nnx.Module):
@@ -21,7 +19,6 @@ def pack(*args, mode):
     return packing.pack((args, {}), mode, "example").signature
 
 
-@MODES
 def test_leaves_and_arguments_are_inverse(mode):
     signature = pack(Pair(1, 2), {"x": jnp.zeros(2)}, nnx.Param(3), mode=mode)
     given = {0: 10, 1: 20, 2: 30, 3: 40}
@@ -34,7 +31,6 @@ def test_leaves_and_arguments_are_inverse(mode):
     assert cotangents.tree(signature, given, mode)[0][1] == {"x": 30}
 
 
-@MODES
 def test_what_is_not_given_is_missing_or_none(mode):
     signature = pack(Pair(1, 2), 3.0, mode=mode)
     pair, x = cotangents.arguments(signature, {1: 20}, mode, range(2))
@@ -62,14 +58,12 @@ def test_one_argument_is_part_of_a_signature():
     assert [e is None for e in signature.of_argument(1).entries] == [True]
 
 
-@MODES
 def test_none_stands_for_an_object(mode):
     signature = pack([Pair(1, 2)] if mode.sharing else [nnx.Param(1)], mode=mode)
     given = (([None],), {})
     assert set(cotangents.leaves(signature, given, mode, "it", (0,))) == {None}
 
 
-@MODES
 def test_forms_must_fit(mode):
     signature = pack([Pair(1, 2)], mode=mode)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES, MODES, VALUE_MODES
+from tests.modes import GRAPH_UPDATES
 
 
 class Foo(nnx.Module):
@@ -66,7 +66,6 @@ def gradient(f, mode):
 # ------------------------------------------------------- updates, under all transforms
 
 
-@MODES
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -86,7 +85,6 @@ def test_updates_propagate_exactly_once(mode, wrap):
     assert model.calls == (mode == GRAPH_UPDATES)
 
 
-@MODES
 def test_without_a_gradient_it_is_the_function(mode):
     for wrap in (lambda f: f, lambda f: nnx.jit(f, **mode)):
         model = Counted()
@@ -94,7 +92,6 @@ def test_without_a_gradient_it_is_the_function(mode):
         assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
 
 
-@MODES
 def test_derivatives_nest(mode):
     f = sine(mode)
 
@@ -107,7 +104,6 @@ def test_derivatives_nest(mode):
     np.testing.assert_allclose(second[...], -10 * np.sin(2.0), rtol=1e-6)
 
 
-@MODES
 def test_rules_are_mapped(mode):
     def bwd(residual, g):
         model, x = residual
@@ -120,7 +116,6 @@ def test_rules_are_mapped(mode):
     assert slope(Counted()) == 30.0
 
 
-@MODES
 def test_captured_models_are_constants_under_another_trace(mode):
     model = Counted()
     f = define(
@@ -137,7 +132,6 @@ def test_captured_models_are_constants_under_another_trace(mode):
     assert model.count[...] == 0 and model.calls == 0
 
 
-@MODES
 @pytest.mark.parametrize("place", ["fun", "fwd", "bwd"])
 def test_a_failed_rule_changes_nothing(mode, place):
     def body(model, name):
@@ -164,7 +158,6 @@ def test_a_failed_rule_changes_nothing(mode, place):
         assert not isinstance(variable.get_raw_value(), jax.core.Tracer)
 
 
-@MODES
 def test_no_tracer_is_leaked(mode):
     with jax.checking_leaks():
         for wrap in (
@@ -174,7 +167,6 @@ def test_no_tracer_is_leaked(mode):
             wrap(sine(mode))(Counted())
 
 
-@MODES
 def test_under_jit_the_fwd_rule_may_leave_updates_to_the_function(mode):
     def fun(model):
         model.count[...] += 1
@@ -187,7 +179,6 @@ def test_under_jit_the_fwd_rule_may_leave_updates_to_the_function(mode):
     assert gradient(nnx.jit(f, **mode), mode)(Counted()) == 10.0
 
 
-@MODES
 def test_under_jit_the_fwd_rule_may_not_write_more(mode):
     def fwd(model):
         model.count[...] += 1
@@ -293,9 +284,8 @@ def test_shared_variables_are_in_the_first_state():
     assert grads[0]["x"][...] == 4.0 and len(grads[1]) == 0
 
 
-@VALUE_MODES
 @pytest.mark.parametrize("form", ["named", "keywords", "absent"])
-def test_updates_are_given_to_rules_that_ask(mode, form):
+def test_updates_are_given_to_rules_that_ask(value_mode, form):
     seen = []
 
     def fun(foo, w, n):
@@ -313,13 +303,13 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
         "keywords": lambda n, residual, g, **keys: rule(n, residual, g, **keys),
         "absent": lambda n, residual, g: rule(n, residual, g),
     }
-    f = define(fun, rules[form], mode, nondiff_argnums=(2,))
+    f = define(fun, rules[form], value_mode, nondiff_argnums=(2,))
 
     def loss(foo, w, n):
         return f(foo, w, n) * 3 + foo.x * 5 + n * 7
 
     n = nnx.BatchStat(jnp.array(0.0))
-    nnx.grad(loss, argnums=(0, 1), **mode)(Foo(), jnp.array(2.0), n)
+    nnx.grad(loss, argnums=(0, 1), **value_mode)(Foo(), jnp.array(2.0), n)
     ((g, updates_g),) = seen
     assert g == 3.0 and n[...] == 2.0
     if form == "absent":
@@ -330,20 +320,18 @@ def test_updates_are_given_to_rules_that_ask(mode, form):
         assert w_g is None and n_g[...] == 7.0
 
 
-@VALUE_MODES
-def test_cotangents_of_outputs_are_objects(mode):
+def test_cotangents_of_outputs_are_objects(value_mode):
     seen = []
 
     def bwd(residual, g):
         seen.append(g)
         return (g[0].x[...] * 10,)
 
-    f = define(lambda x: [Foo(x * 2, 3.0)], bwd, mode)
+    f = define(lambda x: [Foo(x * 2, 3.0)], bwd, value_mode)
     grad = jax.grad(lambda x: (lambda foo: foo.x * 5 + foo.y * 6)(f(x)[0]))(1.0)
     assert grad == 50.0 and type(seen[0][0]) is Foo and seen[0][0].y[...] == 6.0
 
 
-@MODES
 def test_symbolic_zeros_are_those_of_jax(mode):
     seen = []
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, VALUE_MODES
+from tests.modes import GRAPH, GRAPH_UPDATES
 
 
 class Foo(nnx.Module):
@@ -33,7 +33,6 @@ def define(fun, bwd, mode, fwd=None, nondiff_argnums=()):
 # -------------------------------------------------------------------- nondiff_argnums
 
 
-@MODES
 def test_static_and_traced_values_may_be_without_gradient(mode):
     def fun(x, scale, function, power, array):
         assert isinstance(power, int)
@@ -56,8 +55,7 @@ def test_static_and_traced_values_may_be_without_gradient(mode):
     np.testing.assert_array_equal(jax.vmap(slope)(jnp.eye(2)), [1.0, 0.0])
 
 
-@VALUE_MODES
-def test_objects_without_gradient_are_updated(mode):
+def test_objects_without_gradient_are_updated(value_mode):
     def fun(x, model):
         model.count[...] += 1
         return x * model.x
@@ -65,14 +63,13 @@ def test_objects_without_gradient_are_updated(mode):
     def bwd(model, residual, g):
         return (g * model.x * 10,)
 
-    f = define(fun, bwd, mode, nondiff_argnums=(1,))
-    for wrap in (lambda g: g, lambda g: nnx.jit(g, **mode)):
+    f = define(fun, bwd, value_mode, nondiff_argnums=(1,))
+    for wrap in (lambda g: g, lambda g: nnx.jit(g, **value_mode)):
         model = Counted()
-        assert wrap(nnx.grad(f, **mode))(1.0, model) == 20.0
+        assert wrap(nnx.grad(f, **value_mode))(1.0, model) == 20.0
         assert model.count[...] == 1
 
 
-@MODES
 def test_refs_are_written(mode):
     def fun(model, x):
         model.n[...] += 1.0
@@ -101,7 +98,6 @@ def test_integers_are_not_for_objects_with_graph_updates():
             f(obj, 1.0)
 
 
-@MODES
 def test_wrong_nondiff_argnums_are_refused(mode):
     def make(*nondiff_argnums):
         return define(lambda x: x, lambda *_: (), mode, None, nondiff_argnums)
@@ -119,7 +115,6 @@ def test_wrong_nondiff_argnums_are_refused(mode):
 # ------------------------------------------------------------------------ all arguments
 
 
-@MODES
 def test_keywords_are_positions_and_defaults_are_arguments(mode):
     bwd = lambda residual, g: (7.0, 8.0)  # noqa: E731
     f = define(lambda x, y=3.0: x * y, bwd, mode)
@@ -131,7 +126,6 @@ def test_keywords_are_positions_and_defaults_are_arguments(mode):
         keyword_only(1.0, y=2.0)
 
 
-@MODES
 def test_variables_in_two_arguments(mode):
     v = nnx.Param(jnp.array(3.0))
     f = define(lambda a, b: a * b, lambda residual, g: residual, mode)
@@ -164,7 +158,6 @@ def test_filters_must_agree_on_shared_variables():
         f(foo, foo)
 
 
-@MODES
 def test_it_serves_methods(mode):
     class Scale(nnx.Module):
         def __init__(self):
@@ -186,7 +179,6 @@ def test_it_serves_methods(mode):
 # ------------------------------------------------------------------------------- misuse
 
 
-@MODES
 def test_it_needs_rules(mode):
     f = nnx.custom_vjp(lambda x: x, **mode)
     kind = ValueError if mode == GRAPH_UPDATES else AttributeError
@@ -198,7 +190,6 @@ def test_it_needs_rules(mode):
         nnx.custom_vjp(functools.partial(nnx.Linear(1, 1, rngs=nnx.Rngs(0)).__call__))
 
 
-@MODES
 def test_rules_must_return_what_is_expected(mode):
     def use(found, fwd=None):
         f = define(lambda foo, x: foo.x * x, lambda residual, g: found, mode, fwd)
@@ -236,7 +227,6 @@ def test_states_must_have_the_differentiable_leaves():
 
 
 @pytest.mark.peers
-@MODES
 def test_rules_get_what_they_get_from_the_peer(mode):
     peer = pytest.importorskip("flax.nnx")
 

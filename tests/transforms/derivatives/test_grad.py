@@ -484,7 +484,6 @@ def test_gradients_are_those_of_the_peer(mode):
 
 
 @pytest.mark.parametrize("make", [nnx.grad, nnx.value_and_grad])
-@pytest.mark.parametrize("graph", [True, False])
 def test_objects_are_no_argnums(make, graph):
     """Issue 12, §13."""
     with pytest.raises(ValueError, match="Graph nodes are not allowed") as caught:

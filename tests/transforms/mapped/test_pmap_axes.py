@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import modes, strategies
+from tests import strategies
 
 SHAPE = (2, 2, 2)
 AXES = st.sampled_from([0, 1, -1, None])
@@ -72,7 +72,6 @@ def is_mapped(argument):
     return bool((params and of_params is not None) or (rest and of_rest is not None))
 
 
-@modes.MODES
 @strategies.examples(8, 25)
 @hypothesis.given(arguments=ARGUMENTS, out_axis=st.sampled_from([0, 1, -1]))
 @hypothesis.example([((2, 0), 0, None)], 0)

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES, MODES
+from tests.modes import GRAPH_UPDATES
 
 WITHOUT_UPDATES = [{"graph": True, "graph_updates": False}, {"graph": False}]
 MESH = Mesh(np.array(jax.devices()), ("data",))
@@ -40,7 +40,6 @@ def on_mesh(mode, in_specs, out_specs, **options):
     )
 
 
-@MODES
 @pytest.mark.parametrize("spec", [P(None), P()], ids=str)
 def test_data_are_split_among_the_devices(mode, spec):
     model, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((32, 2))
@@ -107,7 +106,6 @@ def test_a_model_is_split_by_a_prefix(mode):
     assert model.linear1.kernel[...].sharding == before
 
 
-@MODES
 def test_new_objects_are_put_together_from_their_parts(mode):
     @on_mesh(mode, P("data"), (P("data"), P()))
     def make(x):
@@ -132,7 +130,6 @@ def test_structure_reaches_the_caller_with_graph_updates():
     np.testing.assert_array_equal(model.new[...], 2 * model.linear1.kernel[...])
 
 
-@MODES
 def test_unchanged_variables_come_back_sharded_with_graph_updates_only(mode):
     variable = nnx.Param(jnp.arange(8.0))
     before = variable[...]
@@ -144,7 +141,6 @@ def test_unchanged_variables_come_back_sharded_with_graph_updates_only(mode):
     np.testing.assert_array_equal(variable[...], np.arange(8.0))
 
 
-@MODES
 def test_no_spec_is_the_empty_spec(mode):
     scale, x = nnx.Param(jnp.array(2.0)), jnp.arange(8.0)
 
@@ -193,7 +189,6 @@ def test_aliases_with_other_specs_are_refused(mode):
         on_mesh(mode, (P("data"), P()), None)(lambda a, b: a + b)(variable, variable)
 
 
-@MODES
 def test_closures_can_be_read_but_not_written_or_returned(mode):
     captured, x = nnx.Param(jnp.array(2.0)), jnp.arange(8.0)
     split = on_mesh(mode, P("data"), P("data"))
@@ -208,7 +203,6 @@ def test_closures_can_be_read_but_not_written_or_returned(mode):
     assert captured[...] == 2
 
 
-@MODES
 def test_a_failed_call_leaves_the_caller_untouched(mode):
     variable = nnx.Param(jnp.arange(8.0))
     before = variable[...]
@@ -223,21 +217,18 @@ def test_a_failed_call_leaves_the_caller_untouched(mode):
     assert variable[...] is before
 
 
-@MODES
 def test_arguments_are_positional(mode):
     double = on_mesh(mode, P("data"), P("data"))(lambda x: 2 * x)
     with pytest.raises(TypeError, match="nnx.shard_map takes no keyword arguments"):
         double(x=jnp.ones(8))
 
 
-@MODES
 def test_specs_that_do_not_fit_are_named(mode):
     double = on_mesh(mode, (P("data"), P()), P("data"))(lambda x: 2 * x)
     with pytest.raises(ValueError, match="`in_specs` of nnx.shard_map must be a tree"):
         double(jnp.ones(8))
 
 
-@MODES
 def test_outputs_are_checked_for_replication(mode):
     with pytest.raises(ValueError, match="out_specs which require replication"):
         on_mesh(mode, P("data"), P())(lambda x: x)(jnp.ones(8))
@@ -245,7 +236,6 @@ def test_outputs_are_checked_for_replication(mode):
     assert first.shape == (1,)
 
 
-@MODES
 def test_some_axes_of_the_mesh_stay_automatic(mode):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
     shapes = []
@@ -266,7 +256,6 @@ def test_some_axes_of_the_mesh_stay_automatic(mode):
     assert shapes == [(4,)]
 
 
-@MODES
 def test_a_step_of_training_runs_inside(mode):
     model = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
     kernel, x = model.kernel[...], jnp.arange(16.0).reshape(8, 2)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 TRANSFORMS = pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
 
@@ -24,7 +23,6 @@ def count(counter, x):
     return x
 
 
-@MODES
 def test_new_objects_are_stacked(mode):
     make = nnx.vmap(lambda rngs: nnx.Linear(2, 3, rngs=rngs), **mode)
     stack = make(nnx.Rngs(0).split(4))
@@ -34,7 +32,6 @@ def test_new_objects_are_stacked(mode):
         np.testing.assert_array_equal(stack.kernel[i], expected)
 
 
-@MODES
 @TRANSFORMS
 def test_updates_come_back_on_the_axis_they_entered(mode, transform):
     variable = nnx.Variable(jnp.ones((3, 4)))
@@ -48,7 +45,6 @@ def test_updates_come_back_on_the_axis_they_entered(mode, transform):
     np.testing.assert_array_equal(variable[...], np.ones((3, 1)) * np.arange(4.0))
 
 
-@MODES
 @TRANSFORMS
 def test_shared_variables_are_updated_once(mode, transform):
     counter = nnx.Variable(jnp.array(0))
@@ -56,7 +52,6 @@ def test_shared_variables_are_updated_once(mode, transform):
     assert counter[...] == 1
 
 
-@MODES
 def test_batched_writes_to_shared_variables_name_the_variable(mode):
     foo = Foo()
 
@@ -68,7 +63,6 @@ def test_batched_writes_to_shared_variables_name_the_variable(mode):
     np.testing.assert_array_equal(foo.a[...], np.arange(4.0))
 
 
-@MODES
 def test_a_failed_call_leaves_the_caller_untouched(mode):
     foo = Foo()
     before = foo.a[...]
@@ -83,7 +77,6 @@ def test_a_failed_call_leaves_the_caller_untouched(mode):
     assert foo.a[...] is before and not hasattr(foo, "new")
 
 
-@MODES
 def test_closures_can_be_read_but_not_written(mode):
     counter = nnx.Variable(jnp.array(2.0))
     doubled = nnx.vmap(lambda x: x * counter[...], **mode)(jnp.arange(3.0))
@@ -173,7 +166,6 @@ def test_nested_maps_of_a_gradient():
 # --------------------------------------------------------------------- axes and objects
 
 
-@MODES
 @TRANSFORMS
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_any_axis_is_mapped_and_comes_back(mode, transform, axis):
@@ -189,7 +181,6 @@ def test_any_axis_is_mapped_and_comes_back(mode, transform, axis):
     np.testing.assert_array_equal(out[...], 2 * expected)
 
 
-@MODES
 def test_a_size_is_needed_where_nothing_is_mapped(mode):
     make = nnx.vmap(lambda: nnx.Param(jnp.ones(2)), axis_size=3, **mode)
     assert make().shape == (3, 2)
@@ -241,16 +232,15 @@ def test_keywords_become_positions_with_graph_updates():
         nnx.vmap(lambda x, *, y: x)(x, y=x)
 
 
-@pytest.mark.parametrize("mode", [{"graph_updates": False}, {"graph": False}])
 @TRANSFORMS
-def test_keywords_are_mapped_over_axis_0_without_graph_updates(mode, transform):
+def test_keywords_are_mapped_over_axis_0_without_graph_updates(value_mode, transform):
     foo, x = Foo(), jnp.arange(4.0)
 
     def write(x, *, foo):
         foo.a[...] += x
         return foo.a[...]
 
-    y = transform(write, in_axes=(0,), **mode)(x, foo=foo)
+    y = transform(write, in_axes=(0,), **value_mode)(x, foo=foo)
     np.testing.assert_array_equal(y, 2 * np.arange(4.0))
     np.testing.assert_array_equal(foo.a[...], y)
 
@@ -272,7 +262,6 @@ def test_aliases_are_checked_before_the_function_runs(mode):
         )
 
 
-@MODES
 def test_new_objects_with_two_axes_are_refused(mode):
     def make(x):
         return (new := nnx.Param(jnp.full(2, x))), new
@@ -288,7 +277,6 @@ def test_keyword_aliases_name_both_paths():
         nnx.vmap(lambda a, b: 0.0, graph=False)(foo, b=foo)
 
 
-@MODES
 def test_refs_are_written_in_place(mode):
     variable = nnx.Variable(jnp.zeros(3), ref=True)
     raw = variable.get_raw_value()
@@ -301,7 +289,6 @@ def test_refs_are_written_in_place(mode):
     np.testing.assert_array_equal(variable[...], np.arange(3.0))
 
 
-@MODES
 def test_shared_streams_give_one_key_to_all(mode):
     rngs = nnx.Rngs(0)
     draws = nnx.vmap(lambda rngs, x: rngs.uniform(()), in_axes=(None, 0), **mode)(
@@ -310,7 +297,6 @@ def test_shared_streams_give_one_key_to_all(mode):
     assert len(np.unique(draws)) == 1 and rngs.default.count[...] == 1
 
 
-@MODES
 def test_the_axis_has_a_name_for_collectives(mode):
     mean = nnx.vmap(lambda x: x - jax.lax.pmean(x, "i"), axis_name="i", **mode)
     np.testing.assert_array_equal(mean(jnp.arange(3.0)), [-1, 0, 1])
@@ -327,7 +313,6 @@ def test_names_and_signatures_are_kept():
 # ---------------------------------------------------------------------- pmap on its own
 
 
-@MODES
 @pytest.mark.parametrize("in_axes", [0, (0, None, 0), [0, None, 0]])
 def test_static_arguments_of_pmap_are_python_values(mode, in_axes):
     seen = []
@@ -344,7 +329,6 @@ def test_static_arguments_of_pmap_are_python_values(mode, in_axes):
     assert set(seen) == {2}
 
 
-@MODES
 def test_donated_objects_of_pmap_stay_readable(mode):
     @nnx.pmap(donate_argnums=(0, 1), **mode)
     def add(foo, x):
@@ -360,7 +344,6 @@ def test_donated_objects_of_pmap_stay_readable(mode):
     np.testing.assert_array_equal(foo.b[...], np.arange(4.0))
 
 
-@MODES
 def test_a_buffer_that_pmap_donates_twice_is_named(mode):
     def step(pair):
         for variable in (pair.a, pair.b):
@@ -388,7 +371,6 @@ def test_static_arguments_of_pmap_are_not_donated():
 
 
 @pytest.mark.peers
-@MODES
 def test_ensembles_compute_what_those_of_flax_do(mode):
     flax = pytest.importorskip("flax.nnx")
     y = []
@@ -402,7 +384,6 @@ def test_ensembles_compute_what_those_of_flax_do(mode):
     np.testing.assert_array_equal(*y)
 
 
-@MODES
 def test_random_streams_without_an_axis_are_told_with_the_way_out(mode):
     """Issue 12, §13."""
     draw = nnx.vmap(lambda rngs, x: x + rngs.normal(), in_axes=(0, 0), **mode)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from tests import strategies
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 from tests.threads import run_in_threads
 from tests.transforms.crossing.plans.test_plans import unplanned
 
@@ -98,7 +98,6 @@ def outcome(function, *args):
         return type(error)
 
 
-@MODES
 @strategies.examples(8, 60)
 @given(data=st.data())
 def test_planned_calls_equal_unplanned_ones(mode, data):
@@ -126,7 +125,6 @@ def decay(state):
     return jax.tree.map(lambda x: x * 0.5, state)
 
 
-@MODES
 @pytest.mark.parametrize("donated", [(), (0,)], ids=["plain", "donated"])
 def test_a_functional_loop_takes_its_state_apart_once(mode, donated, packs):
     step = nnx.jit(decay, donate_argnums=donated, **mode)
@@ -140,7 +138,6 @@ def test_a_functional_loop_takes_its_state_apart_once(mode, donated, packs):
     np.testing.assert_array_equal(state["kernel"][...], expected)
 
 
-@MODES
 def test_pairs_of_objects_are_packed_twice(mode, packs):
     step = nnx.jit(lambda pair, x: pair[0].kernel + pair[1].kernel + x, **mode)
     pair = Model(), Model()
@@ -149,7 +146,6 @@ def test_pairs_of_objects_are_packed_twice(mode, packs):
     assert len(packs) == 2
 
 
-@MODES
 def test_plans_keep_no_variables_of_a_state(mode):
     step = nnx.jit(decay, **mode)
     state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -161,7 +157,6 @@ def test_plans_keep_no_variables_of_a_state(mode):
     assert [ref() for ref in gone] == [None] * 6
 
 
-@MODES
 def test_variables_of_the_caller_are_written(mode, packs):
     step = nnx.jit(lambda variables: variables[1].set_value(jnp.ones(3)), **mode)
     for _ in range(3):
@@ -171,7 +166,6 @@ def test_variables_of_the_caller_are_written(mode, packs):
     assert len(packs) == 1
 
 
-@MODES
 @pytest.mark.parametrize("donated", [(), (0,)], ids=["plain", "donated"])
 def test_nothing_is_written_into_variables_of_another_trace(mode, donated):
     step = nnx.jit(lambda x: x.set_value(x + 1), donate_argnums=donated, **mode)
@@ -184,7 +178,6 @@ def test_nothing_is_written_into_variables_of_another_trace(mode, donated):
     np.testing.assert_array_equal(zeros, np.zeros(3))  # which has not been donated
 
 
-@MODES
 def test_a_ref_in_two_variables_is_seen(mode):
     step = nnx.jit(lambda pair: pair[0].sum() + pair[1].sum(), **mode)
     pair = [nnx.Param(jnp.ones(2)), nnx.Param(jnp.ones(2))]
@@ -214,7 +207,6 @@ def test_returned_variables_stay_the_callers_own(packs):
     assert len(packs) == 1
 
 
-@MODES
 def test_threads_may_share_a_function_of_states(mode):
     step = nnx.jit(decay, **mode)
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.core import imprints
 from graftree.core.variables import variables
-from tests.modes import BY_NAME, MODES, VALUE_MODES
 from tests.static_values import Tag
 
 
@@ -128,7 +127,6 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@MODES
 @settings(max_examples=8)
 @given(data=st.data())
 def test_a_change_between_two_calls_is_seen(way, mode, data):
@@ -141,16 +139,14 @@ def test_a_change_between_two_calls_is_seen(way, mode, data):
     assert float(call(model)) == float(model())
 
 
-@VALUE_MODES
-def test_bound_objects_are_compared_too(mode):
+def test_bound_objects_are_compared_too(value_mode):
     model = Model([1])
-    call = bound(mode)
+    call = bound(value_mode)
     for new in range(3):
         assert [float(call(model)) for _ in range(3)] == [float(model())] * 3
         change(model.kernel.config, new)
 
 
-@pytest.mark.parametrize("graph", [True, False])
 def test_memos_of_split_and_state_know_it(graph):
     model = Model({"a": 1})
     before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
@@ -169,7 +165,6 @@ def test_a_treedef_keeps_what_it_was_made_of():
     assert jax.tree.structure(model) == before
 
 
-@pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
 def test_what_returns_has_the_metadata_of_the_caller_not_a_note_of_it(mode):
     model = Model([1])
     entries = variables.metadata_of(model.kernel)
@@ -184,7 +179,6 @@ def test_what_returns_has_the_metadata_of_the_caller_not_a_note_of_it(mode):
     assert type(variables.metadata_of(out)) is imprints.HashableMapping
 
 
-@MODES
 def test_a_function_that_changes_it_is_traced_at_each_call(mode):
     def count(model):
         model.kernel.config.append(0)

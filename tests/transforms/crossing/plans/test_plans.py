@@ -19,7 +19,7 @@ from graftree.transforms.compiled import jit
 from graftree.transforms.crossing.plans import plans
 from graftree.transforms.crossing.signatures import Signature
 from tests import strategies
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 from tests.static_values import Tag
 from tests.threads import run_in_threads
 
@@ -115,7 +115,6 @@ VISITS = {
 }
 
 
-@MODES
 @pytest.mark.parametrize("often", [1, 6], ids=["any", "switches"])
 @strategies.examples(5, 25)
 @given(data=st.data())
@@ -141,7 +140,6 @@ def double(model):
     return jnp.sum(model.kernel[...])
 
 
-@MODES
 def test_unchanged_objects_are_packed_twice(mode, packs):
     step = nnx.jit(double, **mode)
     model = Model()
@@ -157,7 +155,6 @@ def test_unchanged_objects_are_packed_twice(mode, packs):
     np.testing.assert_array_equal(model.kernel[...], 32 * np.ones(2))
 
 
-@MODES
 def test_signatures_are_those_that_jax_knows(mode, monkeypatch):
     step = nnx.jit(double, **mode)
     models = [Model(), Model()]
@@ -171,7 +168,6 @@ def test_signatures_are_those_that_jax_knows(mode, monkeypatch):
     assert compared == []
 
 
-@MODES
 def test_plans_take_objects_wherever_they_are(mode, packs):
     @nnx.jit(static_argnums=1, donate_argnums=2, **mode)
     def step(tree, factor, donated, *, other, x):
@@ -193,7 +189,6 @@ def test_plans_take_objects_wherever_they_are(mode, packs):
     np.testing.assert_array_equal(models[3].kernel[...], 108 * np.ones(2))
 
 
-@MODES
 def test_new_shapes_follow_the_same_plan(mode, packs):
     @nnx.jit(**mode)
     def step(model, x):
@@ -211,7 +206,6 @@ def test_new_shapes_follow_the_same_plan(mode, packs):
     np.testing.assert_array_equal(model.heads["a"][...], [4.0])
 
 
-@MODES
 def test_plans_leave_nothing_behind_after_an_exception(mode):
     @nnx.jit(**mode)
     def step(model, x):
@@ -259,7 +253,6 @@ def test_metadata_changes_are_committed_by_a_plan():
         assert model.kernel.dim == x.ndim
 
 
-@MODES
 def test_refs_and_read_only_variables_go_through_plans(mode):
     @nnx.jit(**mode)
     def step(model):
@@ -301,7 +294,6 @@ def test_filters_that_look_at_values_are_asked_at_each_call():
     assert model.kernel[...].sharding.is_equivalent_to(whole, 1)
 
 
-@MODES
 def test_objects_under_other_transforms_have_no_plan(mode, packs):
     scale = nnx.jit(lambda model, x: model.kernel[...] * x, **mode)
     model = Model()
@@ -323,7 +315,6 @@ def test_copies_of_vars_are_not_taken_for_the_object():
 # What plans hold.
 
 
-@MODES
 def test_dropped_models_are_freed_at_once(mode):
     step = nnx.jit(double, **mode)
     model, kept = Model(), Model()
@@ -389,12 +380,10 @@ def check_in_threads(call, rounds):
         np.testing.assert_array_equal(model.kernel[...], 4.0**rounds * np.ones(2))
 
 
-@MODES
 def test_threads_may_share_a_function(mode):
     check_in_threads(nnx.jit(double, **mode), 20)
 
 
-@MODES
 def test_threads_may_share_a_model(mode):
     total = nnx.jit(lambda model, x: jnp.sum(model.kernel[...]) + x, **mode)
     model = Model()
@@ -409,7 +398,6 @@ def test_threads_may_share_a_model(mode):
 # The train step, as in the benchmarks.
 
 
-@MODES
 @pytest.mark.parametrize("donated", [(), (0, 1)], ids=["plain", "donated"])
 def test_train_step_equals_the_unplanned_one(mode, donated):
     def train(make):

@@ -8,7 +8,6 @@ import pytest
 
 import graftree as nnx
 from graftree.core.graph.nodes import StaticElem
-from tests.modes import GRAPH, GRAPH_UPDATES
 from tests.static_values import Tag
 
 
@@ -50,7 +49,6 @@ def register(kind):
 register(Bag)
 register(Slotted)
 
-MODES = pytest.mark.parametrize("mode", [GRAPH_UPDATES, GRAPH])
 PLACES = pytest.mark.parametrize("wrap", [lambda bag: bag, lambda bag: Owner(bag)])
 
 
@@ -85,10 +83,9 @@ def step(x, factor):
     return total + len(bag.label) * 100.0
 
 
-@MODES
 @PLACES
-def test_they_are_taken_apart_until_there_is_a_plan(mode, wrap, packs):
-    x, called = wrap(make()), nnx.jit(step, **mode)
+def test_they_are_taken_apart_until_there_is_a_plan(graph_mode, wrap, packs):
+    x, called = wrap(make()), nnx.jit(step, **graph_mode)
     for _ in range(5):
         called(x, 2.0)
     assert len(packs) <= 2
@@ -106,11 +103,10 @@ CHANGES = {
 }
 
 
-@MODES
 @PLACES
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_are_seen(mode, wrap, change):
-    check_changes(mode, wrap(make()), wrap(make()), change)
+def test_changes_are_seen(graph_mode, wrap, change):
+    check_changes(graph_mode, wrap(make()), wrap(make()), change)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

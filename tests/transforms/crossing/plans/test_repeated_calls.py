@@ -12,7 +12,7 @@ from graftree import _jax, errors
 from graftree.core.graph import flattening
 from graftree.transforms.crossing import packing
 from tests import strategies
-from tests.modes import GRAPH, GRAPH_UPDATES, MODES, TREE
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 from tests.transforms.crossing.plans.test_plans import (
     MUTATIONS,
     Model,
@@ -52,7 +52,6 @@ def leaves(tree):
     return [x for x in found if x.dtype != jax.dtypes.float0]
 
 
-@MODES
 @WITH_SCAN
 @strategies.examples(6, 25)
 @given(data=st.data())
@@ -176,7 +175,6 @@ def test_a_change_of_structure_that_is_dropped_is_still_told(make):
     assert model.size == 3
 
 
-@MODES
 @TRANSFORMS
 def test_an_exception_leaves_no_tracer_and_no_update(make, mode):
     fails = []
@@ -225,7 +223,6 @@ def test_an_alias_over_two_axes_that_comes_later_is_refused():
         add(a, b)
 
 
-@MODES
 @TRANSFORMS
 def test_what_a_function_captures_is_read_at_each_call(make, mode):
     other, scale = Model(), [1.0]
@@ -270,7 +267,6 @@ def test_filters_of_classes_and_paths_follow_replaced_variables(filter_):
     assert "kernel" not in grad(model)
 
 
-@MODES
 def test_refs_are_written_where_they_are(mode):
     count = nnx.Module()
     count.steps = nnx.Variable(jnp.zeros(2), ref=True)
@@ -292,7 +288,6 @@ def test_refs_are_written_where_they_are(mode):
                 call(count)
 
 
-@MODES
 @WITH_SCAN
 def test_threads_may_share_a_function(make, mode):
     check_in_threads(make(mode, double), 5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree.core.graph import flattening, freshness
 from tests import strategies
-from tests.modes import BY_NAME, MODES, TREE
+from tests.modes import BY_NAME, TREE
 from tests.static_values import Tag
 from tests.threads import run_in_threads
 
@@ -63,7 +63,6 @@ def unplanned(step, *args):
     return call.commit(step.jitted_fn(*call.groups))
 
 
-@MODES
 def test_switched_models_are_taken_apart_once_in_each_mode(mode, packs):
     step, model = nnx.jit(apply, **mode), Model()
     step(model, X)
@@ -76,7 +75,6 @@ def test_switched_models_are_taken_apart_once_in_each_mode(mode, packs):
     assert step.traces.count == 2
 
 
-@MODES
 def test_no_skeleton_is_made_of_a_model_in_a_mode_that_is_known(mode, monkeypatch):
     step, model = nnx.jit(apply, **mode), Model()
 
@@ -102,7 +100,6 @@ def test_no_skeleton_is_made_of_a_model_in_a_mode_that_is_known(mode, monkeypatc
     assert count
 
 
-@MODES
 def test_functions_that_each_have_their_mode_keep_their_plan(mode, packs):
     train, evaluate = nnx.jit(apply, **mode), nnx.jit(apply, **mode)
     model = Model()
@@ -114,7 +111,6 @@ def test_functions_that_each_have_their_mode_keep_their_plan(mode, packs):
     assert len(packs) == 4
 
 
-@MODES
 def test_train_steps_and_evaluations_in_turns_equal_unplanned_ones(mode):
     def train(planned):
         model = Model()
@@ -146,7 +142,6 @@ def test_train_steps_and_evaluations_in_turns_equal_unplanned_ones(mode):
 EQUALS = (1, True, 1.0, 0, False, 0.0, -0.0, "1", None, (1,), (True,))
 
 
-@MODES
 def test_values_that_python_takes_for_equal_are_told_apart(mode):
     step, model = nnx.jit(read_flag, **mode), Model()
     for _ in range(2):
@@ -156,7 +151,6 @@ def test_values_that_python_takes_for_equal_are_told_apart(mode):
     assert step.traces.count == len(EQUALS)
 
 
-@MODES
 def test_equal_values_made_anew_follow_the_same_plan(mode, packs):
     step, model = nnx.jit(read_flag, **mode), Model()
     for _ in range(4):
@@ -167,7 +161,6 @@ def test_equal_values_made_anew_follow_the_same_plan(mode, packs):
     assert len(packs) == 3
 
 
-@MODES
 def test_static_values_that_change_in_place_are_compared(mode):
     step = nnx.jit(lambda model: model.scale * number(model.flag.name), **mode)
     model, tags = Model(), [Tag("a"), Tag("b")]
@@ -178,7 +171,6 @@ def test_static_values_that_change_in_place_are_compared(mode):
             assert float(step(model)) == number(tag.name)
 
 
-@MODES
 def test_arrays_and_values_are_those_of_now(mode):
     step, model = nnx.jit(read_flag, **mode), Model()
     for count in range(6):
@@ -187,7 +179,6 @@ def test_arrays_and_values_are_those_of_now(mode):
         assert float(step(model)) == count % 2 * count * number(count % 2)
 
 
-@MODES
 def test_a_toggle_inside_a_function_finds_its_plan(mode, packs):
     @nnx.jit(**mode)
     def step(model):
@@ -202,7 +193,6 @@ def test_a_toggle_inside_a_function_finds_its_plan(mode, packs):
     assert len(packs) == (3 if changes else 2)
 
 
-@MODES
 def test_the_number_of_variants_is_bounded(mode, packs):
     step, model = nnx.jit(read_flag, **mode), Model()
     for value in range(freshness.VARIANTS + 4):
@@ -217,7 +207,6 @@ def test_the_number_of_variants_is_bounded(mode, packs):
     assert len(plans) == freshness.VARIANTS
 
 
-@MODES
 def test_variants_are_freed_with_the_model_and_with_what_is_replaced(mode):
     step, model = nnx.jit(apply, **mode), Model()
     for _ in range(2):
@@ -236,7 +225,6 @@ def test_variants_are_freed_with_the_model_and_with_what_is_replaced(mode):
     assert [x() for x in gone] == [None] * 3
 
 
-@MODES
 def test_a_model_that_is_switched_and_changed_is_taken_apart(mode):
     changes = (
         lambda m: setattr(m, "scale", nnx.Param(jnp.full((), 3.0))),
@@ -266,7 +254,6 @@ def test_a_model_that_is_switched_and_changed_is_taken_apart(mode):
             np.testing.assert_array_equal(out, unplanned(step, model, X))
 
 
-@MODES
 def test_the_logger_tells_of_a_counter_and_recompilations_are_explained(mode):
     messages, handler = [], logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -326,7 +313,6 @@ VISITS = {
 }
 
 
-@MODES
 @strategies.examples(5, 60)
 @given(data=st.data())
 def test_calls_with_several_objects_equal_unplanned_ones(mode, data):
@@ -360,7 +346,6 @@ def test_calls_with_several_objects_equal_unplanned_ones(mode, data):
 # Threads.
 
 
-@MODES
 def test_threads_may_switch_their_models(mode):
     step = nnx.jit(read_flag, **mode)
 
@@ -373,7 +358,6 @@ def test_threads_may_switch_their_models(mode):
     run_in_threads(*[lambda m=m: work(m) for m in models])
 
 
-@MODES
 def test_a_model_that_another_thread_switches_is_in_one_mode_or_the_other(mode):
     step, model = nnx.jit(read_flag, **mode), Model()
     done = []

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import MODES
 
 
 class Counting(nnx.Module):
@@ -29,7 +28,6 @@ def told():
     logger.removeHandler(handler)
 
 
-@MODES
 def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
     step, model = nnx.jit(train, **mode), Counting()
     for count in range(6):
@@ -42,7 +40,6 @@ def test_a_static_attribute_that_counts_is_told_of_once(mode, told):
     assert "Variable" in told[0]
 
 
-@MODES
 def test_static_arguments_are_meant_so(mode, told):
     step = nnx.jit(lambda x, n: x * n, static_argnames="n", **mode)
     for count in range(5):
@@ -50,7 +47,6 @@ def test_static_arguments_are_meant_so(mode, told):
     assert told == []
 
 
-@MODES
 def test_nothing_is_told_of_shapes_settings_or_changes_of_several_kinds(mode, told):
     step, model = nnx.jit(train, **mode), Counting()
     for count in range(5):
