@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import graphdefs
 from tests.strategies import Block, param
 
 
@@ -63,14 +62,14 @@ def test_call_and_apply_split_in_the_mode_in_force(graph):
             graphdef.apply(state).increment()[1],
         ]
     for new, _ in pairs:
-        assert isinstance(new.nodes[0], graphdefs.TreeNodeDef) is not graph
+        assert isinstance(new.nodes[0], nnx.graphlib.TreeNodeDef) is not graph
 
 
 def test_apply_takes_states_and_a_mode():
     graphdef, counts, rest = nnx.split(Counter(), nnx.Variable, ...)
     out, (new, state) = graphdef.apply(counts, rest, graph=False).increment(3)
     assert out == 3 and state["count"][...] == 3
-    assert isinstance(new.nodes[0], graphdefs.TreeNodeDef)
+    assert isinstance(new.nodes[0], nnx.graphlib.TreeNodeDef)
 
 
 # --------------------------------------------------------------------------- GraphState

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree import errors
 from tests.strategies import Block, param
 
 
@@ -187,7 +186,7 @@ def test_a_root_must_be_a_node(root):
     "m", [Block(a=param()), Block(a=nnx.data({"k": param()}))], ids=["own", "held"]
 )
 def test_a_captured_object_is_not_stripped(m):
-    with pytest.raises(errors.TraceContextError, match="Cannot mutate 'Block'"):
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Block'"):
         jax.jit(lambda: nnx.pop(m, nnx.Param) and None)()
     assert len(jax.tree.leaves(m)) == 1
 

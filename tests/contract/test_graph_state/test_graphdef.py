@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import flattening, graphdefs
 from tests.strategies import Block, Node, Scale, param
 
 
@@ -118,9 +117,9 @@ def test_copies_compare_equal(graph):
 
 def test_the_first_node_tells_the_kind_of_root():
     first = [
-        (Block(a=param()), True, graphdefs.NodeDef),
-        (param(), True, graphdefs.VariableDef),
-        (Block(a=param()), False, graphdefs.TreeNodeDef),
+        (Block(a=param()), True, nnx.graphlib.NodeDef),
+        (param(), True, nnx.graphlib.VariableDef),
+        (Block(a=param()), False, nnx.graphlib.TreeNodeDef),
     ]
     for node, graph, kind in first:
         assert isinstance(nnx.graphdef(node, graph=graph).nodes[0], kind)
@@ -130,10 +129,10 @@ def test_the_first_node_tells_the_kind_of_root():
 
 def test_a_root_seen_before_is_a_reference():
     m = Block(a=param())
-    index = flattening.RefMap()
+    index = nnx.graphlib.RefMap()
     nnx.flatten(m, ref_index=index)
     graphdef, flat = nnx.flatten(m, ref_index=index)
-    assert isinstance(graphdef.nodes[0], graphdefs.NodeRef)
+    assert isinstance(graphdef.nodes[0], nnx.graphlib.NodeRef)
     assert graphdef.num_leaves == len(flat) == 0
 
 
@@ -145,8 +144,8 @@ def test_fields_of_the_definitions():
     assert node.num_attributes == 3
     assert (variable.type, variable.index) == (nnx.Param, 1)
     assert variable.metadata["tag"] == "x"
-    assert variable.array_refdef == graphdefs.ArrayRefDef(2, None)
-    assert again == graphdefs.NodeRef(1)
+    assert variable.array_refdef == nnx.graphlib.ArrayRefDef(2, None)
+    assert again == nnx.graphlib.NodeRef(1)
     assert [key for key, _ in graphdef.attributes] == ["a", "b", "n"]
     assert graphdef.num_leaves == 1
 

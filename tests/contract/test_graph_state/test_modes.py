@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -130,43 +129,6 @@ def test_functions_follow_the_mode_in_force():
 
 
 @SETTINGS
-def test_with_restores_also_after_an_exception(setting):
-    with pytest.raises(KeyError), setting(False) as bound:
-        assert bound is None and setting.current_value() is False
-        raise KeyError
-    assert setting.current_value() is True
-
-
-@SETTINGS
-def test_nesting_and_plain_calls(setting):
-    with setting(False):
-        with setting(True):
-            assert setting.current_value() is True
-        setting(True)
-        assert setting.current_value() is True
-        with setting(False):
-            assert setting.current_value() is False
-        assert setting.current_value() is True
-    assert setting.current_value() is True
-    with setting(True):
-        setting(False)
-        assert setting.current_value() is False
-    assert setting.current_value() is True
-
-
-@SETTINGS
-def test_decorated_functions_run_under_the_value(setting):
-    @setting(False)
-    def inside():
-        """Returns what is in force."""
-        return setting.current_value()
-
-    assert setting.current_value() is True
-    assert inside() is False and inside.__name__ == "inside"
-    assert setting.current_value() is True
-
-
-@SETTINGS
 def test_instances_know_both_values(setting):
     with setting(True):
         changed = setting(False)
@@ -177,16 +139,6 @@ def test_instances_know_both_values(setting):
 def test_the_argument_is_positional(setting):
     with pytest.raises(TypeError):
         setting(value=True)
-
-
-@SETTINGS
-def test_other_threads_see_the_default(setting):
-    seen = []
-    with setting(False):
-        thread = threading.Thread(target=lambda: seen.append(setting.current_value()))
-        thread.start()
-        thread.join()
-    assert seen == [True]
 
 
 def test_config_sets_the_default():

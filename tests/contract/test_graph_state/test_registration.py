@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import nodes
 from tests.strategies import Block, Hidden, Moments, Pair, param
+
+graphlib = nnx.graphlib
 
 
 class Bag:
@@ -22,7 +23,7 @@ def fill_bag(bag, items):
     bag.items.update(items)
 
 
-nodes.register_graph_node_type(
+graphlib.register_graph_node_type(
     Bag,
     lambda bag: (list(bag.items.items()), bag.kind),
     lambda bag, key, value: bag.items.__setitem__(key, value),
@@ -40,7 +41,7 @@ class Row:
         self.items = items
 
 
-nodes.register_pytree_node_type(
+graphlib.register_pytree_node_type(
     Row,
     lambda row: (list(enumerate(row.items)), None),
     lambda children, aux: Row(*[value for _, value in children]),
@@ -55,10 +56,13 @@ class Marked:
         self.static = 4
 
 
-nodes.register_graph_node_type(
+graphlib.register_graph_node_type(
     Marked,
     lambda x: (
-        [("d", nodes.DataElem(x.data)), ("s", nodes.StaticElem(x.static))],
+        [
+            ("d", graphlib.DataElem(x.data)),
+            ("s", graphlib.StaticElem(x.static)),
+        ],
         None,
     ),
     setattr,
@@ -124,19 +128,19 @@ def test_registered_containers_are_rebuilt_and_immutable():
 @pytest.mark.parametrize("kind", [Bag, Row, Block, nnx.Rngs, list, dict])
 def test_types_are_registered_once(kind):
     with pytest.raises(ValueError, match="is already registered"):
-        nodes.register_graph_node_type(kind, *[None] * 6)
+        graphlib.register_graph_node_type(kind, *[None] * 6)
     with pytest.raises(ValueError, match="is already registered"):
-        nodes.register_pytree_node_type(kind, None, None)
+        graphlib.register_pytree_node_type(kind, None, None)
 
 
 # --------------------------------------------------------------------------- predicates
 
 PREDICATES = (
-    nodes.is_node,
-    nodes.is_graph_node,
-    nodes.is_node_module,
-    nodes.is_pytree_node,
-    nodes.is_node_leaf,
+    graphlib.is_node,
+    graphlib.is_graph_node,
+    graphlib.is_node_module,
+    graphlib.is_pytree_node,
+    graphlib.is_node_leaf,
 )
 
 
@@ -158,16 +162,16 @@ def test_predicates(values, expected):
 
 
 def test_pytrees_count_as_pytree_nodes_on_request():
-    assert nodes.is_pytree_node(Block(), check_graph_registry=False)
-    assert not nodes.is_pytree_node(Hidden(), check_graph_registry=False)
-    assert not nodes.is_pytree_node(Bag("a"), check_graph_registry=False)
+    assert graphlib.is_pytree_node(Block(), check_graph_registry=False)
+    assert not graphlib.is_pytree_node(Hidden(), check_graph_registry=False)
+    assert not graphlib.is_pytree_node(Bag("a"), check_graph_registry=False)
 
 
 def test_predicates_of_types():
-    assert nodes.is_node_type(Block) and nodes.is_node_type(list)
-    assert not nodes.is_node_type(nnx.Param) and not nodes.is_node_type(int)
-    assert nodes.get_node_impl(Block()) is nodes.get_node_impl_for_type(Block)
-    assert nodes.get_node_impl(param()) is None
+    assert graphlib.is_node_type(Block) and graphlib.is_node_type(list)
+    assert not graphlib.is_node_type(nnx.Param) and not graphlib.is_node_type(int)
+    assert graphlib.get_node_impl(Block()) is graphlib.get_node_impl_for_type(Block)
+    assert graphlib.get_node_impl(param()) is None
 
 
 def test_traced_values_are_classified_as_what_they_stand_for():
@@ -175,8 +179,8 @@ def test_traced_values_are_classified_as_what_they_stand_for():
 
     def f(x):
         ref = jax.new_ref(x)
-        seen.extend([nodes.is_node_leaf(x), nodes.is_graph_node(x)])
-        seen.extend([nodes.is_node_leaf(ref), nodes.is_graph_node(ref)])
+        seen.extend([graphlib.is_node_leaf(x), graphlib.is_graph_node(x)])
+        seen.extend([graphlib.is_node_leaf(ref), graphlib.is_graph_node(ref)])
         return x
 
     jax.jit(f)(jnp.ones(1))
@@ -191,7 +195,7 @@ class Labeled:
         self.label = module.name
 
 
-nodes.register_pytree_node_type(
+graphlib.register_pytree_node_type(
     Labeled,
     lambda x: ([("m", x.module)], None),
     lambda items, aux: Labeled(items[0][1]),

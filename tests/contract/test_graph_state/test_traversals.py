@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core import paths
 from tests.strategies import Block, Hidden, Moments, Node, Pair, param
 
 NODES, STATE = "_pytree__nodes", "_pytree__state"
@@ -56,9 +55,9 @@ def test_jax_paths_become_paths():
         tu.GetAttrKey("name"),
         tu.FlattenedIndexKey(3),
     )
-    assert paths.from_jax(entries) == (1, (2, "x"), "name", 3)
+    assert nnx.graphlib.jax_to_nnx_path(entries) == (1, (2, "x"), "name", 3)
     with pytest.raises(ValueError, match="Invalid key"):
-        paths.from_jax((tu.DictKey(object()),))
+        nnx.graphlib.jax_to_nnx_path((tu.DictKey(object()),))
 
 
 # --------------------------------------------------------------------------- iter_graph
@@ -135,7 +134,8 @@ def test_iter_children_lists_objects_with_each_key(graph):
 
 def test_iter_children_takes_containers(graph):
     inner = Block()
-    assert list(nnx.iter_children([inner, 1], graph=graph)) == [(0, inner)]
+    for items in ([inner, 1], nnx.List([inner, 1])):
+        assert list(nnx.iter_children(items, graph=graph)) == [(0, inner)]
     assert list(nnx.iter_children({"a": inner}, graph=graph)) == [("a", inner)]
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.array([1.0, 2.0]), ref=True, tag="x")
-        self.w_tied = self.w
-        self.arrays = nnx.Variable(jnp.array(4.0))
+def model_in_refs():
+    w = nnx.Param(jnp.array([1.0, 2.0]), ref=True, tag="x")
+    return Box(w=w, w_tied=w, arrays=nnx.Variable(jnp.array(4.0)))
 
 
 def cloudpickled(x):
@@ -23,17 +22,16 @@ def cloudpickled(x):
     return pickle.loads(cloudpickle.dumps(x))
 
 
-COPIES = pytest.mark.parametrize(
-    "make",
-    [
-        copy.deepcopy,
-        lambda x: pickle.loads(pickle.dumps(x)),
-        cloudpickled,
-        nnx.clone,
-        lambda x: nnx.clone(x, arrays=True),
-    ],
-    ids=["deepcopy", "pickle", "cloudpickle", "clone", "clone arrays"],
-)
+MAKERS = {
+    "deepcopy": copy.deepcopy,
+    "deepcopy in a dict": lambda x: copy.deepcopy({"a": x})["a"],
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "cloudpickle": cloudpickled,
+    "clone": nnx.clone,
+    "clone arrays": lambda x: nnx.clone(x, arrays=True),
+    "merge copy": lambda x: nnx.merge(*nnx.split(x), copy=True),
+}
+COPIES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @jax.jit
@@ -43,10 +41,11 @@ def add_one(variable):
 
 @COPIES
 def test_a_copy_of_a_model_has_refs_of_its_own(make):
-    model = Model()
+    model = model_in_refs()
     copied = make(model)
-    assert type(copied) is Model and copied.w_tied is copied.w is not model.w
+    assert type(copied) is Box and copied.w_tied is copied.w is not model.w
     assert copied.w.ref and copied.w.get_metadata() == model.w.get_metadata()
+    assert isinstance(copied.w.get_raw_value(), jax.Ref)
     assert not copied.arrays.ref
     add_one(copied.w)
     assert copied.w[...].tolist() == [2.0, 3.0]
@@ -66,20 +65,21 @@ def test_bare_refs_are_copied_too(make):
 
 @COPIES
 def test_a_copy_of_a_variable_has_a_ref_of_its_own(make):
-    variable = Model().w
+    variable = model_in_refs().w
     copied = make(variable)
     add_one(copied)
-    assert type(copied) is nnx.Param and copied.tag == "x"
+    assert type(copied) is nnx.Param and copied.tag == "x" and copied.ref
+    assert isinstance(copied.get_raw_value(), jax.Ref)
     assert copied[...].tolist() == [2.0, 3.0] and variable[...].tolist() == [1.0, 2.0]
 
 
 def test_a_shallow_copy_shares_the_ref():
-    variable = Model().w
+    variable = model_in_refs().w
     assert copy.copy(variable).get_raw_value() is variable.get_raw_value()
 
 
 def test_the_older_copies_of_a_state_are_of_their_own():
-    state = nnx.state(Model(), nnx.Param)
+    state = nnx.state(model_in_refs(), nnx.Param)
     copied = copy.deepcopy(state)
     add_one(copied["w"])
     assert copied["w"][...].tolist() == [2.0, 3.0]
@@ -87,9 +87,9 @@ def test_the_older_copies_of_a_state_are_of_their_own():
 
 
 def test_pure_dicts_have_arrays():
-    pure = nnx.to_pure_dict(nnx.state(Model(), nnx.Param))
+    pure = nnx.to_pure_dict(nnx.state(model_in_refs(), nnx.Param))
     assert isinstance(pure["w"], jax.Array)
-    model = Model()
+    model = model_in_refs()
     ref = model.w.get_raw_value()
     nnx.update(model, {"w": jnp.zeros(2)})
     assert model.w.get_raw_value() is ref and ref[...].tolist() == [0.0, 0.0]
@@ -113,7 +113,7 @@ def test_orbax_refuses_refs(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.StandardCheckpointer() as checkpointer:
         with pytest.raises(ValueError, match="Unsupported type"):
-            checkpointer.save(tmp_path / "state", nnx.state(Model(), nnx.Param))
+            checkpointer.save(tmp_path / "state", nnx.state(model_in_refs(), nnx.Param))
 
 
 # ------------------------------------------------------------------------------ streams

@@ -72,11 +72,6 @@ def test_all_combinations_are_made_and_reported(hijax, ref):
         assert variable[...].tolist() == [1.0, 1.0]
 
 
-def test_from_metadata_needs_hijax():
-    with pytest.raises(KeyError, match="hijax"):
-        nnx.Param.from_metadata(jnp.ones(2), {"ref": True})
-
-
 def test_the_api_of_variables_works():
     variable = hi(tag="x")
     variable[...] += 1

@@ -5,6 +5,7 @@ gives them no axis, which refs can't have, there is another one here.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ import pytest
 
 import graftree as nnx
 from tests.contract.test_transforms import matrix
-from tests.contract.test_transforms.matrix import MODES, Case, Row, X
+from tests.contract.test_transforms.matrix import MESH, SPEC, Case, Row, X, flat
+from tests.zoo import Box
 
 RETURNED = "mutable array references cannot be returned"
 
@@ -53,15 +55,7 @@ EAGER = ("grad", "value_and_grad", "custom_vjp", "vmap", "transform_metadata")
 MAPPED = ("vmap", "scan")
 
 
-def cases(rows=ROWS, without=(), modes=tuple(MODES)):
-    listed = [
-        pytest.param(Case(row, mode), id=f"{name}-{mode}")
-        for name, row in rows.items()
-        if name not in without
-        for mode in row.modes
-        if mode in modes
-    ]
-    return pytest.mark.parametrize("case", listed)
+cases = functools.partial(matrix.cases, rows=ROWS)
 
 
 def ref_param():
@@ -69,7 +63,7 @@ def ref_param():
 
 
 def model():
-    return matrix.Box(w=ref_param(), inner=nnx.Dict(b=ref_param()), array=jnp.ones(2))
+    return Box(w=ref_param(), inner=nnx.Dict(b=ref_param()), array=jnp.ones(2))
 
 
 def add_one(model, x):
@@ -99,7 +93,7 @@ def test_a_write_reaches_the_caller_once(case):
     assert m.inner.b[...].tolist() == [1.0, 2.0]
     assert not matrix.tracers_in(m)
     if case.row.has_output and not is_detached(case):
-        assert matrix.flat(out) == [20.0, 60.0]
+        assert flat(out) == [20.0, 60.0]
 
 
 @cases()
@@ -109,7 +103,7 @@ def test_what_is_only_read_stays(case):
     out = case(lambda model, x: model.w * x, m)
     assert matrix.facts(case, m) == before
     if case.row.has_output and not is_detached(case):
-        assert matrix.flat(out) == [10.0, 40.0]
+        assert flat(out) == [10.0, 40.0]
 
 
 @cases()
@@ -175,14 +169,17 @@ def test_layers_and_optimizers_keep_their_state(case):
     assert not matrix.tracers_in((layers, optimizer))
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_stacked_streams_draw_as_each_alone(name, mode):
     with nnx.var_defaults(ref=True):
         rngs = nnx.Rngs(0).split(2)
     keys = rngs.default.key[...]
+
+    def draw(rngs, x):
+        return rngs.normal(()) + 0 * x
+
     for count in range(2):
-        draws = Case(ROWS[name], mode)(lambda rngs, x: rngs.normal(()) + 0 * x, rngs)
+        draws = ROWS[name].call(draw, (rngs, X), mode)
         expected = [jax.random.normal(jax.random.fold_in(k, count)) for k in keys]
         np.testing.assert_allclose(draws, expected, rtol=1e-6)
     assert rngs.default.count[...].tolist() == [2, 2]
@@ -191,7 +188,7 @@ def test_stacked_streams_draw_as_each_alone(name, mode):
 # ------------------------------------------------------------------------------ aliases
 
 
-@cases(modes=("updates", "graph"), without=("eval_shape", "custom_vjp"))
+@cases(modes=("graph_updates", "graph"), without=("eval_shape", "custom_vjp"))
 def test_one_ref_in_two_arguments_is_one_inside(case):
     m = model()
 
@@ -201,11 +198,11 @@ def test_one_ref_in_two_arguments_is_one_inside(case):
         second.w[...] *= 10
         return first.w * x
 
-    out = case(body, m, matrix.Box(w=m.w))
+    out = case(body, m, Box(w=m.w))
     expected = [1.0, 2.0] if is_detached(case) else [20.0, 30.0]
     assert m.w[...].tolist() == expected
     if case.row.has_output:
-        assert matrix.flat(out) == [200.0, 600.0]
+        assert flat(out) == [200.0, 600.0]
 
 
 # Loops name the two places by the names of their own arguments.
@@ -214,7 +211,7 @@ def test_a_tree_may_not_have_one_ref_twice(case):
     m = model()
     before = matrix.facts(case, m)
     with pytest.raises(ValueError, match="Duplicate Param") as caught:
-        case(lambda first, second, x: x, m, matrix.Box(w=m.w))
+        case(lambda first, second, x: x, m, Box(w=m.w))
     paths = [line for line in str(caught.value).splitlines() if line[:4] == "  - "]
     assert len(paths) == 2 and all(path.endswith(".w") for path in paths)
     assert matrix.facts(case, m) == before
@@ -226,7 +223,7 @@ def test_a_tree_may_not_have_one_ref_twice(case):
 FIXED = tuple(name for name, row in ROWS.items() if row.is_fixed)
 
 
-@cases(modes=("updates",), without=(*FIXED, "eval_shape"))
+@cases(modes=("graph_updates",), without=(*FIXED, "eval_shape"))
 def test_an_input_comes_back_as_itself(case):
     m = model()
     ref = m.w.get_raw_value()
@@ -234,7 +231,7 @@ def test_an_input_comes_back_as_itself(case):
     assert out[0] is m.w and out[1]["all"] is m and m.w.get_raw_value() is ref
 
 
-@cases(modes=("graph", "tree"), without=(*FIXED, "make_jaxpr"))
+@cases(modes=matrix.PLAIN, without=(*FIXED, "make_jaxpr"))
 def test_an_input_may_not_be_returned_without_graph_updates(case):
     m = model()
     before = matrix.facts(case, m)
@@ -247,24 +244,27 @@ def test_an_input_may_not_be_returned_without_graph_updates(case):
 OUTPUT = tuple(name for name, row in ROWS.items() if not row.has_output)
 
 
-@cases(modes=("updates",), without=(*OUTPUT, *DETACHED, "scan broadcast", "scan carry"))
+@cases(
+    modes=("graph_updates",),
+    without=(*OUTPUT, *DETACHED, "scan broadcast", "scan carry"),
+)
 def test_a_new_ref_leaves_with_graph_updates(case):
-    out = case(lambda x: matrix.Box(w=nnx.Param(x, ref=True), bare=jax.new_ref(x)))
+    out = case(lambda x: Box(w=nnx.Param(x, ref=True), bare=jax.new_ref(x)))
     assert isinstance(out.w.get_raw_value(), jax.Ref) and isinstance(out.bare, jax.Ref)
-    assert matrix.flat(out.w) == matrix.flat(out.bare[...]) == [10.0, 20.0]
+    assert flat(out.w) == flat(out.bare[...]) == [10.0, 20.0]
     out.w[...] += 1
-    assert matrix.flat(out.w) == [11.0, 21.0]
+    assert flat(out.w) == [11.0, 21.0]
 
 
-@cases(modes=("graph", "tree"), without=(*OUTPUT, *DETACHED, "custom_vjp"))
+@cases(modes=matrix.PLAIN, without=(*OUTPUT, *DETACHED, "custom_vjp"))
 def test_a_new_ref_leaves_no_program_without_graph_updates(case):
     def body(x):
-        return {"made": matrix.Box(w=nnx.Param(x, ref=True))}
+        return {"made": Box(w=nnx.Param(x, ref=True))}
 
     if is_eager(case):
         out = case(body)["made"]
         assert isinstance(out.w.get_raw_value(), jax.Ref)
-        assert matrix.flat(out.w) == [10.0, 20.0]
+        assert flat(out.w) == [10.0, 20.0]
         return
     with pytest.raises(ValueError, match=RETURNED) as caught:
         case(body)
@@ -272,14 +272,13 @@ def test_a_new_ref_leaves_no_program_without_graph_updates(case):
     assert "nnx.to_arrays" in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_the_error_for_a_new_ref_has_its_path(mode):
+def test_the_error_for_a_new_ref_has_its_path(value_mode):
     def make():
         with nnx.var_defaults(ref=True):
             return nnx.Dict(bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
 
     with pytest.raises(ValueError, match=RETURNED) as caught:
-        nnx.jit(make, **MODES[mode])()
+        nnx.jit(make, **value_mode)()
     assert "nnx.jit" in str(caught.value) and ".out.bn.bias" in str(caught.value)
 
 
@@ -307,10 +306,6 @@ def test_an_exception_leaves_no_tracer(case):
 
 
 # ------------------------------------------------------------------- what JAX can't do
-
-
-def mesh():
-    return jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
 
 
 def message(error):
@@ -357,26 +352,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_can_not_be_done_is_an_error_that_tells_the_way_out(name, mode):
     row, body = REFUSED[name]
     m = model()
     with pytest.raises(Exception) as caught:
-        Case(row, mode)(body, m)
+        row.call(body, (m, X), mode)
     assert "nnx.to_arrays" in message(caught.value)
     assert m.w[...].tolist() == [1.0, 2.0] and not matrix.tracers_in(m)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_shard_map_under_jit_takes_refs(mode):
-    spec = jax.sharding.PartitionSpec("d")
-    sharding = jax.sharding.NamedSharding(mesh(), spec)
+    sharding = jax.sharding.NamedSharding(MESH, SPEC)
     w = nnx.Param(jax.device_put(jnp.array([1.0, 2.0]), sharding), ref=True)
-    m = matrix.Box(w=w)
-    f = nnx.shard_map(
-        add_one, mesh=mesh(), in_specs=spec, out_specs=spec, **MODES[mode]
-    )
+    m = Box(w=w)
+    f = nnx.shard_map(add_one, mesh=MESH, in_specs=SPEC, out_specs=SPEC, **mode)
     assert jax.jit(f)(m, jax.device_put(X, sharding)).tolist() == [20.0, 60.0]
     assert m.w[...].tolist() == [2.0, 3.0]
 
@@ -426,7 +416,6 @@ def widened(call):
     return with_axis
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [
@@ -437,25 +426,25 @@ def widened(call):
     ],
 )
 def test_transforms_nest(outer, inner, mode):
-    m = matrix.Box(w=ref_param())
+    m = Box(w=ref_param())
     row = ROWS[inner]
 
     def call(model, x):
-        return row.call(add_one, (model, x), MODES[mode])
+        return row.call(add_one, (model, x), mode)
 
-    out = OUTER[outer](call, MODES[mode])(m, X)
+    out = OUTER[outer](call, mode)(m, X)
     assert m.w[...].tolist() == [2.0, 3.0] and not matrix.tracers_in(m)
     if row.has_output:
-        assert matrix.flat(out) == [20.0, 60.0]
+        assert flat(out) == [20.0, 60.0]
 
 
 @pytest.mark.parametrize("inner", ["jit", "grad", "remat", "cond"])
-@pytest.mark.parametrize("graph_updates", [True, False])
-def test_modes_mix(inner, graph_updates):
+@pytest.mark.parametrize("inner_mode", ["graph_updates", "graph"])
+def test_modes_mix(inner, inner_mode):
     m = model()
 
     @nnx.jit(graph=False)
     def f(m, x):
-        return Case(ROWS[inner], "updates" if graph_updates else "graph")(add_one, m)
+        return Case(ROWS[inner], inner_mode)(add_one, m)
 
     assert f(m, X).tolist() == [20.0, 60.0] and m.w[...].tolist() == [2.0, 3.0]

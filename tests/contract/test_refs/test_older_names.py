@@ -1,7 +1,5 @@
 """Spellings of earlier releases (section 12.5, and 10 of the contract of Variables)."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,44 +16,6 @@ class Model(nnx.Module):
         self.a = nnx.Param(jnp.array([1.0, 2.0]), tag="x")
         self.array = jnp.ones(2)
         self.n = 3
-
-
-# ------------------------------------------------------------------------- defaults
-
-
-@pytest.mark.parametrize(
-    ("use", "using", "name"),
-    [(nnx.use_refs, nnx.using_refs, "ref"), (nnx.use_hijax, nnx.using_hijax, "hijax")],
-    ids=["refs", "hijax"],
-)
-class TestDefaults:
-    def test_context(self, use, using, name):
-        assert using() is False
-        with use(True):
-            assert using() is True and nnx.var_defaults()[name]
-            assert getattr(nnx.Variable(jnp.ones(2)), name)
-            with use(False):
-                assert using() is False
-        assert using() is False and not nnx.var_defaults()[name]
-
-    def test_decorator(self, use, using, name):
-        assert use(True)(lambda: nnx.Variable(jnp.ones(2)))().get_metadata(name)
-        assert using() is False
-
-    def test_call(self, use, using, name):
-        def elsewhere():
-            use(True)
-            seen.append(using())
-
-        seen = []
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert seen == [True] and using() is False
-
-    def test_it_is_var_defaults(self, use, using, name):
-        with nnx.var_defaults(**{name: True}):
-            assert using() is True
 
 
 # ---------------------------------------------------------------- flags of Variables

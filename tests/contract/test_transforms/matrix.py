@@ -1,4 +1,4 @@
-"""The table of all transforms, of the three modes, and of what each pair lets through.
+"""The table of all transforms, and of what each lets through in each mode.
 
 A row calls a function of the user, ``body(*objects, x)``, in one transform. All leaves
 have the shape of `X` and bodies work element by element, so that a mapped function
@@ -18,33 +18,12 @@ import pytest
 
 import graftree as nnx
 from tests import comparisons
+from tests.modes import BY_NAME, VALUES
 
-MODES = {
-    "updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
+MODES, PLAIN = tuple(BY_NAME), tuple(VALUES)
 X = jnp.array([10.0, 20.0])
-
-
-class Model(nnx.Module):
-    """Variables with and without metadata, an array, a static value, submodules."""
-
-    def __init__(self):
-        self.a = nnx.Param(jnp.array([1.0, 2.0]), tag="x")
-        self.b = nnx.BatchStat(jnp.array([3.0, 4.0]))
-        self.array = jnp.array([5.0, 6.0])
-        self.k = 1
-        self.left = nnx.Dict(w=nnx.Param(jnp.array([7.0, 8.0])))
-        self.right = nnx.Dict(w=nnx.Param(jnp.array([9.0, 10.0])))
-
-
-class Box(nnx.Module):
-    """A Module with the attributes that it is given."""
-
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+SPEC = jax.sharding.PartitionSpec("d")
 
 
 # ----------------------------------------------------------------------- the transforms
@@ -69,7 +48,7 @@ class Row:
 
     call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     transform: str
-    modes: tuple[str, ...] = tuple(MODES)
+    modes: tuple[str, ...] = MODES
     inputs: str = r"\.args"
     is_fixed: bool = False
     drops: tuple[str, ...] = ()
@@ -136,9 +115,7 @@ def _fori_loop(body, args, mode):
 
 
 def _shard_map(body, args, mode):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
-    spec = jax.sharding.PartitionSpec("d")
-    f = nnx.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, **mode)
+    f = nnx.shard_map(body, mesh=MESH, in_specs=SPEC, out_specs=SPEC, **mode)
     return f(*args)
 
 
@@ -146,8 +123,6 @@ def _transform_metadata(body, args, mode):
     axes = {"in_axes": 0, "out_axes": 0, "partition": "p"}
     return nnx.transform_metadata(body, **axes, graph=mode["graph"])(*args)
 
-
-_NO_UPDATES = ("graph", "tree")
 
 ROWS = {
     "jit": Row(lambda f, args, mode: nnx.jit(f, **mode)(*args), "jit"),
@@ -157,14 +132,14 @@ ROWS = {
     "jit_partial": Row(
         lambda f, args, mode: nnx.jit_partial(f, *args[:-1], **mode)(args[-1]),
         "jit_partial",
-        _NO_UPDATES,
+        PLAIN,
     ),
     "cached_partial": Row(
         lambda f, args, mode: nnx.cached_partial(
             nnx.jit(f, **mode), *args[:-1], **mode
         )(args[-1]),
         "cached_partial",
-        ("updates",),
+        ("graph_updates",),
         is_fixed=True,
     ),
     "grad": Row(lambda f, args, mode: _derivative(nnx.grad)(f, args, mode)[1], "grad"),
@@ -175,14 +150,14 @@ ROWS = {
     "vjp": Row(
         lambda f, args, mode: nnx.vjp(_scalar(f), *args, has_aux=True, **mode)[2],
         "vjp",
-        _NO_UPDATES,
+        PLAIN,
         r"\.primals",
     ),
     # The tangents are the primals, which have the types that tangents must have.
     "jvp": Row(
         lambda f, args, mode: nnx.jvp(_scalar(f), args, args, has_aux=True, **mode)[2],
         "jvp",
-        _NO_UPDATES,
+        PLAIN,
         r"\.primals",
     ),
     "custom_vjp": Row(_custom_vjp, "custom_vjp", traces=False),
@@ -195,12 +170,14 @@ ROWS = {
         "vmap",
     ),
     "pmap": Row(lambda f, args, mode: nnx.pmap(f, **mode)(*args), "pmap"),
-    "shard_map": Row(_shard_map, "shard_map", writes_all=("updates",)),
+    "shard_map": Row(_shard_map, "shard_map", writes_all=("graph_updates",)),
     "scan": Row(
         lambda f, args, mode: nnx.scan(f, in_axes=0, out_axes=0, **mode)(*args), "scan"
     ),
     "scan carry": Row(_scan_carry, "scan", inputs=r"\.carry", is_fixed=True),
-    "scan broadcast": Row(_scan_broadcast, "scan", is_fixed=True, drops=("updates",)),
+    "scan broadcast": Row(
+        _scan_broadcast, "scan", is_fixed=True, drops=("graph_updates",)
+    ),
     "while_loop": Row(
         _while_loop, "while_loop", inputs=r"\.init_val", is_fixed=True, has_output=False
     ),
@@ -211,13 +188,13 @@ ROWS = {
         lambda f, args, mode: nnx.cond(True, f, f, *args, **mode),
         "cond",
         inputs=r"\.operands",
-        writes_all=tuple(MODES),
+        writes_all=MODES,
     ),
     "switch": Row(
         lambda f, args, mode: nnx.switch(1, [f, f], *args, **mode),
         "switch",
         inputs=r"\.operands",
-        writes_all=tuple(MODES),
+        writes_all=MODES,
     ),
     "checkify": Row(
         lambda f, args, mode: nnx.checkify(f, **mode)(*args)[1], "checkify"
@@ -225,17 +202,17 @@ ROWS = {
     "eval_shape": Row(
         lambda f, args, mode: nnx.eval_shape(f, *args, **mode),
         "eval_shape",
-        drops=tuple(MODES),
+        drops=MODES,
     ),
     "make_jaxpr": Row(
         lambda f, args, mode: nnx.make_jaxpr(f, **mode)(*args),
         "make_jaxpr",
-        _NO_UPDATES,
-        drops=tuple(MODES),
+        PLAIN,
+        drops=MODES,
         has_output=False,
     ),
     "transform_metadata": Row(
-        _transform_metadata, "transform_metadata", _NO_UPDATES, traces=False
+        _transform_metadata, "transform_metadata", PLAIN, traces=False
     ),
 }
 
@@ -254,7 +231,7 @@ class Case:
 
     def __call__(self, body: Callable[..., Any], *objects: Any) -> Any:
         """The output of the body for these objects and `X`."""
-        return self.row.call(body, (*objects, X), MODES[self.mode])
+        return self.row.call(body, (*objects, X), BY_NAME[self.mode])
 
     @property
     def shares(self) -> bool:
@@ -274,19 +251,20 @@ class Case:
     @property
     def keeps_structure(self) -> bool:
         """Whether changes of the structure reach the objects of the caller."""
-        return self.mode == "updates" and self.keeps_values
+        return self.mode == "graph_updates" and self.keeps_values
 
 
 def cases(
     condition: Callable[[Row], bool] = lambda row: True,
     *,
-    modes: tuple[str, ...] = tuple(MODES),
+    rows: dict[str, Row] = ROWS,
+    modes: tuple[str, ...] = MODES,
     without: tuple[str, ...] = (),
 ) -> pytest.MarkDecorator:
     """Runs a test in all rows that fulfill a condition, in each mode that they have."""
     listed = [
         pytest.param(Case(row, mode), id=f"{name}-{mode}")
-        for name, row in ROWS.items()
+        for name, row in rows.items()
         if condition(row) and name not in without
         for mode in row.modes
         if mode in modes
@@ -336,6 +314,11 @@ def check_usable(case: Case, *objects: Any) -> None:
         if isinstance(variable, nnx.Variable):
             variable.set_value(jax.tree.map(lambda x: x + 1, variable.get_value()))
             variable.set_metadata(usable=True)
+
+
+def write(variable: nnx.Variable, value: Any) -> None:
+    """Writes the whole value, as an expression."""
+    variable[...] = value
 
 
 def flat(x: Any) -> list[float]:

@@ -9,24 +9,21 @@ import pytest
 import graftree as nnx
 from tests import comparisons
 from tests.contract.test_transforms.matrix import (
-    MODES,
+    PLAIN,
     ROWS,
     SLOW,
-    Box,
     Case,
-    Model,
     X,
     cases,
     check_usable,
     flat,
     tracers_in,
+    write,
 )
+from tests.modes import GRAPH_UPDATES
+from tests.zoo import Box, Parts
 
-PLAIN = ("graph", "tree")
-
-
-def write(variable, value):
-    variable[...] = value
+SHARING = ("graph_updates", "graph")
 
 
 def nested():
@@ -43,7 +40,7 @@ def pins_aliases(row):
     return row.transform in ("eval_shape", "custom_vjp")
 
 
-@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"))
+@cases(lambda row: not pins_aliases(row), modes=SHARING)
 def test_same_object_in_two_arguments_is_one_object_inside(case):
     def f(a, b, x):
         b = b["m"][0]
@@ -51,13 +48,13 @@ def test_same_object_in_two_arguments_is_one_object_inside(case):
         write(a.a, a.a + x)
         write(b.a, b.a + x)
 
-    model = Model()
+    model = Parts()
     case(f, model, {"m": [model]})
     assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
     check_usable(case, model)
 
 
-@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"), without=SLOW)
+@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
 def test_variable_shared_between_arguments_is_updated_once(case):
     def f(a, b, variable, x):
         assert a.a is b.b.c and b.b.c is variable
@@ -71,7 +68,7 @@ def test_variable_shared_between_arguments_is_updated_once(case):
     check_usable(case, a)
 
 
-@cases(lambda row: not pins_aliases(row), modes=("updates", "graph"), without=SLOW)
+@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
 def test_sharing_and_cycles_inside_one_object_are_kept(case):
     def f(m, x):
         assert m.a is m.b.c and m.me is m
@@ -120,25 +117,21 @@ def test_trees_refuse_a_variable_twice_in_one_object(case):
 
 @cases(modes=("tree",))
 def test_trees_refuse_cycles(case):
-    model = Model()
+    model = Parts()
     model.me = model
     with pytest.raises((ValueError, RecursionError)) as error:
         case(lambda m, x: None, model)
     assert not isinstance(error.value, RecursionError) or "Box" in str(error.value)
 
 
-@pytest.mark.parametrize("mode", PLAIN)
-def test_eval_shape_refuses_aliases_without_graph_updates(mode):
-    model = Model()
+def test_eval_shape_refuses_aliases_without_graph_updates(value_mode):
+    model = Parts()
     with pytest.raises(ValueError, match="Duplicate Param"):
-        nnx.eval_shape(lambda a, b: None, model, model, **MODES[mode])
+        nnx.eval_shape(lambda a, b: None, model, model, **value_mode)
 
 
-@pytest.mark.parametrize("mode", PLAIN)
-def test_custom_vjp_refuses_aliases_without_graph_updates(mode):
-    f = nnx.custom_vjp(
-        lambda a, b: a[...] * b[...], nondiff_argnums=(1,), **MODES[mode]
-    )
+def test_custom_vjp_refuses_aliases_without_graph_updates(value_mode):
+    f = nnx.custom_vjp(lambda a, b: a[...] * b[...], nondiff_argnums=(1,), **value_mode)
     f.defvjp(lambda a, b: (f(a, b), None), lambda b, residual, g: (g,))
     variable = nnx.Param(jnp.array(1.0))
     with pytest.raises(ValueError, match="Duplicate Param"):
@@ -172,11 +165,11 @@ _OTHER_AXES = ("scan carry", "scan broadcast")
 
 @cases(
     lambda row: row.has_output,
-    modes=("updates",),
+    modes=("graph_updates",),
     without=("eval_shape", "cached_partial", *_OTHER_AXES),
 )
 def test_returned_inputs_are_the_objects_of_the_caller(case):
-    model = Model()
+    model = Parts()
     out = case(lambda m, x: {name: f(m, x) for name, (f, _) in RETURNS.items()}, model)
     assert out["object"] is model and out["part"] is model.left
     assert out["Variable"][1] is out["holder"]["new"].c is model.a
@@ -188,7 +181,7 @@ def test_returned_inputs_are_the_objects_of_the_caller(case):
 @pytest.mark.parametrize("name", ["object", "holder"])
 def test_returned_inputs_are_refused_without_graph_updates(name, case):
     f, path = RETURNS[name]
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     with pytest.raises(ValueError, match="Duplicate") as error:
         case(f, model)
@@ -205,13 +198,13 @@ def test_returned_inputs_without_variables_are_copies(case):
     assert out is not model.inner and out.k == 3
 
 
-@cases(lambda row: row.has_output, modes=("updates", "graph"), without=SLOW)
+@cases(lambda row: row.has_output, modes=SHARING, without=SLOW)
 def test_new_object_at_two_places_is_one_object(case):
     def f(m, x):
         new = Box(a=nnx.Param(x * 2))
         return new, {"again": new, "part": new.a}
 
-    first, rest = case(f, Model())
+    first, rest = case(f, Parts())
     assert rest["again"] is first and rest["part"] is first.a
 
 
@@ -222,14 +215,14 @@ def test_trees_refuse_a_new_object_at_two_places(case):
         return new, {"again": new}
 
     with pytest.raises(ValueError, match="Duplicate") as error:
-        case(f, Model())
+        case(f, Parts())
     check_report(error, case, rf"{OUT}\[0\]\.a", rf"{OUT}\[1\]\['again'\]\.a")
 
 
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m.left, lambda m: m.a])
 def test_eval_shape_returns_inputs_as_new_objects(part):
-    model = Model()
-    out = nnx.eval_shape(part, model, **MODES["updates"])
+    model = Parts()
+    out = nnx.eval_shape(part, model, **GRAPH_UPDATES)
     assert type(out) is type(part(model)) and out is not part(model)
     shapes = [leaf.shape for leaf in jax.tree.leaves(out)]
     assert shapes and set(shapes) == {(2,)}
@@ -241,7 +234,7 @@ def test_eval_shape_returns_inputs_as_new_objects(part):
 
 @cases(without=SLOW)
 def test_captured_objects_can_be_read(case):
-    model, outer = Model(), Model()
+    model, outer = Parts(), Parts()
     before = comparisons.snapshot(outer)
     case(
         lambda m, x: write(m.a, m.a + outer.a.sum() + outer.left.w[0] * outer.k), model
@@ -256,17 +249,17 @@ WRITES = {
     "metadata": (lambda m, x: m.a.set_metadata(tag="y"), "Cannot mutate Param"),
     "attribute": (
         lambda m, x: setattr(m, "array", x),
-        "Cannot mutate 'Model' from different trace level",
+        "Cannot mutate 'Parts' from different trace level",
     ),
-    "static": (lambda m, x: setattr(m, "k", 5), "Cannot mutate 'Model'"),
-    "deletion": (lambda m, x: delattr(m, "b"), "Cannot mutate 'Model'"),
+    "static": (lambda m, x: setattr(m, "k", 5), "Cannot mutate 'Parts'"),
+    "deletion": (lambda m, x: delattr(m, "b"), "Cannot mutate 'Parts'"),
     "container": (lambda m, x: m.left.update(n=1), "Cannot mutate 'Dict'"),
 }
 
 
 @cases(lambda row: row.traces)
 def test_captured_objects_can_not_be_written(case):
-    model, outer = objects = Model(), Model()
+    model, outer = objects = Parts(), Parts()
     before = comparisons.snapshot(objects)
 
     def f(m, x):
@@ -284,9 +277,9 @@ def test_captured_objects_can_not_be_written(case):
 
 @cases(lambda row: row.traces and row.has_output, modes=PLAIN)
 def test_captured_variables_can_not_be_returned(case):
-    outer = Model()
+    outer = Parts()
     with pytest.raises(ValueError, match="Cannot return captured Variable") as error:
-        case(lambda m, x: (x, Box(c=outer.a)), Model())
+        case(lambda m, x: (x, Box(c=outer.a)), Parts())
     message = str(error.value)
     assert "Param" in message and f"nnx.{case.row.transform}" in message
     assert re.search(rf"Found at path: {OUT}\[1\]\.c$", message, re.MULTILINE)
@@ -296,24 +289,24 @@ def test_captured_variables_can_not_be_returned(case):
 STRICT = ("jit", "vmap", "pmap", "scan", "shard_map")
 
 
-@cases(lambda row: row.transform in STRICT, modes=("updates",))
+@cases(lambda row: row.transform in STRICT, modes=("graph_updates",))
 @pytest.mark.parametrize("part", [lambda m: m, lambda m: m.a])
 def test_captured_objects_can_not_be_returned(part, case):
-    outer = Model()
+    outer = Parts()
     message = "Cannot extract graph node from different trace level"
     with pytest.raises(ValueError, match=message):
-        case(lambda m, x: part(outer), Model())
+        case(lambda m, x: part(outer), Parts())
     check_usable(case, outer)
 
 
 COPYING = ("grad", "remat", "cond", "switch", "checkify", "eval_shape")
 
 
-@cases(lambda row: row.transform in COPYING, modes=("updates",))
+@cases(lambda row: row.transform in COPYING, modes=("graph_updates",))
 def test_captured_objects_are_returned_as_copies(case):
-    outer = Model()
-    out = case(lambda m, x: outer, Model())
-    assert type(out) is Model and out is not outer and out.a is not outer.a
+    outer = Parts()
+    out = case(lambda m, x: outer, Parts())
+    assert type(out) is Parts and out is not outer and out.a is not outer.a
     if case.row.transform != "eval_shape":
         assert flat(out.a) == [1.0, 2.0]
     check_usable(case, outer)
@@ -346,7 +339,7 @@ PAIRS = pytest.mark.parametrize(
 
 
 def check_read(outer, case):
-    model, seen = Model(), []
+    model, seen = Parts(), []
     before = comparisons.snapshot(model)
 
     def f(x):
@@ -369,7 +362,7 @@ def test_captured_objects_can_be_read_under_every_transform(outer, case):
 
 
 def check_refused(outer, change, reaches_caller, case):
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
 
     def f(x):

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-class Scale(nnx.Module):
-    def __init__(self, factor=1.0):
-        self.factor = nnx.Param(jnp.array(factor))
-
-    def __call__(self, x):
-        return self.factor * x
+from tests.zoo import Scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Holder:
     model = None
 
 
-MODEL = Scale()
+MODEL = Scale(1.0)
 NUMBER = 1.0
 ARRAY = jnp.array(1.0)
 COUNTS = np.ones(())
@@ -66,7 +59,7 @@ def set_all(value):
     """Gives everything that the functions below name a new value."""
     global NUMBER, ARRAY
     NUMBER, ARRAY = value, jnp.array(value)
-    MODEL.factor[...] = value
+    MODEL.w[...] = value
     HOLDER.model = Scale(value)
     Holder.model = Scale(value)
     TABLE["model"] = Scale(value)
@@ -169,7 +162,7 @@ def test_a_scan_sees_what_is_made_after_it_was_decorated():
 
     later = Scale(2.0)
     assert step(jnp.array(1.0)) == 2.0
-    later.factor[...] = 3.0
+    later.w[...] = 3.0
     assert step(jnp.array(1.0)) == 3.0
 
 
@@ -189,7 +182,7 @@ def ignore_operand(operand, x):
 
 
 def test_eager_remat_sees_the_present_state(mode):
-    remat = nnx.remat(lambda m, x: MODEL(x) + m.factor, **mode)
+    remat = nnx.remat(lambda m, x: MODEL(x) + m.w, **mode)
     grad = nnx.value_and_grad(lambda m: remat(m, 1.0), **mode)
     for value in (2.0, 5.0):
         set_all(value)
@@ -201,7 +194,7 @@ def test_no_trace_meets_the_tracers_of_another(mode):
     holder, model = types.SimpleNamespace(), Scale(3.0)
 
     def on(x):
-        return holder.model.factor * x
+        return holder.model.w * x
 
     @nnx.jit(**mode)
     def step(model, x):
@@ -215,11 +208,11 @@ def test_no_trace_meets_the_tracers_of_another(mode):
 
 def test_branches_leave_no_tracer_behind(mode):
     with jax.check_tracer_leaks():
-        out = nnx.cond(
-            True, lambda m: m.factor * 2, lambda m: m.factor * 1, Scale(), **mode
-        )
+        out = nnx.cond(True, lambda m: m.w * 2, lambda m: m.w * 1, Scale(1.0), **mode)
         index = jnp.array(1)
-        again = nnx.switch(index, [lambda m: m(1.0), lambda m: m(2.0)], Scale(), **mode)
+        again = nnx.switch(
+            index, [lambda m: m(1.0), lambda m: m(2.0)], Scale(1.0), **mode
+        )
     assert out == again == 2.0
 
 

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.contract.test_transforms.matrix import MODES, X, cases, flat
-
-PLAIN = MODES["graph"]
-MESH = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
-SPEC = jax.sharding.PartitionSpec("d")
+from tests.contract.test_transforms.matrix import MESH, SPEC, X, cases, flat
+from tests.modes import GRAPH, GRAPH_UPDATES
 
 
 class Scale(nnx.Module):
@@ -48,8 +45,8 @@ MAKERS = {
     "jit": nnx.jit,
     "grad": nnx.grad,
     "value_and_grad": nnx.value_and_grad,
-    "vjp": lambda f: nnx.vjp(f, X, **PLAIN),
-    "jvp": lambda f: nnx.jvp(f, (X,), (X,), **PLAIN),
+    "vjp": lambda f: nnx.vjp(f, X, **GRAPH),
+    "jvp": lambda f: nnx.jvp(f, (X,), (X,), **GRAPH),
     "custom_vjp": nnx.custom_vjp,
     "remat": nnx.remat,
     "shard_map": lambda f: nnx.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
@@ -58,7 +55,7 @@ MAKERS = {
     "scan": nnx.scan,
     "eval_shape": lambda f: nnx.eval_shape(f, X),
     "checkify": nnx.checkify,
-    "make_jaxpr": lambda f: nnx.make_jaxpr(f, **PLAIN),
+    "make_jaxpr": lambda f: nnx.make_jaxpr(f, **GRAPH),
 }
 BOUND = {
     "method": lambda m: m.__call__,
@@ -91,9 +88,8 @@ def test_modules_and_classes_are_functions(name):
 
 
 @pytest.mark.parametrize("kind", [Tool, Reader])
-@pytest.mark.parametrize("mode", MODES)
 def test_control_flow_takes_bound_methods(mode, kind):
-    tool, mode = kind(), MODES[mode]
+    tool = kind()
     assert flat(nnx.cond(True, tool.__call__, tool.__call__, X, **mode)) == [20, 40]
     assert flat(nnx.switch(0, [tool.__call__] * 2, X, **mode)) == [20, 40]
     out = nnx.while_loop(lambda x: x[0] < 30, tool.__call__, X, **mode)
@@ -106,19 +102,17 @@ def test_transform_metadata_takes_bound_methods(kind, graph):
     assert flat(jax.vmap(named)(jnp.stack([X, X]))) == flat(jnp.stack([X, X]) * 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_instances_are_closures(mode):
     model = Scale()
     model_of = lambda x: model.w * x  # noqa: E731
-    assert flat(nnx.jit(model_of, **MODES[mode])(X)) == [20, 40]
+    assert flat(nnx.jit(model_of, **mode)(X)) == [20, 40]
     with pytest.raises(nnx.errors.TraceContextError):
-        nnx.jit(model, **MODES[mode])(X)
+        nnx.jit(model, **mode)(X)
     assert flat(model.calls) == [0, 0]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_classes_give_instances(mode):
-    model = nnx.jit(Scale, **MODES[mode])(3.0)
+    model = nnx.jit(Scale, **mode)(3.0)
     assert type(model) is Scale and flat(model(X)) == [30, 60]
     assert flat(model.calls) == [1, 1]
 
@@ -137,11 +131,10 @@ DECORATORS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", DECORATORS)
 def test_decorated_methods_update_their_instance(name, mode):
     class Decorated(Scale):
-        @DECORATORS[name](**MODES[mode])
+        @DECORATORS[name](**mode)
         def __call__(self, x):
             self.calls[...] += 1
             return self.w * x
@@ -153,10 +146,9 @@ def test_decorated_methods_update_their_instance(name, mode):
     assert Decorated.__call__.__name__ == "__call__"
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_decorated_methods(mode):
     class Decorated(Scale):
-        @nnx.grad(argnums=1, **MODES[mode])
+        @nnx.grad(argnums=1, **mode)
         def slope(self, x):
             self.calls[...] += 1
             return (self.w * x**2).sum()
@@ -165,10 +157,9 @@ def test_gradients_of_decorated_methods(mode):
     assert flat(model.slope(X)) == [40, 80] and flat(model.calls) == [1, 1]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_scanned_methods_carry(mode):
     class Decorated(Scale):
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **MODES[mode])
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **mode)
         def __call__(self, x):
             self.calls[...] += 1
             return self.w * x
@@ -247,10 +238,10 @@ FORMS = {
     "vmap": {},
     "pmap": {},
     "scan": {"in_axes": 0, "out_axes": 0},
-    "make_jaxpr": PLAIN,
+    "make_jaxpr": GRAPH,
     "transform_metadata": {"partition": "p"},
-    "vjp": PLAIN,
-    "jvp": PLAIN,
+    "vjp": GRAPH,
+    "jvp": GRAPH,
 }
 # Arguments of a function of one array, where they are not ``(X,)``.
 ARGUMENTS = {"jvp": ((X,), (X,))}
@@ -311,7 +302,7 @@ BY_POSITION = {
 
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_keywords_become_positions_with_graph_updates(name):
-    f = BY_POSITION[name](lambda x, y=X: (x * y).sum(), MODES["updates"])
+    f = BY_POSITION[name](lambda x, y=X: (x * y).sum(), GRAPH_UPDATES)
     by_position = f(X, X)
     for out in (f(X, y=X), f(y=X, x=X), f(x=X)):
         same = jax.tree.map(lambda a, b: flat(a) == flat(b), out, by_position)
@@ -320,42 +311,35 @@ def test_keywords_become_positions_with_graph_updates(name):
 
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_keywords_that_have_no_position_are_refused(name):
-    f = BY_POSITION[name](lambda x, *, y: (x * y).sum(), MODES["updates"])
+    f = BY_POSITION[name](lambda x, *, y: (x * y).sum(), GRAPH_UPDATES)
     message = "keyword arguments could not be resolved to positions"
     with pytest.raises(TypeError, match=message):
         f(X, y=X)
     partial = BY_POSITION[name](
-        functools.partial(lambda x, y: (x * y).sum()), MODES["updates"]
+        functools.partial(lambda x, y: (x * y).sum()), GRAPH_UPDATES
     )
     with pytest.raises(TypeError, match=message):
         partial(X, y=X)
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_keywords_are_passed_on_without_graph_updates(mode):
-    mode = MODES[mode]
+def test_keywords_are_passed_on_without_graph_updates(value_mode):
     f = lambda x, *, y: (x * y).sum()  # noqa: E731
-    assert flat(nnx.grad(f, **mode)(X, y=X)) == flat(X)
-    assert nnx.remat(f, **mode)(X, y=X) == 500
-    assert flat(nnx.vmap(f, **mode)(X, y=X)) == [100, 400]
-    assert nnx.jit(f, **mode)(X, y=X) == 500
+    assert flat(nnx.grad(f, **value_mode)(X, y=X)) == flat(X)
+    assert nnx.remat(f, **value_mode)(X, y=X) == 500
+    assert flat(nnx.vmap(f, **value_mode)(X, y=X)) == [100, 400]
+    assert nnx.jit(f, **value_mode)(X, y=X) == 500
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_scan_and_checkify_take_no_keywords_without_graph_updates(mode):
-    mode = MODES[mode]
+def test_scan_and_checkify_take_no_keywords_without_graph_updates(value_mode):
     with pytest.raises(TypeError):
-        nnx.scan(lambda x: x, in_axes=0, out_axes=0, **mode)(x=X)
+        nnx.scan(lambda x: x, in_axes=0, out_axes=0, **value_mode)(x=X)
     with pytest.raises(TypeError):
-        nnx.checkify(lambda x: x, **mode)(x=X)
+        nnx.checkify(lambda x: x, **value_mode)(x=X)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_rules_and_metadata_bind_keywords_to_positions(mode):
-    f = nnx.custom_vjp(lambda x, y: x * y, **MODES[mode])
+    f = nnx.custom_vjp(lambda x, y: x * y, **mode)
     f.defvjp(lambda x, y: (f(x, y), None), lambda residual, g: (g, g))
     assert flat(f(X, y=X)) == [100, 400]
-    g = nnx.transform_metadata(
-        lambda x, y: x * y, partition="p", graph=MODES[mode]["graph"]
-    )
+    g = nnx.transform_metadata(lambda x, y: x * y, partition="p", graph=mode["graph"])
     assert flat(g(X, y=X)) == [100, 400]

@@ -13,22 +13,17 @@ import pytest
 import graftree as nnx
 from tests import comparisons
 from tests.contract.test_transforms.matrix import (
-    MODES,
     SLOW,
-    Box,
-    Model,
     X,
     cases,
     check_usable,
     facts,
     flat,
     tracers_in,
+    write,
 )
-
-
-def write(variable, value):
-    variable[...] = value
-
+from tests.modes import GRAPH_UPDATES
+from tests.zoo import Box, Parts
 
 # ------------------------------------------------------------------------------- values
 
@@ -42,7 +37,7 @@ def test_new_values_reach_the_variables_of_the_caller(case):
         write(m.right.w, x)
         write(m.right.w, m.right.w * 2)
 
-    model = Model()
+    model = Parts()
     variables = model.a, model.b, model.left.w, model.right.w
     case(change, model)
     found = model.a, model.b, model.left.w, model.right.w
@@ -60,7 +55,7 @@ def test_values_may_change_their_kind(case):
         m.a.set_value(x.astype(jnp.float16))
         m.b.set_value({"y": m.b * 2, "z": (x * 1,)})
 
-    model = Model()
+    model = Parts()
     case(change, model)
     if case.keeps_values:
         assert flat(model.a) == [10.0, 20.0] and model.a.dtype == jnp.float16
@@ -71,7 +66,7 @@ def test_values_may_change_their_kind(case):
 
 @cases(lambda row: not row.writes_all)
 def test_variables_that_did_not_change_keep_their_value_object(case):
-    model = Model()
+    model = Parts()
     kept = np.array([3.0, 4.0], np.float32)
     model.b.set_raw_value(kept)
     before = model.left.w.get_raw_value()
@@ -82,7 +77,7 @@ def test_variables_that_did_not_change_keep_their_value_object(case):
 
 @cases(lambda row: not row.drops, without=SLOW)
 def test_every_holder_of_the_variable_sees_its_new_value(case):
-    model = Model()
+    model = Parts()
     holders = [model.a], Box(a=model.a)
     case(lambda m, x: write(m.a, x), model)
     assert flat(holders[0][0]) == flat(holders[1].a) == [10.0, 20.0]
@@ -97,7 +92,7 @@ def test_variables_anywhere_in_the_arguments_are_updated(case):
             tree["models"].append(None)
             tree["new"] = x
 
-    tree, variable = {"models": [Model()]}, nnx.Param(jnp.array([1.0, 2.0]))
+    tree, variable = {"models": [Parts()]}, nnx.Param(jnp.array([1.0, 2.0]))
     case(change, tree, variable)
     assert flat(tree["models"][0].a) == [10.0, 20.0]
     assert flat(variable) == [11.0, 22.0]
@@ -107,7 +102,7 @@ def test_variables_anywhere_in_the_arguments_are_updated(case):
 
 @cases(lambda row: not row.is_fixed and row.transform != "jit_partial")
 def test_metadata_reaches_the_variables_of_the_caller(case):
-    model = Model()
+    model = Parts()
     case(lambda m, x: m.a.set_metadata(tag="y", new=1), model)
     expected = {"tag": "y", "new": 1} if case.keeps_values else {"tag": "x"}
     assert expected.items() <= model.a.get_metadata().items()
@@ -165,7 +160,7 @@ def test_structure_reaches_the_caller_with_graph_updates_only(group, case):
         for apply, _ in changes.values():
             apply(m, x)
 
-    model = Model()
+    model = Parts()
     before = facts(case, model)
     case(change, model)
     if case.keeps_structure:
@@ -182,7 +177,7 @@ def test_swapped_parts_keep_their_identity(case):
         m.left, m.right = m.right, m.left
         m.a, m.right["w"] = m.right["w"], m.a
 
-    model = Model()
+    model = Parts()
     old, left, right = model.left, model.left, model.right
     a, w = model.a, model.left["w"]
     case(swap, model)
@@ -195,7 +190,7 @@ def test_swapped_parts_keep_their_identity(case):
 
 @cases(lambda row: row.is_fixed and row.transform.endswith("loop"))
 def test_loops_refuse_state_that_was_not_there(case):
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     with pytest.raises((TypeError, ValueError)):
         case(lambda m, x: setattr(m, "new", nnx.Param(x * 2)), model)
@@ -222,7 +217,7 @@ def test_failed_functions_change_nothing(case):
         change_everything(m, x)
         raise RuntimeError("stop")
 
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="stop"):
@@ -233,7 +228,7 @@ def test_failed_functions_change_nothing(case):
 
 @cases(lambda row: not row.is_fixed and row.transform != "jit_partial")
 def test_no_tracer_stays_behind(case):
-    inside, model = [], Model()
+    inside, model = [], Parts()
 
     def change(m, x):
         change_everything(m, x)
@@ -281,29 +276,27 @@ BACKWARD = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", BACKWARD)
 def test_exceptions_of_the_backward_pass_change_nothing(name, mode):
     def loss(m):
         write(m.a, m.a + 1)
         return jnp.sum(fails_backward(m.a[...]))
 
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     with pytest.raises(RuntimeError, match="backward"):
-        BACKWARD[name](loss, model, MODES[mode])
+        BACKWARD[name](loss, model, mode)
     assert comparisons.snapshot(model) == before
     write(model.a, X)
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_vjp_keeps_the_updates_of_its_forward_pass(mode):
+def test_vjp_keeps_the_updates_of_its_forward_pass(value_mode):
     def loss(m):
         write(m.a, m.a + 1)
         return jnp.sum(fails_backward(m.a[...]))
 
-    model = Model()
-    _, backward = nnx.vjp(loss, model, **MODES[mode])
+    model = Parts()
+    _, backward = nnx.vjp(loss, model, **value_mode)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="backward"):
             backward(jnp.array(1.0))
@@ -320,7 +313,7 @@ def test_objects_made_inside_can_be_returned_and_changed(case):
         made.inner = nnx.List([made.w])
         return {"made": made if case.shares else Box(w=made.w, k=2), "x": x}
 
-    model = Model()
+    model = Parts()
     made = case(make, model)["made"]
     assert flat(made.w) == [10.0, 40.0] and made.w.tag == "n" and made.k == 2
     if case.shares:
@@ -335,18 +328,17 @@ def test_plain_outputs_keep_their_form(case):
     def f(m, x):
         return {"y": (x * 2, [m.a[...]]), "none": None, "v": nnx.Cache(x * 3)}
 
-    out = case(f, Model())
+    out = case(f, Parts())
     assert flat(out["y"][0]) == [20.0, 40.0] and flat(out["y"][1][0]) == [1.0, 2.0]
     assert out["none"] is None
     assert type(out["v"]) is nnx.Cache and flat(out["v"]) == [30.0, 60.0]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_eval_shape_gives_abstract_objects(mode):
     def make(m, x):
         return Box(w=nnx.Param(x * 2, tag="n"), array=x * 3, k=2)
 
-    out = nnx.eval_shape(make, Model(), X, **MODES[mode])
+    out = nnx.eval_shape(make, Parts(), X, **mode)
     expected = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert out.w.get_value() == expected and out.w.tag == "n"
     assert out.array == expected and out.k == 2
@@ -375,47 +367,43 @@ def test_streams_advance_as_often_as_they_are_drawn_from(case):
 # ----------------------------------------------------------- where transforms differ
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stage", ["lower", "trace", "eval_shape"])
 def test_stages_change_nothing(stage, mode):
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
-    getattr(nnx.jit(change_everything, **MODES[mode]), stage)(model, X)
+    getattr(nnx.jit(change_everything, **mode), stage)(model, X)
     assert comparisons.snapshot(model) == before and not tracers_in(model)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_scan_broadcasts_or_carries_what_is_written(mode):
-    @nnx.scan(in_axes=(None, 0), out_axes=0, **MODES[mode])
+    @nnx.scan(in_axes=(None, 0), out_axes=0, **mode)
     def f(m, x):
         seen = m.a[...]
         write(m.a, m.a + x)
         return seen
 
-    model = Model()
+    model = Parts()
     seen = f(model, jnp.stack([X, X]))
-    is_read_only = mode == "updates"
+    is_read_only = mode == GRAPH_UPDATES
     assert flat(seen[0]) == [1.0, 2.0]
     assert flat(seen[1]) == ([1.0, 2.0] if is_read_only else [11.0, 22.0])
     assert flat(model.a) == ([1.0, 2.0] if is_read_only else [21.0, 42.0])
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_jit_partial_refuses_new_metadata(mode):
-    model = Model()
+def test_jit_partial_refuses_new_metadata(value_mode):
+    model = Parts()
     before = comparisons.snapshot(model)
-    f = nnx.jit_partial(lambda m, x: m.a.set_metadata(tag="y"), model, **MODES[mode])
+    f = nnx.jit_partial(lambda m, x: m.a.set_metadata(tag="y"), model, **value_mode)
     with pytest.raises(ValueError, match="Variable metadata changed inside jit"):
         f(X)
     assert comparisons.snapshot(model) == before
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_branches_may_write_different_variables(mode):
     branches = [lambda m, x: write(m.a, x), lambda m, x: write(m.left.w, x)]
     for index, expected in enumerate(
         ([[10.0, 20.0], [7.0, 8.0]], [[1.0, 2.0], [10.0, 20.0]])
     ):
-        model = Model()
-        nnx.switch(index, branches, model, X, **MODES[mode])
+        model = Parts()
+        nnx.switch(index, branches, model, X, **mode)
         assert [flat(model.a), flat(model.left.w)] == expected

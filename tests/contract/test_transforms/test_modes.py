@@ -4,19 +4,17 @@ What `set_graph_mode` and `set_graph_updates` are by themselves, and what functi
 other than transforms do in each mode, is tested in ``test_graph_state/test_modes.py``.
 """
 
+import contextlib
 import importlib
 import threading
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.contract.test_transforms.matrix import MODES, Box, Model, X, flat
-
-MESH = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
-SPEC = jax.sharding.PartitionSpec("d")
+from tests.contract.test_transforms.matrix import MESH, SPEC, X, flat
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+from tests.zoo import Box, Parts
 
 # Options with which a function ``f(a, b, x)`` can be transformed and then called.
 OPTIONS = {
@@ -35,7 +33,7 @@ LATE = ("scan",)
 
 def observe(f_of, options):
     """The mode in which a transform runs: by what it refuses, and what it keeps."""
-    model = Model()
+    model = Parts()
 
     def f(a, b, x):
         a.k = 5
@@ -44,89 +42,64 @@ def observe(f_of, options):
     transformed = f_of(f)
     if hasattr(transformed, "defvjp"):
         transformed.defvjp(lambda *args: (f(*args), None), lambda *args: None)
-    transformed(model, Model(), X)
+    transformed(model, Parts(), X)
     try:
-        transformed(other := Model(), other, X)
+        transformed(other := Parts(), other, X)
     except ValueError as error:
         assert "Duplicate" in str(error)
-        return "tree" if model.k == 1 else "?"
-    return "updates" if model.k == 5 else "graph"
+        return TREE if model.k == 1 else None
+    return GRAPH_UPDATES if model.k == 5 else GRAPH
 
 
-SETTINGS = {
-    "updates": (True, True),
-    "graph": (True, False),
-    "tree": (False, True),
-}
-
-
-@pytest.fixture(params=SETTINGS)
-def setting(request):
-    return request.param
-
-
-def default(setting):
+@contextlib.contextmanager
+def default(mode):
     """A context in which the mode is the default."""
-    graph, updates = SETTINGS[setting]
-    return _Both(nnx.set_graph_mode(graph), nnx.set_graph_updates(updates))
-
-
-class _Both:
-    def __init__(self, *contexts):
-        self.contexts = contexts
-
-    def __enter__(self):
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *exception):
-        for context in self.contexts[::-1]:
-            context.__exit__(*exception)
+    updates = nnx.set_graph_updates(mode.get("graph_updates", True))
+    with nnx.set_graph_mode(mode["graph"]), updates:
+        yield
 
 
 # In G, custom_vjp refuses the same object twice, as in T.
-def expected_of(name, setting):
-    return "tree" if (name, setting) == ("custom_vjp", "graph") else setting
+def expected_of(name, mode):
+    return TREE if (name, mode) == ("custom_vjp", GRAPH) else mode
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_default_counts_when_the_function_is_given(name, setting):
+def test_default_counts_when_the_function_is_given(name, mode):
     options = OPTIONS[name]
 
     def make(f):
-        with default(setting):
+        with default(mode):
             return getattr(nnx, name)(f, **options)
 
-    assert observe(make, options) == expected_of(name, setting)
+    assert observe(make, options) == expected_of(name, mode)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_default_counts_when_options_are_given(name, setting):
+def test_default_counts_when_options_are_given(name, mode):
     options = OPTIONS[name]
 
     def make(f):
-        with default(setting):
+        with default(mode):
             decorator = getattr(nnx, name)(**options)
         return decorator(f)
 
     seen = observe(make, options)
-    assert seen == expected_of(name, "updates" if name in LATE else setting)
+    assert seen == expected_of(name, GRAPH_UPDATES if name in LATE else mode)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_keywords_beat_the_default(name, setting):
+def test_keywords_beat_the_default(name, mode):
     options = OPTIONS[name]
-    with default("tree" if setting == "updates" else "updates"):
-        seen = observe(
-            lambda f: getattr(nnx, name)(f, **options, **MODES[setting]), options
-        )
-    assert seen == expected_of(name, setting)
+    with default(TREE if mode == GRAPH_UPDATES else GRAPH_UPDATES):
+        seen = observe(lambda f: getattr(nnx, name)(f, **options, **mode), options)
+    assert seen == expected_of(name, mode)
 
 
 @pytest.mark.parametrize("updates", [True, False, None])
 def test_tree_mode_ignores_graph_updates(updates):
     seen = observe(lambda f: nnx.jit(f, graph=False, graph_updates=updates), {})
-    assert seen == "tree"
+    assert seen == TREE
 
 
 IMMEDIATE = {
@@ -141,15 +114,15 @@ IMMEDIATE = {
 
 
 @pytest.mark.parametrize("name", IMMEDIATE)
-def test_calls_follow_the_default(name, setting):
-    model, calls = Model(), []
+def test_calls_follow_the_default(name, mode):
+    model, calls = Parts(), []
 
     def f(a, b, x):
         calls.append(a is b)
         return x
 
-    with default(setting):
-        if setting == "tree":
+    with default(mode):
+        if mode == TREE:
             with pytest.raises(ValueError, match="Duplicate"):
                 IMMEDIATE[name](f, model, model, X)
         else:
@@ -158,9 +131,9 @@ def test_calls_follow_the_default(name, setting):
 
 
 def test_eval_shape_follows_the_default():
-    model = Model()
+    model = Parts()
     out = nnx.eval_shape(lambda m: m, model)
-    assert type(out) is Model
+    assert type(out) is Parts
     with nnx.set_graph_updates(False), pytest.raises(ValueError, match="Duplicate"):
         nnx.eval_shape(lambda m: m, model)
 
@@ -182,7 +155,7 @@ def test_flags_are_the_default_of_all_threads(flag):
             look()
     finally:
         nnx.config.update(flag, True)
-    assert seen == [{"nnx_graph_mode": "tree"}.get(flag, "graph")] * 2 + ["updates"]
+    assert seen == [TREE if flag == "nnx_graph_mode" else GRAPH] * 2 + [GRAPH_UPDATES]
 
 
 def test_decorated_functions_make_transforms_of_their_mode():
@@ -190,7 +163,7 @@ def test_decorated_functions_make_transforms_of_their_mode():
     def inside():
         return observe(nnx.jit, {})
 
-    assert inside() == "tree" and observe(nnx.jit, {}) == "updates"
+    assert inside() == TREE and observe(nnx.jit, {}) == GRAPH_UPDATES
 
 
 # --------------------------------------------------- transforms without graph updates
@@ -204,7 +177,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("mode", [{}, MODES["updates"]])
+@pytest.mark.parametrize("mode", [{}, GRAPH_UPDATES])
 def test_graph_updates_are_refused(mode, name):
     error, call = REFUSED[name]
     with pytest.raises(error, match="graph_updates") as raised:
@@ -213,10 +186,9 @@ def test_graph_updates_are_refused(mode, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_they_run_without_graph_updates(mode, name):
-    REFUSED[name][1](**MODES[mode])
-    with default(mode):
+def test_they_run_without_graph_updates(value_mode, name):
+    REFUSED[name][1](**value_mode)
+    with default(value_mode):
         REFUSED[name][1]()
 
 
@@ -226,10 +198,9 @@ def test_message_of_make_jaxpr():
         nnx.make_jaxpr(jnp.sum)(X)
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_cached_partial_needs_graph_updates(mode):
+def test_cached_partial_needs_graph_updates(value_mode):
     with pytest.raises(ValueError, match="graph-mode-only API"):
-        nnx.cached_partial(nnx.jit(lambda m: m), Model(), **MODES[mode])
+        nnx.cached_partial(nnx.jit(lambda m: m), Parts(), **value_mode)
 
 
 # ------------------------------------------------------------------------------- compat
@@ -262,17 +233,17 @@ def test_compat_has_nothing_that_could_not_work(name):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_compat_has_graph_updates_whatever_the_default(name):
     options = OPTIONS[name]
-    with default("tree"):
+    with default(TREE):
         seen = observe(lambda f: getattr(nnx.compat, name)(f, **options), options)
-        assert seen == "updates"
+        assert seen == GRAPH_UPDATES
         assert observe(
             lambda f: getattr(nnx.compat, name)(f, **options, graph_updates=False),
             options,
-        ) == expected_of(name, "graph")
+        ) == expected_of(name, GRAPH)
 
 
 def test_keywords_beat_compat():
-    model = Model()
+    model = Parts()
     tied = Box(a=model.a, b=model.a)
     assert list(nnx.compat.split(tied)[1]) == ["a"]
     with pytest.raises(ValueError, match="does not support shared references"):
@@ -340,10 +311,10 @@ def test_top_level_has_all_names_of_transforms():
 
 def test_stages_are_instances_of_their_classes():
     compilation = nnx.transforms.compilation
-    for mode, prefix in (("updates", ""), ("tree", "Simple")):
-        jitted = nnx.jit(lambda m, x: m.a * x, **MODES[mode])
-        traced = jitted.trace(Model(), X)
-        lowered = jitted.lower(Model(), X)
+    for mode, prefix in ((GRAPH_UPDATES, ""), (TREE, "Simple")):
+        jitted = nnx.jit(lambda m, x: m.a * x, **mode)
+        traced = jitted.trace(Parts(), X)
+        lowered = jitted.lower(Parts(), X)
         stages = {
             "JitWrapped": jitted,
             "Traced": traced,
@@ -352,7 +323,7 @@ def test_stages_are_instances_of_their_classes():
         }
         for name, stage in stages.items():
             assert isinstance(stage, getattr(compilation, prefix + name))
-        assert flat(stages["Compiled"](Model(), X)) == [10.0, 40.0]
+        assert flat(stages["Compiled"](Parts(), X)) == [10.0, 40.0]
 
 
 def test_partition_name_is_the_metadata_key():

@@ -1,6 +1,7 @@
 """Transforms inside transforms, three deep; the numbers are those of plain JAX."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,16 @@ from jax.experimental import checkify
 
 import graftree as nnx
 from tests import comparisons
-from tests.contract.test_transforms.matrix import MODES, Box, flat, tracers_in
+from tests.contract.test_transforms.matrix import flat, tracers_in
+from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES
+from tests.zoo import Box
 
-EACH = pytest.mark.parametrize("mode", MODES)
 PAIRS = pytest.mark.parametrize(
-    ("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b]
+    ("outer", "inner"),
+    [
+        pytest.param(BY_NAME[a], BY_NAME[b], id=f"{a} {b}")
+        for a, b in itertools.permutations(BY_NAME, 2)
+    ],
 )
 WEIGHTS = jnp.array([[0.5, -0.3], [0.2, 0.8], [-0.6, 0.4]])
 X = jnp.array([0.7, -0.2])
@@ -66,10 +72,8 @@ def check_weights(grads, expected):
     assert np.allclose(weights_of(grads), expected, atol=1e-6)
 
 
-@EACH
 @pytest.mark.parametrize("jit", [nnx.jit, jax.jit], ids=["nnx.jit", "jax.jit"])
 def test_jit_of_grad_of_scan_of_remat(jit, mode):
-    mode = MODES[mode]
     loss = scanned(mode, nnx.remat(lambda layer, x: layer(x), **mode))
     options = mode if jit is nnx.jit else {}
 
@@ -86,9 +90,7 @@ def test_jit_of_grad_of_scan_of_remat(jit, mode):
     assert not tracers_in([model, grads])
 
 
-@EACH
 def test_vmap_of_grad(mode):
-    mode = MODES[mode]
     gradients = nnx.vmap(
         nnx.grad(lambda m, x: m(x).sum(), **mode), in_axes=(0, None), **mode
     )
@@ -99,9 +101,7 @@ def test_vmap_of_grad(mode):
     assert flat(model.calls) == [1.0] * 3
 
 
-@EACH
 def test_grad_of_vmap_of_scan(mode):
-    mode = MODES[mode]
     xs = jnp.stack([X, 2 * X])
     forward = scanned({"graph": mode["graph"], "graph_updates": False})
     batched = nnx.vmap(lambda m, x: forward(nnx.clone(m), x), in_axes=(None, 0), **mode)
@@ -110,10 +110,8 @@ def test_grad_of_vmap_of_scan(mode):
     check_weights(grads, expected)
 
 
-@EACH
 @pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
 def test_scan_inside_a_loop_inside_jit(loop, mode):
-    mode = MODES[mode]
     axes = {"in_axes": (nnx.Carry, 0), "out_axes": nnx.Carry}
     forward = nnx.scan(lambda x, layer: layer(x), **axes, **mode)
 
@@ -141,9 +139,7 @@ def test_scan_inside_a_loop_inside_jit(loop, mode):
     assert flat(model.calls) == [4.0] * 3
 
 
-@EACH
 def test_cond_inside_scan_inside_grad(mode):
-    mode = MODES[mode]
 
     def choose(layer, x):
         return nnx.cond(
@@ -162,9 +158,7 @@ def test_cond_inside_scan_inside_grad(mode):
     assert flat(model.calls) == [1.0, 1.0, 0.0]
 
 
-@EACH
 def test_switch_inside_vmap_inside_jit(mode):
-    mode = MODES[mode]
     branches = [lambda m, x: m(x), lambda m, x: -x]
 
     @nnx.jit(**mode)
@@ -179,9 +173,7 @@ def test_switch_inside_vmap_inside_jit(mode):
     assert flat(model.calls) == [1.0, 0.0, 1.0]
 
 
-@EACH
 def test_checkify_around_jit_around_grad(mode):
-    mode = MODES[mode]
     loss = nnx.jit(nnx.grad(lambda m, x: jnp.log(m(x)).sum(), **mode), **mode)
     model = single()
     error, _ = nnx.checkify(loss, errors=checkify.float_checks, **mode)(model, X)
@@ -228,10 +220,8 @@ def doubled_plain(w, x):
 doubled_plain.defvjp(lambda w, x: (doubled_plain(w, x), (w, x)), doubled_backward)
 
 
-@EACH
 @pytest.mark.parametrize("is_remat", [False, True])
 def test_custom_vjp_inside_scan_inside_jit(is_remat, mode):
-    mode = MODES[mode]
     f = nnx.remat(doubled(mode), **mode) if is_remat else doubled(mode)
     grads = nnx.jit(nnx.grad(scanned(mode, f), **mode), **mode)(stack(), X)
 
@@ -243,10 +233,8 @@ def test_custom_vjp_inside_scan_inside_jit(is_remat, mode):
     check_weights(grads, jax.grad(loss)(WEIGHTS, X))
 
 
-@EACH
 def test_vjp_and_jvp_inside_jit_agree_with_each_other(mode):
-    mode = MODES[mode]
-    inner = mode if not mode.get("graph_updates") else MODES["graph"]
+    inner = mode if not mode.get("graph_updates") else GRAPH
 
     @nnx.jit(**mode)
     def both(model, x):
@@ -268,9 +256,7 @@ def test_vjp_and_jvp_inside_jit_agree_with_each_other(mode):
     assert np.allclose(g, gradient, atol=1e-5)
 
 
-@EACH
 def test_second_derivatives_through_remat(mode):
-    mode = MODES[mode]
     f = nnx.remat(lambda m, x: (m.w * x**3).sum(), **mode)
     first = nnx.grad(f, argnums=1, **mode)
     second = nnx.grad(lambda m, x: first(m, x).sum(), argnums=1, **mode)
@@ -288,11 +274,11 @@ def count(model):
 
 @PAIRS
 def test_values_cross_modes_nested_in_each_other(outer, inner):
-    inside = nnx.jit(count, **MODES[inner])
+    inside = nnx.jit(count, **inner)
     model = stack()
-    nnx.jit(lambda m: (count(m), inside(m))[0], **MODES[outer])(model)
+    nnx.jit(lambda m: (count(m), inside(m))[0], **outer)(model)
     assert flat(model.calls) == [2.0] * 3 and model.calls.tag == "y"
-    assert hasattr(model, "k") is (outer == "updates")
+    assert hasattr(model, "k") is (outer == GRAPH_UPDATES)
 
 
 @PAIRS
@@ -303,13 +289,12 @@ def test_structure_stops_at_the_first_mode_that_drops_it(outer, inner):
     def add(m):
         m.new = nnx.Param(jnp.ones(1))
 
-    nnx.jit(lambda m: nnx.jit(add, **MODES[inner])(m), **MODES[outer])(model)
+    nnx.jit(lambda m: nnx.jit(add, **inner)(m), **outer)(model)
     assert comparisons.snapshot(model) == before
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-def test_compat_has_graph_updates_inside_any_mode(mode):
-    @nnx.jit(**MODES[mode])
+def test_compat_has_graph_updates_inside_any_mode(value_mode):
+    @nnx.jit(**value_mode)
     def step(model, x):
         loss = lambda m, x: m(x).sum()  # noqa: E731
         value, grads = nnx.compat.value_and_grad(loss)(model, x)
@@ -325,9 +310,7 @@ def test_compat_has_graph_updates_inside_any_mode(mode):
     assert flat(model.calls) == [1.0]
 
 
-@EACH
 def test_captured_layers_are_used_at_any_depth(mode):
-    mode = MODES[mode]
     model, outer = stack(), Box(w=nnx.Param(jnp.array(3.0)))
     scaled = nnx.remat(lambda layer, x: outer.w * jnp.tanh(layer.w * x), **mode)
     before = comparisons.snapshot(outer)
@@ -342,9 +325,7 @@ def test_captured_layers_are_used_at_any_depth(mode):
     assert comparisons.snapshot(outer) == before
 
 
-@EACH
 def test_writes_to_captured_layers_raise_at_any_depth(mode):
-    mode = MODES[mode]
     model, outer = objects = stack(), stack()
     before = comparisons.snapshot(objects)
 

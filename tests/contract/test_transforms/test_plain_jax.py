@@ -9,7 +9,8 @@ import pytest
 
 import graftree as nnx
 from tests import comparisons
-from tests.contract.test_transforms.matrix import Box, Model, flat, tracers_in
+from tests.contract.test_transforms.matrix import flat, tracers_in
+from tests.zoo import Block, Box, Parts
 
 X = jnp.array([[1.0, 2.0], [3.0, 5.0], [-1.0, 4.0]])
 
@@ -116,14 +117,14 @@ def test_writes_to_arguments_stay_inside(transform):
         m.new = m.a[...]
         return m.a[...]
 
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     assert flat(transform(f)(model)) == [2.0, 4.0]
     assert comparisons.snapshot(model) == before
 
 
 def test_arguments_returned_are_new_objects():
-    model = Model()
+    model = Parts()
     out = jax.jit(lambda m: m)(model)
     assert out is not model and out.a is not model.a and out.a.tag == "x"
     out.a[...] += 1
@@ -133,19 +134,9 @@ def test_arguments_returned_are_new_objects():
 # -------------------------------------------------- merge: dropout and normalization
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(2, 2, rngs=rngs)
-        self.norm = nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.linear(x)))
-
-
 def eager(steps=1):
     """The loss, the running mean and the count after some eager calls."""
-    net = Net(nnx.Rngs(0))
+    net = Block()
     losses = [net(X).sum() for _ in range(steps)]
     return losses, net.norm.mean[...], net.dropout.rngs.count[...]
 
@@ -157,7 +148,7 @@ def check_state(state, steps=1):
 
 
 def split_net():
-    return nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+    return nnx.split(Block(), nnx.Param, ...)
 
 
 def test_merged_model_is_written_under_grad():
@@ -218,7 +209,7 @@ def test_merged_model_trains_as_the_object_does():
         grads, new_rest = jax.grad(loss, has_aux=True)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), new_rest
 
-    net = Net(nnx.Rngs(0))
+    net = Block()
     for _ in range(3):
         params, rest = step(params, rest)
         grads = nnx.grad(lambda net: (net(X) ** 2).mean())(net)
@@ -267,7 +258,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_writes_to_captured_objects_raise_and_leak_nothing(write, name):
-    model = Model()
+    model = Parts()
     model.rngs = nnx.Rngs(0)
     before = comparisons.snapshot(model)
 
@@ -284,7 +275,7 @@ def test_writes_to_captured_objects_raise_and_leak_nothing(write, name):
 
 @pytest.mark.parametrize("name", CLOSURES)
 def test_reads_of_captured_objects_are_constants(name):
-    model = Model()
+    model = Parts()
     before = comparisons.snapshot(model)
     CLOSURES[name](lambda x: x * model.a + model.left.w[...] * model.k)
     assert comparisons.snapshot(model) == before

@@ -8,10 +8,9 @@ import pytest
 
 import graftree as nnx
 from tests import comparisons
-from tests.contract.test_transforms.matrix import MODES, tracers_in
-
-EACH = pytest.mark.parametrize("mode", MODES)
-PLAIN = pytest.mark.parametrize("mode", ["graph", "tree"])
+from tests.contract.test_transforms.matrix import tracers_in
+from tests.modes import GRAPH_UPDATES
+from tests.zoo import Box
 
 # ----------------------------------------------------------- issue 4520: leaked tracers
 
@@ -39,9 +38,8 @@ class Stacked(nnx.Module):
         return self.head(forward(self.stem(x), self.backbone))
 
 
-@EACH
 def test_eval_shape_of_a_model_leaves_concrete_arrays(mode):
-    model = Stacked(nnx.Rngs(0), MODES[mode])
+    model = Stacked(nnx.Rngs(0), mode)
     before = comparisons.snapshot(model)
     spec = jax.ShapeDtypeStruct(shape=(8, 16), dtype=jnp.float32)
     out = jax.eval_shape(model, spec)
@@ -51,10 +49,9 @@ def test_eval_shape_of_a_model_leaves_concrete_arrays(mode):
     assert comparisons.snapshot(model) == before and not tracers_in(model)
 
 
-@EACH
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.vmap])
 def test_other_transforms_of_a_model_leave_concrete_arrays(transform, mode):
-    model = Stacked(nnx.Rngs(0), MODES[mode])
+    model = Stacked(nnx.Rngs(0), mode)
     before = comparisons.snapshot(model)
     x = jnp.ones((8, 16))
     expected = model(x)
@@ -62,10 +59,9 @@ def test_other_transforms_of_a_model_leave_concrete_arrays(transform, mode):
     assert comparisons.snapshot(model) == before and not tracers_in(model)
 
 
-@EACH
 def test_models_are_made_under_eval_shape(mode):
-    shaped = nnx.eval_shape(lambda: Stacked(nnx.Rngs(0), MODES[mode]))
-    made = Stacked(nnx.Rngs(0), MODES[mode])
+    shaped = nnx.eval_shape(lambda: Stacked(nnx.Rngs(0), mode))
+    made = Stacked(nnx.Rngs(0), mode)
     assert jax.tree.map(jnp.shape, jax.tree.leaves(shaped)) == jax.tree.map(
         jnp.shape, jax.tree.leaves(made)
     )
@@ -75,33 +71,21 @@ def test_models_are_made_under_eval_shape(mode):
 # ------------------------------------------------------------- the proposal: tree mode
 
 
-@PLAIN
-def test_gradients_are_modules(mode):
-    class Foo(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.array(2.0))
-
-    def loss_fn(model: Foo):
-        return model.w**2
-
-    grads = nnx.grad(loss_fn, **MODES[mode])(Foo())
-    assert type(grads) is Foo and grads.w[...] == 4.0
+def test_gradients_are_modules(value_mode):
+    foo = Box(w=nnx.Param(jnp.array(2.0)))
+    grads = nnx.grad(lambda model: model.w**2, **value_mode)(foo)
+    assert type(grads) is Box and grads.w[...] == 4.0
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_prefix_filters_become_prefix_objects(mode):
-    class Foo(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.arange(3.0))
-            self.count = nnx.BatchStat(jnp.array(1.0))
-
-    foo, axes = Foo(), {nnx.Param: 0, ...: None}
-    if mode == "updates":
+    foo = Box(w=nnx.Param(jnp.arange(3.0)), count=nnx.BatchStat(jnp.array(1.0)))
+    axes = {nnx.Param: 0, ...: None}
+    if mode == GRAPH_UPDATES:
         prefix = nnx.StateAxes(axes)
     else:
-        prefix = nnx.prefix(foo, axes, graph=MODES[mode]["graph"])
+        prefix = nnx.prefix(foo, axes, graph=mode["graph"])
 
-    @nnx.vmap(in_axes=(prefix,), **MODES[mode])
+    @nnx.vmap(in_axes=(prefix,), **mode)
     def f(model):
         model.w[...] += model.count
         return model.w * 2
@@ -193,10 +177,7 @@ X, Y = jnp.array([1.0, 2.0]), jnp.array([0.5, 0.5])
 GRAD_OF_X = (np.array([2.0, -1.0]) * 3 * X - Y) * np.array([2.0, -1.0])
 
 
-@EACH
 def test_gradients_of_perturbations_by_capture(mode):
-    mode = MODES[mode]
-
     @nnx.jit(**mode)
     def train_step(model, optimizer, x, y):
         _, perturbs = nnx.capture(model, nnx.Perturbation)(x)  # init perturbations
@@ -251,9 +232,3 @@ def test_deep_clones_have_buffers_of_their_own():
     step = nnx.jit(lambda a, b, x: a(x) + b(x), donate_argnums=(0, 1))
     step(model, cloned, jnp.ones((1, 2)))
     assert cloned(jnp.ones((1, 2))).shape == (1, 2)
-
-
-def test_plain_clones_share_their_buffers():
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    cloned = nnx.clone(model)
-    assert cloned.kernel.get_raw_value() is model.kernel.get_raw_value()

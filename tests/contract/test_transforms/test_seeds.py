@@ -7,6 +7,7 @@ import pytest
 
 import graftree as nnx
 from tests.contract.test_transforms.matrix import tracers_in
+from tests.zoo import Box
 
 P = jax.sharding.PartitionSpec
 KERNEL_AND_BIAS = """\
@@ -223,11 +224,8 @@ def test_vmap_over_the_data():
 
 
 def test_vmap_over_the_model():
-    class LinearEnsemble(nnx.Module):
-        def __init__(self, num, rngs):
-            self.w = nnx.Param(jax.random.uniform(rngs(), (num, 2, 3)))
-
-    model, x = LinearEnsemble(5, rngs=nnx.Rngs(0)), jnp.ones((2,))
+    weights = jax.random.uniform(nnx.Rngs(0)(), (5, 2, 3))
+    model, x = Box(w=nnx.Param(weights)), jnp.ones((2,))
 
     @nnx.vmap(in_axes=(0, None), out_axes=0)
     def forward(model, x):
@@ -238,18 +236,14 @@ def test_vmap_over_the_model():
 
 
 def test_vmap_over_a_part_of_the_model():
-    class Foo(nnx.Module):
-        def __init__(self):
-            self.a = nnx.Param(jnp.arange(4))
-            self.b = nnx.BatchStat(jnp.arange(4))
-
+    foo = Box(a=nnx.Param(jnp.arange(4)), b=nnx.BatchStat(jnp.arange(4)))
     state_axes = nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None})
 
     @nnx.vmap(in_axes=(state_axes,), out_axes=0)
     def mul(foo):
         return foo.a * foo.b
 
-    assert repr(mul(Foo())) == (
+    assert repr(mul(foo)) == (
         "Array([[0, 0, 0, 0],\n"
         "       [0, 1, 2, 3],\n"
         "       [0, 2, 4, 6],\n"
@@ -260,22 +254,16 @@ def test_vmap_over_a_part_of_the_model():
 # --------------------------------------------------------------------------- custom_vjp
 
 
-class Foo(nnx.Module):
-    def __init__(self, x, y):
-        self.x = nnx.Param(x)
-        self.y = nnx.Param(y)
-
-
 def foo():
-    return Foo(x=jnp.array(1.0), y=jnp.array(2.0))
+    return Box(x=nnx.Param(jnp.array(1.0)), y=nnx.Param(jnp.array(2.0)))
 
 
 def test_custom_vjp_with_states():
     @nnx.custom_vjp
-    def f(m: Foo):
+    def f(m):
         return jnp.sin(m.x) * m.y
 
-    def f_fwd(m: Foo):
+    def f_fwd(m):
         return f(m), (jnp.cos(m.x), jnp.sin(m.x), m)
 
     def f_bwd(res, g):
@@ -300,10 +288,10 @@ def test_custom_vjp_of_one_attribute():
     diff_state = nnx.DiffState(0, x_attribute)
 
     @nnx.custom_vjp(nondiff_argnums=(diff_state,))
-    def f(m: Foo):
+    def f(m):
         return jnp.sin(m.x) * m.y
 
-    def f_fwd(m: Foo):
+    def f_fwd(m):
         return f(m), (jnp.cos(m.x), m)
 
     def f_bwd(res, g):
@@ -323,10 +311,10 @@ def test_custom_vjp_of_one_attribute():
 
 def test_custom_vjp_with_modules(value_mode):
     @nnx.custom_vjp(**value_mode)
-    def f(m: Foo):
+    def f(m):
         return jnp.sin(m.x) * m.y
 
-    def f_fwd(m: Foo):
+    def f_fwd(m):
         return f(m), (jnp.cos(m.x), jnp.sin(m.x), m)
 
     def f_bwd(res, g):
@@ -338,7 +326,7 @@ def test_custom_vjp_with_modules(value_mode):
 
     f.defvjp(f_fwd, f_bwd)
     grads = nnx.grad(f, **value_mode)(foo())
-    assert type(grads) is Foo
+    assert type(grads) is Box
     assert close(grads.x[...], 2 * np.cos(1)) and close(grads.y[...], np.sin(1))
 
 

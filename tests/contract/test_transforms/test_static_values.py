@@ -14,6 +14,7 @@ import pytest
 
 import graftree as nnx
 from tests.modes import GRAPH_UPDATES
+from tests.zoo import Box
 
 
 class Size(enum.IntEnum):
@@ -57,10 +58,8 @@ VALUES = [
 ]
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.p = nnx.Param(jnp.ones(()))
-        self.k = None
+def model():
+    return Box(p=nnx.Param(jnp.ones(())), k=None)
 
 
 def told(x):
@@ -80,7 +79,7 @@ def test_static_arguments(mode, form, seen):
         seen.append(told(s))
 
     for s in VALUES * 3:
-        m = 1.0 if form == "without a model" else Model()
+        m = 1.0 if form == "without a model" else model()
         f(m, s=s) if form == "name" else f(m, s)
     assert seen == [*map(told, VALUES)]
 
@@ -88,7 +87,7 @@ def test_static_arguments(mode, form, seen):
 def test_static_attributes_set_outside(mode, seen):
     f = nnx.jit(lambda m: seen.append(told(m.k)), **mode)
     plain = jax.jit(lambda m: seen.append(told(m.k)))
-    m = Model()
+    m = model()
     for _ in range(3):
         for m.k in VALUES:
             f(m)
@@ -101,7 +100,7 @@ def test_static_attributes_set_outside(mode, seen):
 
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.remat, nnx.grad, nnx.vmap])
 def test_static_attributes_set_inside(transform):
-    m = Model()
+    m = model()
     m.p = nnx.Param(jnp.ones(1))
     for value in VALUES:
 
@@ -115,7 +114,7 @@ def test_static_attributes_set_inside(transform):
 
 
 def test_memos_of_functions_that_take_apart(graph):
-    m = Model()
+    m = model()
     for value in VALUES * 2:
         m.k = value
         for _ in range(3):
@@ -130,7 +129,7 @@ def test_memos_of_functions_that_take_apart(graph):
 
 def test_metadata(mode, seen):
     f = nnx.jit(lambda m: seen.append(told(m.p.tag)), **mode)
-    m = Model()
+    m = model()
     for _ in range(3):
         for tag in VALUES:
             m.p.set_metadata(tag=tag)
@@ -149,7 +148,7 @@ def test_metadata(mode, seen):
 @pytest.mark.parametrize("numbers", [(1, 1.0), (-1, -2), (0.0, -0.0)])
 def test_a_static_value_that_was_changed_in_place(numbers, seen):
     f = nnx.jit(lambda m: seen.append(told(m.k.number)))
-    m = Model()
+    m = model()
     m.k = Collides(None)
     for m.k.number in numbers * 3:
         f(m)
@@ -170,13 +169,13 @@ class Constant(nnx.Pytree):
 
 
 DATA = {
-    "Module": lambda: Model(),
-    "first Module": lambda: Model(),
+    "Module": model,
+    "first Module": model,
     "Variable": lambda: nnx.Param(jnp.ones(())),
     "array": lambda: jnp.ones(()),
-    "in a tuple": lambda: (1, Model()),
-    "partial": lambda: functools.partial(Model.__init__, Model()),
-    "method": lambda: Model().train,
+    "in a tuple": lambda: (1, model()),
+    "partial": lambda: functools.partial(Box.__init__, model()),
+    "method": lambda: model().train,
 }
 
 

@@ -8,12 +8,6 @@ import pytest
 
 import graftree as nnx
 
-MODES = {
-    "graph_updates": {"graph": True, "graph_updates": True},
-    "graph": {"graph": True, "graph_updates": False},
-    "tree": {"graph": False},
-}
-
 
 class Block(nnx.Module):
     def __init__(self, scale=2.0):
@@ -306,9 +300,8 @@ def test_outputs_are_returned_only_for_the_given_types():
 # -------------------------------------------------------------------------- transforms
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_capture_around_jit(mode):
-    @nnx.jit(**MODES[mode])
+    @nnx.jit(**mode)
     def forward(model, x):
         return model(x)
 
@@ -318,22 +311,20 @@ def test_capture_around_jit(mode):
     assert not has_buffers(model)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_capture_inside_jit_and_grad(mode):
     def loss(model, x):
         return nnx.capture(model, nnx.Intermediate)(x)
 
     model = Block()
-    out, seen = nnx.jit(loss, **MODES[mode])(model, 1.0)
+    out, seen = nnx.jit(loss, **mode)(model, 1.0)
     assert out == 2.0 and values(seen) == {("y",): (2.0,)}
-    grads, seen = nnx.grad(loss, has_aux=True, **MODES[mode])(model, 1.0)
+    grads, seen = nnx.grad(loss, has_aux=True, **mode)(model, 1.0)
     assert jax.tree.leaves(grads) == [1.0] and values(seen) == {("y",): (2.0,)}
     assert not has_buffers(model)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_capture_around_grad(mode):
-    grad = nnx.grad(lambda model, x: model(x), **MODES[mode])
+    grad = nnx.grad(lambda model, x: model(x), **mode)
     _, seen = nnx.capture(grad, nnx.Intermediate)(Block(), 1.0)
     assert values(seen) == {("y",): (2.0,)}
 

@@ -124,10 +124,11 @@ def test_boxed_metadata_wins_over_keywords():
     assert variable.get_raw_value() == 1
 
 
-@pytest.mark.parametrize("key", ["ref", "eager_sharding"])
+@pytest.mark.parametrize("key", ["hijax", "ref", "eager_sharding"])
 def test_boxed_flags_are_taken(key):
-    variable = nnx.Param(boxed(jnp.ones(2), metadata={key: key == "ref"}))
-    assert variable.get_metadata(key) is (key == "ref")
+    value = key != "eager_sharding"
+    variable = nnx.Param(boxed(jnp.ones(2), metadata={key: value}))
+    assert variable.get_metadata(key) is value
 
 
 @pytest.mark.parametrize("key", ["hijax", "ref", "eager_sharding"])
@@ -148,17 +149,6 @@ def test_keyword_hook_wins_over_boxed_hook():
 
 
 # ---------------------------------------------------------------- order of the steps
-
-
-def test_ref_in_the_value_is_refused():
-    for value in (jax.new_ref(jnp.ones(2)), [1, jax.new_ref(jnp.ones(2))]):
-        with pytest.raises(ValueError, match="Cannot pass a Ref directly"):
-            nnx.Param(value)
-
-
-def test_ref_in_a_boxed_value_is_refused():
-    with pytest.raises(ValueError, match="Cannot pass a Ref directly"):
-        nnx.Param(boxed(jax.new_ref(jnp.ones(2))))
 
 
 def test_create_hooks_run_before_create_value():

@@ -159,14 +159,6 @@ def test_update_from_state_takes_value_and_metadata_of_any_type():
     assert variable.get_metadata(exclude_required=True) == {"other": 1}
 
 
-def test_update_from_state_writes_into_the_ref():
-    variable = tagged(ref=True)
-    ref = variable.get_raw_value()
-    variable.update_from_state(nnx.Param(jnp.zeros(2)))
-    assert variable.get_raw_value() is ref and ref[...].tolist() == [0.0, 0.0]
-    assert variable.ref is True
-
-
 def test_plain_variable_stays_plain_when_updated_from_a_ref():
     variable = tagged()
     variable.update_from_state(nnx.Param(jnp.zeros(2), ref=True))
@@ -196,14 +188,6 @@ def test_deep_copy_is_a_variable_with_a_value_of_its_own(value):
         jax.tree.leaves(value), jax.tree.leaves(other), strict=True
     ):
         assert mine is not theirs and (mine == theirs).all()
-
-
-def test_deep_copy_of_a_ref_has_a_ref_of_its_own():
-    variable = tagged(ref=True)
-    other = copy.deepcopy(variable)
-    other[...] += 1
-    assert isinstance(other.get_raw_value(), jax.Ref)
-    assert variable[...].tolist() == [1.0, 1.0]
 
 
 def test_deep_copy_keeps_sharing_with_enclosing_containers():

@@ -1,7 +1,5 @@
 """Variables: placement at creation (contract, section 9). Eight simulated devices."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,42 +41,6 @@ def placed_as(variable, *spec):
 def test_eager_sharding_is_on_by_default():
     assert nnx.using_eager_sharding() is True
     assert nnx.use_eager_sharding.current_value() is True
-
-
-def test_switch_is_a_context():
-    with nnx.use_eager_sharding(False) as entered:
-        assert entered is None and nnx.using_eager_sharding() is False
-        with nnx.use_eager_sharding(True):
-            assert nnx.using_eager_sharding() is True
-        assert nnx.using_eager_sharding() is False
-    assert nnx.using_eager_sharding() is True
-
-
-def test_switch_is_restored_after_an_exception():
-    with pytest.raises(RuntimeError), nnx.use_eager_sharding(False):
-        raise RuntimeError
-    assert nnx.using_eager_sharding() is True
-
-
-def test_switch_is_a_decorator():
-    @nnx.use_eager_sharding(False)
-    def f():
-        return nnx.using_eager_sharding()
-
-    assert nnx.using_eager_sharding() is True
-    assert f() is False and nnx.using_eager_sharding() is True
-
-
-def test_plain_call_takes_effect_at_once_in_this_thread_only():
-    def elsewhere():
-        nnx.use_eager_sharding(False)
-        seen.append(nnx.using_eager_sharding())
-
-    seen = []
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [False] and nnx.using_eager_sharding() is True
 
 
 def test_default_comes_from_the_flag():

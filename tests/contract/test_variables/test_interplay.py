@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box
 
 
 class Counter(nnx.Module):
@@ -68,34 +69,12 @@ def test_captured_model_that_is_written_inside_is_left_alone(mode):
 # -------------------------------------------------------------------- updates, clones
 
 
-def test_array_attribute_can_be_reassigned_inside_jit():
-    model = Counter()
-
-    @nnx.jit
-    def step(model):
-        model.count += 1
-
-    step(model)
-    step(model)
-    assert model.count == 2
-
-
 def test_update_adds_attributes_and_sets_static_ones():
     model = Counter()
     nnx.update(model, {"new": nnx.Param(jnp.ones(1)), "name": "renamed"})
     assert model.name == "renamed" and model.new.shape == (1,)
     nodes = vars(model)["_pytree__nodes"]
     assert nodes["new"] is True and nodes["name"] is False
-
-
-def test_clone_shares_buffers_unless_told_otherwise():
-    model = Counter()
-    shallow, deep = nnx.clone(model), nnx.clone(model, arrays=True)
-    assert shallow.w is not model.w and shallow.w[...] is model.w[...]
-    assert deep.w[...] is not model.w[...] and deep.w.tag == "x"
-    assert (deep.w[...] == model.w[...]).all() and deep.count is not model.count
-    with pytest.raises(ValueError):
-        nnx.clone(model, variables=False, arrays=True)
 
 
 def test_deep_clone_survives_the_donation_of_its_original():
@@ -136,3 +115,60 @@ def test_nothing_about_attributes_depends_on_random_streams():
     nnx.view(model, raise_if_not_found=False, deterministic=True)
     repr(model)
     assert rngs.default.count[...] == 0
+
+
+# ---------------------------------------------------------------- idioms that must work
+
+
+def test_shared_ref_variables_are_one_argument_of_jit():
+    p = nnx.Param(jnp.ones(2), ref=True)
+    graphdef, state = nnx.split(Box(a=p, b=p))
+
+    @jax.jit
+    def f(state):
+        nnx.merge(graphdef, state).b[...] *= 3
+
+    f(state)
+    assert p[...].tolist() == [3.0, 3.0]
+    assert nnx.find_duplicates(Box(a=p, b=p)) == [[("a",), ("b",)]]
+
+
+def test_abstract_models_are_filled():
+    abstract = jax.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    pure = nnx.to_pure_dict(nnx.state(model))
+    graphdef, state = nnx.split(abstract)
+    nnx.replace_by_pure_dict(state, pure)
+    merged = nnx.merge(graphdef, state)
+    assert merged.kernel[...] is model.kernel[...]
+    nnx.update(abstract, pure)
+    assert abstract.kernel[...] is model.kernel[...]
+
+
+def test_surgery():
+    a, b = (nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(2))
+    m = Box(a=a, b=b)
+    m.a.kernel = m.b.kernel
+    assert list(nnx.state(m)["b"]) == ["bias"]
+    m.a, m.b = m.b, m.a
+    m.c = jax.nn.relu
+    merged = nnx.merge(*nnx.split(m))
+    assert merged.a.kernel is merged.b.kernel and merged.c is jax.nn.relu
+
+
+def test_the_functional_loop():
+    model, count = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Variable(jnp.array(0))
+    graphdef, state = nnx.split((model, count))
+
+    @jax.jit
+    def step(state):
+        model, count = nnx.merge(graphdef, state)
+        model.bias[...] += 1
+        count[...] += 1
+        return nnx.state((model, count))
+
+    for _ in range(3):
+        state = step(state)
+    assert count[...] == 0
+    nnx.update((model, count), state)
+    assert count[...] == 3 and model.bias[...].tolist() == [3.0, 3.0]

@@ -151,12 +151,6 @@ def test_entries_can_be_asked_for_and_deleted():
         variable.del_metadata("tag")
 
 
-@pytest.mark.parametrize("key", ["hijax", "ref"])
-def test_storage_flags_can_not_be_deleted(key):
-    with pytest.raises(ValueError, match=key):
-        tagged().del_metadata(key)
-
-
 def test_sharding_names_reads_the_annotation_and_warns():
     variable = nnx.Param(jnp.ones(2), out_sharding=("x",), eager_sharding=False)
     with pytest.warns(DeprecationWarning):
@@ -187,15 +181,6 @@ def test_metadata_belongs_to_the_trace_of_the_variable(mutate):
 
 
 # ------------------------------------------------------------- nnx.set_metadata
-
-
-def test_metadata_of_all_matching_variables_of_a_node_is_updated():
-    node = nnx.Dict(a=tagged(), b=nnx.BatchStat(1, tag="x"))
-    nnx.set_metadata(node, only=nnx.Param, new=1)
-    assert node.a.get_metadata(exclude_required=True) == {"tag": "x", "new": 1}
-    assert not node.b.has_metadata("new")
-    nnx.set_metadata(node, tag="z")
-    assert (node.a.tag, node.b.tag) == ("z", "z")
 
 
 def test_setting_metadata_of_a_node_is_all_or_nothing():

@@ -246,43 +246,6 @@ def test_iter_modules_takes_any_node_and_yields_nothing_for_others():
     assert list(nnx.iter_modules(3)) == []
 
 
-def test_iter_children_yields_nodes_variables_and_refs():
-    class Mixed(nnx.Module):
-        def __init__(self):
-            self.array = jnp.ones(2)
-            self.leaf = Leaf()
-            self.list = nnx.data([Leaf()])
-            self.ref = jax.new_ref(jnp.ones(2))
-            self.rngs = nnx.Rngs(0)
-            self.static = 1
-            self.w = nnx.Param(1)
-
-    mixed = Mixed()
-    children = dict(nnx.iter_children(mixed))
-    assert list(children) == ["leaf", "ref", "rngs", "w"]
-    assert children["leaf"] is mixed.leaf and children["w"] is mixed.w
-    assert list(dict(nnx.iter_module_children(mixed))) == ["leaf", "rngs"]
-    assert list(dict(nnx.iter_children(nnx.List([Leaf(), 1])))) == [0]
-
-
-@pytest.mark.parametrize("call", [nnx.iter_children, nnx.iter_module_children])
-@pytest.mark.parametrize("value", [3, nnx.Param(1)])
-def test_children_of_what_is_no_node_can_not_be_asked_for(call, value):
-    with pytest.raises(ValueError, match="graph="):
-        list(call(value))
-
-
-def test_tree_mode_refuses_what_is_no_tree():
-    class Hidden(nnx.Module, pytree=False):
-        pass
-
-    with pytest.raises(ValueError):
-        list(nnx.iter_children(Hidden(), graph=False))
-    with pytest.raises(ValueError, match="found at paths"):
-        shared = nnx.Param(jnp.ones(1))
-        list(nnx.iter_modules(nnx.Dict(a=shared, b=nnx.Dict(c=shared)), graph=False))
-
-
 @pytest.mark.parametrize("name", ["iter_modules", "iter_children"])
 def test_methods_equal_the_functions_and_warn(name):
     model = Model()

@@ -1,4 +1,11 @@
-"""Only the trace that owns an object may change it (contract, section 6)."""
+"""Only the trace that owns an object may change it (contract, section 6).
+
+No tracer rests in an object (contract of graphs, sections 19 and 21). A class may say
+itself whether its objects may change: `_check_valid_context`.
+"""
+
+import copy
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box
 
 TraceContextError = nnx.errors.TraceContextError
 
@@ -32,16 +40,25 @@ TRANSFORMS = {
 }
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.array = nnx.Param(jnp.zeros(2), tag="x")
-        self.mapping = nnx.Cache({"a": jnp.zeros(2)})
-        self.items = nnx.Cache([jnp.zeros(2)])
-        self.buffer = nnx.Cache(np.zeros(2))
-        self.list = nnx.List([jnp.zeros(2), jnp.ones(2)])
-        self.dict = nnx.Dict(a=jnp.zeros(2))
-        self.bare = jnp.zeros(2)
-        self.static = 1
+# Some of them, where each thing is tried in each.
+each_trace = pytest.mark.parametrize(
+    "transform", ["jit", "vmap", "grad", "eval_shape", "scan"]
+)
+
+
+def box():
+    """A Module that holds something of each kind that can be written."""
+    return Box(
+        array=nnx.Param(jnp.zeros(2), tag="x"),
+        mapping=nnx.Cache({"a": jnp.zeros(2)}),
+        items=nnx.Cache([jnp.zeros(2)]),
+        buffer=nnx.Cache(np.zeros(2)),
+        list=nnx.List([jnp.zeros(2), jnp.ones(2)]),
+        dict=nnx.Dict(a=jnp.zeros(2)),
+        held=nnx.data({"k": jnp.zeros(2), "v": nnx.Param(jnp.zeros(2))}),
+        bare=jnp.zeros(2),
+        static=1,
+    )
 
 
 def set_item(node, key, value):
@@ -72,10 +89,10 @@ MUTATIONS = {
     "del v['a']": (lambda m, x: del_item(m.mapping, "a"), "Cache"),
     "list value": (lambda m, x: set_item(m.items, 0, x), "Cache"),
     "numpy value": (lambda m, x: set_item(m.buffer, 0, 1.0), "Cache"),
-    "setattr": (lambda m, x: setattr(m, "bare", x), "'Model'"),
-    "new attribute": (lambda m, x: setattr(m, "new", x), "'Model'"),
-    "static attribute": (lambda m, x: setattr(m, "static", 2), "'Model'"),
-    "delattr": (lambda m, x: delattr(m, "bare"), "'Model'"),
+    "setattr": (lambda m, x: setattr(m, "bare", x), "'Box'"),
+    "new attribute": (lambda m, x: setattr(m, "new", x), "'Box'"),
+    "static attribute": (lambda m, x: setattr(m, "static", 2), "'Box'"),
+    "delattr": (lambda m, x: delattr(m, "bare"), "'Box'"),
     "list[0] = x": (lambda m, x: set_item(m.list, 0, x), "'List'"),
     "list append": (lambda m, x: m.list.append(x), "'List'"),
     "list insert": (lambda m, x: m.list.insert(0, x), "'List'"),
@@ -92,7 +109,22 @@ MUTATIONS = {
         lambda m, x: nnx.set_metadata(m, only=nnx.Param, tag="y"),
         "Param",
     ),
+    "update a Variable": (lambda m, x: nnx.update(m, {"array": x}), "Param"),
+    "update an array": (lambda m, x: nnx.update(m, {"bare": x}), "'Box'"),
+    "update a dict": (lambda m, x: nnx.update(m, {"held": {"k": x}}), "'Box'"),
+    "update a new key": (lambda m, x: nnx.update(m, {"held": {"new": x}}), "'Box'"),
+    "update last": (
+        lambda m, x: nnx.update(m, {"bare": x, "held": {"v": x}}),
+        "'Box'",
+    ),
+    "delattr of a Variable": (lambda m, x: delattr(m, "array"), "'Box'"),
+    "pop": (lambda m, x: nnx.pop(m, nnx.PathContains("array")), "'Box'"),
+    "pop held": (lambda m, x: nnx.pop(m, nnx.PathContains("v")), "'Box'"),
+    "pop arrays": (lambda m, x: nnx.pop(m, nnx.PathContains("bare")), "'Box'"),
 }
+# After these there is nothing to be written by another.
+REMOVALS = ("delattr", "delattr of a Variable", "list pop", "list clear", "del list[0]")
+REMOVALS += ("pop", "pop held", "pop arrays")
 
 
 def snapshot(model):
@@ -111,7 +143,7 @@ def check_untouched(model, before, structure):
 
 def check_refused(transform, mutation):
     mutate, name = MUTATIONS[mutation]
-    model = Model()
+    model = box()
     before, structure = snapshot(model), jax.tree.structure(model)
     article = "" if name.startswith("'") else "a "
     message = f"Cannot mutate {name} from {article}different trace level"
@@ -121,7 +153,7 @@ def check_refused(transform, mutation):
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-@pytest.mark.parametrize("transform", ["jit", "vmap", "grad", "eval_shape"])
+@each_trace
 def test_every_mutation_of_a_captured_object_is_refused(transform, mutation):
     check_refused(transform, mutation)
 
@@ -135,6 +167,7 @@ def test_every_transform_protects_captured_objects(transform, mutation):
 def test_error_is_an_error_of_the_library_and_no_value_error():
     assert issubclass(TraceContextError, nnx.errors.FlaxError)
     assert issubclass(nnx.errors.ImmutableVariableError, nnx.errors.FlaxError)
+    assert nnx.errors.FlaxError is nnx.errors.GraftreeError
     assert not issubclass(TraceContextError, ValueError)
 
 
@@ -156,9 +189,104 @@ def read(model, x):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_reading_is_always_allowed(transform):
-    model = Model()
+    model = box()
     before, structure = snapshot(model), jax.tree.structure(model)
     TRANSFORMS[transform](lambda x: read(model, x))
+    check_untouched(model, before, structure)
+
+
+@each_trace
+def test_functions_of_graphs_read_captured_objects(transform):
+    model = box()
+    before, structure = snapshot(model), jax.tree.structure(model)
+
+    def f(x):
+        graphdef, state = nnx.split(model)
+        merged = nnx.merge(graphdef, state)
+        copied = nnx.clone(model)
+        copied.array[...] = x
+        copied.new = x
+        nnx.update(copied, {"held": {"k": x}})
+        nnx.pop(copied, nnx.PathContains("array"), nnx.PathContains("held"))
+        merged.bare = x
+        assert len(list(nnx.iter_graph(model))) > 0
+        return model.array[...] + model.bare
+
+    TRANSFORMS[transform](f)
+    check_untouched(model, before, structure)
+
+
+@each_trace
+def test_merged_captured_variables_keep_their_trace(transform):
+    model = box()
+    before, structure = snapshot(model), jax.tree.structure(model)
+    graphdef, state = nnx.split(model)
+
+    def f(x):
+        merged = nnx.merge(graphdef, state)
+        merged.new = x
+        phrase = "Cannot mutate Param from a different trace level"
+        with pytest.raises(TraceContextError, match=phrase):
+            merged.array[...] = x
+        copied = nnx.merge(graphdef, state, copy=True)
+        copied.array[...] = x
+        raw = nnx.merge(graphdef, nnx.to_pure_dict(state))
+        raw.array[...] = x
+
+    TRANSFORMS[transform](f)
+    check_untouched(model, before, structure)
+
+
+@each_trace
+@pytest.mark.parametrize(
+    "remake",
+    [
+        nnx.clone,
+        copy.deepcopy,
+        lambda m: nnx.map(lambda path, x: jax.tree.map(lambda y: y + 1, x), m),
+        lambda m: jax.tree.map(lambda x: x, m),
+        lambda m: nnx.merge(*nnx.split(m), copy=True),
+        lambda m: pickle.loads(pickle.dumps(m)),
+    ],
+    ids=["clone", "deepcopy", "map", "tree.map", "merge", "pickle"],
+)
+def test_copies_made_inside_are_written_inside(transform, remake):
+    model = box()
+    before, structure = snapshot(model), jax.tree.structure(model)
+
+    def f(x):
+        made = remake(model)
+        for name in ("set_value", "setattr", "new attribute", "list append"):
+            MUTATIONS[name][0](made, x)
+        MUTATIONS["update a dict"][0](made, x)
+
+    TRANSFORMS[transform](f)
+    check_untouched(model, before, structure)
+
+
+@each_trace
+def test_objects_that_left_their_trace_can_t_be_written(transform):
+    made = []
+    TRANSFORMS[transform](lambda x: (made.append(Box(a=nnx.Param(1))), x)[1])
+    with pytest.raises(TraceContextError):
+        made[0].a.set_value(2)
+    with pytest.raises(TraceContextError):
+        made[0].b = 3
+
+
+def test_unflatten_into_captured_objects_is_refused():
+    model, refs = box(), nnx.graphlib.RefMap()
+    before, structure = snapshot(model), jax.tree.structure(model)
+    nnx.flatten(model, ref_index=refs)
+    known = nnx.graphlib.IndexMap.from_refmap(refs)
+
+    def f(x):
+        graphdef, flat = nnx.flatten(model, ref_outer_index=refs)
+        leaves = [x for _ in flat]
+        with pytest.raises(TraceContextError):
+            nnx.unflatten(graphdef, leaves, outer_index_outer_ref=known)
+
+    jax.jit(f)(jnp.zeros(2))
     check_untouched(model, before, structure)
 
 
@@ -166,11 +294,11 @@ def test_arguments_are_objects_of_the_inner_trace():
     @jax.jit
     def f(model):
         for name, (mutate, _) in MUTATIONS.items():
-            if name not in ("delattr", "list pop", "list clear", "del list[0]"):
+            if name not in REMOVALS:
                 mutate(model, jnp.ones(2) if name != "v[0] = x" else 1.0)
         return model
 
-    model = Model()
+    model = box()
     before, structure = snapshot(model), jax.tree.structure(model)
     assert f(model).static == 2
     check_untouched(model, before, structure)
@@ -179,7 +307,7 @@ def test_arguments_are_objects_of_the_inner_trace():
 def test_objects_made_inside_can_be_changed_inside():
     @jax.jit
     def f(x):
-        model = Model()
+        model = box()
         model.array[...] = x
         model.mapping["a"] = x
         model.bare = x
@@ -203,7 +331,7 @@ def test_objects_of_an_outer_trace_are_protected_from_an_inner_one():
 
 
 def test_merged_and_unflattened_objects_belong_to_the_trace():
-    graphdef, state = nnx.split(Model())
+    graphdef, state = nnx.split(box())
 
     @jax.jit
     def f(state):
@@ -229,6 +357,13 @@ def test_ref_backed_variables_may_be_written_from_inside(transform):
     assert count[...] == {"jit": 1.0, "scan": 2.0, "checkpoint": 1.0}[transform]
 
 
+@pytest.mark.parametrize("transform", ["jit", "grad", "scan"])
+def test_ref_backed_variables_may_be_updated_from_inside(transform):
+    model = Box(a=nnx.Param(jnp.ones(()), ref=True))
+    TRANSFORMS[transform](lambda x: (nnx.update(model, {"a": jnp.zeros(())}), x)[1])
+    assert model.a[...] == 0.0
+
+
 def test_metadata_of_ref_backed_variables_may_be_written_from_inside():
     variable = nnx.Variable(jnp.array(0.0), ref=True)
     jax.jit(lambda: variable.set_metadata(tag="x"))()
@@ -248,3 +383,164 @@ def test_property_setters_are_code_of_the_user():
     seen, obj = [], Counted()
     jax.jit(lambda: setattr(obj, "total", 1))()
     assert seen == [1]
+
+
+# ------------------------------------------------------------------------- trace states
+
+
+def test_trace_states():
+    outer = nnx.tracers.TraceState()
+    assert outer.is_valid() and outer == nnx.tracers.TraceState()
+    assert jax.tree.leaves(outer) == []
+    with pytest.raises(TypeError):
+        hash(outer)
+    assert pickle.loads(pickle.dumps(outer)).is_valid()
+
+
+@each_trace
+def test_trace_states_are_snapshots(transform):
+    outer = nnx.tracers.TraceState()
+
+    def f(x):
+        inner = nnx.tracers.TraceState()
+        assert inner.is_valid() and not outer.is_valid() and inner != outer
+        assert jax.tree.map(lambda y: y, outer).is_valid()
+
+    TRANSFORMS[transform](f)
+    assert outer.is_valid()
+
+
+# ------------------------------------------- classes that say themselves who may write
+
+# Every way of changing an object asks `_check_valid_context`, as in Flax NNX. So Keras
+# builds layers while it infers shapes.
+quiet = pytest.mark.filterwarnings("ignore:Calling Module.sow")
+
+
+class Held:
+    """What the objects below are made of."""
+
+    def __init__(self):
+        self.a = 1
+        self.list = self.List([1, 2, 3])
+        self.dict = self.Dict(a=1, b=2)
+        self.param = nnx.Param(jnp.ones(2))
+
+
+def family(check):
+    """A Module whose parts all have this check."""
+
+    class List(nnx.List):
+        _check_valid_context = check
+
+    class Dict(nnx.Dict):
+        _check_valid_context = check
+
+    class Model(Held, nnx.Module, pytree=False):
+        _check_valid_context = check
+
+    Model.List, Model.Dict = List, Dict
+    return Model
+
+
+OWN_WRITES = {
+    "setattr": lambda m: setattr(m, "a", 2),
+    "new": lambda m: setattr(m, "b", 2),
+    "delattr": lambda m: delattr(m, "a"),
+    "list[i]=": lambda m: set_item(m.list, 0, 5),
+    "list[:]=": lambda m: set_item(m.list, slice(0, 2), [5, 6]),
+    "del list[i]": lambda m: del_item(m.list, 1),
+    "del list[:]": lambda m: del_item(m.list, slice(0, 2)),
+    "append": lambda m: m.list.append(4),
+    "extend": lambda m: m.list.extend([4, 5]),
+    "insert": lambda m: m.list.insert(1, 9),
+    "pop": lambda m: m.list.pop(),
+    "reverse": lambda m: m.list.reverse(),
+    "clear": lambda m: m.list.clear(),
+    "del list.0": lambda m: delattr(m.list, "0"),
+    "dict[k]=": lambda m: set_item(m.dict, "c", 3),
+    "del dict[k]": lambda m: del_item(m.dict, "a"),
+    "dict.pop": lambda m: m.dict.pop("a"),
+    "dict.update": lambda m: m.dict.update(c=3),
+    "sow": lambda m: m.sow(nnx.Intermediate, "h", 1),
+    "nnx.pop": lambda m: nnx.pop(m, nnx.Param),
+    "set_attributes": lambda m: m.set_attributes(a=7),
+}
+
+
+def outcome(model):
+    items = {k: v for k, v in vars(model).items() if not k.startswith("_pytree")}
+    parts = items.pop("list", ()), items.pop("dict", {})
+    return sorted(items), items.get("a"), list(parts[0]), dict(parts[1])
+
+
+def in_a_trace(write, model):
+    jax.eval_shape(lambda x: (write(model), x)[1], 1.0)
+
+
+@quiet
+@pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
+def test_objects_that_allow_it_change_inside_another_trace(write):
+    model, expected = (family(lambda self, error_msg: None)() for _ in range(2))
+    in_a_trace(write, model)
+    write(expected)
+    assert outcome(model) == outcome(expected)
+
+
+@quiet
+@pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
+def test_objects_that_refuse_it_stay_as_they_are(write):
+    locked = []
+
+    def check(self, error_msg):
+        if locked:
+            raise RuntimeError(error_msg())
+
+    model = family(check)()
+    before = outcome(model)
+    locked.append(True)
+    with pytest.raises(RuntimeError, match="Cannot mutate"):
+        write(model)
+    assert outcome(model) == before
+
+
+@quiet
+@pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
+def test_the_check_of_the_base_class_is_that_of_the_trace(write):
+    model = family(
+        lambda self, error_msg: nnx.Module._check_valid_context(self, error_msg)
+    )()
+    before = outcome(model)
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
+        in_a_trace(write, model)
+    assert outcome(model) == before
+    write(model)
+    assert outcome(model) != before
+
+
+def test_a_check_may_come_and_go():
+    class Model(nnx.Module):
+        pass
+
+    def write(model):
+        model.a = 2
+
+    model = Model()
+    with pytest.raises(nnx.errors.TraceContextError):
+        in_a_trace(write, model)
+    Model._check_valid_context = lambda self, error_msg: None
+    in_a_trace(write, model)
+    assert model.a == 2
+    del Model._check_valid_context
+    with pytest.raises(nnx.errors.TraceContextError):
+        in_a_trace(write, model)
+    model._check_valid_context = lambda error_msg: None  # of this object alone
+    in_a_trace(write, model)
+
+
+def test_compiled_functions_see_what_was_allowed():
+    model = family(lambda self, error_msg: None)()
+    double = nnx.jit(lambda m, x: m.a * x, graph=True)
+    assert [int(double(model, 3)) for _ in range(3)] == [3, 3, 3]
+    in_a_trace(lambda m: setattr(m, "a", 5), model)
+    assert int(double(model, 3)) == 15
