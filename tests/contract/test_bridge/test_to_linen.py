@@ -219,11 +219,7 @@ def test_it_works_in_every_mode(graph):
 
 
 def test_what_random_streams_hold_is_not_stored():
-    assert set(simple(nnx, 3, 4).init(KEYS, X)) == {
-        "params",
-        "batch_stats",
-        "Variable",
-    }
+    assert set(simple(nnx, 3, 4).init(KEYS, X)) == {"params", "batch_stats", "Variable"}
 
 
 def test_keys_are_only_drawn_from_bound_modules():

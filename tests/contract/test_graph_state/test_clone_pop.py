@@ -157,11 +157,7 @@ def test_a_shared_variable_is_removed_at_its_first_path():
 
 @pytest.mark.parametrize(
     ("node", "name"),
-    [
-        ([param()], "list"),
-        ((param(),), "tuple"),
-        (nnx.List([param()]), "List"),
-    ],
+    [([param()], "list"), ((param(),), "tuple"), (nnx.List([param()]), "List")],
 )
 def test_items_of_sequences_are_not_popped(node, name):
     with pytest.raises(ValueError, match=f"Cannot pop key .*{name}"):

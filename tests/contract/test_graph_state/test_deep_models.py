@@ -7,18 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-
-
-class Link(nnx.Module):
-    def __init__(self, inner):
-        self.weight = nnx.Param(jnp.array(1.0))
-        self.inner = nnx.data(inner)
+from tests.zoo import Box
 
 
 def chain(length):
     model = None
     for _ in range(length):
-        model = Link(model)
+        model = Box(weight=nnx.Param(jnp.array(1.0)), inner=nnx.data(model))
     return model
 
 

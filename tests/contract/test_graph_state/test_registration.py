@@ -59,10 +59,7 @@ class Marked:
 graphlib.register_graph_node_type(
     Marked,
     lambda x: (
-        [
-            ("d", graphlib.DataElem(x.data)),
-            ("s", graphlib.StaticElem(x.static)),
-        ],
+        [("d", graphlib.DataElem(x.data)), ("s", graphlib.StaticElem(x.static))],
         None,
     ),
     setattr,

@@ -155,9 +155,11 @@ def test_iter_children_refuses_leaves_on_the_first_next(function, x):
 
 
 def test_iter_modules_lists_modules_and_the_root_last(graph):
-    m = Block(a=nnx.List([Block()]), node=Node(), p=param())
+    held = nnx.data([{"a": Block()}])
+    m = Block(a=nnx.List([Block(), Block()]), b=held, node=Node(), p=param())
     found = list(nnx.iter_modules(m, graph=graph))
-    assert [path for path, _ in found] == [("a", 0), ("a",), ()]
+    paths = [("a", 0), ("a", 1), ("a",), ("b", 0, "a"), ()]
+    assert [path for path, _ in found] == paths
     assert found[-1][1] is m
 
 

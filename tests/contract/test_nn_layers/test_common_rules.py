@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import graftree as nnx
 from tests import catalog
 from tests.random_arrays import random
+from tests.zoo import Block
 
 ones = jnp.ones
 # Layers whose constructor takes ``rngs`` and has no default for it.
@@ -225,13 +226,7 @@ def write_all(variable, value):
     variable[...] = value
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        nnx.Variable.set_value,
-        write_all,
-    ],
-)
+@pytest.mark.parametrize("write", [nnx.Variable.set_value, write_all])
 def test_abstract_layers_take_arrays(write):
     layer = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     assert layer.kernel.shape == (2, 3)
@@ -313,20 +308,8 @@ def test_flags_are_static_and_values_are_not():
     assert traces == [False, True]
 
 
-class Block(nnx.Module):
-    """A layer with statistics and random numbers."""
-
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(2, 2, rngs=rngs)
-        self.norm = nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.linear(x)))
-
-
 def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
-    block, x = Block(nnx.Rngs(0)), ones((4, 2))
+    block, x = Block(), ones((4, 2))
     before = catalog.state_of(block)
     message = "Cannot mutate BatchStat from a different trace level"
     with pytest.raises(nnx.errors.TraceContextError, match=message):
@@ -338,7 +321,7 @@ def test_closing_over_a_layer_that_writes_is_an_error_before_it_writes():
 def test_stacked_layers_in_refs_are_scanned_over():
     @nnx.vmap
     def make(rngs):
-        return Block(rngs)
+        return Block(rngs=rngs)
 
     x = random(4, 2)
     expected = make(nnx.Rngs(0).split(3))
@@ -359,7 +342,7 @@ def test_stacked_layers_in_refs_are_scanned_over():
 
 
 def test_params_are_differentiated_beside_refs():
-    block = nnx.to_refs(Block(nnx.Rngs(0)))
+    block = nnx.to_refs(Block())
     graphdef, params, rest = nnx.split(block, nnx.Param, ...)
     x = random(4, 2)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.zoo import Kind
 
 HijaxVariable = nnx.variablelib.HijaxVariable
 ImmutableVariableError = nnx.errors.ImmutableVariableError
@@ -47,9 +48,6 @@ def test_it_is_so_within_a_trace_too():
 
 
 def test_subclasses_and_defaults_are_hijax():
-    class Kind(nnx.Param):
-        pass
-
     with nnx.var_defaults(hijax=True):
         assert isinstance(Kind(jnp.ones(2)), HijaxVariable)
         assert not isinstance(Kind(jnp.ones(2), hijax=False), HijaxVariable)

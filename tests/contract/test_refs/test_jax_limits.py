@@ -5,27 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box
 
 RETURNED = "mutable array references cannot be returned"
-TWICE = "only one reference to a mutable array may be passed as an argument"
 
 
-class Block(nnx.Module):
-    def __init__(self, value=1.0):
-        self.bn = nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True))
-
-
-class Tied(nnx.Pytree):
-    def __init__(self):
-        self.a = nnx.Variable(jnp.array(0), ref=True)
-        self.b = nnx.Variable(jnp.array(1), ref=True)
-        self.c = self.a
-
-
-class SharedModules(nnx.Pytree):
-    def __init__(self):
-        self.d, self.e = Block(), Block()
-        self.f = self.d
+def block(value=1.0):
+    return Box(bn=nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True)))
 
 
 @pytest.mark.parametrize(
@@ -40,53 +26,29 @@ class SharedModules(nnx.Pytree):
 )
 def test_returning_a_new_ref_is_an_error(transform):
     with pytest.raises(ValueError, match=RETURNED):
-        transform(Block)()
-
-
-def test_the_error_for_a_returned_ref_has_its_path():
-    with pytest.raises(ValueError, match=RETURNED) as caught:
-        jax.jit(lambda: Block())()
-    assert "at output tree path result.bn['bias'].value" in str(
-        caught.value
-    ) or "at output tree path result.bn.bias.value" in str(caught.value)
+        transform(block)()
 
 
 def test_returning_a_ref_that_came_in_is_an_error():
     with pytest.raises(ValueError, match=RETURNED):
-        jax.jit(lambda model: model)(Block())
-
-
-@pytest.mark.parametrize(
-    ("shared", "first", "second"),
-    [
-        (Tied, "pytree.a.value", "pytree.c.value"),
-        (SharedModules, "pytree.d.bn.bias.value", "pytree.f.bn.bias.value"),
-    ],
-)
-def test_the_error_for_a_ref_passed_twice_has_both_paths(shared, first, second):
-    def f(pytree):
-        pass
-
-    with pytest.raises(ValueError, match=TWICE) as caught:
-        jax.jit(f)(shared())
-    assert f"at both {first} and {second}" in str(caught.value)
+        jax.jit(lambda model: model)(block())
 
 
 def test_passing_what_is_closed_over_is_an_error():
-    block = Block()
+    captured = block()
 
     @jax.jit
     def f(argument):
-        return argument.bn.bias[...] + block.bn.bias[...]
+        return argument.bn.bias[...] + captured.bn.bias[...]
 
     with pytest.raises(ValueError, match="was both closed over and passed"):
-        f(block)
+        f(captured)
 
 
 def test_a_ref_can_not_be_differentiated():
     # A TypeError since JAX 0.12.
     with pytest.raises((TypeError, ValueError)):
-        jax.grad(lambda model: model.bn.bias[...])(Block())
+        jax.grad(lambda model: model.bn.bias[...])(block())
 
 
 def test_a_ref_may_be_beside_what_is_differentiated():
@@ -102,7 +64,7 @@ def test_a_ref_may_be_beside_what_is_differentiated():
 
 def test_a_ref_as_carry_of_scan_is_an_error():
     with pytest.raises(ValueError, match="mutable array reference"):
-        jax.lax.scan(lambda carry, _: (carry, None), Block(), None, length=2)
+        jax.lax.scan(lambda carry, _: (carry, None), block(), None, length=2)
 
 
 def test_refs_are_scanned_along_their_first_axis():
@@ -117,7 +79,7 @@ def test_refs_are_scanned_along_their_first_axis():
 
 
 def test_a_ref_is_no_array():
-    ref = Block().bn.bias.get_raw_value()
+    ref = block().bn.bias.get_raw_value()
     with pytest.raises(TypeError):
         jnp.sin(ref)
 
@@ -157,7 +119,7 @@ def test_a_batched_write_to_an_unbatched_ref_is_an_error():
     ids=["jit", "scan", "while"],
 )
 def test_what_is_closed_over_is_read_and_written(call):
-    model = Block(1.0)
+    model = block(1.0)
 
     def double():
         model.bn.bias[...] *= 2

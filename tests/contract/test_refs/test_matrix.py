@@ -136,19 +136,15 @@ def test_a_compiled_function_writes_what_it_captured():
 # --------------------------------------------------------------------- layers and steps
 
 
-class Layers(nnx.Module):
-    def __init__(self):
-        with nnx.var_defaults(ref=True):
-            self.rngs = nnx.Rngs(0)
-            self.bn = nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0))
-            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-            self.kernel = nnx.Param(jnp.ones((2, 2)))
-
-
 @cases(without=MAPPED)
 def test_layers_and_optimizers_keep_their_state(case):
-    layers = Layers()
     with nnx.var_defaults(ref=True):
+        layers = Box(
+            rngs=nnx.Rngs(0),
+            bn=nnx.BatchNorm(2, momentum=0.5, rngs=nnx.Rngs(0)),
+            dropout=nnx.Dropout(0.5, rngs=nnx.Rngs(0)),
+            kernel=nnx.Param(jnp.ones((2, 2))),
+        )
         optimizer = nnx.Optimizer(layers, optax.sgd(0.5), wrt=nnx.Param)
     gradient = nnx.to_arrays(nnx.state(layers, nnx.Param))
     batch = jnp.array([[0.0, 2.0], [4.0, 6.0]])

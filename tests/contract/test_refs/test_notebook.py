@@ -8,6 +8,8 @@ import pytest
 
 import graftree as nnx
 
+TWICE = "only one reference to a mutable array may be passed as an argument"
+
 
 class Linear(nnx.Module):
     def __init__(self, in_features, out_features, rngs: nnx.Rngs):
@@ -176,11 +178,7 @@ def test_reference_sharing():
 @pytest.mark.parametrize(
     ("make", "paths", "duplicates"),
     [
-        (
-            SharedVariables,
-            "pytree.a.value and pytree.c.value",
-            [[("a",), ("c",)]],
-        ),
+        (SharedVariables, "pytree.a.value and pytree.c.value", [[("a",), ("c",)]]),
         (
             SharedModules,
             "pytree.d.bias.value and pytree.f.bias.value",
@@ -194,7 +192,7 @@ def test_sharing_in_objects(make, paths, duplicates):
 
     with nnx.use_refs(True):
         shared = make()
-    with pytest.raises(ValueError, match="only one reference") as caught:
+    with pytest.raises(ValueError, match=TWICE) as caught:
         g(shared)
     assert f"appeared at both {paths}" in str(caught.value)
     assert nnx.find_duplicates(shared) == duplicates

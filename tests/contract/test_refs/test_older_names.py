@@ -5,17 +5,15 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box
 
 
 def increment(variable):
     variable[...] += 1
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.array([1.0, 2.0]), tag="x")
-        self.array = jnp.ones(2)
-        self.n = 3
+def model():
+    return Box(a=nnx.Param(jnp.array([1.0, 2.0]), tag="x"), array=jnp.ones(2), n=3)
 
 
 # ---------------------------------------------------------------- flags of Variables
@@ -60,37 +58,37 @@ def test_writes_under_plain_jit_propagate(flag):
 
 
 def test_to_refs_converts_variables_and_arrays():
-    model = Model()
-    refs = nnx.to_refs(model)
+    plain = model()
+    refs = nnx.to_refs(plain)
     assert refs.a.ref and refs.a.tag == "x" and refs.n == 3
     assert isinstance(refs.array, jax.Ref) and refs.array[...].tolist() == [1.0, 1.0]
-    assert not model.a.ref and isinstance(model.array, jax.Array)
+    assert not plain.a.ref and isinstance(plain.array, jax.Array)
 
 
 def test_to_arrays_is_the_inverse():
-    refs = nnx.to_refs(Model())
+    refs = nnx.to_refs(model())
     refs.a[...] += 1
     refs.array[...] = jnp.zeros(2)
     arrays = nnx.to_arrays(refs)
     refs.a[...] += 1
     assert not arrays.a.ref and arrays.a[...].tolist() == [2.0, 3.0]
     assert isinstance(arrays.array, jax.Array) and arrays.array.tolist() == [0.0, 0.0]
-    assert jax.tree.structure(arrays) == jax.tree.structure(Model())
+    assert jax.tree.structure(arrays) == jax.tree.structure(model())
 
 
 def test_what_is_converted_already_keeps_its_identity():
-    model = Model()
-    refs = nnx.to_refs(model)
-    again, arrays = nnx.to_refs(refs), nnx.to_arrays(model)
+    plain = model()
+    refs = nnx.to_refs(plain)
+    again, arrays = nnx.to_refs(refs), nnx.to_arrays(plain)
     assert again.a is refs.a and again.array is refs.array
-    assert arrays.a is model.a and arrays.array is model.array
+    assert arrays.a is plain.a and arrays.array is plain.array
 
 
 def test_only_filters_by_path_and_leaf():
-    refs = nnx.to_refs([Model(), Model()], only=lambda path, x: path[0] == 0)
+    refs = nnx.to_refs([model(), model()], only=lambda path, x: path[0] == 0)
     assert refs[0].a.ref and isinstance(refs[0].array, jax.Ref)
     assert not refs[1].a.ref and isinstance(refs[1].array, jax.Array)
-    assert not nnx.to_refs(Model(), jax.Array).a.ref
+    assert not nnx.to_refs(model(), jax.Array).a.ref
     arrays = nnx.to_arrays(refs, only=nnx.Variable)
     assert not arrays[0].a.ref and isinstance(arrays[0].array, jax.Ref)
 
@@ -114,7 +112,7 @@ def test_shared_leaves_are_an_error(make):
 
 
 def test_refs_are_frozen_inside_jit():
-    params = nnx.state(nnx.to_refs(Model()), nnx.Param)
+    params = nnx.state(nnx.to_refs(model()), nnx.Param)
 
     @jax.jit
     def gradient(params):
@@ -140,10 +138,10 @@ def test_refs_are_frozen_inside_jit():
 )
 def test_wrappers_of_with_vars(name, flags):
     opposite = {flag: not value for flag, value in flags.items()}
-    model = nnx.with_vars(Model(), **opposite)
-    converted = getattr(nnx, name)(model, only=nnx.Param)
+    given = nnx.with_vars(model(), **opposite)
+    converted = getattr(nnx, name)(given, only=nnx.Param)
     assert flags.items() <= converted.a.get_metadata().items()
-    tied = nnx.Dict(a=model.a, b=model.a)
+    tied = nnx.Dict(a=given.a, b=given.a)
     with pytest.raises(ValueError, match="Found duplicate"):
         getattr(nnx, name)(tied)
     converted = getattr(nnx, name)(tied, allow_duplicates=True)
@@ -151,7 +149,7 @@ def test_wrappers_of_with_vars(name, flags):
 
 
 def test_read_only_and_back():
-    frozen = nnx.as_immutable_vars(Model())
+    frozen = nnx.as_immutable_vars(model())
     with pytest.raises(nnx.errors.ImmutableVariableError):
         increment(frozen.a)
     thawed = nnx.as_mutable_vars(frozen)
@@ -169,7 +167,7 @@ def test_names_of_refs():
 
 def test_pure_is_as_pure():
     with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
-        pure = nnx.pure(nnx.state(nnx.to_refs(Model())))
+        pure = nnx.pure(nnx.state(nnx.to_refs(model())))
     assert pure["a"].tolist() == [1.0, 2.0] and pure["array"].tolist() == [1.0, 1.0]
 
 

@@ -40,6 +40,22 @@ class Tool(nnx.Pytree):
         return self.w * x
 
 
+# Options with which each decorates a function of one array.
+FORMS = {
+    "jit": {},
+    "grad": {},
+    "value_and_grad": {},
+    "custom_vjp": {},
+    "remat": {},
+    "shard_map": {"mesh": MESH, "in_specs": SPEC, "out_specs": SPEC},
+    "vmap": {},
+    "pmap": {},
+    "scan": {"in_axes": 0, "out_axes": 0},
+    "make_jaxpr": GRAPH,
+    "transform_metadata": {"partition": "p"},
+    "vjp": GRAPH,
+    "jvp": GRAPH,
+}
 # How each transform is made of a function.
 MAKERS = {
     "jit": nnx.jit,
@@ -119,22 +135,11 @@ def test_classes_give_instances(mode):
 
 # -------------------------------------------------------------------- decorated methods
 
-DECORATORS = {
-    "jit": nnx.jit,
-    "remat": nnx.remat,
-    "vmap": functools.partial(nnx.vmap, in_axes=0),
-    "pmap": functools.partial(nnx.pmap, in_axes=0),
-    "scan": functools.partial(nnx.scan, in_axes=0, out_axes=0),
-    "shard_map": functools.partial(
-        nnx.shard_map, mesh=MESH, in_specs=SPEC, out_specs=SPEC
-    ),
-}
 
-
-@pytest.mark.parametrize("name", DECORATORS)
+@pytest.mark.parametrize("name", "jit remat vmap pmap scan shard_map".split())
 def test_decorated_methods_update_their_instance(name, mode):
     class Decorated(Scale):
-        @DECORATORS[name](**mode)
+        @getattr(nnx, name)(**FORMS[name], **mode)
         def __call__(self, x):
             self.calls[...] += 1
             return self.w * x
@@ -228,21 +233,6 @@ def test_constructors_can_be_mapped():
 
 # ----------------------------------------------------------------------- decorator form
 
-FORMS = {
-    "jit": {},
-    "grad": {},
-    "value_and_grad": {},
-    "custom_vjp": {},
-    "remat": {},
-    "shard_map": {"mesh": MESH, "in_specs": SPEC, "out_specs": SPEC},
-    "vmap": {},
-    "pmap": {},
-    "scan": {"in_axes": 0, "out_axes": 0},
-    "make_jaxpr": GRAPH,
-    "transform_metadata": {"partition": "p"},
-    "vjp": GRAPH,
-    "jvp": GRAPH,
-}
 # Arguments of a function of one array, where they are not ``(X,)``.
 ARGUMENTS = {"jvp": ((X,), (X,))}
 

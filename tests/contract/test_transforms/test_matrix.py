@@ -134,10 +134,7 @@ STRUCTURE = {
         lambda m: flat(m.n.w) == [10.0, 20.0] and type(m.n.w) is nnx.Cache,
     ),
     "deleted": (lambda m, x: delattr(m, "b"), lambda m: not hasattr(m, "b")),
-    "nested": (
-        lambda m, x: m.left.__setitem__("n", 1),
-        lambda m: m.left["n"] == 1,
-    ),
+    "nested": (lambda m, x: m.left.__setitem__("n", 1), lambda m: m.left["n"] == 1),
     "alias": (lambda m, x: setattr(m, "c", m.a), lambda m: m.c is m.a),
     "self": (lambda m, x: setattr(m, "me", m), lambda m: m.me is m),
 }

@@ -222,65 +222,6 @@ def test_merged_model_trains_as_the_object_does():
     assert np.allclose(merged.norm.var[...], net.norm.var[...], atol=1e-5)
 
 
-# ----------------------------------------------------------------------------- closures
-
-CLOSURES = {
-    "jit": lambda f: jax.jit(f)(jnp.ones(2)),
-    "grad": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(jnp.ones(2)),
-    "value_and_grad": lambda f: jax.value_and_grad(lambda x: (f(x), x.sum())[1])(
-        jnp.ones(2)
-    ),
-    "vmap": lambda f: jax.vmap(f)(jnp.ones((3, 2))),
-    "scan": lambda f: jax.lax.scan(lambda c, x: (f(x), None), jnp.ones(2), X),
-    "eval_shape": lambda f: jax.eval_shape(f, jnp.ones(2)),
-    "checkpoint": lambda f: jax.checkpoint(f)(jnp.ones(2)),
-    "make_jaxpr": lambda f: jax.make_jaxpr(f)(jnp.ones(2)),
-    "jvp": lambda f: jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),)),
-    "cond": lambda f: jax.lax.cond(True, f, f, jnp.ones(2)),
-    "while_loop": lambda f: jax.lax.while_loop(
-        lambda x: x[0] < 1, lambda x: f(x), jnp.ones(2)
-    ),
-}
-WRITES = {
-    "value": lambda m, x: m.a.__setitem__(..., x),
-    "constant": lambda m, x: m.a.__setitem__(..., 0.0),
-    "metadata": lambda m, x: m.a.set_metadata(tag="y"),
-    "attribute": lambda m, x: setattr(m, "array", x),
-    "new": lambda m, x: setattr(m, "new", nnx.Param(x)),
-    "deletion": lambda m, x: delattr(m, "b"),
-    "container": lambda m, x: m.left.update(n=x),
-    "sow": lambda m, x: m.sow(nnx.Intermediate, "s", x),
-    "draw": lambda m, x: m.rngs(),
-}
-
-
-@pytest.mark.parametrize("name", CLOSURES)
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_writes_to_captured_objects_raise_and_leak_nothing(write, name):
-    model = Parts()
-    model.rngs = nnx.Rngs(0)
-    before = comparisons.snapshot(model)
-
-    def f(x):
-        WRITES[write](model, x)
-        return x
-
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
-        CLOSURES[name](f)
-    assert comparisons.snapshot(model) == before and not tracers_in(model)
-    model.a[...] += 1
-    model.rngs()
-
-
-@pytest.mark.parametrize("name", CLOSURES)
-def test_reads_of_captured_objects_are_constants(name):
-    model = Parts()
-    before = comparisons.snapshot(model)
-    CLOSURES[name](lambda x: x * model.a + model.left.w[...] * model.k)
-    assert comparisons.snapshot(model) == before
-
-
 def test_objects_made_inside_are_written_inside():
     @jax.jit
     def f(x):

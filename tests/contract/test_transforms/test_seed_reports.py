@@ -141,28 +141,6 @@ def test_transform_metadata_hides_the_name_inside(graph):
 # ------------------------------------------------------------- sow, perturb, capture
 
 
-class Sower(nnx.Module):
-    def __call__(self, x):
-        self.sow(nnx.Intermediate, "y_mean", jnp.mean(x))
-        return x
-
-
-def test_values_sown_are_popped():
-    model, x = Sower(), jnp.arange(4.0)
-    with pytest.warns(DeprecationWarning, match="capture"):
-        model(x)
-    intermediates = nnx.pop(model, nnx.Intermediate)
-    assert intermediates["y_mean"].get_value() == (1.5,)
-    assert not hasattr(model, "y_mean")
-
-
-def test_values_sown_are_captured():
-    model, x = Sower(), jnp.arange(4.0)
-    result, intermediates = nnx.capture(model, nnx.Intermediate)(x)
-    assert result.tolist() == x.tolist()
-    assert intermediates["y_mean"].get_value() == (1.5,)
-
-
 class Perturbed(nnx.Module):
     def __init__(self):
         self.w = nnx.Param(jnp.array([2.0, -1.0]))

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-class Box(nnx.Pytree):
-    """Holds what it is given, by keyword."""
-
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+from tests.zoo import Node
 
 
 def status(obj, name):
@@ -89,12 +82,12 @@ def test_classes_without_init_take_no_arguments(base):
 
 
 def test_hash_and_equality_are_by_identity():
-    a, b = Box(x=1), Box(x=1)
+    a, b = Node(x=1), Node(x=1)
     assert a == a and a != b and hash(a) == hash(a) and len({a, b}) == 2
 
 
 def test_bookkeeping_comes_first_and_can_be_read():
-    box = Box(x=1)
+    box = Node(x=1)
     assert list(vars(box)) == ["_pytree__nodes", "_pytree__state", "x"]
     state = box._pytree__state
     assert (state.initializing, state.is_setup) == (False, False)
@@ -105,7 +98,7 @@ def test_bookkeeping_comes_first_and_can_be_read():
 
 
 def test_old_spellings_of_the_bookkeeping_warn():
-    box = Box(x=1)
+    box = Node(x=1)
     with pytest.warns(DeprecationWarning):
         assert box._object__nodes is box._pytree__nodes
     with pytest.warns(DeprecationWarning):
@@ -120,7 +113,7 @@ DATA = {
     "key": jax.random.key(0),
     "ref": jax.new_ref(jnp.ones(2)),
     "variable": nnx.Param(1),
-    "pytree": Box(),
+    "pytree": Node(),
     "object": nnx.Object(),
 }
 NOT_DATA = {
@@ -143,7 +136,7 @@ NOT_DATA = {
 @pytest.mark.parametrize("name", DATA)
 def test_data_is_recognized(name):
     assert nnx.is_data(DATA[name]) is True
-    assert status(Box(x=DATA[name]), "x") is True
+    assert status(Node(x=DATA[name]), "x") is True
 
 
 @pytest.mark.parametrize("name", NOT_DATA)
@@ -153,7 +146,7 @@ def test_everything_else_is_not_data(name):
 
 def test_tracers_are_data():
     def f(x, key):
-        seen.append((nnx.is_data(x), nnx.is_data(key), status(Box(x=x), "x")))
+        seen.append((nnx.is_data(x), nnx.is_data(key), status(Node(x=x), "x")))
         return x
 
     seen = []
@@ -164,19 +157,19 @@ def test_tracers_are_data():
 
 
 def test_object_made_inside_a_trace_holds_its_arrays_as_data():
-    box = jax.jit(lambda x: Box(x=x, y=2))(1.0)
+    box = jax.jit(lambda x: Node(x=x, y=2))(1.0)
     assert isinstance(box.x, jax.Array) and status(box, "x") and box.y == 2
-    shape = jax.eval_shape(lambda: Box(x=jnp.ones(3)))
+    shape = jax.eval_shape(lambda: Node(x=jnp.ones(3)))
     assert shape.x.shape == (3,)
 
 
 def test_list_of_tracers_is_refused_inside_a_trace():
     with pytest.raises(ValueError, match="Found data on value of type"):
-        jax.jit(lambda x: Box(x=[x]))(1.0)
+        jax.jit(lambda x: Node(x=[x]))(1.0)
 
 
 def test_has_data_lists_what_it_finds():
-    inner, array = Box(a=jnp.ones(2)), jnp.ones(2)
+    inner, array = Node(a=jnp.ones(2)), jnp.ones(2)
     found = nnx.has_data([1, {"a": inner}, (array, "x")])
     assert found[0] is inner and found[1] is array and len(found) == 2
     assert nnx.has_data("x") == [] and nnx.has_data([1, None]) == []
@@ -193,7 +186,7 @@ def test_registered_types_are_data_without_their_subclasses():
 
     assert isinstance(Reading, type)
     assert nnx.is_data(Reading(1)) and not nnx.is_data(Derived(1))
-    box = Box(x=Reading(1))
+    box = Node(x=Reading(1))
     assert jax.tree.leaves(box) == [Reading(1)]
     assert len(nnx.state(box)) == 1
 
@@ -202,14 +195,14 @@ def test_registered_types_are_data_without_their_subclasses():
 
 
 def test_data_and_static_are_unwrapped():
-    box = Box(a=nnx.data("text"), b=nnx.static(3), c=nnx.data([jnp.ones(2)]))
+    box = Node(a=nnx.data("text"), b=nnx.static(3), c=nnx.data([jnp.ones(2)]))
     assert (box.a, box.b) == ("text", 3) and isinstance(box.c, list)
     assert [status(box, name) for name in "abc"] == [True, False, True]
     assert len(jax.tree.leaves(box)) == 2
 
 
 def test_status_sticks_until_another_is_given():
-    box = Box(x=jnp.ones(2), y=1)
+    box = Node(x=jnp.ones(2), y=1)
     box.x, box.y = "text", 2
     assert status(box, "x") is True and status(box, "y") is False
     box.y = nnx.data(3)
@@ -218,7 +211,7 @@ def test_status_sticks_until_another_is_given():
 
 
 def test_deleting_forgets_the_status():
-    box = Box(x=1)
+    box = Node(x=1)
     del box.x
     assert "x" not in vars(box)["_pytree__nodes"]
     box.x = jnp.ones(2)
@@ -226,13 +219,13 @@ def test_deleting_forgets_the_status():
 
 
 def test_none_marked_as_data_can_become_an_array():
-    box = Box(x=nnx.data(None))
+    box = Node(x=nnx.data(None))
     box.x = jnp.ones(2)
     assert status(box, "x") is True
 
 
 def test_plain_none_is_static_for_good_and_the_error_says_what_to_do():
-    box = Box(x=None)
+    box = Node(x=None)
     with pytest.raises(ValueError, match=r"(?s)Cannot assign data value.*data\(None\)"):
         box.x = nnx.Param(1)
     assert box.x is None
@@ -250,7 +243,7 @@ def test_attributes_put_into_vars_get_their_status_in_the_end():
 
 def test_replacing_a_variable_by_an_array_replaces_the_variable():
     variable = nnx.Param(jnp.ones(2))
-    box = Box(x=variable)
+    box = Node(x=variable)
     box.x = jnp.zeros(2)
     assert isinstance(box.x, jax.Array) and variable[...].tolist() == [1.0, 1.0]
 
@@ -263,7 +256,7 @@ def test_class_attributes_are_no_part_of_the_tree():
 
 
 def test_data_attribute_accepts_anything():
-    box = Box(x=nnx.data("text"))
+    box = Node(x=nnx.data("text"))
     box.x = ["hi", jnp.ones(2)]
     assert len(jax.tree.leaves(box)) == 2
 
@@ -273,7 +266,7 @@ def test_opaque_objects_are_static():
         def __init__(self):
             self.array = jnp.ones(2)
 
-    box = Box(a=Opaque(), b=functools.partial(jnp.add, jnp.ones(2)))
+    box = Node(a=Opaque(), b=functools.partial(jnp.add, jnp.ones(2)))
     assert status(box, "a") is False and status(box, "b") is False
 
 
@@ -284,15 +277,11 @@ def declared(**attributes):
     return [status(Declared(**attributes), name) for name in ("a", "b", "c", "d")]
 
 
-class Declared(nnx.Pytree):
+class Declared(Node):
     a: object = nnx.data()
     b: int = nnx.static()
     c: object = dataclasses.field(metadata={"static": False})
     d: int = dataclasses.field(metadata={"static": True})
-
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
 
 def test_fields_declare_the_status():
@@ -353,7 +342,7 @@ def test_default_of_a_field_is_honoured_without_dataclass():
 
 def test_field_without_a_value_can_not_be_assigned():
     with pytest.raises(ValueError, match=r"nnx\.data"):
-        Box(x=nnx.data())
+        Node(x=nnx.data())
 
 
 @pytest.mark.parametrize("declare", [nnx.data, nnx.static])
@@ -389,7 +378,7 @@ CONTAINERS = {
     "nested": (1, {"a": [np.ones(2)]}),
     "record": Record(jnp.ones(2)),
 }
-WAYS_OUT = r"(?s)'x'.*Box.*nnx\.data.*nnx\.List.*nnx\.Dict.*pytree=False"
+WAYS_OUT = r"(?s)'x'.*Node.*nnx\.data.*nnx\.List.*nnx\.Dict.*pytree=False"
 
 
 def refused(phrase, call, ways_out=WAYS_OUT):
@@ -401,21 +390,21 @@ def refused(phrase, call, ways_out=WAYS_OUT):
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_container_with_data_in_a_new_or_static_attribute(name):
     value = CONTAINERS[name]
-    refused("Found data on value of type", lambda: Box(x=value))
-    box = Box(x=1)
+    refused("Found data on value of type", lambda: Node(x=value))
+    box = Node(x=1)
     refused("Found data on value of type", lambda: setattr(box, "x", value))
     assert box.x == 1
 
 
 def test_data_over_a_static_attribute():
-    box = Box(x=1)
+    box = Node(x=1)
     refused("Cannot assign data value of type", lambda: setattr(box, "x", jnp.ones(2)))
     assert box.x == 1 and status(box, "x") is False
 
 
 @pytest.mark.parametrize("value", [jnp.ones(2), nnx.Param(1), [nnx.Param(1)]])
 def test_static_mark_on_data(value):
-    refused("Found data in value of type", lambda: Box(x=nnx.static(value)))
+    refused("Found data in value of type", lambda: Node(x=nnx.static(value)))
 
 
 def test_data_put_into_a_static_list_while_constructing():
@@ -424,12 +413,12 @@ def test_data_put_into_a_static_list_while_constructing():
             self.x = []
             self.x.append(jnp.ones(2))
 
-    ways_out = WAYS_OUT.replace("Box", "Late")
+    ways_out = WAYS_OUT.replace("Node", "Late")
     refused("Found unexpected data on value of type", Late, ways_out)
 
 
 def test_data_put_into_a_static_list_later_is_found_by_check_pytree():
-    box = Box(x=[])
+    box = Node(x=[])
     nnx.check_pytree(box)
     box.x.append(jnp.ones(2))
     refused("Found unexpected data on value of type", lambda: nnx.check_pytree(box))
@@ -460,9 +449,9 @@ def test_array_first_assigned_to_a_declared_static_attribute_later():
 
 @pytest.mark.parametrize("mark", [nnx.data, nnx.static])
 def test_marks_inside_another_structure(mark):
-    refused("Found unexpected tags", lambda: Box(x=[mark(1)]), None)
-    refused("Found unexpected tags", lambda: Box(x={"a": (mark(1),)}), None)
-    refused("Found unexpected tags", lambda: Box(x=nnx.data([mark(1)])), None)
+    refused("Found unexpected tags", lambda: Node(x=[mark(1)]), None)
+    refused("Found unexpected tags", lambda: Node(x={"a": (mark(1),)}), None)
+    refused("Found unexpected tags", lambda: Node(x=nnx.data([mark(1)])), None)
 
 
 def test_contradicting_declarations():

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.zoo import Kind
 
 PLAIN = {"hijax": False, "ref": False, "eager_sharding": True}
-
-
-class Sub(nnx.Variable):
-    pass
 
 
 def boxed(value, **fields):
@@ -141,13 +138,6 @@ def test_equal_boxed_flag_and_argument_are_accepted():
     assert nnx.Param(boxed(jnp.ones(2), metadata={"ref": True}), ref=True).ref
 
 
-def test_keyword_hook_wins_over_boxed_hook():
-    value = boxed(1, on_get_value=(lambda variable, value: value + 10,))
-    with pytest.warns(UserWarning, match="(?i)hooks"):
-        variable = nnx.Param(value, on_get_value=lambda variable, value: value + 5)
-    assert variable.get_value() == 6
-
-
 # ---------------------------------------------------------------- order of the steps
 
 
@@ -187,7 +177,7 @@ def test_no_warning_without_hooks():
 
 def test_instances_have_no_dict():
     assert not hasattr(nnx.Param(1), "__dict__")
-    assert not hasattr(Sub(1), "__dict__")
+    assert not hasattr(Kind(1), "__dict__")
 
 
 def test_unknown_attribute_is_refused_with_the_way_out():
@@ -235,12 +225,12 @@ def test_slots_of_a_subclass_are_not_part_of_the_pytree():
 
 
 def test_class_is_told_by_type_and_var_type():
-    variable = Sub(1)
-    assert type(variable) is variable.var_type is variable.type is Sub
+    variable = Kind(1)
+    assert type(variable) is variable.var_type is variable.type is Kind
 
 
 def test_subclass_is_a_pytree():
-    assert jax.tree.leaves(Sub(jnp.array(3.0))) == [3.0]
+    assert jax.tree.leaves(Kind(jnp.array(3.0))) == [3.0]
 
 
 def test_variables_are_not_hashable():

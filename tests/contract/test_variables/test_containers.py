@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import graftree as nnx
+from tests.zoo import Scale
 
 
 def status(obj, name):
@@ -328,14 +329,7 @@ def test_fields_can_be_added_and_replaced(train_state):
 
 
 def test_apply_merges_the_states(train_state):
-    class Model(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.array(2.0))
-
-        def __call__(self, x):
-            return self.w * x
-
-    graphdef, params = nnx.split(Model())
+    graphdef, params = nnx.split(Scale(2.0))
     state = nnx.TrainState.create(graphdef, params=params, tx=optax.sgd(0.1))
     out, (graphdef, new) = state.apply("params")(3.0)
     assert out == 6.0 and state.apply(new)(2.0)[0] == 4.0

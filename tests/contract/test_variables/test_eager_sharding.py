@@ -1,8 +1,14 @@
-"""Variables: placement at creation (contract, section 9). Eight simulated devices."""
+"""Variables are placed at their creation, on eight simulated devices.
+
+Contract of Variables, section 9, and of layers, 13 (`nnx.logical_axis_rules`).
+"""
+
+import concurrent.futures
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
@@ -55,9 +61,19 @@ def test_default_comes_from_the_flag():
 # ----------------------------------------------------------------- where the mesh is
 
 
-def test_mesh_is_taken_from_the_context(mesh):
+XY = {"out_sharding": ("x", "y")}
+MADE = {
+    "eagerly": lambda x: nnx.Param(x, **XY),
+    "in a ref": lambda x: nnx.Param(x, ref=True, **XY),
+    "under jit": lambda x: jax.jit(lambda x: nnx.Param(x, **XY))(x),
+    "under nnx.jit": lambda x: nnx.jit(lambda x: nnx.Param(x, **XY))(x),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_mesh_is_taken_from_the_context(make, mesh):
     with jax.set_mesh(mesh):
-        assert placed_as(nnx.Param(jnp.array(VALUE), out_sharding=("x", "y")), "x", "y")
+        assert placed_as(make(jnp.array(VALUE)), "x", "y")
 
 
 def test_mesh_is_taken_from_the_metadata():
@@ -169,12 +185,6 @@ def test_shapes_carry_the_sharding(mesh):
     assert value.sharding.spec == P("x", "y") and value.shape == (4, 4)
 
 
-def test_ref_holds_the_placed_value(mesh):
-    with jax.set_mesh(mesh):
-        variable = nnx.Param(jnp.array(VALUE), ref=True, out_sharding=("x", "y"))
-        assert placed_as(variable, "x", "y")
-
-
 # --------------------------------------------------------------------- logical names
 
 
@@ -207,14 +217,92 @@ def test_both_kinds_of_rules_add_up(mesh):
     assert placed_as(variable, "x", "y")
 
 
-def test_contradicting_rules_are_refused(mesh):
-    with jax.set_mesh(mesh), nnx.logical_axis_rules((("rows", "x"),)):
-        with pytest.raises(ValueError, match="rows"):
-            nnx.Param(
-                jnp.array(VALUE),
-                out_sharding=("rows", None),
-                sharding_rules=(("rows", "y"),),
-            )
+RULES = (("in", "x"), ("out", ("y",)), ("none", None))
+
+
+@pytest.fixture
+def auto_mesh():
+    with jax.set_mesh(mesh_of("auto")):
+        yield
+
+
+def kernel(names=("in", "out"), **metadata):
+    """A kernel with an axis of each name; made by a layer, as users do."""
+    options = {"kernel_metadata": {"out_sharding": names, **metadata}}
+    return nnx.Linear(8, 8, **options, rngs=nnx.Rngs(0)).kernel
+
+
+def test_context_yields_nothing():
+    with nnx.logical_axis_rules(RULES) as value:
+        assert value is None
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("in", "out"), P("x", "y")),
+        (("none", "in"), P(None, "x")),
+        (("y", None), P("y", None)),
+        (P("out", "in"), P("y", "x")),
+    ],
+)
+def test_logical_names_are_placed_as_the_rules_say(auto_mesh, names, expected):
+    with nnx.logical_axis_rules(RULES):
+        variable = kernel(names)
+    assert spec_of(variable) == expected
+
+
+def test_stored_names_stay_logical(auto_mesh):
+    with nnx.logical_axis_rules(RULES):
+        variable = kernel()
+    assert tuple(variable.out_sharding) == ("in", "out")
+    assert variable.sharding.spec == variable[...].sharding.spec
+
+
+def test_inner_rules_replace_the_outer_ones_and_end(auto_mesh):
+    with nnx.logical_axis_rules(RULES):
+        with nnx.logical_axis_rules((("in", "y"), ("out", None))):
+            assert spec_of(kernel()) == P("y", None)
+        assert spec_of(kernel()) == P("x", "y")
+
+
+def test_rules_end_with_an_error(auto_mesh):
+    with pytest.raises(KeyError), nnx.logical_axis_rules((("x", "y"),)):
+        raise KeyError
+    assert spec_of(kernel(("x", None))) == P("x", None)
+
+
+def test_rules_are_those_of_the_thread():
+    def other_rules():
+        with nnx.logical_axis_rules((("in", None), ("out", "x"))):
+            return other.submit(rules_in_force).result()
+
+    def rules_in_force():
+        with jax.set_mesh(jax.make_mesh((2,), ("in",))):
+            return spec_of(kernel(("in", None)))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        assert other_rules() == P("in", None)
+
+
+def test_contradicting_rules_are_named(auto_mesh):
+    message = "(?s)Inconsistent logical axis annotations for.*in.*"
+    with nnx.logical_axis_rules((("in", "x"),)):
+        with pytest.raises(ValueError, match=message) as caught:
+            kernel(sharding_rules=(("in", "y"),))
+    assert "'x'" in str(caught.value) and "'y'" in str(caught.value)
+
+
+def test_state_of_an_optimizer_is_placed_like_its_params(auto_mesh):
+    with nnx.logical_axis_rules(RULES):
+        metadata = {"out_sharding": ("in", "out")}
+        layer = nnx.Linear(8, 8, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(layer, optax.adam(0.1), wrt=nnx.Param)
+        grads = nnx.grad(lambda m: m(jnp.ones((1, 8))).sum())(layer)
+        optimizer.update(layer, grads)
+    moments = optimizer.opt_state[0]
+    for variable in (moments.mu["kernel"], moments.nu["kernel"], layer.kernel):
+        assert spec_of(variable) == P("x", "y")
 
 
 # -------------------------------------------------------------------------- refusals
@@ -241,18 +329,6 @@ def test_more_entries_than_dimensions_are_refused(mesh):
 
 
 # ----------------------------------------------------------------- inside transforms
-
-
-def test_placement_works_under_jit(mesh):
-    with jax.set_mesh(mesh):
-        make = jax.jit(lambda x: nnx.Param(x, out_sharding=("x", "y")))
-        assert placed_as(make(jnp.array(VALUE)), "x", "y")
-
-
-def test_placement_works_under_nnx_jit(mesh):
-    with jax.set_mesh(mesh):
-        make = nnx.jit(lambda: nnx.Param(jnp.array(VALUE), out_sharding=("x", "y")))
-        assert placed_as(make(), "x", "y")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -164,22 +164,6 @@ def test_sharding_is_that_of_the_array():
     assert variable.sharding == variable[...].sharding
 
 
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        lambda v: v.set_metadata(tag="y"),
-        lambda v: v.set_metadata({"tag": "y"}),
-        lambda v: v.set_metadata("tag", "y"),
-        lambda v: v.del_metadata("tag"),
-    ],
-)
-def test_metadata_belongs_to_the_trace_of_the_variable(mutate):
-    variable = tagged()
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
-        jax.jit(lambda: mutate(variable))()
-    assert variable.tag == "x"
-
-
 # ------------------------------------------------------------- nnx.set_metadata
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.zoo import Box, Node
 
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DEPRECATED = {"match": "capture"}
@@ -31,12 +32,10 @@ class Leaf(nnx.Module):
             self.rate = rate
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.leaf = Leaf()
-        self.layers = nnx.List([Leaf(), Leaf()])
-        self.plain = nnx.data([{"a": Leaf()}])
-        self.rngs = nnx.Rngs(0)
+def leaves():
+    """A Module with some, in all that may hold them."""
+    layers, plain = nnx.List([Leaf(), Leaf()]), nnx.data([{"a": Leaf()}])
+    return Box(leaf=Leaf(), layers=layers, plain=plain, rngs=nnx.Rngs(0))
 
 
 def shared_model():
@@ -150,14 +149,14 @@ def test_perturb_adds_leaf_by_leaf():
 
 
 def test_attributes_are_set_on_all_modules_that_have_them():
-    model = Model()
+    model = leaves()
     assert model.set_attributes(rate=0.1, raise_if_not_found=True) is None
     assert model.layers[1].rate == model.plain[0]["a"].rate == model.leaf.rate == 0.1
     assert not hasattr(model, "rate")
 
 
 def test_filters_restrict_the_modules():
-    model = Model()
+    model = leaves()
     model.set_attributes(nnx.PathContains("layers"), rate=0.1)
     assert (model.layers[0].rate, model.leaf.rate) == (0.1, 0.5)
 
@@ -167,7 +166,7 @@ def test_attributes_found_nowhere_are_listed_sorted():
         "Could not find at least one instance of the following attributes: "
         r"\['a', 'b'\]"
     )
-    model = Model()
+    model = leaves()
     with pytest.raises(ValueError, match=message):
         model.set_attributes(b=1, a=1, rate=0.1)
     model.set_attributes(b=1, raise_if_not_found=False)
@@ -183,17 +182,13 @@ def test_set_attributes_works_on_cycles_and_sharing_in_graph_mode():
 
 
 def test_pytrees_that_are_no_modules_are_left_alone():
-    class Plain(nnx.Pytree):
-        def __init__(self):
-            self.rate = 1
-
-    model = nnx.Dict(a=Plain(), b=Leaf())
+    model = nnx.Dict(a=Node(rate=1), b=Leaf())
     model.set_attributes(rate=2)
     assert (model.a.rate, model.b.rate) == (1, 2)
 
 
 def test_train_and_eval_set_the_presets():
-    model = Model()
+    model = leaves()
     assert model.eval(rate=0.0) is None
     leaf = model.layers[0]
     assert (leaf.deterministic, leaf.use_running_average, leaf.rate) == (
@@ -219,18 +214,6 @@ def test_mode_set_inside_jit_propagates_with_graph_updates_only(updates):
 # ------------------------------------------------------------------------- traversal
 
 
-def test_iter_modules_yields_children_first_and_the_root_last():
-    paths = [path for path, _ in nnx.iter_modules(Model())]
-    assert paths == [
-        ("layers", 0),
-        ("layers", 1),
-        ("layers",),
-        ("leaf",),
-        ("plain", 0, "a"),
-        (),
-    ]
-
-
 def test_iter_modules_yields_shared_modules_once_in_graph_mode():
     model = shared_model()
     assert [path for path, _ in nnx.iter_modules(model)] == [("a",), ()]
@@ -248,7 +231,7 @@ def test_iter_modules_takes_any_node_and_yields_nothing_for_others():
 
 @pytest.mark.parametrize("name", ["iter_modules", "iter_children"])
 def test_methods_equal_the_functions_and_warn(name):
-    model = Model()
+    model = leaves()
     generator = getattr(model, name)()
     with pytest.warns(DeprecationWarning):
         found = list(generator)
@@ -265,9 +248,9 @@ def test_first_from_gives_the_first_that_is_not_none():
 
 
 def test_view_is_a_new_node_that_shares_variables():
-    model = Model()
+    model = leaves()
     view = nnx.view(model, deterministic=True)
-    assert view is not model and type(view) is Model
+    assert view is not model and type(view) is Box
     assert view.leaf.deterministic and not model.leaf.deterministic
     assert view.leaf.w is model.leaf.w and view.layers is not model.layers
     assert view.plain is not model.plain and view.plain[0]["a"].deterministic
@@ -283,16 +266,16 @@ def test_view_keeps_sharing_in_graph_mode():
 
 
 def test_view_restricts_to_a_filter_and_leaves_none_alone():
-    view = nnx.view(Model(), only=nnx.PathContains("layers"), rate=0.1)
+    view = nnx.view(leaves(), only=nnx.PathContains("layers"), rate=0.1)
     assert (view.layers[0].rate, view.leaf.rate) == (0.1, 0.5)
-    assert nnx.view(Model(), rate=None).leaf.rate == 0.5
+    assert nnx.view(leaves(), rate=None).leaf.rate == 0.5
 
 
 def test_view_refuses_what_nobody_takes():
     message = r"Unused keys found in nnx\.view: \['a', 'b'\]"
     with pytest.raises(ValueError, match=message):
-        nnx.view(Model(), b=1, a=2, rate=0.1)
-    assert nnx.view(Model(), a=1, raise_if_not_found=False).leaf.rate == 0.5
+        nnx.view(leaves(), b=1, a=2, rate=0.1)
+    assert nnx.view(leaves(), a=1, raise_if_not_found=False).leaf.rate == 0.5
 
 
 def test_view_passes_all_keywords_to_a_set_view_that_takes_them_all():
@@ -304,14 +287,11 @@ def test_view_passes_all_keywords_to_a_set_view_that_takes_them_all():
 
 
 def test_set_view_is_called_bottom_up():
-    class Outer(nnx.Module):
-        def __init__(self):
-            self.inner = Leaf()
-
+    class Outer(Box):
         def set_view(self, deterministic=None):
             self.seen = self.inner.deterministic
 
-    assert nnx.view(Outer(), deterministic=True).seen is True
+    assert nnx.view(Outer(inner=Leaf()), deterministic=True).seen is True
 
 
 def test_set_view_may_create_variables_on_the_view():
@@ -324,7 +304,7 @@ def test_set_view_may_create_variables_on_the_view():
 
 
 def test_view_refuses_cycles():
-    model = Model()
+    model = leaves()
     model.me = model
     with pytest.raises(ValueError, match="Found cycle"):
         nnx.view(model, deterministic=True)
@@ -333,20 +313,20 @@ def test_view_refuses_cycles():
 def test_view_takes_lists_and_dicts_and_works_inside_jit():
     views = nnx.view([Leaf(), {"a": Leaf()}], deterministic=True)
     assert views[0].deterministic and views[1]["a"].deterministic
-    model = Model()
+    model = leaves()
     jax.jit(lambda: nnx.view(model, deterministic=True).leaf.w[...])()
     assert not model.leaf.deterministic
 
 
 def test_view_draws_no_keys_and_view_info_is_not_confused_by_rngs():
-    model = Model()
+    model = leaves()
     nnx.view(model, deterministic=True)
     assert model.rngs.default.count[...] == 0
     assert "Rngs" not in nnx.view_info(model)
 
 
 def test_with_attributes_sets_on_a_copy():
-    model = Model()
+    model = leaves()
     new = nnx.with_attributes(model, rate=0.1, only=nnx.PathContains("layers"))
     assert (new.layers[0].rate, new.leaf.rate, model.layers[0].rate) == (0.1, 0.5, 0.5)
     assert new.leaf.w is model.leaf.w
@@ -357,7 +337,7 @@ def test_with_attributes_sets_on_a_copy():
 
 
 def test_view_info_lists_classes_parameters_and_their_docs():
-    assert nnx.view_info(Model()) == (
+    assert nnx.view_info(leaves()) == (
         "Leaf:\n"
         "  deterministic: bool | None = None\n"
         "    Whether it draws\n"

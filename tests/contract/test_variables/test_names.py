@@ -14,54 +14,22 @@ from graftree.core.variables import variables
 
 # What the contract makes public on objects and Variables, and what subclasses of
 # Variables know of.
-OF_OBJECTS = {
-    "_check_valid_context",
-    "_object__nodes",
-    "_object__state",
-    "_pytree__nodes",
-    "_pytree__state",
-    "eval",
-    "iter_children",
-    "iter_modules",
-    "perturb",
-    "set_attributes",
-    "sow",
-    "train",
-}
-OF_VARIABLES = {
-    "_check_valid_context",
-    "_raw_value",
-    "_trace_state",
-    "_var_metadata",
-    "add_axis",
-    "copy",
-    "copy_from",
-    "create_value",
-    "del_metadata",
-    "from_metadata",
-    "get_metadata",
-    "get_raw_value",
-    "get_value",
-    "has_metadata",
-    "has_ref",
-    "hijax",
-    "is_hijax",
-    "raw_value",
-    "ref",
-    "remove_axis",
-    "replace",
-    "required_metadata",
-    "set_metadata",
-    "set_raw_value",
-    "set_value",
-    "shape",
-    "sharding_names",
-    "to_state",
-    "type",
-    "update_from_state",
-    "value",
-    "var_type",
-}
+OF_OBJECTS = set(
+    (
+        "_check_valid_context _object__nodes _object__state _pytree__nodes"
+        " _pytree__state eval iter_children iter_modules perturb set_attributes sow"
+        " train"
+    ).split()
+)
+OF_VARIABLES = set(
+    (
+        "_check_valid_context _raw_value _trace_state _var_metadata add_axis copy"
+        " copy_from create_value del_metadata from_metadata get_metadata get_raw_value"
+        " get_value has_metadata has_ref hijax is_hijax raw_value ref remove_axis"
+        " replace required_metadata set_metadata set_raw_value set_value shape"
+        " sharding_names to_state type update_from_state value var_type"
+    ).split()
+)
 
 
 def names_in(*objects):

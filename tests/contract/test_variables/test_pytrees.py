@@ -1,4 +1,4 @@
-"""Dataclasses, ``pytree=False``, flattening and copies (contract, section 12)."""
+"""Dataclasses, ``pytree=False``, flattening, copies, `__new__` (contract, 12)."""
 
 import copy
 import dataclasses
@@ -12,24 +12,17 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.zoo import Node
 
 KEY = jax.tree_util.GetAttrKey
 
 
-class Box(nnx.Pytree):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-class Leafy(Box, pytree=False):
+class Leafy(Node, pytree=False):
     pass
 
 
-class Node(nnx.Object):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+class Plain(nnx.Object):
+    __init__ = Node.__init__
 
 
 # ----------------------------------------------------------------------- dataclasses
@@ -82,16 +75,16 @@ def test_signature_of_nnx_dataclass():
 
 def test_plain_dataclass_works_with_a_repr_of_its_own():
     @dataclasses.dataclass
-    class Plain(nnx.Pytree):
+    class Own(nnx.Pytree):
         x: jax.Array
         n: int = 3
 
         def __post_init__(self):
             self.doubled = self.n * 2
 
-    plain = Plain(jnp.ones(2))
+    plain = Own(jnp.ones(2))
     assert plain.doubled == 6 and len(jax.tree.leaves(plain)) == 1
-    assert ".Plain(x=Array" in repr(plain)
+    assert ".Own(x=Array" in repr(plain)
 
 
 def test_dataclass_modules_are_accepted_though_unhashable():
@@ -108,13 +101,13 @@ def test_dataclass_modules_are_accepted_though_unhashable():
 # ---------------------------------------------------------------------- pytree=False
 
 
-@pytest.mark.parametrize("cls", [Leafy, Node])
+@pytest.mark.parametrize("cls", [Leafy, Plain])
 def test_instances_are_leaves_for_jax(cls):
     obj = cls(x=[jnp.ones(2)], y=nnx.data(1), z=nnx.static(jnp.ones(2)))
     assert jax.tree.leaves([obj]) == [obj] and obj.y == 1
 
 
-@pytest.mark.parametrize("cls", [Leafy, Node])
+@pytest.mark.parametrize("cls", [Leafy, Plain])
 def test_graph_functions_take_them(cls):
     obj = cls(x=nnx.Param(jnp.array(1.0)))
     cloned = nnx.clone(obj)
@@ -123,7 +116,7 @@ def test_graph_functions_take_them(cls):
     assert obj.x[...] == 2.0
 
 
-@pytest.mark.parametrize("cls", [Leafy, Node])
+@pytest.mark.parametrize("cls", [Leafy, Plain])
 def test_tree_mode_refuses_them(cls):
     obj = cls(x=nnx.Param(jnp.array(1.0)))
     with pytest.raises(ValueError, match="pytree=False"):
@@ -144,7 +137,7 @@ def test_flag_is_inherited_unless_given():
 
 
 def test_object_can_not_become_a_pytree():
-    class Child(Node):
+    class Child(Plain):
         pass
 
     assert len(jax.tree.leaves([Child()])) == 1
@@ -158,29 +151,21 @@ def test_object_can_not_become_a_pytree():
 
 
 def test_children_are_the_data_attributes_sorted_by_name():
-    box = Box(b=jnp.array(2.0), c="static", a=nnx.Param(1.0))
+    box = Node(b=jnp.array(2.0), c="static", a=nnx.Param(1.0))
     flat, _ = jax.tree_util.tree_flatten_with_path(box)
     assert flat == [((KEY("a"), KEY("value")), 1.0), ((KEY("b"),), 2.0)]
 
 
-def test_list_items_have_sequence_keys_in_numeric_order():
-    items = nnx.List([jnp.array(float(i)) for i in range(12)])
-    flat, _ = jax.tree_util.tree_flatten_with_path(items)
-    assert [path for path, _ in flat] == [
-        (jax.tree_util.SequenceKey(i),) for i in range(12)
-    ]
-
-
 def test_order_of_assignment_does_not_matter():
-    a, b = Box(x=1, y=jnp.ones(2)), Box(y=jnp.ones(2), x=1)
+    a, b = Node(x=1, y=jnp.ones(2)), Node(y=jnp.ones(2), x=1)
     assert jax.tree.structure(a) == jax.tree.structure(b)
 
 
 @pytest.mark.parametrize(
-    "other", [Box(x=2, y=1), Box(x=nnx.data(1), y=1), Box(x=1), Box(x=1, y=1, z=1)]
+    "other", [Node(x=2, y=1), Node(x=nnx.data(1), y=1), Node(x=1), Node(x=1, y=1, z=1)]
 )
 def test_static_values_and_statuses_are_part_of_the_structure(other):
-    assert jax.tree.structure(Box(x=1, y=1)) != jax.tree.structure(other)
+    assert jax.tree.structure(Node(x=1, y=1)) != jax.tree.structure(other)
 
 
 def test_unhashable_static_values_are_compared_by_value():
@@ -191,10 +176,10 @@ def test_unhashable_static_values_are_compared_by_value():
     for jit in (jax.jit, nnx.jit):
         traces = []
         jitted = jit(f)
-        assert jitted(Box(x=[1], y=jnp.array(1.0))) == 2.0
-        assert jitted(Box(x=[1], y=jnp.array(3.0))) == 4.0
+        assert jitted(Node(x=[1], y=jnp.array(1.0))) == 2.0
+        assert jitted(Node(x=[1], y=jnp.array(3.0))) == 4.0
         assert len(traces) == 1
-        assert jitted(Box(x=[2], y=jnp.array(1.0))) == 3.0
+        assert jitted(Node(x=[2], y=jnp.array(1.0))) == 3.0
         assert len(traces) == 2
 
 
@@ -215,7 +200,7 @@ def test_unflattening_runs_neither_init_nor_setattr():
 
 
 def test_attributes_are_sorted_after_flattening():
-    box = jax.tree.map(lambda x: x, Box(b=1, a=jnp.ones(2)))
+    box = jax.tree.map(lambda x: x, Node(b=1, a=jnp.ones(2)))
     assert [n for n in vars(box) if not n.startswith("_pytree")] == ["a", "b"]
     merged = nnx.merge(*nnx.split(nnx.Dict(b=1, a=jnp.ones(2))))
     assert list(merged) == ["a", "b"]
@@ -241,20 +226,20 @@ def check_copied(obj, new):
     new.extra = 1
 
 
-@pytest.mark.parametrize("cls", [Box, Node, Leafy])
+@pytest.mark.parametrize("cls", [Node, Plain, Leafy])
 def test_deep_copy_keeps_sharing_cycles_and_classes(cls):
     obj = tangled(cls)
     check_copied(obj, copy.deepcopy(obj))
 
 
-@pytest.mark.parametrize("cls", [Box, Node, Leafy])
+@pytest.mark.parametrize("cls", [Node, Plain, Leafy])
 @pytest.mark.parametrize("library", [pickle, cloudpickle])
 def test_pickling_keeps_sharing_cycles_and_classes(cls, library):
     obj = tangled(cls)
     check_copied(obj, library.loads(library.dumps(obj)))
 
 
-@pytest.mark.parametrize("cls", [Box, Node])
+@pytest.mark.parametrize("cls", [Node, Plain])
 def test_shallow_copy_shares_everything(cls):
     obj = tangled(cls)
     new = copy.copy(obj)
@@ -264,7 +249,7 @@ def test_shallow_copy_shares_everything(cls):
 
 
 def test_deep_copy_shares_its_memo_with_enclosing_containers():
-    box = Box(a=nnx.Param(jnp.ones(2)))
+    box = Node(a=nnx.Param(jnp.ones(2)))
     first, second, variable = copy.deepcopy([box, {"k": box}, box.a])
     assert first is second["k"] and first.a is variable
 
@@ -301,3 +286,94 @@ def test_property_gets_marked_values_unwrapped():
 def test_read_only_property_can_not_be_assigned():
     with pytest.raises(AttributeError):
         Described().fixed = 2
+
+
+# ---------------------------------------------- `__new__` of classes beside Module
+
+
+class Recorded:
+    def __new__(cls, *args, **kwargs):
+        obj = super().__new__(cls)
+        vars(obj)["given"] = args, kwargs
+        return obj
+
+
+class Single:
+    one = None
+
+    def __new__(cls, *args, **kwargs):
+        if cls.one is None:
+            cls.one = super().__new__(cls)
+        return cls.one
+
+
+class Strict:
+    def __new__(cls, a):
+        obj = super().__new__(cls)
+        obj.doubled = 2 * a
+        return obj
+
+
+class Passing:
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls, *args, **kwargs)
+
+
+class Bare:
+    pass
+
+
+class Ready:
+    def __init__(self, a=0):
+        self.a = a
+
+
+PARTS = [Recorded, Single, Strict, Passing, Bare]
+CALLS = [((), {}), ((1,), {}), ((), {"a": 1}), ((1, 2), {})]
+
+
+def made(bases, body, args, kwargs):
+    """What comes of making two objects of a class with these bases."""
+    cls = type("Made", bases, body)
+    try:
+        one, two = (cls(*args, **kwargs) for _ in range(2))
+    except TypeError as error:
+        # Python's own words differ in the name that they begin with.
+        return str(error).partition("(")[2] or str(error)
+    items = {k: v for k, v in vars(one).items() if not k.startswith("_pytree")}
+    return items, one is two
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("ready", [True, False], ids=["init", "no init"])
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+@pytest.mark.parametrize("comes_first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("base", [nnx.Module, nnx.Object, nnx.Pytree])
+def test_objects_are_made_as_without_module(base, comes_first, part, ready, call):
+    body = {"__init__": Ready.__init__} if ready else {}
+    expected = made((part,), dict(body), *call)
+    part.one = None
+    bases = (part, base) if comes_first else (base, part)
+    assert made(bases, dict(body), *call) == expected
+
+
+def test_what_new_sets_is_checked_and_told_apart():
+    class Layer(nnx.Module, Recorded):
+        def __init__(self, units):
+            self.units = units
+
+    layer = Layer(units=3)
+    assert layer.given == ((), {"units": 3})
+    graphdef, state = nnx.split(layer)
+    assert nnx.merge(graphdef, state).given == layer.given
+    with pytest.raises(ValueError, match="static attribute 'given'"):
+        Layer(units=nnx.Param(1.0))
+
+
+def test_bridge_modules_have_cooperative_new_too():
+    pytest.importorskip("flax")
+
+    class Layer(nnx.bridge.Module, Recorded):
+        units: int
+
+    assert Layer(units=3).given == ((), {"units": 3})

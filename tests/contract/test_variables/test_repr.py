@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-
-
-class Point(nnx.Pytree):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+from tests.zoo import Node
 
 
 @pytest.fixture
@@ -83,23 +78,21 @@ def test_flags_are_shown_where_they_differ_from_the_default(flag):
 
 
 def test_pytree_counts_its_variables_by_exact_type():
-    obj = Point(
+    obj = Node(
         a=nnx.Param(jnp.zeros(2_000)),
         b=nnx.BatchStat(jnp.zeros(4)),
         c=nnx.Param(jnp.zeros(2)),
     )
     first = repr(obj).splitlines()[0]
     assert first == (
-        "Point( # Param: 2,002 (8.0 KB), BatchStat: 4 (16 B), Total: 2,006 (8.0 KB)"
+        "Node( # Param: 2,002 (8.0 KB), BatchStat: 4 (16 B), Total: 2,006 (8.0 KB)"
     )
 
 
 def test_one_type_has_no_total_and_none_no_comment():
-    assert repr(Point(a=nnx.Param(jnp.zeros(2)))).startswith(
-        "Point( # Param: 2 (8 B)\n"
-    )
-    assert repr(Point(a=1)) == "Point(\n  a=1\n)"
-    assert repr(Point()) == "Point()"
+    assert repr(Node(a=nnx.Param(jnp.zeros(2)))).startswith("Node( # Param: 2 (8 B)\n")
+    assert repr(Node(a=1)) == "Node(\n  a=1\n)"
+    assert repr(Node()) == "Node()"
 
 
 def test_state_of_streams_is_counted_as_one_type():
@@ -108,23 +101,23 @@ def test_state_of_streams_is_counted_as_one_type():
 
 
 def test_attributes_come_in_order_of_insertion_without_private_statics():
-    obj = Point(b=1, a="x", _hidden=3, _shown=nnx.data(4))
-    assert repr(obj) == "Point(\n  b=1,\n  a='x',\n  _shown=4\n)"
+    obj = Node(b=1, a="x", _hidden=3, _shown=nnx.data(4))
+    assert repr(obj) == "Node(\n  b=1,\n  a='x',\n  _shown=4\n)"
 
 
 def test_arrays_inside_pytrees_shrink():
-    text = repr(Point(a=jnp.zeros((2, 3)), b=nnx.Param(jnp.zeros((2, 3)))))
+    text = repr(Node(a=jnp.zeros((2, 3)), b=nnx.Param(jnp.zeros((2, 3)))))
     assert text.count("Array(shape=(2, 3), dtype=dtype('float32'))") == 2
-    assert "Array(1., dtype=float32" in repr(Point(a=jnp.array(1.0)))
-    assert "ArrayRef(shape=(2,)" in repr(Point(a=jax.new_ref(jnp.zeros(2))))
+    assert "Array(1., dtype=float32" in repr(Node(a=jnp.array(1.0)))
+    assert "ArrayRef(shape=(2,)" in repr(Node(a=jax.new_ref(jnp.zeros(2))))
 
 
 def test_second_occurrences_and_cycles_are_dots():
-    leaf = Point(x=1)
-    obj = Point(a=leaf, b=leaf)
+    leaf = Node(x=1)
+    obj = Node(a=leaf, b=leaf)
     obj.me = obj
     text = repr(obj)
-    assert text.count("x=1") == 1 and "b=Point(...)" in text and "me=Point(...)" in text
+    assert text.count("x=1") == 1 and "b=Node(...)" in text and "me=Node(...)" in text
 
 
 def test_containers_show_as_containers():
@@ -146,7 +139,7 @@ def test_trees_of_shapes_print():
 
 def test_depth_can_be_limited(flag):
     flag("flax_max_repr_depth", 1)
-    text = repr(Point(a=Point(b=Point(c=1))))
+    text = repr(Node(a=Node(b=Node(c=1))))
     assert "..." in text and "c=1" not in text
 
 
@@ -180,7 +173,7 @@ def test_text_is_not_coloured_off_a_terminal():
     assert "\x1b" not in repr(obj) and "\x1b" not in str(obj)
 
 
-@pytest.mark.parametrize("make", [lambda: nnx.Param(1), Point, lambda: nnx.State({})])
+@pytest.mark.parametrize("make", [lambda: nnx.Param(1), Node, lambda: nnx.State({})])
 def test_treescope_can_render_the_objects(make):
     treescope = pytest.importorskip("treescope")
     obj = make()
@@ -193,9 +186,9 @@ def test_import_does_not_need_treescope():
 
 
 def test_display_prints_and_returns_none(capsys):
-    assert nnx.display(Point(a=1), 3) is None
+    assert nnx.display(Node(a=1), 3) is None
     printed = capsys.readouterr().out
-    assert "Point(" in printed and "3" in printed
+    assert "Node(" in printed and "3" in printed
 
 
 # ------------------------------------------------------------------------------ ids

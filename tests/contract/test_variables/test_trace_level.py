@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import comparisons
 from tests.zoo import Box
 
 TraceContextError = nnx.errors.TraceContextError
@@ -56,6 +57,7 @@ def box():
         list=nnx.List([jnp.zeros(2), jnp.ones(2)]),
         dict=nnx.Dict(a=jnp.zeros(2)),
         held=nnx.data({"k": jnp.zeros(2), "v": nnx.Param(jnp.zeros(2))}),
+        rngs=nnx.Rngs(0),
         bare=jnp.zeros(2),
         static=1,
     )
@@ -71,6 +73,7 @@ def del_item(node, key):
 
 MUTATIONS = {
     "v[...] = x": (lambda m, x: set_item(m.array, ..., x), "Param"),
+    "v[...] = 0": (lambda m, x: set_item(m.array, ..., 0.0), "Param"),
     "v[0] = x": (lambda m, x: set_item(m.array, 0, x), "Param"),
     "set_value": (lambda m, x: m.array.set_value(x), "Param"),
     "set_raw_value": (lambda m, x: m.array.set_raw_value(x), "Param"),
@@ -84,6 +87,9 @@ MUTATIONS = {
         "Param",
     ),
     "metadata": (lambda m, x: m.array.set_metadata(tag="y"), "Param"),
+    "metadata by dict": (lambda m, x: m.array.set_metadata({"tag": "y"}), "Param"),
+    "metadata by name": (lambda m, x: m.array.set_metadata("tag", "y"), "Param"),
+    "del_metadata": (lambda m, x: m.array.del_metadata("tag"), "Param"),
     "v['a'] = x": (lambda m, x: set_item(m.mapping, "a", x), "Cache"),
     "v['new'] = x": (lambda m, x: set_item(m.mapping, "new", x), "Cache"),
     "del v['a']": (lambda m, x: del_item(m.mapping, "a"), "Cache"),
@@ -103,20 +109,20 @@ MUTATIONS = {
     "del list[0]": (lambda m, x: del_item(m.list, 0), "'List'"),
     "list slice": (lambda m, x: set_item(m.list, slice(0, 1), [x]), "'List'"),
     "dict['a'] = x": (lambda m, x: set_item(m.dict, "a", x), "'Dict'"),
+    "dict update": (lambda m, x: m.dict.update(n=x), "'Dict'"),
     "del dict['a']": (lambda m, x: del_item(m.dict, "a"), "'Dict'"),
     "nnx.update": (lambda m, x: nnx.update(m.dict, {"a": x}), "'Dict'"),
     "nnx.set_metadata": (
         lambda m, x: nnx.set_metadata(m, only=nnx.Param, tag="y"),
         "Param",
     ),
+    "draw": (lambda m, x: m.rngs(), "RngCount"),
+    "sow": (lambda m, x: m.sow(nnx.Intermediate, "s", x), "'Box'"),
     "update a Variable": (lambda m, x: nnx.update(m, {"array": x}), "Param"),
     "update an array": (lambda m, x: nnx.update(m, {"bare": x}), "'Box'"),
     "update a dict": (lambda m, x: nnx.update(m, {"held": {"k": x}}), "'Box'"),
     "update a new key": (lambda m, x: nnx.update(m, {"held": {"new": x}}), "'Box'"),
-    "update last": (
-        lambda m, x: nnx.update(m, {"bare": x, "held": {"v": x}}),
-        "'Box'",
-    ),
+    "update last": (lambda m, x: nnx.update(m, {"bare": x, "held": {"v": x}}), "'Box'"),
     "delattr of a Variable": (lambda m, x: delattr(m, "array"), "'Box'"),
     "pop": (lambda m, x: nnx.pop(m, nnx.PathContains("array")), "'Box'"),
     "pop held": (lambda m, x: nnx.pop(m, nnx.PathContains("v")), "'Box'"),
@@ -128,40 +134,36 @@ REMOVALS += ("pop", "pop held", "pop arrays")
 
 
 def snapshot(model):
+    leaves, structure = jax.tree.flatten(model)
+    copied = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    return copied, structure, comparisons.snapshot(model)
+
+
+def check_untouched(model, before):
+    old_leaves, structure, identities = before
     leaves = jax.tree.leaves(model)
-    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-
-
-def check_untouched(model, before, structure):
-    after = jax.tree.leaves(model)
     assert jax.tree.structure(model) == structure
-    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in after)
-    for old, new in zip(before, after, strict=True):
+    assert comparisons.snapshot(model) == identities
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    for old, new in zip(old_leaves, leaves, strict=True):
         same = (old == new).all() if isinstance(old, np.ndarray) else old is new
         assert same
 
 
-def check_refused(transform, mutation):
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
+def test_mutations_of_a_captured_object_are_refused(transform, mutation):
     mutate, name = MUTATIONS[mutation]
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
     article = "" if name.startswith("'") else "a "
     message = f"Cannot mutate {name} from {article}different trace level"
     with pytest.raises(TraceContextError, match=message):
         TRANSFORMS[transform](lambda x: (mutate(model, x), x)[1])
-    check_untouched(model, before, structure)
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS)
-@each_trace
-def test_every_mutation_of_a_captured_object_is_refused(transform, mutation):
-    check_refused(transform, mutation)
-
-
-@pytest.mark.parametrize("mutation", ["v[...] = x", "setattr", "v['a'] = x", "delattr"])
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_every_transform_protects_captured_objects(transform, mutation):
-    check_refused(transform, mutation)
+    check_untouched(model, before)
+    model.array[...] += 1
+    model.rngs()
 
 
 def test_error_is_an_error_of_the_library_and_no_value_error():
@@ -190,15 +192,15 @@ def read(model, x):
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_reading_is_always_allowed(transform):
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
     TRANSFORMS[transform](lambda x: read(model, x))
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
 @each_trace
 def test_functions_of_graphs_read_captured_objects(transform):
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
 
     def f(x):
         graphdef, state = nnx.split(model)
@@ -213,13 +215,13 @@ def test_functions_of_graphs_read_captured_objects(transform):
         return model.array[...] + model.bare
 
     TRANSFORMS[transform](f)
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
 @each_trace
 def test_merged_captured_variables_keep_their_trace(transform):
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
     graphdef, state = nnx.split(model)
 
     def f(x):
@@ -234,7 +236,7 @@ def test_merged_captured_variables_keep_their_trace(transform):
         raw.array[...] = x
 
     TRANSFORMS[transform](f)
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
 @each_trace
@@ -252,7 +254,8 @@ def test_merged_captured_variables_keep_their_trace(transform):
 )
 def test_copies_made_inside_are_written_inside(transform, remake):
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    del model.rngs  # JAX can't make a deep copy of a key in a trace
+    before = snapshot(model)
 
     def f(x):
         made = remake(model)
@@ -261,7 +264,7 @@ def test_copies_made_inside_are_written_inside(transform, remake):
         MUTATIONS["update a dict"][0](made, x)
 
     TRANSFORMS[transform](f)
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
 @each_trace
@@ -276,7 +279,7 @@ def test_objects_that_left_their_trace_can_t_be_written(transform):
 
 def test_unflatten_into_captured_objects_is_refused():
     model, refs = box(), nnx.graphlib.RefMap()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
     nnx.flatten(model, ref_index=refs)
     known = nnx.graphlib.IndexMap.from_refmap(refs)
 
@@ -287,9 +290,10 @@ def test_unflatten_into_captured_objects_is_refused():
             nnx.unflatten(graphdef, leaves, outer_index_outer_ref=known)
 
     jax.jit(f)(jnp.zeros(2))
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
 def test_arguments_are_objects_of_the_inner_trace():
     @jax.jit
     def f(model):
@@ -299,9 +303,9 @@ def test_arguments_are_objects_of_the_inner_trace():
         return model
 
     model = box()
-    before, structure = snapshot(model), jax.tree.structure(model)
+    before = snapshot(model)
     assert f(model).static == 2
-    check_untouched(model, before, structure)
+    check_untouched(model, before)
 
 
 def test_objects_made_inside_can_be_changed_inside():
@@ -412,11 +416,9 @@ def test_trace_states_are_snapshots(transform):
 
 # ------------------------------------------- classes that say themselves who may write
 
+
 # Every way of changing an object asks `_check_valid_context`, as in Flax NNX. So Keras
 # builds layers while it infers shapes.
-quiet = pytest.mark.filterwarnings("ignore:Calling Module.sow")
-
-
 class Held:
     """What the objects below are made of."""
 
@@ -478,7 +480,7 @@ def in_a_trace(write, model):
     jax.eval_shape(lambda x: (write(model), x)[1], 1.0)
 
 
-@quiet
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
 @pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
 def test_objects_that_allow_it_change_inside_another_trace(write):
     model, expected = (family(lambda self, error_msg: None)() for _ in range(2))
@@ -487,7 +489,7 @@ def test_objects_that_allow_it_change_inside_another_trace(write):
     assert outcome(model) == outcome(expected)
 
 
-@quiet
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
 @pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
 def test_objects_that_refuse_it_stay_as_they_are(write):
     locked = []
@@ -504,7 +506,7 @@ def test_objects_that_refuse_it_stay_as_they_are(write):
     assert outcome(model) == before
 
 
-@quiet
+@pytest.mark.filterwarnings("ignore:Calling Module.sow")
 @pytest.mark.parametrize("write", OWN_WRITES.values(), ids=OWN_WRITES)
 def test_the_check_of_the_base_class_is_that_of_the_trace(write):
     model = family(

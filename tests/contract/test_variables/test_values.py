@@ -282,23 +282,16 @@ def test_jax_and_numpy_functions_take_variables():
 
 # ------------------------------------------------------------------------ operators
 
+
+def operators(names):
+    return [getattr(operator, name) for name in names.split()]
+
+
 BINARY = [
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.floordiv,
-    operator.mod,
-    operator.pow,
     divmod,
-    operator.eq,
-    operator.ne,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
+    *operators("add sub mul truediv floordiv mod pow eq ne lt le gt ge"),
 ]
-BITS = [operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor]
+BITS = operators("lshift rshift and_ or_ xor")
 
 
 def same(a, b):
@@ -367,25 +360,12 @@ def test_equality_of_arrays_is_elementwise_and_of_scalars_a_bool():
     assert (nnx.Param(1) == 1) is True and (nnx.Param(1) != nnx.Param(1)) is False
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        operator.iadd,
-        operator.isub,
-        operator.imul,
-        operator.imatmul,
-        operator.itruediv,
-        operator.ifloordiv,
-        operator.imod,
-        operator.ipow,
-        operator.ilshift,
-        operator.irshift,
-        operator.iand,
-        operator.ixor,
-        operator.ior,
-    ],
-    ids=lambda op: op.__name__,
+IN_PLACE = operators(
+    "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ixor ior"
 )
+
+
+@pytest.mark.parametrize("op", IN_PLACE, ids=lambda op: op.__name__)
 def test_in_place_operators_are_refused_with_the_way_out(op):
     with pytest.raises(NotImplementedError, match=r"variable\[\.\.\.\] .*= x"):
         op(nnx.Param(jnp.ones(2)), 1)
