@@ -178,15 +178,6 @@ def test_a_root_must_be_a_node(root):
     assert isinstance(error.value, TypeError)
 
 
-@pytest.mark.parametrize(
-    "m", [Block(a=param()), Block(a=nnx.data({"k": param()}))], ids=["own", "held"]
-)
-def test_a_captured_object_is_not_stripped(m):
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Block'"):
-        jax.jit(lambda: nnx.pop(m, nnx.Param) and None)()
-    assert len(jax.tree.leaves(m)) == 1
-
-
 # ------------------------------------------------------------------------- set_metadata
 
 

@@ -226,24 +226,3 @@ def test_a_failed_update_changes_nothing():
     with pytest.raises(ValueError, match="Expected a subgraph"):
         nnx.update(m, {"a": jnp.zeros(2), "b": jnp.zeros(2)})
     assert values(m.a) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("state", "phrase"),
-    [
-        (lambda x: {"a": x}, "Cannot mutate Param from a different trace level"),
-        (lambda x: {"new": x}, "Cannot mutate 'Block' from different trace level"),
-        (lambda x: {"array": x}, "Cannot mutate 'Block' from different trace level"),
-        (lambda x: {"held": {"k": x}}, "Cannot mutate 'Block' from different trace"),
-        (lambda x: {"list": {0: x}}, "Cannot mutate 'Block' from different trace"),
-    ],
-)
-def test_a_captured_object_is_not_updated(state, phrase):
-    held = {"k": jnp.ones(2)}
-    m = Block(
-        a=param(), array=jnp.ones(2), held=nnx.data(held), list=nnx.data([jnp.ones(2)])
-    )
-    with pytest.raises(nnx.errors.TraceContextError, match=phrase):
-        jax.jit(lambda x: nnx.update(m, state(x)))(jnp.zeros(2))
-    leaves = jax.tree.leaves(m)
-    assert all(leaf.tolist() == [1.0, 1.0] for leaf in leaves) and len(leaves) == 4

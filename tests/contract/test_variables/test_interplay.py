@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import graftree as nnx
 from tests.zoo import Box
@@ -29,21 +28,6 @@ def test_shapes_of_a_model_without_making_it():
     assert model.w[...] == model.w.get_value() == model.w.get_raw_value()
 
 
-def test_lifted_transforms_inside_eval_shape_over_a_captured_model(mode):
-    class Model(nnx.Module):
-        def __init__(self):
-            self.inner = Counter()
-
-        def __call__(self, x):
-            return nnx.jit(lambda inner, x: inner(x), **mode)(self.inner, x)
-
-    model = Model()
-    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
-    assert jax.eval_shape(model, spec).shape == (3,)
-    assert isinstance(model.inner.w[...], jax.Array)
-    assert not isinstance(model.inner.w[...], jax.core.Tracer)
-
-
 def test_jitted_call_method_inside_eval_shape_keeps_the_model(mode):
     class Model(Counter):
         __call__ = nnx.jit(Counter.__call__, **mode)
@@ -52,18 +36,6 @@ def test_jitted_call_method_inside_eval_shape_keeps_the_model(mode):
     before = dict(vars(model))
     assert jax.eval_shape(model, jax.ShapeDtypeStruct((3,), jnp.float32)).shape == (3,)
     assert vars(model) == before and model(jnp.ones(3)).shape == (3,)
-
-
-def test_captured_model_that_is_written_inside_is_left_alone(mode):
-    model = Counter()
-
-    def f(x):
-        nnx.jit(lambda m: m.w.set_value(m.w[...] * 2), **mode)(model)
-        return x
-
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.eval_shape(f, 1.0)
-    assert model.w[...].tolist() == [1.0, 1.0, 1.0]
 
 
 # -------------------------------------------------------------------- updates, clones

@@ -107,14 +107,6 @@ def test_sow_propagates_out_of_jit_with_graph_updates():
     assert module.x.get_value()[0] == 1.0
 
 
-@quiet
-def test_sow_from_a_closure_is_refused():
-    module = nnx.Module()
-    with pytest.raises(nnx.errors.TraceContextError):
-        jax.vmap(lambda x: module.sow(nnx.Intermediate, "x", x))(jnp.ones(2))
-    assert not hasattr(module, "x")
-
-
 # -------------------------------------------------------------------------- perturb
 
 
