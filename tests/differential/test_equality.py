@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 from tests.differential import bodies, vocabulary
 from tests.differential.vocabulary import code, exact
 from tests.modes import GRAPH_UPDATES
@@ -27,10 +28,8 @@ ALIKE = pytest.mark.parametrize("values", LINES, ids=range(len(LINES)))
 SOME = [value for line in LINES for value in line[:2]]
 
 
-class Model(nnx.Module):
-    def __init__(self, kind=None):
-        self.p = nnx.Param(jnp.ones(()))
-        self.kind = kind
+def model_of(kind=None):
+    return zoo.Box(p=nnx.Param(jnp.ones(())), kind=kind)
 
 
 def tag(model):
@@ -73,8 +72,8 @@ def test_static_arguments_are_told_apart(values, how):
 
     jitted = nnx.jit(f, static_argnums=1)
     calls = {
-        "position": lambda value: jitted(Model(), value),
-        "name": lambda value: jitted(Model(), kind=value),
+        "position": lambda value: jitted(model_of(), value),
+        "name": lambda value: jitted(model_of(), kind=value),
         "tuple": nnx.jit(lambda *kinds: code(kinds[0]), static_argnums=(0,)),
         "plain": lambda value: jitted(1.0, value),
     }
@@ -83,7 +82,7 @@ def test_static_arguments_are_told_apart(values, how):
 
 @parameters("transform", CALLS, known=["jit"])
 def test_static_attributes_set_outside_are_told_apart(mode, transform):
-    model = Model()
+    model = model_of()
     f = CALLS[transform](lambda model: jnp.float32(code(model.kind)), mode)
 
     def call(value):
@@ -95,7 +94,7 @@ def test_static_attributes_set_outside_are_told_apart(mode, transform):
 
 @parameters("transform", CALLS, known=["jit", "remat", "grad", "vmap"])
 def test_static_attributes_set_inside_arrive(transform):
-    model = Model()
+    model = model_of()
 
     def call(value):
         def write(model):
@@ -110,7 +109,7 @@ def test_static_attributes_set_inside_arrive(transform):
 
 @parameters("transform", ["jit", "grad", "vmap"], known=["jit"])
 def test_metadata_is_told_apart_inside_and_outside(mode, transform):
-    model = Model()
+    model = model_of()
     read = CALLS[transform](lambda model: jnp.float32(tag(model)), mode)
 
     def inside(value):
@@ -134,7 +133,7 @@ def test_jax_jit_tells_static_attributes_and_metadata_apart(values):
     jitted = jax.jit(lambda model: jnp.float32(code(model.kind) + tag(model)))
 
     def call(value):
-        model = Model(value)
+        model = model_of(value)
         model.p.set_metadata(tag=value)
         return jitted(model) / 2
 
@@ -148,7 +147,7 @@ def test_jax_jit_tells_static_attributes_and_metadata_apart(values):
     ids=["clone", "split"],
 )
 def test_remembered_structure_is_that_of_now(values, copy):
-    model = Model()
+    model = model_of()
 
     def attribute(value):
         model.kind = value
@@ -164,7 +163,7 @@ def test_remembered_structure_is_that_of_now(values, copy):
 
 @ALIKE
 def test_graphdefs_differ_where_static_values_do(values):
-    graphdefs = [nnx.graphdef(Model(value)) for value in values]
+    graphdefs = [nnx.graphdef(model_of(value)) for value in values]
     for i, one in enumerate(values):
         for j, other in enumerate(values):
             if i == j or exact(one) != exact(other):

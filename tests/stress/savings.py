@@ -21,6 +21,8 @@ import random
 import signal
 import sys
 
+from tests.stress.starts import tell
+
 KEEP = 2
 SIZE = 200_000
 
@@ -147,11 +149,6 @@ def _changes(event, arguments):
             os.O_WRONLY | os.O_RDWR
         )
     return isinstance(arguments[0], (str, os.PathLike))
-
-
-def tell(*words):
-    """Prints a line at once: the process may not live to print more."""
-    print(" ".join(map(str, words)), flush=True)
 
 
 def save_on(folder, rounds, rng, before=0, tell=tell):

@@ -154,7 +154,7 @@ def test_state_shares_no_array_with_the_params():
     ids=["as they are", "but for the sharding of optimizers"],
 )
 def test_state_of_a_param_has_its_value_and_metadata(metadata, kept):
-    tx = optax.GradientTransformation(lambda params: [params, 3], None)
+    tx = optax.GradientTransformation(lambda w: [w, 3], optax.identity().update)
     _, optimizer = started(tx, w=nnx.Param(jnp.ones(2), **metadata))
     mirror, number = optimizer.opt_state
     assert type(mirror["w"]) is nnx.OptVariable and type(number) is nnx.OptArray
