@@ -3,8 +3,8 @@
 Issue 12, §2 and §4: ``1``, ``True`` and ``1.0`` shared one compilation, and a static
 attribute that was set to an equal value of another type kept the old one.
 
-What `tests/contract/test_transforms/test_static_values.py` has with other values is
-left to `make test-all`.
+`tests/contract/test_transforms/test_static_values.py` has what holds for arguments by
+position and by name, and for attributes and metadata under `nnx.jit`.
 """
 
 import jax
@@ -43,47 +43,28 @@ def check(call, values):
 
 
 # What gives, of a function of a model, one that calls it through a transform.
-CALLS = {
-    "jit": lambda f, mode: nnx.jit(f, **mode),
-    "remat": lambda f, mode: nnx.remat(f, **mode),
+INSIDE = {
+    "cond": lambda f, mode: lambda model: nnx.cond(True, f, f, model, **mode),
+    "jit of remat": lambda f, mode: nnx.jit(nnx.remat(f, **mode), **mode),
+}
+MAPS = {
     "grad": lambda f, mode: lambda model: nnx.value_and_grad(f, **mode)(model)[0],
     "vmap": lambda f, mode: nnx.vmap(
         f, in_axes=None, out_axes=None, axis_size=2, **mode
     ),
-    "cond": lambda f, mode: lambda model: nnx.cond(True, f, f, model, **mode),
-    "jit of remat": lambda f, mode: nnx.jit(nnx.remat(f, **mode), **mode),
 }
-
-
-def parameters(name, values, known):
-    """The values of a parameter; what the contract knows is for `make test-all`."""
-    marked = [
-        pytest.param(value, marks=pytest.mark.long if value in known else ())
-        for value in values
-    ]
-    return pytest.mark.parametrize(name, marked)
+OUTSIDE = {"remat": lambda f, mode: nnx.remat(f, **mode), **MAPS, **INSIDE}
 
 
 @ALIKE
-@parameters("how", ["position", "name", "tuple", "plain"], known=["position", "name"])
-def test_static_arguments_are_told_apart(values, how):
-    def f(model, kind):
-        return jnp.float32(code(kind))
-
-    jitted = nnx.jit(f, static_argnums=1)
-    calls = {
-        "position": lambda value: jitted(model_of(), value),
-        "name": lambda value: jitted(model_of(), kind=value),
-        "tuple": nnx.jit(lambda *kinds: code(kinds[0]), static_argnums=(0,)),
-        "plain": lambda value: jitted(1.0, value),
-    }
-    check(calls[how], values)
+def test_static_arguments_are_told_apart(values):
+    check(nnx.jit(lambda *kinds: code(kinds[0]), static_argnums=(0,)), values)
 
 
-@parameters("transform", CALLS, known=["jit"])
+@pytest.mark.parametrize("transform", OUTSIDE)
 def test_static_attributes_set_outside_are_told_apart(mode, transform):
     model = model_of()
-    f = CALLS[transform](lambda model: jnp.float32(code(model.kind)), mode)
+    f = OUTSIDE[transform](lambda model: jnp.float32(code(model.kind)), mode)
 
     def call(value):
         model.kind = value
@@ -92,7 +73,7 @@ def test_static_attributes_set_outside_are_told_apart(mode, transform):
     check(call, SOME)
 
 
-@parameters("transform", CALLS, known=["jit", "remat", "grad", "vmap"])
+@pytest.mark.parametrize("transform", INSIDE)
 def test_static_attributes_set_inside_arrive(transform):
     model = model_of()
 
@@ -101,23 +82,23 @@ def test_static_attributes_set_inside_arrive(transform):
             model.kind = value
             return jnp.float32(0)
 
-        CALLS[transform](write, GRAPH_UPDATES)(model)
+        INSIDE[transform](write, GRAPH_UPDATES)(model)
         return code(model.kind)
 
     check(call, SOME)
 
 
-@parameters("transform", ["jit", "grad", "vmap"], known=["jit"])
+@pytest.mark.parametrize("transform", MAPS)
 def test_metadata_is_told_apart_inside_and_outside(mode, transform):
     model = model_of()
-    read = CALLS[transform](lambda model: jnp.float32(tag(model)), mode)
+    read = MAPS[transform](lambda model: jnp.float32(tag(model)), mode)
 
     def inside(value):
         def write(model):
             model.p.set_metadata(tag=value)
             return jnp.float32(0)
 
-        CALLS[transform](write, mode)(model)
+        MAPS[transform](write, mode)(model)
         return tag(model)
 
     def outside(value):

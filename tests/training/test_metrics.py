@@ -1,7 +1,5 @@
 """Metrics: numbers against NumPy, counters in place, errors that name what is wrong."""
 
-import copy
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -289,16 +287,6 @@ def make_metrics():
     return nnx.MultiMetric(mean=metrics.Average(), spread=metrics.Welford())
 
 
-def test_jit_gives_the_numbers_of_eager_calls():
-    values = jnp.arange(5.0)
-    eager, jitted = make_metrics(), make_metrics()
-    eager.update(values=values)
-    nnx.jit(lambda metric: metric.update(values=values))(jitted)
-    np.testing.assert_allclose(
-        jax.tree.leaves(eager.compute()), jax.tree.leaves(jitted.compute()), rtol=1e-6
-    )
-
-
 def test_split_metric_is_that_of_the_library_and_runs_under_plain_jit():
     metric = make_metrics()
     graphdef, state = metric.split(metrics.MetricState)
@@ -310,8 +298,10 @@ def test_split_metric_is_that_of_the_library_and_runs_under_plain_jit():
         metric.update(values=values)
         return metric.split()
 
-    graphdef, state = step(graphdef, state, jnp.array([1.0, 5.0]))
-    assert nnx.merge(graphdef, state).compute()["mean"] == 3.0
+    found = nnx.merge(*step(graphdef, state, jnp.arange(5.0))).compute()
+    metric.update(values=jnp.arange(5.0))
+    expected = jax.tree.leaves(metric.compute())
+    np.testing.assert_allclose(jax.tree.leaves(found), expected, rtol=1e-6)
 
 
 def test_vmapped_metric_stays_vectorized():
@@ -327,13 +317,6 @@ def test_vmapped_metric_stays_vectorized():
     np.testing.assert_array_equal(metric.compute(), [0.5, 2.5, 4.5])
     metric.reset()
     assert metric.total.shape == (3,)
-
-
-def test_copies_are_independent():
-    metric = make_metrics()
-    duplicate = copy.deepcopy(metric)
-    duplicate.update(values=jnp.ones(2))
-    assert (metric.mean.count[...], duplicate.mean.count[...]) == (0, 2)
 
 
 @pytest.mark.peers
