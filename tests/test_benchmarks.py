@@ -43,29 +43,28 @@ def operations(group):
     return {(row.library, row.variant): row.set_up() for row in group.rows}
 
 
+def check_alike(made, calls, **tolerance):
+    """Asserts that all operations give in turn what the first one gives."""
+    # Raw code broadcasts biases, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        results = [[np.asarray(call()) for _ in range(calls)] for call in made]
+    for result in results:
+        np.testing.assert_allclose(result, results[0], **tolerance)
+
+
 # ------------------------------------------------------------- the same work for all
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("group", COMPUTING, ids=lambda group: group.name)
 def test_all_libraries_compute_what_raw_jax_computes(group):
-    results = [
-        [np.asarray(operation()) for _ in range(3)]
-        for operation in operations(group).values()
-    ]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+    check_alike(operations(group).values(), 3, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
 def test_switched_models_compute_what_the_functions_of_raw_jax_compute():
     # The gradient of a bias before BatchNorm is rounding, of which Adam makes steps.
-    group = rows.train_and_evaluate(1)
-    results = [
-        [operation() for _ in range(3)] for operation in operations(group).values()
-    ]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=5e-3)
+    check_alike(operations(rows.train_and_evaluate(1)).values(), 3, rtol=5e-3)
 
 
 @pytest.mark.parametrize("group", COMPUTING[:5], ids=lambda group: group.name)
@@ -77,13 +76,10 @@ def test_train_steps_lower_the_loss(group):
 
 @pytest.mark.long
 def test_gpts_compute_what_the_pure_function_computes():
-    # The pure function broadcasts biases, as one does where it is allowed.
+    peers = libraries.installed("Graftree", "Flax NNX").values()
     with jax.numpy_rank_promotion("allow"):
-        peers = libraries.installed("Graftree", "Flax NNX").values()
         made = [gpts.raw(1)(), *(gpts.nnx(library, 1)() for library in peers)]
-        losses = [[float(step()) for _ in range(2)] for step in made]
-    for loss in losses:
-        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+    check_alike(made, 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("of", ["forward", "gradient"])
@@ -116,12 +112,7 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
 
 @pytest.mark.parametrize("name", eager_layers.RAW)
 def test_eager_layers_compute_what_raw_code_computes(name):
-    made = operations(rows.eager_layer(name)).values()
-    # Raw code broadcasts biases, as one does where it is allowed.
-    with jax.numpy_rank_promotion("allow"):
-        results = [[np.asarray(operation()) for _ in range(2)] for operation in made]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-5)
+    check_alike(operations(rows.eager_layer(name)).values(), 2, rtol=1e-4, atol=1e-5)
 
 
 def test_constructed_models_hold_arrays_of_the_same_shapes():

@@ -302,82 +302,84 @@ def test_a_test_suite_runs_under_the_plugin(start, write):
 # ---------------------------------------------------------------------- what is there
 
 
+NAMES = """
+    from flax import nnx
+    import flax, flax.nnx as nnx_again
+    from flax.nnx import Module, statelib, traversals
+    from flax.nnx.nn import dtypes
+    from flax.nnx.nn.linear import Conv
+    import flax.nnx.training.metrics as metrics
+    import graftree
+
+    assert nnx is nnx_again is flax.nnx
+    assert nnx.__name__ == nnx.__spec__.name == "flax.nnx"
+    assert Module is nnx.Module is graftree.Module and Conv is graftree.Conv
+    assert nnx.statelib is statelib and statelib.State is graftree.State
+    assert metrics is nnx.metrics is graftree.metrics
+    print(*[name for name in dir(nnx) if not hasattr(nnx, name)])
+
+    # What is ours alone, what Flax had once, what neither has.
+    beyond = {*graftree.__all__} - {*nnx.__all__}
+    assert {"MaxPool", "surgery", "weights"} <= beyond
+    assert not [name for name in beyond if hasattr(nnx, name) or name in dir(nnx)]
+    for name in "MaxPool", "GraphNode":
+        try:
+            getattr(nnx, name)
+        except AttributeError as error:
+            print(error)
+    for statement in (
+        "import flax.nnx.core.variables",
+        "from flax.nnx import nonsense",
+        "from flax.nnx.nonsense import Dense",
+    ):
+        try:
+            exec(statement)
+        except ImportError as error:
+            print(str(error).partition(" (")[0].partition(":")[0])
+
+    # What Python asks of a package.
+    import importlib, importlib.util, inspect, pathlib, pkgutil, sys
+    from unittest import mock
+    from graftree import errors
+
+    assert inspect.getfile(nnx) == nnx.__file__ == graftree.__file__
+    listed = {x.name: x.ispkg for x in pkgutil.iter_modules(nnx.__path__)}
+    assert listed["nn"] and not listed["statelib"] and "core" not in listed
+    for name in listed:
+        assert importlib.util.find_spec(f"flax.nnx.{name}")
+        module = importlib.import_module(f"flax.nnx.{name}")
+        assert importlib.util.find_spec(f"flax.nnx.{name}")
+        assert pathlib.Path(inspect.getfile(module)).exists()
+        assert getattr(nnx, name) is module
+
+    # It can be imported again and again.
+    for _ in range(2):
+        now = sys.modules["flax.nnx"]
+        assert importlib.reload(now) is now
+        assert importlib.reload(nnx.statelib) is nnx.statelib
+        del sys.modules["flax.nnx"]
+        import flax.nnx
+        assert flax.nnx.Linear is nnx.Linear
+        with mock.patch.dict(sys.modules):
+            for name in [x for x in sys.modules if x.partition(".")[0] == "flax"]:
+                del sys.modules[name]
+            from flax import nnx as again
+            from flax.nnx import statelib
+            import flax.errors
+            assert again.Linear is nnx.Linear and statelib is nnx.statelib
+            kind = errors.TraceContextError
+            assert issubclass(kind, flax.errors.TraceContextError)
+            assert issubclass(kind, flax.errors.FlaxError)
+    import flax.errors
+    assert flax.errors.TraceContextError is errors.TraceContextError
+    assert issubclass(errors.StaticArgumentError, flax.errors.FlaxError)
+"""
+
+
 @in_both
 def test_flax_nnx_is_a_package_of_all_names_that_flax_has(run):
-    program = """
-        from flax import nnx
-        import flax, flax.nnx as nnx_again
-        from flax.nnx import Module, statelib, traversals
-        from flax.nnx.nn import dtypes
-        from flax.nnx.nn.linear import Conv
-        import flax.nnx.training.metrics as metrics
-        import graftree
-
-        assert nnx is nnx_again is flax.nnx
-        assert nnx.__name__ == nnx.__spec__.name == "flax.nnx"
-        assert Module is nnx.Module is graftree.Module and Conv is graftree.Conv
-        assert nnx.statelib is statelib and statelib.State is graftree.State
-        assert metrics is nnx.metrics is graftree.metrics
-        print(*[name for name in dir(nnx) if not hasattr(nnx, name)])
-
-        # What is ours alone, what Flax had once, what neither has.
-        beyond = {*graftree.__all__} - {*nnx.__all__}
-        assert {"MaxPool", "surgery", "weights"} <= beyond
-        assert not [name for name in beyond if hasattr(nnx, name) or name in dir(nnx)]
-        for name in "MaxPool", "GraphNode":
-            try:
-                getattr(nnx, name)
-            except AttributeError as error:
-                print(error)
-        for statement in (
-            "import flax.nnx.core.variables",
-            "from flax.nnx import nonsense",
-            "from flax.nnx.nonsense import Dense",
-        ):
-            try:
-                exec(statement)
-            except ImportError as error:
-                print(str(error).partition(" (")[0].partition(":")[0])
-
-        # What Python asks of a package.
-        import importlib, importlib.util, inspect, pathlib, pkgutil, sys
-        from unittest import mock
-        from graftree import errors
-
-        assert inspect.getfile(nnx) == nnx.__file__ == graftree.__file__
-        listed = {x.name: x.ispkg for x in pkgutil.iter_modules(nnx.__path__)}
-        assert listed["nn"] and not listed["statelib"] and "core" not in listed
-        for name in listed:
-            assert importlib.util.find_spec(f"flax.nnx.{name}")
-            module = importlib.import_module(f"flax.nnx.{name}")
-            assert importlib.util.find_spec(f"flax.nnx.{name}")
-            assert pathlib.Path(inspect.getfile(module)).exists()
-            assert getattr(nnx, name) is module
-
-        # It can be imported again and again.
-        for _ in range(2):
-            now = sys.modules["flax.nnx"]
-            assert importlib.reload(now) is now
-            assert importlib.reload(nnx.statelib) is nnx.statelib
-            del sys.modules["flax.nnx"]
-            import flax.nnx
-            assert flax.nnx.Linear is nnx.Linear
-            with mock.patch.dict(sys.modules):
-                for name in [x for x in sys.modules if x.partition(".")[0] == "flax"]:
-                    del sys.modules[name]
-                from flax import nnx as again
-                from flax.nnx import statelib
-                import flax.errors
-                assert again.Linear is nnx.Linear and statelib is nnx.statelib
-                kind = errors.TraceContextError
-                assert issubclass(kind, flax.errors.TraceContextError)
-                assert issubclass(kind, flax.errors.FlaxError)
-        import flax.errors
-        assert flax.errors.TraceContextError is errors.TraceContextError
-        assert issubclass(errors.StaticArgumentError, flax.errors.FlaxError)
-    """
     check(
-        run(program),
+        run(NAMES),
         "",
         "Module flax.nnx has no attribute 'MaxPool': Flax lacks it. "
         "Graftree has it, as graftree.MaxPool.",
@@ -388,60 +390,62 @@ def test_flax_nnx_is_a_package_of_all_names_that_flax_has(run):
     )
 
 
+IN_COMMON = """
+    import flax
+    from flax.errors import FlaxError, TraceContextError
+    flax.config.update("nnx_graph_updates", False)  # before flax.nnx is imported
+    from flax import config, nnx
+    import jax, graftree, sys
+
+    count = nnx.Variable(jax.numpy.array(0))
+    for kind in TraceContextError, flax.errors.TraceContextError, FlaxError:
+        try:
+            jax.jit(lambda: count.set_value(count[...] + 1))()
+        except kind as error:
+            assert type(error) is graftree.errors.TraceContextError
+            assert str(error).startswith("Cannot mutate Variable")
+    assert flax.errors.TraceContextError is graftree.errors.TraceContextError
+    assert issubclass(graftree.errors.StaticArgumentError, FlaxError)
+
+    assert config is flax.config
+    config.update("nnx_graph_mode", False)
+    print(config.nnx_graph_mode, nnx.set_graph_mode.current_value())
+    print(config.nnx_graph_updates, nnx.set_graph_updates.current_value())
+    try:
+        config.update("no_flag", 1)
+    except LookupError:
+        print("refused")
+
+    loaded = [module for name, module in sys.modules.items() if "flax" in name]
+    files = [getattr(module, "__file__", None) or "" for module in loaded]
+    print(any("site-packages/flax/nnx" in file for file in files))
+    print(flax.__version__)
+    from flax import linen as nn
+    print(nn.Dense.__module__)
+
+    # Linen is bridged to our Modules, and shares its rules of logical axes.
+    import flax.core.spmd, flax.nnx.bridge.variables
+    from flax.nnx import bridge
+    config.update("nnx_graph_mode", True)
+    x = jax.numpy.ones((1, 2))
+    dense = nnx.bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0)).lazy_init(x)
+    variables = bridge.to_linen(nnx.Linear, 2, 3).init(nnx.Rngs(0).params(), x)
+    assert isinstance(dense, nnx.Module) and type(dense.kernel) is graftree.Param
+    assert nnx.wrappers is bridge.wrappers
+    print(dense.kernel.shape, variables["params"]["kernel"].shape)
+    rules = (("embed", "model"),)
+    kernel = nnx.Param(1.0, out_sharding=("embed",), eager_sharding=False)
+    with flax.core.spmd.logical_axis_rules(rules):
+        print(nnx.spmd.get_var_pspec(kernel)[0])
+    with nnx.logical_axis_rules(rules):
+        print(flax.core.spmd.get_logical_axis_rules() == rules)
+    print(len(flax.core.spmd.get_logical_axis_rules()))
+"""
+
+
 @in_both
 def test_what_flax_and_graftree_have_in_common_is_the_same_in_both(run, has_flax):
-    program = """
-        import flax
-        from flax.errors import FlaxError, TraceContextError
-        flax.config.update("nnx_graph_updates", False)  # before flax.nnx is imported
-        from flax import config, nnx
-        import jax, graftree, sys
-
-        count = nnx.Variable(jax.numpy.array(0))
-        for kind in TraceContextError, flax.errors.TraceContextError, FlaxError:
-            try:
-                jax.jit(lambda: count.set_value(count[...] + 1))()
-            except kind as error:
-                assert type(error) is graftree.errors.TraceContextError
-                assert str(error).startswith("Cannot mutate Variable")
-        assert flax.errors.TraceContextError is graftree.errors.TraceContextError
-        assert issubclass(graftree.errors.StaticArgumentError, FlaxError)
-
-        assert config is flax.config
-        config.update("nnx_graph_mode", False)
-        print(config.nnx_graph_mode, nnx.set_graph_mode.current_value())
-        print(config.nnx_graph_updates, nnx.set_graph_updates.current_value())
-        try:
-            config.update("no_flag", 1)
-        except LookupError:
-            print("refused")
-
-        loaded = [module for name, module in sys.modules.items() if "flax" in name]
-        files = [getattr(module, "__file__", None) or "" for module in loaded]
-        print(any("site-packages/flax/nnx" in file for file in files))
-        print(flax.__version__)
-        from flax import linen as nn
-        print(nn.Dense.__module__)
-
-        # Linen is bridged to our Modules, and shares its rules of logical axes.
-        import flax.core.spmd, flax.nnx.bridge.variables
-        from flax.nnx import bridge
-        config.update("nnx_graph_mode", True)
-        x = jax.numpy.ones((1, 2))
-        dense = nnx.bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0)).lazy_init(x)
-        variables = bridge.to_linen(nnx.Linear, 2, 3).init(nnx.Rngs(0).params(), x)
-        assert isinstance(dense, nnx.Module) and type(dense.kernel) is graftree.Param
-        assert nnx.wrappers is bridge.wrappers
-        print(dense.kernel.shape, variables["params"]["kernel"].shape)
-        rules = (("embed", "model"),)
-        kernel = nnx.Param(1.0, out_sharding=("embed",), eager_sharding=False)
-        with flax.core.spmd.logical_axis_rules(rules):
-            print(nnx.spmd.get_var_pspec(kernel)[0])
-        with nnx.logical_axis_rules(rules):
-            print(flax.core.spmd.get_logical_axis_rules() == rules)
-        print(len(flax.core.spmd.get_logical_axis_rules()))
-    """
-    completed = run(program)
+    completed = run(IN_COMMON)
     *shared, version = completed.stdout.splitlines()[:5]
     assert shared == ["False False", "False False", "refused", "False"]
     rest = completed.stdout.splitlines()[5:]
@@ -514,65 +518,67 @@ def test_star_imports_and_pickles_of_flax_are_those_of_flax(run, start, write):
 # ------------------------------------------------------------- installed for a while
 
 
+FOR_A_WHILE = """if True:
+    import os, sys, types
+    from graftree import config, dropin, errors
+
+    before = list(sys.path)
+    for inherited in "/a", None:
+        os.environ.pop("PYTHONPATH", None)
+        if inherited:
+            os.environ["PYTHONPATH"] = inherited
+        dropin.install()
+        print(os.environ["PYTHONPATH"].replace(dropin.STARTUP, "STARTUP"))
+        os.environ["PYTHONPATH"] += os.pathsep + "/b"
+        dropin.uninstall()
+        print(os.environ["PYTHONPATH"], sys.path == before)
+    try:
+        import flax.linen  # Flax itself is not too late
+    except ImportError:
+        pass
+    before = list(sys.path_hooks), dict(sys.modules)
+    dropin.install(), dropin.install()
+    from flax import nnx
+    import importlib, pkgutil
+    importlib.reload(nnx)
+    assert [*pkgutil.iter_modules(nnx.__path__)]
+    dropin.uninstall()
+    assert sys.path_hooks == before[0]
+    assert not [x for x in {*sys.modules} - {*before[1]} if "flax.nnx" in x]
+
+    bases = errors.TraceContextError.__bases__
+    names = set(vars(errors.GraftreeError))
+    dropin.install()
+    import flax, flax.nnx.nn.linear
+    flax.config.update("nnx_graph_mode", False)
+    dropin.uninstall()
+    dropin.uninstall()
+    assert errors.TraceContextError.__bases__ == bases
+    assert set(vars(errors.GraftreeError)) == names
+    assert "GRAFTREE_DROPIN" not in os.environ
+    try:
+        from flax import nnx
+        import flax.nnx.nn.linear
+        print(nnx.Linear.__module__, flax.nnx.nn.linear.__name__)
+        flax.config.update("nnx_graph_mode", True)
+        assert flax.errors.TraceContextError is not errors.TraceContextError
+    except ImportError as error:
+        print(error)
+    print(config.nnx_graph_mode)
+
+    sys.modules.setdefault("flax.nnx", types.ModuleType("flax.nnx"))
+    try:
+        dropin.install()
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
 @in_both
 def test_uninstalling_gives_everything_back(start, has_flax):
-    program = """if True:
-        import os, sys, types
-        from graftree import config, dropin, errors
-
-        before = list(sys.path)
-        for inherited in "/a", None:
-            os.environ.pop("PYTHONPATH", None)
-            if inherited:
-                os.environ["PYTHONPATH"] = inherited
-            dropin.install()
-            print(os.environ["PYTHONPATH"].replace(dropin.STARTUP, "STARTUP"))
-            os.environ["PYTHONPATH"] += os.pathsep + "/b"
-            dropin.uninstall()
-            print(os.environ["PYTHONPATH"], sys.path == before)
-        try:
-            import flax.linen  # Flax itself is not too late
-        except ImportError:
-            pass
-        before = list(sys.path_hooks), dict(sys.modules)
-        dropin.install(), dropin.install()
-        from flax import nnx
-        import importlib, pkgutil
-        importlib.reload(nnx)
-        assert [*pkgutil.iter_modules(nnx.__path__)]
-        dropin.uninstall()
-        assert sys.path_hooks == before[0]
-        assert not [x for x in {*sys.modules} - {*before[1]} if "flax.nnx" in x]
-
-        bases = errors.TraceContextError.__bases__
-        names = set(vars(errors.GraftreeError))
-        dropin.install()
-        import flax, flax.nnx.nn.linear
-        flax.config.update("nnx_graph_mode", False)
-        dropin.uninstall()
-        dropin.uninstall()
-        assert errors.TraceContextError.__bases__ == bases
-        assert set(vars(errors.GraftreeError)) == names
-        assert "GRAFTREE_DROPIN" not in os.environ
-        try:
-            from flax import nnx
-            import flax.nnx.nn.linear
-            print(nnx.Linear.__module__, flax.nnx.nn.linear.__name__)
-            flax.config.update("nnx_graph_mode", True)
-            assert flax.errors.TraceContextError is not errors.TraceContextError
-        except ImportError as error:
-            print(error)
-        print(config.nnx_graph_mode)
-
-        sys.modules.setdefault("flax.nnx", types.ModuleType("flax.nnx"))
-        try:
-            dropin.install()
-        except RuntimeError as error:
-            print(str(error).splitlines()[0])
-    """
     found = "flax.nnx.nn.linear flax.nnx.nn.linear"
     check(
-        start("-c", program),
+        start("-c", FOR_A_WHILE),
         *("STARTUP:/a", "/a:/b True", "STARTUP", "/b True"),
         found if has_flax else "No module named 'flax'",
         "False",

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from graftree import _jax, _jax_names
-from graftree.core.variables import values
 from tests import sources
 
 
@@ -49,17 +48,6 @@ def test_every_transform_is_a_trace_and_some_record_a_program(transform, records
     transform(lambda x: (seen.append(told()), x)[1])(x)
     assert seen[0][0] is not outer and seen[0][1:] == (True, records)
     assert told() == (outer, False, False)
-
-
-def test_type_of_an_array_is_shape_dtype_and_sharding():
-    a = jnp.ones(2)
-    assert values.have_same_type(a, jnp.zeros(2))
-    assert not values.have_same_type(a, jnp.zeros(3))
-    assert not values.have_same_type(a, jnp.zeros(2, jnp.int32))
-    assert not values.have_same_type(a, jax.device_put(a, jax.devices()[1]))
-    seen = []
-    jax.jit(lambda x: seen.append(values.have_same_type(x, a)))(a)
-    assert seen == [True]
 
 
 # --------------------------------------- names that have moved, or are something else
