@@ -2,13 +2,17 @@
 
 import dataclasses
 import statistics
+import types
 
 import jax
 import numpy as np
 import pytest
+import safetensors
 
+import graftree as nnx
 from benchmarks import __main__ as program
 from benchmarks import (
+    accelerator,
     argument_rows,
     eager_layers,
     fresh_models,
@@ -23,7 +27,9 @@ from benchmarks import (
     steps,
     tables,
     transformer_blocks,
+    weights,
 )
+from examples.lm import train
 
 COMPUTING = [
     rows.train_step(1),
@@ -282,3 +288,72 @@ def test_quick_programs_leave_out_rows_but_no_group():
         "raw JAX",
         "Graftree",
     }
+
+
+# ---------------------------------------------- the program for accelerators
+
+
+@pytest.mark.long
+def test_accelerators_train_and_decode_with_small_sizes(capsys):
+    # The programs by hand broadcast, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        accelerator.main(["--tiny", "--peak", "1e12"])
+    printed = capsys.readouterr().out
+    for part in ("train step", "decode step", "% of peak", "peak 1e+12/s"):
+        assert part in printed
+    for library in (libraries.RAW, *libraries.installed(libraries.GRAFTREE)):
+        assert printed.count(f"  {library}  ") == 2
+
+
+def test_the_model_has_the_parameters_of_gpt_2_small():
+    config = accelerator.GPT2_SMALL.config
+
+    def make():
+        return train.LanguageModel(config, rngs=nnx.Rngs(0))
+
+    with nnx.use_eager_sharding(False):
+        params = nnx.state(nnx.eval_shape(make), nnx.Param)
+    count = sum(x.size for x in jax.tree.leaves(params))
+    assert count == accelerator.num_parameters(config)
+    assert count == pytest.approx(124e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("TPU v5 lite", 197e12), ("cpu", None)],
+)
+def test_peaks_are_known_by_kind(kind, peak):
+    assert accelerator.peak_of(kind) == peak
+
+
+# ------------------------------------------------------------------- loading weights
+
+
+@pytest.mark.long
+def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
+    # It compares what the loaders have loaded.
+    options = ["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"]
+    weights.main(options)
+    printed = capsys.readouterr().out
+    assert weights.LOADERS[0] == libraries.GRAFTREE
+    for layout in weights.LAYOUTS:
+        for files in ("one", "several"):
+            assert f"| {layout} | {files} | Graftree |" in printed
+
+
+def test_the_checkpoint_is_of_mixed_dtypes_in_one_file_or_several(tmp_path):
+    options = types.SimpleNamespace(layers=1, width=32)
+    found = []
+    for kind in ("one", "several"):
+        weights.write(tmp_path / kind, options)
+        forms_of = {}
+        for file in (tmp_path / kind).glob("*.safetensors"):
+            with safetensors.safe_open(file, "np") as opened:
+                names = opened.keys()
+                slices = [opened.get_slice(name) for name in names]
+            forms = [(x.get_dtype(), x.get_shape()) for x in slices]
+            forms_of |= zip(names, forms, strict=True)
+        found.append(forms_of)
+    assert found[0] == found[1]
+    assert {dtype for dtype, _ in found[0].values()} == {"BF16", "F32"}
+    assert len([*(tmp_path / "several").glob("*.safetensors")]) > 1
