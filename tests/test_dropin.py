@@ -319,9 +319,10 @@ NAMES = """
     print(*[name for name in dir(nnx) if not hasattr(nnx, name)])
 
     # What is ours alone, what Flax had once, what neither has.
-    beyond = {*graftree.__all__} - {*nnx.__all__}
-    assert {"MaxPool", "surgery", "weights"} <= beyond
-    assert not [name for name in beyond if hasattr(nnx, name) or name in dir(nnx)]
+    from graftree.interop import flax_names
+    for name in flax_names.BEYOND:
+        assert hasattr(graftree, name) and not hasattr(nnx, name)
+        assert name not in nnx.__all__ and name not in dir(nnx)
     for name in "MaxPool", "GraphNode":
         try:
             getattr(nnx, name)
