@@ -40,8 +40,12 @@ class Source:
         """A violation, in the form that editors turn into a link."""
         return f"{self.path}:{getattr(node, 'lineno', 1)}: {text}"
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return [*ast.walk(self.tree)]
+
     def walk(self, *kinds: type) -> Iterator:
-        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return (node for node in self.nodes if isinstance(node, kinds))
 
     @functools.cached_property
     def code_lines(self) -> frozenset[int]:

@@ -2,13 +2,17 @@
 
 import dataclasses
 import statistics
+import types
 
 import jax
 import numpy as np
 import pytest
+import safetensors
 
+import graftree as nnx
 from benchmarks import __main__ as program
 from benchmarks import (
+    accelerator,
     argument_rows,
     eager_layers,
     fresh_models,
@@ -23,7 +27,9 @@ from benchmarks import (
     steps,
     tables,
     transformer_blocks,
+    weights,
 )
+from examples.lm import train
 
 COMPUTING = [
     rows.train_step(1),
@@ -43,29 +49,28 @@ def operations(group):
     return {(row.library, row.variant): row.set_up() for row in group.rows}
 
 
+def check_alike(made, calls, **tolerance):
+    """Asserts that all operations give in turn what the first one gives."""
+    # Raw code broadcasts biases, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        results = [[np.asarray(call()) for _ in range(calls)] for call in made]
+    for result in results:
+        np.testing.assert_allclose(result, results[0], **tolerance)
+
+
 # ------------------------------------------------------------- the same work for all
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("group", COMPUTING, ids=lambda group: group.name)
 def test_all_libraries_compute_what_raw_jax_computes(group):
-    results = [
-        [np.asarray(operation()) for _ in range(3)]
-        for operation in operations(group).values()
-    ]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+    check_alike(operations(group).values(), 3, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
 def test_switched_models_compute_what_the_functions_of_raw_jax_compute():
     # The gradient of a bias before BatchNorm is rounding, of which Adam makes steps.
-    group = rows.train_and_evaluate(1)
-    results = [
-        [operation() for _ in range(3)] for operation in operations(group).values()
-    ]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=5e-3)
+    check_alike(operations(rows.train_and_evaluate(1)).values(), 3, rtol=5e-3)
 
 
 @pytest.mark.parametrize("group", COMPUTING[:5], ids=lambda group: group.name)
@@ -77,13 +82,10 @@ def test_train_steps_lower_the_loss(group):
 
 @pytest.mark.long
 def test_gpts_compute_what_the_pure_function_computes():
-    # The pure function broadcasts biases, as one does where it is allowed.
+    peers = libraries.installed("Graftree", "Flax NNX").values()
     with jax.numpy_rank_promotion("allow"):
-        peers = libraries.installed("Graftree", "Flax NNX").values()
         made = [gpts.raw(1)(), *(gpts.nnx(library, 1)() for library in peers)]
-        losses = [[float(step()) for _ in range(2)] for step in made]
-    for loss in losses:
-        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+    check_alike(made, 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("of", ["forward", "gradient"])
@@ -116,12 +118,7 @@ def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
 
 @pytest.mark.parametrize("name", eager_layers.RAW)
 def test_eager_layers_compute_what_raw_code_computes(name):
-    made = operations(rows.eager_layer(name)).values()
-    # Raw code broadcasts biases, as one does where it is allowed.
-    with jax.numpy_rank_promotion("allow"):
-        results = [[np.asarray(operation()) for _ in range(2)] for operation in made]
-    for result in results:
-        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-5)
+    check_alike(operations(rows.eager_layer(name)).values(), 2, rtol=1e-4, atol=1e-5)
 
 
 def test_constructed_models_hold_arrays_of_the_same_shapes():
@@ -291,3 +288,72 @@ def test_quick_programs_leave_out_rows_but_no_group():
         "raw JAX",
         "Graftree",
     }
+
+
+# ---------------------------------------------- the program for accelerators
+
+
+@pytest.mark.long
+def test_accelerators_train_and_decode_with_small_sizes(capsys):
+    # The programs by hand broadcast, as one does where it is allowed.
+    with jax.numpy_rank_promotion("allow"):
+        accelerator.main(["--tiny", "--peak", "1e12"])
+    printed = capsys.readouterr().out
+    for part in ("train step", "decode step", "% of peak", "peak 1e+12/s"):
+        assert part in printed
+    for library in (libraries.RAW, *libraries.installed(libraries.GRAFTREE)):
+        assert printed.count(f"  {library}  ") == 2
+
+
+def test_the_model_has_the_parameters_of_gpt_2_small():
+    config = accelerator.GPT2_SMALL.config
+
+    def make():
+        return train.LanguageModel(config, rngs=nnx.Rngs(0))
+
+    with nnx.use_eager_sharding(False):
+        params = nnx.state(nnx.eval_shape(make), nnx.Param)
+    count = sum(x.size for x in jax.tree.leaves(params))
+    assert count == accelerator.num_parameters(config)
+    assert count == pytest.approx(124e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("TPU v5 lite", 197e12), ("cpu", None)],
+)
+def test_peaks_are_known_by_kind(kind, peak):
+    assert accelerator.peak_of(kind) == peak
+
+
+# ------------------------------------------------------------------- loading weights
+
+
+@pytest.mark.long
+def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
+    # It compares what the loaders have loaded.
+    options = ["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"]
+    weights.main(options)
+    printed = capsys.readouterr().out
+    assert weights.LOADERS[0] == libraries.GRAFTREE
+    for layout in weights.LAYOUTS:
+        for files in ("one", "several"):
+            assert f"| {layout} | {files} | Graftree |" in printed
+
+
+def test_the_checkpoint_is_of_mixed_dtypes_in_one_file_or_several(tmp_path):
+    options = types.SimpleNamespace(layers=1, width=32)
+    found = []
+    for kind in ("one", "several"):
+        weights.write(tmp_path / kind, options)
+        forms_of = {}
+        for file in (tmp_path / kind).glob("*.safetensors"):
+            with safetensors.safe_open(file, "np") as opened:
+                names = opened.keys()
+                slices = [opened.get_slice(name) for name in names]
+            forms = [(x.get_dtype(), x.get_shape()) for x in slices]
+            forms_of |= zip(names, forms, strict=True)
+        found.append(forms_of)
+    assert found[0] == found[1]
+    assert {dtype for dtype, _ in found[0].values()} == {"BF16", "F32"}
+    assert len([*(tmp_path / "several").glob("*.safetensors")]) > 1

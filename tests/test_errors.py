@@ -2,7 +2,6 @@
 
 import pytest
 
-import graftree as nnx
 from graftree import errors
 
 
@@ -23,8 +22,3 @@ def test_all_errors_of_the_library_have_one_base():
 )
 def test_message_says_what_where_and_the_way_out(parts, text):
     assert errors.message("What.", **parts) == text
-
-
-def test_errors_can_be_caught_by_name_from_the_namespace():
-    with pytest.raises(nnx.errors.FlaxError):
-        raise nnx.errors.TraceContextError("x")

@@ -184,9 +184,10 @@ def test_private_names_stay_in_their_file():
         source.path: sources.private_names(source) for source in sources.package()
     }
 
+    owned = frozenset().union(*owners.values())
+
     def is_foreign(source, name):
-        elsewhere = any(name in names for names in owners.values())
-        return elsewhere and name not in owners[source.path]
+        return name in owned and name not in owners[source.path]
 
     fails(
         source.at(node, ast.unparse(node))

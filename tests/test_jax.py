@@ -1,18 +1,23 @@
-"""The door to JAX: what the package relies on holds in this version."""
+"""The door to JAX: what the package relies on holds in this version, or is left.
+
+These are tests of `_jax` and `_jax_names` themselves: what a name of JAX is for can be
+seen from outside only where a later JAX lacks it (tests/stress/moved_names.py).
+"""
 
 import gc
+import re
+import subprocess
+import sys
+import threading
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-import graftree as nnx
-from graftree import _jax
-from graftree.core.variables import values
+from graftree import _jax, _jax_names
+from tests import sources
 
 
 def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
@@ -29,94 +34,173 @@ def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
     assert tokens[0]() is None and _jax.current_trace()() is not None
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint])
-def test_every_transform_is_a_trace_of_its_own(transform):
-    outer, seen = _jax.current_trace(), []
-    x = jnp.ones(2) if transform is jax.vmap else 1.0
-    transform(lambda x: (seen.append(_jax.current_trace()), x)[1])(x)
-    assert seen[0] is not outer and _jax.current_trace() is outer
-
-
-def test_refs_are_told_from_arrays_also_when_traced():
-    ref, seen = jax.new_ref(jnp.ones(2)), []
-    jax.jit(lambda r, x: seen.extend([_jax.is_ref(r), _jax.is_ref(x)]))(ref, 1.0)
-    assert seen == [True, False]
-    assert _jax.is_ref(ref) and not _jax.is_ref(ref[...])
-
-
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint])
-def test_tracing_is_told_from_eager_execution(transform):
-    seen = []
-    x = jnp.ones(2) if transform is jax.vmap else 1.0
-    transform(lambda x: (seen.append(_jax.is_tracing()), x)[1])(x)
-    assert seen == [True] and not _jax.is_tracing()
+def told():
+    return _jax.current_trace(), _jax.is_tracing(), _jax.is_staging()
 
 
 @pytest.mark.parametrize(
     ("transform", "records"),
     [(jax.jit, True), (jax.checkpoint, True), (jax.grad, False), (jax.vmap, False)],
 )
-def test_what_records_a_program_is_told_from_what_does_not(transform, records):
-    seen = []
+def test_every_transform_is_a_trace_and_some_record_a_program(transform, records):
+    seen, outer = [], _jax.current_trace()
     x = jnp.ones(2) if transform is jax.vmap else 1.0
-    transform(lambda x: (seen.append(_jax.is_staging()), x)[1])(x)
-    assert seen == [records] and not _jax.is_staging()
+    transform(lambda x: (seen.append(told()), x)[1])(x)
+    assert seen[0][0] is not outer and seen[0][1:] == (True, records)
+    assert told() == (outer, False, False)
 
 
-def test_types_of_arrays_are_known():
-    for value in (jnp.ones(1), np.ones(1), jax.new_ref(jnp.ones(1))):
-        assert _jax.is_data_type(type(value))
-    for value in (1, np.float32(1), "x", [1]):
-        assert not _jax.is_data_type(type(value))
+# --------------------------------------- names that have moved, or are something else
+
+# Of different kinds: what is off where it is missing, what is compiled into programs,
+# what nothing works without, what is registered at import.
+SAMPLE = (
+    "jax._src.core:trace_state+jax.extend.core:get_opaque_trace_state missing",
+    "jax.interpreters.mlir:register_lowering other",
+    "jax._src.core:trace_state missing",
+    "jax._src.export._export:serialization_registry raises",
+)
 
 
-def test_one_level_of_a_pytree_is_taken_apart():
-    inner = {"x": 1}
-    children, treedef = _jax.flatten_one_level({"b": inner, "a": None})
-    assert [child for _, child in children] == [None, inner]
-    assert treedef.unflatten([1, 2]) == {"a": 1, "b": 2}
+def run_without(*arguments):
+    """Runs the program of `tests/stress/moved_names.py`."""
+    command = [sys.executable, "-m", "tests.stress.moved_names", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_node_may_be_its_own_child():
-    items = [1]
-    items.append(items)
-    children, _ = _jax.flatten_one_level(items)
-    assert children[1][1] is items
+@pytest.mark.parametrize(
+    "sample", [SAMPLE[:2], pytest.param(SAMPLE[2:], marks=pytest.mark.long)]
+)
+def test_package_works_without_some_names(sample):
+    cases = [part for case in sample for part in ("--case", case)]
+    printed = run_without("--jobs", "1", *cases)
+    assert sum(line.startswith("ok ") for line in printed.splitlines()) == len(sample)
 
 
-def test_registered_types_are_pytrees():
-    assert _jax.is_pytree_type(list) and not _jax.is_pytree_type(int)
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["missing", "raises", "other"])
+def test_package_works_without_each_name(how):
+    run_without("--how", how)
 
 
-def test_type_of_an_array_is_shape_dtype_and_sharding():
-    a = jnp.ones(2)
-    assert values.have_same_type(a, jnp.zeros(2))
-    assert not values.have_same_type(a, jnp.zeros(3))
-    assert not values.have_same_type(a, jnp.zeros(2, jnp.int32))
-    assert not values.have_same_type(a, jax.device_put(a, jax.devices()[1]))
+@pytest.fixture
+def said(monkeypatch):
+    """What is said, in a process that has said nothing; in place of tests/conftest."""
+    places = []
+    monkeypatch.setattr(_jax_names, "_told", set())
+    monkeypatch.setattr(_jax_names, "tell", lambda *told: places.append(told))
+    return places
+
+
+TELL = _jax_names.tell  # which tests/conftest.py replaces
+PLACE, OTHER = "jax.extend.core:find_top_trace", "jax.extend.core:Primitive"
+
+
+def way(function=lambda found, x: ("by it", x), **options):
+    made = _jax_names.by(PLACE, **options)(function)
+    made.otherwise(lambda x: ("otherwise", x))
+    return made
+
+
+def taken(monkeypatch, *places):
+    """Takes names out of reach."""
+    find = _jax_names.find
+
+    def find_others(place):
+        if place in places:
+            raise AttributeError(place)
+        return find(place)
+
+    monkeypatch.setattr(_jax_names, "find", find_others)
+
+
+def test_way_by_a_name_that_is_there_says_nothing(said):
+    assert way()(1) == ("by it", 1) and said == []
+
+
+def test_way_by_a_missing_name_goes_otherwise_and_tells_once(monkeypatch, said):
+    taken(monkeypatch, PLACE)
+    made = way()
+    assert made(1) == ("otherwise", 1) == made(1)
+    assert said == [(PLACE,)]
+
+
+def test_way_that_can_not_be_prepared_is_never_gone(said):
+    def refuse(_):
+        raise _jax_names.ChangedError
+
+    calls = []
+    made = way(lambda *x: calls.append(x), prepare=refuse)
+    assert made(1) == ("otherwise", 1) == made(1)
+    assert calls == [] and said == [(PLACE,)]
+
+
+def test_way_that_fails_later_is_left_for_good(said):
+    answers = iter([1])
+    made = way(lambda found, x: next(answers))
+    assert [made(0), made(0), made(0)] == [1, ("otherwise", 0), ("otherwise", 0)]
+    assert said == [(PLACE,)]
+
+
+def test_preparing_knows_nothing_of_the_trace_around_the_first_use(said):
     seen = []
-    jax.jit(lambda x: seen.append(values.have_same_type(x, a)))(a)
-    assert seen == [True]
+    made = way(prepare=lambda found: (found, seen.append(_jax.is_tracing()))[:1])
+    jax.jit(lambda x: made(x)[1])(1.0)
+    assert seen == [False] and said == []
 
 
-def test_copies_have_buffers_of_their_own():
-    a = jnp.array(1.0)
-    copied = nnx.clone(nnx.Variable(a), arrays=True).get_raw_value()
-    assert copied.unsafe_buffer_pointer() != a.unsafe_buffer_pointer()
-    assert copied.weak_type == a.weak_type and copied.sharding == a.sharding
-    assert jax.jit(lambda x: nnx.clone(nnx.Variable(x), arrays=True)[...])(a) == 1.0
+def test_full_stack_is_no_fault_of_a_name(said):
+    errors = iter([RecursionError(), MemoryError()])
+
+    def deep(_, x):
+        for error in errors:
+            raise error
+        return x
+
+    made = way(deep)
+    for kind in (RecursionError, MemoryError):
+        with pytest.raises(kind):
+            made(1)
+    assert made(1) == 1 and said == []
 
 
-def test_formats_are_told_from_shardings():
-    sharding = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
-    assert _jax.is_format(Format(Layout(major_to_minor=(0,)), sharding))
-    assert not _jax.is_format(sharding)
+def test_one_line_says_once_what_is_missing_and_lost(monkeypatch, said, caplog):
+    taken(monkeypatch, PLACE)
+    for _ in range(2):
+        TELL(OTHER, PLACE)
+    (line,) = caplog.messages
+    assert line == (
+        f"JAX {jax.__version__} has moved jax.extend.core.find_top_trace: "
+        f"{_jax_names.NAMES[PLACE].lost}."
+    )
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_mesh_with_devices_is_known_inside_traces(kind):
-    mesh, seen = jax.make_mesh((8,), ("x",), axis_types=(kind,)), []
-    assert _jax.concrete_mesh() is None
-    with jax.set_mesh(mesh):
-        jax.jit(lambda x: (seen.append(_jax.concrete_mesh()), x)[1])(1.0)
-        assert _jax.concrete_mesh() == seen[0] == mesh
+def test_name_that_tells_no_traces_apart_is_not_taken():
+    assert _jax._tells_apart(_jax.current_trace)
+    assert not _jax._tells_apart(lambda: None)  # always the same
+    assert not _jax._tells_apart(object)  # never the same
+
+
+def test_token_by_states_lasts_as_long_as_it_is_held():
+    token = _jax._by_states(jax.extend.core.get_opaque_trace_state)
+    outside = token()
+    for _ in range(10_100):  # an earlier version kept the last 10,000
+        jax.vmap(lambda x: (token(), x)[1])(np.zeros(1))
+    assert token() is outside and _jax._tells_apart(token)
+
+
+def test_token_by_states_is_that_of_all_threads_outside_of_traces():
+    token, found = _jax._by_states(jax.extend.core.get_opaque_trace_state), []
+    outside = token()
+    thread = threading.Thread(target=lambda: found.append(token()))
+    thread.start()
+    thread.join()
+    assert found == [outside]
+
+
+def test_page_on_the_design_lists_each_name():
+    page = (sources.ROOT / "docs/look_up/design.md").read_text()
+    listed = {x.rpartition(".")[2] for x in re.findall(r"`([\w.]+)`", page)}
+    assert {re.split("[.:]", x)[-1] for x in _jax_names.NAMES} <= listed

@@ -1,9 +1,18 @@
-"""The package, the citation and the changelog speak of the same version."""
+"""What the package says of itself: its version, its README, and `help`."""
 
+import operator
 import re
+
+import pytest
 
 import graftree as nnx
 from tests import sources
+
+README = (sources.ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SUBMODULES = (
+    "checkpoints debugging decoding memory precision sharding surgery weights".split()
+)
 
 
 def text(name):
@@ -26,9 +35,52 @@ def test_the_citation_is_that_of_the_newest_release():
 
 def test_the_package_has_the_version_of_the_newest_release():
     assert nnx.__version__ == released()[0]
-    assert f"Version {nnx.__version__};" in text("README.md")
+    assert f"Version {nnx.__version__};" in README
 
 
 def test_unreleased_changes_come_first():
     headings = re.findall(r"^## (.*)$", text("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "Unreleased"
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_code_in_the_readme_trains_to_the_loss_it_names(code, capsys):
+    names = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    printed = float(capsys.readouterr().out)
+    promised = float(re.search(r"below ([0-9.]+)", code).group(1))
+    assert printed == names["loss"] < promised
+
+
+def test_readme_shows_code_to_run():
+    assert len(BLOCKS) == 1
+
+
+def test_readme_fits_one_screen():
+    assert README.count("\n") <= 80
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))
+def test_links_of_the_readme_lead_somewhere(link):
+    assert (sources.ROOT / link).exists()
+
+
+def test_help_begins_with_a_program():
+    beginning = nnx.__doc__.splitlines()[:12]
+    for word in "import graftree as nnx", "nnx.Optimizer", "@nnx.jit", "nnx.grad":
+        assert any(word in line for line in beginning), word
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_help_of_a_submodule_begins_with_its_use(name):
+    _, program, *_ = getattr(nnx, name).__doc__.split("\n\n")
+    assert program.startswith("    ") and f"nnx.{name}." in program
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_what_help_names_is_there(name):
+    text = getattr(nnx, name).__doc__
+    of_package = re.findall(r"\bnnx\.([\w.]*\w)", text)
+    own = [f"{name}.{word}" for word in re.findall(r"`(\w+)[(`]", text)]
+    for path in of_package + own:
+        operator.attrgetter(path)(nnx)

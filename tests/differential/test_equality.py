@@ -3,8 +3,8 @@
 Issue 12, §2 and §4: ``1``, ``True`` and ``1.0`` shared one compilation, and a static
 attribute that was set to an equal value of another type kept the old one.
 
-What `tests/contract/test_transforms/test_static_values.py` has with other values is
-left to `make test-all`.
+`tests/contract/test_transforms/test_static_values.py` has what holds for arguments by
+position and by name, and for attributes and metadata under `nnx.jit`.
 """
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 from tests.differential import bodies, vocabulary
 from tests.differential.vocabulary import code, exact
 from tests.modes import GRAPH_UPDATES
@@ -27,10 +28,8 @@ ALIKE = pytest.mark.parametrize("values", LINES, ids=range(len(LINES)))
 SOME = [value for line in LINES for value in line[:2]]
 
 
-class Model(nnx.Module):
-    def __init__(self, kind=None):
-        self.p = nnx.Param(jnp.ones(()))
-        self.kind = kind
+def model_of(kind=None):
+    return zoo.Box(p=nnx.Param(jnp.ones(())), kind=kind)
 
 
 def tag(model):
@@ -44,47 +43,28 @@ def check(call, values):
 
 
 # What gives, of a function of a model, one that calls it through a transform.
-CALLS = {
-    "jit": lambda f, mode: nnx.jit(f, **mode),
-    "remat": lambda f, mode: nnx.remat(f, **mode),
+INSIDE = {
+    "cond": lambda f, mode: lambda model: nnx.cond(True, f, f, model, **mode),
+    "jit of remat": lambda f, mode: nnx.jit(nnx.remat(f, **mode), **mode),
+}
+MAPS = {
     "grad": lambda f, mode: lambda model: nnx.value_and_grad(f, **mode)(model)[0],
     "vmap": lambda f, mode: nnx.vmap(
         f, in_axes=None, out_axes=None, axis_size=2, **mode
     ),
-    "cond": lambda f, mode: lambda model: nnx.cond(True, f, f, model, **mode),
-    "jit of remat": lambda f, mode: nnx.jit(nnx.remat(f, **mode), **mode),
 }
-
-
-def parameters(name, values, known):
-    """The values of a parameter; what the contract knows is for `make test-all`."""
-    marked = [
-        pytest.param(value, marks=pytest.mark.long if value in known else ())
-        for value in values
-    ]
-    return pytest.mark.parametrize(name, marked)
+OUTSIDE = {"remat": lambda f, mode: nnx.remat(f, **mode), **MAPS, **INSIDE}
 
 
 @ALIKE
-@parameters("how", ["position", "name", "tuple", "plain"], known=["position", "name"])
-def test_static_arguments_are_told_apart(values, how):
-    def f(model, kind):
-        return jnp.float32(code(kind))
-
-    jitted = nnx.jit(f, static_argnums=1)
-    calls = {
-        "position": lambda value: jitted(Model(), value),
-        "name": lambda value: jitted(Model(), kind=value),
-        "tuple": nnx.jit(lambda *kinds: code(kinds[0]), static_argnums=(0,)),
-        "plain": lambda value: jitted(1.0, value),
-    }
-    check(calls[how], values)
+def test_static_arguments_are_told_apart(values):
+    check(nnx.jit(lambda *kinds: code(kinds[0]), static_argnums=(0,)), values)
 
 
-@parameters("transform", CALLS, known=["jit"])
+@pytest.mark.parametrize("transform", OUTSIDE)
 def test_static_attributes_set_outside_are_told_apart(mode, transform):
-    model = Model()
-    f = CALLS[transform](lambda model: jnp.float32(code(model.kind)), mode)
+    model = model_of()
+    f = OUTSIDE[transform](lambda model: jnp.float32(code(model.kind)), mode)
 
     def call(value):
         model.kind = value
@@ -93,32 +73,32 @@ def test_static_attributes_set_outside_are_told_apart(mode, transform):
     check(call, SOME)
 
 
-@parameters("transform", CALLS, known=["jit", "remat", "grad", "vmap"])
+@pytest.mark.parametrize("transform", INSIDE)
 def test_static_attributes_set_inside_arrive(transform):
-    model = Model()
+    model = model_of()
 
     def call(value):
         def write(model):
             model.kind = value
             return jnp.float32(0)
 
-        CALLS[transform](write, GRAPH_UPDATES)(model)
+        INSIDE[transform](write, GRAPH_UPDATES)(model)
         return code(model.kind)
 
     check(call, SOME)
 
 
-@parameters("transform", ["jit", "grad", "vmap"], known=["jit"])
+@pytest.mark.parametrize("transform", MAPS)
 def test_metadata_is_told_apart_inside_and_outside(mode, transform):
-    model = Model()
-    read = CALLS[transform](lambda model: jnp.float32(tag(model)), mode)
+    model = model_of()
+    read = MAPS[transform](lambda model: jnp.float32(tag(model)), mode)
 
     def inside(value):
         def write(model):
             model.p.set_metadata(tag=value)
             return jnp.float32(0)
 
-        CALLS[transform](write, mode)(model)
+        MAPS[transform](write, mode)(model)
         return tag(model)
 
     def outside(value):
@@ -134,7 +114,7 @@ def test_jax_jit_tells_static_attributes_and_metadata_apart(values):
     jitted = jax.jit(lambda model: jnp.float32(code(model.kind) + tag(model)))
 
     def call(value):
-        model = Model(value)
+        model = model_of(value)
         model.p.set_metadata(tag=value)
         return jitted(model) / 2
 
@@ -148,7 +128,7 @@ def test_jax_jit_tells_static_attributes_and_metadata_apart(values):
     ids=["clone", "split"],
 )
 def test_remembered_structure_is_that_of_now(values, copy):
-    model = Model()
+    model = model_of()
 
     def attribute(value):
         model.kind = value
@@ -164,7 +144,7 @@ def test_remembered_structure_is_that_of_now(values, copy):
 
 @ALIKE
 def test_graphdefs_differ_where_static_values_do(values):
-    graphdefs = [nnx.graphdef(Model(value)) for value in values]
+    graphdefs = [nnx.graphdef(model_of(value)) for value in values]
     for i, one in enumerate(values):
         for j, other in enumerate(values):
             if i == j or exact(one) != exact(other):

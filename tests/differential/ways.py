@@ -3,6 +3,17 @@
 All are texts of statements; `captures` makes programs of them.
 """
 
+
+def held(place, setup=""):
+    """A function of the model that it finds in a place."""
+    return f"{{forward}}\n{setup}\ndef on(x):\n    return forward({place}, x)\n"
+
+
+def made(text):
+    """A statement that makes the function, of one that is called with the model."""
+    return f"{{forward}}\n{text}\n"
+
+
 # How ``on`` comes to the model ``m``. ``{read}`` is an expression in ``net`` and ``x``,
 # ``{forward}`` a function of both that returns it.
 WAYS = {
@@ -18,11 +29,7 @@ def make(net):
     return on
 on = make(m)
 """,
-    "helper": """\
-{forward}
-def on(x):
-    return forward(m, x)
-""",
+    "helper": held("m"),
     "helper of a helper": """\
 {forward}
 def through(x):
@@ -37,104 +44,32 @@ def on(x):
         return {read}
     return inner(x)
 """,
-    "inner lambda": """\
-{forward}
-def on(x):
-    return (lambda x: forward(m, x))(x)
-""",
-    "lambda": """\
-{forward}
-on = lambda x: forward(m, x)
-""",
-    "comprehension": """\
-{forward}
-def on(x):
-    return sum([forward(m, x) for _ in range(2)])
-""",
-    "namespace": """\
-holder = types.SimpleNamespace(net=m)
-{forward}
-def on(x):
-    return forward(holder.net, x)
-""",
-    "class attribute": """\
-class Trainer:
-    net = m
-{forward}
-def on(x):
-    return forward(Trainer.net, x)
-""",
-    "plain object": """\
-{forward}
-caller = Caller(m, forward)
-def on(x):
-    return forward(caller.net, x)
-""",
-    "dict": """\
-store = dict(net=m)
-{forward}
-def on(x):
-    return forward(store['net'], x)
-""",
-    "list": """\
-store = [m]
-{forward}
-def on(x):
-    return forward(store[0], x)
-""",
-    "weak reference": """\
-held = weakref.ref(m)
-{forward}
-def on(x):
-    return forward(held(), x)
-""",
-    "default argument": """\
-def on(x, net=m):
-    return {read}
-""",
-    "keyword default": """\
-def on(x, *, net=m):
-    return {read}
-""",
+    "inner lambda": made("def on(x): return (lambda x: forward(m, x))(x)"),
+    "lambda": made("on = lambda x: forward(m, x)"),
+    "comprehension": made("def on(x): return sum([forward(m, x) for _ in range(2)])"),
+    "namespace": held("holder.net", "holder = types.SimpleNamespace(net=m)"),
+    "class attribute": held("Trainer.net", "class Trainer: net = m"),
+    "plain object": held("caller.net", "caller = Caller(m, forward)"),
+    "dict": held("store['net']", "store = dict(net=m)"),
+    "list": held("store[0]", "store = [m]"),
+    "weak reference": held("held()", "held = weakref.ref(m)"),
+    "default argument": "def on(x, net=m): return {read}",
+    "keyword default": "def on(x, *, net=m): return {read}",
     "decorator": """\
 @logged
 def on(x):
     net = m
     return {read}
 """,
-    "callable object": """\
-{forward}
-on = Caller(m, forward)
-""",
-    "method": """\
-{forward}
-caller = Caller(m, forward)
-on = caller.run
-""",
-    "partial": """\
-{forward}
-on = functools.partial(forward, m)
-""",
-    "partial of a lambda": """\
-{forward}
-on = functools.partial(lambda x: forward(m, x))
-""",
-    "the model itself": """\
-on = m
-""",
-    "bound method": """\
-on = m.__call__
-""",
-    "property": """\
-class Owner:
-    @property
-    def net(self):
-        return m
-owner = Owner()
-{forward}
-def on(x):
-    return forward(owner.net, x)
-""",
+    "callable object": made("on = Caller(m, forward)"),
+    "method": made("caller = Caller(m, forward)\non = caller.run"),
+    "partial": made("on = functools.partial(forward, m)"),
+    "partial of a lambda": made("on = functools.partial(lambda x: forward(m, x))"),
+    "the model itself": "on = m",
+    "bound method": "on = m.__call__",
+    "property": held(
+        "owner.net", "class Owner: net = property(lambda self: m)\nowner = Owner()"
+    ),
     "static method": """\
 {forward}
 class Steps:
@@ -144,17 +79,8 @@ class Steps:
 def on(x):
     return Steps.step(x)
 """,
-    "getattr": """\
-holder = types.SimpleNamespace(net=m)
-{forward}
-def on(x):
-    return forward(getattr(holder, 'net'), x)
-""",
-    "globals": """\
-{forward}
-def on(x):
-    return forward(globals()['m'], x)
-""",
+    "getattr": held("getattr(holder, 'net')", "holder = types.SimpleNamespace(net=m)"),
+    "globals": held("globals()['m']"),
     "Variable": """\
 v = m.p
 def on(x):
@@ -162,56 +88,46 @@ def on(x):
 """,
 }
 
+
+def of(setup, result, changes):
+    """A function of what some statements set up, and what changes that."""
+    return f"{setup.strip()}\ndef on(x):\n    return {result}\n", changes
+
+
 # Ways to what is no model, with statements that change it, and what puts all back.
 PLAIN_WAYS = {
-    "global number": (
-        """\
-scale = 1.0
-def on(x):
-    return x * scale
-""",
+    "global number": of(
+        "scale = 1.0",
+        "x * scale",
         ["scale = 5.0", "scale = 1", "scale = True", "scale = np.float32(3)"],
     ),
-    "number through a helper": (
-        """\
+    "number through a helper": of(
+        """
 scale = 1.0
 def forward(x):
     return x * scale
-def on(x):
-    return forward(x)
 """,
+        "forward(x)",
         ["scale = 5.0", "scale = 7.0"],
     ),
-    "type of a number": (
-        """\
-kind = 1
-def on(x):
-    return x + code(kind)
-""",
+    "type of a number": of(
+        "kind = 1",
+        "x + code(kind)",
         ["kind = 1.0", "kind = True", "kind = Level.ONE", "kind = np.int8(1)"],
     ),
-    "zero": (
-        """\
-kind = 0.0
-def on(x):
-    return x + code(kind)
-""",
+    "zero": of(
+        "kind = 0.0",
+        "x + code(kind)",
         ["kind = -0.0", "kind = 0", "kind = False", "kind = (0.0,)", "kind = (-0.0,)"],
     ),
-    "NumPy array in place": (
-        """\
-table = np.ones(2, np.float32)
-def on(x):
-    return x * table.sum()
-""",
+    "NumPy array in place": of(
+        "table = np.ones(2, np.float32)",
+        "x * table.sum()",
         ["table[0] = 5.0", "table += 1.0", "table = np.full(2, 3.0, np.float32)"],
     ),
-    "JAX array": (
-        """\
-table = jnp.ones(2)
-def on(x):
-    return x * table.sum()
-""",
+    "JAX array": of(
+        "table = jnp.ones(2)",
+        "x * table.sum()",
         ["table = table + 1.0", "table = jnp.full(2, 7.0)"],
     ),
     "NumPy array in a closure": (
@@ -225,37 +141,27 @@ on = make(table)
 """,
         ["table[0] = 5.0", "table += 1.0"],
     ),
-    "list of numbers": (
-        """\
-numbers = [1.0]
-def on(x):
-    return x * sum(numbers)
-""",
+    "list of numbers": of(
+        "numbers = [1.0]",
+        "x * sum(numbers)",
         ["numbers.append(2.0)", "numbers[0] = 5.0", "numbers = [3.0]"],
     ),
-    "dict of numbers": (
-        """\
-config = dict(a=1.0)
-def on(x):
-    return x * config['a']
-""",
+    "dict of numbers": of(
+        "config = dict(a=1.0)",
+        "x * config['a']",
         ["config['a'] = 2.0", "config = dict(a=5.0)", "config['a'] = True"],
     ),
-    "attribute of a plain object": (
-        """\
-holder = types.SimpleNamespace(scale=1.0)
-def on(x):
-    return x * holder.scale
-""",
+    "attribute of a plain object": of(
+        "holder = types.SimpleNamespace(scale=1.0)",
+        "x * holder.scale",
         ["holder.scale = 2.0", "holder.scale = 5", "holder = Caller(1, 2)"],
     ),
-    "class attribute": (
-        """\
+    "class attribute": of(
+        """
 class Config:
     scale = 1.0
-def on(x):
-    return x * Config.scale
 """,
+        "x * Config.scale",
         ["Config.scale = 2.0", "Config.scale = 5"],
     ),
     "equal callables": (
@@ -264,13 +170,12 @@ on = Named('a', 2.0)
 """,
         ["on = Named('a', 3.0)", "on = Named('b', 2.0)", "on = Named('a', 5)"],
     ),
-    "helper made anew": (
-        """\
+    "helper made anew": of(
+        """
 def forward(x):
     return x
-def on(x):
-    return forward(x)
 """,
+        "forward(x)",
         ["forward = plus_one", "forward = times_two", "forward = Named('a', 3.0)"],
     ),
     "attribute of a function": (
@@ -305,28 +210,24 @@ on = functools.partial(forward, scale=1.0)
 """,
         ["on.keywords['scale'] = 2.0", "on = functools.partial(forward, scale=3.0)"],
     ),
-    "frozen dataclass": (
-        """\
-box = Box(1.0)
-def on(x):
-    return x + code(box)
-""",
+    "frozen dataclass": of(
+        "box = Box(1.0)",
+        "x + code(box)",
         ["box = Box(1)", "box = Box(True)", "box = Box((1,))", "box = Box((1.0,))"],
     ),
-    "method of a NamedTuple": (
-        """\
+    "method of a NamedTuple": of(
+        """
 scale = 1.0
 class Batch(typing.NamedTuple):
     x: object
     def scaled(self):
         return self.x * scale
-def on(x):
-    return Batch(x).scaled()
 """,
+        "Batch(x).scaled()",
         ["scale = 2.0", "scale = 5"],
     ),
-    "static field of a registered dataclass": (
-        """\
+    "static field of a registered dataclass": of(
+        """
 scale = 1.0
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
@@ -334,20 +235,18 @@ class State:
     x: object
     apply: object = dataclasses.field(metadata=dict(static=True))
 state = State(jnp.ones(2), lambda x: x * scale)
-def on(x):
-    return state.apply(x) + state.x.sum()
 """,
+        "state.apply(x) + state.x.sum()",
         ["scale = 2.0", "state.apply = plus_one", "state.x = state.x + 1"],
     ),
-    "in the clothes of a function of JAX": (
-        """\
+    "in the clothes of a function of JAX": of(
+        """
 scale = 1.0
 @functools.wraps(jax.nn.relu)
 def relu(x):
     return jax.nn.relu(x) * scale
-def on(x):
-    return relu(x)
 """,
+        "relu(x)",
         ["scale = 2.0", "scale = 5.0"],
     ),
     "code without a module": (
@@ -359,8 +258,8 @@ on = words['on']
 """,
         ["words['factor'][0] = 2.0", "words['factor'] = [3.0]"],
     ),
-    "metaclass": (
-        """\
+    "metaclass": of(
+        """
 rate = 1.0
 class Meta(type):
     @property
@@ -368,18 +267,16 @@ class Meta(type):
         return rate
 class Kind(metaclass=Meta):
     pass
-def on(x):
-    return x * Kind.rate
 """,
+        "x * Kind.rate",
         ["rate = 2.0", "Meta.rate = 3.0", "Kind = types.SimpleNamespace(rate=4.0)"],
     ),
-    "attribute of a module": (
-        """\
+    "attribute of a module": of(
+        """
 module = types.ModuleType('module')
 module.scale = 1.0
-def on(x):
-    return x * module.scale
 """,
+        "x * module.scale",
         ["module.scale = 2.0", "vars(module)['scale'] = 5.0"],
     ),
     "function of JAX replaced": (
@@ -400,56 +297,49 @@ value = next(numbers)
 """,
         ["value = next(numbers)"],
     ),
-    "operand with methods that are replaced": (
-        """\
+    "operand with methods that are replaced": of(
+        """
 class Bag(nnx.Dict):
     pass
 Bag.scale = 1.0
 bag = Bag()
-def on(x):
-    return x * type(bag).scale
 """,
+        "x * type(bag).scale",
         ["Bag.scale = 2.0", "type(bag).scale = 5.0"],
     ),
-    "derivative that reads a number": (
-        """\
+    "derivative that reads a number": of(
+        """
 slope = 1.0
 @jax.custom_jvp
 def bent(x):
     return x * 1.0
 bent.defjvp(lambda primals, tangents: (bent(*primals), tangents[0] * slope))
-def on(x):
-    return bent(x)
 """,
+        "bent(x)",
         ["slope = 2.0", "slope = 5.0"],
     ),
-    "pullback that reads a number": (
-        """\
+    "pullback that reads a number": of(
+        """
 slope = 1.0
 @jax.custom_vjp
 def bent(x):
     return x * 1.0
 bent.defvjp(lambda x: (bent(x), None), lambda _, g: (g * slope,))
-def on(x):
-    return bent(x)
 """,
+        "bent(x)",
         ["slope = 2.0", "slope = 5.0"],
     ),
-    "NumPy array of doubles in place": (
-        """\
+    "NumPy array of doubles in place": of(
+        """
 table = np.ones(())
 row = np.ones(2)
-def on(x):
-    return x * table + (x * row).sum()
 """,
+        "x * table + (x * row).sum()",
         ["table[...] = 5.0", "row += 1.0", "row[0] = 7.0", "table -= 3.0"],
     ),
-    "NumPy array behind a loop": (
-        """\
-table = np.ones((), np.float32)
-def on(x):
-    return jax.lax.fori_loop(0, 2, lambda i, x: x * table + table, x)
-""",
+    "NumPy array behind a loop": of(
+        "table = np.ones((), np.float32)",
+        "jax.lax.fori_loop(0, 2, lambda i, x: x * table + table, x)",
         ["table[...] = 5.0", "table -= 3.0"],
     ),
 }

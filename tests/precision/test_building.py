@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.precision.test_models import HALF, POLICY, TOKENS, Model, Scale, everything
+from tests import zoo
+from tests.precision.test_models import HALF, POLICY, TOKENS, Model, everything
 
 
 def made(make, policy=POLICY, **options):
@@ -175,7 +176,7 @@ def test_exceptions_select_in_each_model():
 
 def test_unknown_layers_are_warned_of_when_they_are_made():
     with pytest.warns(nnx.errors.UnknownLayerWarning, match="Scale") as caught:
-        made(Scale)
+        made(zoo.Scale)
     assert caught[0].filename == __file__
 
 

@@ -7,19 +7,9 @@ import optax
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 INF = jnp.inf
-
-
-class Net(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.linear = nnx.Linear(2, 2, rngs=rngs)
-        self.norm = nnx.BatchNorm(2, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.linear(x)))
 
 
 def loss_of(net, x):
@@ -27,7 +17,7 @@ def loss_of(net, x):
 
 
 def parts(**options):
-    net = Net()
+    net = zoo.Block()
     optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
     return net, optimizer, nnx.precision.DynamicScale(**options)
 
@@ -166,7 +156,7 @@ def test_bare_arrays_of_a_model_are_brought_back_too():
 
 
 def test_models_in_array_refs_are_left_alone_too():
-    net = nnx.with_vars(Net(), ref=True)
+    net = nnx.with_vars(zoo.Block(), ref=True)
     optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
     scaler = nnx.precision.DynamicScale()
     for x, moves in ((BAD, False), (GOOD, True)):

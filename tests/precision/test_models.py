@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 from tests.catalog import LAYERS
 
 POLICY = "params=f32, compute=bf16, output=f32"
@@ -38,16 +39,6 @@ class Model(nnx.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
-
-
-class Scale(nnx.Module):
-    """A layer of a user that says nothing of dtypes."""
-
-    def __init__(self):
-        self.factors = nnx.List([nnx.Param(jnp.ones(8))])
-
-    def __call__(self, x):
-        return x * self.factors[0]
 
 
 TOKENS = jnp.arange(6).reshape(2, 3)
@@ -289,51 +280,42 @@ def test_exceptions_are_a_dict(model):
 # Layers that it does not know.
 
 
-class WithScale(nnx.Module):
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(8, 8, rngs=rngs)
-        self.scales = nnx.List([Scale(), Scale()])
+def with_scales():
+    """A model with two layers of a user that say nothing of dtypes."""
+    scales = [zoo.Box(factors=nnx.List([nnx.Param(jnp.ones(8))])) for _ in range(2)]
+    linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    return nnx.Dict(linear=linear, scales=nnx.List(scales))
 
 
 def test_unknown_layers_are_returned_and_warned_of():
-    model = WithScale(nnx.Rngs(0))
+    model = with_scales()
     with pytest.warns(nnx.errors.UnknownLayerWarning) as caught:
         applied = nnx.precision.set_policy(model, HALF)
     assert [x.path for x in applied.unknown] == [("scales", 0), ("scales", 1)]
-    text = "scales[0-1]  Scale  factors[0] float32[8]"
+    text = "scales[0-1]  Box  factors[0] float32[8]"
     assert text in str(caught[0].message) and text in str(applied)
     assert model.scales[0].factors[0][...].dtype == jnp.float32
     assert model.linear.kernel[...].dtype == jnp.bfloat16
 
 
 def test_strict_makes_unknown_layers_an_error_before_anything_changes():
-    model = WithScale(nnx.Rngs(0))
+    model = with_scales()
     before = everything(model)
     with pytest.raises(ValueError, match="scales"):
         nnx.precision.set_policy(model, HALF, strict=True)
     assert unchanged(model, before)
-    nnx.precision.set_policy(model, HALF, strict=True, exceptions={Scale: "keep"})
+    nnx.precision.set_policy(model, HALF, strict=True, exceptions={zoo.Box: "keep"})
 
 
 def test_layers_of_users_with_the_usual_attributes_are_set():
-    class Own(nnx.Module):
-        def __init__(self):
-            self.dtype, self.param_dtype = None, jnp.float32
-            self.bias = nnx.Param(jnp.ones(2))
-
-    own = Own()
+    own = zoo.Box(dtype=None, param_dtype=jnp.float32, bias=nnx.Param(jnp.ones(2)))
     nnx.precision.set_policy(own, HALF, strict=True)
     assert own.dtype is own.param_dtype is jnp.bfloat16
     assert own.bias[...].dtype == jnp.bfloat16
 
 
 def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
-    class Own(nnx.Module):
-        def __init__(self):
-            self.dtype = jnp.int8
-            self.param_dtype = "table"
-
-    own = Own()
+    own = zoo.Box(dtype=jnp.int8, param_dtype="table")
     nnx.precision.set_policy(own, HALF, strict=True)
     assert own.dtype is jnp.int8 and own.param_dtype == "table"
 

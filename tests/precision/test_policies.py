@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.precision import policies
 
 Policy = nnx.precision.Policy
 
@@ -58,9 +57,16 @@ def test_float64_is_taken_where_jax_has_it(float64):
     assert Policy(compute="f64").compute == jnp.float64
 
 
-def test_the_policy_of_a_model_needs_params_and_compute():
-    with pytest.raises(ValueError, match="lacks params"):
-        policies.of_model("compute=f32")
-    with pytest.raises(ValueError, match="lacks params and compute"):
-        policies.of_model("output=f32")
-    assert policies.of_model("params=f32, compute=f16").output is None
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("compute=f32", "lacks params"), ("output=f32", "lacks params and compute")],
+)
+def test_the_policy_of_a_model_needs_params_and_compute(text, told):
+    with pytest.raises(ValueError, match=told):
+        nnx.precision.set_policy(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), text)
+
+
+def test_a_policy_without_an_output_has_none():
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    applied = nnx.precision.set_policy(layer, "params=f32, compute=f16")
+    assert applied.policy.output is None

@@ -18,12 +18,14 @@ def mesh_of(kind, **sizes):
     return jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=(kind,) * len(sizes))
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        up = {"out_sharding": ("embed", "mlp"), "optimizer_sharding": ("batch", "mlp")}
-        self.up = nnx.Linear(8, 16, kernel_metadata=up, rngs=rngs)
-        self.down = nnx.Linear(16, 8, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+def make_model():
+    up = {"out_sharding": ("embed", "mlp"), "optimizer_sharding": ("batch", "mlp")}
+    rngs = nnx.Rngs(0)
+    return nnx.Dict(
+        up=nnx.Linear(8, 16, kernel_metadata=up, rngs=rngs),
+        down=nnx.Linear(16, 8, rngs=rngs),
+        dropout=nnx.Dropout(0.5, rngs=rngs),
+    )
 
 
 RULES = [("embed", None), ("mlp", "model"), ("batch", "data")]
@@ -32,9 +34,9 @@ RULES = [("embed", None), ("mlp", "model"), ("batch", "data")]
 @KINDS
 def test_values_are_those_without_a_mesh_and_lie_as_annotated(kind):
     mesh = mesh_of(kind, data=2, model=4)
-    model = nnx.sharding.init(lambda: Net(nnx.Rngs(0)), mesh, RULES)
+    model = nnx.sharding.init(make_model, mesh, RULES)
     with nnx.use_eager_sharding(False):
-        expected = Net(nnx.Rngs(0))
+        expected = make_model()
     states = [nnx.to_flat_state(nnx.state(x)) for x in (model, expected)]
     for (path, found), (other, leaf) in zip(*states, strict=True):
         assert path == other
@@ -52,7 +54,7 @@ def test_optimizer_state_follows_its_own_annotation(kind):
     mesh = mesh_of(kind, data=2, model=4)
 
     def make():
-        model = Net(nnx.Rngs(0))
+        model = make_model()
         return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
     model, optimizer = nnx.sharding.init(make, mesh, RULES)
@@ -94,10 +96,9 @@ def test_no_device_holds_a_whole_array_while_it_is_made(monkeypatch):
     assert memory.temp_size_in_bytes < 4 * part
 
 
-class Stacked(nnx.Module):
-    def __init__(self, names, size):
-        made = {"kernel_metadata": {"out_sharding": names}, "rngs": nnx.Rngs(0)}
-        self.blocks = nnx.List([nnx.Linear(size, size, **made) for _ in range(2)])
+def make_blocks(names, size):
+    made = {"kernel_metadata": {"out_sharding": names}, "rngs": nnx.Rngs(0)}
+    return nnx.Dict(blocks=nnx.List([nnx.Linear(size, size, **made) for _ in range(2)]))
 
 
 @KINDS
@@ -115,7 +116,7 @@ def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     mesh = mesh_of(kind, data=2, model=4)
     rules = [("embed", "model"), ("wrong", "tensor")]
     with pytest.raises(ValueError, match=words) as caught:
-        nnx.sharding.init(lambda: Stacked(names, size), mesh, rules)
+        nnx.sharding.init(lambda: make_blocks(names, size), mesh, rules)
     text = str(caught.value)
     assert "blocks[0].kernel: " in text and "blocks[1].kernel: " in text
     assert "axes of the mesh: 'data' of 2, 'model' of 4" in text

@@ -25,15 +25,17 @@ import sys
 import tempfile
 import zipfile
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import graftree as nnx
+from graftree import checkpoints, errors
 from tests.stress import savings
 
 
 def good_model(seed=0):
     """What is saved, and asked for."""
-    import graftree as nnx
-
     return nnx.Linear(40, 50, rngs=nnx.Rngs(seed))
 
 
@@ -76,27 +78,16 @@ def torch_file(path):
 
 def other_model(path):
     """A checkpoint of a model with other layers."""
-    import graftree as nnx
-    from graftree import checkpoints
-
     checkpoints.save(path, nnx.Conv(3, 4, (2, 2), rngs=nnx.Rngs(0)))
 
 
 def other_shape(path):
     """A checkpoint of a wider layer."""
-    import graftree as nnx
-    from graftree import checkpoints
-
     checkpoints.save(path, nnx.Linear(40, 51, rngs=nnx.Rngs(0)))
 
 
 def other_dtype(path):
     """A checkpoint in half precision."""
-    import jax.numpy as jnp
-
-    import graftree as nnx
-    from graftree import checkpoints
-
     model = nnx.Linear(40, 50, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     checkpoints.save(path, model)
 
@@ -111,8 +102,6 @@ def plain_dict(path):
 
 def unfinished(path):
     """What a killed save left: the folder with the name of a part."""
-    from graftree import checkpoints
-
     checkpoints.save(path, good_model())
     path.rename(path.with_name(path.name + ".orbax-checkpoint-tmp"))
 
@@ -178,10 +167,6 @@ def files_of(folder):
 
 def numbers(obj):
     """All values as bytes."""
-    import jax
-
-    import graftree as nnx
-
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(nnx.state(obj))]
 
 
@@ -192,8 +177,6 @@ def tried(action, path, objects):
         AssertionError: If it is another one, does not name the path, or comes after
             something was changed.
     """
-    from graftree import errors
-
     before = numbers(objects)
     try:
         action()
@@ -214,8 +197,6 @@ def all_tried(path, objects, *actions):
 
 def read_fault(path):
     """The message for a path that can't be read."""
-    from graftree import checkpoints
-
     model = good_model(1)
     message = tried(lambda: checkpoints.restore(path, model), path, model)
     if message is None:
@@ -229,8 +210,6 @@ def damage_of_step(folder, name, damage):
     Returns:
         The message, or ``None`` if all values were right, or ``"wrong values"``.
     """
-    from graftree import checkpoints
-
     model, position = good_model(1), savings.Position()
     damage(files_of(folder)[name])
     with checkpoints.Checkpoints(folder) as kept:
@@ -247,8 +226,6 @@ def damage_of_step(folder, name, damage):
 
 def good_series(folder):
     """A series with one step."""
-    from graftree import checkpoints
-
     position = savings.Position()
     position.state["position"] = 5
     with checkpoints.Checkpoints(folder) as kept:
@@ -289,10 +266,6 @@ NOBODY = 65534
 
 def array_of(size):
     """A model of one array, which can't be compressed."""
-    import jax.numpy as jnp
-
-    import graftree as nnx
-
     return nnx.Dict(weight=nnx.Param(jnp.asarray(_random(size))))
 
 
@@ -310,8 +283,6 @@ def write_too_much(folder, context=contextlib.nullcontext):
     Raises:
         AssertionError: If a checkpoint is lost, or a part of one is left.
     """
-    from graftree import checkpoints
-
     small, big = array_of(10), array_of(1_000_000)
     single, other, series = (folder / name for name in ("single", "other", "series"))
     checkpoints.save(single, small)
@@ -344,8 +315,6 @@ def write_too_much(folder, context=contextlib.nullcontext):
 
 def write_where_forbidden(folder):
     """Saves into a folder that is read-only; returns the messages."""
-    from graftree import checkpoints
-
     model = array_of(10)
     checkpoints.save(folder / "single", model)
     good_series(folder / "series")
@@ -370,8 +339,6 @@ def write_where_forbidden(folder):
 
 def read_where_forbidden(folder):
     """Reads what this user may not read; returns the messages."""
-    from graftree import checkpoints
-
     model = array_of(10)
     checkpoints.save(folder / "single", model)
     good_series(folder / "series")
@@ -395,8 +362,6 @@ def read_where_forbidden(folder):
 
 def write_over_what_is_not_ours(folder):
     """Saves over, below, and as a series into what is no checkpoint; the messages."""
-    from graftree import checkpoints
-
     model = array_of(10)
     file, other = folder / "file", folder / "other"
     plain_file(file)

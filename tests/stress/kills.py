@@ -22,6 +22,9 @@ import random
 import sys
 import tempfile
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also of the processes that it starts
+
+from graftree import checkpoints, errors
 from tests.stress import savings, starts
 
 
@@ -50,8 +53,6 @@ class Expected:
 
 def check_series(folder, expected):
     """Reads a series as a new process would; returns its steps."""
-    from graftree import checkpoints
-
     begun, done = expected.begun["series"], sorted(expected.done["series"])
     with checkpoints.Checkpoints(folder, keep=savings.KEEP) as kept:
         steps = kept.steps()
@@ -83,8 +84,6 @@ def check_step(restore, step):
 
 def check_absent(kept, folder, step):
     """What was not finished gives an error, by its step and by its path."""
-    from graftree import checkpoints, errors
-
     objects = savings.make_objects()
     for restore in (
         lambda: kept.restore(step, **objects, position=savings.Position()),
@@ -187,7 +186,6 @@ def read_options(arguments=None):
 def main():
     """Kills as often as the command line says, and says what was seen."""
     options = read_options()
-    os.environ["JAX_PLATFORMS"] = "cpu"
     counts, expected = run(options)
     done = {what: len(steps) for what, steps in expected.done.items()}
     print(f"{options.kills} kills; finished saves {done}; all of them loaded")

@@ -21,6 +21,17 @@ import random
 import signal
 import sys
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import graftree as nnx
+from graftree import checkpoints, errors
+from tests.stress.starts import tell
+
 KEEP = 2
 SIZE = 200_000
 
@@ -30,11 +41,6 @@ OPERATIONS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "
 
 def make_objects():
     """What is saved: layers, an optimizer, streams."""
-    import jax.numpy as jnp
-    import optax
-
-    import graftree as nnx
-
     model = nnx.Dict(
         layers=nnx.List([nnx.Param(jnp.zeros((3, 4))), nnx.Rngs(0)]),
         wide=nnx.Param(jnp.zeros(SIZE)),
@@ -59,22 +65,15 @@ class Position:
 
 
 def _values(step, number, shape):
-    import numpy as np
-
     return np.random.default_rng([step, number]).random(shape, np.float32)
 
 
 def _leaves(objects):
     """The Variables in order, each with its number."""
-    import graftree as nnx
-
     return enumerate(leaf for _, leaf in nnx.to_flat_state(nnx.state(objects)))
 
 
 def _known(leaf, step, number):
-    import jax
-    import jax.numpy as jnp
-
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key(step * 100 + number)
     if jnp.issubdtype(leaf.dtype, jnp.integer):
@@ -84,8 +83,6 @@ def _known(leaf, step, number):
 
 def fill(objects, position, step):
     """Writes the values of a step, and deletes the arrays that were there."""
-    import jax
-
     for number, leaf in _leaves(objects):
         before = leaf.get_value()
         leaf.set_value(_known(leaf, step, number))
@@ -97,9 +94,6 @@ def fill(objects, position, step):
 
 def step_of(objects):
     """The step whose values these are; raises if they are no step's."""
-    import jax
-    import numpy as np
-
     leaves = [*_leaves(objects)]
     step = int(objects["optimizer"].step[...]) // 100
     for number, leaf in leaves:
@@ -113,8 +107,6 @@ def step_of(objects):
 
 def single_step(folder):
     """The step of the single checkpoint; -1 if there is none."""
-    from graftree import checkpoints, errors
-
     try:
         read = checkpoints.restore(folder, make_objects())
     except errors.CheckpointError as error:
@@ -149,15 +141,8 @@ def _changes(event, arguments):
     return isinstance(arguments[0], (str, os.PathLike))
 
 
-def tell(*words):
-    """Prints a line at once: the process may not live to print more."""
-    print(" ".join(map(str, words)), flush=True)
-
-
 def save_on(folder, rounds, rng, before=0, tell=tell):
     """Saves until it is killed, or for a number of rounds."""
-    from graftree import checkpoints
-
     series, single = os.path.join(folder, "series"), os.path.join(folder, "single")
     objects, position = make_objects(), Position()
     with checkpoints.Checkpoints(series, keep=KEEP) as kept:
@@ -199,7 +184,6 @@ def main():
     parser.add_argument("--seed", default="0")
     parser.add_argument("--before", type=int, default=0)
     options = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
     rng = random.Random(options.seed)
     save_on(options.directory, options.rounds, rng, options.before)
 

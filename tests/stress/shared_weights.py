@@ -13,6 +13,7 @@ from tests.stress import starts
 
 NAME = "tests.stress.shared_weights"
 ROWS, COLUMNS = 64, 32
+TABLE = {"fc": "up"}
 
 
 def run(options):
@@ -29,9 +30,6 @@ def run(options):
     from graftree.weights import sources
 
     folder = pathlib.Path(options.folder)
-    kernel = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(COLUMNS, ROWS)
-    bias = np.arange(COLUMNS, dtype=np.float32)
-    table = {"fc": "up"}
     opened, real = [], sources.open
     sources.open = lambda path: opened.append(real(path)) or opened[-1]
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -41,39 +39,42 @@ def run(options):
         layer = nnx.Linear(ROWS, COLUMNS, kernel_metadata=metadata, rngs=nnx.Rngs(0))
         return nnx.Dict(up=layer)
 
-    if options.process == 0:
-        model = nnx.Dict(up=nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)))
-        weights = {"fc.weight": kernel, "fc.bias": bias}
-        nnx.weights.load(weights, model, table)
-        tensors = nnx.weights.Mapping(table).tensors(model)
-        write_alone(folder / "a.safetensors", tensors)
-    wait("written")
     with jax.set_mesh(mesh):
         model = nnx.eval_shape(make)
-        nnx.weights.load(folder / "a.safetensors", model, table)
+        nnx.weights.load(folder / "a.safetensors", model, TABLE)
     print("read", opened[-1].bytes_read, flush=True)
     whole = nnx.sharding.fetch(model.up.kernel[...])
-    np.testing.assert_array_equal(whole, kernel.T)
-    nnx.weights.save(folder / "b.safetensors", model, table)
-    nnx.weights.save(folder / "set", model, table, shard_bytes=ROWS * COLUMNS * 4)
+    np.testing.assert_array_equal(whole, numbers()[0].T)
+    nnx.weights.save(folder / "b.safetensors", model, TABLE)
+    nnx.weights.save(folder / "set", model, TABLE, shard_bytes=ROWS * COLUMNS * 4)
     same = (folder / "a.safetensors").read_bytes() == (
         folder / "b.safetensors"
     ).read_bytes()
     print("same", same, len([*(folder / "set").iterdir()]), flush=True)
     try:
-        nnx.weights.save(folder / "a.safetensors" / "c.safetensors", model, table)
+        nnx.weights.save(folder / "a.safetensors" / "c.safetensors", model, TABLE)
     except nnx.errors.WeightsError:
         print("refused", flush=True)
     wait("end")
     print("end", flush=True)
 
 
-def write_alone(path, tensors):
-    """Writes what one process has, while the others do something else."""
-    from graftree.weights import saving, writing
+def numbers():
+    """A kernel and a bias, as weights of PyTorch have them."""
+    import numpy as np
 
-    outs = [saving.out_of(tensor) for tensor in tensors]
-    writing.write(path, outs, metadata={"format": "pt"})
+    kernel = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(COLUMNS, ROWS)
+    return kernel, np.arange(COLUMNS, dtype=np.float32)
+
+
+def write(path):
+    """Writes what both processes will read."""
+    import graftree as nnx
+
+    kernel, bias = numbers()
+    model = nnx.Dict(up=nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)))
+    nnx.weights.load({"fc.weight": kernel, "fc.bias": bias}, model, TABLE)
+    nnx.weights.save(path, model, TABLE)
 
 
 def wait(name):
@@ -94,6 +95,7 @@ def main(arguments=None):
         run(options)
         return
     with tempfile.TemporaryDirectory() as folder:
+        write(pathlib.Path(folder) / "a.safetensors")
         port = starts.free_port()
         record = starts.start(
             [[NAME, folder, f"--process={i}", f"--port={port}"] for i in range(2)]

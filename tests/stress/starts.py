@@ -63,6 +63,11 @@ class Record:
             raise AssertionError("\n".join(text))
 
 
+def tell(*words):
+    """Prints a line at once: the process may not live to print more."""
+    print(" ".join(map(str, words)), flush=True)
+
+
 def free_port():
     """A port of this machine that nobody listens on."""
     with socket.socket() as free:

@@ -8,6 +8,7 @@ to it that what JAX compares for us never runs Python.
 """
 
 import argparse
+import functools
 import os
 import random
 import sys
@@ -19,6 +20,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import jax.numpy as jnp
+
+from tests import threads
 
 THREADS, CALLS, TAGS = 5, 300, 30
 
@@ -64,11 +67,7 @@ def run_round(number):
         for _ in range(CALLS):
             function(Box(array, Tag(rng.randrange(TAGS))))
 
-    threads = [threading.Thread(target=work, args=[i]) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads.run_in_threads(*[functools.partial(work, i) for i in range(THREADS)])
 
 
 def main():

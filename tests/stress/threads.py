@@ -13,6 +13,7 @@ that Python or the library raises on purpose.
 
 import argparse
 import collections
+import functools
 import os
 import random
 import sys
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 import graftree as nnx
+from tests import threads
 
 THREADS = 5
 MODES = [
@@ -144,11 +146,7 @@ def _run_round(one, seed, actions, met, failures):
             failures.append(error)
             one.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=[i]) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads.run_in_threads(*[functools.partial(work, i) for i in range(THREADS)])
 
 
 def main():

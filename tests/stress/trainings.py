@@ -22,6 +22,8 @@ import json
 import os
 import sys
 
+from tests.stress.starts import tell
+
 MESHES = {"1x1": (1, 1), "1x8": (1, 8), "2x4": (2, 4)}
 BATCH, FEATURES, CLASSES = 16, 12, 8
 
@@ -215,11 +217,6 @@ def digest(made, data):
             f"{name} {json.dumps(iterator.get_state(), sort_keys=True)}".encode()
         )
     return seen.hexdigest()
-
-
-def tell(*words):
-    """Prints a line at once: the process may not live to print more."""
-    print(" ".join(map(str, words)), flush=True)
 
 
 def train(options):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from graftree.nn import lora
+from tests import zoo
 from tests.modes import GRAPH_UPDATES
 
 surgery = nnx.surgery
@@ -231,21 +231,17 @@ def test_unfreezing_is_the_inverse_of_freezing():
     assert all(x is y for (_, x), (_, y) in zip(before, after, strict=True))
 
 
-class Scale(nnx.Param):
-    """A class of the user's without behaviour of its own."""
-
-
 def test_every_variable_gets_its_own_class_and_metadata_back():
-    kinds = [nnx.Param, nnx.LoRAParam, Scale, nnx.Variable]
+    kinds = [nnx.Param, nnx.LoRAParam, zoo.Kind, nnx.Variable]
     model = nnx.List([kind(jnp.ones(2), tag=kind.__name__) for kind in kinds])
     surgery.freeze(model, nnx.Variable)
     assert [type(x) for x in model] == [surgery.Frozen] * 4
-    assert [x.tag for x in model] == ["Param", "LoRAParam", "Scale", "Variable"]
+    assert [x.tag for x in model] == ["Param", "LoRAParam", "Kind", "Variable"]
     assert surgery.unfreeze(model, nnx.LoRAParam) == [(1,)]
-    assert surgery.unfreeze(model, nnx.Not(Scale)) == [(0,), (3,)]
+    assert surgery.unfreeze(model, nnx.Not(zoo.Kind)) == [(0,), (3,)]
     surgery.unfreeze(model)
     assert [type(x) for x in model] == kinds
-    assert model[2].get_metadata(exclude_required=True) == {"tag": "Scale"}
+    assert model[2].get_metadata(exclude_required=True) == {"tag": "Kind"}
 
 
 def test_what_is_shared_stays_shared_and_is_frozen_everywhere():
@@ -430,12 +426,6 @@ def test_models_are_frozen_where_a_transform_makes_them():
     for model in (nnx.jit(make)(), nnx.eval_shape(make)):
         assert type(model.blocks[0].kernel) is surgery.Frozen
         assert model.blocks[0].kernel.frozen_type is nnx.Param
-
-
-def test_classes_of_graftree_have_no_behaviour_of_their_own():
-    # Else freezing would lose it.
-    for cls in (nnx.Param, lora.LoRAParam):
-        surgery.freeze(nnx.List([cls(jnp.ones(1))]))
 
 
 def test_a_precision_policy_stores_frozen_parameters_in_its_dtype_too():

@@ -18,40 +18,34 @@ def random(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+# How each is made, the shape of its inputs, and what its kernel counts as, by the
+# letters of its axes.
 LAYERS = {
-    "linear": (lambda rngs: nnx.Linear(3, 5, rngs=rngs), (2, 4, 3)),
+    "linear": (lambda rngs: nnx.Linear(3, 5, rngs=rngs), (2, 4, 3), "ir,ro->io"),
     "general": (
         lambda rngs: nnx.LinearGeneral((2, 3), (4, 5), axis=(-1, 1), rngs=rngs),
-        (6, 2, 7, 3),
+        *((6, 2, 7, 3), "hir,rop->hiop"),
     ),
     "batched": (
         lambda rngs: nnx.LinearGeneral(3, 5, batch_axis={0: 2}, rngs=rngs),
-        (2, 4, 3),
+        *((2, 4, 3), "bir,bro->bio"),
     ),
     "conv": (
         lambda rngs: nnx.Conv(3, 5, (3, 2), 2, padding="CIRCULAR", rngs=rngs),
-        (2, 8, 6, 3),
+        *((2, 8, 6, 3), "klir,ro->klio"),
     ),
     "half": (
         lambda rngs: nnx.Linear(
             3, 5, dtype=jnp.bfloat16, preferred_element_type=jnp.float32, rngs=rngs
         ),
-        (2, 3),
+        *((2, 3), "ir,ro->io"),
     ),
-}
-# What the kernel of each counts as, by the letters of its axes.
-PRODUCTS = {
-    "linear": "ir,ro->io",
-    "general": "hir,rop->hiop",
-    "batched": "bir,bro->bio",
-    "conv": "klir,ro->klio",
-    "half": "ir,ro->io",
 }
 
 
 def adapted(name, *, alpha=6, rank=2):
     """A model of one layer with LoRA that is not zero, a plain one, and inputs."""
-    make, shape = LAYERS[name]
+    make, shape, _ = LAYERS[name]
     model = nnx.Dict(layer=make(nnx.Rngs(0)))
     plain = nnx.clone(model)
     paths = surgery.add_lora(model, "layer", rank=rank, alpha=alpha, rngs=nnx.Rngs(1))
@@ -69,7 +63,7 @@ def test_a_layer_counts_with_the_sum_of_kernel_and_product(name):
     model, plain, x = adapted(name)
     low_rank = model.layer.lora
     a, b = np.float64(low_rank.lora_a[...]), np.float64(low_rank.lora_b[...])
-    kernel = np.float64(plain.layer.kernel[...]) + 3 * np.einsum(PRODUCTS[name], a, b)
+    kernel = np.float64(plain.layer.kernel[...]) + 3 * np.einsum(LAYERS[name][2], a, b)
     expected = nnx.clone(plain)
     expected.layer.kernel[...] = kernel.astype(np.float32)
     rtol = 3e-2 if name == "half" else 2e-5

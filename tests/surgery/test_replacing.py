@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 replace = nnx.surgery.replace
 Pair = collections.namedtuple("Pair", "a b")
@@ -25,15 +26,19 @@ class Wrapper(nnx.Module):
         return 2 * self.inner(x)
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.first = linear(0)
-        self.layers = nnx.List([linear(1), nnx.relu, linear(2)])
-        self.by_name = nnx.data({"a": [linear(3)], "b": Pair(linear(4), (linear(5),))})
+def make_model():
+    """A model with linear layers in all kinds of containers."""
+    pair = Pair(linear(4), (linear(5),))
+    return zoo.Box(
+        first=linear(0),
+        layers=nnx.List([linear(1), nnx.relu, linear(2)]),
+        by_name=nnx.data({"a": [linear(3)], "b": pair}),
+    )
 
-    def all_linears(self):
-        a, (b, (c,)) = self.by_name["a"][0], self.by_name["b"]
-        return [a, b, c, self.first, self.layers[0], self.layers[2]]
+
+def linears_of(model):
+    a, (b, (c,)) = model.by_name["a"][0], model.by_name["b"]
+    return [a, b, c, model.first, model.layers[0], model.layers[2]]
 
 
 PATHS = [
@@ -47,11 +52,11 @@ PATHS = [
 
 
 def test_modules_of_a_class_are_replaced_in_all_kinds_of_containers():
-    model = Model()
-    old = model.all_linears()
+    model = make_model()
+    old = linears_of(model)
     assert replace(model, nnx.Linear, Wrapper) == PATHS
-    assert [type(x) for x in model.all_linears()] == [Wrapper] * 6
-    assert all(new.inner is x for new, x in zip(model.all_linears(), old, strict=True))
+    assert [type(x) for x in linears_of(model)] == [Wrapper] * 6
+    assert all(new.inner is x for new, x in zip(linears_of(model), old, strict=True))
     assert type(model.by_name["b"]) is Pair and model.layers[1] is nnx.relu
 
 
@@ -69,9 +74,9 @@ def test_modules_of_a_class_are_replaced_in_all_kinds_of_containers():
     ],
 )
 def test_modules_are_selected_by_path_class_or_predicate(where, expected):
-    model = Model()
+    model = make_model()
     assert replace(model, where, Wrapper) == [PATHS[n] for n in expected]
-    kinds = [type(x) is Wrapper for x in model.all_linears()]
+    kinds = [type(x) is Wrapper for x in linears_of(model)]
     assert [n for n, is_replaced in enumerate(kinds) if is_replaced] == expected
 
 
@@ -89,7 +94,7 @@ def test_compiled_functions_see_the_new_module(mode):
 
 
 def test_shared_modules_are_replaced_once_and_stay_shared():
-    model = Model()
+    model = make_model()
     model.second = model.first
     model.by_name["c"] = (model.first, 7)
     made = []
@@ -129,7 +134,7 @@ def test_a_function_in_the_place_of_a_module_is_static():
 
 
 def test_a_module_that_stays_is_not_listed():
-    model = Model()
+    model = make_model()
     kept = model.first
     by = {id(kept): kept}
     found = replace(model, "{first,layers[0]}", lambda old: by.get(id(old), linear()))
@@ -137,7 +142,7 @@ def test_a_module_that_stays_is_not_listed():
 
 
 def unchanged(model, before):
-    return all(x is y for x, y in zip(model.all_linears(), before, strict=True))
+    return all(x is y for x, y in zip(linears_of(model), before, strict=True))
 
 
 REFUSED = {
@@ -152,7 +157,7 @@ REFUSED = {
         "where=Conv matches no module.*\n  there are: by_name",
     ),
     "one of a list": (["first", nnx.Conv], Wrapper, "where=Conv matches no module"),
-    "the model": (Model, Wrapper, "the model itself, a Model, is selected"),
+    "the model": (zoo.Box, Wrapper, "the model itself, a Box, is selected"),
     "nested": ("layers.**", Wrapper, r"layers\[0\] is inside of layers, and both"),
     "several": ("layers[*]", linear(), r"2 modules match.\n  layers\[0\], layers\[2\]"),
     "none": ("first", lambda old: None, "returned NoneType for first"),
@@ -164,16 +169,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_done_is_refused_and_nothing_is_changed(name):
     where, by, message = REFUSED[name]
-    model = Model()
-    before = model.all_linears()
+    model = make_model()
+    before = linears_of(model)
     with pytest.raises(ValueError, match=message):
         replace(model, where, by)
     assert unchanged(model, before)
 
 
 def test_nothing_is_changed_if_the_function_fails():
-    model = Model()
-    before, calls = model.all_linears(), iter(range(9))
+    model = make_model()
+    before, calls = linears_of(model), iter(range(9))
 
     def by(old):
         if next(calls) == 3:
@@ -186,9 +191,9 @@ def test_nothing_is_changed_if_the_function_fails():
 
 
 def test_objects_of_another_trace_are_left_alone():
-    model = Model()
-    before = model.all_linears()
-    with pytest.raises(nnx.errors.TraceContextError, match="'Dict'|'List'|'Model'"):
+    model = make_model()
+    before = linears_of(model)
+    with pytest.raises(nnx.errors.TraceContextError, match="'Dict'|'List'|'Box'"):
         jax.jit(lambda: replace(model, nnx.Linear, Wrapper) and None)()
     assert unchanged(model, before)
 
@@ -197,9 +202,9 @@ def test_wrong_types_are_refused():
     with pytest.raises(TypeError, match="expects a Module"):
         replace(nnx.relu, nnx.Linear, Wrapper)
     with pytest.raises(TypeError, match="as `by`, got int"):
-        replace(Model(), nnx.Linear, 3)
+        replace(make_model(), nnx.Linear, 3)
     with pytest.raises(TypeError, match="selects no parts of a model"):
-        replace(Model(), None, Wrapper)
+        replace(make_model(), None, Wrapper)
 
 
 def test_a_tuple_that_contains_itself_by_another_object_is_refused():
@@ -210,7 +215,7 @@ def test_a_tuple_that_contains_itself_by_another_object_is_refused():
 
 
 def test_the_new_structure_reaches_the_caller_of_a_compiled_function():
-    model = Model()
+    model = make_model()
 
     @nnx.jit(graph=True, graph_updates=True)
     def wrap(model):

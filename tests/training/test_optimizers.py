@@ -1,13 +1,15 @@
 """Optimizer: state in Variables, one step in place, and nothing on failure."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 import graftree as nnx
-from graftree.training import optimizers
 
 
 def affine(**metadata):
@@ -16,6 +18,12 @@ def affine(**metadata):
         kernel=nnx.Param(jnp.array([[1.0, -2.0], [3.0, 0.5]]), **metadata),
         bias=nnx.Param(jnp.array([0.25, -0.75])),
     )
+
+
+def started(tx, **attributes):
+    """A model, that of `affine` unless told what it has, and its optimizer."""
+    model = nnx.Dict(**attributes) if attributes else affine()
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
 def ones_like(model, wrt=nnx.Param):
@@ -38,7 +46,7 @@ def test_opt_state_is_the_base_of_all_optimizer_variables():
 
 
 def test_state_is_boxed_in_variables_at_the_paths_of_optax():
-    optimizer = nnx.Optimizer(affine(), optax.adam(1e-3), wrt=nnx.Param)
+    _, optimizer = started(optax.adam(1e-3))
     kinds = {path: type(leaf) for path, leaf in nnx.to_flat_state(nnx.state(optimizer))}
     adam = ("opt_state", 0)
     assert kinds == {
@@ -49,10 +57,12 @@ def test_state_is_boxed_in_variables_at_the_paths_of_optax():
         (*adam, "nu", "bias"): nnx.OptVariable,
         (*adam, "nu", "kernel"): nnx.OptVariable,
     }
+    assert isinstance(optimizer.opt_state[0].mu, nnx.State)
+    assert optimizer.opt_state[0].mu.kernel is optimizer.opt_state[0].mu["kernel"]
 
 
 def test_jax_paths_of_the_state():
-    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    _, optimizer = started(optax.sgd(0.1, momentum=0.9))
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(optimizer)
     ]
@@ -64,16 +74,10 @@ def test_jax_paths_of_the_state():
 
 
 def test_attributes_stand_in_reading_order():
-    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1), wrt=nnx.Param)
+    optimizer = nnx.Optimizer[nnx.Module](affine(), optax.sgd(0.1), wrt=nnx.Param)
     names = [name for name in vars(optimizer) if not name.startswith("_")]
     assert names == ["graph", "step", "tx", "opt_state", "wrt"]
     assert optimizer.step[...].dtype == jnp.uint32
-
-
-def test_mirrors_of_the_params_are_states():
-    optimizer = nnx.Optimizer(affine(), optax.adam(0.1), wrt=nnx.Param)
-    assert isinstance(optimizer.opt_state[0].mu, nnx.State)
-    assert isinstance(optimizer.opt_state[0].mu.kernel, nnx.OptVariable)
 
 
 def test_init_sees_variables_and_update_sees_arrays():
@@ -83,8 +87,7 @@ def test_init_sees_variables_and_update_sees_arrays():
         seen.append(type(params["kernel"]))
         return jax.tree.map(lambda _: True, params, is_leaf=is_variable)
 
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.masked(optax.sgd(1.0), spy), wrt=nnx.Param)
+    model, optimizer = started(optax.masked(optax.sgd(1.0), spy))
     optimizer.update(model, ones_like(model))
     assert seen[0] is nnx.Param
     assert issubclass(seen[-1], jax.Array)
@@ -104,16 +107,12 @@ def test_wrt_is_required_by_keyword():
 
 
 def test_an_optimizer_has_no_model():
-    optimizer = nnx.Optimizer(affine(), optax.sgd(0.1), wrt=nnx.Param)
+    _, optimizer = started(optax.sgd(0.1))
     assert not hasattr(optimizer, "model")
     with pytest.raises(AttributeError, match="does not have attribute 'model'"):
         optimizer.model
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         optimizer.nope
-
-
-def test_class_is_generic():
-    assert nnx.Optimizer[nnx.Module](affine(), optax.sgd(0.1), wrt=nnx.Param)
 
 
 def test_skeletons_are_equal_for_the_same_transformation_only():
@@ -146,20 +145,22 @@ def test_state_shares_no_array_with_the_params():
         np.testing.assert_array_equal(value, param)
 
 
-# Boxing of Optax state.
-
-
-def test_to_opt_state_keeps_metadata_and_value():
-    boxed = optimizers.to_opt_state([nnx.Param(jnp.ones(2), tag="x"), 3])
-    assert type(boxed[0]) is nnx.OptVariable
-    assert boxed[0].get_metadata(exclude_required=True) == {"tag": "x"}
-    assert type(boxed[1]) is nnx.OptArray and boxed[1].get_value() == 3
-
-
-def test_optimizer_sharding_takes_the_place_of_out_sharding():
-    param = nnx.Param(jnp.ones(2), optimizer_sharding=None, out_sharding=())
-    (boxed,) = optimizers.to_opt_state([param])
-    assert boxed.get_metadata(exclude_required=True) == {"out_sharding": None}
+@pytest.mark.parametrize(
+    ("metadata", "kept"),
+    [
+        ({"tag": "x"}, {"tag": "x"}),
+        ({"optimizer_sharding": None, "out_sharding": ()}, {"out_sharding": None}),
+    ],
+    ids=["as they are", "but for the sharding of optimizers"],
+)
+def test_state_of_a_param_has_its_value_and_metadata(metadata, kept):
+    tx = optax.GradientTransformation(lambda w: [w, 3], optax.identity().update)
+    _, optimizer = started(tx, w=nnx.Param(jnp.ones(2), **metadata))
+    mirror, number = optimizer.opt_state
+    assert type(mirror["w"]) is nnx.OptVariable and type(number) is nnx.OptArray
+    assert mirror["w"].get_metadata(exclude_required=True) == kept
+    np.testing.assert_array_equal(mirror["w"][...], [1.0, 1.0])
+    assert number.get_value() == 3
 
 
 # One step.
@@ -177,8 +178,9 @@ def test_sgd_step_in_closed_form():
 
 
 def test_adam_steps_against_numpy():
-    model = nnx.Dict(w=nnx.Param(jnp.array([1.0, -2.0, 3.0])))
-    optimizer = nnx.Optimizer(model, optax.adam(0.1, b1=0.9, b2=0.99), wrt=nnx.Param)
+    model, optimizer = started(
+        optax.adam(0.1, b1=0.9, b2=0.99), w=nnx.Param(jnp.array([1.0, -2.0, 3.0]))
+    )
     w, mu, nu = np.array([1.0, -2.0, 3.0]), 0.0, 0.0
     for t in range(1, 5):
         grad = 2 * w
@@ -208,8 +210,7 @@ def test_losses_of_a_reference_model(wrap):
 
 
 def test_all_variables_stay_the_same_objects():
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    model, optimizer = started(optax.adam(0.1))
     params = nnx.state(model)
     before = [leaf for _, leaf in nnx.to_flat_state(nnx.state((model, optimizer)))]
     optimizer.update(model, ones_like(model))
@@ -226,15 +227,13 @@ def test_update_does_not_run_user_accessors():
         def set_value(self, value, **kwargs):
             raise AssertionError("called")
 
-    model = nnx.Dict(w=Scaled(jnp.array(1.0)))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    model, optimizer = started(optax.sgd(0.5), w=Scaled(jnp.array(1.0)))
     optimizer.update(model, nnx.State({"w": nnx.Param(jnp.array(1.0))}))
     assert model.w.get_raw_value() == 0.5
 
 
 def test_params_keep_their_dtype():
-    model = nnx.Dict(w=nnx.Param(jnp.ones(2, jnp.bfloat16)))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    model, optimizer = started(optax.sgd(0.5), w=nnx.Param(jnp.ones(2, jnp.bfloat16)))
     grads = nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))})
     optimizer.update(model, grads)
     assert model.w[...].dtype == jnp.bfloat16
@@ -268,8 +267,9 @@ def test_bare_arrays_are_optimized_if_selected():
 
 
 def test_pytree_values_are_optimized():
-    model = nnx.Dict(w=nnx.Param({"a": jnp.ones(2), "b": jnp.zeros(())}))
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    model, optimizer = started(
+        optax.adam(0.1), w=nnx.Param({"a": jnp.ones(2), "b": jnp.zeros(())})
+    )
     optimizer.update(model, ones_like(model))
     np.testing.assert_allclose(model.w["a"], [0.9, 0.9], rtol=1e-5)
 
@@ -295,9 +295,8 @@ def test_keywords_reach_optax_as_arrays():
         return updates, state
 
     tx = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    model = affine()
+    model, optimizer = started(tx)
     grads = ones_like(model)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     optimizer.update(
         model, grads, value=nnx.Variable(jnp.array(1.0)), grad=grads, value_fn=len
     )
@@ -319,9 +318,7 @@ def test_line_search_merges_the_pure_params():
 
 
 def test_hyperparameters_can_be_changed():
-    model = affine()
-    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    model, optimizer = started(optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
     rate = optimizer.opt_state.hyperparams["learning_rate"]
     assert type(rate) is nnx.OptArray
     rate[...] = 0.5
@@ -347,23 +344,22 @@ def test_labels_of_a_partition_may_be_a_state():
 # What may go wrong.
 
 
-def test_failing_transformation_changes_nothing():
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), ValueError("mine")])
+def test_errors_of_a_transformation_pass_through_and_nothing_changes(error):
     def update(updates, state, params=None):
-        raise ZeroDivisionError
+        raise error
 
-    model = affine()
     tx = optax.GradientTransformation(optax.adam(0.1).init, update)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    model, optimizer = started(tx)
     before = raw_leaves(model, optimizer)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(error), match="^mine"):
         optimizer.update(model, ones_like(model))
     for old, new in zip(before, raw_leaves(model, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
 def test_model_of_an_outer_trace_is_refused_before_any_write():
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    model, optimizer = started(optax.adam(0.1))
 
     @jax.jit
     def step(optimizer):
@@ -376,8 +372,7 @@ def test_model_of_an_outer_trace_is_refused_before_any_write():
 
 
 def test_missing_gradients_are_named():
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    model, optimizer = started(optax.sgd(0.1))
     grads = nnx.State({"kernel": model.kernel, "scale": nnx.Param(jnp.ones(1))})
     with pytest.raises(ValueError, match="pytree structure") as caught:
         optimizer.update(model, grads)
@@ -388,16 +383,14 @@ def test_missing_gradients_are_named():
 
 
 def test_bare_gradients_match_no_type_filter_and_are_explained():
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    model, optimizer = started(optax.sgd(0.1))
     for grads in (nnx.to_pure_dict(nnx.state(model)), nnx.as_pure(nnx.state(model))):
         with pytest.raises(ValueError, match="match no Variable type"):
             optimizer.update(model, grads)
 
 
 def test_update_without_gradients_points_to_the_old_class():
-    model = affine()
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    model, optimizer = started(optax.sgd(0.1))
     with pytest.raises(TypeError, match="Missing required argument `grads`") as caught:
         optimizer.update(ones_like(model))
     assert "ModelAndOptimizer" in str(caught.value)
@@ -436,5 +429,59 @@ def test_subclass_may_set_attributes_first_and_change_update():
     np.testing.assert_array_equal(updates["bias"], [-0.5, -0.5])
 
 
-def test_importing_the_module_does_not_import_optax():
-    assert not hasattr(optimizers, "optax")
+# In transforms, in copies, and with refs.
+
+
+def test_update_in_plain_jit_changes_only_what_is_returned():
+    model, optimizer = started(optax.adam(0.1))
+
+    @jax.jit
+    def step(model, optimizer):
+        optimizer.update(model, ones_like(model))
+        return model, optimizer
+
+    new_model, new_optimizer = step(model, optimizer)
+    assert (optimizer.step[...], new_optimizer.step[...]) == (0, 1)
+    np.testing.assert_allclose(new_model.bias[...], [0.15, -0.85], rtol=1e-5)
+    np.testing.assert_array_equal(model.bias[...], [0.25, -0.75])
+
+
+def test_update_under_eval_shape():
+    def make_and_step():
+        model, optimizer = started(optax.adam(0.1))
+        optimizer.update(model, ones_like(model))
+        return model, optimizer
+
+    leaves = jax.tree.leaves(jax.eval_shape(make_and_step))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def test_copies_are_independent_and_share_the_transformation():
+    model, optimizer = started(optax.adam(0.1))
+    for duplicate in (copy.deepcopy(optimizer), nnx.clone(optimizer)):
+        duplicate.update(model, ones_like(model))
+        assert (optimizer.step[...], duplicate.step[...]) == (0, 1)
+    assert nnx.clone(optimizer).tx is optimizer.tx
+    assert nnx.merge(*nnx.split(optimizer)).step is optimizer.step
+
+
+@pytest.mark.parametrize(
+    "make",
+    [optax.adam, optax.contrib.schedule_free_sgd],
+    ids=["zeros", "copies of the params"],
+)
+def test_refs_carry_an_update_out_of_plain_jit(make):
+    with nnx.var_defaults(ref=True):
+        model, optimizer = started(make(0.1))
+    assert all(v.ref for _, v in nnx.to_flat_state(nnx.state(optimizer)))
+
+    @jax.jit
+    def step(model, optimizer):
+        params = nnx.map_state(
+            lambda path, variable: variable.copy(ref=False), nnx.state(model)
+        )
+        optimizer.update(model, jax.tree.map(jnp.ones_like, params))
+
+    step(model, optimizer)
+    np.testing.assert_allclose(model.bias[...], [0.15, -0.85], rtol=1e-4)
+    assert optimizer.step[...] == 1
