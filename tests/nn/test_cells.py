@@ -180,6 +180,14 @@ def test_params_may_have_half_precision(name, dtype):
     assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_recurrent_kernels_are_orthogonal_as_those_of_jax(dtype, float64):
+    kernel = make("GRUCell", param_dtype=dtype).dense_h.kernel[...]
+    key = jax.random.fold_in(jax.random.key(0), 2)
+    expected = jax.nn.initializers.orthogonal()(key, (3, 9), dtype)
+    np.testing.assert_array_equal(kernel, expected)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_modified_orthogonal_is_drawn_in_the_default_dtype(dtype):
     key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()

@@ -192,6 +192,13 @@ def test_initial_standard_deviation_is_that_of_the_features():
     np.testing.assert_allclose(np.std(table), 1 / 8, rtol=0.02)
 
 
+def test_dtype_of_embed_is_that_of_the_table_unless_given():
+    layer = nnx.Embed(5, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert layer.dtype == jnp.bfloat16
+    layer = nnx.Embed(5, 3, dtype=jnp.float16, rngs=nnx.Rngs(0))
+    assert layer.attend(jnp.ones(3)).dtype == jnp.float16
+
+
 @pytest.mark.parametrize("num_embeddings", [1, 8])
 @pytest.mark.parametrize("spec", [("x", None), ("x", "y")])
 def test_out_sharding_shards_rows_and_products(num_embeddings, spec):

@@ -103,6 +103,17 @@ def test_without_mean_scale_and_bias_there_is_a_division():
 # -------------------------------------------------------------------------- BatchNorm
 
 
+def test_promotion_of_a_training_batch_norm_gets_its_statistics_and_no_bias():
+    seen = []
+
+    def promote(args, **options):
+        seen.append(([x if x is None else x.shape for x in args], options))
+        return args
+
+    make("BatchNorm", 3, promote_dtype=promote, use_bias=False)(random(4, 3))
+    assert seen == [([(4, 3), (3,), (3,), (3,), None], {"dtype": None})]
+
+
 def test_batch_norm_can_be_closed_over_if_it_only_evaluates():
     layer = make("BatchNorm", 3)
     layer.eval()

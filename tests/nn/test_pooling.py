@@ -117,9 +117,11 @@ def test_an_int_is_the_extent_along_all_spatial_axes():
 )
 @every_layer
 def test_wrong_lengths_are_refused(cls, args):
-    for call in (lambda x: LAYERS[cls](x, *args), lambda x: cls(*args)(x)):
-        with pytest.raises((AssertionError, ValueError), match="window_shape|padding"):
-            call(random(1, 6, 2))
+    x = random(1, 6, 2)
+    with pytest.raises(AssertionError, match="window_shape"):
+        LAYERS[cls](x, *args)
+    with pytest.raises(AssertionError, match="window_shape"):
+        cls((2, 2, 2))(x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
