@@ -138,13 +138,19 @@ def test_hooks_get_the_forms_of_the_contract_for_images():
     calls = []
 
     def convolve(*args, **options):
-        calls.append((args[2:], options["dimension_numbers"]))
+        calls.append((args[2:], options))
         return jax.lax.conv_general_dilated(*args, **options)
 
-    layer = conv(2, 3, (3, 3), conv_general_dilated=convolve)
-    layer(jnp.ones((1, 5, 5, 2)))
+    conv(2, 3, (3, 3), conv_general_dilated=convolve)(jnp.ones((1, 5, 5, 2)))
     numbers = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    assert calls == [(((1, 1), "SAME"), numbers)]
+    options = {
+        "lhs_dilation": (1, 1),
+        "rhs_dilation": (1, 1),
+        "dimension_numbers": numbers,
+        "feature_group_count": 1,
+        "precision": None,
+    }
+    assert calls == [(((1, 1), "SAME"), options)]
 
 
 # --------------------------------------------------------------------- ConvTranspose

@@ -49,8 +49,7 @@ def agree(actual, expected, tolerance=1e-12):
 
 # ----------------------------------------------------------------------- contractions
 
-# Name, arguments, options, shape of the inputs, the product in NumPy's letters, and the
-# shape in which the bias is added.
+# Equation, shapes of inputs, kernel and bias, and that in which the bias is added.
 EINSUM = [
     ("ab,bc->ac", (2, 3), (3, 4), (4,), (4,)),
     ("ab,bc->ca", (2, 3), (3, 4), (4,), (4, 1)),
@@ -63,6 +62,7 @@ EINSUM = [
     ("d...ab,bc...->ad...c", (7, 5, 2, 3), (3, 4, 5), (5, 4), (5, 4)),
     ("...b,...bc->...c", (2, 5, 3), (5, 3, 4), (5, 4), (5, 4)),
 ]
+# Arguments, options, shape of the inputs, equation, shape in which the bias is added.
 GENERAL = [
     ((2, 4), {}, (3, 2), "na,ab->nb", (4,)),
     *(
@@ -85,6 +85,7 @@ GENERAL = [
         (5, 1, 2, 6),
     ),
 ]
+# The name, and what GENERAL has.
 CONTRACTIONS = [
     *(
         ("Linear", (3, 4), {}, (*batch, 3), "...a,ab->...b", (4,))
@@ -208,8 +209,9 @@ def test_conv_is_the_correlation_of_scipy(
     whole = padded(spread(x, input_dilation), padding, kernel, strides)
     channels, kernels = (np.split(a, groups, -1) for a in (whole, kernel))
     y = np.concatenate(list(map(correlate, channels, kernels)), -1)
-    y = y[tuple(slice(None, None, s) for s in strides)] + value(layer.bias)
-    agree(in_one_program(layer, x[None]), y[None])
+    y = y[tuple(slice(None, None, s) for s in strides)]
+    batch = in_one_program(layer, np.stack([x, -2 * x]))
+    agree(batch, np.stack([y, -2 * y]) + value(layer.bias))
 
 
 @pytest.mark.parametrize("pads", [(0, 0), (1, 1), (3, 1)])

@@ -424,6 +424,15 @@ def test_failed_call_gives_back_what_was_stored(wrap, kind):
     np.testing.assert_array_equal(stored(), before)
 
 
+@both
+def test_errors_of_those_who_may_not_write_pass_through(wrap):
+    model = nnx.to_refs(wrap())
+    before = catalog.state_of(model)
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        jax.eval_shape(lambda x: model(x), jnp.ones((1, 5)))
+    check_unchanged(model, before)
+
+
 def test_what_can_fail_reads_no_ref_once_more():
     model = nnx.to_refs(weight())
     program = str(jax.make_jaxpr(lambda m, x: m(x))(model, X))
