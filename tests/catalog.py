@@ -66,7 +66,7 @@ class Layer:
         inner = [BY_NAME[name].make(library, seed) for name in self.wraps]
         if self.has_rngs:
             options = {"rngs": library.Rngs(seed)} | options
-        return self.cls(library)(*inner, *self.arguments, **self.keywords, **options)
+        return self.cls(library)(*inner, *self.arguments, **self.keywords | options)
 
     def inputs(self, seed: int = 1, dtype: Any = jnp.float32) -> tuple[Any, ...]:
         """What the layer is called with."""

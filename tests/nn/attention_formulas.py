@@ -17,7 +17,8 @@ def weights(query, key, bias=None, mask=None, is_causal=False):
     if is_causal:
         visible &= np.tril(np.ones(logits.shape[-2:], bool))
     if mask is not None:
-        visible &= np.asarray(mask, bool)
+        mask = np.asarray(mask, bool)
+        visible &= mask.reshape(mask.shape[-logits.ndim :])  # without surplus axes
     # Finite: where nothing is visible, all counts alike.
     return special.softmax(np.where(visible, logits, -1e300), axis=-1)
 

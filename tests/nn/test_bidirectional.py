@@ -105,21 +105,3 @@ def test_it_may_be_closed_over_and_pickled():
     y = jax.jit(lambda x: both(x))(x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert both.rngs.count[...] == count
-
-
-def test_defaults_are_those_of_the_class():
-    assert (nnx.Bidirectional.time_major, nnx.Bidirectional.return_carry) == (
-        False,
-    ) * 2
-    annotated = nnx.Bidirectional.__annotations__
-    assert list(annotated)[:3] == ["forward_rnn", "backward_rnn", "merge_fn"]
-
-
-@pytest.mark.peers
-def test_it_gives_what_the_peer_gives(peer):
-    ours, theirs, x = make(), make(peer), normal(2, 4, 2)
-    options = {"seq_lengths": jnp.array([3, 1]), "return_carry": True}
-    got, expected = ours(x, **options), theirs(x, **options)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert ours.rngs.count[...] == theirs.rngs.count[...]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn import cells, recurrent
 from tests.nn import recurrent_cases
 from tests.random_arrays import random
 
@@ -45,21 +44,26 @@ def test_the_layer_of_the_inputs_has_the_bias(name):
     assert cell.dense_h.bias is None and cell.dense_i.bias is not None
 
 
-def double(name):
+def double(name, **options):
     """A cell in double precision, a batch of sequences and a first carry."""
+    options |= {"dtype": np.float64, "bias_init": nnx.initializers.normal()}
     with jax.enable_x64(False):  # the initializers need not be compiled again
-        cell = make(name, dtype=np.float64, bias_init=nnx.initializers.normal())
+        cell = make(name, **options)
     for variable in jax.tree.leaves(cell, is_leaf=lambda x: isinstance(x, nnx.Param)):
         variable.set_value(jnp.float64(variable[...]))
     x = normal(2, 4, 2, dtype=jnp.float64)
     return cell, x, jax.tree.map(np.float64, carry_of(name, 2))
 
 
-@every_cell
-def test_each_step_is_the_formula_of_the_paper(name, float64):
-    del float64
-    cell, x, carry = double(name)
-    got = nnx.RNN(cell, return_carry=True)(x, initial_carry=carry)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in CELLS), ("SimpleCell", {"residual": True})],
+)
+def test_each_step_is_the_formula_of_the_paper(name, options, float64):
+    cell, x, carry = double(name, **options)
+    rnn = nnx.RNN(cell, return_carry=True)
+    call = nnx.jit(lambda rnn, x, carry: rnn(x, initial_carry=carry))
+    got = call(rnn, x, carry)
     expected = recurrent_cases.scan(cell, carry, x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
@@ -67,7 +71,6 @@ def test_each_step_is_the_formula_of_the_paper(name, float64):
 
 @pytest.mark.parametrize("name", ["LSTMCell", "SimpleCell", "GRUCell"])
 def test_gradients_are_finite_differences(name, float64):
-    del float64
     cell, x, carry = double(name)
     graphdef, params = nnx.split(cell)
     direction = jax.tree.map(np.cos, params)
@@ -84,33 +87,6 @@ def test_gradients_are_finite_differences(name, float64):
     step = 1e-4
     expected = (loss_and_slope(step)[0] - loss_and_slope(-step)[0]) / (2 * step)
     np.testing.assert_allclose(loss_and_slope(0.0)[1], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_both_cells_with_memory_are_the_same_function_of_matching_weights():
-    rngs = nnx.Rngs(0)
-    cell = nnx.LSTMCell(2, 3, bias_init=nnx.initializers.normal(), rngs=rngs)
-    fast = nnx.OptimizedLSTMCell(2, 3, rngs=rngs)
-    inputs, hidden = ("ii", "if_", "ig", "io"), ("hi", "hf", "hg", "ho")
-    for part, names in ((fast.dense_i, inputs), (fast.dense_h, hidden)):
-        kernels = [getattr(cell, name).kernel[...] for name in names]
-        part.kernel[...] = jnp.concatenate(kernels, axis=1)
-    biases = [getattr(cell, name).bias[...] for name in hidden]
-    fast.dense_h.bias[...] = jnp.concatenate(biases)
-    x = normal(4, 2)
-    carry = cell.initialize_carry(x.shape, rngs, nnx.initializers.normal())
-    for a, b in zip(
-        jax.tree.leaves(cell(carry, x)), jax.tree.leaves(fast(carry, x)), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
-def test_a_residual_cell_adds_its_carry():
-    cell = make("SimpleCell", residual=True)
-    x, h = normal(4, 2, seed=0), normal(4, 3)
-    expected = recurrent_cases.simple(cell, np.float64(h), np.float64(x))[1]
-    carry, y = cell(h, x)
-    assert carry is y
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_closed_update_gate_keeps_the_candidate_and_an_open_one_the_carry():
@@ -186,17 +162,6 @@ def test_older_arguments_warn_and_work(name):
     assert cell.rngs.count[...] == (2 if name in TWO_STATES else 1)
 
 
-def test_keep_rngs_forks_before_the_params_are_drawn():
-    rngs = nnx.Rngs(0)
-    with pytest.warns(UserWarning, match="keep_rngs"):
-        cell = nnx.GRUCell(2, 3, keep_rngs=True, rngs=rngs)
-    assert cell.rngs.key[...] == jax.random.fold_in(jax.random.key(0), 0)
-    expected = nnx.initializers.lecun_normal()(
-        jax.random.fold_in(jax.random.key(0), 1), (2, 9), jnp.float32
-    )
-    np.testing.assert_array_equal(cell.dense_i.kernel[...], expected)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)],
@@ -215,26 +180,12 @@ def test_params_may_have_half_precision(name, dtype):
     assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, jnp.float32),
-        ({"dtype": None}, jnp.bfloat16),
-        ({"dtype": jnp.float16}, jnp.float16),
-    ],
-)
-def test_simple_cells_compute_in_float32_unless_told_otherwise(options, expected):
-    cell = make("SimpleCell", param_dtype=jnp.bfloat16, **options)
-    half = jnp.ones((1, 2), jnp.bfloat16)
-    assert cell(jnp.ones((1, 3), jnp.bfloat16), half)[1].dtype == expected
-
-
-def test_orthogonal_is_that_of_jax(float64):
-    del float64
-    key, jax_init = jax.random.key(0), jax.nn.initializers.orthogonal()
-    for dtype in (jnp.float32, jnp.float64):
-        got = cells.orthogonal(key, (3, 3), dtype)
-        np.testing.assert_array_equal(got, jax_init(key, (3, 3), dtype))
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_recurrent_kernels_are_orthogonal_as_those_of_jax(dtype, float64):
+    kernel = make("GRUCell", param_dtype=dtype).dense_h.kernel[...]
+    key = jax.random.fold_in(jax.random.key(0), 2)
+    expected = jax.nn.initializers.orthogonal()(key, (3, 9), dtype)
+    np.testing.assert_array_equal(kernel, expected)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -243,7 +194,7 @@ def test_modified_orthogonal_is_drawn_in_the_default_dtype(dtype):
     for is_wide, default in ((False, jnp.float32), (True, jnp.float64)):
         with jax.enable_x64(is_wide):
             expected = jax_init(key, (3, 3), default).astype(dtype)
-            got = recurrent.modified_orthogonal(key, (3, 3), dtype)
+            got = nnx.nn.recurrent.modified_orthogonal(key, (3, 3), dtype)
             assert got.dtype == dtype
             np.testing.assert_array_equal(got, expected)
 
@@ -346,31 +297,3 @@ def test_the_members_of_the_base_class_are_for_subclasses():
             member()
     assert all(make(name).num_feature_axes == 1 for name in CELLS)
     assert all(isinstance(make(name), nnx.RNNCellBase) for name in CELLS)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
-def test_params_are_those_of_the_peer(peer, name, float64):
-    del float64
-    with pytest.warns(UserWarning, match="keep_rngs"):
-        ours, theirs = (
-            make(name, library, seed=3, keep_rngs=True, param_dtype=jnp.float64)
-            for library in (nnx, peer)
-        )
-    ours = nnx.to_flat_state(nnx.state(ours, nnx.Param))
-    theirs = peer.to_flat_state(peer.state(theirs, peer.Param))
-    for (path, a), (other, b) in zip(ours, theirs, strict=True):
-        assert path == other
-        np.testing.assert_array_equal(a[...], b[...])
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", ["OptimizedLSTMCell", "SimpleCell", "GRUCell"])
-def test_steps_in_half_precision_are_those_of_the_peer(peer, name):
-    x, carry = normal(4, 2), carry_of(name, 4)
-    ours = step(make(name, dtype=jnp.bfloat16), carry, x)
-    theirs = make(name, peer, dtype=jnp.bfloat16)
-    theirs = peer.jit(lambda cell, carry, x: cell(carry, x))(theirs, carry, x)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=1e-6, atol=1e-6)

@@ -14,7 +14,7 @@ import graftree as nnx
 from tests import catalog
 
 STEP = 1e-5
-# Tested elsewhere: SpectralNorm leaves out how its power iteration depends on the
+# Compared elsewhere: SpectralNorm leaves out how its power iteration depends on the
 # weights; cells take long to compile, and are in test_cells.py.
 WITHOUT = "SpectralNorm LSTMCell OptimizedLSTMCell SimpleCell GRUCell".split()
 
@@ -119,6 +119,22 @@ def test_gradient_of_attend_equals_central_differences(float64):
         return model.attend(arrays[1])
 
     check(call, [random(6, 3), random(2, 3)])
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_gradients_reach_every_param_also_of_the_other_layers(name):
+    row = BY_NAME[name]
+    x = row.inputs()
+
+    @nnx.jit
+    @nnx.grad
+    def gradient(layer):
+        leaves = jax.tree.leaves(row(layer, *x))
+        return sum(((y - 0.5) ** 3).sum() for y in leaves)
+
+    for leaf in map(np.asarray, jax.tree.leaves(gradient(row.make()))):
+        assert np.isfinite(leaf).all()
+        assert (leaf != 0).any()
 
 
 @pytest.mark.parametrize("pool", [nnx.avg_pool, nnx.max_pool, nnx.min_pool])

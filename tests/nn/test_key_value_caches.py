@@ -261,19 +261,6 @@ def test_shape_of_a_cache_has_length_and_features(shape):
     assert layer.cached_key is None
 
 
-@pytest.mark.peers
-def test_decoding_equals_the_peer(peer):
-    layers = []
-    for library in (nnx, peer):
-        layer = library.MultiHeadAttention(4, 8, num_kv_heads=2, rngs=library.Rngs(0))
-        layer.init_cache((2, 4, 8))
-        layers.append(layer)
-    x = random(2, 3, 8)
-    check_equal(*(decode(layer, x) for layer in layers))
-    for name in ("cached_key", "cached_value", "cache_index"):
-        check_equal(*(getattr(layer, name)[...] for layer in layers))
-
-
 def test_a_cache_that_is_a_constant_of_the_program_is_decoded_into():
     layer, token = make(), random(2, 1, 8)
     graphdef, state = nnx.split(layer)

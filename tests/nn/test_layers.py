@@ -4,6 +4,7 @@ import inspect
 import pickle
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -58,6 +59,55 @@ def test_rngs_are_not_kept(row):
     rngs = nnx.Rngs(0)
     layer = row.make(rngs=rngs) if row.has_rngs else row.make()
     assert all(node is not rngs for _, node in nnx.iter_graph(layer))
+
+
+# The initializers of layers, in the order in which they draw.
+DRAWING = {
+    "kernel_init bias_init": "Linear LinearGeneral Einsum Conv ConvTranspose",
+    "embedding_init": "Embed",
+    "a_initializer b_initializer": "LoRA",
+    "kernel_init bias_init a_initializer b_initializer": "LoRALinear",
+    "scale_init bias_init": "BatchNorm LayerNorm GroupNorm InstanceNorm",
+    "scale_init": "RMSNorm",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [(name, names) for names, layers in DRAWING.items() for name in layers.split()],
+)
+def test_each_initializer_gets_the_next_key(name, names):
+    calls, names = [], names.split()
+
+    def recorder(name):
+        def init(key, shape, dtype):
+            calls.append((name, key))
+            return jnp.asarray(np.full(shape, len(calls), dtype))
+
+        return init
+
+    rngs = nnx.Rngs(params=5)
+    layer = catalog.BY_NAME[name].make(rngs=rngs, **{n: recorder(n) for n in names})
+    assert [n for n, _ in calls] == names
+    for n, (_, key) in enumerate(calls):
+        assert key == jax.random.fold_in(jax.random.key(5), n)
+    values = {int(np.ravel(x)[0]) for x in jax.tree.leaves(nnx.state(layer, nnx.Param))}
+    assert set(range(1, len(names) + 1)) <= values
+
+
+LISTS = [
+    row
+    for row in catalog.LAYERS
+    if len(row.shapes) == 1 and row.name not in ("SpectralNorm", "WeightNorm")
+]
+
+
+@pytest.mark.parametrize("row", LISTS, ids=lambda row: row.name)
+def test_what_jax_makes_an_array_of_is_an_input(row):
+    (x,) = row.inputs()
+    expected = row(row.make(), x)
+    for given in (np.asarray(x), np.asarray(x).tolist(), nnx.Param(x)):
+        check_same(row(row.make(), given), expected)
 
 
 @every_layer
@@ -125,18 +175,35 @@ def test_layers_can_be_pickled(row):
     check_same(row(copy, *x), row(layer, *x))
 
 
-@every_layer
-def test_gradients_reach_every_param(row):
-    x = row.inputs()
+# A layer, and the attribute that says its mode.
+VIEWS = [
+    ("Dropout", "deterministic"),
+    ("BatchNorm", "use_running_average"),
+    ("MultiHeadAttention", "deterministic"),
+]
 
-    def loss(layer):
-        leaves = jax.tree.leaves(row(layer, *x))
-        return sum(((y - 0.5) ** 3).sum() for y in leaves)
 
-    # Compiled as a whole: the many small operations cost more, one by one.
-    for leaf in map(np.asarray, jax.tree.leaves(nnx.jit(nnx.grad(loss))(row.make()))):
-        assert np.isfinite(leaf).all()
-        assert (leaf != 0).any()
+@pytest.mark.parametrize(("name", "flag"), VIEWS)
+def test_modes_are_set_by_views_and_methods(name, flag):
+    layer = catalog.BY_NAME[name].make(**{flag: False})
+    view = nnx.view(layer, **{flag: True})
+    assert (getattr(view, flag), getattr(layer, flag)) == (True, False)
+    states = (jax.tree.leaves(nnx.state(m)) for m in (view, layer))
+    assert all(a is b for a, b in zip(*states, strict=True))
+    layer.eval()
+    assert getattr(layer, flag) is True
+    layer.train()
+    assert getattr(layer, flag) is False
+    info = nnx.view_info(layer)
+    assert info.startswith(f"{name}:\n  {flag}: bool | None = None\n")
+
+
+@pytest.mark.parametrize("name", ["Dropout", "MultiHeadAttention"])
+def test_a_closed_over_layer_can_not_draw(name):
+    row = catalog.BY_NAME[name]
+    layer = row.make()
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate RngCount"):
+        jax.jit(lambda *x: row(layer, *x))(*row.inputs())
 
 
 @pytest.mark.peers

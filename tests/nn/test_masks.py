@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.random_arrays import random, random_mask
+from tests.random_arrays import random_mask
 
 
 @pytest.mark.parametrize(("batch", "extra"), [((), 0), ((2,), 1), ((2, 3), 2)])
@@ -66,21 +66,3 @@ def test_no_masks_combine_to_none():
 def test_masks_of_different_rank_are_refused():
     with pytest.raises(ValueError, match=r"masks must have same rank.*\(4, 3\)"):
         nnx.combine_masks(jnp.ones((1, 1, 2, 2)), None, jnp.ones((1, 2, 2)))
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(
-    ("extra", "pairwise_fn"), [(0, jnp.multiply), (2, jnp.greater)]
-)
-def test_masks_equal_the_peer(peer, extra, pairwise_fn):
-    queries, keys = random(2, 3), random(2, 4, seed=1)
-    masks = [
-        (
-            library.make_attention_mask(queries, keys, pairwise_fn, extra),
-            library.make_causal_mask(queries, extra),
-        )
-        for library in (nnx, peer)
-    ]
-    for ours, theirs in zip(*masks, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-        assert ours.dtype == theirs.dtype

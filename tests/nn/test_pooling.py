@@ -1,6 +1,4 @@
-"""Pooling against windows of NumPy, in every form of its arguments."""
-
-import itertools
+"""Pooling against windows of NumPy, as functions and as layers."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,20 @@ import pytest
 
 import graftree as nnx
 from tests.random_arrays import random
+
+LAYERS = {
+    nnx.MaxPool: nnx.max_pool,
+    nnx.MinPool: nnx.min_pool,
+    nnx.AvgPool: nnx.avg_pool,
+}
+GLOBAL = {
+    nnx.GlobalMaxPool: np.max,
+    nnx.GlobalMinPool: np.min,
+    nnx.GlobalAvgPool: np.mean,
+}
+every_pool = pytest.mark.parametrize("pool", LAYERS.values())
+every_layer = pytest.mark.parametrize("cls", LAYERS)
+every_global = pytest.mark.parametrize("cls", GLOBAL)
 
 
 def windows(x, window, strides, pads):
@@ -20,42 +32,38 @@ def windows(x, window, strides, pads):
     return view.reshape(*view.shape[: x.ndim], -1)
 
 
-CASES = [
-    ((2,), (1,), ((0, 0),)),
-    ((3,), (2,), ((1, 1),)),
-    ((2, 3), (2, 1), ((0, 1), (1, 1))),
-]
-
-
-@pytest.mark.parametrize(("window", "strides", "pads"), CASES)
+@pytest.mark.parametrize(
+    ("window", "strides", "pads"),
+    [
+        ((2,), (1,), ((0, 0),)),
+        ((3,), (2,), ((1, 1),)),
+        ((2, 3), (2, 1), ((0, 1), (1, 1))),
+    ],
+)
 def test_pooling_equals_numpy(window, strides, pads):
     x = random(2, *(7, 6)[: len(window)], 3)
     seen = windows(x, window, strides, pads)
     args = (x, window, strides, pads)
     np.testing.assert_array_equal(nnx.max_pool(*args), np.nanmax(seen, -1))
     np.testing.assert_array_equal(nnx.min_pool(*args), np.nanmin(seen, -1))
-    np.testing.assert_allclose(
-        nnx.avg_pool(*args), np.nan_to_num(seen).mean(-1), rtol=1e-5, atol=1e-6
-    )
-    np.testing.assert_allclose(
-        nnx.avg_pool(*args, count_include_pad=False),
-        np.nanmean(seen, -1),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    for counts, expected in ((True, np.nan_to_num(seen).mean), (False, None)):
+        expected = np.nanmean(seen, -1) if expected is None else expected(-1)
+        y = nnx.avg_pool(*args, count_include_pad=counts)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("pool", [nnx.max_pool, nnx.min_pool, nnx.avg_pool])
+@every_pool
 @pytest.mark.parametrize("padding", ["SAME", ((1, 0), (0, 1))])
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
-def test_any_number_of_batch_axes(pool, padding, batch):
-    x = random(*batch, 4, 5, 2)
-    y = pool(x, (2, 2), (1, 2), padding)
-    flat = pool(jnp.asarray(np.reshape(x, (-1, 4, 5, 2))), (2, 2), (1, 2), padding)
-    assert y.shape == (*batch, *flat.shape[1:])
-    np.testing.assert_array_equal(y, np.reshape(flat, y.shape))
+def test_any_number_of_batch_axes(pool, padding):
+    x = random(2, 3, 4, 5, 2)
+    options = {"strides": (1, 2), "padding": padding}
+    y = pool(x, (2, 2), **options)
+    assert y.shape[:2] == (2, 3)
+    np.testing.assert_array_equal(pool(x[0], (2, 2), **options), y[0])
+    np.testing.assert_array_equal(pool(x[1, 2], (2, 2), **options), y[1, 2])
 
 
+@every_layer
 @pytest.mark.parametrize(
     "args",
     [
@@ -63,17 +71,39 @@ def test_any_number_of_batch_axes(pool, padding, batch):
         ([2, 2], [2, 2], [1, 1]),
         ((2, 2), np.array([2, 2]), [[1, 1], (1, 1)]),
         (np.int64(2), (2, 2), ((1, 1), 1)),
+        (np.int64(2), np.array([2, 2]), np.int32(1)),
+        (2, np.int64(2), np.ones((2, 2), int)),
     ],
 )
-def test_ints_and_lists_are_taken(args):
-    x = random(1, 6, 6, 2)
-    expected = nnx.avg_pool(x, (2, 2), (2, 2), ((1, 1), (1, 1)))
-    np.testing.assert_array_equal(nnx.avg_pool(x, *args), expected)
+def test_ints_and_lists_are_taken_also_by_layers(cls, args):
+    x, pool = random(1, 6, 5, 2), LAYERS[cls]
+    expected = pool(x, (2, 2), (2, 2), ((1, 1), (1, 1)))
+    np.testing.assert_array_equal(pool(x, *args), expected)
+    np.testing.assert_array_equal(cls(*args)(x), expected)
+
+
+@every_layer
+def test_strides_are_one_and_padding_none_by_default(cls):
+    x, pool = random(1, 6, 2), LAYERS[cls]
+    expected = pool(x, (2,), (1,), ((0, 0),))
+    for y in (pool(x, (2,)), cls(2)(x), cls((2,), None, "VALID")(x)):
+        np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(cls(2, 2, "SAME")(x), pool(x, (2,), (2,), "SAME"))
+
+
+@pytest.mark.parametrize("count_include_pad", [True, False])
+def test_padding_counts_in_averages_of_layers_if_asked(count_include_pad):
+    args = (2, 2, "SAME", count_include_pad)
+    x = random(2, 5, 3)
+    np.testing.assert_array_equal(nnx.AvgPool(*args)(x), nnx.avg_pool(x, *args))
 
 
 def test_an_int_is_the_extent_along_all_spatial_axes():
-    assert nnx.max_pool(random(1, 6, 6, 6, 2), 3).shape == (1, 4, 4, 4, 2)
-    assert nnx.max_pool(random(6, 2), 3).shape == (4, 2)
+    shapes = [
+        jax.eval_shape(lambda x: nnx.max_pool(x, 3), jnp.ones(shape)).shape
+        for shape in [(1, 6, 6, 6, 2), (6, 2)]
+    ]
+    assert shapes == [(1, 4, 4, 4, 2), (4, 2)]
 
 
 @pytest.mark.parametrize(
@@ -85,17 +115,21 @@ def test_an_int_is_the_extent_along_all_spatial_axes():
         ((2,), None, ((1, 1, 1),)),
     ],
 )
-def test_wrong_lengths_are_refused(args):
+@every_layer
+def test_wrong_lengths_are_refused(cls, args):
+    x = random(1, 6, 2)
     with pytest.raises(AssertionError, match="window_shape"):
-        nnx.max_pool(random(1, 6, 2), *args)
+        LAYERS[cls](x, *args)
+    with pytest.raises(AssertionError, match="window_shape"):
+        cls((2, 2, 2))(x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("count_include_pad", [True, False])
 def test_average_keeps_the_float_dtype(dtype, count_include_pad):
+    options = {"padding": "SAME", "count_include_pad": count_include_pad}
     x = jnp.ones((1, 4, 2), dtype)
-    y = nnx.avg_pool(x, 2, padding="SAME", count_include_pad=count_include_pad)
-    assert y.dtype == dtype
+    assert jax.eval_shape(lambda x: nnx.avg_pool(x, 2, **options), x).dtype == dtype
 
 
 def test_average_of_integers_is_float_and_does_not_overflow():
@@ -119,30 +153,57 @@ def test_pool_takes_any_reduction():
     np.testing.assert_array_equal(y.ravel(), [2.0, 6.0, 12.0])
 
 
-@pytest.mark.parametrize("pool", [nnx.max_pool, nnx.min_pool, nnx.avg_pool])
-def test_pooling_is_differentiable_and_jittable(pool):
-    x = random(2, 6, 3)
-    grad = jax.grad(lambda x: pool(x, (2,), (2,)).sum())(x)
-    np.testing.assert_allclose(grad.sum(), 2 * 3 * 3, rtol=1e-5)
-    jitted = jax.jit(lambda x: pool(x, (2,), (2,), "SAME"))(x)
-    np.testing.assert_array_equal(jitted, pool(x, (2,), (2,), "SAME"))
+# ----------------------------------------------------------------------------- layers
 
 
-@pytest.mark.peers
+@every_layer
+def test_arguments_are_hashable_attributes(cls):
+    layer = cls([2, np.int64(3)], np.array([1, 2]), [[1, 0], np.int64(1)])
+    attributes = (layer.window_shape, layer.strides, layer.padding)
+    assert attributes == ((2, 3), (1, 2), ((1, 0), 1))
+    assert hash(attributes) is not None
+    same = cls((2, 3), (1, 2), ((1, 0), 1))
+    assert nnx.graphdef(layer) == nnx.graphdef(same)
+    assert not nnx.to_flat_state(nnx.state(layer))
+
+
+@every_global
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_global_pooling_reduces_all_spatial_axes(cls, dtype):
+    x = (20 * random(2, 5, 6, 3)).astype(dtype)
+    y = cls()(x)
+    expected = GLOBAL[cls](np.float64(x), (1, 2))
+    assert y.shape == (2, 3)
+    is_average = cls is nnx.GlobalAvgPool
+    assert y.dtype == (jnp.float32 if is_average and dtype == jnp.int8 else dtype)
+    rtol = 1e-2 if dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(np.float64(y), expected, rtol=rtol, atol=2e-2)
+
+
+@every_global
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
+    x = random(*batch, 5, 6, 3)
+    y = cls(num_spatial_axes=2)(x)
+    expected = GLOBAL[cls](np.float64(x), (-3, -2))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_global
 @pytest.mark.parametrize(
-    ("padding", "strides"),
-    list(itertools.product(["SAME", "VALID", ((1, 1), (0, 1))], [None, (2, 1)])),
+    ("number", "shape"), [(None, (4, 3)), (None, (3,)), (2, (5, 3)), (1, (3,))]
 )
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.bfloat16])
-def test_pooling_equals_the_peer(peer, padding, strides, dtype):
-    x = (5 * random(2, 6, 5, 3)).astype(dtype)
-    args = (x, (3, 2), strides, padding)
-    for name in ("max_pool", "min_pool", "avg_pool"):
-        ours, theirs = getattr(nnx, name)(*args), getattr(peer, name)(*args)
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(
-        np.float32(nnx.avg_pool(*args, count_include_pad=False)),
-        np.float32(peer.avg_pool(*args, count_include_pad=False)),
-        rtol=1e-2 if dtype == jnp.bfloat16 else 1e-6,
-    )
+def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
+    message = f"num_spatial_axes={number} found no spatial axes"
+    with pytest.raises(ValueError, match=message) as info:
+        cls(number)(random(*shape))
+    assert f"at {cls.__name__}\n  inputs: float32{list(shape)}" in info.value.__notes__
+
+
+@every_global
+def test_wrong_numbers_of_axes_and_inputs_are_refused(cls):
+    for number in (0, -1):
+        with pytest.raises(ValueError, match=f"{cls.__name__} needs a positive"):
+            cls(number)
+    with pytest.raises(TypeError, match="Only arrays of numeric types"):
+        cls()("image")

@@ -169,18 +169,6 @@ def test_weights_and_statistics_keep_their_dtype(param_dtype, stats_dtype, dtype
     np.testing.assert_allclose(np.float64(layer.kernel[...]), expected, rtol=1e-2)
 
 
-def test_keywords_reach_the_layer():
-    class Scaled(nnx.Module):
-        def __init__(self):
-            self.kernel = nnx.Param(jnp.eye(3))
-
-        def __call__(self, x, *, factor):
-            return factor * x @ self.kernel[...]
-
-    y = spectral(Scaled(), n_steps=30)(X, factor=2.0)
-    np.testing.assert_allclose(y, 2.0 * X, rtol=1e-5)
-
-
 @pytest.mark.usefixtures("float64")
 def test_gradient_of_spectral_norm_equals_finite_differences():
     # At the singular vectors the value is stationary in u and v, which the gradient
@@ -358,30 +346,6 @@ def test_promotion_hook_gets_the_new_weights():
     assert set(np.unique(kernel_of(model)[...])) <= {-1.0, 0.0, 1.0}
 
 
-def test_further_arguments_reach_the_layer():
-    class Scaled(nnx.Module):
-        def __init__(self):
-            self.kernel = nnx.Param(jnp.eye(3))
-
-        def __call__(self, x, factor, *, offset):
-            return factor * x @ self.kernel[...] + offset
-
-    np.testing.assert_allclose(weight(Scaled())(X, 2.0, offset=1.0), 2.0 * X + 1.0)
-
-
-@pytest.mark.usefixtures("float64")
-def test_gradient_of_weight_norm_equals_finite_differences():
-    layer = linear(param_dtype=jnp.float64)
-    model = weight(layer, param_dtype=jnp.float64)
-    graphdef, state = nnx.split(model)
-
-    @jax.jit
-    def loss(state):
-        return jnp.sin(nnx.merge(graphdef, state, copy=True)(X)).sum()
-
-    jax.test_util.check_grads(loss, (state,), order=1, modes=["rev"])
-
-
 def test_feature_axis_that_does_not_exist_is_refused():
     with pytest.raises((ValueError, IndexError), match="axis 5"):
         weight(feature_axes=5)
@@ -395,6 +359,22 @@ def test_rngs_must_have_a_stream_for_params(cls, rngs):
 
 
 # -------------------------------------------------------------------------------- both
+
+
+class Affine(nnx.Module):
+    """Has a kernel with norms of one, and arguments of its own."""
+
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.eye(3))
+
+    def __call__(self, x, factor=1.0, *, offset):
+        return factor * x @ self.kernel[...] + offset
+
+
+def test_further_arguments_reach_the_layer():
+    y = spectral(Affine(), n_steps=30)(X, factor=2.0, offset=1.0)
+    np.testing.assert_allclose(y, 2.0 * X + 1.0, rtol=1e-5)
+    np.testing.assert_allclose(weight(Affine())(X, 2.0, offset=1.0), 2.0 * X + 1.0)
 
 
 @both
@@ -418,6 +398,48 @@ def test_failed_call_of_the_layer_changes_nothing(wrap, mode):
         check_unchanged(model, before)
 
 
+class Doubled(nnx.Param):
+    """Shows twice what it holds."""
+
+    def get_value(self, **options):
+        return 2 * super().get_value(**options)
+
+
+@both
+@pytest.mark.parametrize("kind", ["ref", "with a hook"])
+def test_failed_call_gives_back_what_was_stored(wrap, kind):
+    model = wrap()
+    if kind == "ref":
+        model = nnx.to_refs(model)
+    else:
+        model.layer_instance.kernel = Doubled(kernel_of(model)[...])
+
+    def stored():
+        raw = kernel_of(model).get_raw_value()
+        return np.asarray(raw[...])
+
+    before = stored()
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        model(jnp.ones((1, 5)))
+    np.testing.assert_array_equal(stored(), before)
+
+
+@both
+def test_errors_of_those_who_may_not_write_pass_through(wrap):
+    model = nnx.to_refs(wrap())
+    before = catalog.state_of(model)
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        jax.eval_shape(lambda x: model(x), jnp.ones((1, 5)))
+    check_unchanged(model, before)
+
+
+def test_what_can_fail_reads_no_ref_once_more():
+    model = nnx.to_refs(weight())
+    program = str(jax.make_jaxpr(lambda m, x: m(x))(model, X))
+    # Kernel and scale, for the new weights; kernel and bias, in the layer.
+    assert program.count("<- ") - program.count("[...] <- ") <= 4, program
+
+
 @both
 def test_weights_of_another_trace_are_left_alone(wrap):
     model = wrap()
@@ -436,55 +458,3 @@ def test_lists_of_layers_work_in_every_mode(wrap, mode):
     expected = catalog.state_of(plain)
     for path, value in catalog.state_of(model).items():
         np.testing.assert_allclose(value, expected[path], rtol=1e-4, atol=1e-6)
-
-
-@both
-def test_older_path_has_the_name(wrap):
-    name = type(wrap()).__name__
-    assert getattr(nnx.nn.normalization, name) is getattr(nnx, name)
-
-
-CASES = {
-    "spectral": ("SpectralNorm", {}),
-    "steps": ("SpectralNorm", {"n_steps": 3, "update_stats": False}),
-    "rounded": ("SpectralNorm", {"dtype": HALF, "param_dtype": HALF}),
-    "weight": ("WeightNorm", {}),
-    "one vector": ("WeightNorm", {"feature_axes": None}),
-    "no scale": ("WeightNorm", {"use_scale": False, "feature_axes": 0}),
-    "half": ("WeightNorm", {"dtype": HALF}),
-}
-
-
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore:scatter inputs")  # of the peer
-@pytest.mark.parametrize("case", CASES)
-def test_three_calls_leave_the_state_of_the_peer(peer, case):
-    name, options = CASES[case]
-
-    def make(library):
-        cls, rngs = getattr(library, name), library.Rngs(3)
-        return cls(two_layers(library), **options, rngs=rngs)
-
-    ours, theirs = make(nnx), make(peer)
-    for _ in range(3):
-        np.testing.assert_array_equal(ours(X), theirs(X))
-        a, b = catalog.state_of(ours), catalog.state_of(theirs, peer)
-        assert list(a) == list(b)
-        for path, value in a.items():
-            assert value.dtype == b[path].dtype
-            np.testing.assert_array_equal(value, b[path])
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", ["SpectralNorm", "WeightNorm"])
-def test_gradients_are_those_of_the_peer(peer, name):
-    def gradients(library):
-        model = getattr(library, name)(two_layers(library), rngs=library.Rngs(3))
-        differentiate = library.jit(library.grad(lambda m: (m(X) ** 2).sum()))
-        for _ in range(2):
-            grads = differentiate(model)
-        return {p: v[...] for p, v in library.to_flat_state(grads)}
-
-    ours, theirs = gradients(nnx), gradients(peer)
-    for path, value in theirs.items():
-        np.testing.assert_allclose(ours[path], value, rtol=1e-4, atol=1e-6)

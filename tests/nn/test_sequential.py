@@ -2,11 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.nn import sequential
 
 
 class Scale(nnx.Module):
@@ -105,18 +103,5 @@ def test_has_keyword_arg_knows_the_kinds_of_parameters():
     def f(a, /, b, *c, d, **e):
         pass
 
-    found = [name for name in "abcdez" if sequential.has_keyword_arg(f, name)]
+    found = [name for name in "abcdez" if nnx.nn.sequential.has_keyword_arg(f, name)]
     assert found == ["b", "d"]
-
-
-@pytest.mark.peers
-def test_outputs_equal_those_of_a_peer():
-    peer = pytest.importorskip("flax.nnx")
-    x = np.arange(4.0)
-
-    def run(nnx):
-        split = nnx.Sequential(lambda x: (x, 2 * x), jnp.maximum, jnp.sin)
-        named = nnx.Sequential(lambda x: {"y": x}, lambda y: y - 1)
-        return split(x), named(x), nnx.Sequential()(1, 2), nnx.Sequential()()
-
-    assert str(run(nnx)) == str(run(peer))

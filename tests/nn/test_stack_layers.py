@@ -1,5 +1,7 @@
 """Stacks as demanding programs use them: each test has the same with a list beside."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,23 +36,24 @@ def pair(make, length=3, **options):
     return layers, nnx.Stack(make, length, rngs=nnx.Rngs(0), **options)
 
 
-MODES_OF_PROCESS = pytest.mark.parametrize(
-    "mode", [(True, True), (True, False), (False, False)]
-)
+@contextlib.contextmanager
+def process_in(mode):
+    """Makes a mode that of the process."""
+    updates = mode.get("graph_updates", False)
+    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
+        yield
 
 
-@MODES_OF_PROCESS
 def test_objects_among_the_arguments_are_written_by_each_layer_in_turn(mode):
-    with nnx.set_graph_mode(mode[0]), nnx.set_graph_updates(mode[1]):
+    with process_in(mode):
         layers, stack = pair(WithRngs)
         expected, found = nnx.Rngs(1), nnx.Rngs(1)
         assert_close(stack(X, rngs=found), in_turn(layers, X, rngs=expected))
         assert found.default.count[...] == expected.default.count[...] == 3
 
 
-@MODES_OF_PROCESS
 def test_caches_are_made_and_kept_in_every_mode(mode):
-    with nnx.set_graph_mode(mode[0]), nnx.set_graph_updates(mode[1]):
+    with process_in(mode):
         layers, stack = pair(Decoder)
         for layer in layers:
             layer.attention.init_cache((1, 3, 4))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 LENGTH = 5
 
@@ -228,14 +229,9 @@ def test_layers_are_read_and_replaced_by_index():
 
 
 def test_layers_with_the_streams_of_all_are_refused():
-    class Keeps(nnx.Module):
-        def __init__(self, rngs):
-            self.rngs = rngs
-
-    with pytest.raises(
-        ValueError, match=r"rngs/default/count: RngCount\n.*rngs.fork\(\)"
-    ):
-        nnx.Stack(Keeps, 2, rngs=nnx.Rngs(0))
+    message = r"rngs/default/count: RngCount\n.*rngs.fork\(\)"
+    with pytest.raises(ValueError, match=message):
+        nnx.Stack(zoo.Noise, 2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="length=0"):
         nnx.Stack(Block, 0, rngs=nnx.Rngs(0))
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import catalog
 from tests.nn import interceptors
 
 DOT = "jax.lax.dot_general"
@@ -26,67 +27,57 @@ def attention(**options):
     return layer, (jnp.arange(24.0).reshape(1, 3, 8),)
 
 
+def layer(name):
+    """Makes the layer of the catalog, and what it is called with."""
+    row = catalog.BY_NAME[name]
+    return lambda: (row.make(), row.inputs())
+
+
 def recurrent(cell):
     return nnx.RNN(cell(3, 4, rngs=rngs()), rngs=True), (jnp.ones((2, 5, 3)),)
 
 
-def is_token():
-    return jnp.array([1, 1, 0])
+def attend():
+    return nnx.Embed(5, 4, rngs=rngs()).attend, (jnp.ones((2, 4)),)
+
+
+def mask():
+    is_token = jnp.array([1, 1, 0])
+    return nnx.make_attention_mask, (is_token, is_token)
 
 
 # What is called, and with what; and the functions of JAX that it calls.
 SUBJECTS = {
-    "Linear": (lambda: (nnx.Linear(3, 4, rngs=rngs()), (jnp.ones((2, 3)),)), [DOT]),
-    "LinearGeneral": (
-        lambda: (nnx.LinearGeneral(3, (4, 5), rngs=rngs()), (jnp.ones((2, 3)),)),
-        [DOT],
-    ),
-    "LoRALinear": (
-        lambda: (nnx.LoRALinear(3, 4, lora_rank=2, rngs=rngs()), (jnp.ones((2, 3)),)),
-        [DOT],
-    ),
-    "Embed": (lambda: (nnx.Embed(5, 4, rngs=rngs()), (jnp.arange(3),)), ["jnp.take"]),
-    "attend": (
-        lambda: (nnx.Embed(5, 4, rngs=rngs()).attend, (jnp.ones((2, 4)),)),
-        [DOT],
-    ),
-    "Einsum": (
-        lambda: (nnx.Einsum("ab,bc->ac", (3, 4), rngs=rngs()), (jnp.ones((2, 3)),)),
-        ["jnp.einsum"],
-    ),
-    "Conv": (lambda: (nnx.Conv(3, 4, 3, rngs=rngs()), (jnp.ones((2, 5, 3)),)), [CONV]),
-    "ConvTranspose": (
-        lambda: (nnx.ConvTranspose(3, 4, 3, rngs=rngs()), (jnp.ones((2, 5, 3)),)),
-        ["jax.lax.conv_transpose"],
-    ),
-    "LayerNorm": (
-        lambda: (nnx.LayerNorm(4, rngs=rngs()), (jnp.arange(8.0).reshape(2, 4),)),
-        ["jax.lax.rsqrt"],
-    ),
-    "WeightNorm": (
-        lambda: (
-            nnx.WeightNorm(nnx.Linear(3, 4, rngs=rngs()), rngs=rngs()),
-            (jnp.ones((2, 3)),),
-        ),
-        ["jax.lax.rsqrt", DOT],
-    ),
+    "Linear": (layer("Linear"), [DOT]),
+    "LinearGeneral": (layer("LinearGeneral"), [DOT]),
+    "LoRALinear": (layer("LoRALinear"), [DOT]),
+    "Embed": (layer("Embed"), ["jnp.take"]),
+    "attend": (attend, [DOT]),
+    "Einsum": (layer("Einsum"), ["jnp.einsum"]),
+    "Conv": (layer("Conv"), [CONV]),
+    "ConvTranspose": (layer("ConvTranspose"), ["jax.lax.conv_transpose"]),
+    "LayerNorm": (layer("LayerNorm"), ["jax.lax.rsqrt"]),
+    "WeightNorm": (layer("WeightNorm"), ["jax.lax.rsqrt", DOT]),
     "attention": (attention, [DOT, "jax.nn.dot_product_attention"]),
     "explicit attention": (
         lambda: attention(dtype=jnp.float16),
         [DOT, "jnp.einsum", "jax.nn.softmax"],
     ),
-    "GRU": (lambda: recurrent(nnx.GRUCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
-    "LSTM": (lambda: recurrent(nnx.LSTMCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
-    "mask": (lambda: (nnx.make_attention_mask, (is_token(),) * 2), ["jnp.multiply"]),
+    "GRU": (
+        lambda: recurrent(nnx.GRUCell),
+        [DOT, "jax.nn.sigmoid", "jnp.tanh"],
+    ),
+    "LSTM": (
+        lambda: recurrent(nnx.LSTMCell),
+        [DOT, "jax.nn.sigmoid", "jnp.tanh"],
+    ),
+    "mask": (mask, ["jnp.multiply"]),
 }
 # What these give is no number, or random.
 KEYS = {
     "Rngs": (lambda: (rngs().params, ()), ["jax.random.fold_in"]),
     "normal": (lambda: (rngs().normal, ()), ["jax.random.normal"]),
-    "Dropout": (
-        lambda: (nnx.Dropout(0.5, rngs=rngs()), (jnp.ones(4),)),
-        ["jax.random.bernoulli", "jax.random.fold_in"],
-    ),
+    "Dropout": (layer("Dropout"), ["jax.random.bernoulli", "jax.random.fold_in"]),
 }
 
 

@@ -1,0 +1,216 @@
+"""Linear, LinearGeneral, Einsum, Embed: arguments, hooks, what they refuse.
+
+Their formulas are in `test_formulas.py`, their dtypes in `test_dtypes.py`.
+"""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests.random_arrays import random
+
+
+def general(*args, **options):
+    return nnx.LinearGeneral(*args, rngs=nnx.Rngs(0), **options)
+
+
+def einsum(*args, **options):
+    return nnx.Einsum(*args, rngs=nnx.Rngs(0), **options)
+
+
+# ----------------------------------------------------------------------------- Linear
+
+
+def test_bias_is_added_to_what_a_contraction_of_the_users_own_gives():
+    class Scaled:
+        """A product with its scale beside it, as of a quantized kernel."""
+
+        def __init__(self, product):
+            self.product, self.ndim = product, product.ndim
+
+        def __add__(self, other):
+            return 10 * self.product + other
+
+    def contract(*args, **options):
+        return Scaled(jax.lax.dot_general(*args, **options))
+
+    layer = nnx.Linear(3, 4, dot_general=contract, rngs=nnx.Rngs(0))
+    layer.bias[...] = jnp.arange(4.0)
+    x = random(2, 3)
+    expected = 10 * np.float64(x) @ np.float64(layer.kernel[...]) + np.arange(4)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_with_a_shape_that_jax_does_not_know_are_left_to_the_hooks():
+    quantized = types.SimpleNamespace(shape=(2, 3), values=random(2, 3))
+
+    def promote(args, *, dtype):
+        x, *others = args
+        return x.values, *others
+
+    layer = nnx.Linear(3, 4, promote_dtype=promote, rngs=nnx.Rngs(0))
+    plain = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(layer(quantized), plain(quantized.values))
+
+
+@pytest.mark.parametrize("inputs", [object(), {"a": 1.0}, [[1], [2, 3]]])
+def test_what_jax_makes_no_array_of_is_refused(inputs):
+    with pytest.raises((TypeError, ValueError)):
+        nnx.Linear(1, 2, rngs=nnx.Rngs(0))(inputs)
+
+
+# ---------------------------------------------------------------------- LinearGeneral
+
+
+def test_initializers_get_the_flattened_shapes():
+    shapes = []
+
+    def init(key, shape, dtype):
+        shapes.append(shape)
+        return jnp.ones(shape, dtype)
+
+    options = {"kernel_init": init, "bias_init": init, "batch_axis": {0: 6}}
+    general((2, 3), (4, 5), axis=(1, 2), **options)
+    assert shapes == [(36, 20), (120,)]
+    init = nnx.with_metadata(nnx.initializers.lecun_normal(), tag="kernel")
+    kernel = general(2, (3, 4), kernel_init=init).kernel
+    assert (kernel.shape, kernel.tag) == ((2, 3, 4), "kernel")
+
+
+def test_one_axis_is_linear():
+    linear = nnx.Linear(2, 4, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(general(2, 4).kernel[...], linear.kernel[...])
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "message"),
+    [
+        (
+            ((2, 3), 4),
+            {},
+            ValueError,
+            r"must have the same length. Got \(2, 3\) and \(-1,\)",
+        ),
+        *(
+            (
+                (2, 4),
+                {"batch_axis": axes},
+                ValueError,
+                "consecutive leading dimensions starting from 0",
+            )
+            for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
+        ),
+        (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),
+        (((2, 2), 4), {"axis": (-1, 1)}, TypeError, None),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(args, options, error, message):
+    with pytest.raises(error, match=message):
+        general(*args, **options)(random(3, 2))
+
+
+def test_arguments_are_kept_as_tuples_and_an_immutable_mapping():
+    layer = general([2], np.int64(4), axis=[-1], batch_axis={0: 3})
+    assert (layer.in_features, layer.out_features, layer.axis) == ((2,), (4,), (-1,))
+    assert dict(layer.batch_axis) == {0: 3}
+    with pytest.raises(TypeError):
+        layer.batch_axis[1] = 2
+
+
+# ----------------------------------------------------------------------------- Einsum
+
+
+def test_equation_is_kept_without_spaces():
+    assert einsum("a b , b c -> a c", (3, 4)).einsum_str == "ab,bc->ac"
+
+
+def test_call_may_give_the_equation():
+    layer, x = einsum("ab,bc->ac", (3, 4), 4), random(2, 3)
+    np.testing.assert_allclose(layer(x, "ab,bc->c a"), layer(x).T, rtol=1e-6)
+    later = einsum(None, (3, 4), 4)
+    np.testing.assert_array_equal(later(x, "ab,bc->ac"), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        ("ab,bc", 'must be explicit and include "->"'),
+        ("ab->a", "exactly two operands.*instead of 0"),
+        ("ab,bc,cd->ad", "exactly two operands.*instead of 2"),
+    ],
+)
+def test_equations_of_another_form_are_refused(equation, message):
+    with pytest.raises(ValueError, match=message):
+        einsum(equation, (3, 4))
+    with pytest.raises(ValueError, match=message):
+        einsum("ab,bc->ac", (3, 4))(random(2, 3), equation)
+    with pytest.raises(ValueError, match="No `einsum_str` argument was provided"):
+        einsum(None, (3, 4))(random(2, 3))
+
+
+# ------------------------------------------------------------------------------ Embed
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint32, jnp.int32])
+def test_any_integers_of_any_shape_are_looked_up(dtype):
+    layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    inputs = np.array([[0, 4, 2], [1, 1, 3]], dtype)
+    expected = np.asarray(layer.embedding[...])[inputs]
+    np.testing.assert_array_equal(layer(inputs), expected)
+    assert nnx.eval_shape(layer, jnp.ones((2, 0, 4), dtype)).shape == (2, 0, 4, 3)
+    assert nnx.eval_shape(layer, jnp.array(1, dtype)).shape == (3,)
+    assert jax.eval_shape(layer.attend, jnp.ones(3)).shape == (5,)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, bool, jnp.complex64])
+def test_look_up_of_no_integers_is_refused(dtype):
+    with pytest.raises(ValueError, match="must be an integer"):
+        nnx.Embed(5, 3, rngs=nnx.Rngs(0))(jnp.ones(2, dtype))
+
+
+def test_negative_numbers_wrap_and_numbers_outside_give_nan():
+    layer = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+    table = np.asarray(layer.embedding[...])
+    y = np.asarray(layer(jnp.array([-1, -5, -6, 5])))
+    np.testing.assert_array_equal(y[:2], table[[4, 0]])
+    assert np.isnan(y[2:]).all()
+
+
+def test_a_single_row_is_given_for_every_number():
+    layer = nnx.Embed(1, 3, rngs=nnx.Rngs(0))
+    row = np.asarray(layer.embedding[...])[0]
+    y = layer(jnp.array([[0, 7], [-3, 1]]))
+    np.testing.assert_array_equal(y, np.broadcast_to(row, (2, 2, 3)))
+
+
+def test_initial_standard_deviation_is_that_of_the_features():
+    table = nnx.Embed(1000, 64, rngs=nnx.Rngs(0)).embedding[...]
+    np.testing.assert_allclose(np.std(table), 1 / 8, rtol=0.02)
+
+
+def test_dtype_of_embed_is_that_of_the_table_unless_given():
+    layer = nnx.Embed(5, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert layer.dtype == jnp.bfloat16
+    layer = nnx.Embed(5, 3, dtype=jnp.float16, rngs=nnx.Rngs(0))
+    assert layer.attend(jnp.ones(3)).dtype == jnp.float16
+
+
+@pytest.mark.parametrize("num_embeddings", [1, 8])
+@pytest.mark.parametrize("spec", [("x", None), ("x", "y")])
+def test_out_sharding_shards_rows_and_products(num_embeddings, spec):
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=explicit)
+    layer, x = nnx.Embed(num_embeddings, 4, rngs=nnx.Rngs(0)), jnp.arange(8)
+    expected = layer(x)
+    spec = jax.P(*spec)
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda m, x: m(x, out_sharding=spec))(layer, x)
+        assert jax.typeof(y).sharding.spec == spec
+        np.testing.assert_array_equal(y, expected)
+        if num_embeddings > 1:
+            attend = jax.jit(lambda m, x: m.attend(x, out_sharding=spec))
+            assert jax.typeof(attend(layer, y)).sharding.spec == spec
