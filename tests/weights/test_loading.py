@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.weights import sources
 
 rng = np.random.default_rng(0)
 
@@ -15,22 +14,18 @@ def normal(*shape, dtype=np.float32):
     return rng.normal(size=shape).astype(dtype)
 
 
-class Block(nnx.Module):
-    def __init__(self, rngs, **metadata):
-        self.up = nnx.Linear(4, 8, rngs=rngs, **metadata)
-
-    def __call__(self, x):
-        return x + self.up(x)[..., :4]
+def make_block(rngs, **metadata):
+    return nnx.Dict(up=nnx.Linear(4, 8, rngs=rngs, **metadata))
 
 
 def make_list(**metadata):
     rngs = nnx.Rngs(0)
-    return nnx.Dict(blocks=nnx.List([Block(rngs, **metadata) for _ in range(3)]))
+    return nnx.Dict(blocks=nnx.List([make_block(rngs, **metadata) for _ in range(3)]))
 
 
 def make_stack(**metadata):
     def make(rngs):
-        return Block(rngs, **metadata)
+        return make_block(rngs, **metadata)
 
     return nnx.Dict(blocks=nnx.Stack(make, 3, rngs=nnx.Rngs(0)))
 
@@ -320,22 +315,43 @@ def test_a_scalar_is_on_all_devices(mesh):
     assert float(model.a[...]) == 3
 
 
-def test_only_what_the_devices_hold_is_read_and_once(mesh, monkeypatch):
-    weights = make_weights()
-    opened = []
-    real = sources.open
+VALUES = np.arange(24 * 4096, dtype=np.float32).reshape(24, 4096)
 
-    def watched(source):
-        opened.append(real(source))
-        return opened[-1]
 
-    monkeypatch.setattr(sources, "open", watched)
-    model = nnx.eval_shape(make_stack)
-    split = jax.NamedSharding(mesh, jax.P(None, "a"))
-    layer = {"kernel": split, "bias": split.update(spec=jax.P())}
-    shardings = {"blocks": {"layers": {"up": layer}}}
-    nnx.weights.load(weights, model, TABLE, shardings=shardings)
-    assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())
+@pytest.fixture(scope="module")
+def values(tmp_path_factory):
+    """A file with the tensor ``x``."""
+    path = tmp_path_factory.mktemp("values") / "x.safetensors"
+    nnx.weights.save(path, nnx.Dict(x=nnx.Param(VALUES)), {"x": "x"})
+    return path
+
+
+def load_divided(path, shape, spec, table, dtype=None):
+    """Loads the one array of a model, divided over eight devices."""
+    eight = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros(shape))))
+    sharding = jax.NamedSharding(eight, jax.P(*spec))
+    nnx.weights.load(path, model, table, shardings=sharding, dtype=dtype)
+    return model.x.get_value()
+
+
+@pytest.mark.parametrize("spec", [("a", None), (None, "a"), (None, None)], ids=str)
+@pytest.mark.parametrize("layout", ["a b -> a b", "a b -> b a", "a ~b -> b a"])
+@pytest.mark.parametrize("dtype", ["file", jnp.bfloat16], ids=str)
+def test_each_device_has_its_part(values, spec, layout, dtype):
+    expected = VALUES[:, ::-1] if "~" in layout else VALUES
+    expected = expected if layout.endswith("a b") else expected.T
+    found = load_divided(values, expected.shape, spec, {"x": ("x", layout)}, dtype)
+    expected = expected.astype(found.dtype)
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(shard.data, expected[shard.index])
+
+
+def test_a_stack_is_read_in_the_order_of_the_file():
+    layers = {f"h.{i}.w": VALUES + i for i in range(3)}
+    table = {"h.{i}.w": ("x", "a b -> b a")}
+    found = load_divided(layers, (3, 4096, 24), (None, "a"), table)
+    np.testing.assert_array_equal(found, np.stack([x.T for x in layers.values()]))
 
 
 @pytest.mark.parametrize(
