@@ -59,7 +59,7 @@ OF_MODULES = {
     _HIJAX: {
         "variablelib": "GetVariable HijaxVariableMeta NewVariable SetVariable"
         " VARIABLE_CONTEXT VariableContext VariableEffect VariableQDD get_variable_p"
-        " new_variable_p set_variable_p variable_effect",
+        " new_variable_p set_variable_p variable_effect"
     },
     _ALIASES: {
         "bridge.module": "CollectionFilter",
