@@ -202,46 +202,28 @@ def test_refs_are_filled_like_arrays(make):
 # ----------------------------------------------------------------------------- dtypes
 
 
-def test_a_wider_model_takes_the_weights():
-    weights = make_weights(jnp.bfloat16)
-    model = nnx.weights.load(weights, make_list(), TABLE)
-    assert model.blocks[0].up.kernel.dtype == jnp.float32
-    np.testing.assert_array_equal(kernels(model), expected(weights).astype(np.float32))
+HALF, SINGLE = jnp.bfloat16, jnp.float32
 
 
-def test_precision_is_not_lost_without_a_word():
-    model = make_list(param_dtype=jnp.bfloat16)
-    with pytest.raises(nnx.errors.StateMismatchError, match="dtype="):
-        nnx.weights.load(make_weights(), model, TABLE)
-    nnx.weights.load(make_weights(), model, TABLE, dtype=jnp.bfloat16)
+@pytest.mark.parametrize("make", [make_list, make_stack])
+@pytest.mark.parametrize(
+    ("given", "dtype", "kernel", "bias"),
+    [
+        (HALF, None, SINGLE, SINGLE),
+        (SINGLE, HALF, HALF, HALF),
+        (SINGLE, {"**.kernel": HALF}, HALF, SINGLE),
+        (HALF, "file", HALF, HALF),
+    ],
+)
+def test_dtypes_are_those_of_the_model_or_the_call(make, given, dtype, kernel, bias):
+    weights = make_weights(given)
+    model = nnx.weights.load(weights, make(), TABLE, dtype=dtype)
+    layer = model.blocks.layers if make is make_stack else model.blocks[0]
+    assert (layer.up.kernel.dtype, layer.up.bias.dtype) == (kernel, bias)
+    np.testing.assert_array_equal(kernels(model), expected(weights).astype(kernel))
 
 
-def test_one_dtype_for_all():
-    model = nnx.weights.load(make_weights(), make_list(), TABLE, dtype=jnp.bfloat16)
-    assert model.blocks[0].up.bias.dtype == jnp.bfloat16
-
-
-def test_dtypes_by_path():
-    model = nnx.weights.load(
-        make_weights(), make_stack(), TABLE, dtype={"**.kernel": jnp.bfloat16}
-    )
-    assert model.blocks.layers.up.kernel.dtype == jnp.bfloat16
-    assert model.blocks.layers.up.bias.dtype == jnp.float32
-
-
-def test_a_dtype_for_nothing_is_an_error():
-    with pytest.raises(ValueError, match="matches no floating array"):
-        nnx.weights.load(
-            make_weights(), make_list(), TABLE, dtype={"**.kernal": jnp.bfloat16}
-        )
-
-
-def test_a_dtype_that_jax_lacks_is_an_error():
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        nnx.weights.load(make_weights(), make_list(), TABLE, dtype=np.float64)
-
-
-def test_the_dtypes_of_the_file():
+def test_each_array_may_have_its_own_dtype_in_the_file():
     weights = make_weights()
     weights |= {f"h.{i}.fc.bias": normal(8, dtype=np.float16) for i in range(3)}
     model = nnx.weights.load(weights, make_list(), TABLE, dtype="file")
@@ -249,9 +231,21 @@ def test_the_dtypes_of_the_file():
     assert model.blocks[0].up.bias.dtype == jnp.float16
 
 
-def test_float64_needs_x64():
-    with pytest.raises(nnx.errors.StateMismatchError):
-        nnx.weights.load(make_weights(np.float64), make_list(), TABLE, dtype="file")
+@pytest.mark.parametrize(
+    ("given", "held", "dtype", "error", "said"),
+    [
+        (SINGLE, HALF, None, nnx.errors.StateMismatchError, "dtype="),
+        (np.float64, SINGLE, "file", nnx.errors.StateMismatchError, "float64"),
+        (SINGLE, SINGLE, {"**.kernal": HALF}, ValueError, "matches no floating array"),
+        (SINGLE, SINGLE, np.float64, ValueError, "jax_enable_x64"),
+    ],
+)
+def test_what_loses_precision_or_is_no_dtype_of_jax_is_refused(
+    given, held, dtype, error, said
+):
+    model = make_list(param_dtype=held)
+    with pytest.raises(error, match=said):
+        nnx.weights.load(make_weights(given), model, TABLE, dtype=dtype)
 
 
 def test_integers_do_not_become_numbers():
