@@ -308,28 +308,30 @@ TREES = [
 ]
 
 
+def answers(ask):
+    """What a function of a library gives, with the peer and with ours."""
+    return [ask(library) for library in (importlib.import_module("flax.nnx"), nnx)]
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("trees", TREES, ids=str)
 def test_prefixes_are_broadcast_as_by_the_peer(trees):
-    peer = importlib.import_module("flax.nnx.extract")
-    for module in (peer, nnx.extract):
-        assert outcome(module.broadcast_prefix, *trees) == outcome(
-            peer.broadcast_prefix, *trees
-        )
-        assert outcome(
-            module.broadcast_prefix_map, lambda *x: x[1:], *trees
-        ) == outcome(peer.broadcast_prefix_map, lambda *x: x[1:], *trees)
-    none = lambda x: x is None  # noqa: E731
-    assert outcome(
-        nnx.extract.broadcast_prefix, *trees, prefix_is_leaf=none
-    ) == outcome(peer.broadcast_prefix, *trees, prefix_is_leaf=none)
+    def ask(library):
+        broadcast = library.extract.broadcast_prefix
+        broadcast_map = library.extract.broadcast_prefix_map
+        return [
+            outcome(broadcast, *trees),
+            outcome(broadcast, *trees, prefix_is_leaf=lambda x: x is None),
+            outcome(broadcast_map, lambda *x: x[1:], *trees),
+        ]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
 
 
 @pytest.mark.peers
 def test_aliases_are_found_as_by_the_peer():
-    peer = importlib.import_module("flax.nnx")
-    found = []
-    for library in (peer, nnx):
+    def ask(library):
         check = library.extract.check_no_aliases
         v, w = library.Param(1.0), library.Param(1.0)
         linear = library.Linear(1, 1, rngs=library.Rngs(0))
@@ -337,36 +339,37 @@ def test_aliases_are_found_as_by_the_peer():
             jax.tree_util.keystr(path): type(x).__name__
             for path, x in check("f", a=linear, b=[v, 1], c=jnp.ones(1)).items()
         }
-        refused = outcome(check, "f", a=v, b=[v]), outcome(check, "f", a=[w], b=[v])
-        found.append((paths, refused[0], len(refused[1])))
-    assert found[0] == found[1] and len(found[0][0]) == 3
+        refused, taken = [outcome(check, "f", a=x, b=[v]) for x in (v, [w])]
+        return paths, refused, len(taken)
+
+    theirs, ours = answers(ask)
+    assert ours == theirs and len(ours[0]) == 3
 
 
 @pytest.mark.peers
 def test_changes_and_keywords_are_told_as_by_the_peer():
-    peer = importlib.import_module("flax.nnx")
-    found = []
-    for library in (peer, nnx):
+    def ask(library):
         x = library.extract
         v = library.Param(jnp.ones(1))
         other = library.Param(jnp.zeros(1), tag="x")
         changed = [x.variable_changed(v, w) for w in (v, v.copy(), other)]
         keywords = (lambda a: 0, lambda a, **k: 0, lambda b=1, *, a: 0)
-        taken = [x.filter_kwargs(f, a=1, c=2) for f in keywords]
-        found.append((changed, taken))
-    assert found[0] == found[1]
+        return changed, [x.filter_kwargs(f, a=1, c=2) for f in keywords]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
 
 
 @pytest.mark.peers
 def test_registries_know_the_same_types():
-    peer = importlib.import_module("flax.nnx")
-    found = []
-    for library in (peer, nnx):
+    def ask(library):
         graph, tree = library.graphlib.GRAPH_REGISTRY, library.graphlib.PYTREE_REGISTRY
         names = ("Module", "Linear", "Rngs", "List", "Param", "State")
         kinds = [getattr(library, name) for name in names] + [list, dict, tuple, int]
-        found.append([(kind in graph, kind in tree) for kind in kinds])
-    assert found[0] == found[1]
+        return [(kind in graph, kind in tree) for kind in kinds]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
 
 
 def test_registries_show_what_is_registered():
