@@ -16,7 +16,8 @@ import pytest
 
 import graftree as nnx
 from graftree import errors
-from graftree.checkpoints import Checkpoints
+
+Checkpoints = nnx.checkpoints.Checkpoints
 
 
 class Numbers:

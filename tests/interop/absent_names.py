@@ -1,6 +1,6 @@
 """The one table of public names that Flax NNX has and Graftree lacks, with reasons.
 
-`tests/interop/test_peer_names.py` compares: a name that is missing and not here fails,
+`tests/interop/test_names.py` compares: a name that is missing and not here fails,
 and so does one that is here and not missing. It holds for Flax 0.12.8 to 0.12.12.
 """
 
