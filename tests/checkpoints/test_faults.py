@@ -1,4 +1,7 @@
-"""What can't be read or written: one clear error, nothing changed, nothing lost."""
+"""What can't be read or written, or is killed: one clear error, nothing lost.
+
+`tests.stress.faults` and `tests.stress.kills` do more of it.
+"""
 
 import gc
 import pathlib
@@ -7,7 +10,7 @@ import tempfile
 
 import pytest
 
-from tests.stress import faults
+from tests.stress import faults, kills
 
 
 @pytest.mark.parametrize("make", faults.READS, ids=lambda make: make.__name__)
@@ -48,3 +51,12 @@ def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
         if damage is not faults.flip or "ocdbt.process_0/d/" not in name:
             assert message is None or "estore" in message, name
     gc.collect()  # what is told then belongs to this test
+
+
+@pytest.mark.parametrize(
+    ("number", "seed"), [(2, 0), pytest.param(6, 1, marks=pytest.mark.long)]
+)
+def test_a_killed_save_loses_nothing_and_leaves_nothing_that_loads(number, seed):
+    options = kills.read_options(["--kills", f"{number}", "--seed", f"{seed}"])
+    _, expected = kills.run(options)
+    assert expected.done["series"] and expected.done["single"]

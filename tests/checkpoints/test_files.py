@@ -4,15 +4,20 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
+from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import checkpoints, errors
+from tests import strategies
 
 
 class Model(nnx.Module):
@@ -199,19 +204,17 @@ def test_abstract_mesh_without_devices_is_refused(tmp_path):
 # Folders.
 
 
-def test_path_may_have_any_characters(tmp_path):
-    folder = tmp_path / "a b#c?d%20é"
-    checkpoints.save(folder, nnx.Rngs(0))
-    assert numbers(checkpoints.restore(folder, nnx.Rngs(1))) == numbers(nnx.Rngs(0))
-
-
-def test_path_may_be_relative_or_in_the_home_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("to", "again"),
+    [("a b#c?d%20é", "a b#c?d%20é"), ("made/by/save", "~/made/by/save")],
+)
+def test_path_may_be_relative_or_in_the_home_folder_and_have_any_characters(
+    tmp_path, monkeypatch, to, again
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    checkpoints.save("made/by/save", nnx.Rngs(0))
-    assert numbers(checkpoints.restore("~/made/by/save", nnx.Rngs(1))) == numbers(
-        nnx.Rngs(0)
-    )
+    checkpoints.save(to, nnx.Rngs(0))
+    assert numbers(checkpoints.restore(again, nnx.Rngs(1))) == numbers(nnx.Rngs(0))
 
 
 def test_existing_checkpoint_is_replaced_only_on_request(tmp_path):
@@ -249,11 +252,10 @@ def test_killed_swap_leaves_a_checkpoint(tmp_path, is_swapped):
 def test_failed_save_leaves_nothing_and_keeps_the_one_before(tmp_path, monkeypatch):
     checkpoints.save(tmp_path / "a", nnx.Rngs(0))
 
-    def fail(folder, tree):
-        folder.with_name(folder.name + ".orbax-checkpoint-tmp").mkdir()
+    def fail(self, folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("graftree.checkpoints.orbax_side.write", fail)
+    monkeypatch.setattr(orbax.checkpoint.StandardCheckpointHandler, "finalize", fail)
     with pytest.raises(errors.CheckpointError, match="The disk is full") as caught:
         checkpoints.save(tmp_path / "a", nnx.Rngs(1), overwrite=True)
     assert caught.value.errno == 28
@@ -344,12 +346,14 @@ def test_saving_in_a_trace_is_refused(tmp_path):
         jax.jit(lambda x: checkpoints.save(tmp_path / "a", {"a": x}))(1.0)
 
 
-def test_missing_folder_is_one_clear_error(tmp_path):
+def test_missing_or_other_folder_is_one_clear_error(tmp_path):
     with pytest.raises(errors.CheckpointError, match="at .*/a: nothing is there"):
         checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
     (tmp_path / "a.orbax-checkpoint-tmp").mkdir()
     with pytest.raises(errors.CheckpointError, match="only a part of one is there"):
         checkpoints.restore(tmp_path / "a", nnx.Rngs(0))
+    with pytest.raises(errors.CheckpointError, match="is not a whole checkpoint"):
+        checkpoints.restore(tmp_path, nnx.Rngs(0))
 
 
 def test_an_object_in_the_place_of_the_path_is_told(tmp_path):
@@ -357,11 +361,6 @@ def test_an_object_in_the_place_of_the_path_is_told(tmp_path):
         TypeError, match=r"path of a folder, got a Linear\.\nThe path is"
     ):
         checkpoints.restore(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), tmp_path)
-
-
-def test_folder_that_is_no_checkpoint_is_one_clear_error(tmp_path):
-    with pytest.raises(errors.CheckpointError, match="is not a whole checkpoint"):
-        checkpoints.restore(tmp_path, nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("file", ["_METADATA", "manifest.ocdbt", "d"])
@@ -422,3 +421,66 @@ def test_a_path_that_cannot_be_looked_up_is_named(tmp_path):
         with pytest.raises(errors.CheckpointError, match="too long") as caught:
             read()
         assert str(caught.value).startswith(f"Reading {path} failed.")
+
+
+# Names: any tree comes back as it was, or is refused before a byte is written.
+
+# What a file system, a path language or Orbax may read as its own.
+HOSTILE = ["", "/", ".", "..", "a", "a/", "/a", "a.", "a/b", "a.b", "1", "value", "~"]
+HOSTILE += ["\0", "\ud800", "é", "%2F", ".zarray", "x" * 300, "_METADATA", "manifest"]
+KEYS = st.one_of(
+    st.sampled_from(HOSTILE), st.integers(-1, 2), st.text(max_size=3), st.booleans()
+)
+LEAVES = st.integers(1, 99).flatmap(
+    lambda x: st.sampled_from([jnp.full(2, x), nnx.Param(jnp.full(1, x)), x])
+)
+# A State may have keys of several types, which JAX would not sort in a dict.
+TREES = st.recursive(
+    LEAVES, lambda x: st.dictionaries(KEYS, x, min_size=1, max_size=3), max_leaves=5
+).filter(lambda x: isinstance(x, dict))
+
+
+def content(state):
+    return {
+        path: jnp.asarray(leaf).tolist()
+        for path, leaf in nnx.to_flat_state(nnx.as_pure(state))
+    }
+
+
+@strategies.examples(few=40, many=1000)
+@hypothesis.given(TREES)
+def test_every_tree_comes_back_or_is_refused_before_anything_is_written(tree):
+    state = nnx.State(tree)
+    with tempfile.TemporaryDirectory() as parent:
+        folder = os.path.join(parent, "saved")
+        try:
+            checkpoints.save(folder, state)
+        except (ValueError, TypeError) as error:
+            assert "name" in str(error) or "sort" in str(error), error
+            assert not os.listdir(parent)
+            return
+        like = jax.tree.map(lambda x: x * 0, state)
+        assert content(checkpoints.restore(folder, like)) == content(state)
+
+
+@pytest.mark.parametrize("key", ["", "/", "a/", "\ud800"])
+def test_a_key_that_is_no_name_is_refused_with_its_path(tmp_path, key):
+    with pytest.raises(ValueError, match="is no name on disk") as caught:
+        checkpoints.save(tmp_path / "a", {key: jnp.ones(2), "b": jnp.ones(3)})
+    assert repr((key,)) in str(caught.value) and "Rename" in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_leaf_can_not_have_the_name_of_a_folder(tmp_path):
+    state = nnx.State({1: {"b": jnp.ones(2)}, "1": jnp.ones(2)})
+    with pytest.raises(ValueError, match="the same name on disk, '1'"):
+        checkpoints.save(tmp_path / "a", state)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "_CHECKPOINT_METADATA", "__", "é.", ""])
+def test_an_object_of_a_step_has_a_name_of_its_own(tmp_path, name):
+    with checkpoints.Checkpoints(tmp_path) as series:
+        with pytest.raises(ValueError, match="no name for a saved object"):
+            series.save(1, **{name: nnx.Rngs(0)})
+        assert series.steps() == []

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import zoo
 
 load_state = nnx.checkpoints.load_state
 
@@ -164,11 +165,12 @@ def test_buffers_of_numpy_are_copied_and_arrays_of_jax_are_not():
     assert not node.a[...].committed
 
 
-class Placed(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.zeros((4, 8)), out_sharding=("a", "b"))
-        self.b = nnx.Param(jnp.zeros(3))
-        self.key = nnx.RngKey(jax.random.key(0), tag="x")
+def make_placed():
+    return zoo.Box(
+        w=nnx.Param(jnp.zeros((4, 8)), out_sharding=("a", "b")),
+        b=nnx.Param(jnp.zeros(3)),
+        key=nnx.RngKey(jax.random.key(0), tag="x"),
+    )
 
 
 GIVEN = {
@@ -183,11 +185,11 @@ GIVEN = {
 def test_arrays_come_onto_the_shardings_that_the_object_has(kind, form):
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind, kind))
     if form == "get_abstract_model":
-        node = nnx.merge(*nnx.get_abstract_model(Placed, mesh))
+        node = nnx.merge(*nnx.get_abstract_model(make_placed, mesh))
         load_state(node, GIVEN)
     else:
         with jax.set_mesh(mesh):
-            node = Placed() if form == "concrete" else nnx.eval_shape(Placed)
+            node = make_placed() if form == "concrete" else nnx.eval_shape(make_placed)
             load_state(node, GIVEN)
     for variable, spec in ((node.w, P("a", "b")), (node.b, P()), (node.key, P())):
         wanted = NamedSharding(mesh, spec)
@@ -199,7 +201,7 @@ def test_arrays_come_onto_the_shardings_that_the_object_has(kind, form):
 def test_a_mesh_that_is_not_in_force_is_an_error_and_no_ignored_sharding():
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
-        node = nnx.eval_shape(Placed)
+        node = nnx.eval_shape(make_placed)
     with pytest.raises(ValueError, match=r"(?s)not in force.*b: .*jax.set_mesh"):
         load_state(node, GIVEN)
     assert isinstance(node.w.get_raw_value(), jax.ShapeDtypeStruct)

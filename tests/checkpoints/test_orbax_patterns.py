@@ -11,23 +11,25 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import zoo
 
 ocp = pytest.importorskip("orbax.checkpoint")
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-class Model(nnx.Module):
+def make(seed=0, is_larger=False):
     """A list longer than ten, random streams, statistics, and a tied Variable."""
+    rngs = nnx.Rngs(seed)
+    layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(11)])
+    norm, dropout = nnx.BatchNorm(2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+    model = zoo.Box(layers=layers, norm=norm, dropout=dropout, tied=layers[10])
+    if is_larger:
+        model.head = nnx.Linear(2, 3, rngs=rngs)
+    return model
 
-    def __init__(self, rngs, width=2):
-        self.layers = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(11)])
-        self.norm = nnx.BatchNorm(width, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.tied = self.layers[10]
 
-
-def make(seed=0):
-    return Model(nnx.Rngs(seed))
+def make_larger():
+    return make(is_larger=True)
 
 
 def numbers(node):
@@ -161,21 +163,15 @@ def test_pattern_4_surgery_on_paths(folder):
     check_same(nnx.merge(graphdef, nnx.from_flat_state(flat_state)), saved())
 
 
-class Larger(Model):
-    def __init__(self, rngs):
-        super().__init__(rngs)
-        self.head = nnx.Linear(2, 3, rngs=rngs)
-
-
 def test_pattern_4_a_changed_model_gets_new_parameters(folder):
     pure = restored(folder / "pure")
-    model = nnx.eval_shape(lambda: Larger(nnx.Rngs(0)))
+    model = nnx.eval_shape(make_larger)
     with pytest.raises(nnx.errors.StateMismatchError) as caught:
         nnx.checkpoints.load_state(model, pure)
     assert caught.value.missing == (("head", "bias"), ("head", "kernel"))
     pure["head"] = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
     nnx.checkpoints.load_state(model, pure)
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Larger(nnx.Rngs(0))))
+    graphdef, abstract = nnx.split(nnx.eval_shape(make_larger))
     nnx.replace_by_pure_dict(abstract, pure)
     check_same(nnx.merge(graphdef, abstract), model)
     assert model.head(jnp.ones((1, 2))).tolist() == [[2.0, 2.0, 2.0]]
@@ -200,17 +196,18 @@ def test_pattern_5_partial_initialization(folder):
     old = nnx.State(nnx.restore_int_paths(pure))
 
     @nnx.jit(donate_argnums=0)
-    def load(old_state, rngs):
-        model = Larger(rngs)
+    def load(old_state):
+        model = make_larger()
         nnx.update(model, old_state)
         return model
 
-    def strictly(old_state, rngs):
-        model = Larger(rngs)
+    @nnx.jit
+    def load_strictly(old_state):
+        model = make_larger()
         nnx.checkpoints.load_state(model, old_state, missing="head.**")
         return model
 
-    check_same(nnx.jit(strictly)(old, nnx.Rngs(0)), load(old, nnx.Rngs(0)))
+    check_same(load_strictly(old), load(old))
 
 
 def test_pattern_6_sharded(tmp_path):
@@ -236,51 +233,44 @@ def test_pattern_6_sharded(tmp_path):
     assert model.w[...].tolist() == [*range(8)]
 
 
+def states(objects):
+    return {"model": nnx.state(objects[0]), "optimizer": nnx.state(objects[1])}
+
+
+def check_filled(given, strict=True):
+    """A model and an optimizer get what was saved of `trained`."""
+    other = trained(2)
+    nnx.update(other[0], given["model"], strict=strict)
+    nnx.update(other[1], given["optimizer"], strict=strict)
+    check_same(other, trained())
+
+
 def test_pattern_7_a_manager_of_checkpoints(tmp_path):
-    model, optimizer = trained()
     args = ocp.args
     with ocp.CheckpointManager(tmp_path) as manager:
-        both = {"model": nnx.state(model), "optimizer": nnx.state(optimizer), "step": 3}
-        manager.save(0, args=args.StandardSave(both))
-        target = {
-            "model": nnx.state(trained(2)[0]),
-            "optimizer": nnx.state(trained(2)[1]),
-            "step": 0,
-        }
+        manager.save(0, args=args.StandardSave({**states(trained()), "step": 3}))
+        target = {**states(trained(2)), "step": 0}
         given = manager.restore(0, args=args.StandardRestore(target))
         untyped = manager.restore(0, args=args.StandardRestore())
     assert given["step"] == 3
+    check_filled(given, strict=False)
     for state in (given, untyped):
-        other, its_optimizer = trained(2)
-        nnx.update(other, state["model"], strict=True)
-        nnx.checkpoints.load_state(its_optimizer, state["optimizer"])
-        check_same((other, its_optimizer), (model, optimizer))
-    other, its_optimizer = trained(2)
-    nnx.update(other, given["model"])
-    nnx.update(its_optimizer, given["optimizer"])
-    check_same((other, its_optimizer), (model, optimizer))
+        model, optimizer = trained(2)
+        nnx.update(model, state["model"], strict=True)
+        nnx.checkpoints.load_state(optimizer, state["optimizer"])
+        check_same((model, optimizer), trained())
 
 
 def test_pattern_7_composites(tmp_path):
-    model, optimizer = trained()
     args = ocp.args
+
+    def composite(kind, objects):
+        return args.Composite(**{k: kind(x) for k, x in states(objects).items()})
+
     with ocp.CheckpointManager(tmp_path) as manager:
-        composite = args.Composite(
-            model=args.StandardSave(nnx.state(model)),
-            optimizer=args.StandardSave(nnx.state(optimizer)),
-        )
-        manager.save(0, args=composite)
-        given = manager.restore(
-            0,
-            args=args.Composite(
-                model=args.StandardRestore(nnx.state(model)),
-                optimizer=args.StandardRestore(nnx.state(optimizer)),
-            ),
-        )
-    other, its_optimizer = trained(2)
-    nnx.update(other, given["model"], strict=True)
-    nnx.update(its_optimizer, given["optimizer"], strict=True)
-    check_same((other, its_optimizer), (model, optimizer))
+        manager.save(0, args=composite(args.StandardSave, trained()))
+        given = manager.restore(0, args=composite(args.StandardRestore, trained()))
+    check_filled(given)
 
 
 def test_a_model_with_its_optimizer_is_one_object(folder):

@@ -1,10 +1,12 @@
-"""`nnx.checkpoints.Checkpoints`: the steps of a training run."""
+"""`nnx.checkpoints.Checkpoints`: the steps of a training run, and when it stops."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,8 @@ import pytest
 
 import graftree as nnx
 from graftree import errors
-from graftree.checkpoints import Checkpoints
+
+Checkpoints = nnx.checkpoints.Checkpoints
 
 
 class Numbers:
@@ -177,15 +180,18 @@ import sys
 import jax.numpy as jnp
 import graftree as nnx
 model = nnx.Dict(x=nnx.Param(jnp.ones(3_000_000)))
-nnx.checkpoints.Checkpoints(sys.argv[1]).save(1, model=model)
+waited = nnx.checkpoints.Checkpoints(sys.argv[1] + "/waited")
+waited.save(1, model=model)
+waited.wait()
+nnx.checkpoints.Checkpoints(sys.argv[1] + "/not").save(1, model=model)
 """
 
 
-def test_program_that_ends_without_waiting_has_saved(tmp_path):
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "run")]
+def test_program_that_ends_without_closing_has_saved_and_leaves_no_lock(tmp_path):
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert os.listdir(tmp_path / "run") == ["1"]
+    assert os.listdir(tmp_path / "waited") == os.listdir(tmp_path / "not") == ["1"]
 
 
 def test_steps_are_saved_once_and_in_order(tmp_path):
@@ -333,3 +339,75 @@ def test_grain_iterators_are_resumed(tmp_path):
         checkpoints.save(3, data=again)
         checkpoints.restore_latest(data=later)
     assert [next(later).tolist() for _ in range(3)] == seen[3:]
+
+
+# ------------------------------------------------------------------------- should_stop
+
+
+@pytest.fixture
+def signals():
+    """Counts the signals that reach the handler of the program."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    yield received
+    signal.signal(signal.SIGTERM, before)
+
+
+def send():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_first_signal_is_noted_and_the_next_goes_to_the_program(tmp_path, signals):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert not checkpoints.should_stop(1)
+        send()
+        assert checkpoints.should_stop(2) and not signals
+        send()
+        assert checkpoints.should_stop(3) and signals == [1]
+
+
+def test_signal_is_the_programs_before_the_first_question(tmp_path, signals):
+    with Checkpoints(tmp_path):
+        send()
+    assert signals == [1]
+
+
+def test_close_puts_the_handler_back(tmp_path, signals):
+    handler = signal.getsignal(signal.SIGTERM)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.should_stop(1)
+        assert signal.getsignal(signal.SIGTERM) is not handler
+    assert signal.getsignal(signal.SIGTERM) is handler
+    send()
+    assert signals == [1]
+
+
+def test_all_who_ask_are_told(tmp_path, signals):
+    with Checkpoints(tmp_path) as first, Checkpoints(tmp_path) as second:
+        assert not first.should_stop(1) and not second.should_stop(1)
+        send()
+        assert first.should_stop(2) and second.should_stop(2) and not signals
+    with Checkpoints(tmp_path) as third:
+        assert not third.should_stop(1)
+
+
+def test_handler_of_the_program_is_left_alone(tmp_path, signals):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.should_stop(1)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_first_question_in_another_thread_is_refused(tmp_path):
+    raised = []
+
+    def ask():
+        try:
+            Checkpoints(tmp_path).should_stop(1)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert "in the main thread first" in raised[0]

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import pathlib
 import re
 import runpy
 import signal
@@ -17,9 +16,9 @@ import pytest
 import graftree as nnx
 from examples.digits import __main__ as command
 from examples.digits import data, experiment, models, report, train
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from tests import sources
+from tests.examples import commands
+from tests.examples.commands import PNG_SIGNATURE, error_line
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +41,11 @@ def trained_for_nothing(seed):
     return model
 
 
-def error_line(capsys, arguments):
-    """The one line on stderr with which ``arguments`` are refused."""
-    with pytest.raises(SystemExit) as refusal:
-        command.main(arguments)
-    assert refusal.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.count("\n") == 1
-    return error
-
-
-def test_last_line_is_an_accuracy_of_97_percent_or_more(finished):
+def test_a_run_tells_each_epoch_and_the_accuracy_and_reads_what_it_saved(finished):
     _, lines = finished
     accuracy = re.fullmatch(r"test accuracy: (\d{2,3}\.\d) %", lines[-1])
     assert float(accuracy[1]) >= 97.0
-
-
-def test_each_epoch_has_a_line_without_a_terminal(finished):
-    _, lines = finished
     assert sum("test: loss" in line for line in lines) == 10
-
-
-def test_restored_predictions_are_reported_identical(finished):
-    _, lines = finished
     assert "all 360 test predictions are identical" in lines[-2]
 
 
@@ -79,22 +59,14 @@ def test_tables_show_each_parameter_and_each_digit_whole(finished):
     assert "…" not in text
 
 
-def test_output_folder_holds_pictures_and_checkpoint_only(finished):
+def test_output_folder_holds_new_pictures_and_a_checkpoint_only(finished):
     folder, _ = finished
-    assert {path.name for path in folder.iterdir()} == {
-        "checkpoint",
-        "curves.png",
-        "misclassified.png",
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"checkpoint", "curves.png", "misclassified.png"}
     for picture in folder.glob("*.png"):
         assert picture.read_bytes().startswith(PNG_SIGNATURE)
-
-
-def test_older_results_are_replaced(finished):
-    folder, _ = finished
     with pytest.raises(nnx.errors.StateMismatchError):
         nnx.checkpoints.restore(folder / "checkpoint", {"older": np.zeros(1)})
-    assert (folder / "curves.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
 def test_missing_output_folder_is_made(tmp_path):
@@ -106,7 +78,9 @@ def test_missing_output_folder_is_made(tmp_path):
 @pytest.mark.parametrize("epochs", ["0", "-1", "abc", "1e9", "1.5", "1000000000", ""])
 def test_wrong_epochs_are_refused_in_one_line(capsys, tmp_path, epochs):
     folder = tmp_path / "out"
-    error = error_line(capsys, [f"--epochs={epochs}", f"--output={folder}"])
+    error = error_line(
+        capsys, command.main, [f"--epochs={epochs}", f"--output={folder}"]
+    )
     assert "--epochs: expected a whole number from 1 to 1000" in error
     assert repr(epochs) in error
     assert not folder.exists()
@@ -114,16 +88,13 @@ def test_wrong_epochs_are_refused_in_one_line(capsys, tmp_path, epochs):
 
 @pytest.mark.parametrize("option", ["--batch-size=0", "--seed=-1", "--speed=9"])
 def test_other_wrong_options_are_refused_in_one_line(capsys, option):
-    assert option.split("=")[0] in error_line(capsys, [option])
+    assert option.split("=")[0] in error_line(capsys, command.main, [option])
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path, below):
     file = tmp_path / "file"
-    file.write_text("mine")
-    error = error_line(capsys, ["--output", str(file / below)])
-    assert f"cannot write to the folder {file}" in error
-    assert file.read_text() == "mine"
+    commands.check_output_that_is_no_folder(capsys, command.main, file, below)
 
 
 def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
@@ -137,15 +108,10 @@ def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
+    options = ["--epochs=40", f"--output={tmp_path}"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "examples.digits",
-            "--epochs=40",
-            f"--output={tmp_path}",
-        ],
-        cwd=REPOSITORY,
+        [sys.executable, "-m", "examples.digits", *options],
+        cwd=sources.ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

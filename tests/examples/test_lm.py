@@ -22,6 +22,7 @@ from examples.lm import (
     experiment,
     layouts,
     loops,
+    processes,
     restacking,
     samples,
     settings,
@@ -29,8 +30,9 @@ from examples.lm import (
 )
 from examples.lm.model import Config, LanguageModel
 from tests import sources
+from tests.examples import commands
+from tests.examples.commands import PNG_SIGNATURE, error_line
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SIZES = {"layers": 1, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 32}
 TINY = settings.Settings(
     mesh={"fsdp": 8}, steps=4, batch_size=16, length=16, every=2, sample=4, **SIZES
@@ -39,6 +41,12 @@ TINY = settings.Settings(
 # Losses are sums of many numbers in float32, and each layout adds them in its own
 # order: that moves a loss near 6 by a few units in the last place, 5e-7 each.
 ROUNDING = 1e-5
+
+
+def as_arguments(options, *names):
+    """Sizes of the model, and other options, as a command takes them."""
+    listed = [*SIZES, *names]
+    return [f"--{n.replace('_', '-')}={getattr(options, n)}" for n in listed]
 
 
 def losses_of(options, steps=3):
@@ -202,7 +210,7 @@ def test_finished_run_is_told_again_and_trains_no_more(whole, capsys):
 
 def test_folder_of_another_experiment_is_refused(stopped, capsys):
     arguments = ["--mesh=fsdp=8", "--steps=9", "--batch-size=16", f"--output={stopped}"]
-    error = error_line(capsys, arguments)
+    error = error_line(capsys, command.main, arguments)
     assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
 
 
@@ -214,11 +222,8 @@ def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause)
 
 
 def test_folder_of_a_run_holds_curve_picture_and_checkpoints_only(whole):
-    assert {x.name for x in whole.iterdir()} == {
-        "checkpoints",
-        "curve.png",
-        curves.FILE,
-    }
+    names = {path.name for path in whole.iterdir()}
+    assert names == {"checkpoints", "curve.png", curves.FILE}
     assert (whole / "curve.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
@@ -287,17 +292,6 @@ def test_losses_fall_below_the_entropy_of_a_byte_after_another():
 # ----------------------------------------------------------------------- wrong options
 
 
-def error_line(capsys, arguments):
-    """The one line on stderr with which ``arguments`` are refused."""
-    with pytest.raises(SystemExit) as refusal:
-        command.main(arguments)
-    assert refusal.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.count("\n") == 1
-    return error
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -322,21 +316,17 @@ def error_line(capsys, arguments):
 def test_wrong_option_is_refused_in_one_line(capsys, tmp_path, option, message):
     folder = tmp_path / "out"
     batch = "--batch-size=30" if option == "--devices=3" else "--batch-size=32"
-    error = error_line(capsys, [option, batch, f"--output={folder}"])
+    error = error_line(capsys, command.main, [option, batch, f"--output={folder}"])
     assert message in error
 
 
 def test_output_that_is_no_folder_is_refused_in_one_line(capsys, tmp_path):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    error = error_line(capsys, ["--output", str(file)])
-    assert f"cannot write to the folder {file}" in error
-    assert file.read_text() == "mine"
+    commands.check_output_that_is_no_folder(capsys, command.main, tmp_path / "file")
 
 
 def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
     (tmp_path / curves.FILE).write_text(json.dumps({"label": "data=8"}))
-    error = error_line(capsys, ["--mesh=data=8", f"--output={tmp_path}"])
+    error = error_line(capsys, command.main, ["--mesh=data=8", f"--output={tmp_path}"])
     assert "is no record of a run" in error
 
 
@@ -346,10 +336,10 @@ def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
 def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
-    sizes = [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()]
     command_line = [
-        *(sys.executable, "-m", "examples.lm", "--mesh=fsdp=2,tensor=2", *sizes),
-        *("--steps=2000", "--every=5", "--length=16", f"--output={tmp_path}"),
+        *(sys.executable, "-m", "examples.lm", "--mesh=fsdp=2,tensor=2"),
+        *as_arguments(TINY, "length"),
+        *("--steps=2000", "--every=5", f"--output={tmp_path}"),
     ]
     process = subprocess.Popen(
         command_line,
@@ -387,3 +377,55 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
         compare.main([f"{tmp_path}"])
     assert refusal.value.code == 2
     assert "has no run in it" in capsys.readouterr().err
+
+
+# ---------------------------- two processes; tests/stress/neighbours.py kills one
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    mesh = {"data": 2, "fsdp": 2}
+    options = dataclasses.replace(TINY, mesh=mesh, steps=2, batch_size=64, length=64)
+    told = ["--processes=2", f"--output={tmp_path}", "--sample=1"]
+    told += [f"--mesh={settings.in_words(mesh)}"]
+    told += as_arguments(options, "steps", "batch_size", "length", "every")
+    # Without the devices of this process; both compute while it does.
+    environment = {**os.environ, "PYTHONPATH": f"{sources.ROOT / 'src'}"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "examples.lm", *told],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=sources.ROOT,
+        env=environment,
+    ) as both:
+        expected, _ = losses_of(options, steps=2)
+        out, errors = both.communicate(timeout=120)
+    assert both.returncode == 0, out + errors
+    assert "4 of cpu in 2 process(es)" in out and errors == ""
+    found = json.loads((tmp_path / "run.json").read_text())["curve"]["training"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+
+
+def test_devices_that_processes_can_not_share_are_refused(tmp_path, capsys):
+    told = ["--processes=3", "--mesh=data=4", f"--output={tmp_path}"]
+    error = error_line(capsys, command.main, told)
+    assert "--processes: 3 can't share 4 devices equally" in error
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "words"),
+    [
+        ([0, 0], 0, ""),
+        ([1, -9], 1, "process 1 ended (killed by SIGKILL)"),
+        ([None, 3], 1, "process 1 ended (exit code 3)"),
+        ([-6, None], 1, "process 0 ended (killed by SIGABRT)"),
+        ([2, 2], 2, "--mesh: wrong"),
+    ],
+)
+def test_one_line_says_which_process_failed(tmp_path, capsys, codes, code, words):
+    logs = [tmp_path / f"process-{number}.log" for number in range(2)]
+    for log in logs:
+        log.write_text("noise\nerror: --mesh: wrong\n")
+    assert processes.judge(codes, logs) == code
+    text = capsys.readouterr().err
+    assert words in text and text.count("\n") == (1 if code else 0)

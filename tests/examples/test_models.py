@@ -1,10 +1,13 @@
-"""The language models of examples/models: the numbers that Hugging Face computes."""
+"""The language models of examples/models: the numbers of Hugging Face; the command."""
+
+import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
+from examples.models import __main__ as program
 from examples.models import gpt2, llama, pretrained, qwen3
 from tests.weights import checkpoints_of_hf
 
@@ -36,3 +39,102 @@ def test_other_positions_are_refused():
     content |= {"rope_parameters": {"rope_type": "yarn"}}
     with pytest.raises(ValueError, match="yarn"):
         pretrained.family(content)
+
+
+# ------------------------------------------------------- python -m examples.models
+
+
+@pytest.mark.long
+def test_the_check_compares_logits_tokens_and_files(capsys):
+    folder = checkpoints_of_hf.folder("qwen3")
+    assert program.main([str(folder), "--check"]) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    _, name, difference, tokens, files, _ = row.split("|")
+    assert name.strip() == "qwen3" and float(difference) < 1e-4
+    assert tokens.strip() == "16 of 16 equal, with pad=0: 1 left out"
+    assert files.strip() == "4 of 4 equal"
+
+
+def test_prompts_are_continued_and_the_model_is_saved(capsys, tmp_path):
+    folder = checkpoints_of_hf.folder("llama")
+    expected = np.load(folder / "expected.npz")
+    prompt = ",".join(map(str, expected["prompt"][0]))
+    options = ["llama", str(folder), f"--prompt={prompt}", f"--save={tmp_path}"]
+    assert program.main([*options, "--mesh=fsdp=8"]) == 0
+    new = expected["generated"][0, expected["prompt"].shape[1] :]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == ",".join(map(str, new))
+    assert printed[2].startswith("16 tokens, ")
+    data = (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "model.safetensors").read_bytes() == data
+
+
+@pytest.mark.long
+def test_an_adapter_is_merged_before_it_is_saved(tmp_path):
+    folder = checkpoints_of_hf.folder("llama")
+    expected = np.load(folder / "lora" / "expected.npz")
+    options = [f"--adapter={folder / 'lora'}", f"--save={tmp_path}"]
+    assert program.main([str(folder), *options]) == 0
+    logits = pretrained.load(tmp_path)(jnp.asarray(expected["tokens"]))
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+
+
+def test_parameters_are_divided_along_their_longest_axis():
+    model = nnx.Dict(up=nnx.Linear(6, 16, rngs=nnx.Rngs(0)))
+    found = pretrained.divided(model, pretrained.mesh_of(4))
+    assert found["up"]["kernel"].get_value().shard_shape((6, 16)) == (6, 4)
+    assert found["up"]["bias"].get_value().shard_shape((16,)) == (4,)
+    odd = nnx.Dict(up=nnx.Linear(3, 5, rngs=nnx.Rngs(0)))
+    found = pretrained.divided(odd, pretrained.mesh_of(4))
+    assert found["up"]["kernel"].get_value().is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["bert", "llama"], "model_type is 'bert'; known are gpt2, llama and qwen3"),
+        (["no/such"], "no/such/config.json can't be read: No such file"),
+        (["llama/lora"], "llama/lora/config.json can't be read"),
+        (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
+        (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
+        (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
+        (["llama", "--adapter=/no/such"], "adapter_config.json"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_said(options, said, capsys):
+    root = checkpoints_of_hf.folder("llama").parent
+    *family, folder = [x for x in options if not x.startswith("--")]
+    others = [x for x in options if x.startswith("--")]
+    assert program.main([*family, str(root / folder), *others]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_weights_and_one_without_settings(capsys, tmp_path):
+    config = checkpoints_of_hf.folder("llama") / "config.json"
+    (tmp_path / "config.json").write_bytes(config.read_bytes())
+    assert program.main([str(tmp_path)]) == 2
+    assert "it has no .safetensors file" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert program.main([str(tmp_path)]) == 2
+    assert "gelu_new" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert program.main([str(tmp_path)]) == 2
+    assert "is no JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--prompt=1,x", "expected numbers of tokens"), ("--mesh=x=2", "expected fsdp=N")],
+)
+def test_options_that_are_malformed(option, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        program.main(["folder", option])
+    assert caught.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_text_needs_a_tokenizer(capsys, monkeypatch):
+    folder = checkpoints_of_hf.folder("llama")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert program.main([str(folder), "--text=hello"]) == 2
+    assert "pip install tokenizers" in capsys.readouterr().err

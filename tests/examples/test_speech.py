@@ -14,8 +14,7 @@ import pytest
 import graftree as nnx
 from examples.speech import __main__ as command
 from examples.speech import model, pretrained, recordings, segments
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from tests.examples.commands import PNG_SIGNATURE
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +131,8 @@ def test_a_batch_as_a_whole_is_each_recording_chunk_by_chunk(untrained):
     [
         # Each run is a probability and its chunks; a segment has its chunks, too.
         ([(0.1, 5), (0.9, 10), (0.1, 9)], [(5, 15)]),
-        (
-            [(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)],
-            [(0, 24)],
-        ),  # 96 ms from low to low
+        # 96 ms from low to low.
+        ([(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)], [(0, 24)]),
         ([(0.9, 10), (0.1, 5), (0.9, 10), (0.1, 9)], [(0, 10), (15, 25)]),
         ([(0.4, 20)], []),
         ([(0.5, 10), (0.4, 20), (0.1, 9)], [(0, 30)]),

@@ -1,6 +1,6 @@
 """The one table of public names that Flax NNX has and Graftree lacks, with reasons.
 
-`tests/interop/test_peer_names.py` compares: a name that is missing and not here fails,
+`tests/interop/test_names.py` compares: a name that is missing and not here fails,
 and so does one that is here and not missing. It holds for Flax 0.12.8 to 0.12.12.
 """
 
@@ -59,7 +59,7 @@ OF_MODULES = {
     _HIJAX: {
         "variablelib": "GetVariable HijaxVariableMeta NewVariable SetVariable"
         " VARIABLE_CONTEXT VariableContext VariableEffect VariableQDD get_variable_p"
-        " new_variable_p set_variable_p variable_effect",
+        " new_variable_p set_variable_p variable_effect"
     },
     _ALIASES: {
         "bridge.module": "CollectionFilter",

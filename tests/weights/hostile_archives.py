@@ -29,10 +29,41 @@ ARRAY = npy(np.arange(6, dtype=np.float32))
 PAIR = archive(("a.npy", ARRAY), ("b.npy", ARRAY))
 
 
-def renamed(old, new):
-    """An archive in which a name has been changed, so that another is there twice."""
-    return PAIR.replace(old, new)
+ZIPPED = archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)
 
+# An archive with one file, ``a.npy``.
+FILES = {
+    "no array inside": (b"hello, hello, hello", "'a': ValueError"),
+    "a pickle": (
+        npy(np.array([print, None], dtype=object)),
+        "dtype object, which is no number",
+    ),
+    "text": (npy(np.array(["x"])), "which is no number"),
+    "dates": (npy(np.array(["2020"], "M8[Y]")), "dtype datetime64.* no number"),
+    "rows with fields": (npy(np.zeros(2, "f4,i4")), "which is no number"),
+    "bfloat16 as NumPy stores it": (
+        npy(np.zeros(2, "V2")),
+        "NumPy stores bfloat16 and float8 so, and loses which it was",
+    ),
+    "a shape larger than the data": (
+        npy(np.zeros(6, "f4"), x=(b"(6,), }  ", b"(60,), } ")),
+        r"float32\[60\] has 240 bytes, and the file has 24",
+    ),
+    "a shape larger than any memory": (
+        npy(np.zeros(6, "f4"), x=(b"(6,), }           ", b"(2**9,)}")),
+        "'a': ValueError",
+    ),
+    "a negative shape": (
+        npy(np.zeros(6, "f4"), x=(b"(6,), } ", b"(-6,), }")),
+        r"the shape \[-6\]",
+    ),
+    "a program as a header": (
+        npy(np.zeros(6), x=(b"'<f8'", b"f()")),
+        "'a': ValueError",
+    ),
+    "an unknown version": (ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"), "version"),
+    "data that is cut off": (ARRAY[:-4], "and the file has 20 for"),
+}
 
 ARCHIVES = {
     "no zip": (b"x" * 100, "BadZipFile"),
@@ -40,53 +71,10 @@ ARCHIVES = {
     "a zip that is cut off": (PAIR[:-30], "BadZipFile"),
     "its beginning is missing": (PAIR[200:], "tensor 'a': "),
     "no array": (archive(("a.txt", b"x")), "is no array"),
-    "no array inside": (archive(("a.npy", b"hello, hello, hello")), "'a': ValueError"),
-    "a pickle": (
-        archive(("a.npy", npy(np.array([print, None], dtype=object)))),
-        "dtype object, which is no number",
-    ),
-    "a name twice": (renamed(b"b.npy", b"a.npy"), "'a': is there twice"),
-    "text": (archive(("a.npy", npy(np.array(["x"])))), "which is no number"),
-    "dates": (
-        archive(("a.npy", npy(np.array(["2020"], "M8[Y]")))),
-        "dtype datetime64.* no number",
-    ),
-    "rows with fields": (
-        archive(("a.npy", npy(np.zeros(2, "f4,i4")))),
-        "which is no number",
-    ),
-    "bfloat16 as NumPy stores it": (
-        archive(("a.npy", npy(np.zeros(2, "V2")))),
-        "NumPy stores bfloat16 and float8 so, and loses which it was",
-    ),
-    "a shape larger than the data": (
-        archive(("a.npy", npy(np.zeros(6, "f4"), x=(b"(6,), }  ", b"(60,), } ")))),
-        r"float32\[60\] has 240 bytes, and the file has 24",
-    ),
-    "a shape larger than any memory": (
-        archive(
-            ("a.npy", npy(np.zeros(6, "f4"), x=(b"(6,), }           ", b"(2**9,)}")))
-        ),
-        "'a': ValueError",
-    ),
-    "a negative shape": (
-        archive(("a.npy", npy(np.zeros(6, "f4"), x=(b"(6,), } ", b"(-6,), }")))),
-        r"the shape \[-6\]",
-    ),
-    "a program as a header": (
-        archive(("a.npy", npy(np.zeros(6), x=(b"'<f8'", b"f()")))),
-        "'a': ValueError",
-    ),
-    "an unknown version": (
-        archive(("a.npy", ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"))),
-        "version",
-    ),
-    "data that is cut off": (archive(("a.npy", ARRAY[:-4])), "and the file has 20 for"),
+    "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': is there twice"),
     "a compressed one that is damaged": (
-        archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)[:60].ljust(
-            64, b"\0"
-        )
-        + archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)[64:],
+        ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:],
         "'a': ",
     ),
+    **{name: (archive(("a.npy", data)), text) for name, (data, text) in FILES.items()},
 }

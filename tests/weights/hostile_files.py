@@ -88,10 +88,7 @@ FILES = {
     "a shape in a shape": (raw(shape="[[2]]"), r"has '\[2\]\],"),
     # Names.
     "a name twice": (spelt('{"a":@,"a":@}'), "the key 'a' twice"),
-    "a name twice, one escaped": (
-        spelt('{"b":@,"\\u0062":@}'),
-        "the key 'b' twice",
-    ),
+    "a name twice, one escaped": (spelt('{"b":@,"\\u0062":@}'), "the key 'b' twice"),
     "a name that is no string": (
         spelt("{1:@}"),
         "a string at character 1, and has '1:",
@@ -202,10 +199,7 @@ FILES = {
         "4 to 12 overlap those of 'a', up to 8",
     ),
     "an empty tensor inside another": (
-        file(
-            {"a": tensor(), "b": tensor(shape=[0], data_offsets=[4, 4])},
-            bytes(8),
-        ),
+        file({"a": tensor(), "b": tensor(shape=[0], data_offsets=[4, 4])}, bytes(8)),
         "its bytes 4 to 4 overlap",
     ),
     "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),

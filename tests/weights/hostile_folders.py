@@ -18,35 +18,54 @@ INDEX = "model.safetensors.index.json"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 OTHER = file({"b": tensor()}, bytes(8))
 
-FOLDERS = {
-    "nothing there": ({}, "it has no .safetensors file"),
-    "an index without files": ({INDEX: index({"a": ONE})}, f"file '{ONE}' is missing"),
+# An index with one tensor in such a file.
+PLACES = {
+    "an index without files": (ONE, f"file '{ONE}' is missing"),
     "a file above": (
-        {INDEX: index({"a": "../outside.safetensors"})},
+        "../outside.safetensors",
         "file '../outside.safetensors' is not in the folder",
     ),
+    "a file above, from below": (
+        "below/../../outside.safetensors",
+        "'below/../../outside.safetensors' is not in",
+    ),
+    "an absolute path": ("/etc/passwd", "'/etc/passwd' is not in the folder"),
+    "a path of Windows": ("..\\outside.safetensors", r"outside.safetensors' is not in"),
+    "a drive of Windows": ("C:x.safetensors", "'C:x.safetensors'"),
+    "a stream of Windows": (f"{ONE}:x", f"'{ONE}:x' is not in"),
+    "a zero in a path": ("a\0b", r"'a\\x00b' is not in"),
+    "the folder as a file": (".", r"file '.' is not in"),
+    "a file without a name": ("", "file '' is not in"),
+    "a file that is another index": (INDEX, "its header would have"),
+    "a file that is a number": (1, "'a': has int in the place of a file"),
+    "a file that is null": (None, "has NoneType in the place"),
+}
+
+# An index of these bytes, beside a good file.
+INDEXES = {
+    "no weight_map": (b'{"metadata": {}}', "it has no weight_map"),
+    "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
+    "an index that is a list": (b"[]", "it has no weight_map"),
+    "an index that is no JSON": (b"{", "it is no JSON"),
+    "an index that is not UTF-8": (b'{"\xff": 1}', "'utf-8' codec can't decode"),
+    "an index that nests": (b"[" * 999_999, "it nests too deeply"),
+    "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "no JSON: Exceeds"),
+    "a tensor twice in the index": (
+        b'{"weight_map": {"a": "x", "a": "%s"}}' % ONE.encode(),
+        "it has the key 'a' twice",
+    ),
+    "two weight_maps": (
+        b'{"weight_map": {}, "weight_map": {}}',
+        "it has the key 'weight_map' twice",
+    ),
+}
+
+FOLDERS = {
+    "nothing there": ({}, "it has no .safetensors file"),
     "a file above and back": (
         {ONE: GOOD, INDEX: index({"a": f"../model/{ONE}"})},
         f"'../model/{ONE}' is not in",
     ),
-    "a file above, from below": (
-        {INDEX: index({"a": "below/../../outside.safetensors"})},
-        "'below/../../outside.safetensors' is not in",
-    ),
-    "an absolute path": (
-        {INDEX: index({"a": "/etc/passwd"})},
-        "'/etc/passwd' is not in the folder",
-    ),
-    "a path of Windows": (
-        {INDEX: index({"a": "..\\outside.safetensors"})},
-        r"outside.safetensors' is not in",
-    ),
-    "a drive of Windows": (
-        {INDEX: index({"a": "C:x.safetensors"})},
-        "'C:x.safetensors'",
-    ),
-    "a stream of Windows": ({INDEX: index({"a": f"{ONE}:x"})}, f"'{ONE}:x' is not in"),
-    "a zero in a path": ({INDEX: index({"a": "a\0b"})}, r"'a\\x00b' is not in"),
     "a link to a file outside": (
         {ONE: pathlib.Path("../outside.safetensors"), INDEX: index({"a": ONE})},
         "a link to .*/outside.safetensors, is not in",
@@ -59,8 +78,6 @@ FOLDERS = {
         {ONE: pathlib.Path(ONE), INDEX: index({"a": ONE})},
         f"'{ONE}'",
     ),
-    "the folder as a file": ({INDEX: index({"a": "."})}, r"file '.' is not in"),
-    "a file without a name": ({INDEX: index({"a": ""})}, "file '' is not in"),
     "a pipe": ({ONE: None, INDEX: index({"a": ONE})}, "it is not a regular file"),
     "a file that lacks a tensor": (
         {ONE: GOOD, INDEX: index({"a": ONE, "c": ONE})},
@@ -86,36 +103,6 @@ FOLDERS = {
         {ONE: GOOD, TWO: OTHER[:-3], INDEX: index({"a": ONE, "b": TWO})},
         f"{TWO}.*\n.*'b': it ends at byte 8, and the file has 5",
     ),
-    "a file that is another index": (
-        {INDEX: index({"a": INDEX})},
-        "its header would have",
-    ),
-    "no weight_map": ({INDEX: b'{"metadata": {}}'}, "it has no weight_map"),
-    "a weight_map that is a list": ({INDEX: b'{"weight_map": ["a"]}'}, "no weight_map"),
-    "an index that is a list": ({INDEX: b"[]"}, "it has no weight_map"),
-    "a file that is a number": (
-        {INDEX: index({"a": 1})},
-        "'a': has int in the place of a file",
-    ),
-    "a file that is null": ({INDEX: index({"a": None})}, "has NoneType in the place"),
-    "an index that is no JSON": ({INDEX: b"{"}, "it is no JSON"),
-    "an index that is not UTF-8": (
-        {INDEX: b'{"\xff": 1}'},
-        "'utf-8' codec can't decode",
-    ),
-    "an index that nests": ({INDEX: b"[" * 999_999}, "it nests too deeply"),
-    "a number of many digits": (
-        {INDEX: b'{"x": %s}' % (9999 * b"9")},
-        "no JSON: Exceeds",
-    ),
-    "a tensor twice in the index": (
-        {ONE: GOOD, INDEX: b'{"weight_map": {"a": "x", "a": "%s"}}' % ONE.encode()},
-        "it has the key 'a' twice",
-    ),
-    "two weight_maps": (
-        {ONE: GOOD, INDEX: b'{"weight_map": {}, "weight_map": {}}'},
-        "it has the key 'weight_map' twice",
-    ),
     "a set and a file": (
         {"model.safetensors": GOOD, ONE: GOOD, INDEX: index({"a": ONE})},
         f"several files, .*: {INDEX}, {ONE}, model.safetensors",
@@ -125,4 +112,11 @@ FOLDERS = {
         {f"{name}.safetensors.index.json": index({}) for name in "xy"},
         "several files, .*: x.safetensors.index.json, y.saf",
     ),
+    **{
+        name: ({INDEX: index({"a": place})}, text)
+        for name, (place, text) in PLACES.items()
+    },
+    **{
+        name: ({ONE: GOOD, INDEX: data}, text) for name, (data, text) in INDEXES.items()
+    },
 }

@@ -1,23 +1,18 @@
-"""Layouts: both directions, any piece, and what is refused."""
+"""Layouts of lines in tables: both directions, any piece, and what is refused."""
 
 import math
 
 import numpy as np
 import pytest
 
-from graftree.weights import layouts
+import graftree as nnx
 
 rng = np.random.default_rng(0)
 
 # Layout, sizes that are given, shapes of our arrays, and the tensor by NumPy.
 CASES = {
     "transposed": ("o i -> i o", {}, [(3, 4)], lambda x: x.T),
-    "split": (
-        "(h d) e -> e h d",
-        {},
-        [(5, 2, 3)],
-        lambda x: x.reshape(5, 6).T,
-    ),
+    "split": ("(h d) e -> e h d", {}, [(5, 2, 3)], lambda x: x.reshape(5, 6).T),
     "joined": ("a b -> (a b)", {"a": 3}, [(12,)], lambda x: x.reshape(3, 4)),
     "convolution": (
         "o i h w -> h w i o",
@@ -65,19 +60,34 @@ CASES = {
 }
 
 
+def mapping(layout, sizes=None, count=1):
+    """A table of one line, for so many arrays."""
+    paths = [*"abc"[:count]]
+    line = (paths[0] if count == 1 else paths), layout, sizes or {}
+    return nnx.weights.Mapping({"tensor": line})
+
+
+def solved(layout, sizes, shapes):
+    """The layout with the sizes that arrays have."""
+    arrays = [nnx.Param(np.zeros(shape)) for shape in shapes]
+    model = nnx.Dict(dict(zip("abc", arrays, strict=False)))
+    (tensor,) = mapping(layout, sizes, len(shapes)).tensors(model)
+    return tensor.solved
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_both_directions_are_as_numpy_says(case):
-    text, sizes, shapes, expected = CASES[case]
-    solved = layouts.parse(text, sizes, len(shapes)).solve(shapes)
-    arrays = [rng.normal(size=shape) for shape in shapes]
-    tensor = solved.to_file(arrays)
+    *layout, expected = CASES[case]
+    found = solved(*layout)
+    arrays = [rng.normal(size=shape) for shape in layout[-1]]
+    tensor = found.to_file(arrays)
     np.testing.assert_array_equal(tensor, expected(*arrays))
-    assert tensor.shape == solved.file_shape
-    view = tensor.reshape(solved.view_shape)
+    assert tensor.shape == found.file_shape
+    view = tensor.reshape(found.view_shape)
     for part, array in enumerate(arrays):
         for _ in range(20):
             index = tuple(_random_slice(size) for size in array.shape)
-            piece = solved.read(part, index, lambda i: view[i])
+            piece = found.read(part, index, lambda i: view[i])
             np.testing.assert_array_equal(piece, array[index])
 
 
@@ -87,14 +97,14 @@ def _random_slice(size):
 
 
 def test_only_the_wanted_elements_are_asked_for():
-    solved = layouts.parse("+(h d) e -> e h d", {}, 2).solve([(8, 4, 2), (8, 2, 2)])
     asked = []
 
     def get(index):
         asked.append(math.prod(piece.stop - piece.start for piece in index))
         return np.zeros([piece.stop - piece.start for piece in index])
 
-    solved.read(1, (slice(0, 4), slice(1, 2), slice(0, 2)), get)
+    found = solved("+(h d) e -> e h d", {}, [(8, 4, 2), (8, 2, 2)])
+    found.read(1, (slice(0, 4), slice(1, 2), slice(0, 2)), get)
     assert asked == [4 * 1 * 2]
 
 
@@ -118,28 +128,30 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_has_no_inverse_is_refused(text):
     with pytest.raises(ValueError, match="is refused") as error:
-        layouts.parse(text, {}, 1)
+        mapping(text)
     assert REFUSED[text] in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["o i -> i o", "+o +i -> i o", "part +o -> o"])
 def test_several_arrays_need_one_place(text):
     with pytest.raises(ValueError, match="2 arrays in one tensor"):
-        layouts.parse(text, {}, 2)
+        mapping(text, count=2)
 
 
 @pytest.mark.parametrize("sizes", [{"x": 2}, {"o": 0}, {"o": 2.0}])
 def test_sizes_are_of_axes_and_positive(sizes):
     with pytest.raises(ValueError, match="is of no use"):
-        layouts.parse("(o p) -> o p", sizes, 1)
+        mapping("(o p) -> o p", sizes)
 
 
-def test_shapes_that_do_not_fit():
-    layout = layouts.parse("(g h) -> (h g)", {"g": 3}, 1)
-    with pytest.raises(ValueError, match="can't cut 8"):
-        layout.solve([(8,)])
-    with pytest.raises(ValueError, match="1 axes on its right"):
-        layout.solve([(3, 4)])
-    fused = layouts.parse("+o i -> i o", {}, 2)
-    with pytest.raises(ValueError, match=r"i has the sizes \[2, 3\]"):
-        fused.solve([(2, 4), (3, 4)])
+@pytest.mark.parametrize(
+    ("layout", "sizes", "shapes", "reason"),
+    [
+        ("(g h) -> (h g)", {"g": 3}, [(8,)], "can't cut 8"),
+        ("(g h) -> (h g)", {"g": 3}, [(3, 4)], "1 axes on its right"),
+        ("+o i -> i o", {}, [(2, 4), (3, 4)], r"i has the sizes \[2, 3\]"),
+    ],
+)
+def test_shapes_that_do_not_fit(layout, sizes, shapes, reason):
+    with pytest.raises(ValueError, match=reason):
+        solved(layout, sizes, shapes)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.weights import sources
 
 rng = np.random.default_rng(0)
 
@@ -15,22 +14,18 @@ def normal(*shape, dtype=np.float32):
     return rng.normal(size=shape).astype(dtype)
 
 
-class Block(nnx.Module):
-    def __init__(self, rngs, **metadata):
-        self.up = nnx.Linear(4, 8, rngs=rngs, **metadata)
-
-    def __call__(self, x):
-        return x + self.up(x)[..., :4]
+def make_block(rngs, **metadata):
+    return nnx.Dict(up=nnx.Linear(4, 8, rngs=rngs, **metadata))
 
 
 def make_list(**metadata):
     rngs = nnx.Rngs(0)
-    return nnx.Dict(blocks=nnx.List([Block(rngs, **metadata) for _ in range(3)]))
+    return nnx.Dict(blocks=nnx.List([make_block(rngs, **metadata) for _ in range(3)]))
 
 
 def make_stack(**metadata):
     def make(rngs):
-        return Block(rngs, **metadata)
+        return make_block(rngs, **metadata)
 
     return nnx.Dict(blocks=nnx.Stack(make, 3, rngs=nnx.Rngs(0)))
 
@@ -207,46 +202,28 @@ def test_refs_are_filled_like_arrays(make):
 # ----------------------------------------------------------------------------- dtypes
 
 
-def test_a_wider_model_takes_the_weights():
-    weights = make_weights(jnp.bfloat16)
-    model = nnx.weights.load(weights, make_list(), TABLE)
-    assert model.blocks[0].up.kernel.dtype == jnp.float32
-    np.testing.assert_array_equal(kernels(model), expected(weights).astype(np.float32))
+HALF, SINGLE = jnp.bfloat16, jnp.float32
 
 
-def test_precision_is_not_lost_without_a_word():
-    model = make_list(param_dtype=jnp.bfloat16)
-    with pytest.raises(nnx.errors.StateMismatchError, match="dtype="):
-        nnx.weights.load(make_weights(), model, TABLE)
-    nnx.weights.load(make_weights(), model, TABLE, dtype=jnp.bfloat16)
+@pytest.mark.parametrize("make", [make_list, make_stack])
+@pytest.mark.parametrize(
+    ("given", "dtype", "kernel", "bias"),
+    [
+        (HALF, None, SINGLE, SINGLE),
+        (SINGLE, HALF, HALF, HALF),
+        (SINGLE, {"**.kernel": HALF}, HALF, SINGLE),
+        (HALF, "file", HALF, HALF),
+    ],
+)
+def test_dtypes_are_those_of_the_model_or_the_call(make, given, dtype, kernel, bias):
+    weights = make_weights(given)
+    model = nnx.weights.load(weights, make(), TABLE, dtype=dtype)
+    layer = model.blocks.layers if make is make_stack else model.blocks[0]
+    assert (layer.up.kernel.dtype, layer.up.bias.dtype) == (kernel, bias)
+    np.testing.assert_array_equal(kernels(model), expected(weights).astype(kernel))
 
 
-def test_one_dtype_for_all():
-    model = nnx.weights.load(make_weights(), make_list(), TABLE, dtype=jnp.bfloat16)
-    assert model.blocks[0].up.bias.dtype == jnp.bfloat16
-
-
-def test_dtypes_by_path():
-    model = nnx.weights.load(
-        make_weights(), make_stack(), TABLE, dtype={"**.kernel": jnp.bfloat16}
-    )
-    assert model.blocks.layers.up.kernel.dtype == jnp.bfloat16
-    assert model.blocks.layers.up.bias.dtype == jnp.float32
-
-
-def test_a_dtype_for_nothing_is_an_error():
-    with pytest.raises(ValueError, match="matches no floating array"):
-        nnx.weights.load(
-            make_weights(), make_list(), TABLE, dtype={"**.kernal": jnp.bfloat16}
-        )
-
-
-def test_a_dtype_that_jax_lacks_is_an_error():
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        nnx.weights.load(make_weights(), make_list(), TABLE, dtype=np.float64)
-
-
-def test_the_dtypes_of_the_file():
+def test_each_array_may_have_its_own_dtype_in_the_file():
     weights = make_weights()
     weights |= {f"h.{i}.fc.bias": normal(8, dtype=np.float16) for i in range(3)}
     model = nnx.weights.load(weights, make_list(), TABLE, dtype="file")
@@ -254,9 +231,21 @@ def test_the_dtypes_of_the_file():
     assert model.blocks[0].up.bias.dtype == jnp.float16
 
 
-def test_float64_needs_x64():
-    with pytest.raises(nnx.errors.StateMismatchError):
-        nnx.weights.load(make_weights(np.float64), make_list(), TABLE, dtype="file")
+@pytest.mark.parametrize(
+    ("given", "held", "dtype", "error", "said"),
+    [
+        (SINGLE, HALF, None, nnx.errors.StateMismatchError, "dtype="),
+        (np.float64, SINGLE, "file", nnx.errors.StateMismatchError, "float64"),
+        (SINGLE, SINGLE, {"**.kernal": HALF}, ValueError, "matches no floating array"),
+        (SINGLE, SINGLE, np.float64, ValueError, "jax_enable_x64"),
+    ],
+)
+def test_what_loses_precision_or_is_no_dtype_of_jax_is_refused(
+    given, held, dtype, error, said
+):
+    model = make_list(param_dtype=held)
+    with pytest.raises(error, match=said):
+        nnx.weights.load(make_weights(given), model, TABLE, dtype=dtype)
 
 
 def test_integers_do_not_become_numbers():
@@ -320,22 +309,43 @@ def test_a_scalar_is_on_all_devices(mesh):
     assert float(model.a[...]) == 3
 
 
-def test_only_what_the_devices_hold_is_read_and_once(mesh, monkeypatch):
-    weights = make_weights()
-    opened = []
-    real = sources.open
+VALUES = np.arange(24 * 4096, dtype=np.float32).reshape(24, 4096)
 
-    def watched(source):
-        opened.append(real(source))
-        return opened[-1]
 
-    monkeypatch.setattr(sources, "open", watched)
-    model = nnx.eval_shape(make_stack)
-    split = jax.NamedSharding(mesh, jax.P(None, "a"))
-    layer = {"kernel": split, "bias": split.update(spec=jax.P())}
-    shardings = {"blocks": {"layers": {"up": layer}}}
-    nnx.weights.load(weights, model, TABLE, shardings=shardings)
-    assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())
+@pytest.fixture(scope="module")
+def values(tmp_path_factory):
+    """A file with the tensor ``x``."""
+    path = tmp_path_factory.mktemp("values") / "x.safetensors"
+    nnx.weights.save(path, nnx.Dict(x=nnx.Param(VALUES)), {"x": "x"})
+    return path
+
+
+def load_divided(path, shape, spec, table, dtype=None):
+    """Loads the one array of a model, divided over eight devices."""
+    eight = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros(shape))))
+    sharding = jax.NamedSharding(eight, jax.P(*spec))
+    nnx.weights.load(path, model, table, shardings=sharding, dtype=dtype)
+    return model.x.get_value()
+
+
+@pytest.mark.parametrize("spec", [("a", None), (None, "a"), (None, None)], ids=str)
+@pytest.mark.parametrize("layout", ["a b -> a b", "a b -> b a", "a ~b -> b a"])
+@pytest.mark.parametrize("dtype", ["file", jnp.bfloat16], ids=str)
+def test_each_device_has_its_part(values, spec, layout, dtype):
+    expected = VALUES[:, ::-1] if "~" in layout else VALUES
+    expected = expected if layout.endswith("a b") else expected.T
+    found = load_divided(values, expected.shape, spec, {"x": ("x", layout)}, dtype)
+    expected = expected.astype(found.dtype)
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(shard.data, expected[shard.index])
+
+
+def test_a_stack_is_read_in_the_order_of_the_file():
+    layers = {f"h.{i}.w": VALUES + i for i in range(3)}
+    table = {"h.{i}.w": ("x", "a b -> b a")}
+    found = load_divided(layers, (3, 4096, 24), (None, "a"), table)
+    np.testing.assert_array_equal(found, np.stack([x.T for x in layers.values()]))
 
 
 @pytest.mark.parametrize(

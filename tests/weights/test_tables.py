@@ -4,19 +4,21 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.up = nnx.Linear(2, 3, rngs=rngs)
-        self.norm = nnx.LayerNorm(3, rngs=rngs)
-        self.scale = nnx.Param(jnp.ones(3))
+def make_block(rngs):
+    return zoo.Box(
+        up=nnx.Linear(2, 3, rngs=rngs),
+        norm=nnx.LayerNorm(3, rngs=rngs),
+        scale=nnx.Param(jnp.ones(3)),
+    )
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs, make_blocks):
-        self.embed = nnx.Embed(5, 2, rngs=rngs)
-        self.blocks = make_blocks(Block, rngs)
+def make_net(make_blocks):
+    rngs = nnx.Rngs(0)
+    blocks = make_blocks(make_block, rngs)
+    return zoo.Box(embed=nnx.Embed(5, 2, rngs=rngs), blocks=blocks)
 
 
 def listed(make, rngs):
@@ -43,11 +45,11 @@ NAMES = [
 
 @pytest.mark.parametrize("make_blocks", [listed, stacked], ids=["list", "stack"])
 def test_one_table_fits_a_list_and_a_stack(make_blocks):
-    assert names(TABLE, Net(nnx.Rngs(0), make_blocks)) == NAMES
+    assert names(TABLE, make_net(make_blocks)) == NAMES
 
 
 def test_a_path_that_names_the_array_below_a_stack_is_stacked_too():
-    model = Net(nnx.Rngs(0), stacked)
+    model = make_net(stacked)
     table = {"h.{i}.w": "blocks.layers.up.kernel"}
     tensors = nnx.weights.Mapping(table).tensors(model)
     assert [(t.name, t.at, t.solved.file_shape) for t in tensors] == [
@@ -57,7 +59,7 @@ def test_a_path_that_names_the_array_below_a_stack_is_stacked_too():
 
 
 def test_indices_may_be_attributes_of_the_path():
-    model = Net(nnx.Rngs(0), listed)
+    model = make_net(listed)
     assert names({"a.{n}": "blocks.{n}.scale"}, model) == ["a.0", "a.1"]
     assert names({"a": "blocks[1].scale"}, model) == ["a"]
     assert names({"a": "blocks.1.scale"}, model) == ["a"]
@@ -77,20 +79,15 @@ def test_random_streams_and_caches_are_no_weights():
     assert names({"": ""}, model) == ["c"]
 
 
-class Mixed(nnx.Module):
-    """Layers that differ: the second has experts, the third a shortcut."""
-
-    def __init__(self, rngs):
-        self.blocks = nnx.List([nnx.Dict(norm=nnx.Param(jnp.ones(2))) for _ in "123"])
-        for i in (0, 2):
-            self.blocks[i].up = nnx.Linear(2, 3, use_bias=False, rngs=rngs)
-        self.blocks[1].experts = nnx.List([nnx.Linear(2, 3, rngs=rngs) for _ in "12"])
-        self.blocks[0].shortcut = nnx.data(None)
-        self.blocks[2].shortcut = nnx.Dict(gain=nnx.Param(jnp.ones(2)))
-
-
 def test_layers_of_a_list_may_differ():
-    model = Mixed(nnx.Rngs(0))
+    rngs = nnx.Rngs(0)
+    blocks = nnx.List([zoo.Box(norm=nnx.Param(jnp.ones(2))) for _ in "123"])
+    for i in (0, 2):
+        blocks[i].up = nnx.Linear(2, 3, use_bias=False, rngs=rngs)
+    blocks[1].experts = nnx.List([nnx.Linear(2, 3, rngs=rngs) for _ in "12"])
+    blocks[0].shortcut = nnx.data(None)
+    blocks[2].shortcut = zoo.Box(gain=nnx.Param(jnp.ones(2)))
+    model = zoo.Box(blocks=blocks)
     table = {
         "h.{i}.norm": "blocks[{i}].norm",
         "h.{i}.up": "blocks[{i}].up",
@@ -178,7 +175,7 @@ UNFIT = {
 def test_refused_with_a_model(case):
     table, reason = UNFIT[case]
     mapping = nnx.weights.Mapping(table)
-    model = Net(nnx.Rngs(0), listed)
+    model = make_net(listed)
     with pytest.raises(ValueError) as error:
         mapping.tensors(model)
     assert reason in str(error.value)

@@ -7,9 +7,10 @@ import pytest
 import graftree as nnx
 
 rng = np.random.default_rng(0)
+RNGS = nnx.Rngs(0)
 
 
-def normal(*shape):
+def numbers(*shape):
     return rng.normal(size=shape).astype(np.float32)
 
 
@@ -19,200 +20,213 @@ def loaded(layer, **weights):
     return nnx.weights.load(named, model, {"x": "layer"}).layer
 
 
-RNGS = nnx.Rngs(0)
+def correlated(x, weight):
+    """``torch.nn.functional.conv1d``, with channels last, by its formula."""
+    size = weight.shape[2]
+    windows = [x[:, t : t + size] for t in range(x.shape[1] - size + 1)]
+    return np.stack([np.einsum("nki,oik->no", w, weight) for w in windows], 1)
 
 
-def test_linear():
-    weight, bias, x = normal(3, 4), normal(3), normal(2, 4)
-    layer = loaded(nnx.Linear(4, 3, rngs=RNGS), weight=weight, bias=bias)
-    np.testing.assert_allclose(layer(x), x @ weight.T + bias, rtol=1e-5)
+def correlated_by_halves(x, weight):
+    """The same with two groups."""
+    halves = [correlated(x[..., [g]], weight[2 * g : 2 * g + 2]) for g in (0, 1)]
+    return np.concatenate(halves, -1)
 
 
-def test_linear_general_has_one_axis_for_all_outputs():
-    weight, bias, x = normal(6, 4), normal(6), normal(2, 4)
-    layer = loaded(nnx.LinearGeneral(4, (2, 3), rngs=RNGS), weight=weight, bias=bias)
-    np.testing.assert_allclose(
-        layer(x), (x @ weight.T + bias).reshape(2, 2, 3), rtol=1e-5
-    )
+def added(x, weight):
+    """Each input adds its multiple of the kernel to the output, stride by stride."""
+    expected = np.zeros((len(x), 2 * x.shape[1] + 2, weight.shape[1]))
+    for t in range(x.shape[1]):
+        part = np.einsum("ni,iok->nko", x[:, t], weight)
+        expected[:, 2 * t : 2 * t + weight.shape[2]] += part
+    return expected
 
 
-def test_linear_general_has_one_axis_for_all_inputs():
-    weight, x = normal(4, 6), normal(2, 2, 3)
-    layer = nnx.LinearGeneral((2, 3), 4, axis=(-2, -1), use_bias=False, rngs=RNGS)
-    layer = loaded(layer, weight=weight)
-    np.testing.assert_allclose(layer(x), x.reshape(2, 6) @ weight.T, rtol=1e-5)
+def transposed(transpose_kernel=False):
+    options = {"strides": 2, "padding": "VALID", "use_bias": False, "rngs": RNGS}
+    return nnx.ConvTranspose(2, 3, (4,), transpose_kernel=transpose_kernel, **options)
+
+
+def normalized(*axes):
+    def expected(x, weight, bias):
+        mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+        return (x - mean) / np.sqrt(variance + 1e-6) * weight + bias
+
+    return expected
+
+
+def by_statistics(x, weight, bias, running_mean, running_var):
+    return (x - running_mean) / np.sqrt(running_var + 1e-5) * weight + bias
+
+
+class MyLinear(nnx.Linear):
+    """A subclass is stored like its class."""
+
+
+def without_bias(cls, *arguments, **options):
+    return cls(*arguments, use_bias=False, rngs=RNGS, **options)
+
+
+AFFINE = {"weight": (3,), "bias": (3,)}
+STATISTICS = {"running_mean": (3,), "running_var": (3,)}
+# A layer, the shapes of its tensors and of an input, and what comes out.
+LAYERS = {
+    "Linear": (
+        lambda: nnx.Linear(4, 3, rngs=RNGS),
+        {"weight": (3, 4), "bias": (3,)},
+        (2, 4),
+        lambda x, weight, bias: x @ weight.T + bias,
+    ),
+    "a subclass": (
+        lambda: without_bias(MyLinear, 4, 3),
+        {"weight": (3, 4)},
+        (2, 4),
+        lambda x, weight: x @ weight.T,
+    ),
+    "LinearGeneral, one axis for all outputs": (
+        lambda: nnx.LinearGeneral(4, (2, 3), rngs=RNGS),
+        {"weight": (6, 4), "bias": (6,)},
+        (2, 4),
+        lambda x, weight, bias: (x @ weight.T + bias).reshape(2, 2, 3),
+    ),
+    "LinearGeneral, one axis for all inputs": (
+        lambda: without_bias(nnx.LinearGeneral, (2, 3), 4, axis=(-2, -1)),
+        {"weight": (4, 6)},
+        (2, 2, 3),
+        lambda x, weight: x.reshape(2, 6) @ weight.T,
+    ),
+    "Conv": (
+        lambda: nnx.Conv(2, 3, (4,), padding="VALID", rngs=RNGS),
+        {"weight": (3, 2, 4), "bias": (3,)},
+        (1, 7, 2),
+        lambda x, weight, bias: correlated(x, weight) + bias,
+    ),
+    "Conv in groups": (
+        lambda: without_bias(
+            nnx.Conv, 2, 4, (3,), padding="VALID", feature_group_count=2
+        ),
+        {"weight": (4, 1, 3)},
+        (1, 6, 2),
+        correlated_by_halves,
+    ),
+    "ConvTranspose": (
+        lambda: transposed(False),
+        {"weight": (2, 3, 4)},
+        (1, 5, 2),
+        added,
+    ),
+    "its kernel transposed": (
+        lambda: transposed(transpose_kernel=True),
+        {"weight": (2, 3, 4)},
+        (1, 5, 2),
+        added,
+    ),
+    "LayerNorm": (
+        lambda: nnx.LayerNorm(3, rngs=RNGS),
+        AFFINE,
+        (2, 5, 3),
+        normalized(-1),
+    ),
+    "GroupNorm": (
+        lambda: nnx.GroupNorm(3, num_groups=1, rngs=RNGS),
+        AFFINE,
+        (2, 5, 3),
+        normalized(1, 2),
+    ),
+    "InstanceNorm": (
+        lambda: nnx.InstanceNorm(3, rngs=RNGS),
+        AFFINE,
+        (2, 5, 3),
+        normalized(1),
+    ),
+    "RMSNorm": (
+        lambda: nnx.RMSNorm(3, rngs=RNGS),
+        {"weight": (3,)},
+        (2, 3),
+        lambda x, weight: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight,
+    ),
+    "BatchNorm": (
+        lambda: nnx.BatchNorm(3, use_running_average=True, epsilon=1e-5, rngs=RNGS),
+        AFFINE | STATISTICS,
+        (4, 3),
+        by_statistics,
+    ),
+    "PReLU": (
+        lambda: nnx.PReLU(),
+        {"weight": (1,)},
+        (4,),
+        lambda x, weight: np.where(x < 0, weight * x, x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_compute_what_they_compute_in_pytorch(name):
+    make, shapes, of_input, expected = LAYERS[name]
+    # Positive, as a variance is.
+    weights = {name: abs(numbers(*shape)) for name, shape in shapes.items()}
+    x = numbers(*of_input)
+    found = loaded(make(), **weights)(x)
+    np.testing.assert_allclose(found, expected(x, **weights), rtol=1e-4, atol=1e-5)
 
 
 def test_embed():
-    weight = normal(5, 3)
+    weight = numbers(5, 3)
     layer = loaded(nnx.Embed(5, 3, rngs=RNGS), weight=weight)
     np.testing.assert_array_equal(layer(jnp.array([4, 0])), weight[[4, 0]])
 
 
-def correlated(x, weight):
-    """``torch.nn.functional.conv1d`` of ``[channels, length]``, by its formula."""
-    outputs, _, size = weight.shape
-    length = x.shape[1] - size + 1
-    return np.array(
-        [
-            [np.sum(x[:, t : t + size] * weight[o]) for t in range(length)]
-            for o in range(outputs)
-        ]
-    )
+def test_a_bias_that_the_layer_lacks_is_unexpected():
+    layer = without_bias(nnx.Linear, 4, 3)
+    with pytest.raises(nnx.errors.StateMismatchError) as error:
+        loaded(layer, weight=numbers(3, 4), bias=numbers(3))
+    assert error.value.unexpected == (("x.bias",),)
 
 
-def test_conv():
-    weight, bias, x = normal(3, 2, 4), normal(3), normal(2, 7)
-    layer = nnx.Conv(2, 3, kernel_size=(4,), padding="VALID", rngs=RNGS)
-    layer = loaded(layer, weight=weight, bias=bias)
-    expected = correlated(x, weight) + bias[:, None]
-    np.testing.assert_allclose(layer(x.T[None])[0].T, expected, rtol=1e-4, atol=1e-5)
+# ------------------------------------------------------------------------- attention
 
 
-def test_grouped_conv():
-    weight, x = normal(4, 1, 3), normal(2, 6)
-    layer = nnx.Conv(
-        2, 4, (3,), padding="VALID", feature_group_count=2, use_bias=False, rngs=RNGS
-    )
-    layer = loaded(layer, weight=weight)
-    halves = [correlated(x[[g]], weight[2 * g : 2 * g + 2]) for g in range(2)]
-    np.testing.assert_allclose(
-        layer(x.T[None])[0].T, np.concatenate(halves), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("transpose_kernel", [False, True])
-def test_conv_transpose(transpose_kernel):
-    """Each input adds its multiple of the kernel to the output, stride by stride."""
-    weight, x, stride = normal(2, 3, 4), normal(2, 5), 2
-    expected = np.zeros((3, 4 * stride + 4))
-    for t in range(5):
-        expected[:, t * stride : t * stride + 4] += np.einsum(
-            "i,iok->ok", x[:, t], weight
-        )
-    layer = nnx.ConvTranspose(
-        2,
-        3,
-        (4,),
-        strides=stride,
-        padding="VALID",
-        transpose_kernel=transpose_kernel,
-        use_bias=False,
-        rngs=RNGS,
-    )
-    layer = loaded(layer, weight=weight)
-    np.testing.assert_allclose(layer(x.T[None])[0].T, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nnx.LayerNorm(3, rngs=RNGS),
-        lambda: nnx.GroupNorm(3, num_groups=1, rngs=RNGS),
-        lambda: nnx.InstanceNorm(3, rngs=RNGS),
-    ],
-    ids=["LayerNorm", "GroupNorm", "InstanceNorm"],
-)
-def test_norms(make):
-    weight, bias = normal(3), normal(3)
-    layer = loaded(make(), weight=weight, bias=bias)
-    np.testing.assert_array_equal(layer.scale, weight)
-    np.testing.assert_array_equal(layer.bias, bias)
-
-
-def test_rms_norm():
-    weight = normal(3)
-    layer = loaded(nnx.RMSNorm(3, rngs=RNGS), weight=weight)
-    np.testing.assert_array_equal(layer.scale, weight)
-
-
-def test_batch_norm_has_its_statistics():
-    weight, bias, mean, var = normal(3), normal(3), normal(3), normal(3) ** 2
-    layer = nnx.BatchNorm(3, use_running_average=True, epsilon=1e-5, rngs=RNGS)
-    layer = loaded(layer, weight=weight, bias=bias, running_mean=mean, running_var=var)
-    x = normal(4, 3)
-    expected = (x - mean) / np.sqrt(var + 1e-5) * weight + bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_prelu():
-    layer = loaded(nnx.PReLU(), weight=np.array([0.5], np.float32))
-    np.testing.assert_array_equal(layer(jnp.array([-2.0, 2.0])), [-1, 2])
+def attended(q, k, v):
+    """One head, by the formula."""
+    scores = np.exp(q @ k.T / np.sqrt(q.shape[1]))
+    return scores / scores.sum(-1, keepdims=True) @ v
 
 
 def test_multi_head_attention():
     """``torch.nn.MultiheadAttention``, by the formulas of its documentation."""
-    width, heads, x = 6, 2, normal(5, 6)
-    in_weight, in_bias = normal(18, 6), normal(18)
-    out_weight, out_bias = normal(6, 6), normal(6)
-    layer = nnx.MultiHeadAttention(heads, width, decode=False, rngs=RNGS)
-    layer = loaded(
-        layer,
-        in_proj_weight=in_weight,
-        in_proj_bias=in_bias,
-        out_proj__weight=out_weight,
-        out_proj__bias=out_bias,
-    )
-    q, k, v = np.split(x @ in_weight.T + in_bias, 3, axis=1)
-    outputs = []
-    for h in range(heads):
-        of_head = slice(h * 3, h * 3 + 3)
-        scores = q[:, of_head] @ k[:, of_head].T / np.sqrt(3)
-        shares = np.exp(scores - scores.max(1, keepdims=True))
-        shares /= shares.sum(1, keepdims=True)
-        outputs.append(shares @ v[:, of_head])
-    expected = np.concatenate(outputs, 1) @ out_weight.T + out_bias
+    x, w, b = numbers(5, 6), numbers(18, 6), numbers(18)
+    out, shift = numbers(6, 6), numbers(6)
+    layer = nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS)
+    weights = {"in_proj_weight": w, "in_proj_bias": b}
+    layer = loaded(layer, **weights, out_proj__weight=out, out_proj__bias=shift)
+    q, k, v = np.split(x @ w.T + b, 3, axis=1)
+    heads = [attended(*(y[:, h : h + 3] for y in (q, k, v))) for h in (0, 3)]
+    expected = np.concatenate(heads, 1) @ out.T + shift
     np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_subclasses_are_stored_like_their_class():
-    class MyLinear(nnx.Linear):
-        pass
-
-    weight = normal(3, 4)
-    layer = loaded(MyLinear(4, 3, use_bias=False, rngs=RNGS), weight=weight)
-    np.testing.assert_array_equal(layer.kernel, weight.T)
-
-
-def test_a_bias_that_the_layer_lacks_is_unexpected():
-    layer = nnx.Linear(4, 3, use_bias=False, rngs=RNGS)
-    with pytest.raises(nnx.errors.StateMismatchError) as error:
-        loaded(layer, weight=normal(3, 4), bias=normal(3))
-    assert error.value.unexpected == (("x.bias",),)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def test_attention_to_inputs_of_another_size_has_a_tensor_for_each():
     layer = nnx.MultiHeadAttention(1, 4, in_kv_features=3, decode=False, rngs=RNGS)
     weights = {
-        "q_proj_weight": normal(4, 4),
-        "k_proj_weight": normal(4, 3),
-        "v_proj_weight": normal(4, 3),
-        "in_proj_bias": normal(12),
-        "out_proj__weight": normal(4, 4),
-        "out_proj__bias": normal(4),
+        "q_proj_weight": numbers(4, 4),
+        "k_proj_weight": numbers(4, 3),
+        "v_proj_weight": numbers(4, 3),
+        "in_proj_bias": numbers(12),
+        "out_proj__weight": numbers(4, 4),
+        "out_proj__bias": numbers(4),
     }
     layer = loaded(layer, **weights)
-    x, y = normal(2, 4), normal(5, 3)
+    x, y = numbers(2, 4), numbers(5, 3)
     q, k, v, b, w, out = weights.values()
-    q, k, v = x @ q.T + b[:4], y @ k.T + b[4:8], y @ v.T + b[8:]
-    expected = softmax(q @ k.T / 2) @ v @ w.T + out
-    np.testing.assert_allclose(layer(x, y), expected, rtol=1e-4, atol=1e-5)
+    heads = attended(x @ q.T + b[:4], y @ k.T + b[4:8], y @ v.T + b[8:])
+    np.testing.assert_allclose(layer(x, y), heads @ w.T + out, rtol=1e-4, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------- cells
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def with_two_biases(cell, name):
-    """PyTorch's cells have one for the inputs, and one for the state."""
-    kernel = getattr(cell, name).kernel
-    setattr(cell, name, nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0)))
-    return nnx.Dict(cell=cell)
 
 
 CELL = {
@@ -222,30 +236,31 @@ CELL = {
 }
 
 
-def cell_weights(gates):
+def filled_cell(cls, gates, other):
+    """A cell with two biases: PyTorch has one for inputs and one for the state."""
+    cell = cls(2, 3, rngs=nnx.Rngs(0))
+    kernel = getattr(cell, other).kernel
+    setattr(cell, other, nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0)))
     shapes = (gates * 3, 2), (gates * 3,), (gates * 3, 3), (gates * 3,)
-    return dict(zip(CELL, (normal(*shape) for shape in shapes), strict=True))
+    weights = [numbers(*shape) for shape in shapes]
+    model = nnx.Dict(cell=cell)
+    nnx.weights.load(dict(zip(CELL, weights, strict=True)), model, CELL)
+    return cell, weights
 
 
 def test_lstm_with_both_biases():
-    weights = cell_weights(4)
-    model = with_two_biases(nnx.OptimizedLSTMCell(2, 3, rngs=nnx.Rngs(0)), "dense_i")
-    nnx.weights.load(weights, model, CELL)
-    x, c, h = normal(4, 2), normal(4, 3), normal(4, 3)
-    w, b, u, d = weights.values()
+    cell, (w, b, u, d) = filled_cell(nnx.OptimizedLSTMCell, 4, "dense_i")
+    x, c, h = numbers(4, 2), numbers(4, 3), numbers(4, 3)
     i, f, g, o = np.split(x @ w.T + b + h @ u.T + d, 4, axis=-1)
     c_next = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    (_, y), _ = model.cell((c, h), x)
+    (_, y), _ = cell((c, h), x)
     np.testing.assert_allclose(y, sigmoid(o) * np.tanh(c_next), rtol=1e-4, atol=1e-5)
 
 
 def test_gru_with_both_biases():
-    weights = cell_weights(3)
-    model = with_two_biases(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0)), "dense_h")
-    nnx.weights.load(weights, model, CELL)
-    x, h = normal(4, 2), normal(4, 3)
-    w, b, u, d = weights.values()
+    cell, (w, b, u, d) = filled_cell(nnx.GRUCell, 3, "dense_h")
+    x, h = numbers(4, 2), numbers(4, 3)
     (r, z, n), (s, t, m) = [np.split(y, 3, axis=-1) for y in (x @ w.T + b, h @ u.T + d)]
     r, z = sigmoid(r + s), sigmoid(z + t)
     expected = (1 - z) * np.tanh(n + r * m) + z * h
-    np.testing.assert_allclose(model.cell(h, x)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(cell(h, x)[0], expected, rtol=1e-4, atol=1e-5)

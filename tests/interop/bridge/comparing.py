@@ -1,10 +1,11 @@
 """Programs for the bridge, run with this library and with Flax NNX, and compared.
 
-A program is a function of the namespace ``nnx``. It returns arrays, Variables, States,
-boxes of Linen, names: `plain` makes of them what can be compared.
+A program is a function of the namespace ``nnx`` alone. It returns arrays, Variables,
+States, boxes of Linen, names: `plain` makes of them what can be compared.
 """
 
 import dataclasses
+import inspect
 
 import jax
 import numpy as np
@@ -12,6 +13,21 @@ import numpy as np
 import graftree as nnx
 
 REQUIRED = ("hijax", "ref", "eager_sharding", "mutable")
+
+
+def programs_of(module):
+    """The programs that a file defines."""
+    own = [f for f in vars(module).values() if inspect.isfunction(f)]
+    own = [f for f in own if f.__module__ == module.__name__]
+    return [f for f in own if [*inspect.signature(f).parameters] == ["nnx"]]
+
+
+def catch(f, *args, **kwargs):
+    """Calls a function; gives what it raised, for comparison, else its result."""
+    try:
+        return f(*args, **kwargs)
+    except Exception as error:
+        return error
 
 
 def plain(x):
@@ -65,10 +81,6 @@ def differences(ours, theirs, path=""):
     return [line for p, x, y in pairs for line in differences(x, y, p)]
 
 
-def run(program, library):
-    return plain(program(library))
-
-
 def compare(program, peer):
     """All differences of a program's results."""
-    return differences(run(program, nnx), run(program, peer))
+    return differences(plain(program(nnx)), plain(program(peer)))

@@ -7,40 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from tests.interop.bridge.comparing import catch
+from tests.interop.bridge.modules import dense, mlp
+
 X = jax.random.normal(jax.random.key(7), (4, 3))
-
-
-def dense(nnx):
-    class Dense(nnx.bridge.Module):
-        features: int
-        use_bias: bool = True
-
-        @nnx.bridge.compact
-        def __call__(self, x):
-            shape = x.shape[-1], self.features
-            y = x @ self.param("kernel", nn.initializers.lecun_normal(), shape)
-            if self.use_bias:
-                y += self.param("bias", nn.initializers.zeros_init(), shape[1:])
-            return y
-
-    return Dense
-
-
-def mlp(nnx):
-    Dense = dense(nnx)
-
-    class MLP(nnx.bridge.Module):
-        hidden: int = 5
-
-        @nnx.bridge.compact
-        def __call__(self, x):
-            x = nnx.relu(Dense(self.hidden)(x))
-            x = Dense(2, name="out")(x)
-            count = self.variable("counts", "n", lambda: jnp.zeros(()))
-            count[...] += 1
-            return x
-
-    return MLP
 
 
 def both(nnx, cls, *args, rngs=0, inputs=X, **options):
@@ -57,12 +27,8 @@ def dataclasses(nnx):
     one, same, other = Dense(2), Dense(2, True), Dense(3)
     results = [one == same, one == other, hash(one) == hash(same), same.use_bias]
     results += [str(inspect.signature(Dense.__init__)), len(jax.tree.leaves(one))]
-    errors = []
-    for arguments in {"features": 2, "wrong": 3}, {}, {"features": 2, "name": "x"}:
-        try:
-            Dense(**arguments)
-        except TypeError as error:
-            errors.append(error)
+    wrong = {"features": 2, "wrong": 3}, {}, {"features": 2, "name": "x"}
+    errors = [catch(Dense, **arguments) for arguments in wrong]
     return results, errors, one.scope, one.attr_priorities
 
 
@@ -77,12 +43,7 @@ def forms_of_rngs(nnx):
     forms = [3, key, {"params": key}, {"params": 3}, rngs, nnx.Rngs(params=3), rngs]
     forms += [jax.random.PRNGKey(3)]
     results = [Dense(2).init(form, X) for form in forms]
-    errors = []
-    for form in None, {"dropout": key}:
-        try:
-            Dense(2).init(form, X)
-        except KeyError as error:
-            errors.append(error)
+    errors = [catch(Dense(2).init, form, X) for form in (None, {"dropout": key})]
     return results, errors, rngs.default.count.get_value()
 
 
@@ -118,14 +79,8 @@ def with_setup(nnx):
 
 
 def bad_methods(nnx):
-    Dense = dense(nnx)
-    errors = []
-    for method in "use_bias", "nothing", 3:
-        try:
-            Dense(2).apply({}, X, method=method)
-        except Exception as error:
-            errors.append(error)
-    return errors
+    methods = "use_bias", "nothing", 3
+    return [catch(dense(nnx)(2).apply, {}, X, method=method) for method in methods]
 
 
 def names(nnx):
@@ -172,10 +127,8 @@ def bad_names(nnx):
             def __call__(self, x, options=options):
                 return Dense(3, **options)(x)
 
-        try:
-            Net().init(0, X)
-        except Exception as error:
-            errors += [error, str(error).splitlines()[0]]
+        error = catch(Net().init, 0, X)
+        errors += [error, str(error).splitlines()[0]]
     return errors
 
 
@@ -297,10 +250,7 @@ def without_init_fn(nnx):
         def __call__(self, x):
             return self.variable("cache", "a", None)[...]
 
-    try:
-        Net().init(0, X)
-    except ValueError as error:
-        return error, Net().apply({"cache": {"a": X}}, X)
+    return catch(Net().init, 0, X), Net().apply({"cache": {"a": X}}, X)
 
 
 def seen_from_inside(nnx):
@@ -335,13 +285,9 @@ def unbound(nnx):
         lambda: model.variable("cache", "a", lambda: 1),
         lambda: model.make_rng(),
     ]
-    errors = []
-    for use in uses:
-        try:
-            use()
-        except ValueError as error:
-            errors += [error, "must be initialized in" in str(error)]
-    return errors, model.variables, model.is_initializing()
+    errors = [*map(catch, uses)]
+    said = ["must be initialized in" in str(error) for error in errors]
+    return errors, said, model.variables, model.is_initializing()
 
 
 def outside_compact(nnx):
@@ -355,10 +301,8 @@ def outside_compact(nnx):
         def __call__(self, x):
             return Dense(3, name="named")(x), self.param("a", nn.initializers.ones, ())
 
-    try:
-        Net().init(0, X)
-    except ValueError as error:
-        return error, "must be initialized in" in str(error), both(nnx, Named)
+    error = catch(Net().init, 0, X)
+    return error, "must be initialized in" in str(error), both(nnx, Named)
 
 
 def priorities(nnx):
@@ -497,11 +441,8 @@ def linen_in_it(nnx):
     options = {"train": True, "rngs": {"dropout": 3}}
     mutable = [["batch_stats"], ["batch_stats", "intermediates"], True]
     trained = [Compact().apply(v, X, mutable=m, **options) for m in mutable]
-    try:
-        Compact().apply(v, X, **options)
-    except Exception as error:
-        trained.append(error)
-    return both(nnx, Compact), trained, both(nnx, Setup)
+    refused = catch(Compact().apply, v, X, **options)
+    return both(nnx, Compact), trained, refused, both(nnx, Setup)
 
 
 def raw_modules_in_it(nnx):
@@ -568,36 +509,3 @@ def functional(nnx):
     out, (_, new) = made.apply(state)(X)
     fields = made.module_type, made.args, made.kwargs
     return nnx.to_pure_dict(state), out, nnx.to_pure_dict(new), fields
-
-
-PROGRAMS = [
-    dataclasses,
-    simple,
-    forms_of_rngs,
-    object_stays_as_it_is,
-    with_setup,
-    bad_methods,
-    names,
-    names_in_setup,
-    bad_names,
-    modules_in_fields,
-    other_fields,
-    containers,
-    list_in_compact,
-    inherited,
-    variables_used,
-    without_init_fn,
-    seen_from_inside,
-    unbound,
-    outside_compact,
-    priorities,
-    order_of_setup,
-    nnx_in_it,
-    nnx_in_it_draws,
-    linen_in_it,
-    raw_modules_in_it,
-    under_transforms,
-    boxes,
-    sown,
-    functional,
-]

@@ -9,46 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.interop.bridge.comparing import catch
+from tests.interop.bridge.modules import net
+
 X = jax.random.normal(jax.random.key(7), (4, 3))
 KEY = jax.random.key(0)
 KEYS = {"params": KEY, "dropout": jax.random.key(1)}
-
-
-def net(nnx):
-    """A class with parameters, statistics, dropout and a counter."""
-
-    class Net(nnx.Module):
-        def __init__(self, din, dout, *, rngs, rate=0.5):
-            self.lin = nnx.Linear(din, dout, rngs=rngs)
-            self.norm = nnx.BatchNorm(dout, rngs=rngs)
-            self.drop = nnx.Dropout(rate, rngs=rngs)
-            self.count = nnx.Variable(jnp.zeros(()))
-            self.din = din
-
-        def __call__(self, x, train=False):
-            self.count[...] += 1
-            x = self.norm(self.lin(x), use_running_average=not train)
-            return self.drop(x, deterministic=not train)
-
-        def project(self, x, times=1):
-            return self.lin(x) * times
-
-    return Net
 
 
 def simple(nnx, *args, **kwargs):
     return nnx.bridge.to_linen(net(nnx), *args, **kwargs)
 
 
-def initialized(nnx):
-    model = simple(nnx, 3, 4)
-    return model.init(KEYS, X), model.init_with_output(KEYS, X)
-
-
 def applied(nnx):
     model = simple(nnx, 3, 4)
     v = model.init(KEYS, X)
     return [
+        v,
+        model.init_with_output(KEYS, X),
         model.apply(v, X),
         model.apply(v, X, mutable=["Variable"]),
         model.apply(v, X, mutable=True),
@@ -85,21 +63,8 @@ def methods(nnx):
 def bad_methods(nnx):
     model = simple(nnx, 3, 4)
     v = model.init(KEYS, X)
-    errors = []
-    for method in "nothing", 3:
-        try:
-            model.apply(v, X, nnx_method=method)
-        except Exception as error:
-            errors.append(error)
-    try:
-        model.nothing
-    except AttributeError as error:
-        errors.append(error)
-    try:
-        model(X)
-    except Exception as error:
-        errors.append(error)
-    return errors
+    errors = [catch(model.apply, v, X, nnx_method=x) for x in ("nothing", 3)]
+    return [*errors, catch(getattr, model, "nothing"), catch(model, X)]
 
 
 def as_submodule(nnx):
@@ -174,12 +139,8 @@ def without_rngs(nnx):
             return x * self.scale
 
     model = nnx.bridge.to_linen(Scale, 3, skip_rng=True)
-    results = [model.init({}, X), model.init(KEY, X)]
-    try:
-        nnx.bridge.to_linen(Scale, 3).init(KEY, X)
-    except TypeError as error:
-        results.append(error)
-    return results
+    refused = catch(nnx.bridge.to_linen(Scale, 3).init, KEY, X)
+    return model.init({}, X), model.init(KEY, X), refused
 
 
 def keys_drawn(nnx):
@@ -412,7 +373,7 @@ def partial_classes(nnx):
     return v, model.apply(v, X), outer, Outer().apply(outer, X), fields, other, names
 
 
-def under_jit(nnx):
+def under_transforms(nnx):
     model = simple(nnx, 3, 4)
     v = jax.jit(model.init)(KEYS, X)
 
@@ -421,22 +382,13 @@ def under_jit(nnx):
         options = {"train": True, "mutable": ["batch_stats", "Variable"]}
         return model.apply(v, X, rngs={"dropout": key}, **options)
 
-    out, updates = step(v, KEY)
-    return v, out, updates, step({**v, **updates}, KEY)
-
-
-def gradients(nnx):
-    model = simple(nnx, 3, 4)
-    v = model.init(KEYS, X)
-
     def loss(params):
         return (model.apply({**v, "params": params}, X) ** 2).mean()
 
-    return jax.value_and_grad(loss)(v["params"])
-
-
-def abstract(nnx):
-    return str(jax.eval_shape(simple(nnx, 3, 4).init, KEYS, X))
+    out, updates = step(v, KEY)
+    steps = out, updates, step({**v, **updates}, KEY)
+    abstract = str(jax.eval_shape(model.init, KEYS, X))
+    return v, steps, jax.value_and_grad(loss)(v["params"]), abstract
 
 
 def decoding(nnx):
@@ -600,41 +552,4 @@ def on_a_mesh(nnx):
 
 def numpy_variables(nnx):
     model = nnx.bridge.to_linen(nnx.Linear, 3, 4)
-    v = jax.tree.map(np.asarray, model.init(KEY, X))
-    return model.apply(v, X)
-
-
-PROGRAMS = [
-    initialized,
-    applied,
-    trained,
-    methods,
-    bad_methods,
-    as_submodule,
-    called_twice,
-    ways_of_making,
-    equality,
-    without_rngs,
-    keys_drawn,
-    kwargs_given,
-    containers_and_sharing,
-    linen_in_it,
-    mutable_of_the_context,
-    recorded,
-    unknown_variables,
-    annotated,
-    custom_types,
-    partial_classes,
-    under_jit,
-    gradients,
-    abstract,
-    decoding,
-    recurrent,
-    linen_vmap,
-    linen_scan,
-    linen_scan_over_steps,
-    linen_remat,
-    linen_vmap_of_boxes,
-    on_a_mesh,
-    numpy_variables,
-]
+    return model.apply(jax.tree.map(np.asarray, model.init(KEY, X)), X)

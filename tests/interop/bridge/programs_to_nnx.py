@@ -1,9 +1,13 @@
 """Programs with Linen Modules in Modules."""
 
+import warnings
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+
+from tests.interop.bridge.comparing import catch
 
 X = jax.random.normal(jax.random.key(7), (4, 3))
 
@@ -78,25 +82,18 @@ def everything(nnx, model):
     }
 
 
-def initialized(nnx):
-    return everything(nnx, block(nnx))
-
-
 def called(nnx):
     model = block(nnx)
-    return model(X), counts(model), everything(nnx, model)
+    return everything(nnx, model), model(X), counts(model), everything(nnx, model)
 
 
 def trained(nnx):
-    model = block(nnx)
-    out = [model(X, train=True, mutable=["batch_stats", "counts"]) for _ in range(2)]
-    return out, everything(nnx, model)
-
-
-def everything_mutable(nnx):
-    model = block(nnx)
-    out = [model(X, train=True, mutable=True) for _ in range(2)]
-    return out, everything(nnx, model)
+    results = []
+    for mutable in ["batch_stats", "counts"], True:
+        model = block(nnx)
+        results += [model(X, train=True, mutable=mutable) for _ in range(2)]
+        results.append(everything(nnx, model))
+    return results
 
 
 def initialized_twice(nnx):
@@ -108,30 +105,19 @@ def initialized_twice(nnx):
 
 def not_mutable(nnx):
     model = block(nnx)
-    try:
-        model(X, train=True)
-    except Exception as error:
-        return error, counts(model), everything(nnx, model)
+    error = catch(model, X, train=True)
+    return error, counts(model), everything(nnx, model)
 
 
 def not_initialized(nnx):
     model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0))
-    try:
-        model(X)
-    except Exception as error:
-        return error, counts(model)
+    return catch(model, X), counts(model)
 
 
-def without_streams(nnx):
-    try:
-        nnx.bridge.ToNNX(TwoMethods()).lazy_init(X)
-    except Exception as error:
-        return error
-
-
-def streams_for_one_call(nnx):
+def without_streams_of_its_own(nnx):
+    refused = catch(nnx.bridge.ToNNX(TwoMethods()).lazy_init, X)
     model = nnx.bridge.ToNNX(TwoMethods()).lazy_init(X, rngs=nnx.Rngs(3))
-    return model(X), everything(nnx, model)
+    return refused, model(X), everything(nnx, model)
 
 
 def from_a_key(nnx):
@@ -165,22 +151,9 @@ def keys_drawn(nnx):
 def methods(nnx):
     model = nnx.bridge.ToNNX(TwoMethods(), nnx.Rngs(0)).lazy_init(X)
     by_name = model(X, by=2.0, method="shifted"), model(X, method=TwoMethods.shifted)
-    return model.shifted(X), model.shifted(X, by=3.0), by_name, counts(model)
-
-
-def unknown_method(nnx):
-    model = nnx.bridge.ToNNX(TwoMethods(), nnx.Rngs(0)).lazy_init(X)
-    errors = []
-    for method in "nothing", 3:
-        try:
-            model(X, method=method)
-        except Exception as error:
-            errors.append(error)
-    try:
-        model.nothing
-    except AttributeError as error:
-        errors.append(error)
-    return errors
+    called = model.shifted(X), model.shifted(X, by=3.0), by_name, counts(model)
+    refused = [catch(model, X, method=method) for method in ("nothing", 3)]
+    return called, refused, catch(getattr, model, "nothing")
 
 
 def boxes(nnx):
@@ -224,14 +197,10 @@ class Nested:
 
 
 def nested(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
-    return model(X), everything(nnx, model)
-
-
-def nested_by_method(nnx):
-    model = Nested(nnx, nnx.Rngs(0))
-    method = nnx.bridge.lazy_init(model.encode, X)
-    return method(X), everything(nnx, model)
+    model, same = Nested(nnx, nnx.Rngs(0)), Nested(nnx, nnx.Rngs(0))
+    nnx.bridge.lazy_init(model, X)
+    encode = nnx.bridge.lazy_init(same.encode, X)
+    return model(X), everything(nnx, model), encode(X), everything(nnx, same)
 
 
 def stable_graphdef(nnx):
@@ -454,49 +423,8 @@ def recurrent(nnx):
 
 
 def older_names(nnx):
-    import warnings
-
     model = nnx.bridge.ToNNX(nn.Dense(2), nnx.Rngs(0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         same = model.module is model.to_nnx__module, model.rngs is model.to_nnx__rngs
     return same, [(w.category, str(w.message)) for w in caught]
-
-
-PROGRAMS = [
-    initialized,
-    called,
-    trained,
-    everything_mutable,
-    initialized_twice,
-    not_mutable,
-    not_initialized,
-    without_streams,
-    streams_for_one_call,
-    from_a_key,
-    keys_drawn,
-    methods,
-    unknown_method,
-    boxes,
-    boxes_on_a_mesh,
-    nested,
-    nested_by_method,
-    stable_graphdef,
-    under_jit,
-    initialized_under_jit,
-    initialized_abstractly,
-    gradients,
-    optimized,
-    made_under_vmap,
-    initialized_under_vmap,
-    under_scan,
-    steps_under_scan,
-    under_remat,
-    split_and_merged,
-    linen_transforms,
-    boxes_of_a_stack,
-    decoding,
-    perturbed,
-    recurrent,
-    older_names,
-]

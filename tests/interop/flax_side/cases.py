@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from tests.interop.bridge.comparing import catch
+
 PATHS = (
     "struct traverse_util serialization core core.frozen_dict core.meta core.spmd"
     " typing training.train_state jax_utils"
@@ -51,14 +53,6 @@ class Words(types.SimpleNamespace):
 def paths(tree):
     """All that JAX says about a pytree."""
     return jax.tree_util.tree_flatten_with_path(tree)[0]
-
-
-def catch(f, *args, **kwargs):
-    """Calls a function; gives what it raised, for comparison, else its result."""
-    try:
-        return f(*args, **kwargs)
-    except Exception as error:
-        return error
 
 
 def quietly(f, *args):

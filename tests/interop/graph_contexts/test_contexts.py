@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.array(1.0), tag="x")
-        self.b = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
-        self.static = 1
+def make():
+    inner = zoo.Box(w=nnx.Param(jnp.array(2.0)))
+    return zoo.Box(a=nnx.Param(jnp.array(1.0), tag="x"), b=inner, static=1)
 
 
 def update_through(model, change, transform=lambda f: f):
@@ -58,7 +57,7 @@ CHANGES = {
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_four_steps_update_the_original_object(name, transform):
     change, arrived = CHANGES[name]
-    model = Model()
+    model = make()
     variable, inner = model.a, model.b
     out = update_through(model, change, transform)
     assert out is model and model.a is variable and model.b is inner
@@ -70,7 +69,7 @@ def test_identity_follows_the_object():
     def swap(m):
         m.a, m.b.w = m.b.w, m.a
 
-    model = Model()
+    model = make()
     a, w = model.a, model.b.w
     update_through(model, swap, jax.jit)
     assert model.a is w and model.b.w is a
@@ -80,7 +79,7 @@ def test_identity_follows_the_object():
 
 
 def test_second_split_refers_to_the_first():
-    model = Model()
+    model = make()
     with nnx.split_context() as ctx:
         first, state = ctx.split(model)
         second, rest = ctx.split(model)
@@ -96,16 +95,21 @@ def test_second_split_refers_to_the_first():
     assert a is b and c is a.b and a is not model
 
 
-def test_splits_take_filters():
+def test_filters_give_several_states_which_are_merged_again():
+    filters = nnx.PathContains("a"), ...
     with nnx.split_context() as ctx:
-        graphdef, params, rest = ctx.split(Model(), nnx.PathContains("a"), ...)
+        graphdef, params, rest = ctx.split(make(), *filters)
     assert list(params) == ["a"] and list(rest) == ["b"]
     with nnx.merge_context() as ctx:
         assert ctx.merge(graphdef, params, rest).b.w[...] == 2.0
+    with nnx.split_context() as ctx:
+        graphdef, *flat = ctx.flatten(make(), *filters)
+    with nnx.merge_context() as ctx:
+        assert ctx.unflatten(graphdef, *flat).b.w[...] == 2.0
 
 
 def test_merge_copies_variables_and_unflatten_does_not():
-    model = Model()
+    model = make()
     with nnx.split_context() as ctx:
         graphdef, flat = ctx.flatten(model)
     assert isinstance(flat, nnx.FlatState)
@@ -117,11 +121,11 @@ def test_merge_copies_variables_and_unflatten_does_not():
 
 def test_flatten_without_paths_gives_a_list():
     with nnx.split_context() as ctx:
-        graphdef, leaves = ctx.flatten(Model(), with_paths=False)
+        graphdef, leaves = ctx.flatten(make(), with_paths=False)
         with pytest.raises(
             ValueError, match="Cannot use filters with with_paths=False"
         ):
-            ctx.flatten(Model(), nnx.Param, with_paths=False)
+            ctx.flatten(make(), nnx.Param, with_paths=False)
     assert leaves == [1.0, 2.0] and all(isinstance(x, jax.Array) for x in leaves)
     with nnx.merge_context() as ctx:
         assert ctx.unflatten(graphdef, leaves).b.w[...] == 2.0
@@ -132,7 +136,7 @@ def test_flatten_without_paths_gives_a_list():
 @pytest.mark.parametrize("ref", [False, True])
 def test_lists_of_leaves_make_all_four_steps(ref):
     with nnx.var_defaults(ref=ref):
-        model = Model()
+        model = make()
     a, w = model.a, model.b.w
 
     @jax.jit
@@ -155,27 +159,9 @@ def test_lists_of_leaves_make_all_four_steps(ref):
     assert model.b.w is w and w[...] == 6.0 and w.ref is ref
 
 
-def test_active_contexts_are_listed_by_tag_the_innermost_last():
-    stacks = nnx.graphlib.GRAPH_CONTEXT.update_context_stacks
-    assert not stacks
-    with nnx.update_context("a") as outer, nnx.update_context("b") as other:
-        with nnx.update_context("a") as inner:
-            assert [*map(id, stacks["a"])] == [id(outer), id(inner)]
-        assert nnx.current_update_context("a") is outer
-        assert nnx.current_update_context("b") is other
-    assert not stacks
-
-
-def test_several_flat_states_are_merged():
-    with nnx.split_context() as ctx:
-        graphdef, *flat = ctx.flatten(Model(), nnx.PathContains("a"), ...)
-    with nnx.merge_context() as ctx:
-        assert ctx.unflatten(graphdef, *flat).b.w[...] == 2.0
-
-
 def test_contexts_are_empty_after_their_block():
     with nnx.split_context() as split:
-        graphdef, state = split.split(Model())
+        graphdef, state = split.split(make())
     with nnx.merge_context() as merge:
         merge.merge(graphdef, state)
     for context, name in ((split, "ref_index"), (merge, "index_ref")):
@@ -186,16 +172,14 @@ def test_contexts_are_empty_after_their_block():
 
 
 def test_missing_contexts_are_errors():
-    with pytest.raises(ValueError, match="No update context found for tag"):
+    missing = "No update context found for tag"
+    with pytest.raises(ValueError, match=missing):
         nnx.current_update_context("missing")
     for context in (
         nnx.split_context("missing"),
         nnx.merge_context("missing", inner=True),
     ):
-        with (
-            pytest.raises(ValueError, match="No update context found for tag"),
-            context,
-        ):
+        with pytest.raises(ValueError, match=missing), context:
             pass
 
 
@@ -207,23 +191,24 @@ def test_merging_in_a_context_needs_the_direction():
 
 
 def test_contexts_nest_per_tag_and_thread():
-    seen = []
+    stacks, seen = nnx.graphlib.GRAPH_CONTEXT.update_context_stacks, []
 
     def elsewhere():
         with pytest.raises(ValueError):
             nnx.current_update_context("test")
         seen.append(True)
 
-    with nnx.update_context("test") as outer:
+    assert not stacks
+    with nnx.update_context("test") as outer, nnx.update_context("b") as other:
         with nnx.update_context("test") as inner:
             assert nnx.current_update_context("test") is inner
+            assert [*map(id, stacks["test"])] == [id(outer), id(inner)]
             thread = threading.Thread(target=elsewhere)
             thread.start()
             thread.join()
         assert nnx.current_update_context("test") is outer
-    assert seen == [True]
-    with pytest.raises(ValueError):
-        nnx.current_update_context("test")
+        assert nnx.current_update_context("b") is other
+    assert seen == [True] and not stacks
 
 
 def test_contexts_end_with_exceptions():

@@ -2,11 +2,7 @@
 
 import flax.nnx as nnx
 import flax.nnx.variablelib as variablelib
-from flax.nnx import (
-    helpers,
-    tracers,
-    traversals,
-)
+from flax.nnx import helpers, tracers, traversals
 from flax.nnx.nn import dtypes
 from flax.nnx.nn.linear import Conv, default_kernel_init
 from flax.nnx.spmd import get_partition_spec

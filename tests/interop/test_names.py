@@ -1,0 +1,496 @@
+"""Programs for Flax NNX find their modules and names, and no public one is missing.
+
+Names that are missing on purpose are in `absent_names.py`, each with its reason. Uses
+the tables of `graftree.interop` themselves, to see that all of them are true.
+"""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import subprocess
+import sys
+import types
+import typing
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import graftree as nnx
+from graftree.interop import flax_names, foreign_names
+from tests.interop import absent_names, returned_objects
+
+# What the contract names and what exists, by path.
+PATHS = [
+    "bridge", "bridge.initializers", "bridge.interop", "bridge.module",
+    "bridge.variables", "bridge.wrappers", "proxy_caller", "wrappers",
+    "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
+    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.attention",
+    "nn.dtypes", "nn.initializers", "nn.linear", "nn.lora", "nn.normalization",
+    "nn.recurrent", "nn.stochastic", "object", "optimizer", "pytreelib",
+    "reprlib", "rnglib", "spmd", "statelib", "tracers", "training",
+    "training.ema", "training.metrics", "training.optimizer",
+    "transforms", "transforms.autodiff", "transforms.compilation",
+    "transforms.transforms", "traversals",
+    "variablelib", "visualization",
+]  # fmt: skip
+
+LISTED = [
+    (path, name)
+    for path, files in flax_names.MODULES.items()
+    for names in files.values()
+    for name in names.split()
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_are_importable_and_attributes(path):
+    module = importlib.import_module(f"graftree.{path}")
+    reached = nnx
+    for name in path.split("."):
+        reached = getattr(reached, name)
+    assert reached is module
+    assert flax_names.has_path(path)
+
+
+def look_up(path, name):
+    return getattr(importlib.import_module(f"graftree.{path}"), name, None)
+
+
+def test_every_name_of_the_table_exists():
+    names = [(path, entry.partition("=")[0]) for path, entry in LISTED]
+    assert len(names) > 290
+    assert not [(path, name) for path, name in names if look_up(path, name) is None]
+
+
+def test_names_are_the_objects_of_the_namespace():
+    public = [(path, name) for path, name in LISTED if name in nnx.__all__]
+    assert len(public) > 160
+    assert {
+        (path, name)
+        for path, name in public
+        if look_up(path, name) is not getattr(nnx, name)
+    } == {  # as in Flax NNX
+        ("reprlib", "Object"),
+        ("graphlib", "Static"),
+        ("bridge", "Module"),
+        ("bridge.module", "Module"),
+        ("bridge", "with_partitioning"),
+        ("bridge.variables", "with_partitioning"),
+    }
+
+
+def test_second_paths_are_the_same_module():
+    assert nnx.object is nnx.pytreelib and nnx.graph is nnx.graphlib
+    assert nnx.optimizer is nnx.training.optimizer
+    assert nnx.metrics is nnx.training.metrics
+    assert nnx.initializers is nnx.nn.initializers
+    assert nnx.bridge.__path__ == [] and not hasattr(nnx.bridge.wrappers, "__path__")
+
+
+def test_a_fresh_process_finds_the_modules_and_loads_little():
+    program = """if True:
+        import sys
+        import graftree
+        assert not {"treescope", "optax", "flax"} & {*sys.modules}
+        from graftree.interop import flax_names
+        flax_names.beside("serialization"), flax_names.beside("metrics").tensorboard
+        assert not [name for name in sys.modules if "flax_side" in name]
+        flax_names.beside("serialization").to_bytes
+        assert not {"msgpack", "optax", "tensorboardX", "flax"} & {*sys.modules}
+
+        import graftree.variablelib
+        import graftree.nn.linear as linear
+        from graftree.nn.linear import Conv, Linear
+        from graftree import graphlib, training
+        from graftree.statelib import *
+        assert graftree.variablelib.Variable is graftree.Variable
+        assert linear.Conv is Conv is graftree.Conv
+        assert linear.Linear is Linear
+        assert State is graphlib.State is graftree.State
+        assert training.optimizer.Optimizer is graftree.Optimizer
+
+        import graftree.bridge.wrappers
+        import graftree.wrappers as wrappers
+        from graftree import bridge, proxy_caller
+        assert bridge.wrappers is wrappers
+        assert "flax" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_unknown_names_are_named():
+    with pytest.raises(AttributeError, match=r"graftree has no attribute 'Modul'"):
+        nnx.Modul
+    with pytest.raises(AttributeError, match=r"variablelib has no attribute 'Linear'"):
+        nnx.variablelib.Linear
+    with pytest.raises(AttributeError, match=r"nn\.linear has no attribute 'Foo'"):
+        nnx.nn.linear.Foo
+    for module, name in ((nnx, "Modul"), (nnx.decoding, "Sample")):
+        with pytest.raises(AttributeError) as caught:
+            getattr(module, name)
+        assert (caught.value.name, caught.value.obj) == (name, module)
+    with pytest.raises(ImportError, match="Modul"):
+        from graftree import Modul  # noqa: F401
+
+
+def test_real_modules_keep_their_own_names():
+    assert nnx.nn.linear.contraction_options.__module__ == "graftree.nn.linear"
+
+
+def test_conversion_of_paths_is_in_graphlib_only():
+    assert not hasattr(nnx, "jax_to_nnx_path")
+    assert nnx.graphlib.jax_to_nnx_path(()) == ()
+
+
+def test_variable_state_is_variable_and_deprecated():
+    with pytest.warns(DeprecationWarning, match="VariableState") as caught:
+        assert nnx.VariableState is nnx.Variable
+    assert caught[0].filename == __file__
+
+
+def test_pure_warns_and_does_what_as_pure_does():
+    with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
+        assert nnx.pure(nnx.Param(3)) == 3
+
+
+OLDER = [
+    (file, name) for file, names in flax_names.OLDER.items() for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("file", "entry"), OLDER)
+def test_older_names_are_in_the_namespace_and_not_listed(file, entry):
+    name, _, current = entry.partition("=")
+    assert getattr(nnx, name) is look_up(file, current or name)
+    assert name not in nnx.__all__
+
+
+@pytest.mark.parametrize("name", flax_names.GONE)
+def test_names_that_are_gone_say_what_to_write(name):
+    with pytest.raises(
+        AttributeError, match=rf"'{name}'\. Write nnx\.\w+ in"
+    ) as caught:
+        getattr(nnx, name)
+    current = str(caught.value).partition("Write nnx.")[2].split()[0]
+    assert hasattr(nnx, current)
+
+
+def test_older_modes_are_views():
+    model = nnx.Sequential(nnx.Dropout(0.5), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    evaluating = nnx.eval_mode(model, only=nnx.Dropout)
+    assert evaluating.layers[0].deterministic
+    assert not evaluating.layers[1].use_running_average
+    assert not nnx.train_mode(evaluating).layers[0].deterministic
+    assert not model.layers[0].deterministic
+
+
+def test_popping_by_several_filters_gives_a_state_for_each():
+    model = nnx.Dict(a=nnx.Cache(1), b=nnx.Intermediate(2), c=nnx.Param(3))
+    popped = nnx.graphlib.graph_pop(model, (nnx.Cache, nnx.Intermediate))
+    assert [sorted(state) for state in popped] == [["a"], ["b"]]
+    assert sorted(nnx.state(model)) == ["c"]
+
+
+def test_vars_as_warns_and_takes_older_keywords():
+    with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
+        assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref
+    assert caught[0].filename == __file__
+
+
+def test_type_checkers_know_the_same_modules():
+    tree = ast.parse(pathlib.Path(nnx.__file__).read_text())
+    (branch,) = [node.orelse for node in tree.body if isinstance(node, ast.If)]
+    later, *rest = branch
+    assert {alias.name for alias in later.names} == {*flax_names.LATER}
+    names = {target.id for node in rest for target in node.targets}
+    paths = {*flax_names.MODULES, *flax_names.ALIASES, *flax_names.SAME}
+    assert names | {"initializers", "metrics"} == {x for x in paths if "." not in x}
+
+
+@pytest.mark.parametrize("name", foreign_names.HINTS)
+def test_names_of_other_libraries_are_told_what_to_write(name):
+    with pytest.raises(
+        AttributeError, match=f"'{name}'. Write .* in its place"
+    ) as told:
+        getattr(nnx, name)
+    assert foreign_names.HINTS[name] in str(told.value)
+    assert name not in dir(nnx)
+    form = foreign_names.HINTS[name]
+    made = {"in_features": 2, "out_features": 3, "hidden_features": 4}
+    made |= {"nnx": nnx, "optax": optax, "rngs": nnx.Rngs(0)}
+    assert callable(eval(form, made))
+
+
+# ------------------------------------------------- what the peer returns, and has below
+
+ALL_PATHS = sorted({*flax_names.MODULES, *flax_names.SAME})
+
+
+def public(x):
+    return [name for name in dir(x) if not name.startswith("_")]
+
+
+def is_of_flax(value):
+    """Whether a value of a module is Flax's, not what its file imports from others."""
+    if isinstance(value, (types.ModuleType, typing.TypeVar, typing.ParamSpec)):
+        return False
+    if typing.get_args(value):  # an alias in the words of `typing`
+        return True
+    module = getattr(value, "__module__", None)
+    return module is None or module.startswith("flax")
+
+
+def differences(theirs, ours, is_meant, table):
+    """What is missing without a reason, and what has a reason but is not missing.
+
+    A name of the table may be missing in Flax, too: its releases differ in such names.
+    """
+    listed = absent_names.listed(table)
+    unlisted = {
+        f"{where}: {name}"
+        for where, x in theirs.items()
+        for name in public(x)
+        if is_meant(x, name) and not hasattr(ours[where], name)
+        if name not in listed.get(where, ())
+    }
+    outdated = {
+        f"{where}: {name}"
+        for where, names in listed.items()
+        for name in names
+        if hasattr(ours[where], name)
+    }
+    return unlisted, outdated
+
+
+@pytest.mark.peers
+def test_sub_modules_lack_no_name_that_is_not_listed():
+    theirs = {path: importlib.import_module(f"flax.nnx.{path}") for path in ALL_PATHS}
+    ours = {path: importlib.import_module(f"graftree.{path}") for path in ALL_PATHS}
+
+    def is_meant(module, name):
+        return is_of_flax(getattr(module, name))
+
+    found = differences(theirs, ours, is_meant, absent_names.OF_MODULES)
+    assert found == (set(), set())
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # to read `raw_value` warns
+def test_returned_objects_lack_no_attribute_that_is_not_listed():
+    peer = importlib.import_module("flax.nnx")
+    theirs, ours = returned_objects.made(peer), returned_objects.made(nnx)
+    assert theirs.keys() == ours.keys() and len(ours) > 70
+    found = differences(theirs, ours, lambda x, name: True, absent_names.OF_OBJECTS)
+    assert found == (set(), set())
+
+
+# --------------------------------------------------- what the helpers do, as the peer's
+
+
+def outcome(f, *args, **kwargs):
+    try:
+        return f(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        return type(error)
+
+
+TREES = [
+    (0, [1, 2]),
+    ((0, 1), ({"a": 1, "b": 2}, 3)),
+    ((0, 1), (3,)),
+    ((0, None), ({"a": 1}, [3])),
+    ([0], (1,)),
+    ({"a": 1}, {"a": [2, 3]}),
+]
+
+
+def answers(ask):
+    """What a function of a library gives, with the peer and with ours."""
+    return [ask(library) for library in (importlib.import_module("flax.nnx"), nnx)]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("trees", TREES, ids=str)
+def test_prefixes_are_broadcast_as_by_the_peer(trees):
+    def ask(library):
+        broadcast = library.extract.broadcast_prefix
+        broadcast_map = library.extract.broadcast_prefix_map
+        return [
+            outcome(broadcast, *trees),
+            outcome(broadcast, *trees, prefix_is_leaf=lambda x: x is None),
+            outcome(broadcast_map, lambda *x: x[1:], *trees),
+        ]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
+
+
+@pytest.mark.peers
+def test_aliases_are_found_as_by_the_peer():
+    def ask(library):
+        check = library.extract.check_no_aliases
+        v, w = library.Param(1.0), library.Param(1.0)
+        linear = library.Linear(1, 1, rngs=library.Rngs(0))
+        paths = {
+            jax.tree_util.keystr(path): type(x).__name__
+            for path, x in check("f", a=linear, b=[v, 1], c=jnp.ones(1)).items()
+        }
+        refused, taken = [outcome(check, "f", a=x, b=[v]) for x in (v, [w])]
+        return paths, refused, len(taken)
+
+    theirs, ours = answers(ask)
+    assert ours == theirs and len(ours[0]) == 3
+
+
+@pytest.mark.peers
+def test_changes_and_keywords_are_told_as_by_the_peer():
+    def ask(library):
+        x = library.extract
+        v = library.Param(jnp.ones(1))
+        other = library.Param(jnp.zeros(1), tag="x")
+        changed = [x.variable_changed(v, w) for w in (v, v.copy(), other)]
+        keywords = (lambda a: 0, lambda a, **k: 0, lambda b=1, *, a: 0)
+        return changed, [x.filter_kwargs(f, a=1, c=2) for f in keywords]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
+
+
+@pytest.mark.peers
+def test_registries_know_the_same_types():
+    def ask(library):
+        graph, tree = library.graphlib.GRAPH_REGISTRY, library.graphlib.PYTREE_REGISTRY
+        names = ("Module", "Linear", "Rngs", "List", "Param", "State")
+        kinds = [getattr(library, name) for name in names] + [list, dict, tuple, int]
+        return [(kind in graph, kind in tree) for kind in kinds]
+
+    theirs, ours = answers(ask)
+    assert ours == theirs
+
+
+def test_registries_show_what_is_registered():
+    class Node:
+        pass
+
+    graph, tree = nnx.graphlib.GRAPH_REGISTRY, nnx.graphlib.PYTREE_REGISTRY
+    assert Node not in graph and nnx.Linear in [*graph] and len(graph) == len([*graph])
+    nnx.graphlib.register_graph_node_type(
+        Node,
+        lambda node: ((), None),
+        lambda node, key, value: None,
+        lambda node, key: None,
+        lambda metadata: Node(),
+        lambda node: None,
+        lambda node, items: None,
+    )
+    assert Node in graph and Node in [*graph]
+    assert {list, tuple, dict, nnx.State} <= {*tree} and not {*tree} & {*graph}
+    with pytest.raises(TypeError):
+        graph[Node] = None
+
+
+# ------------------------------------------------------------- signatures, attributes
+
+_GIVEN_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+_NAMED = (*_GIVEN_BY_POSITION, inspect.Parameter.KEYWORD_ONLY)
+
+# What differs on purpose. Everything here says why.
+EXCEPTIONS = {
+    # Made by `split` and `update_context`, not by users; these are their insides.
+    "GraphState",
+    "UpdateContext",
+    # Taken as **kwargs, and given on to the layer that asks for it.
+    "Sequential.__call__",
+}
+
+
+def parameters(function, kinds):
+    listed = inspect.signature(function).parameters.values()
+    return [p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")]
+
+
+def methods(name, theirs, ours):
+    """The constructor and the public methods that both classes have."""
+    if "__init__" in vars(theirs):
+        yield name, theirs.__init__, ours.__init__
+    for method in dir(theirs):
+        is_public = not method.startswith("_") or method == "__call__"
+        # There the functions of jax.random show through, with a `key` nobody passes.
+        if name.startswith("Rng") and hasattr(jax.random, method):
+            continue
+        pair = [
+            getattr(cls, method, None) if is_public else None for cls in (theirs, ours)
+        ]
+        if all(map(inspect.isroutine, pair)):
+            yield f"{name}.{method}", *pair
+
+
+def shared(flax):
+    """All shared public functions and methods: name, theirs, ours."""
+    for name in dir(flax):
+        theirs, ours = getattr(flax, name), getattr(nnx, name, None)
+        if name.startswith("_") or ours is None:
+            continue
+        if inspect.isclass(theirs) and inspect.isclass(ours):
+            yield from methods(name, theirs, ours)
+        elif callable(theirs) and not isinstance(theirs, types.ModuleType):
+            yield name, theirs, ours
+
+
+def differing(pairs):
+    """Says of each function which parameters are missing, or stand elsewhere."""
+    for name, theirs, ours in pairs:
+        try:
+            expected = parameters(theirs, _NAMED)
+            in_order = parameters(theirs, _GIVEN_BY_POSITION)
+            given = parameters(ours, _NAMED)
+        except (TypeError, ValueError):  # classes of typing show no signature
+            continue
+        missing = [parameter for parameter in expected if parameter not in given]
+        if missing or given[: len(in_order)] != in_order:
+            yield name, missing or given
+
+
+@pytest.mark.peers
+def test_parameters_have_the_names_and_order_of_flax():
+    flax = pytest.importorskip("flax.nnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names that warn when they are read
+        found = dict(differing(shared(flax)))
+    assert {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
+
+
+# Insides of the contexts: no program has a use for them.
+WITHOUT = {
+    "GraphDef": [f"with_{kind}_outer_index" for kind in ("matching", "no", "same")],
+    "UpdateContext": ["flatten_end", "unflatten_end"],
+}
+
+
+@pytest.mark.peers
+def test_classes_have_the_public_attributes_of_flax():
+    flax = pytest.importorskip("flax.nnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = {
+            name: (theirs, getattr(nnx, name, None))
+            for name in dir(flax)
+            if inspect.isclass(theirs := getattr(flax, name))
+        }
+    missing = {
+        name: [
+            attribute
+            for attribute in dir(theirs)
+            if not attribute.startswith("_") and not hasattr(ours, attribute)
+        ]
+        for name, (theirs, ours) in pairs.items()
+        if ours is not None
+    }
+    assert {name: lost for name, lost in missing.items() if lost} == WITHOUT
