@@ -1,11 +1,14 @@
-"""Imprints tell apart what Python takes for equal, and a value from what it was."""
+"""Imprints tell apart what Python takes for equal, and a value from what it was.
+
+An imprint is what skeletons are hashed and compared by; that transforms tell static
+values apart is in tests/contract/test_transforms/test_static_values.py.
+"""
 
 import collections
 import copy
 import dataclasses
 import enum
 import itertools
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -137,32 +140,6 @@ def test_a_list_that_contains_itself_has_an_imprint():
 def test_an_imprint_keeps_no_array():
     value = [jnp.ones(2), np.ones(2)]
     assert imprints.imprint(value) == imprints.imprint([jnp.zeros(3), np.zeros(1)])
-
-
-def test_mappings_do_not_follow_the_dict_they_are_made_of():
-    given = {"a": 1}
-    mapping = imprints.HashableMapping(given)
-    given["a"] = 2
-    assert mapping["a"] == 1 and dict(mapping) == {"a": 1}
-
-
-def test_equal_mappings_have_equal_hashes_in_any_order():
-    a, b = (
-        imprints.HashableMapping({"x": 1, "y": 2}),
-        imprints.HashableMapping({"y": 2, "x": 1}),
-    )
-    assert a == b and hash(a) == hash(b) and a != imprints.HashableMapping({"x": 1})
-    assert a != {"x": 1, "y": 2}
-
-
-def test_unhashable_values_are_reported_by_hash():
-    with pytest.raises(TypeError):
-        hash(imprints.HashableMapping({"a": []}))
-
-
-def test_mappings_can_be_pickled():
-    mapping = imprints.HashableMapping({"a": (1, "x")})
-    assert pickle.loads(pickle.dumps(mapping)) == mapping
 
 
 @pytest.mark.parametrize(
