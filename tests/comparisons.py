@@ -4,7 +4,6 @@ import jax
 import numpy as np
 
 import graftree as nnx
-from graftree.core.objects import classes
 from tests import strategies
 
 BOOKKEEPING = ("_pytree__nodes", "_pytree__state")
@@ -114,10 +113,13 @@ def snapshot(x):
 
 def keys_of(x):
     """The keys of the children as the library spells them."""
-    if isinstance(x, nnx.Pytree):
-        key_of = classes.facts_of(type(x)).naming.key_of
-        return [key_of(name) for name, _ in children(x)]
-    return x._fields if hasattr(x, "_fields") else [key for key, _ in children(x)]
+    keys = [key for key, _ in children(x)]
+    if isinstance(x, nnx.List):
+        return [int(name) if name.isdecimal() else name for name in keys]
+    if isinstance(x, nnx.Dict):
+        # A key that is the name of a method is stored with a mark before it.
+        return [name.removeprefix("@") for name in keys]
+    return x._fields if hasattr(x, "_fields") else keys
 
 
 def reached(x, path):

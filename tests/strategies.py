@@ -20,6 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import graftree as nnx
+from tests.zoo import Box, Hidden, Kind, Node
 
 Pair = collections.namedtuple("Pair", ["second", "first"])
 
@@ -29,24 +30,11 @@ def examples(few, many):
     return hypothesis.settings(max_examples=many if os.environ.get("TEST_ALL") else few)
 
 
-class Scale(nnx.Param):
-    """A kind of Variable of which the library knows nothing."""
+Scale = Kind
 
 
-class Block(nnx.Module):
-    """A Module with the attributes that it is given."""
-
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-class Node(nnx.Pytree):
-    """A Pytree that is no Module."""
-
-
-class Hidden(nnx.Module, pytree=False):
-    """A Module that is no JAX pytree."""
+class Block(Box):
+    """The name that messages in tests/contract have."""
 
 
 @nnx.dataclass
@@ -73,7 +61,7 @@ def param(value=1.0):
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "B", "C", "_e", "a2", "a10"])
 STATICS = st.sampled_from(
-    [3, 2.5, "text", None, True, (), (1, "x"), [1, [2]], {"k": 1}, np.tanh, Block]
+    [3, 2.5, "text", None, True, (), (1, "x"), [1, [2]], {"k": 1}, np.tanh, Box]
 )
 ODD_LEAVES = st.sampled_from([3, "text", None, jax.ShapeDtypeStruct((2,), np.float32)])
 
@@ -103,7 +91,7 @@ class _Build:
         self.count = 0
 
     def module(self, depth):
-        kinds = [Block, Node, Record] + ([] if self.trees else [Hidden])
+        kinds = [Box, Node, Record] + ([] if self.trees else [Hidden])
         obj = self.draw(st.sampled_from(kinds))()
         self.open.append(obj)
         # The root is empty at times; else it holds enough to be shared further down.
@@ -125,7 +113,7 @@ class _Build:
         return self.draw(st.sampled_from(makers))(depth)
 
     def variable(self, depth):
-        kind = self.draw(st.sampled_from([nnx.Param, nnx.BatchStat, Scale]))
+        kind = self.draw(st.sampled_from([nnx.Param, nnx.BatchStat, Kind]))
         form = self.draw(st.sampled_from(["plain", "tagged", "mapping", "ref"]))
         if form == "mapping":
             made = kind({"x": self.array(depth), "y": (self.array(depth), None)})

@@ -10,14 +10,10 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from graftree.core import exporting
+from tests import zoo
 
 # JAX needs it to write and read files, and does not require it.
 pytest.importorskip("flatbuffers")
-
-
-class Scale(nnx.Param):
-    pass
 
 
 class Rates(nnx.State):
@@ -30,7 +26,7 @@ class Model(nnx.Module):
         self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
         self.norm = nnx.BatchNorm(2, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.scale = Scale(jnp.array(1, jnp.bfloat16))
+        self.scale = zoo.Kind(jnp.array(1, jnp.bfloat16))
 
     def __call__(self, x):
         for layer in self.layers:
@@ -90,7 +86,7 @@ def test_trees_of_arrays_are_written_and_read(tree):
     "entry",
     [
         *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
-        *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), Scale),
+        *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), zoo.Kind),
     ],
     ids=repr,
 )
@@ -103,7 +99,7 @@ def test_variables_come_back_as_what_they_were():
     state = nnx.state(Model())
     out = written_and_read(state).call(state)
     assert type(out) is nnx.State and type(out.layers[1].kernel) is nnx.Param
-    assert type(out.scale) is Scale and out.dropout.rngs.count.tag == "default"
+    assert type(out.scale) is zoo.Kind and out.dropout.rngs.count.tag == "default"
     assert type(out.raw_mapping["layers"]) is dict
 
 
@@ -155,18 +151,25 @@ def test_types_have_the_name_that_was_registered_or_that_of_their_module():
     class Local(nnx.Variable):
         pass
 
-    place = f"{__name__}.{Local.__qualname__}"
-    assert exporting.name_of(Local) == place
-    assert exporting.name_of(nnx.Param) == "graftree.Param"
+    def write():
+        exported = export.export(jax.jit(lambda x: x))(Local(jnp.ones(1)))
+        return exported.serialize()
+
+    by_place = write()
     nnx.register_variable_name("test_exporting_local", Local)
-    assert exporting.name_of(Local) == "test_exporting_local"
-    written_and_read(Local(jnp.ones(1)))  # else only those of later types are known
-    assert exporting.type_of(place) is exporting.type_of("test_exporting_local")
+    by_name = write()
+    assert f"{__name__}.{Local.__qualname__}".encode() in by_place
+    assert b"test_exporting_local" in by_name and b"Local" not in by_name
+    for written in (by_place, by_name):
+        assert_returns(export.deserialize(written), Local(jnp.ones(1)))
 
 
 def test_type_that_is_not_known_is_named_with_the_way_out():
-    with pytest.raises(ValueError, match=r"type elsewhere\.Scale\nImport the module"):
-        exporting.type_of("elsewhere.Scale")
+    written = export.export(jax.jit(lambda x: x))(nnx.Param(jnp.ones(1))).serialize()
+    assert b"graftree.Param" in written
+    unknown = written.replace(b"graftree.Param", b"elsewhere.Kind")
+    with pytest.raises(ValueError, match=r"type elsewhere\.Kind\nImport the module"):
+        export.deserialize(unknown)
 
 
 READER = """

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from graftree.core import filters
-from graftree.core.variables.kinds import BatchStat, Param
-from graftree.core.variables.variables import Variable
+import graftree as nnx
+from graftree import filterlib as filters
 
 
 def matches(filter_, value, path=()):
@@ -53,25 +52,30 @@ def test_anything_else_is_refused(invalid):
 
 @pytest.mark.parametrize(
     "filter_",
-    [Param[jax.Array], Param | int, typing.Union[int, Param], int | Param[jax.Array]],  # noqa: UP007
+    [
+        nnx.Param[jax.Array],
+        nnx.Param | int,
+        typing.Union[int, nnx.Param],  # noqa: UP007
+        int | nnx.Param[jax.Array],
+    ],
     ids=["generic", "union", "Union", "union of generic"],
 )
 def test_generics_and_unions_match_their_classes(filter_):
-    assert matches(filter_, Param(1))
-    assert not matches(filter_, BatchStat(1))
+    assert matches(filter_, nnx.Param(1))
+    assert not matches(filter_, nnx.BatchStat(1))
     assert not matches(filter_, "text")
 
 
 def test_with_tag_needs_the_attribute_and_an_equal_value():
-    assert matches("a", Variable(0, tag="a"))
-    assert not matches("a", Variable(0, tag="b"))
-    assert not matches("a", Variable(0))
+    assert matches("a", nnx.Variable(0, tag="a"))
+    assert not matches("a", nnx.Variable(0, tag="b"))
+    assert not matches("a", nnx.Variable(0))
     assert not matches("a", jnp.ones(2), path=("a",))
 
 
 def test_of_type_includes_subclasses_and_takes_tuples():
-    assert matches(Variable, Param(0))
-    assert not matches(Param, Variable(0))
+    assert matches(nnx.Variable, nnx.Param(0))
+    assert not matches(nnx.Param, nnx.Variable(0))
     assert filters.OfType((int, str))((), "a")
 
 

@@ -1,9 +1,13 @@
-"""Patterns of paths: what they match, and what is said of malformed ones."""
+"""Paths, and patterns of them: what they match, and what is said of malformed ones.
+
+Both are parts of the package that no public function gives or takes without a model.
+"""
 
 import itertools
 import pickle
 import re
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,3 +171,36 @@ def test_progress_is_the_same_for_all_ways_to_one_place():
         for key in path:
             progress = pattern.advance(progress, key)
         assert pattern.is_complete(progress) == pattern(path) == (path[2] in "ab")
+
+
+# ------------------------------------------------------------------------------ paths
+
+
+@given(st.lists(st.integers()) | st.lists(st.text()))
+def test_keys_of_one_type_have_the_order_of_python(keys):
+    assert paths.sorted_keys(keys) == sorted(keys) == sorted(keys, key=paths.sort_key)
+
+
+KEYS = st.integers() | st.text() | st.tuples(st.integers() | st.text())
+
+
+@given(st.lists(st.lists(KEYS).map(tuple), unique=True))
+def test_order_of_paths_is_that_of_their_keys_and_numbers_come_first(some):
+    ordered = [path for path, _ in paths.sorted_by_path([(p, None) for p in some])]
+    assert ordered == sorted(some, key=paths.path_sort_key)
+    kinds = [type(path[0]) for path in ordered if path]
+    assert kinds == sorted(kinds, key=[int, str, tuple].index)
+
+
+@pytest.mark.parametrize("key", [[1], object()], ids=["unhashable", "unordered"])
+def test_invalid_keys_of_jax_are_refused(key):
+    with pytest.raises(ValueError, match="Invalid key"):
+        paths.from_jax((jax.tree_util.DictKey(key),))
+
+
+def test_paths_are_printed_with_slashes_or_as_expressions():
+    assert paths.to_string(("a", 0, "b")) == "a/0/b"
+    assert paths.to_string(()) == ""
+    assert paths.to_string((), root="<root>") == "<root>"
+    [(path, _)] = jax.tree.leaves_with_path({"a": [1.0]})
+    assert paths.keystr(path) == "['a'][0]"

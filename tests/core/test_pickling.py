@@ -81,10 +81,8 @@ TRANSFORMED = {
     "custom_vjp": custom,
     "checkify": lambda **mode: nnx.checkify(scaled, **mode),
 }
-MODES = [{"graph": False}, {"graph": True, "graph_updates": True}]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["tree", "graph_updates"])
 @pytest.mark.parametrize("name", [name for name in TRANSFORMED if name != "static"])
 def test_transformed_functions_survive_before_and_after_calls(name, mode):
     function = TRANSFORMED[name](**mode)

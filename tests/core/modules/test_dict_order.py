@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
+from tests import zoo
 
 ORDERS = st.permutations("abcd")
 
@@ -21,9 +22,8 @@ def made(order):
     return nnx.Dict({key: nnx.Param(jnp.array(float(ord(key)))) for key in order})
 
 
-class Net(nnx.Module):
-    def __init__(self, order):
-        self.layers = made(order)
+def net_of(order):
+    return zoo.Box(layers=made(order))
 
 
 def with_new_item(net):
@@ -54,7 +54,7 @@ READERS = {
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @given(order=ORDERS)
 def test_the_dict_of_the_caller_keeps_its_order(read, order):
-    net = Net(order)
+    net = net_of(order)
     if read is not READERS["update"]:
         read(net)
         read(net)
@@ -64,7 +64,7 @@ def test_the_dict_of_the_caller_keeps_its_order(read, order):
 @pytest.mark.parametrize("change", [with_new_item, without_an_item, with_other_items])
 @given(order=ORDERS)
 def test_also_when_a_function_changes_its_items(change, order):
-    expected, net = Net(order), Net(order)
+    expected, net = net_of(order), net_of(order)
     change(expected)
     nnx.jit(change)(net)
     assert [*net.layers] == [*expected.layers]
@@ -72,7 +72,7 @@ def test_also_when_a_function_changes_its_items(change, order):
 
 @given(order=ORDERS)
 def test_what_is_made_of_it_is_sorted(order):
-    net = Net(order)
+    net = net_of(order)
     for other in (
         nnx.clone(net),
         nnx.merge(*nnx.split(net)),
@@ -80,8 +80,8 @@ def test_what_is_made_of_it_is_sorted(order):
         jax.jit(lambda net: net)(net),
     ):
         assert [*other.layers] == sorted(order)
-    assert nnx.graphdef(net) == nnx.graphdef(Net("abcd"))
-    assert jax.tree.structure(net) == jax.tree.structure(Net("abcd"))
+    assert nnx.graphdef(net) == nnx.graphdef(net_of("abcd"))
+    assert jax.tree.structure(net) == jax.tree.structure(net_of("abcd"))
 
 
 WAYS = {
@@ -111,7 +111,7 @@ def test_a_loop_in_another_order_is_told(way, order, mode):
     for loop in LOOPS.values():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            WAYS[way](lambda net, loop=loop: sum(loop(net.layers)), mode)(Net(order))
+            WAYS[way](lambda net, loop=loop: sum(loop(net.layers)), mode)(net_of(order))
         assert bool(caught) is (order == "dbca")
         for warning in caught:
             assert warning.category is nnx.errors.OrderWarning
@@ -125,8 +125,8 @@ def test_new_items_of_a_dict_that_is_sorted_come_last_and_are_told():
         return sum(x[...] for x in net.layers.values())
 
     with pytest.warns(nnx.errors.OrderWarning, match="here: a, b, aa"):
-        nnx.jit(add)(Net("ba"))
-    nnx.jit(add)(Net("ab"))
+        nnx.jit(add)(net_of("ba"))
+    nnx.jit(add)(net_of("ab"))
 
 
 def test_dicts_made_in_the_function_are_in_order():

@@ -1,38 +1,49 @@
-"""Modules: attributes set on a whole model at once."""
+"""Corners of attributes set on many Modules, of views, and of conversions to refs.
+
+The contract has the rules: test_variables/test_modules.py and test_refs.
+"""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.modules import modules
+from tests import zoo
 
 
 class Leaf(nnx.Module):
-    def __init__(self, rate=0.5):
-        self.rate = rate
-        self.deterministic = False
+    def __init__(self):
+        self.rate = 0.5
+        self.deterministic = self.decode = False
         self.weight = nnx.Param(jnp.ones(2))
+        self.array = jnp.zeros(2)
+
+    def set_view(
+        self, deterministic: bool | None = None, *, decode: bool | None = None
+    ):
+        """Configures the leaf.
+
+        Args:
+            deterministic: whether dropout is off,
+                also in the attention.
+            decode (bool): whether to use the cache
+        """
+        self.deterministic = deterministic
+        self.decode = decode
 
 
-class Norm(nnx.Module):
-    def __init__(self):
-        self.use_running_average = False
+class Settings(nnx.Pytree):
+    def set_view(self, **options):
+        self.seen = tuple(sorted(options))
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.leaf = Leaf()
-        self.norms = nnx.List([Norm(), Norm()])
-        self.plain = nnx.data([Leaf()])
+def model():
+    return zoo.Box(leaf=Leaf(), norm=zoo.Box(size=1), plain=nnx.data([Leaf()]))
 
 
-def test_metaclass_is_the_one_of_pytrees_or_below():
+def test_modules_have_a_metaclass_and_take_no_arguments():
     assert type(nnx.Module) is nnx.module.ModuleMeta
     assert issubclass(nnx.module.ModuleMeta, nnx.pytreelib.PytreeMeta)
-
-
-def test_module_can_be_made_without_arguments_only():
     assert repr(nnx.Module()) == "Module()"
     with pytest.raises(TypeError):
         nnx.Module(1)
@@ -41,135 +52,153 @@ def test_module_can_be_made_without_arguments_only():
 # ------------------------------------------------------------------- set_attributes
 
 
-def test_set_attributes_reaches_all_modules_that_have_the_attribute():
-    model = Model()
-    assert model.set_attributes(deterministic=True) is None
-    assert model.leaf.deterministic and model.plain[0].deterministic
-    assert not hasattr(model.norms[0], "deterministic")
-
-
 def test_set_attributes_matches_any_of_the_filters():
-    model = Model()
-    model.set_attributes(nnx.PathContains("plain"), Norm, rate=0.1)
-    assert (model.leaf.rate, model.plain[0].rate) == (0.5, 0.1)
+    node = zoo.Box(a=Leaf(), b=Leaf(), c=zoo.Box(rate=0.5))
+    node.set_attributes(nnx.PathContains("b"), zoo.Box, rate=0.1)
+    assert (node.a.rate, node.b.rate, node.c.rate) == (0.5, 0.1, 0.1)
 
 
-def test_set_attributes_names_what_was_found_nowhere():
-    message = r"instance of the following attributes: \['a', 'b'\]"
-    with pytest.raises(ValueError, match=message):
-        Model().set_attributes(b=1, a=2, rate=0.1)
+@pytest.mark.parametrize(
+    ("filters", "attributes", "missing"),
+    [((zoo.Box,), {"rate": 0.1}, "rate"), ((), {"rate": 0.1, "unknown": 1}, "unknown")],
+    ids=["among the matching modules only", "nothing is set"],
+)
+def test_failed_set_attributes_changes_nothing(filters, attributes, missing):
+    node = model()
+    with pytest.raises(ValueError, match=rf"Could not find.*\['{missing}'\]"):
+        node.set_attributes(*filters, **attributes)
+    assert node.leaf.rate == 0.5
 
 
-def test_set_attributes_looks_among_the_matching_modules_only():
-    with pytest.raises(ValueError, match=r"\['rate'\]"):
-        Model().set_attributes(Norm, rate=0.1)
-
-
-def test_failed_set_attributes_changes_nothing():
-    model = Model()
-    with pytest.raises(ValueError, match="Could not find"):
-        model.set_attributes(rate=0.1, unknown=1)
-    assert model.leaf.rate == 0.5
-
-
-def test_set_attributes_may_find_nothing_if_told_so():
-    Model().set_attributes(unknown=1, raise_if_not_found=False)
-
-
-def test_set_attributes_follows_shared_and_cyclic_references():
-    leaf = Leaf()
-    model = nnx.List([leaf, leaf])
-    leaf.parent = model
-    model.set_attributes(rate=0.1)
-    assert leaf.rate == 0.1
-
-
-def test_set_attributes_rejects_shared_variables_in_tree_mode():
+def test_set_attributes_refuses_shared_variables_in_tree_mode_and_other_traces():
     leaf = Leaf()
     with pytest.raises(ValueError, match="found at paths"):
         nnx.List([leaf, leaf]).set_attributes(rate=0.1, graph=False)
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Leaf'"):
+        jax.jit(lambda: leaf.set_attributes(rate=0.1))()
     assert leaf.rate == 0.5
 
 
-def test_set_attributes_does_not_touch_other_pytrees():
-    class Settings(nnx.Pytree):
-        def __init__(self):
-            self.rate = 0.5
-
-    model = Model()
-    model.settings = Settings()
-    model.set_attributes(rate=0.1)
-    assert model.settings.rate == 0.5
+# ----------------------------------------------------------------------------- views
 
 
-def test_set_attributes_of_an_outer_trace_raises():
-    model = Model()
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Leaf'"):
-        jax.jit(lambda: model.set_attributes(rate=0.1))()
-    assert model.leaf.rate == 0.5
+@pytest.mark.parametrize("options", [{}, {"decode": True}])
+def test_views_are_copies_that_share_variables_and_arrays(options):
+    node = model()
+    view = nnx.view(node, **options)
+    assert view is not node and view.leaf is not node.leaf
+    assert view.leaf.weight is node.leaf.weight
+    assert view.leaf.array is node.leaf.array
 
 
-# -------------------------------------------------------------------- train and eval
+def test_views_pass_each_node_the_options_it_names():
+    view = nnx.view([Leaf(), Settings()], decode=True, other=1)
+    assert view[0].decode and view[1].seen == ("decode", "other")
 
 
-def test_train_and_eval_set_both_modes():
-    model = Model()
-    assert model.eval() is None
-    assert model.leaf.deterministic and model.norms[1].use_running_average
-    assert model.train() is None
-    assert not model.leaf.deterministic and not model.norms[1].use_running_average
+def test_rngs_are_not_configurable():
+    with pytest.raises(ValueError, match=r"Unused keys .*\['deterministic'\]"):
+        nnx.view(nnx.Rngs(0), deterministic=True)
 
 
-def test_train_and_eval_take_further_attributes():
-    model = Model()
-    model.eval(rate=0.0)
-    assert model.leaf.rate == 0.0
+def test_views_and_attributes_are_made_in_both_modes(graph):
+    view = nnx.view({"m": [Leaf()]}, decode=True, graph=graph)
+    changed = nnx.with_attributes([model()], decode=True, graph=graph)
+    assert view["m"][0].decode and changed[0].leaf.decode
 
 
-def test_train_and_eval_do_not_mind_models_without_modes():
-    nnx.List([1]).train()
-    nnx.List([1]).eval(unknown=1)
+def test_view_info_lists_each_class_once_by_name_with_its_parameters():
+    expected = """\
+Leaf:
+  deterministic: bool | None = None
+    whether dropout is off,
+    also in the attention.
+  decode: bool | None = None
+    whether to use the cache"""
+    assert nnx.view_info([model(), nnx.Rngs(0)]) == expected
+    lines = nnx.view_info([Settings(), Leaf(), Leaf()]).splitlines()
+    assert [x for x in lines if not x.startswith(" ")] == ["Leaf:", "Settings:"]
+    assert nnx.view_info([Settings(), Leaf()], only=Settings).startswith("Settings:")
+    assert nnx.view_info([nnx.Rngs(0), 1]) == ""
 
 
-@pytest.mark.parametrize("method", ["train", "eval"])
-def test_train_and_eval_refuse_their_own_attributes(method):
-    with pytest.raises(TypeError, match="deterministic"):
-        getattr(Model(), method)(deterministic=True)
+def test_view_info_does_without_descriptions():
+    class Undescribed(nnx.Module):
+        def set_view(self, a: int, b: str = "x", *args: int, **kwargs: int):
+            """Says nothing of the first.
+
+            Args:
+                b: the second
+
+            Returns:
+                nothing
+            """
+
+    lines = nnx.view_info(Undescribed()).splitlines()[1:]
+    assert lines == ["  a: <class 'int'>", "  b: <class 'str'> = x", "    the second"]
 
 
-# ------------------------------------------------------------------------- iteration
+@pytest.mark.peers
+def test_view_info_equals_that_of_a_peer():
+    peer = pytest.importorskip("flax.nnx")
+
+    def set_view(self, a: int | None = None, *, b: "str" = "x", **kwargs) -> None:
+        """Configures.
+
+        Args:
+          a: first line
+            second line
+          b: the other
+        """
+
+    def info(nnx):
+        Documented = type(nnx.Module)("Documented", (nnx.Module,), {})
+        Bare = type(nnx.Module)("Bare", (nnx.Module,), {})
+        Documented.set_view = set_view
+        Bare.set_view = lambda self, a, b=1: None
+        return nnx.view_info([Documented(), Bare()])
+
+    assert info(nnx) == info(peer)
 
 
-@pytest.mark.parametrize("name", ["iter_modules", "iter_children"])
-def test_iteration_methods_equal_the_functions_and_warn(name):
-    model = Model()
-    iterator = getattr(model, name)()
-    with pytest.warns(DeprecationWarning, match=name):
-        listed = list(iterator)
-    expected = list(getattr(nnx, name)(model))
-    assert [key for key, _ in listed] == [key for key, _ in expected]
-    assert all(a is b for (_, a), (_, b) in zip(listed, expected, strict=True))
+# ----------------------------------------------------------------- conversion to refs
 
 
-def test_modules_come_before_their_parents_with_indices_in_paths():
-    paths = [path for path, _ in nnx.iter_modules(Model())]
-    assert paths == [
-        ("leaf",),
-        ("norms", 0),
-        ("norms", 1),
-        ("norms",),
-        ("plain", 0),
-        (),
-    ]
+def test_hijax_variables_are_a_filter():
+    matches = nnx.filterlib.to_predicate(nnx.variablelib.HijaxVariable)
+    variables = nnx.Param(1, hijax=True), nnx.Param(1)
+    assert [matches((), v) for v in variables] == [True, False]
 
 
-# ------------------------------------------------------------------------ first_from
+def test_cyclic_objects_are_converted():
+    node = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    node.self = node
+    converted = nnx.with_vars(node, ref=True)
+    assert converted.self is converted and converted.w.ref
 
 
-def test_first_from_returns_the_first_that_is_not_none():
-    assert modules.first_from(None, 0, 1, error_msg="none given") == 0
+def test_variable_and_bare_attribute_may_hold_the_same_ref():
+    w = nnx.Param(jnp.ones(2), ref=True)
+    arrays = nnx.to_arrays(nnx.Dict(w=w, bare=w.get_raw_value()))
+    assert not arrays.w.ref and isinstance(arrays.bare, jax.Array)
 
 
-def test_first_from_raises_its_message():
-    with pytest.raises(ValueError, match="none given"):
-        modules.first_from(None, None, error_msg="none given")
+def test_shared_bare_refs_stay_one_array():
+    ref = jax.new_ref(jnp.ones(2))
+    arrays = nnx.to_arrays({"a": ref, "b": ref}, allow_duplicates=True)
+    assert arrays["a"] is arrays["b"]
+
+
+def test_what_is_no_array_of_jax_stays_or_is_refused():
+    state = {"a": jax.device_get(jnp.ones(2))}
+    assert nnx.to_refs(state)["a"] is state["a"]
+    with pytest.raises(TypeError):
+        nnx.to_refs(nnx.Dict(a=nnx.Param((1.0, 2.0))))
+    converted = nnx.to_refs(nnx.Dict(a=nnx.Cache((1.0,))), only=nnx.Param)
+    assert converted.a.get_value() == (1.0,)
+
+
+def test_the_way_out_of_duplicates_is_given():
+    v = nnx.Param(jnp.ones(2))
+    with pytest.raises(ValueError, match="allow_duplicates=True"):
+        nnx.with_vars([v, v], ref=True)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests.core.rng.keys import nth_key
 
 MEAN, COVARIANCE = jnp.zeros(2), jnp.eye(2)
 THIRDS = jnp.full(3, 1 / 3)
@@ -69,10 +70,6 @@ INITIALIZERS = {
     "xavier_uniform": {},
 }
 SHAPE = (3, 4, 5)
-
-
-def nth_key(seed, n):
-    return jax.random.fold_in(jax.random.key(seed), n)
 
 
 def assert_same(actual, expected):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import graftree as nnx
-from graftree.core.rng import reseeding
+from tests.core.rng.keys import data, nth_key
 
 
 class Model(nnx.Module):
@@ -20,35 +20,16 @@ def model(dropout=0, noise=1):
     return Model(nnx.Rngs(dropout=dropout, noise=noise))
 
 
-def nth_key(seed, n):
-    return jax.random.fold_in(jax.random.key(seed), n)
-
-
-def data(key):
-    return jax.random.key_data(getattr(key, "get_value", lambda: key)()).tolist()
-
-
 def drawn(node):
     """What the streams inside ``node`` hold: keys and counts, in order."""
-    streams = [stream for _, stream in reseeding.streams_in(node, graph=True)]
+    streams = [x for _, x in nnx.iter_graph(node) if isinstance(x, nnx.RngStream)]
     return [(data(stream.key), stream.count[...].tolist()) for stream in streams]
-
-
-def test_streams_are_listed_with_their_paths(graph):
-    found = reseeding.streams_in((model(), {"a": nnx.Rngs(0)}), graph)
-    assert [path for path, _ in found] == [
-        (0, "first"),
-        (0, "noise"),
-        (0, "second", 0),
-        (1, "a", "default"),
-    ]
-    assert {type(stream) for _, stream in found} == {nnx.RngStream}
 
 
 def test_backup_keys_restores_keys_and_leaves_counts(graph):
     node = model()
     before = drawn(node)
-    backups = reseeding.backup_keys(node, graph=graph)
+    backups = nnx.rnglib.backup_keys(node, graph=graph)
     assert [stream.tag for stream, _ in backups] == ["dropout", "noise", "dropout"]
     nnx.reseed(node, dropout=5, noise=6)
     node.noise()
@@ -59,9 +40,9 @@ def test_backup_keys_restores_keys_and_leaves_counts(graph):
 
 def test_shared_streams_are_backed_up_once_or_refused():
     stream = nnx.RngStream(0, tag="a")
-    assert len(reseeding.backup_keys([stream, stream], graph=True)) == 1
+    assert len(nnx.rnglib.backup_keys([stream, stream], graph=True)) == 1
     with pytest.raises(ValueError, match="found at paths"):
-        reseeding.backup_keys([stream, stream], graph=False)
+        nnx.rnglib.backup_keys([stream, stream], graph=False)
 
 
 @pytest.mark.parametrize("with_count", [True, False])
@@ -77,7 +58,7 @@ def test_restore_takes_any_tuples(with_count):
 def test_backups_are_a_pytree():
     backups = nnx.split_rngs(nnx.Rngs(0), splits=2)
     copied = jax.tree.map(lambda leaf: leaf, backups)
-    assert type(copied) is reseeding.SplitBackups
+    assert type(copied) is nnx.rnglib.SplitBackups
     [(stream, key, count)] = copied
     assert (stream.key.shape, key.shape, count) == ((2,), (), 1)
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.rng import reseeding
+from tests import modes
+from tests.core.rng.keys import counts, data, keys, nth_key, shapes
 
-GRAPH_COPY = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-COPY_MODES = pytest.mark.parametrize("mode", [GRAPH_COPY, TREE], ids=["graph", "tree"])
+PLACES = {"place": {}, **modes.VALUES}
+IN_PLACE_OR_NOT = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
 FUNCTIONS = pytest.mark.parametrize(
     "function", [lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs]
 )
@@ -30,44 +30,22 @@ def model():
     return Model(nnx.Rngs(params=0, dropout=1))
 
 
-def nth_key(seed, n):
-    return jax.random.fold_in(jax.random.key(seed), n)
-
-
-def data(key):
-    return jax.random.key_data(getattr(key, "get_value", lambda: key)()).tolist()
-
-
-def keys(rngs):
-    return {name: data(stream.key) for name, stream in rngs.items()}
-
-
-def shapes(rngs):
-    return {name: stream.key.shape for name, stream in rngs.items()}
-
-
-def counts(rngs):
-    return {name: stream.count[...].tolist() for name, stream in rngs.items()}
-
-
 # ------------------------------------------------------------------- split_rngs, copy
 
 
-@COPY_MODES
 @pytest.mark.parametrize("splits", [3, (2, 3)])
-def test_split_rngs_gives_split_keys(mode, splits):
+def test_split_rngs_gives_split_keys(value_mode, splits):
     rngs = nnx.Rngs(a=5)
-    new = nnx.split_rngs(rngs, splits=splits, **mode)
+    new = nnx.split_rngs(rngs, splits=splits, **value_mode)
     assert data(new.a.key) == data(jax.random.split(nth_key(5, 0), splits))
     assert new.a.count.shape == new.a.key.shape
     assert data(rngs.a.key) == [0, 5]
     assert counts(rngs) == {"a": 1}
 
 
-@COPY_MODES
-def test_a_copy_shares_the_other_variables(mode):
+def test_a_copy_shares_the_other_variables(value_mode):
     node = model()
-    new = nnx.split_rngs(node, splits=3, only="params", **mode)
+    new = nnx.split_rngs(node, splits=3, only="params", **value_mode)
     assert type(new) is Model
     assert new is not node
     assert new.kernel is node.kernel
@@ -128,7 +106,7 @@ def test_squeeze_needs_one_split(splits):
 @FUNCTIONS
 def test_shared_streams_stay_shared_in_graph_mode(function):
     stream = nnx.RngStream(0, tag="a")
-    first, second = function([stream, stream], **GRAPH_COPY)
+    first, second = function([stream, stream], **modes.GRAPH)
     assert first is second
     assert stream.count[...] == 1
 
@@ -137,7 +115,7 @@ def test_shared_streams_stay_shared_in_graph_mode(function):
 def test_shared_streams_are_refused_in_tree_mode(function):
     stream = nnx.RngStream(0, tag="a")
     with pytest.raises(ValueError, match="Duplicate") as error:
-        function([stream, stream], **TREE)
+        function([stream, stream], **modes.TREE)
     assert "found at paths" in str(error.value)
     assert stream.count[...] == 0
 
@@ -145,7 +123,7 @@ def test_shared_streams_are_refused_in_tree_mode(function):
 def test_cycles_are_kept_in_graph_mode():
     node = model()
     node.self = node
-    new = nnx.split_rngs(node, splits=2, **GRAPH_COPY)
+    new = nnx.split_rngs(node, splits=2, **modes.GRAPH)
     assert new.self is new
     assert new.dropout.key.shape == (2,)
 
@@ -157,7 +135,7 @@ def test_in_place_is_the_default_and_gives_backups():
     rngs = nnx.Rngs(a=5)
     stream, key, count = rngs.a, rngs.a.key, rngs.a.count
     backups = nnx.split_rngs(rngs, splits=3)
-    assert type(backups) is reseeding.SplitBackups
+    assert type(backups) is nnx.rnglib.SplitBackups
     assert rngs.a is stream and stream.key is key and stream.count is count
     assert data(key) == data(jax.random.split(nth_key(5, 0), 3))
     assert count[...].tolist() == [0, 0, 0]
@@ -196,7 +174,7 @@ def test_split_streams_can_not_be_split_again(function):
 def test_streams_of_another_trace_are_refused(function):
     rngs = nnx.Rngs(a=0)
     phrase = "Cannot mutate RngCount from a different trace level"
-    for mode in ({}, GRAPH_COPY, TREE):
+    for mode in PLACES.values():
         with pytest.raises(nnx.errors.TraceContextError, match=phrase):
             jax.jit(lambda mode=mode: function(rngs, **mode) and None)()
     assert keys(rngs) == {"a": [0, 0]}
@@ -217,9 +195,9 @@ def test_refs_can_be_forked_but_not_split_in_place():
 # -------------------------------------------------------------------------- decorators
 
 
-@pytest.mark.parametrize("mode", [{}, GRAPH_COPY, TREE], ids=["place", "graph", "tree"])
-def test_decorator_acts_on_all_arguments(mode):
-    @nnx.split_rngs(splits=3, **mode)
+@IN_PLACE_OR_NOT
+def test_decorator_acts_on_all_arguments(options):
+    @nnx.split_rngs(splits=3, **options)
     def function(x, rngs, *, other):
         """Says what came."""
         return x, shapes(rngs), shapes(other)
@@ -281,16 +259,15 @@ def test_split_rngs_for_vmap_gives_different_numbers():
 # --------------------------------------------------------------------------- fork_rngs
 
 
-@COPY_MODES
-def test_fork_rngs_forks_all_streams(mode):
+def test_fork_rngs_forks_all_streams(value_mode):
     rngs = nnx.Rngs(a=0, b=1)
-    new = nnx.fork_rngs(rngs, **mode)
+    new = nnx.fork_rngs(rngs, **value_mode)
     assert keys(new) == {"a": data(nth_key(0, 0)), "b": data(nth_key(1, 0))}
     assert counts(new) == {"a": 0, "b": 0}
     assert counts(rngs) == {"a": 1, "b": 1}
 
 
-@pytest.mark.parametrize("mode", [{}, GRAPH_COPY, TREE], ids=["place", "graph", "tree"])
+@IN_PLACE_OR_NOT
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
@@ -301,14 +278,14 @@ def test_fork_rngs_forks_all_streams(mode):
         ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
     ],
 )
-def test_first_match_gives_the_split(mode, split, expected):
+def test_first_match_gives_the_split(options, split, expected):
     rngs = nnx.Rngs(a=0, b=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = nnx.fork_rngs(rngs, split=split, **mode)
-    new = result if mode else rngs
+        result = nnx.fork_rngs(rngs, split=split, **options)
+    new = result if options else rngs
     assert shapes(new) == expected
-    if not mode:
+    if not options:
         nnx.restore_rngs(result)
         assert keys(rngs) == {"a": [0, 0], "b": [0, 1]}
 
@@ -323,11 +300,10 @@ def test_fork_rngs_leaves_streams_that_no_filter_matches():
 # --------------------------------------------------------------------------- with_rngs
 
 
-@COPY_MODES
-def test_with_rngs_derives_by_rule(mode):
+def test_with_rngs_derives_by_rule(value_mode):
     rngs = nnx.Rngs(a=0, b=1, c=2, d=3)
     split, broadcast, fork = {"a": 2}, {"b": (3,)}, ["c"]
-    new = nnx.with_rngs(rngs, split=split, broadcast=broadcast, fork=fork, **mode)
+    new = nnx.with_rngs(rngs, split=split, broadcast=broadcast, fork=fork, **value_mode)
     like = nnx.Rngs(a=0, b=1, c=2)
     assert data(new.a.key) == data(like.a.split(2).key)
     assert data(new.b.key) == data(like.b.broadcast(3).key)
@@ -340,7 +316,7 @@ def test_with_rngs_derives_by_rule(mode):
 def test_with_rngs_passes_streams_with_their_paths():
     seen = []
     node = model()
-    nnx.with_rngs(node, fork=lambda *call: seen.append(call), **TREE)
+    nnx.with_rngs(node, fork=lambda *call: seen.append(call), **modes.TREE)
     assert [path for path, _ in seen] == [
         ("dropout",),
         ("rngs", "dropout"),
@@ -370,14 +346,13 @@ def test_with_rngs_does_not_work_in_place(options):
     ],
 )
 def test_split_goes_before_broadcast_before_fork(rules, expected):
-    assert shapes(nnx.with_rngs(nnx.Rngs(a=0, b=1), **rules, **TREE)) == expected
+    assert shapes(nnx.with_rngs(nnx.Rngs(a=0, b=1), **rules, **modes.TREE)) == expected
 
 
-@COPY_MODES
-def test_two_specific_rules_for_one_stream_are_refused(mode):
+def test_two_specific_rules_for_one_stream_are_refused(value_mode):
     rngs = nnx.Rngs(a=0, b=1)
     with pytest.raises(ValueError, match="multiple rules") as error:
-        nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **mode)
+        nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **value_mode)
     message = str(error.value)
     assert "('b',)" in message
     assert "split matches filter 'b'" in message
@@ -415,13 +390,12 @@ def assert_same_streams(ours, theirs):
 
 
 @pytest.mark.peers
-@COPY_MODES
 @pytest.mark.parametrize(("name", "options"), PEER_CALLS)
-def test_copies_have_the_keys_of_the_peer(name, options, mode):
+def test_copies_have_the_keys_of_the_peer(name, options, value_mode):
     peer = pytest.importorskip("flax.nnx")
     ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    new = getattr(nnx, name)(ours, **options, **mode)
-    assert_same_streams(new, getattr(peer, name)(theirs, **options, **mode))
+    new = getattr(nnx, name)(ours, **options, **value_mode)
+    assert_same_streams(new, getattr(peer, name)(theirs, **options, **value_mode))
     assert_same_streams(ours, theirs)
 
 

@@ -9,29 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.rng.streams import NotKey
-
-MODES = pytest.mark.parametrize(
-    "mode", [{"graph": True}, {"graph": False}], ids=["graph", "tree"]
-)
-
-
-def nth_key(seed, n):
-    return jax.random.fold_in(jax.random.key(seed), n)
-
-
-def data(key):
-    """The numbers of a key, which can be compared."""
-    return jax.random.key_data(getattr(key, "get_value", lambda: key)()).tolist()
-
-
-def counts(rngs):
-    return {name: stream.count[...].tolist() for name, stream in rngs.items()}
-
-
-def keys(rngs):
-    return {name: data(stream.key) for name, stream in rngs.items()}
-
+from tests.core.rng.keys import counts, data, keys, nth_key
 
 # ------------------------------------------------------------------------- variables
 
@@ -57,7 +35,7 @@ def test_count_is_a_uint32_zero_of_the_shape_of_the_key():
 
 
 def test_not_key_matches_the_count_only():
-    state = nnx.state(nnx.Rngs(0), NotKey)
+    state = nnx.state(nnx.Rngs(0), nnx.rnglib.NotKey)
     assert state == nnx.state(nnx.Rngs(0), nnx.RngCount)
 
 
@@ -150,23 +128,16 @@ def test_refs_count_in_plain_jit():
 
 
 @pytest.mark.parametrize("k", [3, np.int64(3), (2, 3), ()])
-def test_split_gives_the_keys_that_jax_splits(k):
-    parent = nnx.RngStream(0, tag="a")
-    stream = parent.split(k)
-    assert data(stream.key) == data(jax.random.split(nth_key(0, 0), k))
-    assert stream.count.shape == stream.key.shape
-    assert stream.tag == stream.key.tag == "a"
-    assert parent.count[...] == 1
-
-
-@pytest.mark.parametrize("k", [3, np.int64(3), (2, 3), ()])
-def test_broadcast_repeats_one_key(k):
-    parent = nnx.RngStream(0, tag="a")
-    stream = parent.broadcast(k)
-    assert stream.key.shape == stream.count.shape == np.empty(k).shape
-    each = jax.random.key_data(stream.key[...]).reshape(-1, 2)
+def test_split_gives_the_keys_that_jax_splits_and_broadcast_repeats_one(k):
+    parent, other = nnx.RngStream(0, tag="a"), nnx.RngStream(0, tag="a")
+    split, broadcast = parent.split(k), other.broadcast(k)
+    assert data(split.key) == data(jax.random.split(nth_key(0, 0), k))
+    each = jax.random.key_data(broadcast.key[...]).reshape(-1, 2)
     assert np.unique(each, axis=0).tolist() == [data(nth_key(0, 0))]
-    assert parent.count[...] == 1
+    for stream in (split, broadcast):
+        assert stream.key.shape == stream.count.shape == np.empty(k).shape
+        assert stream.tag == stream.key.tag == "a"
+    assert parent.count[...] == other.count[...] == 1
 
 
 def test_fork_starts_from_the_next_key():
@@ -292,23 +263,25 @@ def test_streams_may_be_named_like_methods():
     assert list(rngs) == ["split", "items"]
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        copy.copy,
-        copy.deepcopy,
-        nnx.clone,
-        lambda rngs: pickle.loads(pickle.dumps(rngs)),
-        lambda rngs: jax.tree.map(lambda leaf: leaf, rngs),
-        lambda rngs: nnx.merge(*nnx.split(rngs)),
-    ],
-)
-def test_copies_go_on_counting(copied):
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda rngs: pickle.loads(pickle.dumps(rngs)),
+    "tree.map": lambda rngs: jax.tree.map(lambda leaf: leaf, rngs),
+    "clone": lambda rngs, **mode: nnx.clone(rngs, **mode),
+    "merge": lambda rngs, **mode: nnx.merge(*nnx.split(rngs, **mode)),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_go_on_counting(name, graph):
     rngs = nnx.Rngs(0, params=1)
     rngs.params()
-    other = copied(rngs)
+    options = {"graph": graph} if name in ("clone", "merge") else {}
+    other = COPIES[name](rngs, **options)
     assert keys(other) == keys(rngs)
     assert counts(other) == {"params": 1, "default": 0}
+    assert data(other.params()) == data(nth_key(1, 1))
 
 
 # -------------------------------------------------------------------- sets: derivation
@@ -337,27 +310,20 @@ def test_path_filters_match_no_stream():
     assert rngs.a.key.shape == ()
 
 
-@pytest.mark.parametrize("sizes", [{"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}])
+@pytest.mark.parametrize(
+    "sizes", [{"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}, {}, None]
+)
 @pytest.mark.parametrize("method", ["split", "broadcast"])
 def test_other_streams_are_copied_with_their_count(method, sizes):
     rngs = nnx.Rngs(a=0, b=1)
     rngs.a()
     derived = getattr(rngs, method)(sizes)
-    assert derived.b.key.shape == (2,)
+    assert derived.b.key.shape == ((2,) if sizes else ())
+    assert rngs.b.count[...] == bool(sizes)
     assert data(derived.a.key) == data(rngs.a.key)
     assert derived.a.count[...] == rngs.a.count[...] == 1
     assert derived.a is not rngs.a
     assert derived.a.count is not rngs.a.count
-
-
-@pytest.mark.parametrize("sizes", [{}, None])
-@pytest.mark.parametrize("method", ["split", "broadcast"])
-def test_no_size_copies_all_streams(method, sizes):
-    rngs = nnx.Rngs(0, a=1)
-    rngs.a()
-    derived = getattr(rngs, method)(sizes)
-    assert keys(derived) == keys(rngs)
-    assert counts(derived) == counts(rngs) == {"a": 1, "default": 0}
 
 
 def test_fork_draws_from_all_streams():
@@ -389,15 +355,6 @@ def test_derived_sets_are_plain_and_tagged_by_attribute():
             "default": "default",
             "extra": "extra",
         }
-
-
-@MODES
-def test_rngs_survive_split_and_merge(mode):
-    rngs = nnx.Rngs(0, params=1)
-    rngs.params()
-    merged = nnx.merge(*nnx.split(rngs, **mode))
-    assert list(merged) == ["default", "params"]
-    assert data(merged.params()) == data(nth_key(1, 1))
 
 
 @pytest.mark.peers

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -58,10 +59,21 @@ def test_wrapped_initializers_take_keywords():
 # ------------------------------------------------------------------------------ specs
 
 
-def test_the_spec_of_a_variable_is_its_annotation():
-    assert nnx.spmd.get_var_pspec(annotated("a", None)) == P("a", None)
-    assert nnx.spmd.get_var_pspec(annotated(out_sharding=P("a"))) == P("a")
-    assert nnx.spmd.get_var_pspec(annotated(("a", "b"))) == P(("a", "b"))
+@pytest.mark.parametrize(
+    ("annotation", "spec"),
+    [
+        (("a", None), P("a", None)),
+        (["a", "other"], P("a", "other")),
+        (P("a"), P("a")),
+        ((("a", "b"),), P(("a", "b"))),
+        (None, P()),
+        ((), P()),
+        (P(), P()),
+    ],
+    ids=str,
+)
+def test_the_spec_of_a_variable_is_its_annotation(annotation, spec):
+    assert nnx.spmd.get_var_pspec(annotated(out_sharding=annotation)) == spec
 
 
 def test_the_spec_of_a_named_sharding_is_its_own(mesh):
@@ -69,14 +81,30 @@ def test_the_spec_of_a_named_sharding_is_its_own(mesh):
     assert nnx.spmd.get_var_pspec(variable) == P("a")
 
 
-@pytest.mark.parametrize("annotation", [None, (), P()])
-def test_without_annotation_arrays_have_an_empty_spec(annotation):
-    assert nnx.spmd.get_var_pspec(annotated(out_sharding=annotation)) == P()
+def test_a_bare_string_is_no_annotation():
+    with pytest.raises(TypeError, match="'x'"):
+        nnx.spmd.get_var_pspec(annotated(out_sharding="x"))
 
 
 @pytest.mark.parametrize("value", [3, {"x": 1}, None])
 def test_without_annotation_and_shape_there_is_no_spec(value):
     assert nnx.spmd.get_var_pspec(nnx.Variable(value)) is None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "spec"),
+    [
+        (("in", "out"), P("a", None)),
+        (["in", "other"], P("a", "other")),
+        ((("in", "z"), None), P(("a", "z"), None)),
+        (P("in"), P("a")),
+    ],
+    ids=str,
+)
+def test_names_are_mapped_and_unknown_ones_kept(annotation, spec):
+    variable = annotated(out_sharding=annotation)
+    with nnx.logical_axis_rules((("in", "a"), ("out", None))):
+        assert nnx.spmd.get_var_pspec(variable) == spec
 
 
 def test_specs_follow_rules_of_context_and_variable():
@@ -122,15 +150,9 @@ def test_named_shardings_place_states(mesh):
     state = nnx.state({"kernel": annotated("a", "b"), "bias": jnp.ones(3)})
     shardings = nnx.get_named_sharding(state, mesh)
     assert shardings["bias"] == NamedSharding(mesh, P())
-    placed = jax.device_put(state, shardings)
-    assert placed["kernel"].sharding == NamedSharding(mesh, P("a", "b"))
-
-
-def test_named_shardings_are_output_shardings_of_jit(mesh):
-    state = nnx.state({"kernel": annotated("a", "b")})
-    shardings = nnx.get_named_sharding(state, mesh)
-    placed = jax.jit(lambda x: x, out_shardings=shardings)(state)
-    assert placed["kernel"].sharding == NamedSharding(mesh, P("a", "b"))
+    compiled = jax.jit(lambda x: x, out_shardings=shardings)
+    for placed in (jax.device_put(state, shardings), compiled(state)):
+        assert placed["kernel"].sharding == NamedSharding(mesh, P("a", "b"))
 
 
 def test_specs_constrain_states_under_a_mesh(mesh):
@@ -139,6 +161,22 @@ def test_specs_constrain_states_under_a_mesh(mesh):
         specs = nnx.get_partition_spec(state)
         constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, specs))
         assert constrain(state)["kernel"].sharding.spec == P("a", "b")
+
+
+def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    value = jax.device_put(np.ones(8, np.float32), jax.devices()[2])
+
+    def loss(scale):
+        return (nnx.Param(value, out_sharding=("x",))[...] * scale).sum()
+
+    with jax.set_mesh(mesh):
+        assert jax.grad(loss)(1.0) == 8.0
+
+
+def test_rules_in_metadata_are_pairs(mesh):
+    with jax.set_mesh(mesh), pytest.raises(TypeError, match="pairs of a name"):
+        nnx.Param(np.ones(8), out_sharding=("embed",), sharding_rules=["embed"])
 
 
 # ------------------------------------------------------------------------------- axes
@@ -162,17 +200,19 @@ def test_added_axes_stand_at_their_index(index, expected):
     assert variable.out_sharding == expected
 
 
-@pytest.mark.parametrize("shape", [(8,), (8, 16)], ids=["before", "after"])
-def test_the_last_axis_is_last_before_and_after_the_value_has_it(shape):
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8,), ("a", "layers")),
+        ((8, 16), ("a", "layers")),
+        ((2, 3, 4), ("a", None, "layers")),
+    ],
+    ids=["before the value has it", "after", "short annotation"],
+)
+def test_the_last_axis_is_last(shape, expected):
     variable = annotated("a", shape=shape)
     nnx.spmd.add_axis(variable, -1, LAYERS)
-    assert variable.out_sharding == ("a", "layers")
-
-
-def test_short_annotations_are_padded_up_to_a_last_axis():
-    variable = annotated("a", shape=(2, 3, 4))
-    nnx.spmd.add_axis(variable, -1, LAYERS)
-    assert variable.out_sharding == ("a", None, "layers")
+    assert variable.out_sharding == expected
 
 
 @pytest.mark.parametrize("index", range(-3, 3))
