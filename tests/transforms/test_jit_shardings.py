@@ -8,7 +8,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import modes
 
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
@@ -56,38 +55,55 @@ def test_other_modes_place_only_the_variables_that_change(value_mode):
     assert model.stat.get_value() is kept
 
 
-def test_function_sees_the_placed_arguments(mode):
+def models_in(tree):
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Module))
+    return [x for x in leaves if isinstance(x, nnx.Module)]
+
+
+# `in_shardings`, what fits them around models, and where these are put.
+PREFIXES = {
+    "one of all": (ROWS, lambda a, b, c: (a, [b], c), (ROWS, ROWS, ROWS)),
+    "a tuple": (
+        (ROWS, None, COLUMNS),
+        lambda a, b, c: (a, [b], {"m": c}),
+        (ROWS, None, COLUMNS),
+    ),
+    "a list": (
+        [ROWS, None, COLUMNS],
+        lambda a, b, c: (a, [b], {"m": c}),
+        (ROWS, None, COLUMNS),
+    ),
+    "containers": (
+        ({"a": ROWS, "b": [COLUMNS, EVERYWHERE]},),
+        lambda a, b, c: ({"a": a, "b": [b, c]},),
+        (ROWS, COLUMNS, EVERYWHERE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prefixes_place_arguments_and_what_is_in_them(name, mode):
+    shardings, put, places = PREFIXES[name]
+
+    @nnx.jit(in_shardings=shardings, **mode)
+    def step(*args):
+        for model in models_in(args):
+            model.kernel[...] += 1
+
+    models = Model(), Model(), Model()
+    step(*put(*models))
+    for model, place in zip(models, places, strict=True):
+        assert model.kernel[0, 0] == 2.0
+        assert place is None or is_placed(model.kernel, place)
+
+
+def test_arrays_are_placed_beside_models(mode):
     @nnx.jit(in_shardings=(ROWS, COLUMNS), **mode)
     def f(model, x):
         return model.kernel + x
 
     y = f(Model(), jnp.ones((8, 4)))
     np.testing.assert_array_equal(y, np.full((8, 4), 2.0))
-
-
-@pytest.mark.parametrize("container", [tuple, list])
-def test_prefixes_are_per_argument(container, mode):
-    @nnx.jit(in_shardings=container([ROWS, None, COLUMNS]), **mode)
-    def step(a, b, c):
-        for model in (a, *b, c["m"]):
-            model.kernel[...] += 1
-
-    a, b, c = Model(), [Model()], {"m": Model()}
-    step(a, b, c)
-    assert is_placed(a.kernel, ROWS) and is_placed(c["m"].kernel, COLUMNS)
-    assert b[0].kernel[0, 0] == 2.0
-
-
-def test_prefixes_reach_into_containers(mode):
-    @nnx.jit(in_shardings=({"a": ROWS, "b": [COLUMNS, EVERYWHERE]},), **mode)
-    def step(tree):
-        for model in (tree["a"], *tree["b"]):
-            model.kernel[...] += 1
-
-    a, b, c = Model(), Model(), Model()
-    step({"a": a, "b": [b, c]})
-    places = zip((a, b, c), (ROWS, COLUMNS, EVERYWHERE), strict=True)
-    assert all(is_placed(model.kernel, place) for model, place in places)
 
 
 def test_prefix_of_another_length_is_refused(mode):
@@ -157,25 +173,21 @@ def test_placed_arguments_can_be_donated(mode):
 # -------------------------------------------------------------- StateSharding
 
 
-def test_state_sharding_places_by_filter():
-    shardings = nnx.StateSharding({nnx.Param: ROWS, ...: COLUMNS})
+STATE_SHARDINGS = {
+    "types": {nnx.Param: ROWS, ...: COLUMNS},
+    "paths and types": [("kernel", ROWS), (nnx.Param, ROWS), (..., COLUMNS)],
+    "a state": nnx.State({"kernel": ROWS, "stat": COLUMNS}),
+}
+
+
+@pytest.mark.parametrize("given", STATE_SHARDINGS.values(), ids=STATE_SHARDINGS)
+def test_state_sharding_places_arguments_and_new_objects(given):
+    shardings = nnx.StateSharding(given)
     model = Model()
     nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
-
-
-def test_state_of_shardings_is_a_state_sharding():
-    state = nnx.State({"kernel": ROWS, "stat": EVERYWHERE})
-    shardings = nnx.StateSharding(state)
-    model = Model()
-    nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, EVERYWHERE)
-
-
-def test_state_sharding_places_new_objects():
-    shardings = nnx.StateSharding([("kernel", ROWS), (nnx.Param, ROWS), (..., COLUMNS)])
-    model = nnx.jit(Model, out_shardings=shardings)()
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
+    made = nnx.jit(Model, out_shardings=shardings)()
+    for placed in (model, made):
+        assert is_placed(placed.kernel, ROWS) and is_placed(placed.stat, COLUMNS)
 
 
 def test_leaf_without_sharding_is_an_error():
@@ -204,7 +216,7 @@ def test_outputs_are_placed(mode):
     assert is_placed(model.kernel, ROWS) and is_placed(out["a"], COLUMNS)
 
 
-def test_output_sharding_is_not_that_of_the_arguments(mode):
+def test_outputs_lie_elsewhere_than_the_arguments(mode):
     model = Model()
 
     @nnx.jit(in_shardings=(COLUMNS,), out_shardings=ROWS, **mode)
@@ -257,12 +269,11 @@ def test_objects_are_no_shardings():
         nnx.jit(lambda m: None, in_shardings=(Model(),))
 
 
-@pytest.mark.parametrize("name", ["trees", "graphs"])
-def test_prefixes_of_objects_place_by_filter(name):
-    mode = {"trees": modes.TREE, "graphs": modes.GRAPH}[name]
-    prefix = nnx.prefix(Model(), {nnx.Param: ROWS, ...: COLUMNS}, graph=mode["graph"])
+def test_prefixes_of_objects_place_by_filter(value_mode):
+    filters = {nnx.Param: ROWS, ...: COLUMNS}
+    prefix = nnx.prefix(Model(), filters, graph=value_mode["graph"])
 
-    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **mode)
+    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **value_mode)
     def step(model):
         model.kernel[...] += 1
         model.stat[...] += 1
@@ -272,19 +283,6 @@ def test_prefixes_of_objects_place_by_filter(name):
     out = step(model)
     for placed in (model, out):
         assert is_placed(placed.kernel, ROWS) and is_placed(placed.stat, COLUMNS)
-
-
-def test_exceptions_leave_the_placement_alone(mode):
-    @nnx.jit(in_shardings=(ROWS,), **mode)
-    def fails(model):
-        model.kernel[...] *= 2
-        raise RuntimeError
-
-    model = Model()
-    before = model.kernel.get_value()
-    with pytest.raises(RuntimeError):
-        fails(model)
-    assert model.kernel.get_value() is before
 
 
 # ---------------------------------------------------------------------- the peer

@@ -73,39 +73,6 @@ def test_any_number_of_arguments_can_be_bound(value_mode):
     assert (a.w[0], b["m"][0].w[0]) == (3.0, 13.0)
 
 
-def test_structural_changes_are_dropped(value_mode):
-    def f(model):
-        model.static, model.array, model.new = 2, model.array * 2, nnx.Param(1.0)
-
-    model = Model()
-    array = model.array
-    nnx.jit_partial(f, model, **value_mode)()
-    assert model.static == 1 and model.array is array and not hasattr(model, "new")
-
-
-def test_shared_bound_variables_follow_the_mode():
-    model = Model()
-
-    def f(a, b):
-        assert a is b and a.w is b.w
-        a.w[...] += 1
-
-    nnx.jit_partial(f, model, model, **GRAPH)()
-    assert model.w[...].tolist() == [2.0, 2.0]
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        nnx.jit_partial(f, model, model, **TREE)
-    assert ".args[0].sub" in str(error.value) and ".args[1].sub" in str(error.value)
-
-
-def test_returned_bound_variables_are_refused(value_mode):
-    model = Model()
-    bound = nnx.jit_partial(lambda m: [m.w], model, **value_mode)
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        bound()
-    for text in (".args[0].w", ".out[0]", "nnx.jit_partial"):
-        assert text in str(error.value)
-
-
 def test_variables_in_calls_are_refused(value_mode):
     bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **value_mode)
     message = "Found Variable in non-partial arguments"
@@ -129,27 +96,6 @@ def test_metadata_changes_are_refused_and_nothing_is_written(value_mode):
     ):
         nnx.jit_partial(f, model, donate_argnums=0, **value_mode)()
     assert model.w.tag == "x" and model.w[...].tolist() == [1.0, 1.0]
-
-
-def test_exceptions_leave_bound_objects_alone(value_mode):
-    def fails(model):
-        model.w[...] += 1
-        raise RuntimeError
-
-    model = Model()
-    value = model.w.get_value()
-    with pytest.raises(RuntimeError):
-        nnx.jit_partial(fails, model, **value_mode)()
-    assert model.w.get_value() is value
-
-
-def test_graph_updates_are_not_supported():
-    message = "`graph_updates` not supported by `jit_partial`"
-    for mode in ({}, {"graph": True, "graph_updates": True}):
-        with pytest.raises(ValueError, match=message):
-            nnx.jit_partial(step, Model(), **mode)
-    with nnx.set_graph_updates(False):
-        assert nnx.jit_partial(step, Model())(1.0).shape == (2,)
 
 
 def test_bound_methods_and_filters_are_refused(value_mode):
@@ -262,18 +208,6 @@ def test_any_arguments_can_be_bound():
 
     nnx.cached_partial(f, [model], 2.0, other.w)(3.0)
     assert (model.w[0], other.w[0]) == (3.0, 4.0)
-
-
-def test_shared_bound_objects_stay_shared():
-    model = Model()
-
-    @nnx.jit
-    def f(a, b):
-        assert a is b["m"]
-        a.w[...] += 1
-
-    nnx.cached_partial(f, model, {"m": model})()
-    assert model.w[...].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("transform", [nnx.jit, lambda f: f], ids=["jit", "none"])
@@ -418,28 +352,6 @@ def test_copies_made_in_a_trace_are_not_kept():
     assert jnp.array_equal(inside, 2 * expected)
     net.train()
     cached(jnp.ones(2))  # draws, which only the owner of the streams may
-
-
-def test_exceptions_pass_through():
-    def fails(model):
-        model.w[...] += 1
-        raise RuntimeError("stop")
-
-    model = Model()
-    with pytest.raises(RuntimeError, match="stop"):
-        nnx.cached_partial(nnx.jit(fails), model)()
-    assert model.w[...].tolist() == [1.0, 1.0]
-
-
-def test_graph_updates_are_needed(value_mode):
-    with pytest.raises(ValueError, match="graph-mode-only API"):
-        nnx.cached_partial(nnx.jit(step), Model(), **value_mode)
-
-
-def test_compat_switches_graph_updates_on():
-    with nnx.set_graph_mode(False):
-        jitted = nnx.compat.jit(step)
-        assert nnx.compat.cached_partial(jitted, Model())(1.0).tolist() == [4.0, 4.0]
 
 
 def test_name_of_the_function_is_kept(value_mode):

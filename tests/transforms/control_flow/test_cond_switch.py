@@ -49,22 +49,6 @@ def test_index_is_clamped(mode, index, number):
 
 
 @BOTH
-@pytest.mark.parametrize("number", [0, 1])
-def test_branches_may_write_different_variables(mode, choose, number):
-    def first(pair, x):
-        pair.a[...] += x
-
-    def second(pair, x):
-        pair.b[...] *= x
-
-    pair = Pair()
-    variables = pair.a, pair.b
-    assert choose(number, first, second, pair, 3.0, **mode) is None
-    assert (pair.a[...], pair.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
-    assert (pair.a, pair.b) == variables and pair.b.tag == "x"
-
-
-@BOTH
 def test_all_variables_of_the_operands_come_back(mode, choose):
     variable = nnx.Variable(np.array(1.0))
     choose(0, lambda v: None, lambda v: None, variable, **mode)
@@ -83,35 +67,6 @@ def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
     variable = nnx.Variable({"x": jnp.array(2.0)})
     choose(number, first, second, variable, **mode)
     assert variable["x"] == [3.0, 20.0][number]
-
-
-@BOTH
-def test_operands_may_be_containers(mode, choose):
-    def double(tree):
-        tree["v"][...] *= 2
-        return {"x": [tree["v"] + tree["x"]]}
-
-    variable = nnx.Variable(jnp.array(3.0))
-    out = choose(1, double, double, {"v": variable, "x": 1.0}, **mode)
-    assert out["x"][0] == 7.0 and variable[...] == 6.0
-
-
-@BOTH
-def test_new_objects_are_returned(mode, choose):
-    out = choose(0, Pair, lambda: Pair(), **mode)
-    assert isinstance(out, Pair) and out.b[...] == 2.0
-    out.a[...] += 1
-
-
-def test_returned_operands_are_the_objects_themselves():
-    pair = Pair()
-
-    def first(pair):
-        pair.a[...] += 1
-        return pair, pair.b
-
-    out, b = nnx.cond(True, first, lambda pair: (pair, pair.b), pair)
-    assert out is pair and b is pair.b and pair.a[...] == 2.0
 
 
 def test_structure_may_change_in_all_branches_alike():
@@ -143,44 +98,6 @@ def test_one_branch_may_replace_an_array_attribute(choose, number):
     assert read(2.0) == 2 * pair.array and pair._pytree__state.stamp == stamp
 
 
-def test_metadata_propagates(mode):
-    pair = Pair()
-
-    def relabel(pair):
-        pair.b.set_metadata(tag="y")
-
-    nnx.cond(True, relabel, relabel, pair, **mode)
-    assert pair.b.tag == "y"
-
-
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}], ids=str)
-def test_shared_operands_are_updated_once(mode):
-    pair = Pair()
-
-    def add(first, second):
-        assert first is second
-        second.a[...] += 1
-
-    nnx.cond(True, add, lambda first, second: None, pair, pair, **mode)
-    assert pair.a[...] == 2.0
-
-
-def test_works_inside_jit_and_grad(mode):
-    @nnx.jit(**mode)
-    def step(variable, count, flag):
-        def loss(variable, count):
-            count[...] += 1
-            square, triple = lambda v: v**2, lambda v: 3 * v
-            return nnx.cond(flag, square, triple, variable, **mode)
-
-        return nnx.grad(loss, **mode)(variable, count)
-
-    variable, count = nnx.Param(jnp.array(4.0)), nnx.Variable(jnp.array(0))
-    assert step(variable, count, True)[...] == 8.0
-    assert step(variable, count, False)[...] == 3.0
-    assert count[...] == 2
-
-
 def test_works_inside_vmap_with_mixed_axes(mode):
     axes = (0, None, 0)
 
@@ -197,19 +114,6 @@ def test_works_inside_vmap_with_mixed_axes(mode):
     np.testing.assert_array_equal(out, [50, 1, 70])
     np.testing.assert_array_equal(own[...], [5, 1, 7])
     assert shared[...] == 5.0
-
-
-@BOTH
-def test_refs_are_written_in_place(mode, choose):
-    variable = nnx.Variable(jnp.array(1.0), ref=True)
-    ref = variable.get_raw_value()
-
-    def add(variable):
-        variable[...] += 1
-
-    choose(0, add, lambda variable: None, variable, **mode)
-    choose(1, add, lambda variable: None, variable, **mode)
-    assert variable.get_raw_value() is ref and variable[...] == 2.0
 
 
 # --------------------------------------------------------------------------- tracing
@@ -229,21 +133,6 @@ def test_one_function_for_all_branches_is_traced_once_in_a_call(mode, name):
     else:
         nnx.switch(1, (f, f, f), variable, **mode)
     assert len(traces) == 1 and variable[...] == 1
-
-
-def test_objects_as_branches_are_read_anew(mode):
-    class Scale(nnx.Module):
-        def __init__(self):
-            self.factor = nnx.Param(jnp.array(2.0))
-
-        def __call__(self, x):
-            return self.factor * x
-
-    scale = Scale()
-    branches = [scale, scale.__call__, lambda x: scale(x)]
-    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [2.0] * 3
-    scale.factor[...] = 3.0
-    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [3.0] * 3
 
 
 def test_simple_branches_share_a_wrapper():
@@ -355,23 +244,6 @@ def test_pred_that_is_no_scalar_is_refused(mode, pred):
 def test_switch_needs_a_branch():
     with pytest.raises(ValueError, match="Empty branch sequence: nnx.switch"):
         nnx.switch(0, [], 1.0)
-
-
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_returned_operands_are_refused_without_graph_updates(value_mode, name):
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        two(name)(0, lambda v: v, lambda v: v, nnx.Param(1.0), **value_mode)
-    text = str(error.value)
-    assert "  - .operands[0]\n  - .out" in text
-    assert f"nnx.{name} with graph_updates=False does not support" in text
-
-
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_trees_refuse_shared_operands(name):
-    pair = Pair()
-    with pytest.raises(ValueError, match=f"nnx.{name} with graph_updates") as error:
-        two(name)(0, lambda *_: 1, lambda *_: 2, pair, [pair], graph=False)
-    assert "  - .operands[0].a\n  - .operands[1][0].a" in str(error.value)
 
 
 # ------------------------------------------------------------------ captured objects

@@ -47,20 +47,6 @@ def test_updates_reach_the_callers_objects(loop, mode):
 
 
 @LOOPS
-def test_variables_that_no_step_writes_keep_their_value(loop, mode):
-    model = Pair()
-    model.b.set_value(np.ones(()))
-    before = model.b.get_value()
-
-    def body(model):
-        model.a[...] += model.b
-        return model
-
-    run(loop, body, model, **mode)
-    assert model.b.get_value() is before
-
-
-@LOOPS
 def test_no_step_changes_nothing(loop, mode):
     model = Pair()
 
@@ -130,14 +116,6 @@ def test_repeated_nodes_and_shared_parts_stay_shared(loop, graph_mode):
 
 
 @LOOPS
-def test_trees_refuse_repeated_nodes(loop):
-    model = Pair()
-    with pytest.raises(ValueError, match="Duplicate Variable") as error:
-        run(loop, lambda value: value, (model, model), **TREE)
-    assert f"nnx.{loop}" in str(error.value)
-
-
-@LOOPS
 def test_new_variables_are_refused(loop, mode):
     phrase = {True: "same reference and pytree structure"}.get(
         mode is GRAPH_UPDATES,
@@ -193,19 +171,6 @@ def test_another_structure_is_refused(loop, mode):
         with pytest.raises((ValueError, TypeError), match=loop):
             run(loop, body, model, **mode)
         assert not hasattr(model, "extra")
-
-
-@LOOPS
-def test_a_failed_call_leaves_the_caller_untouched(loop, mode):
-    model = Pair()
-
-    def body(model):
-        model.a[...] += 1
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        run(loop, body, model, **mode)
-    assert model.a[...] == 0
 
 
 def test_functions_are_not_kept_alive():

@@ -73,11 +73,6 @@ def test_outputs_may_have_different_axes(mode):
     np.testing.assert_array_equal(columns, rows.T)
 
 
-def test_new_objects_are_stacked(mode):
-    make = nnx.scan(Scale, in_axes=0, out_axes=0, **mode)
-    np.testing.assert_array_equal(make(jnp.arange(3.0)).factor[...], np.arange(3.0))
-
-
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
     @nnx.scan(in_axes=(0, nnx.Carry), out_axes=(0, nnx.Carry), **mode)
     def scan(x, c):
@@ -141,47 +136,6 @@ def test_arrays_of_a_carried_object_are_carried(mode):
     np.testing.assert_array_equal(arrays, [1, 2, 4])
     assert out.array == 4
     assert holder.array == (4 if mode is GRAPH_UPDATES else 1)
-
-
-def test_scanned_objects_may_get_new_attributes():
-    layers = stack(1.0, 2.0)
-
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-    def step(c, layer):
-        layer.square = nnx.Param(layer.factor**2)
-        layer.kind = "squared"
-        return c
-
-    step(0, layers)
-    np.testing.assert_array_equal(layers.square[...], [1, 4])
-    assert layers.kind == "squared"
-
-
-def test_without_graph_updates_writes_to_broadcast_variables_accumulate(value_mode):
-    model, rngs = Scale(2.0), nnx.Rngs(0)
-
-    @nnx.scan(in_axes=(0, None, None), out_axes=0, **value_mode)
-    def step(x, model, rngs):
-        return model(x), rngs()
-
-    out, keys = step(jnp.arange(3.0), model, rngs)
-    np.testing.assert_array_equal(out, [0, 2, 4])
-    assert model.calls[...] == 3 and rngs.default.count[...] == 3
-    expected = nnx.Rngs(0)
-    assert all(keys[i] == expected() for i in range(3))
-
-
-def test_with_graph_updates_writes_to_broadcast_variables_are_dropped():
-    model, rngs = Scale(2.0), nnx.Rngs(0)
-
-    @nnx.scan(in_axes=(0, None, None), out_axes=0)
-    def step(x, model, rngs):
-        return model(x), rngs()
-
-    out, keys = step(jnp.arange(3.0), model, rngs)
-    np.testing.assert_array_equal(out, [0, 2, 4])
-    assert model.calls[...] == 0 and rngs.default.count[...] == 0
-    assert keys[0] == keys[1] == keys[2]
 
 
 def test_new_data_in_a_broadcast_object_is_refused():
@@ -253,49 +207,11 @@ def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     np.testing.assert_array_equal(variable.get_value()["a"], [1, 2, 3])
 
 
-def test_shared_variables_in_scanned_arguments(mode):
-    variable = nnx.Variable(jnp.zeros(3))
-
-    @nnx.scan(in_axes=(0, 0), out_axes=0, **mode)
-    def step(a, b):
-        assert a is b
-        a[...] += 1
-        return b[...]
-
-    if mode is TREE:
-        with pytest.raises(ValueError, match=r"Duplicate Variable") as error:
-            step(variable, variable)
-        assert ".args[0]" in str(error.value) and "nnx.scan" in str(error.value)
-    else:
-        np.testing.assert_array_equal(step(variable, variable), np.ones(3))
-        np.testing.assert_array_equal(variable[...], np.ones(3))
-
-
 def test_one_variable_as_carry_and_scanned_is_refused(mode):
     variable = nnx.Variable(jnp.zeros(3))
     phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
     with pytest.raises(ValueError, match=phrase):
         nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
-
-
-def test_a_scanned_input_may_be_returned_with_its_axis():
-    variable = nnx.Variable(jnp.zeros(3))
-    assert nnx.scan(lambda v: v, in_axes=0, out_axes=0)(variable) is variable
-    for mode in (GRAPH, TREE):
-        with pytest.raises(ValueError, match="Duplicate Variable"):
-            nnx.scan(lambda v: v, in_axes=0, out_axes=0, **mode)(variable)
-
-
-def test_a_failed_call_leaves_the_caller_untouched(mode):
-    model = Scale(2.0)
-
-    def step(model, x):
-        model(x)
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        nnx.scan(step, **mode)(model, jnp.arange(3.0))
-    assert model.calls[...] == 0 and isinstance(model.calls[...], jax.Array)
 
 
 def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
@@ -350,18 +266,6 @@ def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():
     assert scanned(0.0, jnp.ones(3), jnp.ones(3))[1].tolist() == [1.0] * 3
     last, ys = nnx.scan(step)(0.0, jnp.ones(3))
     assert last == 6.0 and ys.shape == (3, 3)
-
-
-def test_it_decorates_methods():
-    class Stack(nnx.Module):
-        def __init__(self):
-            self.factor = nnx.Param(jnp.array([2.0, 3.0]))
-
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def __call__(self, x):
-            return self.factor * x
-
-    assert Stack()(1.0) == 6.0
 
 
 @pytest.mark.parametrize(
@@ -426,20 +330,6 @@ def test_what_lacks_the_scanned_axis_is_named(mode):
         scan({"a": jnp.array(1.0)}, 0.0)
     with pytest.raises(ValueError, match=r"at args\[0\].default.*\n.*rngs.split\(n"):
         scan(nnx.Rngs(0), 0.0)
-
-
-def test_the_mode_is_resolved_when_the_function_is_given():
-    with nnx.set_graph_updates(False):
-        decorate = nnx.scan(in_axes=(0, None), out_axes=0)
-    counter = nnx.Variable(jnp.array(0))
-
-    def step(x, counter):
-        counter[...] += 1
-        return x
-
-    assert nnx.config.propagation(None, None).structure
-    decorate(step)(jnp.arange(3), counter)
-    assert counter[...] == 0  # as with graph updates
 
 
 def test_other_objects_in_the_carry_are_refused(mode):
@@ -559,22 +449,6 @@ def test_scanned_layers_with_a_carried_stream_get_new_data(sets):
     assert layers.out.shape == (4, 2, 3)
     assert layers.dropout.rngs.count[...] == 4
     assert layers.mark == ("called" if sets else "new")
-
-
-def test_new_data_is_stacked_beside_a_carried_stream():
-    class Noise(nnx.Module):
-        def __init__(self, rngs):
-            self.rngs = rngs.fork()
-
-        def __call__(self, x):
-            self.out = nnx.Intermediate(self.rngs.params.normal(x.shape))
-            return x
-
-    noise = Noise(nnx.Rngs(params=0))
-    axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
-    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, 0), out_axes=0)
-    scan(noise, jnp.ones((5, 2)))
-    assert noise.out.shape == (5, 2)
 
 
 def test_a_training_loop_may_begin_with_train():

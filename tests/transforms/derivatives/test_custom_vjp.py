@@ -85,13 +85,6 @@ def test_updates_propagate_exactly_once(mode, wrap):
     assert model.calls == (mode == GRAPH_UPDATES)
 
 
-def test_without_a_gradient_it_is_the_function(mode):
-    for wrap in (lambda f: f, lambda f: nnx.jit(f, **mode)):
-        model = Counted()
-        np.testing.assert_allclose(wrap(sine(mode))(model), np.sin(2.0), rtol=1e-6)
-        assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
-
-
 def test_derivatives_nest(mode):
     f = sine(mode)
 
@@ -114,22 +107,6 @@ def test_rules_are_mapped(mode):
     mapped = nnx.vmap(f, in_axes=(None, 0), **mode)
     slope = gradient(lambda model: mapped(model, jnp.arange(3.0)).sum(), mode)
     assert slope(Counted()) == 30.0
-
-
-def test_captured_models_are_constants_under_another_trace(mode):
-    model = Counted()
-    f = define(
-        lambda model, x: model.x * x,
-        lambda residual, g: (None, 5.0 * (g[1] if mode == GRAPH_UPDATES else g)),
-        mode,
-    )
-    out = jax.vmap(lambda x: f(model, x))(jnp.arange(2.0))
-    np.testing.assert_array_equal(out, [0.0, 2.0])
-    slopes = jax.vmap(jax.grad(lambda x: f(model, x)))(jnp.arange(2.0))
-    np.testing.assert_array_equal(slopes, [5.0, 5.0])
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
-        jax.vmap(lambda x: sine(mode)(model))(jnp.arange(2.0))
-    assert model.count[...] == 0 and model.calls == 0
 
 
 @pytest.mark.parametrize("place", ["fun", "fwd", "bwd"])

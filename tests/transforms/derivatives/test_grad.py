@@ -152,21 +152,6 @@ def test_keywords_are_not_differentiated_without_graph_updates(mode):
     assert model.w[...] == 3.0
 
 
-def test_the_wrapper_looks_like_the_function():
-    wrapped = nnx.grad(loss)
-    assert wrapped.__name__ == "loss" and wrapped.__wrapped__ is loss
-
-
-@pytest.mark.parametrize("mode", ALL)
-def test_decorators_serve_methods(mode):
-    class Squared(Model):
-        @nnx.grad(argnums=1, **mode)
-        def slope(self, x):
-            return loss(self, x)
-
-    assert Squared().slope(3.0) == 28.0
-
-
 def test_diff_state_selects_by_filter():
     model = Model()
     bias = nnx.DiffState(0, nnx.PathContains("b"))
@@ -233,18 +218,6 @@ def test_shared_variable_in_two_arguments():
                 getattr(nnx, name)(f, argnums=0, **mode)(*args)
 
 
-@pytest.mark.parametrize("mode", ALL)
-def test_tree_mode_refuses_shared_variables(mode):
-    shared = nnx.Param(jnp.array(3.0))
-    f = nnx.grad(lambda a, b: a * b, argnums=(0, 1), **mode)
-    if mode == TREE:
-        with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.args\[0\]\n"):
-            f(shared, shared)
-    else:
-        first = f(shared, shared)[0]
-        assert first[...] == 6.0
-
-
 # ------------------------------------------------------------------ what else happens
 
 
@@ -258,23 +231,6 @@ def test_updates_inside_propagate_and_the_gradient_is_of_the_input(mode):
     model = Model()
     assert as_dict(nnx.grad(f, **mode)(model, 3.0)) == GRADS
     assert model.w[...] == 100.0
-
-
-@pytest.mark.parametrize("mode", ALL)
-def test_new_objects_may_be_returned(mode):
-    def f(model):
-        return loss(model, 3.0), nnx.Dict(new=nnx.Param(model.w * 2))
-
-    _, made = nnx.grad(f, has_aux=True, **mode)(Model())
-    assert made.new[...] == 4.0
-    made.new[...] += 1
-    made.other = 1
-
-
-def test_returned_inputs_are_the_callers_objects():
-    model = Model()
-    _, (out, w) = nnx.grad(lambda m: (loss(m, 3.0), (m, m.w)), has_aux=True)(model)
-    assert out is model and w is model.w
 
 
 @pytest.mark.parametrize("mode", ALL)
@@ -308,94 +264,6 @@ def test_streams_may_be_drawn_from(mode):
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_a_failed_call_changes_nothing(mode):
-    def f(model):
-        model.w[...] *= 2
-        if mode == GRAPH_UPDATES:
-            model.new = nnx.Param(model.w * 1)
-        raise RuntimeError("stop")
-
-    model = Model()
-    with pytest.raises(RuntimeError, match="stop"):
-        nnx.grad(f, **mode)(model)
-    assert model.w[...] == 2.0 and not hasattr(model, "new")
-    assert as_dict(nnx.grad(loss, **mode)(model, 3.0)) == GRADS
-
-
-def test_structure_changes_reach_the_caller():
-    def f(model):
-        model.k = 5
-        model.new = nnx.Param(model.w * 1)
-        return model.new * 1
-
-    model = Model()
-    assert as_dict(nnx.grad(f)(model)) == {"w": 1.0, "b": 0.0}
-    assert model.k == 5 and model.new[...] == 2.0
-
-
-@pytest.mark.parametrize("mode", PLAIN)
-def test_errors_of_outputs_have_paths(mode):
-    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.out\[1\]\.[wb]\n"):
-        nnx.grad(lambda m: (loss(m, 1.0), m), has_aux=True, **mode)(Model())
-    captured = nnx.Param(jnp.array(1.0))
-    with pytest.raises(ValueError, match="Cannot return captured Variable"):
-        nnx.grad(lambda m: (loss(m, 1.0), captured), has_aux=True, **mode)(Model())
-
-
-@pytest.mark.parametrize("mode", ALL)
-def test_captured_models_are_constants_under_another_trace(mode):
-    model = Model()
-
-    def write(m, x):
-        m.w[...] += x
-        return m(x)
-
-    slopes = jax.vmap(lambda x: nnx.grad(loss, argnums=1, **mode)(model, x))
-    np.testing.assert_array_equal(slopes(jnp.arange(2.0)), [4.0, 12.0])
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param"):
-        jax.vmap(lambda x: nnx.grad(write, argnums=1, **mode)(model, x))(jnp.ones(2))
-    assert model.w[...] == 2.0
-
-
-@pytest.mark.parametrize("mode", ALL)
-def test_refs_are_written_but_not_differentiated(mode):
-    count = nnx.BatchStat(jnp.array(0.0), ref=True)
-
-    def f(x, count):
-        count[...] += 1
-        return x**2
-
-    assert nnx.grad(f, **mode)(3.0, count) == 6.0 and count[...] == 1.0
-    with pytest.raises(TypeError, match="Ref-typed"):
-        nnx.grad(f, argnums=1, **mode)(3.0, count)
-
-
-def test_split_models_work_under_plain_jax():
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(2, 3, rngs=rngs)
-            self.norm = nnx.BatchNorm(3, rngs=rngs)
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.dropout(self.norm(self.linear(x)))
-
-    x = jnp.arange(8.0).reshape(4, 2)
-    net = Net(nnx.Rngs(0))
-    graphdef, params, rest = nnx.split(net, nnx.Param, ...)
-
-    def f(params, rest):
-        net = nnx.merge(graphdef, params, rest, copy=True)
-        return jnp.sum(net(x) ** 2), nnx.state(net, nnx.Not(nnx.Param))
-
-    grads, new = jax.grad(f, has_aux=True)(params, rest)
-    expected = nnx.grad(lambda net: jnp.sum(net(x) ** 2))(net)
-    jax.tree.map(np.testing.assert_allclose, grads, expected)
-    np.testing.assert_array_equal(new["norm"]["mean"][...], net.norm.mean[...])
-    assert new["dropout"]["rngs"]["count"][...] == net.dropout.rngs.count[...] == 1
-
-
-@pytest.mark.parametrize("mode", ALL)
 def test_numbers_are_those_of_calculus_in_float64(mode, float64):
     x = np.random.default_rng(0).normal(size=(3, 4))
     w = np.random.default_rng(1).normal(size=(4, 2))
@@ -410,30 +278,11 @@ def test_numbers_are_those_of_calculus_in_float64(mode, float64):
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_gradients_are_mapped(mode):
-    f = nnx.vmap(nnx.grad(loss, argnums=1, **mode), in_axes=(None, 0), **mode)
-    np.testing.assert_array_equal(f(Model(), jnp.arange(2.0)), [4.0, 12.0])
-
-
-@pytest.mark.parametrize("mode", ALL)
 def test_derivatives_nest(mode):
     def slope(v):
         return nnx.grad(lambda v: v[...] ** 3, **mode)(v)[...]
 
     assert nnx.grad(slope, **mode)(nnx.Param(jnp.array(2.0)))[...] == 12.0
-
-
-@pytest.mark.parametrize("mode", ALL)
-@pytest.mark.parametrize("outer", [nnx.jit, jax.jit])
-def test_derivatives_work_inside_jit(mode, outer):
-    options = mode if outer is nnx.jit else {}
-    f = outer(lambda m, x: jax.tree.leaves(nnx.grad(loss, **mode)(m, x)), **options)
-    assert f(Model(), 3.0) == [14.0, 42.0]
-
-
-@pytest.mark.parametrize("mode", ALL)
-def test_jitted_functions_can_be_differentiated(mode):
-    assert as_dict(nnx.grad(nnx.jit(loss, **mode), **mode)(Model(), 3.0)) == GRADS
 
 
 @pytest.mark.parametrize("mode", ALL)

@@ -77,14 +77,6 @@ def test_outputs_may_be_objects(value_mode):
     assert as_dict(tangent["model"]) == {"w": 6.0, "b": 5.0}
 
 
-def test_products_come_in_all_forms(value_mode):
-    f = lambda a, b: a * b  # noqa: E731
-    for form in (nnx.vjp(f, **value_mode), nnx.vjp(**value_mode)(f)):
-        assert form(2.0, 3.0)[1](1.0) == (3.0, 2.0)
-    for form in (nnx.jvp(f, **value_mode), nnx.jvp(**value_mode)(f)):
-        assert form((2.0, 3.0), [1.0, 0.0]) == (6.0, 3.0)
-
-
 def test_updates_happen_once_on_the_way_forward(value_mode):
     def f(model, x):
         out = model(x)

@@ -154,20 +154,6 @@ def test_no_spec_is_the_empty_spec(mode):
     assert on_mesh(mode, [P()], None)(lambda scale: scale[...] + 1)(scale) == 3
 
 
-def test_returned_arguments_are_the_same_objects_with_graph_updates():
-    variable = nnx.Param(jnp.arange(8.0))
-    give_back = on_mesh(GRAPH_UPDATES, P("data"), P("data"))(lambda v: [v])
-    assert give_back(variable)[0] is variable
-
-
-@pytest.mark.parametrize("mode", WITHOUT_UPDATES, ids=["graph", "tree"])
-def test_returned_arguments_are_refused_without_graph_updates(mode):
-    give_back = on_mesh(mode, P("data"), P("data"))(lambda v: [v])
-    phrase = r"(?s)Duplicate Param.*\.args\[0\].*\.out\[0\].*nnx.compat.shard_map"
-    with pytest.raises(ValueError, match=phrase):
-        give_back(nnx.Param(jnp.arange(8.0)))
-
-
 @pytest.mark.parametrize("mode", [GRAPH_UPDATES, {"graph_updates": False}])
 def test_aliases_with_equal_specs_stay_aliases(mode):
     variable = nnx.Param(jnp.arange(8.0))
@@ -187,40 +173,6 @@ def test_aliases_with_other_specs_are_refused(mode):
     phrase = r"(?s)Inconsistent aliasing detected.*in nnx.shard_map:.*0: P.*1: P"
     with pytest.raises(ValueError, match=phrase):
         on_mesh(mode, (P("data"), P()), None)(lambda a, b: a + b)(variable, variable)
-
-
-def test_closures_can_be_read_but_not_written_or_returned(mode):
-    captured, x = nnx.Param(jnp.array(2.0)), jnp.arange(8.0)
-    split = on_mesh(mode, P("data"), P("data"))
-    np.testing.assert_array_equal(split(lambda x: captured * x)(x), 2 * x)
-    with pytest.raises(nnx.errors.TraceContextError):
-        split(lambda x: captured.set_value(x))(x)
-    phrase = (
-        "Cannot extract graph node" if mode is GRAPH_UPDATES else "captured Variable"
-    )
-    with pytest.raises(ValueError, match=phrase):
-        split(lambda x: captured)(x)
-    assert captured[...] == 2
-
-
-def test_a_failed_call_leaves_the_caller_untouched(mode):
-    variable = nnx.Param(jnp.arange(8.0))
-    before = variable[...]
-
-    @on_mesh(mode, P("data"), P("data"))
-    def fail(variable):
-        variable[...] = variable * 2
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        fail(variable)
-    assert variable[...] is before
-
-
-def test_arguments_are_positional(mode):
-    double = on_mesh(mode, P("data"), P("data"))(lambda x: 2 * x)
-    with pytest.raises(TypeError, match="nnx.shard_map takes no keyword arguments"):
-        double(x=jnp.ones(8))
 
 
 def test_specs_that_do_not_fit_are_named(mode):
