@@ -11,16 +11,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import zoo
 
-GRAPH, TREE = {"graph": True, "graph_updates": False}, {"graph": False}
 
-
-class Model(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.ones(2), tag="x")
-        self.sub = nnx.Dict(a=nnx.Param(jnp.zeros(1)))
-        self.array = jnp.full(2, 3.0)
-        self.static = 1
+def box():
+    return zoo.Box(
+        w=nnx.Param(jnp.ones(2), tag="x"),
+        sub=nnx.Dict(a=nnx.Param(jnp.zeros(1))),
+        array=jnp.full(2, 3.0),
+        static=1,
+    )
 
 
 def step(model, x):
@@ -43,7 +43,7 @@ def counting(f):
 
 
 def test_bound_objects_are_updated(value_mode):
-    model = Model()
+    model = box()
     f, traces = counting(step)
     bound = nnx.jit_partial(f, model, **value_mode)
     assert bound(1.0).tolist() == [4.0, 4.0]
@@ -53,7 +53,7 @@ def test_bound_objects_are_updated(value_mode):
 
 
 def test_replaced_variables_and_static_changes_are_seen(value_mode):
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(lambda m: m.w * m.static + m.array, model, **value_mode)
     assert bound().tolist() == [4.0, 4.0]
     model.w = nnx.Param(jnp.full(2, 5.0))
@@ -63,7 +63,7 @@ def test_replaced_variables_and_static_changes_are_seen(value_mode):
 
 def test_any_number_of_arguments_can_be_bound(value_mode):
     assert nnx.jit_partial(lambda x: x + 1, **value_mode)(1.0) == 2.0
-    a, b = Model(), {"m": [Model()]}
+    a, b = box(), {"m": [box()]}
 
     def f(a, b, c, x, *, y):
         a.w[...] += c
@@ -74,12 +74,12 @@ def test_any_number_of_arguments_can_be_bound(value_mode):
 
 
 def test_variables_in_calls_are_refused(value_mode):
-    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **value_mode)
+    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, box(), **value_mode)
     message = "Found Variable in non-partial arguments"
     for args, kwargs, path in (
         ((nnx.Param(1.0),), {}, r"\.args\[0\]"),
-        (([Model()],), {}, r"\.args\[0\]\[0\]\."),
-        ((1.0,), {"y": Model()}, r"\.kwargs\['y'\]\."),
+        (([box()],), {}, r"\.args\[0\]\[0\]\."),
+        ((1.0,), {"y": box()}, r"\.kwargs\['y'\]\."),
     ):
         with pytest.raises(ValueError, match=message + f".*{path}"):
             bound(*args, **kwargs)
@@ -90,22 +90,20 @@ def test_metadata_changes_are_refused_and_nothing_is_written(value_mode):
         model.w[...] += 1
         model.w.set_metadata(tag="y")
 
-    model = Model()
-    with pytest.raises(
-        ValueError, match="Variable metadata changed inside jit.*args.0..w"
-    ):
+    model = box()
+    message = "Variable metadata changed inside jit.*args.0..w"
+    with pytest.raises(ValueError, match=message):
         nnx.jit_partial(f, model, donate_argnums=0, **value_mode)()
     assert model.w.tag == "x" and model.w[...].tolist() == [1.0, 1.0]
 
 
 def test_bound_methods_and_filters_are_refused(value_mode):
     with pytest.raises(ValueError, match="bound methods"):
-        nnx.jit_partial(Model().eval, **value_mode)
+        nnx.jit_partial(box().eval, **value_mode)
     shardings = (nnx.StateSharding({...: None}),)
-    with pytest.raises(
-        ValueError, match="`in_shardings` cannot contain `StateSharding`"
-    ):
-        nnx.jit_partial(step, Model(), in_shardings=shardings, **value_mode)
+    message = "`in_shardings` cannot contain `StateSharding`"
+    with pytest.raises(ValueError, match=message):
+        nnx.jit_partial(step, box(), in_shardings=shardings, **value_mode)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
         assert isinstance(n, int) and isinstance(m, int)
         model.w[...] += n * x + m
 
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(f, model, 2, **static, **value_mode)
     bound(3.0, 4)
     assert model.w[...].tolist() == [11.0, 11.0]
@@ -125,7 +123,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
 
 
 def test_bound_arguments_can_be_donated(value_mode):
-    model, x, kept = Model(), jnp.ones(2), jnp.ones(2)
+    model, x, kept = box(), jnp.ones(2), jnp.ones(2)
     before = model.w.get_value()
 
     def f(model, x, y):
@@ -158,7 +156,7 @@ def test_shardings_are_those_of_all_arguments(value_mode):
 
 
 def test_stages_take_the_arguments_of_a_call(value_mode):
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(step, model, **value_mode)
     x = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert bound.eval_shape(x).shape == bound.trace(x).out_info.shape == (2,)
@@ -167,14 +165,14 @@ def test_stages_take_the_arguments_of_a_call(value_mode):
     assert compiled(jnp.ones(2)).tolist() == [4.0, 4.0]
     assert model.w[...].tolist() == [2.0, 2.0]
     with pytest.raises(ValueError, match="Found Variable in non-partial arguments"):
-        compiled(Model())
+        compiled(box())
 
 
 # -------------------------------------------------------------------- cached_partial
 
 
 def test_copies_share_their_variables():
-    model, seen = Model(), []
+    model, seen = box(), []
 
     def look(bound):
         seen.append((bound is not model, bound.w is model.w, bound.sub is model.sub))
@@ -184,7 +182,7 @@ def test_copies_share_their_variables():
 
 
 def test_originals_are_updated():
-    model = Model()
+    model = box()
     f, traces = counting(step)
     cached = nnx.cached_partial(nnx.jit(f), model)
     assert cached(1.0).tolist() == [4.0, 4.0] and cached(1.0).tolist() == [6.0, 6.0]
@@ -192,14 +190,14 @@ def test_originals_are_updated():
 
 
 def test_returned_copy_is_the_same_at_each_call():
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(nnx.jit(lambda m, x: (m, m.w)), model)
     (first, w), (second, _) = cached(1), cached(2)
     assert first is second and first is not model and w is model.w
 
 
 def test_any_arguments_can_be_bound():
-    model, other = Model(), Model()
+    model, other = box(), box()
 
     @nnx.jit
     def f(pair, x, variable, y):
@@ -217,7 +215,7 @@ def test_structure_may_change_for_a_while(transform):
         model.w[...] += model.new
         del model.new
 
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(transform(f), model)
     cached()
     cached()
@@ -244,7 +242,7 @@ def test_structure_that_stays_changed_is_an_error_and_undone(name, transform):
             CHANGES[name](model)
         return model
 
-    model = Model()
+    model = box()
     values = model.w.get_value(), model.array
     f = nnx.jit(f, static_argnums=1) if transform is nnx.jit else f
     cached = nnx.cached_partial(f, model)
@@ -262,7 +260,7 @@ def test_donated_buffers_are_not_brought_back():
         model.w[...] += 1
         model.static = 2
 
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(nnx.jit(f, donate_argnums=0), model)
     with pytest.raises(ValueError, match="was mutated inside"):
         cached()
@@ -355,12 +353,12 @@ def test_copies_made_in_a_trace_are_not_kept():
 
 
 def test_name_of_the_function_is_kept(value_mode):
-    assert nnx.jit_partial(step, Model(), **value_mode).__name__ == "step"
-    assert nnx.cached_partial(nnx.jit(step), Model()).__name__ == "step"
+    assert nnx.jit_partial(step, box(), **value_mode).__name__ == "step"
+    assert nnx.cached_partial(nnx.jit(step), box()).__name__ == "step"
 
 
 def test_dropped_functions_free_what_is_bound():
-    cached = nnx.cached_partial(nnx.jit(lambda m: m), Model())
+    cached = nnx.cached_partial(nnx.jit(lambda m: m), box())
     bound = weakref.ref(cached())
     del cached
     gc.collect()

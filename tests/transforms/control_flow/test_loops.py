@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES, TREE
+from tests import zoo
+from tests.modes import GRAPH_UPDATES
 
 LOOPS = pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
 
 
-class Pair(nnx.Module):
-    def __init__(self, a=0.0, b=1.0):
-        self.a = nnx.Variable(jnp.asarray(a))
-        self.b = nnx.Variable(jnp.asarray(b))
+def pair():
+    return zoo.Box(a=nnx.Variable(jnp.array(0.0)), b=nnx.Variable(jnp.array(1.0)))
 
 
 def run(loop, body, value, count=3, **mode):
@@ -25,16 +24,16 @@ def run(loop, body, value, count=3, **mode):
     if loop == "fori_loop":
         return nnx.fori_loop(0, count, lambda i, value: body(value), value, **mode)
 
-    def step(pair):
-        number, value = pair
+    def step(state):
+        number, value = state
         return number + 1, body(value)
 
-    return nnx.while_loop(lambda pair: pair[0] < count, step, (0, value), **mode)[1]
+    return nnx.while_loop(lambda state: state[0] < count, step, (0, value), **mode)[1]
 
 
 @LOOPS
 def test_updates_reach_the_callers_objects(loop, mode):
-    model = Pair()
+    model = pair()
 
     def body(model):
         model.a[...] += model.b
@@ -48,7 +47,7 @@ def test_updates_reach_the_callers_objects(loop, mode):
 
 @LOOPS
 def test_no_step_changes_nothing(loop, mode):
-    model = Pair()
+    model = pair()
 
     def body(model):
         model.a[...] += 1
@@ -59,7 +58,7 @@ def test_no_step_changes_nothing(loop, mode):
 
 
 def test_writes_of_the_condition_are_dropped(mode):
-    model = Pair()
+    model = pair()
 
     def condition(model):
         model.b[...] += 100
@@ -103,7 +102,7 @@ def test_known_bounds_can_be_differentiated_in_reverse(mode):
 
 @LOOPS
 def test_repeated_nodes_and_shared_parts_stay_shared(loop, graph_mode):
-    model = Pair()
+    model = pair()
 
     def body(value):
         first, second = value
@@ -121,9 +120,9 @@ def test_new_variables_are_refused(loop, mode):
         mode is GRAPH_UPDATES,
         f"{loop} Variable identity must be preserved across iterations",
     )
-    model = Pair()
+    model = pair()
     with pytest.raises(ValueError, match=phrase):
-        run(loop, lambda model: Pair(), model, **mode)
+        run(loop, lambda model: pair(), model, **mode)
     variable = nnx.Variable(jnp.array(0.0))
     with pytest.raises(ValueError, match=phrase):
         run(loop, lambda v: nnx.Variable(v[...] + 1), variable, **mode)
@@ -140,7 +139,7 @@ def test_swapped_variables_are_refused(loop, mode):
         model.a, model.b = model.b, model.a
         return model
 
-    model = Pair()
+    model = pair()
     with pytest.raises(ValueError, match=r"identity|same reference"):
         run(loop, swap, model, **mode)
     assert model.a[...] == 0 and model.b[...] == 1
@@ -153,7 +152,7 @@ def test_a_changed_attribute_is_an_error_of_both_types(loop, error, mode):
         model.mark = 2
         return model
 
-    model = Pair()
+    model = pair()
     model.mark = 1
     with pytest.raises(error, match=r"mark.*1.*before.*2.*after"):
         run(loop, mark, model, **mode)
@@ -167,7 +166,7 @@ def test_another_structure_is_refused(loop, mode):
         return model
 
     for body in (lambda model: (model, 1), extend):
-        model = Pair()
+        model = pair()
         with pytest.raises((ValueError, TypeError), match=loop):
             run(loop, body, model, **mode)
         assert not hasattr(model, "extra")
@@ -185,15 +184,11 @@ def test_functions_are_not_kept_alive():
 
 
 def test_arrays_of_carried_objects_are_carried(mode):
-    class Holder(nnx.Module):
-        def __init__(self):
-            self.array = nnx.data(jnp.array(1.0))
-
     def double(i, holder):
         holder.array = holder.array * 2
         return holder
 
-    holder = Holder()
+    holder = zoo.Box(array=jnp.array(1.0))
     out = nnx.fori_loop(0, 3, double, holder, **mode)
     assert out.array == 8
     assert holder.array == (8 if mode is GRAPH_UPDATES else 1)

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+from tests import zoo
+from tests.modes import GRAPH_UPDATES, TREE
 
 
 class Scale(nnx.Module):
@@ -20,15 +21,6 @@ class Scale(nnx.Module):
     def __call__(self, x):
         self.calls[...] += 1
         return self.factor * x
-
-
-class Holder(nnx.Module):
-    """Has an array that is no Variable, and a static attribute."""
-
-    def __init__(self):
-        self.variable = nnx.Variable(jnp.arange(3.0))
-        self.array = nnx.data(jnp.array(1.0))
-        self.static = 1
 
 
 def stack(*factors):
@@ -111,22 +103,18 @@ def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
 
 
 def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(value_mode):
-    class Box(nnx.Pytree):
-        def __init__(self, variable):
-            self.variable = variable
+    def step(node, x):
+        node.variable[...] += x
+        return zoo.Node(variable=node.variable), x
 
-    def step(box, x):
-        box.variable[...] += x
-        return Box(box.variable), x
-
-    box = Box(nnx.Variable(jnp.array(0.0)))
+    box = zoo.Node(variable=nnx.Variable(jnp.array(0.0)))
     out, _ = nnx.scan(step, **value_mode)(box, jnp.arange(4.0))
     assert out.variable is box.variable and out is not box
     assert box.variable[...] == 6
 
 
 def test_arrays_of_a_carried_object_are_carried(mode):
-    holder = Holder()
+    holder = zoo.Box(array=jnp.array(1.0))
 
     def step(holder, x):
         holder.array = holder.array + x
@@ -152,14 +140,12 @@ def test_new_data_in_a_broadcast_object_is_refused():
 
 
 def test_state_axes_part_an_object():
-    class Cell(nnx.Module):
-        def __init__(self):
-            self.weight = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
-            self.total = nnx.BatchStat(jnp.array(0.0))
-            self.array = nnx.data(jnp.array(1.0))
-            self.fixed = nnx.Cache(jnp.array(10.0))
-
-    cell = Cell()
+    cell = zoo.Box(
+        weight=nnx.Param(jnp.array([1.0, 2.0, 3.0])),
+        total=nnx.BatchStat(jnp.array(0.0)),
+        array=jnp.array(1.0),
+        fixed=nnx.Cache(jnp.array(10.0)),
+    )
     axes = nnx.StateAxes({nnx.Param: 0, nnx.Cache: None, ...: nnx.Carry})
 
     @nnx.scan(in_axes=(axes, 0), out_axes=0)
@@ -175,12 +161,8 @@ def test_state_axes_part_an_object():
 
 
 def test_dropout_keys_may_be_the_same_in_every_step():
-    class Cell(nnx.Module):
-        def __init__(self, rngs):
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-            self.total = nnx.BatchStat(jnp.zeros(8))
-
-    cell = Cell(nnx.Rngs(dropout=0))
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
+    cell = zoo.Box(dropout=dropout, total=nnx.BatchStat(jnp.zeros(8)))
     axes = nnx.StateAxes({"dropout": None, ...: nnx.Carry})
 
     @nnx.scan(in_axes=(axes, 0), out_axes=0)
@@ -230,8 +212,7 @@ def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
         last, rest = step(x, layers)
         return last + rest.sum()
 
-    split = nnx.split(layers, nnx.Param, ...)
-    graphdef, params, others = split
+    graphdef, params, others = nnx.split(layers, nnx.Param, ...)
 
     def of_params(params):
         return object_loss(nnx.merge(graphdef, params, others, copy=True), 0.7)
@@ -301,9 +282,8 @@ def test_wrong_axes_are_refused_at_creation(axes, message):
 
 def test_state_axes_need_graph_updates(value_mode):
     axes = (nnx.Carry, nnx.StateAxes({...: 0}))
-    with pytest.raises(
-        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
-    ):
+    message = "`in_axes` cannot contain `StateAxes` objects"
+    with pytest.raises(ValueError, match=message):
         nnx.scan(lambda c, x: (c, x), in_axes=axes, **value_mode)
 
 
@@ -360,9 +340,8 @@ class Switched(nnx.Module):
         self.mode, self.scale = "off", nnx.Param(jnp.array(2.0))
 
     def __call__(self, x):
-        return (
-            jax.nn.relu(x) * self.scale * jnp.array(1.0 if self.mode == "on" else 0.5)
-        )
+        factor = jnp.array(1.0 if self.mode == "on" else 0.5)
+        return jax.nn.relu(x) * self.scale * factor
 
 
 def test_what_all_steps_set_first_is_set():
@@ -423,30 +402,25 @@ def test_the_same_of_what_goes_round_by_filters(step):
 
 @pytest.mark.parametrize("sets", [False, True])
 def test_scanned_layers_with_a_carried_stream_get_new_data(sets):
-    class Layer(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(3, 3, rngs=rngs)
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-            self.mark = "new"
-
-        def __call__(self, x):
-            if sets:
-                self.mark = "called"
-            self.out = nnx.Intermediate(self.dropout(self.linear(x)))
-            return x
+    def step(layer, x):
+        if sets:
+            layer.mark = "called"
+        layer.out = nnx.Intermediate(layer.dropout(layer.linear(x)))
+        return x
 
     @nnx.split_rngs(splits=4)
     @nnx.vmap
     def make(rngs):
-        return Layer(rngs)
+        linear, dropout = nnx.Linear(2, 2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        return zoo.Box(linear=linear, dropout=dropout, mark="new")
 
     layers = make(nnx.Rngs(0))
     streams = nnx.state(layers, nnx.RngState)
     nnx.update(layers, jax.tree.map(lambda x: x[0], streams))
     axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
-    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, nnx.Carry), out_axes=nnx.Carry)
-    scan(layers, jnp.ones((2, 3)))
-    assert layers.out.shape == (4, 2, 3)
+    scan = nnx.scan(step, in_axes=(axes, nnx.Carry), out_axes=nnx.Carry)
+    scan(layers, jnp.ones((2, 2)))
+    assert layers.out.shape == (4, 2, 2)
     assert layers.dropout.rngs.count[...] == 4
     assert layers.mark == ("called" if sets else "new")
 
@@ -460,19 +434,13 @@ def test_a_training_loop_may_begin_with_train():
         return carry, loss
 
     def train(starts_in_eval):
-        rngs = nnx.Rngs(0)
-        model = nnx.Sequential(
-            nnx.Linear(3, 4, rngs=rngs),
-            nnx.BatchNorm(4, rngs=rngs),
-            nnx.relu,
-            nnx.Dropout(0.5, rngs=rngs),
-        )
+        model = zoo.Block()
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
         if starts_in_eval:
             model.eval()
-        x = jax.random.normal(jax.random.key(1), (5, 2, 3))
+        x = jax.random.normal(jax.random.key(1), (5, 3, 2))
         _, losses = nnx.scan(step)((model, optimizer), x)
-        assert not model.layers[1].use_running_average
+        assert not model.norm.use_running_average
         kinds = nnx.Param, nnx.BatchStat
         return losses, nnx.to_pure_dict(nnx.state(model, kinds))
 
