@@ -414,10 +414,10 @@ def test_products_tell_how_to_be_without_graph_updates(name):
 
 def test_wrong_forms_are_refused(value_mode):
     _, backward = nnx.vjp(lambda x: nnx.Dict(a=nnx.Param(x)), 3.0, **value_mode)
-    with pytest.raises(ValueError, match="the cotangent"):
-        backward(1.0)
-    with pytest.raises(TypeError, match="Wrong structure of the cotangent"):
-        backward(nnx.Dict(b=nnx.Param(1.0)))
+    for wrong in (1.0, nnx.Dict(b=nnx.Param(1.0))):
+        with pytest.raises(ValueError, match="the cotangent") as error:
+            backward(wrong)
+        assert isinstance(error.value, TypeError)
 
     def jvp(primals, tangents):
         return nnx.jvp(lambda v: v * 1, primals, tangents, **value_mode)
