@@ -196,32 +196,6 @@ def test_one_variable_as_carry_and_scanned_is_refused(mode):
         nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
 
 
-def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
-    del float64
-    layers = stack(2.0, 3.0, 0.5)
-
-    def loss(factors, x):
-        def step(x, factor):
-            return jnp.sin(factor * x), x
-
-        last, rest = jax.lax.scan(step, x, factors)
-        return last + rest.sum()
-
-    def object_loss(layers, x):
-        step = nnx.scan(lambda x, layer: (jnp.sin(layer(x)), x), **mode)
-        last, rest = step(x, layers)
-        return last + rest.sum()
-
-    graphdef, params, others = nnx.split(layers, nnx.Param, ...)
-
-    def of_params(params):
-        return object_loss(nnx.merge(graphdef, params, others, copy=True), 0.7)
-
-    expected = jax.grad(loss)(layers.factor[...], 0.7)
-    grads = jax.grad(of_params)(params)
-    np.testing.assert_allclose(grads["factor"][...], expected, rtol=1e-12)
-
-
 def test_nothing_is_around_the_loop_that_jax_compiles():
     layers = stack(2.0, 3.0)
     forward = nnx.scan(lambda x, m: m.factor * x, out_axes=nnx.Carry)

@@ -41,7 +41,7 @@ def answer(model, g, mode, **gradients):
 
 
 def sine(mode):
-    """``sin(x)`` of a Counted, with ten times its gradient."""
+    """``sin(x)`` of what `counted` makes, with ten times its gradient."""
 
     def fun(model):
         model.count[...] += 1
@@ -411,7 +411,9 @@ def test_wrong_nondiff_argnums_are_refused(mode):
 
 
 def test_keywords_are_positions_and_defaults_are_arguments(mode):
-    bwd = lambda residual, g: (7.0, 8.0)  # noqa: E731
+    def bwd(residual, g):
+        return 7.0, 8.0
+
     f = define(lambda x, y=3.0: x * y, bwd, mode)
     assert f(y=4.0, x=2.0) == 8.0 and f(2.0) == 6.0
     assert nnx.grad(lambda x: f(x=x), **mode)(2.0) == 7.0
@@ -496,9 +498,21 @@ def test_rules_must_return_what_is_expected(mode):
     for found in (5.0, (5.0,), (None, 5.0, 6.0)):
         with pytest.raises(TypeError, match="bwd rule <lambda> must produce a tuple"):
             use(found)
-    wrong = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="argument 0"):
-        use((nnx.state(wrong) if mode == GRAPH_UPDATES else wrong, 5.0))
+    wrong = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.state(zoo.Scale()), two()
+    for obj in wrong[1:] if mode == GRAPH_UPDATES else wrong[:2]:
+        with pytest.raises(TypeError, match="argument 0"):
+            use((obj, 5.0))
+
+
+def test_none_stands_for_an_object_in_a_container(graph_mode):
+    def use(found):
+        f = define(lambda foos: foos[0].x * 1, lambda *_: (found,), graph_mode)
+        return nnx.grad(f, **graph_mode)([two()])
+
+    (grads,) = use([None])
+    assert grads["x"][...] == 0.0 if graph_mode == GRAPH_UPDATES else grads.x[...] == 0
+    with pytest.raises(TypeError, match="Wrong structure of the cotangent"):
+        use([None, None])
 
 
 def test_states_must_have_the_differentiable_leaves():

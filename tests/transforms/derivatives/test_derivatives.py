@@ -394,6 +394,15 @@ def test_shared_variables_have_one_gradient_and_one_tangent():
     assert nnx.jvp(f, primals, tangents, **GRAPH) == (9.0, 6.0)
 
 
+def test_cotangents_share_what_the_outputs_share():
+    def outputs(a, b):
+        shared = nnx.Param(jnp.asarray(a))
+        return zoo.Box(a=shared), [zoo.Box(a=shared, b=nnx.Param(jnp.asarray(b)))]
+
+    _, backward = nnx.vjp(lambda x: outputs(x, x**2), jnp.array(3.0), **GRAPH)
+    assert backward(outputs(5.0, 7.0)) == (5.0 + 7.0 * 2 * 3.0,)
+
+
 def test_tangents_of_trees_are_not_shared():
     v = nnx.Param(jnp.array(3.0))
     with pytest.raises(ValueError, match=r"\.tangents\[0\]"):

@@ -76,28 +76,6 @@ def test_aliases_with_equal_axes_stay_aliases():
     assert same(foo, foo) is foo
 
 
-@pytest.mark.parametrize("out_axis", [0, -1])
-def test_axis_names_come_and_go_with_the_axis(out_axis):
-    metadata = {nnx.PARTITION_NAME: "layers"}
-
-    @nnx.vmap(in_axes=0, out_axes=out_axis, transform_metadata=metadata)
-    def make(key):
-        with nnx.use_eager_sharding(False):
-            return nnx.Param(jax.random.normal(key, (2,)), out_sharding=("features",))
-
-    stack = make(jax.random.split(jax.random.key(0), 3))
-    names = ("layers", "features") if out_axis == 0 else ("features", "layers")
-    assert stack.out_sharding == names
-    seen = []
-    see = nnx.vmap(
-        lambda v: seen.append(v.out_sharding),
-        in_axes=out_axis,
-        transform_metadata=metadata,
-    )
-    see(stack)
-    assert seen == [("features",)] and stack.out_sharding == names
-
-
 def test_pmap_runs_on_several_devices():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     x = jnp.arange(8.0 * 2).reshape(8, 1, 2)
