@@ -87,7 +87,7 @@ def test_pmap_runs_on_several_devices():
 # --------------------------------------------------------------------- axes and objects
 
 
-@TRANSFORMS
+@pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap, nnx.scan])
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_any_axis_is_mapped_and_comes_back(mode, transform, axis):
     variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
