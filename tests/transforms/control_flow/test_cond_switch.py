@@ -149,6 +149,15 @@ def test_one_function_for_all_branches_is_traced_once_in_a_call(mode):
     assert len(calls) == 2 and variable[...] == 2
 
 
+def test_modules_are_branches_and_read_anew(mode):
+    scale = zoo.Scale(2.0)
+    branches = [scale, scale.__call__]
+    for factor in (2.0, 3.0):
+        scale.w[...] = factor
+        found = [nnx.switch(i, branches, 1.0, **mode) for i in range(2)]
+        assert found == [factor, factor]
+
+
 def test_simple_branches_share_a_wrapper():
     wrapper_of = nnx.transforms.transforms._get_simple_cond_fn
 

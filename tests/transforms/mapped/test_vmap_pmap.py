@@ -48,12 +48,19 @@ def test_batched_writes_to_shared_variables_name_the_variable(mode):
 
 
 def test_state_axes_assign_axes_by_filter():
-    @nnx.vmap(in_axes=(nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None}),))
-    def product(foo):
-        return foo.a * foo.b
+    class Pair(zoo.Box):
+        @nnx.vmap(in_axes=(nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None}),))
+        def product(self):
+            product = self.a * self.b
+            self.b[...] += 1
+            return product
 
+    pair = Pair(a=nnx.Param(jnp.arange(4.0)), b=nnx.BatchStat(jnp.arange(4.0)))
+    pair.itself = pair
     expected = np.outer(np.arange(4.0), np.arange(4.0))
-    np.testing.assert_array_equal(product(two()), expected)
+    np.testing.assert_array_equal(pair.product(), expected)
+    np.testing.assert_array_equal(pair.b[...], np.arange(4.0) + 1)
+    assert pair.itself is pair
 
 
 def test_aliases_with_different_axes_are_refused():
