@@ -498,10 +498,13 @@ def test_rules_must_return_what_is_expected(mode):
     for found in (5.0, (5.0,), (None, 5.0, 6.0)):
         with pytest.raises(TypeError, match="bwd rule <lambda> must produce a tuple"):
             use(found)
-    wrong = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.state(zoo.Scale()), two()
-    for obj in wrong[1:] if mode == GRAPH_UPDATES else wrong[:2]:
+    other = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    wrong = nnx.state(other), two()
+    if mode != GRAPH_UPDATES:
+        wrong = other, nnx.state(two())
+    for gradient_of_foo in wrong:
         with pytest.raises(TypeError, match="argument 0"):
-            use((obj, 5.0))
+            use((gradient_of_foo, 5.0))
 
 
 def test_none_stands_for_an_object_in_a_container(graph_mode):
