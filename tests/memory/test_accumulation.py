@@ -135,9 +135,8 @@ def test_positions_that_are_not_there_are_refused(options):
     ((name, number),) = options.items()
     number = number[0] if name == "whole" else number
     by_parts = nnx.memory.value_and_grad(lambda *args: 0.0, 2, **options)
-    with pytest.raises(
-        TypeError, match=f"{name}={number} of nnx.memory.value_and_grad"
-    ):
+    message = f"{name}={number} of nnx.memory.value_and_grad"
+    with pytest.raises(TypeError, match=message):
         by_parts(X, X, X)
 
 
@@ -250,14 +249,14 @@ def test_the_number_of_parts_is_checked_first(parts, error):
         nnx.memory.value_and_grad(loss_fn, parts)
 
 
-def test_other_arguments_are_whole_or_objects(mode):
+def test_other_arguments_are_whole_or_objects(graph):
     # Without graph updates, gradients have the form of what is differentiated.
     def loss(weight, x, factor, counts):
         counts["calls"][...] += 1
         return jnp.mean(x * weight) * factor
 
     counts = {"calls": nnx.Variable(jnp.array(0))}
-    with nnx.set_graph_mode(mode.get("graph", True)):
+    with nnx.set_graph_mode(graph):
         by_parts = nnx.memory.value_and_grad(loss, 2, whole=[2])
         value, grads = by_parts(jnp.array(3.0), X, jnp.array(2.0), counts)
     np.testing.assert_allclose(grads, 2 * X.mean(), rtol=1e-4)
@@ -282,13 +281,8 @@ def test_memory_is_that_of_a_part():
     batch = {"x": x, "y": x[:, :2]}
 
     def temporaries(f):
-        return (
-            nnx.jit(f)
-            .lower(model, batch)
-            .compile()
-            .memory_analysis()
-            .temp_size_in_bytes
-        )
+        compiled = nnx.jit(f).lower(model, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
 
     whole = temporaries(nnx.value_and_grad(loss_fn))
     parts = temporaries(nnx.memory.value_and_grad(loss_fn, 32))
@@ -321,9 +315,8 @@ def test_gradients_may_be_divided_by_explicit_axes():
 
 def test_batches_that_can_not_be_parted_are_refused():
     by_parts = nnx.memory.value_and_grad(loss_fn, 5)
-    with pytest.raises(
-        ValueError, match=r"5 parts.\n  args\[1\]\['x'\]: shape \(32, 8\)"
-    ):
+    message = r"5 parts.\n  args\[1\]\['x'\]: shape \(32, 8\)"
+    with pytest.raises(ValueError, match=message):
         by_parts(Net(), BATCH)
     with pytest.raises(ValueError, match=r"args\[1\]: a str\n"):
         by_parts(Net(), "x")

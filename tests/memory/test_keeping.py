@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms import names, policies
+from graftree.transforms import policies  # its list of memories is replaced
+from tests import zoo
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
 save, offload = nnx.memory.save, nnx.memory.offload
@@ -57,30 +58,33 @@ def kept(function, *args):
         return function(*nnx.merge(graphdef, state))
 
     program = jax.make_jaxpr(lambda state: jax.vjp(pure, state))(state).jaxpr
-    outs = set(map(id, program.outvars))
-    given = {id(e.outvars[0]): names.given_name(e) for e in program.eqns}
-    through = {
-        id(e.outvars[0]): id(e.invars[0])
-        for e in program.eqns
-        if e.primitive.name in ("reduce_precision", "device_put")
-    }
-    return sorted(
-        str(given[source])
-        for out in outs
-        if given.get(source := _origin(through, out)) is not None
-    )
+    made_by = {id(e.outvars[0]): e for e in program.eqns}
+    found = []
+    for out in {id(x): x for x in program.outvars}.values():
+        equation = made_by.get(id(out))
+        while equation and equation.primitive.name in (
+            "reduce_precision",
+            "device_put",
+        ):
+            equation = made_by.get(id(equation.invars[0]))
+        if equation and equation.primitive.name == "name":
+            found.append(str(equation.params["name"]))
+    return sorted(found)
 
 
-def _origin(through, out):
-    while out in through:
-        out = through[out]
-    return out
+def forward_and_backward(function, *args):
+    """The program of a function of ``X`` last, and of its derivative."""
+    return jax.make_jaxpr(lambda x: jax.vjp(function, *args, x)[1])(X)
 
 
 def gradient(function, *args):
-    return jax.tree.leaves(
-        nnx.jit(nnx.grad(lambda *args: function(*args).sum()))(*args)
-    )
+    step = nnx.jit(nnx.grad(lambda *args: function(*args).sum()))
+    return jax.tree.leaves(step(*args))
+
+
+def assert_close(found, expected):
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 # --------------------------------------------------------------------- what is kept
@@ -139,17 +143,14 @@ def test_paths_of_what_is_closed_over_begin_at_itself():
 
 
 def test_paths_lead_through_transforms_inside():
-    class Net(nnx.Module):
-        def __init__(self):
-            self.stack = nnx.Stack(Block, 3, rngs=nnx.Rngs(0))
-            self.last = Block(nnx.Rngs(1))
+    def run(net, x):
+        return nnx.jit(lambda block, x: block(x))(net.last, net.stack(x))
 
-        def __call__(self, x):
-            return nnx.jit(lambda block, x: block(x))(self.last, self.stack(x))
-
+    rngs = nnx.Rngs(0)
+    net = zoo.Box(stack=nnx.Stack(Block, 3, rngs=rngs), last=Block(rngs))
     policy = save("stack.layers.attention", "last.attention")
-    function = nnx.remat(Net.__call__, policy=policy)
-    whole = str(jax.make_jaxpr(lambda x: function(Net(), x))(X))
+    function = nnx.remat(run, policy=policy)
+    whole = str(jax.make_jaxpr(lambda x: function(net, x))(X))
     assert "name=stack.layers.attention()" in whole
     assert "name=last.attention()" in whole
 
@@ -164,11 +165,8 @@ def test_layers_of_a_stack_begin_at_the_layer():
 
     more = residuals(save("attention")) - residuals(True)
     assert more == 3 * X.nbytes
-    for a, b in zip(
-        *(gradient(nnx.Stack.__call__, stack(p), X) for p in (False, save("hidden"))),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    plain, found = stack(False), stack(save("hidden"))
+    assert_close(*(gradient(nnx.Stack.__call__, x, X) for x in (found, plain)))
 
 
 def test_compiled_programs_need_less_memory():
@@ -249,8 +247,7 @@ def test_branches_are_gone_into():
 
     run = nnx.remat(function, policy=save("sine", "attention.out"))
     block = Block(nnx.Rngs(0))
-    for a, b in zip(gradient(run, block, X), gradient(function, block, X), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(gradient(run, block, X), gradient(function, block, X))
 
 
 def test_policies_are_combined():
@@ -258,26 +255,19 @@ def test_policies_are_combined():
     block = Block(nnx.Rngs(0))
     for policy in (save("attention") | dots, dots | save("attention")):
         function = nnx.remat(Block.__call__, policy=policy)
-        program = str(jax.make_jaxpr(lambda x, f=function: jax.vjp(f, block, x)[1])(X))
-        assert "name=attention()" in program
-    both = save("hidden") | save("attention")
-    assert kept(nnx.remat(Block.__call__, policy=both), block, X) == [
-        "attention()",
-        "hidden",
-    ]
-    first = offload("hidden") | save("*")
-    program = jax.make_jaxpr(
-        lambda x: jax.vjp(nnx.remat(Block.__call__, policy=first), block, x)[1]
-    )(X)
-    assert "<host>" in str(program) or "Host" in str(program)
+        assert "name=attention()" in str(forward_and_backward(function, block))
+    both = nnx.remat(Block.__call__, policy=save("hidden") | save("attention"))
+    assert kept(both, block, X) == ["attention()", "hidden"]
+    first = nnx.remat(Block.__call__, policy=offload("hidden") | save("*"))
+    program = str(forward_and_backward(first, block))
+    assert "<host>" in program or "Host" in program
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_a_policy_of_jax_keeps_is_kept_in_a_combination(is_first):
     def count_kept(policy):
         function = nnx.remat(Block.__call__, policy=policy)
-        program = jax.make_jaxpr(lambda x: jax.vjp(function, block, x)[1])(X)
-        return len(program.jaxpr.outvars)
+        return len(forward_and_backward(function, block).jaxpr.outvars)
 
     dots, named = jax.checkpoint_policies.dots_saveable, save("attention")
     block = Block(nnx.Rngs(0))
@@ -299,23 +289,21 @@ def test_numbers_are_those_without_remat(mode, make):
             self.calls[...] += 1
             return super().__call__(x)
 
-    def loss(params, graphdef, rest, x, run):
-        block = nnx.merge(graphdef, params, rest, copy=True)
-        return run(block, x).sum(), block.calls[...]
-
     block = Counting(nnx.Rngs(0))
-    parts = nnx.split(block, nnx.Param, ...)
+    graphdef, params, rest = nnx.split(block, nnx.Param, ...)
+
+    def gradients(run):
+        def loss(params):
+            block = nnx.merge(graphdef, params, rest, copy=True)
+            return run(block, X).sum(), block.calls[...]
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
     policy = make("hidden", "attention")
-    run = nnx.remat(Counting.__call__, policy=policy, **mode)
-    found, expected = [
-        jax.jit(
-            jax.grad(functools.partial(loss, run=f), has_aux=True), static_argnums=1
-        )(parts[1], parts[0], parts[2], X)
-        for f in (run, Counting.__call__)
-    ]
+    found = gradients(nnx.remat(Counting.__call__, policy=policy, **mode))
+    expected = gradients(Counting.__call__)
     assert found[1] == expected[1] == 1
-    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected)
 
 
 def test_works_under_vmap_nested_and_eagerly():
@@ -330,9 +318,7 @@ def test_works_under_vmap_nested_and_eagerly():
     many = nnx.vmap(outer, in_axes=(None, 0))
     np.testing.assert_allclose(many(block, X), function(block, X), rtol=1e-5)
     eager = nnx.grad(lambda block: outer(block, X).sum())(block)
-    plain = nnx.grad(lambda block: function(block, X).sum())(block)
-    for a, b in zip(*map(jax.tree.leaves, (eager, plain)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(eager, nnx.grad(lambda block: function(block, X).sum())(block))
 
 
 def test_what_is_named_for_a_policy_is_not_used_elsewhere():
@@ -425,9 +411,8 @@ def test_wrong_selections_are_refused_at_once():
     for wrong, kind in [((), ValueError), (("[",), ValueError), ((None,), TypeError)]:
         with pytest.raises(kind):
             save(*wrong)
-    with pytest.raises(
-        TypeError, match=r"save expects names; add a policy .* with `|`"
-    ):
+    message = r"save expects names; add a policy .* with `\|`"
+    with pytest.raises(TypeError, match=message):
         save(jax.checkpoint_policies.dots_saveable)
     with pytest.raises(TypeError, match="has a hash"):
         offload(

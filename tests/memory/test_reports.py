@@ -118,8 +118,6 @@ def test_takes_what_grad_takes():
 
 def test_nothing_is_written_and_no_trace_is_used_again():
     class Counting(Block):
-        calls = 0
-
         def __init__(self):
             super().__init__(nnx.Rngs(0))
             self.count = nnx.BatchStat(jnp.array(0))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 
 
 def step(v):
@@ -18,9 +18,13 @@ def step(v):
     return v[...].sum()
 
 
-def pure_step(x):
-    x = jnp.sin(x) * 2
-    return x, x.sum()
+def pure_loss(x, steps=1, adds_outputs=True):
+    """The same on arrays: what the steps return, and a number of the last value."""
+    total = 0.0
+    for _ in range(steps):
+        x = jnp.sin(x) * 2
+        total += x.sum() * adds_outputs
+    return total + (x**3).sum()
 
 
 def in_scan(v, mode):
@@ -70,16 +74,10 @@ def test_gradients_go_through_what_was_written(name, mode):
     def loss(v):
         return call(v, mode) + (v[...] ** 3).sum()
 
-    def pure_loss(x):
-        total = 0.0
-        for _ in range(steps):
-            x, out = pure_step(x)
-            total += out * (name != "fori_loop")
-        return total + (x**3).sum()
-
     x = jnp.array([0.5, 1.5])
     found = nnx.grad(loss, **mode)(nnx.Param(x))
-    assert jnp.allclose(found[...], jax.grad(pure_loss)(x), rtol=1e-5)
+    expected = jax.grad(pure_loss)(x, steps, name != "fori_loop")
+    assert jnp.allclose(found[...], expected, rtol=1e-5)
 
 
 def with_rule(bwd, mode):
@@ -139,8 +137,8 @@ def test_custom_vjp_may_write_what_the_gradient_does_not_need(value_mode, outer)
 @pytest.mark.parametrize(
     ("bwd", "mode"),
     [
-        (bwd_with_updates, {"graph": True, "graph_updates": False}),
-        (bwd_with_updates, {"graph": False}),
+        (bwd_with_updates, GRAPH),
+        (bwd_with_updates, TREE),
         (bwd_of_graph_updates, GRAPH_UPDATES),
     ],
     ids=["graph", "tree", "graph_updates"],
@@ -149,9 +147,4 @@ def test_custom_vjp_gives_the_rule_what_was_written(bwd, mode):
     f = with_rule(bwd, mode)
     x = jnp.array([0.5, 1.5])
     found = nnx.grad(lambda v: f(v) + (v[...] ** 3).sum(), **mode)(nnx.Param(x))
-
-    def pure_loss(x):
-        x, out = pure_step(x)
-        return out + (x**3).sum()
-
     assert jnp.allclose(found[...], jax.grad(pure_loss)(x), rtol=1e-5)

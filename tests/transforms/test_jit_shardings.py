@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import modes
+from tests import zoo
 
 MESH = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
@@ -20,10 +20,9 @@ def sharding(*spec):
 ROWS, COLUMNS, EVERYWHERE = sharding("x"), sharding(None, "y"), sharding()
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.kernel = nnx.Param(jnp.ones((8, 4)))
-        self.stat = nnx.BatchStat(jnp.zeros((8, 4)))
+def pair():
+    stat = nnx.BatchStat(jnp.zeros((8, 4)))
+    return zoo.Box(kernel=nnx.Param(jnp.ones((8, 4))), stat=stat)
 
 
 def is_placed(x, expected):
@@ -35,7 +34,7 @@ def is_placed(x, expected):
 
 
 def test_graph_updates_place_all_variables_of_the_caller():
-    model = Model()
+    model = pair()
     variable = model.kernel
     nnx.jit(lambda model: None, in_shardings=(ROWS,))(model)
     assert model.kernel is variable
@@ -44,7 +43,7 @@ def test_graph_updates_place_all_variables_of_the_caller():
 
 
 def test_other_modes_place_only_the_variables_that_change(value_mode):
-    model = Model()
+    model = pair()
     kept = model.stat.get_value()
 
     @nnx.jit(in_shardings=(ROWS,), **value_mode)
@@ -56,55 +55,69 @@ def test_other_modes_place_only_the_variables_that_change(value_mode):
     assert model.stat.get_value() is kept
 
 
-def test_function_sees_the_placed_arguments(mode):
+def models_in(tree):
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Module))
+    return [x for x in leaves if isinstance(x, nnx.Module)]
+
+
+# Options, arguments of three models, and where these are put.
+PREFIXES = {
+    "one of all": (
+        {"in_shardings": ROWS},
+        lambda a, b, c: (a, [b], c),
+        (ROWS, ROWS, ROWS),
+    ),
+    "a tuple": (
+        {"in_shardings": (ROWS, None, COLUMNS)},
+        lambda a, b, c: (a, [b], {"m": c}),
+        (ROWS, None, COLUMNS),
+    ),
+    "a list": (
+        {"in_shardings": [ROWS, None, COLUMNS]},
+        lambda a, b, c: (a, [b], {"m": c}),
+        (ROWS, None, COLUMNS),
+    ),
+    "containers": (
+        {"in_shardings": ({"a": ROWS, "b": [COLUMNS, EVERYWHERE]},)},
+        lambda a, b, c: ({"a": a, "b": [b, c]},),
+        (ROWS, COLUMNS, EVERYWHERE),
+    ),
+    "static arguments have none": (
+        {"in_shardings": (ROWS, COLUMNS, None), "static_argnums": (0, 2)},
+        lambda a, b, c: (1, a, 2, b, c),
+        (ROWS, COLUMNS, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prefixes_place_arguments_and_what_is_in_them(name, mode):
+    options, put, places = PREFIXES[name]
+
+    @nnx.jit(**options, **mode)
+    def step(*args):
+        for model in models_in(args):
+            model.kernel[...] += 1
+
+    models = pair(), pair(), pair()
+    step(*put(*models))
+    for model, place in zip(models, places, strict=True):
+        assert model.kernel[0, 0] == 2.0
+        assert place is None or is_placed(model.kernel, place)
+
+
+def test_arrays_are_placed_beside_models(mode):
     @nnx.jit(in_shardings=(ROWS, COLUMNS), **mode)
     def f(model, x):
         return model.kernel + x
 
-    y = f(Model(), jnp.ones((8, 4)))
+    y = f(pair(), jnp.ones((8, 4)))
     np.testing.assert_array_equal(y, np.full((8, 4), 2.0))
-
-
-@pytest.mark.parametrize("container", [tuple, list])
-def test_prefixes_are_per_argument(container, mode):
-    @nnx.jit(in_shardings=container([ROWS, None, COLUMNS]), **mode)
-    def step(a, b, c):
-        for model in (a, *b, c["m"]):
-            model.kernel[...] += 1
-
-    a, b, c = Model(), [Model()], {"m": Model()}
-    step(a, b, c)
-    assert is_placed(a.kernel, ROWS) and is_placed(c["m"].kernel, COLUMNS)
-    assert b[0].kernel[0, 0] == 2.0
-
-
-def test_prefixes_reach_into_containers(mode):
-    @nnx.jit(in_shardings=({"a": ROWS, "b": [COLUMNS, EVERYWHERE]},), **mode)
-    def step(tree):
-        for model in (tree["a"], *tree["b"]):
-            model.kernel[...] += 1
-
-    a, b, c = Model(), Model(), Model()
-    step({"a": a, "b": [b, c]})
-    places = zip((a, b, c), (ROWS, COLUMNS, EVERYWHERE), strict=True)
-    assert all(is_placed(model.kernel, place) for model, place in places)
 
 
 def test_prefix_of_another_length_is_refused(mode):
     with pytest.raises(ValueError, match="in_shardings"):
-        nnx.jit(lambda a: None, in_shardings=(ROWS, ROWS), **mode)(Model())
-
-
-def test_static_arguments_have_no_sharding(mode):
-    @nnx.jit(static_argnums=(0, 2), in_shardings=(ROWS, COLUMNS), **mode)
-    def step(n, a, m, b):
-        a.kernel[...] += n
-        b.kernel[...] += m
-
-    a, b = Model(), Model()
-    step(1, a, 2, b)
-    assert is_placed(a.kernel, ROWS) and is_placed(b.kernel, COLUMNS)
-    assert (a.kernel[0, 0], b.kernel[0, 0]) == (2.0, 3.0)
+        nnx.jit(lambda a: None, in_shardings=(ROWS, ROWS), **mode)(pair())
 
 
 def test_keyword_arguments_have_no_sharding(mode):
@@ -113,7 +126,7 @@ def test_keyword_arguments_have_no_sharding(mode):
         a.kernel[...] += 1
         b.kernel[...] += 1
 
-    a, b = Model(), Model()
+    a, b = pair(), pair()
     step(a, b=b)
     assert is_placed(a.kernel, ROWS) and b.kernel[0, 0] == 2.0
 
@@ -124,7 +137,7 @@ def test_sharding_of_an_argument_wins_over_a_constraint_inside():
         value = jax.lax.with_sharding_constraint(model.kernel * 2, COLUMNS)
         model.kernel[...] = value
 
-    model = Model()
+    model = pair()
     step(model)
     assert is_placed(model.kernel, ROWS)
 
@@ -136,7 +149,7 @@ def test_specs_are_resolved_by_the_mesh_in_force(mode):
         out_shardings=P(),
         **mode,
     )
-    model = Model()
+    model = pair()
     with jax.set_mesh(MESH):
         step(model)
     assert is_placed(model.kernel, ROWS)
@@ -147,7 +160,7 @@ def test_placed_arguments_can_be_donated(mode):
     def step(model, x):
         model.kernel[...] += x
 
-    model = Model()
+    model = pair()
     for _ in range(2):
         step(model, jnp.ones(()))
     assert is_placed(model.kernel, ROWS) and model.kernel[0, 0] == 3.0
@@ -157,31 +170,27 @@ def test_placed_arguments_can_be_donated(mode):
 # -------------------------------------------------------------- StateSharding
 
 
-def test_state_sharding_places_by_filter():
-    shardings = nnx.StateSharding({nnx.Param: ROWS, ...: COLUMNS})
-    model = Model()
+STATE_SHARDINGS = {
+    "types": {nnx.Param: ROWS, ...: COLUMNS},
+    "paths and types": [("kernel", ROWS), (nnx.Param, ROWS), (..., COLUMNS)],
+    "a state": nnx.State({"kernel": ROWS, "stat": COLUMNS}),
+}
+
+
+@pytest.mark.parametrize("given", STATE_SHARDINGS.values(), ids=STATE_SHARDINGS)
+def test_state_sharding_places_arguments_and_new_objects(given):
+    shardings = nnx.StateSharding(given)
+    model = pair()
     nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
-
-
-def test_state_of_shardings_is_a_state_sharding():
-    state = nnx.State({"kernel": ROWS, "stat": EVERYWHERE})
-    shardings = nnx.StateSharding(state)
-    model = Model()
-    nnx.jit(lambda model: None, in_shardings=(shardings,))(model)
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, EVERYWHERE)
-
-
-def test_state_sharding_places_new_objects():
-    shardings = nnx.StateSharding([("kernel", ROWS), (nnx.Param, ROWS), (..., COLUMNS)])
-    model = nnx.jit(Model, out_shardings=shardings)()
-    assert is_placed(model.kernel, ROWS) and is_placed(model.stat, COLUMNS)
+    made = nnx.jit(pair, out_shardings=shardings)()
+    for placed in (model, made):
+        assert is_placed(placed.kernel, ROWS) and is_placed(placed.stat, COLUMNS)
 
 
 def test_leaf_without_sharding_is_an_error():
     step = nnx.jit(lambda m: None, in_shardings=(nnx.StateSharding({nnx.Param: ROWS}),))
     with pytest.raises(ValueError, match="No axis found for.*stat"):
-        step(Model())
+        step(pair())
 
 
 @pytest.mark.parametrize("argument", ["in_shardings", "out_shardings"])
@@ -198,14 +207,14 @@ def test_state_sharding_needs_graph_updates(argument, value_mode):
 def test_outputs_are_placed(mode):
     @nnx.jit(out_shardings=(ROWS, {"a": COLUMNS, "b": None}), **mode)
     def f(x):
-        return Model(), {"a": x, "b": x}
+        return pair(), {"a": x, "b": x}
 
     model, out = f(jnp.ones((8, 4)))
     assert is_placed(model.kernel, ROWS) and is_placed(out["a"], COLUMNS)
 
 
-def test_output_sharding_is_not_that_of_the_arguments(mode):
-    model = Model()
+def test_outputs_lie_elsewhere_than_the_arguments(mode):
+    model = pair()
 
     @nnx.jit(in_shardings=(COLUMNS,), out_shardings=ROWS, **mode)
     def step(model):
@@ -238,7 +247,7 @@ def test_shared_variable_may_have_one_sharding_twice():
 
 
 def test_returned_argument_needs_the_same_sharding():
-    model = Model()
+    model = pair()
     same = nnx.jit(lambda m: m, in_shardings=(ROWS,), out_shardings=ROWS)
     assert same(model) is model and is_placed(model.kernel, ROWS)
     other = nnx.jit(lambda m: m, in_shardings=(ROWS,), out_shardings=COLUMNS)
@@ -254,37 +263,23 @@ def test_objects_are_no_shardings():
     with pytest.raises(ValueError, match="Variables prefixes are not supported"):
         nnx.jit(lambda m: None, in_shardings=(nnx.Param(jnp.ones(1)),))
     with pytest.raises(ValueError, match="Graph nodes are not allowed as prefixes"):
-        nnx.jit(lambda m: None, in_shardings=(Model(),))
+        nnx.jit(lambda m: None, in_shardings=(pair(),))
 
 
-@pytest.mark.parametrize("name", ["trees", "graphs"])
-def test_prefixes_of_objects_place_by_filter(name):
-    mode = {"trees": modes.TREE, "graphs": modes.GRAPH}[name]
-    prefix = nnx.prefix(Model(), {nnx.Param: ROWS, ...: COLUMNS}, graph=mode["graph"])
+def test_prefixes_of_objects_place_by_filter(value_mode):
+    filters = {nnx.Param: ROWS, ...: COLUMNS}
+    prefix = nnx.prefix(pair(), filters, graph=value_mode["graph"])
 
-    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **mode)
+    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **value_mode)
     def step(model):
         model.kernel[...] += 1
         model.stat[...] += 1
-        return Model()
+        return pair()
 
-    model = Model()
+    model = pair()
     out = step(model)
     for placed in (model, out):
         assert is_placed(placed.kernel, ROWS) and is_placed(placed.stat, COLUMNS)
-
-
-def test_exceptions_leave_the_placement_alone(mode):
-    @nnx.jit(in_shardings=(ROWS,), **mode)
-    def fails(model):
-        model.kernel[...] *= 2
-        raise RuntimeError
-
-    model = Model()
-    before = model.kernel.get_value()
-    with pytest.raises(RuntimeError):
-        fails(model)
-    assert model.kernel.get_value() is before
 
 
 # ---------------------------------------------------------------------- the peer

@@ -7,14 +7,14 @@ import pytest
 from jax import export
 
 import graftree as nnx
+from tests import zoo
 
 BATCH = jax.ShapeDtypeStruct(export.symbolic_shape("b, 2"), jnp.float32)
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.array([2.0, 3.0]))
-        self.count = nnx.Variable(jnp.array(0))
+def counted():
+    count = nnx.Variable(jnp.array(0))
+    return zoo.Box(w=nnx.Param(jnp.array([2.0, 3.0])), count=count)
 
 
 def predict(model, x):
@@ -22,7 +22,7 @@ def predict(model, x):
 
 
 def test_exported_function_is_that_of_the_user(mode):
-    model = Model()
+    model = counted()
     exported = export.export(nnx.jit(predict, **mode))(model, BATCH)
     assert exported.fun_name == "predict"
     assert exported.in_tree == jax.tree.structure(((model, 0), {}))
@@ -33,14 +33,14 @@ def test_exported_function_is_that_of_the_user(mode):
 
 
 def test_model_that_the_function_holds_is_in_the_export(mode):
-    model = Model()
+    model = counted()
     exported = export.export(nnx.jit(lambda x: predict(model, x), **mode))(BATCH)
     assert [aval.shape[1:] for aval in exported.in_avals] == [(2,)]
     np.testing.assert_array_equal(exported.call(jnp.ones((1, 2)))["y"], [[2.0, 3.0]])
 
 
 def test_exported_function_has_derivatives(mode):
-    model = Model()
+    model = counted()
     exported = export.export(nnx.jit(predict, **mode))(model, jnp.ones((1, 2)))
 
     def loss(model):
@@ -55,7 +55,7 @@ def test_static_arguments_are_left_out(mode):
         return n * model.w * x + m
 
     jitted = nnx.jit(f, static_argnums=0, static_argnames="m", **mode)
-    model = Model()
+    model = counted()
     exported = export.export(jitted)(2, model, x=jnp.ones(2), m=1.0)
     np.testing.assert_array_equal(exported.call(model, x=jnp.ones(2)), [5.0, 7.0])
 
@@ -72,7 +72,7 @@ def test_function_that_changes_its_arguments_is_refused(change, says, mode):
         change(model)
         return model.w * 2
 
-    model = Model()
+    model = counted()
     says = rf"step changes its arguments(?s:.*){says}(?s:.*)model\.eval"
     with pytest.raises(ValueError, match=says):
         export.export(nnx.jit(step, **mode))(model)
@@ -93,11 +93,11 @@ def test_function_that_changes_attributes_is_refused():
         model.name = "x"
 
     with pytest.raises(ValueError, match="attributes of the arguments change"):
-        export.export(nnx.jit(name))(Model())
+        export.export(nnx.jit(name))(counted())
 
 
 def test_array_refs_are_refused(mode):
-    model = nnx.to_refs(Model())
+    model = nnx.to_refs(counted())
     says = r"takes array refs(?s:.*)args\[0\]\.w(?s:.*)nnx\.to_arrays\(model\)"
     with pytest.raises(TypeError, match=says):
         export.export(nnx.jit(predict, **mode))(model, BATCH)
@@ -112,13 +112,13 @@ def test_shared_layer_is_read_twice():
 
 
 def test_bound_arguments_are_in_the_export():
-    jitted = nnx.jit_partial(predict, Model(), graph=False)
+    jitted = nnx.jit_partial(predict, counted(), graph=False)
     out = export.export(jitted)(BATCH).call(jnp.ones((1, 2)))
     np.testing.assert_array_equal(out["y"], [[2.0, 3.0]])
 
 
 def test_stages_stay_those_of_the_call_until_they_are_exported():
-    traced = nnx.jit(predict).trace(Model(), jnp.ones((1, 2)))
+    traced = nnx.jit(predict).trace(counted(), jnp.ones((1, 2)))
     assert isinstance(traced.lower(), nnx.transforms.compilation.Lowered)
     assert len(traced.jaxpr.in_avals) == 3
 
@@ -126,6 +126,6 @@ def test_stages_stay_those_of_the_call_until_they_are_exported():
 def test_function_is_exported_for_platforms_that_are_not_here():
     jitted = nnx.jit(predict)
     platforms = ["cpu", "cuda", "tpu"]
-    exported = export.export(jitted, platforms=platforms)(Model(), BATCH)
+    exported = export.export(jitted, platforms=platforms)(counted(), BATCH)
     assert exported.platforms == ("cpu", "cuda", "tpu")
-    assert exported.call(Model(), jnp.ones((1, 2)))["y"].shape == (1, 2)
+    assert exported.call(counted(), jnp.ones((1, 2)))["y"].shape == (1, 2)

@@ -11,16 +11,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import zoo
 
-GRAPH, TREE = {"graph": True, "graph_updates": False}, {"graph": False}
 
-
-class Model(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.ones(2), tag="x")
-        self.sub = nnx.Dict(a=nnx.Param(jnp.zeros(1)))
-        self.array = jnp.full(2, 3.0)
-        self.static = 1
+def box():
+    return zoo.Box(
+        w=nnx.Param(jnp.ones(2), tag="x"),
+        sub=nnx.Dict(a=nnx.Param(jnp.zeros(1))),
+        array=jnp.full(2, 3.0),
+        static=1,
+    )
 
 
 def step(model, x):
@@ -43,7 +43,7 @@ def counting(f):
 
 
 def test_bound_objects_are_updated(value_mode):
-    model = Model()
+    model = box()
     f, traces = counting(step)
     bound = nnx.jit_partial(f, model, **value_mode)
     assert bound(1.0).tolist() == [4.0, 4.0]
@@ -53,7 +53,7 @@ def test_bound_objects_are_updated(value_mode):
 
 
 def test_replaced_variables_and_static_changes_are_seen(value_mode):
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(lambda m: m.w * m.static + m.array, model, **value_mode)
     assert bound().tolist() == [4.0, 4.0]
     model.w = nnx.Param(jnp.full(2, 5.0))
@@ -63,7 +63,7 @@ def test_replaced_variables_and_static_changes_are_seen(value_mode):
 
 def test_any_number_of_arguments_can_be_bound(value_mode):
     assert nnx.jit_partial(lambda x: x + 1, **value_mode)(1.0) == 2.0
-    a, b = Model(), {"m": [Model()]}
+    a, b = box(), {"m": [box()]}
 
     def f(a, b, c, x, *, y):
         a.w[...] += c
@@ -73,46 +73,13 @@ def test_any_number_of_arguments_can_be_bound(value_mode):
     assert (a.w[0], b["m"][0].w[0]) == (3.0, 13.0)
 
 
-def test_structural_changes_are_dropped(value_mode):
-    def f(model):
-        model.static, model.array, model.new = 2, model.array * 2, nnx.Param(1.0)
-
-    model = Model()
-    array = model.array
-    nnx.jit_partial(f, model, **value_mode)()
-    assert model.static == 1 and model.array is array and not hasattr(model, "new")
-
-
-def test_shared_bound_variables_follow_the_mode():
-    model = Model()
-
-    def f(a, b):
-        assert a is b and a.w is b.w
-        a.w[...] += 1
-
-    nnx.jit_partial(f, model, model, **GRAPH)()
-    assert model.w[...].tolist() == [2.0, 2.0]
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        nnx.jit_partial(f, model, model, **TREE)
-    assert ".args[0].sub" in str(error.value) and ".args[1].sub" in str(error.value)
-
-
-def test_returned_bound_variables_are_refused(value_mode):
-    model = Model()
-    bound = nnx.jit_partial(lambda m: [m.w], model, **value_mode)
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        bound()
-    for text in (".args[0].w", ".out[0]", "nnx.jit_partial"):
-        assert text in str(error.value)
-
-
 def test_variables_in_calls_are_refused(value_mode):
-    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, Model(), **value_mode)
+    bound = nnx.jit_partial(lambda m, x, y=0: m.w + 1, box(), **value_mode)
     message = "Found Variable in non-partial arguments"
     for args, kwargs, path in (
         ((nnx.Param(1.0),), {}, r"\.args\[0\]"),
-        (([Model()],), {}, r"\.args\[0\]\[0\]\."),
-        ((1.0,), {"y": Model()}, r"\.kwargs\['y'\]\."),
+        (([box()],), {}, r"\.args\[0\]\[0\]\."),
+        ((1.0,), {"y": box()}, r"\.kwargs\['y'\]\."),
     ):
         with pytest.raises(ValueError, match=message + f".*{path}"):
             bound(*args, **kwargs)
@@ -123,43 +90,20 @@ def test_metadata_changes_are_refused_and_nothing_is_written(value_mode):
         model.w[...] += 1
         model.w.set_metadata(tag="y")
 
-    model = Model()
-    with pytest.raises(
-        ValueError, match="Variable metadata changed inside jit.*args.0..w"
-    ):
+    model = box()
+    message = "Variable metadata changed inside jit.*args.0..w"
+    with pytest.raises(ValueError, match=message):
         nnx.jit_partial(f, model, donate_argnums=0, **value_mode)()
     assert model.w.tag == "x" and model.w[...].tolist() == [1.0, 1.0]
 
 
-def test_exceptions_leave_bound_objects_alone(value_mode):
-    def fails(model):
-        model.w[...] += 1
-        raise RuntimeError
-
-    model = Model()
-    value = model.w.get_value()
-    with pytest.raises(RuntimeError):
-        nnx.jit_partial(fails, model, **value_mode)()
-    assert model.w.get_value() is value
-
-
-def test_graph_updates_are_not_supported():
-    message = "`graph_updates` not supported by `jit_partial`"
-    for mode in ({}, {"graph": True, "graph_updates": True}):
-        with pytest.raises(ValueError, match=message):
-            nnx.jit_partial(step, Model(), **mode)
-    with nnx.set_graph_updates(False):
-        assert nnx.jit_partial(step, Model())(1.0).shape == (2,)
-
-
 def test_bound_methods_and_filters_are_refused(value_mode):
     with pytest.raises(ValueError, match="bound methods"):
-        nnx.jit_partial(Model().eval, **value_mode)
+        nnx.jit_partial(box().eval, **value_mode)
     shardings = (nnx.StateSharding({...: None}),)
-    with pytest.raises(
-        ValueError, match="`in_shardings` cannot contain `StateSharding`"
-    ):
-        nnx.jit_partial(step, Model(), in_shardings=shardings, **value_mode)
+    message = "`in_shardings` cannot contain `StateSharding`"
+    with pytest.raises(ValueError, match=message):
+        nnx.jit_partial(step, box(), in_shardings=shardings, **value_mode)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +114,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
         assert isinstance(n, int) and isinstance(m, int)
         model.w[...] += n * x + m
 
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(f, model, 2, **static, **value_mode)
     bound(3.0, 4)
     assert model.w[...].tolist() == [11.0, 11.0]
@@ -179,7 +123,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
 
 
 def test_bound_arguments_can_be_donated(value_mode):
-    model, x, kept = Model(), jnp.ones(2), jnp.ones(2)
+    model, x, kept = box(), jnp.ones(2), jnp.ones(2)
     before = model.w.get_value()
 
     def f(model, x, y):
@@ -212,7 +156,7 @@ def test_shardings_are_those_of_all_arguments(value_mode):
 
 
 def test_stages_take_the_arguments_of_a_call(value_mode):
-    model = Model()
+    model = box()
     bound = nnx.jit_partial(step, model, **value_mode)
     x = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert bound.eval_shape(x).shape == bound.trace(x).out_info.shape == (2,)
@@ -221,14 +165,14 @@ def test_stages_take_the_arguments_of_a_call(value_mode):
     assert compiled(jnp.ones(2)).tolist() == [4.0, 4.0]
     assert model.w[...].tolist() == [2.0, 2.0]
     with pytest.raises(ValueError, match="Found Variable in non-partial arguments"):
-        compiled(Model())
+        compiled(box())
 
 
 # -------------------------------------------------------------------- cached_partial
 
 
 def test_copies_share_their_variables():
-    model, seen = Model(), []
+    model, seen = box(), []
 
     def look(bound):
         seen.append((bound is not model, bound.w is model.w, bound.sub is model.sub))
@@ -238,7 +182,7 @@ def test_copies_share_their_variables():
 
 
 def test_originals_are_updated():
-    model = Model()
+    model = box()
     f, traces = counting(step)
     cached = nnx.cached_partial(nnx.jit(f), model)
     assert cached(1.0).tolist() == [4.0, 4.0] and cached(1.0).tolist() == [6.0, 6.0]
@@ -246,14 +190,14 @@ def test_originals_are_updated():
 
 
 def test_returned_copy_is_the_same_at_each_call():
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(nnx.jit(lambda m, x: (m, m.w)), model)
     (first, w), (second, _) = cached(1), cached(2)
     assert first is second and first is not model and w is model.w
 
 
 def test_any_arguments_can_be_bound():
-    model, other = Model(), Model()
+    model, other = box(), box()
 
     @nnx.jit
     def f(pair, x, variable, y):
@@ -264,18 +208,6 @@ def test_any_arguments_can_be_bound():
     assert (model.w[0], other.w[0]) == (3.0, 4.0)
 
 
-def test_shared_bound_objects_stay_shared():
-    model = Model()
-
-    @nnx.jit
-    def f(a, b):
-        assert a is b["m"]
-        a.w[...] += 1
-
-    nnx.cached_partial(f, model, {"m": model})()
-    assert model.w[...].tolist() == [2.0, 2.0]
-
-
 @pytest.mark.parametrize("transform", [nnx.jit, lambda f: f], ids=["jit", "none"])
 def test_structure_may_change_for_a_while(transform):
     def f(model):
@@ -283,7 +215,7 @@ def test_structure_may_change_for_a_while(transform):
         model.w[...] += model.new
         del model.new
 
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(transform(f), model)
     cached()
     cached()
@@ -310,7 +242,7 @@ def test_structure_that_stays_changed_is_an_error_and_undone(name, transform):
             CHANGES[name](model)
         return model
 
-    model = Model()
+    model = box()
     values = model.w.get_value(), model.array
     f = nnx.jit(f, static_argnums=1) if transform is nnx.jit else f
     cached = nnx.cached_partial(f, model)
@@ -328,7 +260,7 @@ def test_donated_buffers_are_not_brought_back():
         model.w[...] += 1
         model.static = 2
 
-    model = Model()
+    model = box()
     cached = nnx.cached_partial(nnx.jit(f, donate_argnums=0), model)
     with pytest.raises(ValueError, match="was mutated inside"):
         cached()
@@ -420,35 +352,13 @@ def test_copies_made_in_a_trace_are_not_kept():
     cached(jnp.ones(2))  # draws, which only the owner of the streams may
 
 
-def test_exceptions_pass_through():
-    def fails(model):
-        model.w[...] += 1
-        raise RuntimeError("stop")
-
-    model = Model()
-    with pytest.raises(RuntimeError, match="stop"):
-        nnx.cached_partial(nnx.jit(fails), model)()
-    assert model.w[...].tolist() == [1.0, 1.0]
-
-
-def test_graph_updates_are_needed(value_mode):
-    with pytest.raises(ValueError, match="graph-mode-only API"):
-        nnx.cached_partial(nnx.jit(step), Model(), **value_mode)
-
-
-def test_compat_switches_graph_updates_on():
-    with nnx.set_graph_mode(False):
-        jitted = nnx.compat.jit(step)
-        assert nnx.compat.cached_partial(jitted, Model())(1.0).tolist() == [4.0, 4.0]
-
-
 def test_name_of_the_function_is_kept(value_mode):
-    assert nnx.jit_partial(step, Model(), **value_mode).__name__ == "step"
-    assert nnx.cached_partial(nnx.jit(step), Model()).__name__ == "step"
+    assert nnx.jit_partial(step, box(), **value_mode).__name__ == "step"
+    assert nnx.cached_partial(nnx.jit(step), box()).__name__ == "step"
 
 
 def test_dropped_functions_free_what_is_bound():
-    cached = nnx.cached_partial(nnx.jit(lambda m: m), Model())
+    cached = nnx.cached_partial(nnx.jit(lambda m: m), box())
     bound = weakref.ref(cached())
     del cached
     gc.collect()

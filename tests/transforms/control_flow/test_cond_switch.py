@@ -6,28 +6,26 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
+
+BOTH = pytest.mark.parametrize("name", ["cond", "switch"])
+NUMBERS = pytest.mark.parametrize("number", [0, 1])
 
 
-class Pair(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.array(1.0))
-        self.b = nnx.BatchStat(jnp.array(2.0), tag="x")
+def pair():
+    a, b = nnx.Param(jnp.array(1.0)), nnx.BatchStat(jnp.array(2.0), tag="x")
+    return zoo.Box(a=a, b=b)
 
 
-def two(name):
-    """The transform with two branches, as ``choose(number, first, second, ...)``."""
-
-    def choose(number, first, second, *operands, **options):
-        if name == "cond":
-            return nnx.cond(number == 0, first, second, *operands, **options)
-        return nnx.switch(number, [first, second], *operands, **options)
-
-    return choose
+def choose(name, number, branches, *operands, **mode):
+    """Calls one of two branches."""
+    if name == "cond":
+        return nnx.cond(number == 0, *branches, *operands, **mode)
+    return nnx.switch(number, branches, *operands, **mode)
 
 
-BOTH = pytest.mark.parametrize(
-    "choose", [two("cond"), two("switch")], ids=["cond", "switch"]
-)
+def nothing(x):
+    return None
 
 
 # --------------------------------------------------------------------------- results
@@ -37,8 +35,10 @@ BOTH = pytest.mark.parametrize(
     "pred", [True, 1, 1.5, np.bool_(True), np.array(True), jnp.array(True)]
 )
 def test_pred_is_anything_that_is_true(mode, pred):
-    assert nnx.cond(pred, lambda: 1.0, lambda: 2.0, **mode) == 1.0
-    assert jax.jit(lambda p: nnx.cond(p, lambda: 1.0, lambda: 2.0, **mode))(pred) == 1.0
+    def first(pred):
+        return nnx.cond(pred, lambda: 1.0, lambda: 2.0, **mode)
+
+    assert first(pred) == jax.jit(first)(pred) == 1.0
 
 
 @pytest.mark.parametrize(("index", "number"), [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
@@ -49,31 +49,31 @@ def test_index_is_clamped(mode, index, number):
 
 
 @BOTH
-@pytest.mark.parametrize("number", [0, 1])
-def test_branches_may_write_different_variables(mode, choose, number):
-    def first(pair, x):
-        pair.a[...] += x
-
-    def second(pair, x):
-        pair.b[...] *= x
-
-    pair = Pair()
-    variables = pair.a, pair.b
-    assert choose(number, first, second, pair, 3.0, **mode) is None
-    assert (pair.a[...], pair.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
-    assert (pair.a, pair.b) == variables and pair.b.tag == "x"
-
-
-@BOTH
-def test_all_variables_of_the_operands_come_back(mode, choose):
+def test_all_variables_of_the_operands_come_back(mode, name):
     variable = nnx.Variable(np.array(1.0))
-    choose(0, lambda v: None, lambda v: None, variable, **mode)
+    choose(name, 0, [nothing, nothing], variable, **mode)
     assert isinstance(variable.get_raw_value(), jax.Array) and variable[...] == 1.0
 
 
 @BOTH
-@pytest.mark.parametrize("number", [0, 1])
-def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
+@NUMBERS
+def test_branches_may_write_different_variables(mode, name, number):
+    def first(pair):
+        pair.a[...] += 3
+
+    def second(pair):
+        pair.b[...] *= 3
+
+    operand = pair()
+    variables = operand.a, operand.b
+    assert choose(name, number, [first, second], operand, **mode) is None
+    assert (operand.a[...], operand.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
+    assert (operand.a, operand.b) == variables and operand.b.tag == "x"
+
+
+@BOTH
+@NUMBERS
+def test_writes_into_containers_stay_in_their_branch(mode, name, number):
     def first(variable):
         variable["x"] = variable["x"] + 1
 
@@ -81,37 +81,8 @@ def test_writes_into_containers_stay_in_their_branch(mode, choose, number):
         variable["x"] = variable["x"] * 10
 
     variable = nnx.Variable({"x": jnp.array(2.0)})
-    choose(number, first, second, variable, **mode)
+    choose(name, number, [first, second], variable, **mode)
     assert variable["x"] == [3.0, 20.0][number]
-
-
-@BOTH
-def test_operands_may_be_containers(mode, choose):
-    def double(tree):
-        tree["v"][...] *= 2
-        return {"x": [tree["v"] + tree["x"]]}
-
-    variable = nnx.Variable(jnp.array(3.0))
-    out = choose(1, double, double, {"v": variable, "x": 1.0}, **mode)
-    assert out["x"][0] == 7.0 and variable[...] == 6.0
-
-
-@BOTH
-def test_new_objects_are_returned(mode, choose):
-    out = choose(0, Pair, lambda: Pair(), **mode)
-    assert isinstance(out, Pair) and out.b[...] == 2.0
-    out.a[...] += 1
-
-
-def test_returned_operands_are_the_objects_themselves():
-    pair = Pair()
-
-    def first(pair):
-        pair.a[...] += 1
-        return pair, pair.b
-
-    out, b = nnx.cond(True, first, lambda pair: (pair, pair.b), pair)
-    assert out is pair and b is pair.b and pair.a[...] == 2.0
 
 
 def test_structure_may_change_in_all_branches_alike():
@@ -122,70 +93,32 @@ def test_structure_may_change_in_all_branches_alike():
 
         return branch
 
-    pair = Pair()
-    a, b = pair.a, pair.b
-    nnx.switch(1, [grow(1.0), grow(2.0)], pair)
-    assert pair.new[...] == 2.0 and pair.a is b and pair.b is a
+    operand = pair()
+    a, b = operand.a, operand.b
+    nnx.switch(1, [grow(1.0), grow(2.0)], operand)
+    assert operand.new[...] == 2.0 and operand.a is b and operand.b is a
 
 
 @BOTH
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_branch_may_replace_an_array_attribute(choose, number):
-    def double(pair):
-        pair.array = pair.array * 2
+@NUMBERS
+def test_one_branch_may_replace_an_array_attribute(name, number):
+    def double(box):
+        box.array = box.array * 2
 
-    pair = Pair()
-    pair.array = jnp.array(3.0)
-    choose(number, lambda pair: None, double, pair)
-    assert pair.array == [3.0, 6.0][number]
-    stamp = pair._pytree__state.stamp
-    read = jax.jit(lambda x: choose(0, *[lambda pair, x: x * pair.array] * 2, pair, x))
-    assert read(2.0) == 2 * pair.array and pair._pytree__state.stamp == stamp
+    def times(box, x):
+        return x * box.array
 
-
-def test_metadata_propagates(mode):
-    pair = Pair()
-
-    def relabel(pair):
-        pair.b.set_metadata(tag="y")
-
-    nnx.cond(True, relabel, relabel, pair, **mode)
-    assert pair.b.tag == "y"
-
-
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}], ids=str)
-def test_shared_operands_are_updated_once(mode):
-    pair = Pair()
-
-    def add(first, second):
-        assert first is second
-        second.a[...] += 1
-
-    nnx.cond(True, add, lambda first, second: None, pair, pair, **mode)
-    assert pair.a[...] == 2.0
-
-
-def test_works_inside_jit_and_grad(mode):
-    @nnx.jit(**mode)
-    def step(variable, count, flag):
-        def loss(variable, count):
-            count[...] += 1
-            square, triple = lambda v: v**2, lambda v: 3 * v
-            return nnx.cond(flag, square, triple, variable, **mode)
-
-        return nnx.grad(loss, **mode)(variable, count)
-
-    variable, count = nnx.Param(jnp.array(4.0)), nnx.Variable(jnp.array(0))
-    assert step(variable, count, True)[...] == 8.0
-    assert step(variable, count, False)[...] == 3.0
-    assert count[...] == 2
+    box = zoo.Box(array=jnp.array(3.0))
+    choose(name, number, [nothing, double], box)
+    assert box.array == [3.0, 6.0][number]
+    before = box.array
+    read = jax.jit(lambda x: choose(name, 0, [times, times], box, x))
+    assert read(2.0) == 2 * before and box.array is before
 
 
 def test_works_inside_vmap_with_mixed_axes(mode):
-    axes = (0, None, 0)
-
-    @nnx.vmap(in_axes=axes, out_axes=0, **mode)
-    def choose(flag, shared, own):
+    @nnx.vmap(in_axes=(0, None, 0), out_axes=0, **mode)
+    def chosen(flag, shared, own):
         def add(shared, own):
             own[...] += shared[...]
             return own * 10
@@ -193,57 +126,36 @@ def test_works_inside_vmap_with_mixed_axes(mode):
         return nnx.cond(flag, add, lambda shared, own: own * 1, shared, own, **mode)
 
     shared, own = nnx.Variable(jnp.array(5.0)), nnx.Variable(jnp.arange(3.0))
-    out = choose(jnp.array([True, False, True]), shared, own)
+    out = chosen(jnp.array([True, False, True]), shared, own)
     np.testing.assert_array_equal(out, [50, 1, 70])
     np.testing.assert_array_equal(own[...], [5, 1, 7])
     assert shared[...] == 5.0
 
 
-@BOTH
-def test_refs_are_written_in_place(mode, choose):
-    variable = nnx.Variable(jnp.array(1.0), ref=True)
-    ref = variable.get_raw_value()
-
-    def add(variable):
-        variable[...] += 1
-
-    choose(0, add, lambda variable: None, variable, **mode)
-    choose(1, add, lambda variable: None, variable, **mode)
-    assert variable.get_raw_value() is ref and variable[...] == 2.0
-
-
 # --------------------------------------------------------------------------- tracing
 
 
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_one_function_for_all_branches_is_traced_once_in_a_call(mode, name):
-    traces = []
+def test_one_function_for_all_branches_is_traced_once_in_a_call(mode):
+    calls = []
 
     def f(variable):
-        traces.append(None)
+        calls.append(None)
         variable[...] += 1
 
     variable = nnx.Variable(jnp.array(0))
-    if name == "cond":
-        nnx.cond(True, f, f, variable, **mode)
-    else:
-        nnx.switch(1, (f, f, f), variable, **mode)
-    assert len(traces) == 1 and variable[...] == 1
+    nnx.cond(True, f, f, variable, **mode)
+    assert len(calls) == 1 and variable[...] == 1
+    nnx.switch(1, (f, f, f), variable, **mode)
+    assert len(calls) == 2 and variable[...] == 2
 
 
-def test_objects_as_branches_are_read_anew(mode):
-    class Scale(nnx.Module):
-        def __init__(self):
-            self.factor = nnx.Param(jnp.array(2.0))
-
-        def __call__(self, x):
-            return self.factor * x
-
-    scale = Scale()
-    branches = [scale, scale.__call__, lambda x: scale(x)]
-    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [2.0] * 3
-    scale.factor[...] = 3.0
-    assert [nnx.switch(i, branches, 1.0, **mode) for i in range(3)] == [3.0] * 3
+def test_modules_are_branches_and_read_anew(mode):
+    scale = zoo.Scale(2.0)
+    branches = [scale, scale.__call__]
+    for factor in (2.0, 3.0):
+        scale.w[...] = factor
+        found = [nnx.switch(i, branches, 1.0, **mode) for i in range(2)]
+        assert found == [factor, factor]
 
 
 def test_simple_branches_share_a_wrapper():
@@ -280,20 +192,20 @@ DIFFERENCES = {
     ),
     r"operands\[0\]\.b, metadata 'tag': 'y' in {0}, 'x' in {1}": (
         lambda pair: pair.b.set_metadata(tag="y"),
-        lambda pair: None,
+        nothing,
     ),
     r"operands\[0\]\.a\.value: \[\*\] in {0}, \* in {1}": (
         lambda pair: pair.a.set_value([1.0]),
-        lambda pair: None,
+        nothing,
     ),
 }
 STRUCTURES = {
     r"operands\[0\]\.static: 1 in {0}, nothing in {1}": (
         lambda pair: setattr(pair, "static", 1),
-        lambda pair: None,
+        nothing,
     ),
     r"operands\[0\]\.b: a BatchStat in {0}, nothing in {1}": (
-        lambda pair: None,
+        nothing,
         lambda pair: delattr(pair, "b"),
     ),
     r"operands\[0\]\.static: 1 in {0}, 2 in {1}": (
@@ -305,20 +217,24 @@ STRUCTURES = {
         lambda pair: nnx.Param(1.0),
     ),
 }
+BRANCHES = {
+    "cond": ("true_fun", "false_fun"),
+    "switch": (r"branches\[0\]", r"branches\[1\]"),
+}
+
+
+def is_untouched(operand):
+    values = operand.a[...], operand.b[...], operand.b.tag
+    return values == (1.0, 2.0, "x") and not hasattr(operand, "static")
 
 
 def check_difference(phrase, branches, mode):
-    for name, first, second in [
-        ("cond", "true_fun", "false_fun"),
-        ("switch", r"branches\[0\]", r"branches\[1\]"),
-    ]:
-        named = rf"(?s)nnx\.{name} must.*{phrase.format(first, second)}"
-        pair = Pair()
+    for name, called in BRANCHES.items():
+        operand = pair()
+        named = rf"(?s)nnx\.{name} must.*{phrase.format(*called)}"
         with pytest.raises(TypeError, match=named) as error:
-            two(name)(0, *branches, pair, **mode)
-        assert "PyTreeDef" not in str(error.value)
-        assert (pair.a[...], pair.b[...], pair.b.tag) == (1.0, 2.0, "x")
-        assert not hasattr(pair, "static")
+            choose(name, 0, branches, operand, **mode)
+        assert "PyTreeDef" not in str(error.value) and is_untouched(operand)
 
 
 @pytest.mark.parametrize("phrase", DIFFERENCES)
@@ -332,16 +248,15 @@ def test_differences_of_structure_count_with_graph_updates(phrase):
 
 
 @BOTH
-def test_other_shapes_and_dtypes_are_refused_by_jax(mode, choose):
-    pair = Pair()
-    for value in (jnp.ones(3), jnp.array(1)):
+@pytest.mark.parametrize("value", [jnp.ones(3), jnp.array(1)], ids=["shape", "dtype"])
+def test_other_shapes_and_dtypes_are_refused_by_jax(mode, name, value):
+    def write(pair):
+        pair.a.set_value(value)
 
-        def write(pair, value=value):
-            pair.a.set_value(value)
-
-        with pytest.raises(TypeError, match=r"new pair\['a'\]"):
-            choose(0, write, lambda pair: None, pair, **mode)
-    assert pair.a[...] == 1.0
+    operand = pair()
+    with pytest.raises(TypeError, match=r"new pair\['a'\]"):
+        choose(name, 0, [write, lambda pair: None], operand, **mode)
+    assert is_untouched(operand)
 
 
 @pytest.mark.parametrize("pred", [jnp.ones(2), "text", None])
@@ -357,30 +272,11 @@ def test_switch_needs_a_branch():
         nnx.switch(0, [], 1.0)
 
 
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_returned_operands_are_refused_without_graph_updates(value_mode, name):
-    with pytest.raises(ValueError, match="Duplicate Param") as error:
-        two(name)(0, lambda v: v, lambda v: v, nnx.Param(1.0), **value_mode)
-    text = str(error.value)
-    assert "  - .operands[0]\n  - .out" in text
-    assert f"nnx.{name} with graph_updates=False does not support" in text
-
-
-@pytest.mark.parametrize("name", ["cond", "switch"])
-def test_trees_refuse_shared_operands(name):
-    pair = Pair()
-    with pytest.raises(ValueError, match=f"nnx.{name} with graph_updates") as error:
-        two(name)(0, lambda *_: 1, lambda *_: 2, pair, [pair], graph=False)
-    assert "  - .operands[0].a\n  - .operands[1][0].a" in str(error.value)
-
-
 # ------------------------------------------------------------------ captured objects
 
 
 @BOTH
-def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
-    pair = Pair()
-
+def test_operands_of_an_outer_trace_may_be_read_not_written(mode, name):
     def double(pair):
         return pair.a * 2
 
@@ -388,34 +284,31 @@ def test_operands_of_an_outer_trace_may_be_read_not_written(mode, choose):
         pair.b[...] += 1
         return 0.0
 
-    read = jax.jit(lambda number: choose(number, double, double, pair, **mode))
+    operand = pair()
+    read = jax.jit(lambda i: choose(name, i, [double, double], operand, **mode))
     assert read(0) == 2.0
     with pytest.raises(nnx.errors.TraceContextError, match=r"operands\[0\]\.b"):
-        jax.jit(lambda number: choose(number, double, write, pair, **mode))(0)
-    assert (pair.a[...], pair.b[...]) == (1.0, 2.0)
+        jax.jit(lambda i: choose(name, i, [double, write], operand, **mode))(0)
+    assert is_untouched(operand)
 
 
 @BOTH
-def test_failed_call_leaves_caller_untouched(mode, choose):
-    class Stop(Exception):
-        pass
-
+def test_one_branch_that_fails_leaves_the_operands(mode, name):
     def fail(pair):
         pair.a[...] += 1
         pair.b.set_metadata(tag="y")
-        raise Stop
+        raise RuntimeError("stop")
 
-    pair = Pair()
-    for branches in [(fail, lambda pair: None), (lambda pair: None, fail)]:
-        with pytest.raises(Stop):
-            choose(0, *branches, pair, **mode)
-    assert (pair.a[...], pair.b[...], pair.b.tag) == (1.0, 2.0, "x")
-    pair.a[...] += 1
+    operand = pair()
+    for branches in [(fail, nothing), (nothing, fail)]:
+        with pytest.raises(RuntimeError, match="stop"):
+            choose(name, 0, branches, operand, **mode)
+    assert is_untouched(operand)
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("flag", [True, False])
-def test_same_results_as_flax(flag):
+@NUMBERS
+def test_same_results_as_flax(number):
     flax = pytest.importorskip("flax.nnx")
 
     def run(nnx):
@@ -429,7 +322,7 @@ def test_same_results_as_flax(flag):
             return x * 2
 
         x = jnp.arange(6.0).reshape(3, 2)
-        out = nnx.cond(flag, train, evaluate, model, rngs, x)
+        out = nnx.cond(number == 0, train, evaluate, model, rngs, x)
         return out, model.mean[...], rngs.default.count[...]
 
     for ours, theirs in zip(run(nnx), run(flax), strict=True):

@@ -1,4 +1,7 @@
-"""`scan`: steps along axes of objects, with a carry."""
+"""`scan`: steps along axes of objects, with a carry.
+
+That it goes along any axis is asserted with the maps, in `mapped/test_vmap_pmap.py`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,8 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+from tests import zoo
+from tests.modes import GRAPH_UPDATES, TREE
 
 
 class Scale(nnx.Module):
@@ -20,15 +24,6 @@ class Scale(nnx.Module):
     def __call__(self, x):
         self.calls[...] += 1
         return self.factor * x
-
-
-class Holder(nnx.Module):
-    """Has an array that is no Variable, and a static attribute."""
-
-    def __init__(self):
-        self.variable = nnx.Variable(jnp.arange(3.0))
-        self.array = nnx.data(jnp.array(1.0))
-        self.static = 1
 
 
 def stack(*factors):
@@ -47,21 +42,6 @@ def test_a_stack_of_layers_is_applied_one_after_the_other(mode):
     np.testing.assert_array_equal(layers.calls[...], [1, 1, 1])
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_updates_and_outputs_are_stacked_on_their_axis(mode, axis):
-    variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
-
-    @nnx.scan(in_axes=axis, out_axes=axis, **mode)
-    def double(variable):
-        variable[...] *= 2
-        return variable + 1
-
-    out = double(variable)
-    expected = 2 * np.arange(6.0).reshape(2, 3)
-    np.testing.assert_array_equal(variable[...], expected)
-    np.testing.assert_array_equal(out, expected + 1)
-
-
 def test_outputs_may_have_different_axes(mode):
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0, 1), **mode)
     def scan(c, x):
@@ -71,11 +51,6 @@ def test_outputs_may_have_different_axes(mode):
     assert count == 2
     np.testing.assert_array_equal(rows, np.arange(6.0).reshape(2, 3))
     np.testing.assert_array_equal(columns, rows.T)
-
-
-def test_new_objects_are_stacked(mode):
-    make = nnx.scan(Scale, in_axes=0, out_axes=0, **mode)
-    np.testing.assert_array_equal(make(jnp.arange(3.0)).factor[...], np.arange(3.0))
 
 
 def test_the_place_of_the_carry_in_the_output_is_free(mode):
@@ -95,10 +70,8 @@ def test_reverse_and_length_and_unroll_are_those_of_jax(mode):
 
     _, before = f(0, jnp.arange(4))
     np.testing.assert_array_equal(before, [6, 5, 3, 0])
-    add = nnx.scan(
-        lambda c: c + 1, in_axes=nnx.Carry, out_axes=nnx.Carry, length=5, **mode
-    )
-    assert add(0) == 5
+    axes = {"in_axes": nnx.Carry, "out_axes": nnx.Carry}
+    assert nnx.scan(lambda c: c + 1, length=5, **axes, **mode)(0) == 5
 
 
 def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
@@ -116,22 +89,18 @@ def test_carried_objects_are_the_callers_own_or_their_variables_are(mode):
 
 
 def test_without_graph_updates_the_modules_of_the_carry_may_be_made_anew(value_mode):
-    class Box(nnx.Pytree):
-        def __init__(self, variable):
-            self.variable = variable
+    def step(node, x):
+        node.variable[...] += x
+        return zoo.Node(variable=node.variable), x
 
-    def step(box, x):
-        box.variable[...] += x
-        return Box(box.variable), x
-
-    box = Box(nnx.Variable(jnp.array(0.0)))
+    box = zoo.Node(variable=nnx.Variable(jnp.array(0.0)))
     out, _ = nnx.scan(step, **value_mode)(box, jnp.arange(4.0))
     assert out.variable is box.variable and out is not box
     assert box.variable[...] == 6
 
 
 def test_arrays_of_a_carried_object_are_carried(mode):
-    holder = Holder()
+    holder = zoo.Box(array=jnp.array(1.0))
 
     def step(holder, x):
         holder.array = holder.array + x
@@ -141,47 +110,6 @@ def test_arrays_of_a_carried_object_are_carried(mode):
     np.testing.assert_array_equal(arrays, [1, 2, 4])
     assert out.array == 4
     assert holder.array == (4 if mode is GRAPH_UPDATES else 1)
-
-
-def test_scanned_objects_may_get_new_attributes():
-    layers = stack(1.0, 2.0)
-
-    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-    def step(c, layer):
-        layer.square = nnx.Param(layer.factor**2)
-        layer.kind = "squared"
-        return c
-
-    step(0, layers)
-    np.testing.assert_array_equal(layers.square[...], [1, 4])
-    assert layers.kind == "squared"
-
-
-def test_without_graph_updates_writes_to_broadcast_variables_accumulate(value_mode):
-    model, rngs = Scale(2.0), nnx.Rngs(0)
-
-    @nnx.scan(in_axes=(0, None, None), out_axes=0, **value_mode)
-    def step(x, model, rngs):
-        return model(x), rngs()
-
-    out, keys = step(jnp.arange(3.0), model, rngs)
-    np.testing.assert_array_equal(out, [0, 2, 4])
-    assert model.calls[...] == 3 and rngs.default.count[...] == 3
-    expected = nnx.Rngs(0)
-    assert all(keys[i] == expected() for i in range(3))
-
-
-def test_with_graph_updates_writes_to_broadcast_variables_are_dropped():
-    model, rngs = Scale(2.0), nnx.Rngs(0)
-
-    @nnx.scan(in_axes=(0, None, None), out_axes=0)
-    def step(x, model, rngs):
-        return model(x), rngs()
-
-    out, keys = step(jnp.arange(3.0), model, rngs)
-    np.testing.assert_array_equal(out, [0, 2, 4])
-    assert model.calls[...] == 0 and rngs.default.count[...] == 0
-    assert keys[0] == keys[1] == keys[2]
 
 
 def test_new_data_in_a_broadcast_object_is_refused():
@@ -198,14 +126,12 @@ def test_new_data_in_a_broadcast_object_is_refused():
 
 
 def test_state_axes_part_an_object():
-    class Cell(nnx.Module):
-        def __init__(self):
-            self.weight = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
-            self.total = nnx.BatchStat(jnp.array(0.0))
-            self.array = nnx.data(jnp.array(1.0))
-            self.fixed = nnx.Cache(jnp.array(10.0))
-
-    cell = Cell()
+    cell = zoo.Box(
+        weight=nnx.Param(jnp.array([1.0, 2.0, 3.0])),
+        total=nnx.BatchStat(jnp.array(0.0)),
+        array=jnp.array(1.0),
+        fixed=nnx.Cache(jnp.array(10.0)),
+    )
     axes = nnx.StateAxes({nnx.Param: 0, nnx.Cache: None, ...: nnx.Carry})
 
     @nnx.scan(in_axes=(axes, 0), out_axes=0)
@@ -221,12 +147,8 @@ def test_state_axes_part_an_object():
 
 
 def test_dropout_keys_may_be_the_same_in_every_step():
-    class Cell(nnx.Module):
-        def __init__(self, rngs):
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-            self.total = nnx.BatchStat(jnp.zeros(8))
-
-    cell = Cell(nnx.Rngs(dropout=0))
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
+    cell = zoo.Box(dropout=dropout, total=nnx.BatchStat(jnp.zeros(8)))
     axes = nnx.StateAxes({"dropout": None, ...: nnx.Carry})
 
     @nnx.scan(in_axes=(axes, 0), out_axes=0)
@@ -253,76 +175,11 @@ def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     np.testing.assert_array_equal(variable.get_value()["a"], [1, 2, 3])
 
 
-def test_shared_variables_in_scanned_arguments(mode):
-    variable = nnx.Variable(jnp.zeros(3))
-
-    @nnx.scan(in_axes=(0, 0), out_axes=0, **mode)
-    def step(a, b):
-        assert a is b
-        a[...] += 1
-        return b[...]
-
-    if mode is TREE:
-        with pytest.raises(ValueError, match=r"Duplicate Variable") as error:
-            step(variable, variable)
-        assert ".args[0]" in str(error.value) and "nnx.scan" in str(error.value)
-    else:
-        np.testing.assert_array_equal(step(variable, variable), np.ones(3))
-        np.testing.assert_array_equal(variable[...], np.ones(3))
-
-
 def test_one_variable_as_carry_and_scanned_is_refused(mode):
     variable = nnx.Variable(jnp.zeros(3))
     phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
     with pytest.raises(ValueError, match=phrase):
         nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
-
-
-def test_a_scanned_input_may_be_returned_with_its_axis():
-    variable = nnx.Variable(jnp.zeros(3))
-    assert nnx.scan(lambda v: v, in_axes=0, out_axes=0)(variable) is variable
-    for mode in (GRAPH, TREE):
-        with pytest.raises(ValueError, match="Duplicate Variable"):
-            nnx.scan(lambda v: v, in_axes=0, out_axes=0, **mode)(variable)
-
-
-def test_a_failed_call_leaves_the_caller_untouched(mode):
-    model = Scale(2.0)
-
-    def step(model, x):
-        model(x)
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        nnx.scan(step, **mode)(model, jnp.arange(3.0))
-    assert model.calls[...] == 0 and isinstance(model.calls[...], jax.Array)
-
-
-def test_numbers_and_gradients_are_those_of_plain_jax(mode, float64):
-    del float64
-    layers = stack(2.0, 3.0, 0.5)
-
-    def loss(factors, x):
-        def step(x, factor):
-            return jnp.sin(factor * x), x
-
-        last, rest = jax.lax.scan(step, x, factors)
-        return last + rest.sum()
-
-    def object_loss(layers, x):
-        step = nnx.scan(lambda x, layer: (jnp.sin(layer(x)), x), **mode)
-        last, rest = step(x, layers)
-        return last + rest.sum()
-
-    split = nnx.split(layers, nnx.Param, ...)
-    graphdef, params, others = split
-
-    def of_params(params):
-        return object_loss(nnx.merge(graphdef, params, others, copy=True), 0.7)
-
-    expected = jax.grad(loss)(layers.factor[...], 0.7)
-    grads = jax.grad(of_params)(params)
-    np.testing.assert_allclose(grads["factor"][...], expected, rtol=1e-12)
 
 
 def test_nothing_is_around_the_loop_that_jax_compiles():
@@ -350,18 +207,6 @@ def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():
     assert scanned(0.0, jnp.ones(3), jnp.ones(3))[1].tolist() == [1.0] * 3
     last, ys = nnx.scan(step)(0.0, jnp.ones(3))
     assert last == 6.0 and ys.shape == (3, 3)
-
-
-def test_it_decorates_methods():
-    class Stack(nnx.Module):
-        def __init__(self):
-            self.factor = nnx.Param(jnp.array([2.0, 3.0]))
-
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def __call__(self, x):
-            return self.factor * x
-
-    assert Stack()(1.0) == 6.0
 
 
 @pytest.mark.parametrize(
@@ -397,9 +242,8 @@ def test_wrong_axes_are_refused_at_creation(axes, message):
 
 def test_state_axes_need_graph_updates(value_mode):
     axes = (nnx.Carry, nnx.StateAxes({...: 0}))
-    with pytest.raises(
-        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
-    ):
+    message = "`in_axes` cannot contain `StateAxes` objects"
+    with pytest.raises(ValueError, match=message):
         nnx.scan(lambda c, x: (c, x), in_axes=axes, **value_mode)
 
 
@@ -426,20 +270,6 @@ def test_what_lacks_the_scanned_axis_is_named(mode):
         scan({"a": jnp.array(1.0)}, 0.0)
     with pytest.raises(ValueError, match=r"at args\[0\].default.*\n.*rngs.split\(n"):
         scan(nnx.Rngs(0), 0.0)
-
-
-def test_the_mode_is_resolved_when_the_function_is_given():
-    with nnx.set_graph_updates(False):
-        decorate = nnx.scan(in_axes=(0, None), out_axes=0)
-    counter = nnx.Variable(jnp.array(0))
-
-    def step(x, counter):
-        counter[...] += 1
-        return x
-
-    assert nnx.config.propagation(None, None).structure
-    decorate(step)(jnp.arange(3), counter)
-    assert counter[...] == 0  # as with graph updates
 
 
 def test_other_objects_in_the_carry_are_refused(mode):
@@ -470,9 +300,8 @@ class Switched(nnx.Module):
         self.mode, self.scale = "off", nnx.Param(jnp.array(2.0))
 
     def __call__(self, x):
-        return (
-            jax.nn.relu(x) * self.scale * jnp.array(1.0 if self.mode == "on" else 0.5)
-        )
+        factor = jnp.array(1.0 if self.mode == "on" else 0.5)
+        return jax.nn.relu(x) * self.scale * factor
 
 
 def test_what_all_steps_set_first_is_set():
@@ -533,48 +362,27 @@ def test_the_same_of_what_goes_round_by_filters(step):
 
 @pytest.mark.parametrize("sets", [False, True])
 def test_scanned_layers_with_a_carried_stream_get_new_data(sets):
-    class Layer(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(3, 3, rngs=rngs)
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-            self.mark = "new"
-
-        def __call__(self, x):
-            if sets:
-                self.mark = "called"
-            self.out = nnx.Intermediate(self.dropout(self.linear(x)))
-            return x
+    def step(layer, x):
+        if sets:
+            layer.mark = "called"
+        layer.out = nnx.Intermediate(layer.dropout(layer.linear(x)))
+        return x
 
     @nnx.split_rngs(splits=4)
     @nnx.vmap
     def make(rngs):
-        return Layer(rngs)
+        linear, dropout = nnx.Linear(2, 2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        return zoo.Box(linear=linear, dropout=dropout, mark="new")
 
     layers = make(nnx.Rngs(0))
     streams = nnx.state(layers, nnx.RngState)
     nnx.update(layers, jax.tree.map(lambda x: x[0], streams))
     axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
-    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, nnx.Carry), out_axes=nnx.Carry)
-    scan(layers, jnp.ones((2, 3)))
-    assert layers.out.shape == (4, 2, 3)
+    scan = nnx.scan(step, in_axes=(axes, nnx.Carry), out_axes=nnx.Carry)
+    scan(layers, jnp.ones((2, 2)))
+    assert layers.out.shape == (4, 2, 2)
     assert layers.dropout.rngs.count[...] == 4
     assert layers.mark == ("called" if sets else "new")
-
-
-def test_new_data_is_stacked_beside_a_carried_stream():
-    class Noise(nnx.Module):
-        def __init__(self, rngs):
-            self.rngs = rngs.fork()
-
-        def __call__(self, x):
-            self.out = nnx.Intermediate(self.rngs.params.normal(x.shape))
-            return x
-
-    noise = Noise(nnx.Rngs(params=0))
-    axes = nnx.StateAxes({nnx.RngState: nnx.Carry, ...: 0})
-    scan = nnx.scan(lambda m, x: m(x), in_axes=(axes, 0), out_axes=0)
-    scan(noise, jnp.ones((5, 2)))
-    assert noise.out.shape == (5, 2)
 
 
 def test_a_training_loop_may_begin_with_train():
@@ -586,19 +394,13 @@ def test_a_training_loop_may_begin_with_train():
         return carry, loss
 
     def train(starts_in_eval):
-        rngs = nnx.Rngs(0)
-        model = nnx.Sequential(
-            nnx.Linear(3, 4, rngs=rngs),
-            nnx.BatchNorm(4, rngs=rngs),
-            nnx.relu,
-            nnx.Dropout(0.5, rngs=rngs),
-        )
+        model = zoo.Block()
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
         if starts_in_eval:
             model.eval()
-        x = jax.random.normal(jax.random.key(1), (5, 2, 3))
+        x = jax.random.normal(jax.random.key(1), (5, 3, 2))
         _, losses = nnx.scan(step)((model, optimizer), x)
-        assert not model.layers[1].use_running_average
+        assert not model.norm.use_running_average
         kinds = nnx.Param, nnx.BatchStat
         return losses, nnx.to_pure_dict(nnx.state(model, kinds))
 

@@ -1,4 +1,6 @@
-"""Functions with gradients that the user defines."""
+"""Functions with gradients that the user defines: rules, and their arguments."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +8,17 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES
+from tests import zoo
+from tests.modes import GRAPH, GRAPH_UPDATES
 
 
-class Foo(nnx.Module):
-    def __init__(self, x=1.0, y=2.0):
-        self.x = nnx.Param(jnp.array(x))
-        self.y = nnx.Param(jnp.array(y))
+def two(x=1.0, y=2.0):
+    return zoo.Box(x=nnx.Param(jnp.array(x)), y=nnx.Param(jnp.array(y)))
 
 
-class Counted(nnx.Module):
-    def __init__(self, x=2.0):
-        self.x = nnx.Param(jnp.array(x))
-        self.count = nnx.BatchStat(jnp.array(0))
-        self.calls = 0
+def counted(x=2.0):
+    count = nnx.BatchStat(jnp.array(0))
+    return zoo.Box(x=nnx.Param(jnp.array(x)), count=count, calls=0)
 
 
 def define(fun, bwd, mode, fwd=None, nondiff_argnums=(), **options):
@@ -42,7 +41,7 @@ def answer(model, g, mode, **gradients):
 
 
 def sine(mode):
-    """``sin(x)`` of a Counted, with ten times its gradient."""
+    """``sin(x)`` of what `counted` makes, with ten times its gradient."""
 
     def fun(model):
         model.count[...] += 1
@@ -78,18 +77,11 @@ def gradient(f, mode):
     ids=["grad", "jit-grad", "grad-jit", "grad-remat", "jit-grad-remat"],
 )
 def test_updates_propagate_exactly_once(mode, wrap):
-    model = Counted()
+    model = counted()
     slope = wrap(sine(mode), mode)(model)
     np.testing.assert_allclose(slope, 10 * np.cos(2.0), rtol=1e-6)
     assert model.count[...] == 1
     assert model.calls == (mode == GRAPH_UPDATES)
-
-
-def test_without_a_gradient_it_is_the_function(mode):
-    for wrap in (lambda f: f, lambda f: nnx.jit(f, **mode)):
-        model = Counted()
-        np.testing.assert_allclose(wrap(sine(mode))(model), np.sin(2.0), rtol=1e-6)
-        assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
 
 
 def test_derivatives_nest(mode):
@@ -113,23 +105,7 @@ def test_rules_are_mapped(mode):
     f = define(lambda model, x: model.x * x, bwd, mode)
     mapped = nnx.vmap(f, in_axes=(None, 0), **mode)
     slope = gradient(lambda model: mapped(model, jnp.arange(3.0)).sum(), mode)
-    assert slope(Counted()) == 30.0
-
-
-def test_captured_models_are_constants_under_another_trace(mode):
-    model = Counted()
-    f = define(
-        lambda model, x: model.x * x,
-        lambda residual, g: (None, 5.0 * (g[1] if mode == GRAPH_UPDATES else g)),
-        mode,
-    )
-    out = jax.vmap(lambda x: f(model, x))(jnp.arange(2.0))
-    np.testing.assert_array_equal(out, [0.0, 2.0])
-    slopes = jax.vmap(jax.grad(lambda x: f(model, x)))(jnp.arange(2.0))
-    np.testing.assert_array_equal(slopes, [5.0, 5.0])
-    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate"):
-        jax.vmap(lambda x: sine(mode)(model))(jnp.arange(2.0))
-    assert model.count[...] == 0 and model.calls == 0
+    assert slope(counted()) == 30.0
 
 
 @pytest.mark.parametrize("place", ["fun", "fwd", "bwd"])
@@ -150,7 +126,7 @@ def test_a_failed_rule_changes_nothing(mode, place):
         mode,
         fwd=lambda model: (body(model, "fwd"), model),
     )
-    model = Counted()
+    model = counted()
     with pytest.raises(RuntimeError, match=place):
         (f if place == "fun" else gradient(f, mode))(model)
     assert model.count[...] == 0 and model.calls == 0
@@ -164,7 +140,7 @@ def test_no_tracer_is_leaked(mode):
             lambda f: nnx.jit(gradient(f, mode), **mode),
             lambda f: gradient(nnx.jit(f, **mode), mode),
         ):
-            wrap(sine(mode))(Counted())
+            wrap(sine(mode))(counted())
 
 
 def test_under_jit_the_fwd_rule_may_leave_updates_to_the_function(mode):
@@ -176,7 +152,7 @@ def test_under_jit_the_fwd_rule_may_leave_updates_to_the_function(mode):
         return (answer(model, g, mode, x=10.0),)
 
     f = define(fun, bwd, mode, fwd=lambda model: (jnp.sin(model.x), model))
-    assert gradient(nnx.jit(f, **mode), mode)(Counted()) == 10.0
+    assert gradient(nnx.jit(f, **mode), mode)(counted()) == 10.0
 
 
 def test_under_jit_the_fwd_rule_may_not_write_more(mode):
@@ -186,7 +162,7 @@ def test_under_jit_the_fwd_rule_may_not_write_more(mode):
 
     f = define(lambda model: model.x * 1, lambda *_: (None,), mode, fwd=fwd)
     with pytest.raises(TypeError, match=r"fwd wrote what.*: args\[0\].count"):
-        gradient(nnx.jit(f, **mode), mode)(Counted())
+        gradient(nnx.jit(f, **mode), mode)(counted())
 
 
 # -------------------------------------------------------------------- what bwd is given
@@ -210,7 +186,7 @@ def test_states_hold_the_cotangents_of_updates():
         out = f(model, x, v)["out"]
         return out * 3 + model.y * 5 + model.x * 7
 
-    grads = nnx.grad(loss, argnums=(0, 1, 2))(Foo(), 4.0, nnx.BatchStat(jnp.array(6.0)))
+    grads = nnx.grad(loss, argnums=(0, 1, 2))(two(), 4.0, nnx.BatchStat(jnp.array(6.0)))
     (((model_g, x_g, v_g), out_g),) = seen
     assert type(model_g) is nnx.State and model_g["y"][...] == 5.0
     assert x_g is None and type(v_g) is nnx.BatchStat and out_g == {"out": 3.0}
@@ -225,7 +201,7 @@ def test_gradients_of_two_calls_add_up():
 
     f = define(lambda model, x: model.x * x, bwd, GRAPH_UPDATES)
     slope = gradient(lambda model: f(model, 1.0) + f(model, 2.0), GRAPH_UPDATES)
-    assert slope(Counted()) == 30.0
+    assert slope(counted()) == 30.0
 
 
 def test_states_have_substate_that_is_not_differentiable_too():
@@ -238,7 +214,7 @@ def test_states_have_substate_that_is_not_differentiable_too():
 
     params = nnx.DiffState(0, nnx.Param)
     f = define(lambda m: m.x * 1.0, bwd, GRAPH_UPDATES, nondiff_argnums=(params,))
-    assert gradient(f, GRAPH_UPDATES)(Counted()) == 9.0
+    assert gradient(f, GRAPH_UPDATES)(counted()) == 9.0
     assert set(seen[0]) == {"x", "count"}
     assert seen[0]["count"].get_raw_value().dtype == jax.dtypes.float0
 
@@ -248,7 +224,7 @@ def test_states_stand_for_new_objects_in_the_output_and_for_the_new_structure():
 
     def fun(model):
         model.new = nnx.Param(model.x * 1)
-        return model, Foo(model.x * 2, 3.0)
+        return model, two(model.x * 2, 3.0)
 
     def bwd(residual, g):
         seen.append(g)
@@ -261,7 +237,7 @@ def test_states_stand_for_new_objects_in_the_output_and_for_the_new_structure():
         assert same is model
         return made.x * 5 + made.y * 6 + same.new * 7
 
-    nnx.grad(loss)(Foo())
+    nnx.grad(loss)(two())
     ((((model_g,), (same_g, made_g))),) = seen
     assert model_g["new"][...] == 7.0 and len(same_g) == 0
     assert (made_g["x"][...], made_g["y"][...]) == (5.0, 6.0)
@@ -276,7 +252,7 @@ def test_shared_variables_are_in_the_first_state():
         a["x"][...], a["y"][...] = 4.0 * out_g, 5.0 * out_g
         return a, b
 
-    foo = Foo()
+    foo = two()
     other = nnx.Dict(inner=foo)
     f = define(lambda a, b: a.x * b.inner.y, bwd, GRAPH_UPDATES)
     grads = nnx.grad(f, argnums=(0, 1))(foo, other)
@@ -309,14 +285,14 @@ def test_updates_are_given_to_rules_that_ask(value_mode, form):
         return f(foo, w, n) * 3 + foo.x * 5 + n * 7
 
     n = nnx.BatchStat(jnp.array(0.0))
-    nnx.grad(loss, argnums=(0, 1), **value_mode)(Foo(), jnp.array(2.0), n)
+    nnx.grad(loss, argnums=(0, 1), **value_mode)(two(), jnp.array(2.0), n)
     ((g, updates_g),) = seen
     assert g == 3.0 and n[...] == 2.0
     if form == "absent":
         assert updates_g is None
     else:
         foo_g, w_g, n_g = updates_g
-        assert type(foo_g) is Foo and foo_g.x[...] == 5.0 and foo_g.y is None
+        assert type(foo_g) is zoo.Box and foo_g.x[...] == 5.0 and foo_g.y is None
         assert w_g is None and n_g[...] == 7.0
 
 
@@ -327,9 +303,9 @@ def test_cotangents_of_outputs_are_objects(value_mode):
         seen.append(g)
         return (g[0].x[...] * 10,)
 
-    f = define(lambda x: [Foo(x * 2, 3.0)], bwd, value_mode)
+    f = define(lambda x: [two(x * 2, 3.0)], bwd, value_mode)
     grad = jax.grad(lambda x: (lambda foo: foo.x * 5 + foo.y * 6)(f(x)[0]))(1.0)
-    assert grad == 50.0 and type(seen[0][0]) is Foo and seen[0][0].y[...] == 6.0
+    assert grad == 50.0 and type(seen[0][0]) is zoo.Box and seen[0][0].y[...] == 6.0
 
 
 def test_symbolic_zeros_are_those_of_jax(mode):
@@ -341,9 +317,260 @@ def test_symbolic_zeros_are_those_of_jax(mode):
 
     def bwd(_, g):
         seen.append(g[1] if mode == GRAPH_UPDATES else g)
-        foo = Foo(7.0, 0.0)
+        foo = two(7.0, 0.0)
         return (nnx.state(foo) if mode == GRAPH_UPDATES else foo), None
 
     f = define(lambda foo, x: foo.x * x, bwd, mode, fwd=fwd, symbolic_zeros=True)
-    assert gradient(lambda foo: f(foo, 3.0), mode)(Foo()) == 7.0
+    assert gradient(lambda foo: f(foo, 3.0), mode)(two()) == 7.0
     assert seen == [(True, False), 1.0]
+
+
+# -------------------------------------------------------------------- nondiff_argnums
+
+
+def test_static_and_traced_values_may_be_without_gradient(mode):
+    def fun(x, scale, function, power, array):
+        assert isinstance(power, int)
+        return scale * function(x) ** power + array.sum()
+
+    def fwd(*args):
+        return fun(*args), args[0]
+
+    def bwd(function, power, array, x, g):
+        assert function is jnp.sin and power == 3 and array.shape == (2,)
+        return (g[1] if mode == GRAPH_UPDATES else g) * array[0], None
+
+    f = define(fun, bwd, mode, fwd=fwd, nondiff_argnums=(2, 3, -1))
+
+    def slope(array):
+        return nnx.grad(lambda x: f(x, 1.0, jnp.sin, 3, array), **mode)(1.0)
+
+    assert slope(jnp.array([4.0, 5.0])) == 4.0
+    assert jax.jit(slope)(jnp.array([4.0, 5.0])) == 4.0
+    np.testing.assert_array_equal(jax.vmap(slope)(jnp.eye(2)), [1.0, 0.0])
+
+
+def test_objects_without_gradient_are_updated(value_mode):
+    def fun(x, model):
+        model.count[...] += 1
+        return x * model.x
+
+    def bwd(model, residual, g):
+        return (g * model.x * 10,)
+
+    f = define(fun, bwd, value_mode, nondiff_argnums=(1,))
+    for wrap in (lambda g: g, lambda g: nnx.jit(g, **value_mode)):
+        model = counted()
+        assert wrap(nnx.grad(f, **value_mode))(1.0, model) == 20.0
+        assert model.count[...] == 1
+
+
+def test_refs_are_written(mode):
+    def fun(model, x):
+        model.n[...] += 1.0
+        return x * 2
+
+    def bwd(*given):
+        return (None, 3.0) if mode == GRAPH_UPDATES else (3.0,)
+
+    nondiff = (nnx.DiffState(0, nnx.Param),) if mode == GRAPH_UPDATES else (0,)
+    f = nnx.custom_vjp(fun, nondiff_argnums=nondiff, **mode)
+    f.defvjp(lambda model, x: (f(model, x), None), bwd)
+    model = nnx.Dict(n=nnx.BatchStat(jnp.array(0.0), ref=True))
+    grad = nnx.grad(f, argnums=1, **mode)
+    inner = nnx.grad(nnx.jit(f, **mode), argnums=1, **mode)
+    for i, function in enumerate([f, grad, nnx.jit(grad, **mode), inner]):
+        assert function(model, 2.0) == (3.0 if i else 4.0)
+        assert model.n[...] == i + 1
+
+
+def test_integers_are_not_for_objects_with_graph_updates():
+    f = define(
+        lambda a, b: b * 1, lambda *_: (1.0,), GRAPH_UPDATES, nondiff_argnums=(0,)
+    )
+    for obj in (two(), nnx.Param(jnp.array(1.0)), [two()]):
+        with pytest.raises(TypeError, match="integers to nondiff_argnums for graph"):
+            f(obj, 1.0)
+
+
+def test_wrong_nondiff_argnums_are_refused(mode):
+    def make(*nondiff_argnums):
+        return define(lambda x: x, lambda *_: (), mode, None, nondiff_argnums)
+
+    with pytest.raises(ValueError, match="argnum 0 is repeated in nondiff_argnums"):
+        make(0, 0)
+    with pytest.raises(TypeError, match="nondiff_argnums=3 of nnx.custom_vjp"):
+        make(3)(1.0)
+    if mode != GRAPH_UPDATES:
+        message = "`nondiff_argnums` cannot contain `DiffState` objects"
+        with pytest.raises(ValueError, match=message):
+            make(nnx.DiffState(0, nnx.Param))
+
+
+# ------------------------------------------------------------------------ all arguments
+
+
+def test_keywords_are_positions_and_defaults_are_arguments(mode):
+    def bwd(residual, g):
+        return 7.0, 8.0
+
+    f = define(lambda x, y=3.0: x * y, bwd, mode)
+    assert f(y=4.0, x=2.0) == 8.0 and f(2.0) == 6.0
+    assert nnx.grad(lambda x: f(x=x), **mode)(2.0) == 7.0
+    assert nnx.grad(lambda x: f(x), **mode)(2.0) == 7.0
+    keyword_only = define(lambda x, *, y: x, bwd, mode)
+    with pytest.raises(TypeError, match="could not be resolved to positions"):
+        keyword_only(1.0, y=2.0)
+
+
+def test_variables_in_two_arguments(mode):
+    v = nnx.Param(jnp.array(3.0))
+    f = define(lambda a, b: a * b, lambda residual, g: residual, mode)
+    if mode == GRAPH_UPDATES:
+        assert f(v, v) == 9.0
+    else:
+        message = r"(?s)Duplicate Param.*\.args\[0\]\n.*\.args\[1\]\n.*nnx.custom_vjp"
+        with pytest.raises(ValueError, match=message):
+            f(v, v)
+
+
+def test_shared_variables_in_one_argument():
+    foo = two()
+    foo.y = foo.x
+
+    def bwd(residual, g):
+        found = nnx.clone(residual[0])
+        found.x[...] = 5 * g
+        return (found,)
+
+    grads = nnx.grad(define(lambda foo: foo.x * foo.y, bwd, GRAPH), **GRAPH)(foo)
+    assert grads.x is grads.y and grads.x[...] == 5.0
+
+
+def test_filters_must_agree_on_shared_variables():
+    foo = two()
+    nondiff = (nnx.DiffState(0, nnx.PathContains("x")),)
+    f = define(lambda a, b: a.x * b.y, lambda *_: None, GRAPH_UPDATES, None, nondiff)
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        f(foo, foo)
+
+
+def test_it_serves_methods(mode):
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.array(3.0))
+
+        @nnx.custom_vjp(**mode)
+        def __call__(self, x):
+            return self.w * x
+
+    def bwd(residual, g):
+        return None, 5.0 * residual[1]
+
+    Scale.__call__.defvjp(lambda self, x: (self(x), (self, x)), bwd)
+    assert Scale()(2.0) == 6.0
+    assert nnx.grad(lambda m, x: m(x), argnums=1, **mode)(Scale(), 2.0) == 10.0
+    assert Scale.__call__.__name__ == "__call__"
+
+
+# ------------------------------------------------------------------------------- misuse
+
+
+def test_it_needs_rules(mode):
+    f = nnx.custom_vjp(lambda x: x, **mode)
+    kind = ValueError if mode == GRAPH_UPDATES else AttributeError
+    with pytest.raises(kind, match="No VJP defined for custom_vjp function <lambda>"):
+        f(1.0)
+    with pytest.raises(
+        ValueError, match="nnx.custom_vjp does not support bound methods"
+    ):
+        nnx.custom_vjp(functools.partial(nnx.Linear(1, 1, rngs=nnx.Rngs(0)).__call__))
+
+
+def test_rules_must_return_what_is_expected(mode):
+    def use(found, fwd=None):
+        f = define(lambda foo, x: foo.x * x, lambda residual, g: found, mode, fwd)
+        return nnx.grad(f, argnums=1, **mode)(two(), 2.0)
+
+    assert use((None, 5.0)) == 5.0
+    with pytest.raises(TypeError, match="fwd rule must produce a pair"):
+        use((None, 5.0), fwd=lambda foo, x: x)
+    for found in (5.0, (5.0,), (None, 5.0, 6.0)):
+        with pytest.raises(TypeError, match="bwd rule <lambda> must produce a tuple"):
+            use(found)
+    other = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    wrong = nnx.state(other), two()
+    if mode != GRAPH_UPDATES:
+        wrong = other, nnx.state(two())
+    for gradient_of_foo in wrong:
+        with pytest.raises(TypeError, match="argument 0"):
+            use((gradient_of_foo, 5.0))
+
+
+def test_none_stands_for_an_object_in_a_container(graph_mode):
+    def use(found):
+        f = define(lambda foos: foos[0].x * 1, lambda *_: (found,), graph_mode)
+        return nnx.grad(f, **graph_mode)([two()])
+
+    (grads,) = use([None])
+    assert grads["x"][...] == 0.0 if graph_mode == GRAPH_UPDATES else grads.x[...] == 0
+    with pytest.raises(TypeError, match="Wrong structure of the cotangent"):
+        use([None, None])
+
+
+def test_states_must_have_the_differentiable_leaves():
+    def use(found):
+        nondiff = (nnx.DiffState(0, nnx.PathContains("x")),)
+        f = define(
+            lambda foo: foo.x * 1, lambda *_: (found,), GRAPH_UPDATES, None, nondiff
+        )
+        return nnx.grad(f)(two())
+
+    assert use(nnx.State({"x": jnp.array(5.0)}))["x"][...] == 5.0
+    with pytest.raises(ValueError, match="Expected State or Variable, got Box"):
+        use(two())
+    with pytest.raises(TypeError, match="(?s)argument 0:.*unexpected: y"):
+        use(nnx.state(two()))
+    with pytest.raises(TypeError, match="(?s)argument 0:.*missing: x"):
+        use(nnx.State({}))
+
+
+# -------------------------------------------------------------------------------- peers
+
+
+@pytest.mark.peers
+def test_rules_get_what_they_get_from_the_peer(mode):
+    peer = pytest.importorskip("flax.nnx")
+
+    def run(nnx):
+        seen = []
+
+        class Model(nnx.Module):
+            def __init__(self):
+                self.x = nnx.Param(jnp.array(2.0))
+                self.stat = nnx.BatchStat(jnp.array(1.0))
+
+        def fun(model, x):
+            model.stat[...] = model.x * x
+            return {"a": jnp.sin(model.x), "b": x}
+
+        def bwd(residual, g, **keywords):
+            seen.append(jax.tree.leaves((g, keywords)))
+            model, x = residual
+            if mode == GRAPH_UPDATES:
+                return jax.tree.map(lambda g: 3 * g, g[0][0]), x * 7
+            return jax.tree.map(lambda x: 3 * x, nnx.clone(model)), x * 7
+
+        f = nnx.custom_vjp(fun, **mode)
+        f.defvjp(lambda model, x: (f(model, x), (model, x)), bwd)
+
+        def loss(model, x):
+            out = f(model, x)
+            return out["a"] * 5 + out["b"] * 6 + model.stat * 7
+
+        model = Model()
+        grads = nnx.grad(loss, argnums=(0, 1), **mode)(model, 4.0)
+        return seen, jax.tree.leaves(grads), model.stat[...]
+
+    ours, theirs = run(nnx), run(peer)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import strategies
+from tests import strategies, zoo
 
 SHAPE = (2, 2, 2)
 AXES = st.sampled_from([0, 1, -1, None])
 
 
-class Model(nnx.Module):
-    def __init__(self, params, statistics):
-        self.params = nnx.List([nnx.Param(leaf(i)) for i in range(params)])
-        self.statistics = nnx.List(
-            [nnx.BatchStat(leaf(9 + i)) for i in range(statistics)]
-        )
+def model(params, statistics):
+    return zoo.Box(
+        params=nnx.List([nnx.Param(leaf(i)) for i in range(params)]),
+        statistics=nnx.List([nnx.BatchStat(leaf(9 + i)) for i in range(statistics)]),
+    )
 
 
 def leaf(number):
@@ -58,7 +57,7 @@ def scale(*args):
 
 def outcome(transform, arguments, out_axis, mode):
     args = tuple(
-        leaf(number) if counts is None else Model(*counts)
+        leaf(number) if counts is None else model(*counts)
         for number, (counts, _, _) in enumerate(arguments)
     )
     axes = in_axes(args, arguments, mode)

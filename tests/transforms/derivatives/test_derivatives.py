@@ -1,0 +1,457 @@
+"""`grad` and `value_and_grad`; `vjp` and `jvp`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftree as nnx
+from tests import zoo
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+
+
+def line(w=2.0, b=1.0):
+    """A model of ``w * x + b``."""
+    w, b = nnx.Param(jnp.asarray(w), tag="x"), nnx.Param(jnp.asarray(b))
+    return zoo.Box(w=w, b=b, name="line")
+
+
+def value(model, x):
+    return model.w * x + model.b
+
+
+def loss(model, x):
+    return value(model, x) ** 2
+
+
+# d loss / d (w, b) at w=2, b=1, x=3: 2 * 7 * (3, 1)
+GRADS = {"w": 42.0, "b": 14.0}
+
+
+def as_dict(grads):
+    flat = nnx.to_flat_state(nnx.state(grads))
+    return {path[0]: float(leaf[...]) for path, leaf in flat}
+
+
+def product(a, b):
+    return a * b
+
+
+# ----------------------------------------------------------------------------- forms
+
+
+def test_gradients_are_those_of_jax(mode):
+    assert as_dict(nnx.grad(loss, **mode)(line(), 3.0)) == GRADS
+    found, grads = nnx.value_and_grad(loss, **mode)(line(), 3.0)
+    assert found == 49.0 and as_dict(grads) == GRADS
+
+
+def test_second_output_comes_along(mode):
+    def f(model, x):
+        return loss(model, x), {"aux": x}
+
+    options = {"has_aux": True, **mode}
+    grads, aux = nnx.grad(f, **options)(line(), 3.0)
+    assert as_dict(grads) == GRADS and aux == {"aux": 3.0}
+    (found, aux), grads = nnx.value_and_grad(f, **options)(line(), 3.0)
+    assert found == 49.0 and as_dict(grads) == GRADS and aux == {"aux": 3.0}
+
+
+def test_gradients_are_states_with_graph_updates_and_objects_without(mode):
+    model = line()
+    grads = nnx.grad(loss, **mode)(model, 3.0)
+    if mode == GRAPH_UPDATES:
+        assert type(grads) is nnx.State and grads["w"].tag == "x"
+    else:
+        assert type(grads) is zoo.Box and grads.name == "line" and grads.w.tag == "x"
+        assert grads is not model and grads.w is not model.w
+
+
+def test_variables_and_arrays_are_differentiated_as_such(mode):
+    args = nnx.BatchStat(jnp.array(2.0)), jnp.array(3.0)
+    grads = nnx.grad(product, argnums=(0, 1), **mode)(*args)
+    assert type(grads) is tuple and type(grads[0]) is nnx.BatchStat
+    assert (grads[0][...], grads[1]) == (3.0, 2.0)
+
+
+def test_states_are_trees_of_variables(mode):
+    model = nnx.Dict(a=nnx.Cache(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0)))
+    grads = nnx.grad(lambda s: s["a"] * s["b"], **mode)(nnx.state(model))
+    assert type(grads) is nnx.State and type(grads["a"]) is nnx.Cache
+    assert as_dict(grads) == {"a": 3.0, "b": 2.0}
+
+
+def test_containers_keep_their_form(mode):
+    def f(models):
+        return value(models[0], 1.0) * value(models[1]["k"], 1.0)
+
+    grads = nnx.grad(f, **mode)([line(), {"k": line()}])
+    assert type(grads) is list and as_dict(grads[1]["k"]) == {"w": 3.0, "b": 3.0}
+
+
+# --------------------------------------------------------------------------- argnums
+
+
+def test_argnums_choose_arguments(mode):
+    f = nnx.grad(lambda x, model, y: loss(model, x) * y, argnums=(2, 0), **mode)
+    dy, dx = f(3.0, line(), 1.0)
+    assert (dy, dx) == (49.0, 28.0)
+    assert nnx.grad(product, argnums=-1, **mode)(2.0, 3.0) == 2.0
+    (single,) = nnx.grad(product, argnums=(1,), **mode)(2.0, 3.0)
+    assert single == 2.0
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad"])
+def test_wrong_argnums_are_refused(mode, name):
+    def make(f, **options):
+        return getattr(nnx, name)(f, **options, **mode)
+
+    with pytest.raises(TypeError, match=f"nnx.{name} requires at least 3 positional"):
+        make(jnp.sin, argnums=2)(1.0)
+    with pytest.raises(TypeError, match="at least 2 positional arguments.*only 1"):
+        make(jnp.sin, argnums=-2)(1.0)
+    with pytest.raises(ValueError, match="argnum 0 is repeated in argnums"):
+        make(product, argnums=(0, 0))
+    with pytest.raises(ValueError, match="argnum 1 is repeated"):
+        make(product, argnums=(1, -1))(1.0, 2.0)
+    with pytest.raises(ValueError, match=f"argnums of nnx.{name} is empty"):
+        make(jnp.sin, argnums=())
+    with pytest.raises(NotImplementedError, match="reduce_axes"):
+        make(jnp.sin, reduce_axes=("x",))
+    with pytest.raises(ValueError, match="Graph nodes are not allowed") as caught:
+        make(jnp.sin, argnums=nnx.Dict(a=nnx.Param(1)))  # issue 12, §13
+    assert "Dict" in str(caught.value) and "nnx.DiffState" in str(caught.value)
+
+
+def test_defaults_are_arguments_with_graph_updates():
+    f = nnx.grad(lambda x, y=3.0: x * y, argnums=1, **GRAPH_UPDATES)
+    assert f(2.0) == 2.0 and f(y=4.0, x=5.0) == 5.0
+
+
+def test_keywords_are_not_differentiated_without_graph_updates(value_mode):
+    def f(x, *, model):
+        model.w[...] += 1
+        return loss(model, x)
+
+    model = line()
+    slope = nnx.grad(f, **value_mode)(3.0, model=model)
+    assert slope == 60.0 and model.w[...] == 3.0  # 2 * 10 * 3 with that w
+
+
+FILTERS = {
+    "all parameters": (0, GRADS),
+    "a path": (nnx.DiffState(0, nnx.PathContains("b")), {"b": 14.0}),
+    "a tag": (nnx.DiffState(0, "x"), {"w": 42.0}),
+    "nothing": (nnx.DiffState(0, nnx.BatchStat), {}),
+    "from the end": (-2, GRADS),
+    "a filter from the end": (nnx.DiffState(-2, "x"), {"w": 42.0}),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_select_variables(name):
+    argnums, expected = FILTERS[name]
+    grads = nnx.grad(loss, argnums=argnums)(line(), 3.0)
+    assert type(grads) is nnx.State and as_dict(grads) == expected
+    grads, slope = nnx.grad(loss, argnums=(argnums, 1))(line(), 3.0)
+    assert as_dict(grads) == expected and slope == 28.0
+
+
+def test_parameters_are_differentiated_unless_a_filter_says_more():
+    model = nnx.Dict(a=nnx.BatchStat(jnp.array(2.0)), b=nnx.Param(jnp.array(3.0)))
+
+    def f(model):
+        return model.a * model.b
+
+    for number in (0, -1):
+        assert as_dict(nnx.grad(f, argnums=number)(model)) == {"b": 2.0}
+        everything = nnx.DiffState(number, ...)
+        assert as_dict(nnx.grad(f, argnums=everything)(model)) == {"a": 3.0, "b": 2.0}
+
+
+def test_filters_are_relative_to_each_object():
+    target = nnx.DiffState(0, lambda path, x: path == ("w",))
+    (grads,) = nnx.grad(lambda models: loss(*models, 3.0), argnums=target)([line()])
+    assert as_dict(grads) == {"w": 42.0}
+
+
+def test_diff_state_needs_graph_updates(value_mode):
+    with pytest.raises(ValueError, match="`argnums` cannot contain `DiffState` obj"):
+        nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Param), **value_mode)
+
+
+# --------------------------------------------------------------------------- sharing
+
+
+def test_shared_variable_has_one_summed_gradient():
+    shared = nnx.Param(jnp.array(3.0))
+    model = nnx.Dict(a=shared, b=nnx.Dict(c=shared))
+
+    def f(model):
+        return model.a * model.b.c
+
+    grads = nnx.grad(f, **GRAPH_UPDATES)(model)
+    assert [float(x) for x in jax.tree.leaves(grads)] == [6.0]
+    grads = nnx.grad(f, **GRAPH)(model)
+    assert grads.a is grads.b.c and grads.a[...] == 6.0
+
+
+def test_shared_variable_in_two_arguments(graph_mode):
+    shared = nnx.Param(jnp.array(3.0))
+    args = nnx.Dict(w=shared), nnx.Dict(w=shared)
+
+    def f(a, b):
+        return a.w * b.w
+
+    first, second = nnx.grad(f, argnums=(0, 1), **graph_mode)(*args)
+    assert first["w"][...] == 6.0
+    if graph_mode == GRAPH_UPDATES:
+        assert len(second) == 0
+    else:
+        assert second["w"] is first["w"]
+    for name in ("grad", "value_and_grad"):
+        message = rf"Inconsistent aliasing detected\. .* prefixes in nnx\.{name}:"
+        with pytest.raises(ValueError, match=message):
+            getattr(nnx, name)(f, argnums=0, **graph_mode)(*args)
+
+
+# ------------------------------------------------------------------ what else happens
+
+
+def test_updates_inside_propagate_and_the_gradient_is_of_the_input(mode):
+    def f(model, x):
+        out = loss(model, x)
+        model.w[...] = jnp.array(100.0)
+        return out
+
+    model = line()
+    assert as_dict(nnx.grad(f, **mode)(model, 3.0)) == GRADS
+    assert model.w[...] == 100.0
+
+
+def test_integers_are_refused_unless_allowed(mode):
+    def f(model):
+        return model.w * model.n
+
+    counted = nnx.Dict(w=nnx.Param(jnp.array(2.0)), n=nnx.Param(jnp.array(3)))
+    with pytest.raises(TypeError):
+        nnx.grad(f, **mode)(counted)
+    grads = nnx.grad(f, allow_int=True, **mode)(counted)
+    assert grads["w"][...] == 3.0
+    assert grads["n"].get_raw_value().dtype == jax.dtypes.float0
+
+
+def test_value_must_be_a_scalar(mode):
+    with pytest.raises(TypeError):
+        nnx.grad(lambda m: jnp.ones(2) * m.w, **mode)(line())
+    with pytest.raises(TypeError):
+        nnx.grad(lambda m: m.w * 1.0, has_aux=True, **mode)(line())
+
+
+def test_streams_may_be_drawn_from(mode):
+    def f(w, rngs):
+        return (w * rngs.normal((3,))).sum()
+
+    rngs, plain = nnx.Rngs(0), nnx.Rngs(0)
+    grads = nnx.grad(f, **mode)(nnx.Param(jnp.ones(3)), rngs)
+    assert np.allclose(grads[...], plain.normal((3,))) and rngs.default.count[...] == 1
+
+
+def test_numbers_are_those_of_calculus_in_float64(mode, float64):
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    w = np.random.default_rng(1).normal(size=(4, 2))
+    grads = nnx.grad(
+        lambda v, x: jnp.sum(jnp.tanh(x @ v[...]) ** 3), argnums=(0, 1), **mode
+    )(nnx.Param(jnp.asarray(w)), jnp.asarray(x))
+    y = np.tanh(x @ w)
+    inner = 3 * y**2 * (1 - y**2)
+    np.testing.assert_allclose(grads[0][...], x.T @ inner, rtol=1e-13)
+    np.testing.assert_allclose(grads[1], inner @ w.T, rtol=1e-13)
+
+
+def test_derivatives_nest(mode):
+    def slope(v):
+        return nnx.grad(lambda v: v[...] ** 3, **mode)(v)[...]
+
+    assert nnx.grad(slope, **mode)(nnx.Param(jnp.array(2.0)))[...] == 12.0
+
+
+def test_gradients_of_both_forms_update_the_model(mode):
+    model = line()
+    nnx.update(model, nnx.grad(loss, **mode)(model, 3.0))
+    assert (model.w[...], model.b[...]) == (42.0, 14.0)
+
+
+def test_complex_derivatives(mode):
+    z = nnx.Param(jnp.array(1.0 + 2.0j))
+    grads = nnx.grad(lambda v: v[...] ** 2, holomorphic=True, **mode)(z)
+    assert grads[...] == 2.0 + 4.0j
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("mode", [GRAPH_UPDATES, TREE], ids=["graph_updates", "tree"])
+def test_gradients_are_those_of_the_peer(mode):
+    peer = pytest.importorskip("flax.nnx")
+
+    def results(nnx):
+        def f(model, x):
+            model.stat[...] += 1
+            return jnp.sum(model.linear(x) ** 2) * model.scale, {"aux": x}
+
+        model = nnx.Dict(
+            linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+            scale=nnx.Param(jnp.array(3.0)),
+            stat=nnx.BatchStat(jnp.array(0.0)),
+        )
+        options = {"argnums": (0, 1), "has_aux": True, **mode}
+        out, grads = nnx.value_and_grad(f, **options)(model, jnp.ones((1, 2)))
+        flat = nnx.to_flat_state(nnx.state(grads[0]))
+        by_path = {path: leaf[...] for path, leaf in flat}
+        return by_path, (out, grads[1]), model.stat[...]
+
+    ours, theirs = results(nnx), results(peer)
+    assert ours[0].keys() == theirs[0].keys()
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+# ----------------------------------------------------------------------- vjp and jvp
+
+
+def ones_like(model):
+    return jax.tree.map(jnp.ones_like, model)
+
+
+def test_cotangents_are_pulled_back(value_mode):
+    out, backward = nnx.vjp(loss, line(), 3.0, **value_mode)
+    grads, slope = backward(2.0)
+    assert out == 49.0 and type(grads) is zoo.Box and grads.name == "line"
+    assert as_dict(grads) == {"w": 84.0, "b": 28.0} and slope == 56.0
+    assert as_dict(backward(0.0)[0]) == {"w": 0.0, "b": 0.0}
+
+
+def test_tangents_are_pushed_forward(value_mode):
+    tangents = ones_like(line()), 1.0
+    out, tangent = nnx.jvp(loss, (line(), 3.0), tangents, **value_mode)
+    assert out == 49.0 and tangent == 42.0 + 14.0 + 28.0
+
+
+def test_second_outputs_of_products_come_along(value_mode):
+    def f(model, x):
+        return value(model, x), {"new": nnx.Param(x * 2)}
+
+    options = {"has_aux": True, **value_mode}
+    out, backward, aux = nnx.vjp(f, line(), 3.0, **options)
+    assert (out, backward(1.0)[1], aux["new"][...]) == (7.0, 2.0, 6.0)
+    args = (line(), 3.0), (jax.tree.map(jnp.zeros_like, line()), 1.0)
+    out, tangent, aux = nnx.jvp(f, *args, **options)
+    assert (out, tangent, aux["new"][...]) == (7.0, 2.0, 6.0)
+    with pytest.raises(TypeError, match="must return a pair"):
+        nnx.vjp(loss, line(), 3.0, **options)
+
+
+def test_outputs_of_products_may_be_objects(value_mode):
+    def f(x):
+        return {"model": line(x**2, 5 * x)}
+
+    out, backward = nnx.vjp(f, jnp.array(3.0), **value_mode)
+    assert as_dict(out["model"]) == {"w": 9.0, "b": 15.0}
+    assert backward({"model": line(2.0, 1.0)}) == (2 * 6.0 + 1 * 5.0,)
+    out, tangent = nnx.jvp(f, (jnp.array(3.0),), (jnp.array(1.0),), **value_mode)
+    assert type(tangent["model"]) is zoo.Box
+    assert as_dict(tangent["model"]) == {"w": 6.0, "b": 5.0}
+
+
+def test_updates_happen_once_on_the_way_forward(value_mode):
+    def f(model, x):
+        out = value(model, x)
+        model.b[...] += 1
+        return out
+
+    model = line()
+    _, backward = nnx.vjp(f, model, 3.0, **value_mode)
+    assert model.b[...] == 2.0
+    backward(1.0), backward(1.0)
+    nnx.jvp(f, (model, 3.0), (ones_like(model), 1.0), **value_mode)
+    assert model.b[...] == 3.0 and isinstance(model.b.get_raw_value(), jax.Array)
+
+
+def test_pullbacks_leave_jit(value_mode):
+    @jax.jit
+    def pullback(x):
+        return nnx.vjp(value, line(), x, **value_mode)[1]
+
+    assert as_dict(pullback(3.0)(jnp.array(2.0))[0]) == {"w": 6.0, "b": 2.0}
+
+
+def test_shared_variables_have_one_gradient_and_one_tangent():
+    def f(a, b):
+        return a[...] * b["v"][...]
+
+    shared, direction = nnx.Param(jnp.array(3.0)), nnx.Param(jnp.array(1.0))
+    primals, tangents = (shared, {"v": shared}), (direction, {"v": direction})
+    out, backward = nnx.vjp(f, *primals, **GRAPH)
+    first, second = backward(1.0)
+    assert out == 9.0 and first is second["v"] and first[...] == 6.0
+    assert nnx.jvp(f, primals, tangents, **GRAPH) == (9.0, 6.0)
+
+
+def test_cotangents_share_what_the_outputs_share():
+    def outputs(a, b):
+        shared = nnx.Param(jnp.asarray(a))
+        return zoo.Box(a=shared), [zoo.Box(a=shared, b=nnx.Param(jnp.asarray(b)))]
+
+    _, backward = nnx.vjp(lambda x: outputs(x, x**2), jnp.array(3.0), **GRAPH)
+    assert backward(outputs(5.0, 7.0)) == (5.0 + 7.0 * 2 * 3.0,)
+
+
+def test_tangents_of_trees_are_not_shared():
+    v = nnx.Param(jnp.array(3.0))
+    with pytest.raises(ValueError, match=r"\.tangents\[0\]"):
+        nnx.jvp(product, (v, nnx.clone(v)), (v, v), **TREE)
+
+
+def test_reduced_axes_are_refused():
+    with pytest.raises(NotImplementedError, match="reduce_axes"):
+        nnx.vjp(loss, reduce_axes=("x",), **TREE)
+
+
+@pytest.mark.parametrize("name", ["vjp", "jvp"])
+def test_products_tell_how_to_be_without_graph_updates(name):
+    for namespace in (nnx, nnx.compat):
+        with pytest.raises(NotImplementedError, match="Pass graph=False or"):
+            getattr(namespace, name)(loss)
+
+
+def test_wrong_forms_are_refused(value_mode):
+    _, backward = nnx.vjp(lambda x: nnx.Dict(a=nnx.Param(x)), 3.0, **value_mode)
+    for wrong in (1.0, nnx.Dict(b=nnx.Param(1.0))):
+        with pytest.raises(ValueError, match="the cotangent") as error:
+            backward(wrong)
+        assert isinstance(error.value, TypeError)
+
+    def jvp(primals, tangents):
+        return nnx.jvp(lambda v: v * 1, primals, tangents, **value_mode)
+
+    v, count = nnx.Param(jnp.array(1.0)), nnx.Param(jnp.array(1))
+    with pytest.raises(TypeError, match="structure of the tangents"):
+        jvp((v,), (nnx.clone(v), 1.0))
+    with pytest.raises(TypeError, match="primals of nnx.jvp must be a tuple"):
+        jvp(v, v)
+    with pytest.raises(TypeError, match="float0"):
+        jvp((count,), (nnx.clone(count),))
+
+
+def test_products_have_the_numbers_of_jax(value_mode, float64):
+    def of_arrays(x):
+        return jnp.sin(x) * jnp.cumsum(x)
+
+    def of_variables(v):
+        return of_arrays(v[...])
+
+    x, ct, dx = np.random.default_rng(0).normal(size=(3, 3))
+    v, dv = nnx.Param(jnp.asarray(x)), nnx.Param(jnp.asarray(dx))
+    (grad,) = nnx.vjp(of_variables, v, **value_mode)[1](jnp.asarray(ct))
+    expected = jax.vjp(of_arrays, x)[1](jnp.asarray(ct))[0]
+    np.testing.assert_array_equal(grad[...], expected)
+    _, tangent = nnx.jvp(of_variables, (v,), (dv,), **value_mode)
+    np.testing.assert_array_equal(tangent, jax.jvp(of_arrays, (x,), (dx,))[1])
