@@ -335,3 +335,28 @@ def test_threads_of_a_failed_save_that_go_on_are_left():
         orbax_side.let_threads_fail(0.01)
     finally:
         ended.set()
+
+
+def test_a_step_of_an_object_store_is_whole_as_long_as_it_is_marked(
+    tmp_path, monkeypatch
+):
+    """Where no folder can be renamed, its mark is written last and deleted first."""
+    with checkpoints.Checkpoints(tmp_path) as kept:
+        for step in (1, 2, 3):
+            kept.save(step, m=tree(step))
+    monkeypatch.setattr(orbax_side, "is_remote", lambda folder: True)
+    store = checkpoints.Checkpoints(tmp_path, keep=1)
+    (tmp_path / "3" / orbax_side.COMMITTED).unlink()
+    assert store.steps() == [1, 2]
+
+    def stops(folder):
+        raise OSError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(orbax_side.path_of(tmp_path)), "rmtree", stops)
+        with pytest.raises(OSError, match="network"):
+            store._delete_old()
+    assert store.steps() == [2] and store.restore_latest(m=nnx.State(tree(0))) == 2
+    (tmp_path / "1" / orbax_side.COMMITTED).touch()
+    store._delete_old()
+    assert sorted(os.listdir(tmp_path)) == ["2", "3"]
