@@ -145,6 +145,10 @@ SHARING = {name: in_model(change) for name, change in ALIASES.items()} | {
 }
 
 
+def changes_of_models(mode):
+    return IN_MODEL if mode == TREE else IN_MODEL | ALIASES
+
+
 def changes_in(mode):
     return CHANGES if mode == TREE else CHANGES | SHARING
 
@@ -175,10 +179,9 @@ def visit(tree):
     """
     total = jnp.zeros(())
     for path, leaf in nnx.to_flat_state(nnx.state(tree)):
-        if path[:2] == ("model", "items") and not isinstance(leaf, nnx.Variable):
-            continue
         if not isinstance(leaf, nnx.Variable):
-            total += number(path) * jnp.sum(leaf)
+            is_item = path[:2] == ("model", "items")
+            total += 0 if is_item else number(path) * jnp.sum(leaf)
             continue
         metadata, value = leaf.get_metadata(), leaf.get_value()
         known = type(leaf).__name__, metadata.get("tag"), metadata.get("config")
@@ -186,7 +189,7 @@ def visit(tree):
         total += sum(factor * x.sum() for x in jax.tree.leaves(value))
         leaf.set_value(jax.tree.map(lambda x, f=factor: f - x, value))
     model = tree["model"]
-    # In tree mode numbers in containers are data.
+    # Numbers in containers are static, and data in tree mode.
     items = [x for x in model.items if not isinstance(x, nnx.Variable)]
     total += sum(x * (3 + place) for place, x in enumerate(items))
     statics = [getattr(model, "tag", Tag("")).name, model.dropout.deterministic]

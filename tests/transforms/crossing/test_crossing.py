@@ -94,10 +94,12 @@ def test_a_function_that_jax_refuses_changes_nothing(mode):
 
 def test_a_write_into_another_trace_is_told_with_its_path(mode):
     model = nnx.Dict(sub=zoo.Scale())
-    step = nnx.jit(lambda m: m.sub.w.set_value(jnp.array(5.0)), **mode)
-    with pytest.raises(errors.TraceContextError, match=r"args\[0\]\.sub\.w"):
-        jax.jit(lambda: step(model))()
-    assert model.sub.w == 2
+    step = nnx.jit(lambda m: m.sub.w.set_value(m.sub.w + 1), **mode)
+    for count in range(4):
+        with pytest.raises(errors.TraceContextError, match=r"args\[0\]\.sub\.w"):
+            jax.jit(lambda: step(model))()
+        assert model.sub.w == 2 + count
+        step(model)
 
 
 def test_paths_in_keywords_are_named():

@@ -4,6 +4,8 @@ Each call gives what a first one gives: a transform that remembers what it found
 about its arguments must not be seen to. What it remembers is in `test_costs.py`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree import errors
 from tests import strategies, zoo
-from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES, TREE
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 from tests.transforms.crossing.changes import (
     ALIASES,
     IN_MODEL,
@@ -24,6 +26,7 @@ from tests.transforms.crossing.changes import (
     arguments,
     changed,
     changes_in,
+    changes_of_models,
     layer,
     param,
     visit,
@@ -32,6 +35,18 @@ from tests.transforms.crossing.changes import (
 
 def visit_and_return(tree):
     return visit(tree), jax.tree.map(lambda x: x + 1, tree["state"])
+
+
+def visit_model(model):
+    return visit({"model": model})
+
+
+# What is called, and what it is given: an object by itself, or all kinds in a dict.
+FORMS = {
+    "alone": (visit_model, Model, changes_of_models),
+    "together": (visit_and_return, arguments, changes_in),
+}
+EACH_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def mapped(f, **mode):
@@ -55,13 +70,11 @@ TRANSFORMS = {"jit": nnx.jit, "vmap": mapped, "grad": differentiated}
 TRACED_EACH = pytest.mark.parametrize("transform", TRACED.values(), ids=TRACED)
 EACH = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
-# One for all tests, so that little is compiled.
-JITTED = {name: nnx.jit(visit_and_return, **mode) for name, mode in BY_NAME.items()}
-KEPT = {
-    (transform, name): make(visit, **mode)
-    for transform, make in TRACED.items()
-    for name, mode in BY_NAME.items()
-}
+
+@functools.cache
+def compiled(form, graph, graph_updates=False):
+    """The same function in all tests, so that little is compiled."""
+    return nnx.jit(FORMS[form][0], graph=graph, graph_updates=graph_updates)
 
 
 def arrays(tree):
@@ -88,57 +101,58 @@ def check_alike(ours, theirs, told=None):
 # ---------------------------------------------------------------------- random changes
 
 
-def test_a_compiled_function_sees_each_change(mode):
-    step = nnx.jit(visit_and_return, **mode)
-    ours, theirs = arguments(), arguments()
-    for name, change in changes_in(mode).items():
-        made = [changed(tree, change, len(name) % 2) for tree in (ours, theirs)]
-        assert made[0] == made[1]
-        for _ in range(2):
-            check_same(step(ours), visit_and_return(theirs), name)
-        check_alike(ours, theirs, name)
+@EACH_FORM
+def test_a_compiled_function_sees_each_change(form, mode):
+    function, make, changes_of = FORMS[form]
+    step, ours, theirs = nnx.jit(function, **mode), make(), make()
+    for name, change in changes_of(mode).items():
+        for k in (0, 1):
+            made = [changed(x, change, k) for x in (ours, theirs)]
+            assert made[0] == made[1]
+            for _ in range(2):
+                check_same(step(ours), function(theirs), name)
+            check_alike(ours, theirs, name)
 
 
 STEPS = st.tuples(st.integers(0, 1), st.integers(1, 3))
 
 
-def steps_of(changes, most):
-    step = st.tuples(st.sampled_from([*changes]), STEPS)
+def steps_of(names, most):
+    """Some changes; of each what it is given, and how many calls are before it."""
+    step = st.tuples(st.sampled_from([*names]), STEPS)
     return st.lists(step, min_size=1, max_size=most)
 
 
-@pytest.mark.parametrize("often", [1, 8], ids=["any", "switches"])
-@strategies.examples(3, 25)
+@EACH_FORM
+@strategies.examples(4, 40)
 @given(data=st.data())
-def test_compiled_calls_equal_those_of_the_function(often, mode, data):
-    (step,) = [JITTED[name] for name in BY_NAME if BY_NAME[name] is mode]
-    ours, theirs = arguments(), arguments()
-    changes = changes_in(mode)
-    for name, (k, calls) in data.draw(steps_of([*changes, *SWITCHES] * often, 8)):
+def test_compiled_calls_equal_those_of_the_function(form, mode, data):
+    function, make, changes_of = FORMS[form]
+    step, changes = compiled(form, **mode), changes_of(mode)
+    ours, theirs = make(), make()
+    names = [*changes, *[*SWITCHES] * 4]
+    for name, (k, calls) in data.draw(steps_of(names, 8)):
         for _ in range(calls):
-            check_same(step(ours), visit_and_return(theirs))
-        for tree in (ours, theirs):
-            changed(tree, changes[name], k)
-    check_same(step(ours), visit_and_return(theirs))
+            check_same(step(ours), function(theirs))
+        for x in (ours, theirs):
+            changed(x, changes[name], k)
+    check_same(step(ours), function(theirs))
     check_alike(ours, theirs)
 
 
+@EACH_FORM
 @strategies.examples(3, 25)
 @given(data=st.data())
-def test_calls_with_new_objects_equal_those_of_the_function(mode, data):
-    (step,) = [JITTED[name] for name in BY_NAME if BY_NAME[name] is mode]
-    changes = changes_in(mode)
+def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
+    function, make, changes_of = FORMS[form]
+    changes = changes_of(mode)
     drawn = data.draw(steps_of(changes, 4))
-
-    def make():
-        tree = arguments()
-        for name, (k, _) in drawn:
-            changed(tree, changes[name], k)
-        return tree
-
     for _ in range(3):
         ours, theirs = make(), make()
-        check_same(step(ours), visit_and_return(theirs))
+        for name, (k, _) in drawn:
+            for x in (ours, theirs):
+                changed(x, changes[name], k)
+        check_same(compiled(form, **mode)(ours), function(theirs))
         check_alike(ours, theirs)
 
 
@@ -146,10 +160,9 @@ def test_calls_with_new_objects_equal_those_of_the_function(mode, data):
 @strategies.examples(4, 25)
 @given(data=st.data())
 def test_traced_calls_equal_first_ones(transform, mode, data):
-    (name,) = [name for name in BY_NAME if BY_NAME[name] is mode]
-    kept, make = KEPT[transform, name], TRACED[transform]
+    make, changes = TRACED[transform], changes_in(mode)
+    kept = make(visit, **mode)
     ours, theirs = arguments(), arguments()
-    changes = changes_in(mode)
     for name, (k, calls) in data.draw(steps_of(changes, 5)):
         for _ in range(calls):
             check_same(arrays(kept(ours)), arrays(make(visit, **mode)(theirs)))
@@ -243,7 +256,11 @@ def test_one_function_takes_objects_and_arrays_in_any_place(mode):
         a, b = (x.w if isinstance(x, zoo.Scale) else x for x in (a, b))
         return a * b
 
+    kept = zoo.Scale()
     for _ in range(3):
+        for model in (kept, zoo.Scale()):
+            assert f(model, 5.0) == 10.0
+            assert f(model, nnx.Param(jnp.array(3.0))) == 6.0
         assert f(zoo.Scale(), 5.0) == f(5.0, zoo.Scale()) == 10.0
         assert f(zoo.Scale(), b=7.0) == 14.0
         assert f(a=zoo.Scale()) == 2.0
