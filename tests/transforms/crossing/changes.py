@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 import graftree as nnx
 from tests import zoo
-from tests.modes import TREE
 from tests.static_values import Tag
 
 
@@ -19,17 +18,24 @@ def layer(k, size=2):
     return zoo.Box(kernel=param(k, (2, size)), bias=param(0, size))
 
 
-class Model(nnx.Module):
-    """Holds all that can change between two calls, at places where it may."""
+class Plain(nnx.Module):
+    """Holds objects, Variables and static values alone."""
 
     def __init__(self):
         self.kernel = param(1, config=[1])
-        self.array = jnp.arange(3.0)
         self.tag = Tag("a")
         self.flag = 0
         self.dropout = nnx.Dropout(0.5)
         self.layers = nnx.List([layer(2)])
         self.heads = nnx.Dict(a=param(1, 1), flag=0)
+
+
+class Model(Plain):
+    """Holds all that can change between two calls, at places where it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.array = jnp.arange(3.0)
         self.items = nnx.data([param(1, 1), 2])
         self.named = nnx.data({"x": param(1, 1)})
         self.state = nnx.data(nnx.State({"a": {"b": param(1, 1)}}))
@@ -52,16 +58,13 @@ SWITCHES = {
     "other equal static": lambda m, k: setattr(m, "flag", -0.0 if k else False),
     "static below": lambda m, k: m.heads.__setitem__("flag", k),
 }
-IN_MODEL = {
+IN_PLAIN = {
     "value": lambda m, k: m.kernel.set_value(jnp.full(2, float(k))),
     "shape": lambda m, k: m.kernel.set_value(jnp.full(k + 1, 2.0)),
-    "array": lambda m, k: setattr(m, "array", jnp.full(3, float(k))),
-    "type of an array": lambda m, k: setattr(m, "array", jnp.full(k + 1, 2)),
     "Variable": lambda m, k: setattr(m, "kernel", param(k, config=[1])),
     "kind of Variable": lambda m, k: setattr(
         m, "kernel", nnx.Cache(m.kernel.get_value(), config=[1])
     ),
-    "array for a Variable": lambda m, k: setattr(m.layers[0], "bias", jnp.ones(2)),
     "None for a Variable": lambda m, k: setattr(m.layers[0], "bias", None),
     "metadata": lambda m, k: m.kernel.set_metadata(tag=k),
     "metadata in place": lambda m, k: m.kernel.config.append(k),
@@ -70,7 +73,6 @@ IN_MODEL = {
     "no static": lambda m, k: delattr(m, "tag"),
     "new Variable": lambda m, k: setattr(m, f"new{k}", param(k, 1)),
     "new static": lambda m, k: setattr(m, f"size{k}", k),
-    "data for static": lambda m, k: setattr(m, f"size{k}", nnx.data(jnp.zeros(2))),
     "past setattr": lambda m, k: vars(m).__setitem__("flag", k),
     "new past setattr": lambda m, k: vars(m).__setitem__(f"past{k}", k),
     "by object": lambda m, k: (object.__setattr__(m, "flag", k + 5), nnx.touch(m)),
@@ -80,6 +82,16 @@ IN_MODEL = {
     "pop": lambda m, k: m.layers.pop(),
     "head": lambda m, k: m.heads.__setitem__(str(k), param(k, 1)),
     "no head": lambda m, k: m.heads.pop("a"),
+    **SWITCHES,
+    "update": lambda m, k: nnx.update(m, nnx.state(m)),
+    "something else": lambda m, k: zoo.Scale(),
+    "nothing": lambda m, k: None,
+}
+IN_MODEL = IN_PLAIN | {
+    "array": lambda m, k: setattr(m, "array", jnp.full(3, float(k))),
+    "type of an array": lambda m, k: setattr(m, "array", jnp.full(k + 1, 2)),
+    "array for a Variable": lambda m, k: setattr(m.layers[0], "bias", jnp.ones(2)),
+    "data for static": lambda m, k: setattr(m, f"size{k}", nnx.data(jnp.zeros(2))),
     "list of data": lambda m, k: m.items.append(param(k, 1)),
     "static in a list": lambda m, k: m.items.append(k),
     "member of a list": lambda m, k: m.items.__setitem__(0, param(1, 1)),
@@ -89,10 +101,6 @@ IN_MODEL = {
     "array in a dict": lambda m, k: m.named.__setitem__("x", jnp.ones(1)),
     "member of a State": lambda m, k: m.state["a"].__setitem__("b", param(k, 1)),
     "new in a State": lambda m, k: m.state["a"].__setitem__(str(k), param(1, 1)),
-    **SWITCHES,
-    "update": lambda m, k: nnx.update(m, nnx.state(m)),
-    "something else": lambda m, k: zoo.Scale(),
-    "nothing": lambda m, k: None,
 }
 # What tree mode refuses.
 ALIASES = {
@@ -145,19 +153,11 @@ SHARING = {name: in_model(change) for name, change in ALIASES.items()} | {
 }
 
 
-def changes_of_models(mode):
-    return IN_MODEL if mode == TREE else IN_MODEL | ALIASES
-
-
-def changes_in(mode):
-    return CHANGES if mode == TREE else CHANGES | SHARING
-
-
 def changed(tree, change, k):
     """Whether a change can be made: what it is about may be gone."""
     try:
         change(tree, k)
-    except (AttributeError, IndexError, KeyError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
     return True
 
@@ -190,7 +190,7 @@ def visit(tree):
         leaf.set_value(jax.tree.map(lambda x, f=factor: f - x, value))
     model = tree["model"]
     # Numbers in containers are static, and data in tree mode.
-    items = [x for x in model.items if not isinstance(x, nnx.Variable)]
+    items = [x for x in getattr(model, "items", []) if not isinstance(x, nnx.Variable)]
     total += sum(x * (3 + place) for place, x in enumerate(items))
     statics = [getattr(model, "tag", Tag("")).name, model.dropout.deterministic]
     statics += [model.flag, model.heads.flag, len(model.layers)]

@@ -20,13 +20,15 @@ from tests import strategies, zoo
 from tests.modes import GRAPH, GRAPH_UPDATES, TREE
 from tests.transforms.crossing.changes import (
     ALIASES,
+    CHANGES,
     IN_MODEL,
+    IN_PLAIN,
+    SHARING,
     SWITCHES,
     Model,
+    Plain,
     arguments,
     changed,
-    changes_in,
-    changes_of_models,
     layer,
     param,
     visit,
@@ -41,12 +43,19 @@ def visit_model(model):
     return visit({"model": model})
 
 
-# What is called, and what it is given: an object by itself, or all kinds in a dict.
+# What is called, what makes its argument, what may change in that, and how it may be
+# shared, which tree mode refuses.
 FORMS = {
-    "alone": (visit_model, Model, changes_of_models),
-    "together": (visit_and_return, arguments, changes_in),
+    "plain": (visit_model, Plain, IN_PLAIN, ALIASES),
+    "alone": (visit_model, Model, IN_MODEL, ALIASES),
+    "together": (visit_and_return, arguments, CHANGES, SHARING),
 }
 EACH_FORM = pytest.mark.parametrize("form", FORMS)
+
+
+def form_of(name, mode):
+    function, make, changes, shared = FORMS[name]
+    return function, make, changes if mode == TREE else changes | shared
 
 
 def mapped(f, **mode):
@@ -103,9 +112,9 @@ def check_alike(ours, theirs, told=None):
 
 @EACH_FORM
 def test_a_compiled_function_sees_each_change(form, mode):
-    function, make, changes_of = FORMS[form]
+    function, make, changes = form_of(form, mode)
     step, ours, theirs = nnx.jit(function, **mode), make(), make()
-    for name, change in changes_of(mode).items():
+    for name, change in changes.items():
         for k in (0, 1):
             made = [changed(x, change, k) for x in (ours, theirs)]
             assert made[0] == made[1]
@@ -127,9 +136,8 @@ def steps_of(names, most):
 @strategies.examples(4, 40)
 @given(data=st.data())
 def test_compiled_calls_equal_those_of_the_function(form, mode, data):
-    function, make, changes_of = FORMS[form]
-    step, changes = compiled(form, **mode), changes_of(mode)
-    ours, theirs = make(), make()
+    function, make, changes = form_of(form, mode)
+    step, ours, theirs = compiled(form, **mode), make(), make()
     names = [*changes, *[*SWITCHES] * 4]
     for name, (k, calls) in data.draw(steps_of(names, 8)):
         for _ in range(calls):
@@ -144,8 +152,7 @@ def test_compiled_calls_equal_those_of_the_function(form, mode, data):
 @strategies.examples(3, 25)
 @given(data=st.data())
 def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
-    function, make, changes_of = FORMS[form]
-    changes = changes_of(mode)
+    function, make, changes = form_of(form, mode)
     drawn = data.draw(steps_of(changes, 4))
     for _ in range(3):
         ours, theirs = make(), make()
@@ -160,9 +167,8 @@ def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
 @strategies.examples(4, 25)
 @given(data=st.data())
 def test_traced_calls_equal_first_ones(transform, mode, data):
-    make, changes = TRACED[transform], changes_in(mode)
-    kept = make(visit, **mode)
-    ours, theirs = arguments(), arguments()
+    make, (_, arguments, changes) = TRACED[transform], form_of("together", mode)
+    kept, ours, theirs = make(visit, **mode), arguments(), arguments()
     for name, (k, calls) in data.draw(steps_of(changes, 5)):
         for _ in range(calls):
             check_same(arrays(kept(ours)), arrays(make(visit, **mode)(theirs)))
