@@ -169,7 +169,9 @@ def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
 def test_traced_calls_equal_first_ones(transform, mode, data):
     make, (_, arguments, changes) = TRACED[transform], form_of("together", mode)
     kept, ours, theirs = make(visit, **mode), arguments(), arguments()
-    for name, (k, calls) in data.draw(steps_of(changes, 5)):
+    # What JAX lists of a derivative has no end if an object contains itself.
+    names = [name for name in changes if name != "a way back"]
+    for name, (k, calls) in data.draw(steps_of(names, 5)):
         for _ in range(calls):
             check_same(arrays(kept(ours)), arrays(make(visit, **mode)(theirs)))
         for tree in (ours, theirs):
