@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import observers
+from graftree.core.objects import observers  # no tool watches less than intercept
+from tests.threads import run_in_threads
 
 
 def model():
@@ -237,11 +238,7 @@ def test_contexts_of_two_threads_have_programs_of_their_own():
             both_are_in.wait()
             results[factor] -= call(net, x) - results[factor]
 
-    threads = [threading.Thread(target=watch, args=(factor,)) for factor in (2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(lambda: watch(2), lambda: watch(3))
     for factor, result in results.items():
         np.testing.assert_allclose(result, factor * plain, rtol=1e-6)
 
@@ -329,9 +326,7 @@ def test_other_threads_see_methods_as_they_are():
         coder.encode(jnp.ones((1, 2)))
 
     with nnx.debugging.intercept(coder, ..., recorder(calls)):
-        thread = threading.Thread(target=use)
-        thread.start()
-        thread.join()
+        run_in_threads(use)
     assert found == [vars(Coder)["encode"]]
     assert calls == []
 

@@ -2,13 +2,13 @@
 
 import re
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.debugging import displays
 
 X = jnp.ones((2, 4))
 
@@ -496,6 +496,7 @@ def test_a_table_in_a_notebook_is_text_and_nothing_is_drawn(monkeypatch):
     rich_in_notebooks = pytest.importorskip("rich.jupyter")
     drawn = []
     monkeypatch.setattr(rich_in_notebooks, "display", lambda *args: drawn.append(args))
-    monkeypatch.setattr(displays, "in_ipython", lambda: True)
+    notebook = types.SimpleNamespace(get_ipython=object)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
     assert "Linear" in nnx.tabulate(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), X)
     assert not drawn

@@ -1,84 +1,154 @@
-"""Static and donated arguments, chosen by position or name."""
+"""Arguments by position or name: static and donated ones, and what they are called."""
 
+import functools
+import gc
+import weakref
+
+import jax.numpy as jnp
 import pytest
 
-from graftree.transforms.crossing import arguments
-from graftree.transforms.crossing.arguments import Chosen
+import graftree as nnx
+from tests import zoo
 
 
 def f(a, b, /, c, *, d=0):
-    """A function with arguments of all kinds."""
+    """A function with arguments of all kinds; gives the names of those that aren't."""
+    return [isinstance(x, int) for x in (a, b, c, d)]
 
 
 def g(*args, **kwargs):
     """A function whose signature tells nothing."""
+    return [isinstance(x, int) for x in (*args, *kwargs.values())]
 
 
-@pytest.mark.parametrize(
-    ("argnums", "argnames", "expected"),
-    [
-        (None, None, Chosen()),
-        (0, None, Chosen((0,), ("a",))),
-        ((0, -1), None, Chosen((0, -1), ("a", "c"))),
-        (None, "c", Chosen((2,), ("c",))),
-        (None, ["c", "d"], Chosen((2,), ("c", "d"))),
-        (0, "d", Chosen((0,), ("d",))),
-    ],
-)
-def test_positions_and_names_are_found_from_each_other(argnums, argnames, expected):
-    assert arguments.choose(f, "static", argnums, argnames) == expected
+STATIC = {
+    "none": (f, {}, ""),
+    "position": (f, {"static_argnums": 0}, "a"),
+    "name": (f, {"static_argnames": "c"}, "c"),
+    "names": (f, {"static_argnames": ["c", "d"]}, "cd"),
+    "position of a name": (f, {"static_argnums": 2}, "c"),
+    "position and name": (f, {"static_argnums": 0, "static_argnames": "d"}, "ad"),
+    "no signature": (g, {"static_argnums": 0, "static_argnames": "d"}, "ad"),
+}
 
 
-def test_functions_without_signature_take_what_is_given():
-    assert arguments.choose(g, "static", 3, "x") == Chosen((3,), ("x",))
-    assert arguments.choose(dict.get, "static", (0,)).argnums == (0,)
+@pytest.mark.parametrize("name", STATIC)
+def test_static_arguments_are_found_however_they_are_passed(name, mode):
+    function, options, expected = STATIC[name]
+    static = []
+
+    @functools.wraps(function)
+    def note(*args, **kwargs):
+        static.append(function(*args, **kwargs))
+
+    step = nnx.jit(note, **options, **mode)
+    step(1, 2, 3, d=4)
+    step(1, 2, c=3, d=4)
+    assert static == [[x in expected for x in "abcd"]] * 2
+
+
+def test_positions_may_count_from_the_end(mode):
+    static = []
+    step = nnx.jit(
+        lambda a, b, c: static.append(f(a, b, c)), static_argnums=(0, -1), **mode
+    )
+    step(1, 2, 3)
+    assert static == [[True, False, True, True]]
 
 
 @pytest.mark.parametrize("number", [3, -4])
 def test_positions_out_of_range_are_refused(number):
     message = rf"f has donate_argnums=\({number},\), but only accepts 3 positional"
     with pytest.raises(ValueError, match=message):
-        arguments.choose(f, "donate", number)
+        nnx.jit(f, donate_argnums=number)
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(
-        ValueError, match=r"invalid argnames \['x'\] in static_argnames"
-    ):
-        arguments.choose(f, "static", None, ("c", "x"))
+    message = r"invalid argnames \['x'\] in static_argnames"
+    with pytest.raises(ValueError, match=message):
+        nnx.jit(f, static_argnames=("c", "x"))
 
 
 @pytest.mark.parametrize(
     ("static", "donated", "kind"),
-    [
-        (Chosen((0, 1)), Chosen((1,)), "argnums"),
-        (Chosen((), ("x",)), Chosen((), ("x", "y")), "argnames"),
-    ],
+    [((0, 1), (1,), "argnums"), (("x",), ("x", "y"), "argnames")],
 )
 def test_static_arguments_are_not_donated(static, donated, kind):
+    options = {f"static_{kind}": static, f"donate_{kind}": donated}
     message = f"static_{kind} and donate_{kind} cannot intersect"
     with pytest.raises(ValueError, match=message):
-        arguments.check_disjoint(static, donated)
-    arguments.check_disjoint(static, Chosen((5,), ("z",)))
+        nnx.jit(g, **options)
 
 
-def test_positions_count_from_the_end_and_skip_what_a_call_lacks():
-    assert Chosen((0, -1, 7)).positions(3) == {0, 2}
+def test_positions_beyond_a_call_are_skipped_and_none_is_before_the_first():
+    step = nnx.jit(lambda *args: len(args), static_argnums=(0, -1, 7))
+    assert step(1, jnp.ones(1), 3) == 3
     with pytest.raises(ValueError, match="1 positional"):
-        Chosen((-2,)).positions(1)
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [Chosen(), Chosen((1,)), Chosen((0, -1)), Chosen((0, 1, 2)), Chosen((1,), ("k",))],
-)
-def test_what_is_taken_can_be_put_back(chosen):
-    args, kwargs = ("a", "b", "c"), {"k": 1, "l": 2}
-    rest, named, statics = arguments.take(chosen, args, kwargs, "jit")
-    assert len(rest) + len(named) + len(statics) == 5
-    assert arguments.put((rest, named), statics) == (args, kwargs)
+        nnx.jit(lambda *args: None, static_argnums=-2)(1.0)
 
 
 def test_static_values_must_be_hashable():
     with pytest.raises(ValueError, match=r"(?s)hashable.*nnx\.jit.*argument 0.*list"):
-        arguments.take(Chosen((0,)), ([],), {}, "jit")
+        nnx.jit(lambda x: None, static_argnums=0)([])
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def named(net, x, *rest, train=False, **others):
+    return 1
+
+
+@functools.wraps(named)
+def wrapper(*args, **kwargs):
+    return 1
+
+
+class Callable:
+    def method(self, a, *, b):
+        return 1
+
+    def __call__(self, q, /):
+        return 1
+
+
+def names(function, *args, kwargs=(), **options):
+    """What JAX calls the inputs of a compiled function."""
+    traced = nnx.jit(function, **options).trace(*args, **dict(kwargs))
+    return " ".join(traced.jaxpr.jaxpr.debug_info.arg_names)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "expected"),
+    [
+        (named, (1, 2), {}, "net x"),
+        (named, (1, 2, 3, {"k": 4}), {}, "net x rest[0] rest[1]['k']"),
+        (named, (1,), {"train": True, "x": 2, "z": 3}, "net train x others['z']"),
+        (wrapper, (1, 2), {}, "net x"),
+        (functools.partial(named, 1), (2,), {}, "x"),
+        (Callable.method, (0, 1), {"b": 2}, "self a b"),
+        (Callable().method, (1,), {"b": 2}, "a b"),
+        (Callable(), (1,), {}, "q"),
+        (dict, ({"a": 1},), {"b": [2]}, "args[0]['a'] kwargs['b'][0]"),
+        (named, ({"k": nnx.List([zoo.Scale()])},), {"x": 1}, "net['k'][0].w x"),
+    ],
+)
+def test_arguments_are_called_as_in_the_function(function, args, kwargs, expected):
+    assert names(function, *args, kwargs=kwargs) == expected
+
+
+def test_static_arguments_have_positions_but_no_names():
+    options = {"static_argnums": 0, "static_argnames": "train"}
+    kwargs = {"z": 4, "train": True}
+    assert names(named, 1, 2, 3, kwargs=kwargs, **options) == "x rest[0] others['z']"
+
+
+def test_names_do_not_keep_the_function_alive():
+    kept = jnp.zeros(3)
+    function = functools.partial(lambda a, b: (a, b, kept), 1)
+    step = nnx.jit(function)
+    step(2)
+    alive = weakref.ref(function)
+    del function, step
+    gc.collect()
+    assert alive() is None

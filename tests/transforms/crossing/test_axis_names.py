@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import zoo
 
 LAYERS = {nnx.PARTITION_NAME: "layers"}
 
@@ -16,12 +17,10 @@ def annotated(value, *names, **metadata):
     return nnx.Param(value, out_sharding=names, eager_sharding=False, **metadata)
 
 
-class Model(nnx.Module):
+def stacked():
     """An annotated Variable, stacked along its second axis; one without annotation."""
-
-    def __init__(self):
-        self.kernel = annotated(jnp.ones((2, 3)), "features", "layers")
-        self.bias = nnx.Param(jnp.zeros((2, 3)))
+    kernel = annotated(jnp.ones((2, 3)), "features", "layers")
+    return zoo.Box(kernel=kernel, bias=nnx.Param(jnp.zeros((2, 3))))
 
 
 class Recorder(nnx.Param):
@@ -46,16 +45,42 @@ def calls():
 
 
 @pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
-@pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_new_variables_get_the_name_at_the_axis(mode, transform, axis):
+@pytest.mark.parametrize(
+    ("axis", "names", "shape"),
+    [
+        (0, ("layers", "features"), (3, 2)),
+        (1, ("features", "layers"), (2, 3)),
+        (-1, ("features", "layers"), (2, 3)),
+        (-2, ("layers", "features"), (3, 2)),
+    ],
+)
+def test_new_variables_get_the_name_at_the_axis(mode, transform, axis, names, shape):
     @transform(out_axes=axis, transform_metadata=LAYERS, **mode)
     def make(x):
         return annotated(jnp.full(2, x), "features")
 
     stack = make(jnp.arange(3.0))
-    names = ("layers", "features") if axis in (0, -2) else ("features", "layers")
-    assert stack.out_sharding == names
-    assert stack.shape == ((3, 2) if axis in (0, -2) else (2, 3))
+    assert (stack.out_sharding, stack.shape) == (names, shape)
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "expected", "nickname"),
+    [
+        (("a",), {}, ("a", None, "layers"), None),
+        (("a", "b"), {"nickname": ("n",)}, ("a", "b", "layers"), ("n", None, "nick")),
+    ],
+    ids=["short", "other tuples"],
+)
+def test_annotations_get_their_names(mode, names, metadata, expected, nickname):
+    options = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
+
+    @nnx.vmap(out_axes=-1, transform_metadata=options, **mode)
+    def make(x):
+        return annotated(jnp.full((2, 2), x), *names, **metadata)
+
+    made = make(jnp.ones(3))
+    assert made.out_sharding == expected
+    assert made.get_metadata().get("nickname") == nickname
 
 
 def split(value):
@@ -131,7 +156,7 @@ def auto_mesh(name):
 
 @pytest.mark.parametrize("axis", [1, -1])
 def test_arguments_lack_the_name_inside_only(mode, axis):
-    model, seen = Model(), []
+    model, seen = stacked(), []
 
     @nnx.vmap(in_axes=axis, transform_metadata=LAYERS, **mode)
     def double(model):
@@ -168,34 +193,16 @@ def test_shared_variables_have_no_name_to_lose(mode):
     assert seen == [("features",)] and shared.out_sharding == ("features",)
 
 
-def test_short_annotations_are_filled_up(mode):
-    @nnx.vmap(out_axes=-1, transform_metadata=LAYERS, **mode)
-    def make(x):
-        return annotated(jnp.full((2, 2), x), "features")
-
-    assert make(jnp.ones(3)).out_sharding == ("features", None, "layers")
-
-
 def test_another_name_is_an_error_and_changes_nothing(mode):
-    model = Model()
+    model = stacked()
     other = {nnx.PARTITION_NAME: "other"}
     with pytest.raises(ValueError, match="Expected to remove 'other' at index 1"):
         nnx.vmap(lambda m: None, in_axes=1, transform_metadata=other, **mode)(model)
     assert model.kernel.out_sharding == ("features", "layers")
 
 
-def test_other_tuples_of_metadata_get_their_names(mode):
-    names = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
-
-    @nnx.vmap(transform_metadata=names, **mode)
-    def make(x):
-        return annotated(x, "a", nickname=("n",))
-
-    assert make(jnp.ones((3, 2))).nickname == ("nick", "n")
-
-
 def test_metadata_without_a_partition_name_changes_nothing(mode):
-    model = Model()
+    model = stacked()
     nnx.vmap(lambda m: None, in_axes=1, transform_metadata={"other": 1}, **mode)(model)
     assert model.kernel.out_sharding == ("features", "layers")
 
@@ -214,23 +221,19 @@ def test_new_attributes_of_arguments_get_the_name():
         model.new = annotated(model.kernel[...], "features")
         del model.bias
 
-    model = Model()
+    model = stacked()
     add(model)
-    assert model.new.out_sharding == ("features", "layers") and model.new.shape == (
-        2,
-        3,
-    )
+    assert model.new.out_sharding == ("features", "layers")
+    assert model.new.shape == (2, 3)
 
 
 def test_state_axes_name_what_they_map():
-    class Pair(nnx.Module):
-        def __init__(self):
-            self.a = annotated(jnp.ones((3, 2)), "layers", "features")
-            self.b = nnx.BatchStat(
-                jnp.ones(2), out_sharding=("features",), eager_sharding=False
-            )
-
-    seen, pair = [], Pair()
+    names = {"out_sharding": ("features",), "eager_sharding": False}
+    pair = zoo.Box(
+        a=annotated(jnp.ones((3, 2)), "layers", "features"),
+        b=nnx.BatchStat(jnp.ones(2), **names),
+    )
+    seen = []
     axes = nnx.StateAxes({nnx.Param: 0, ...: None})
     nnx.vmap(
         lambda p: seen.append((p.a.out_sharding, p.b.out_sharding)),
@@ -269,7 +272,7 @@ def test_the_decorator_names_new_variables(graph, outer, axis):
 
 @pytest.mark.parametrize("axis", [1, -1])
 def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
-    model, seen = Model(), []
+    model, seen = stacked(), []
 
     @nnx.vmap(in_axes=(axis, 0), graph=graph, graph_updates=False)
     @nnx.transform_metadata(in_axes=(axis, 0), partition="layers", graph=graph)
@@ -325,7 +328,7 @@ def test_no_name_is_a_name_too(graph):
 
 
 def test_a_failed_call_leaves_names_and_values(graph):
-    model = Model()
+    model = stacked()
 
     @nnx.transform_metadata(in_axes=1, partition="layers", graph=graph)
     def fail(model):
@@ -339,7 +342,7 @@ def test_a_failed_call_leaves_names_and_values(graph):
 
 
 def test_keywords_become_positions(graph):
-    model = Model()
+    model = stacked()
 
     @nnx.transform_metadata(in_axes=(None, 1), partition="layers", graph=graph)
     def see(x, model, *, other=2):
@@ -356,25 +359,23 @@ def test_returned_arguments_are_refused(graph):
     )
     phrase = r"(?s)Duplicate Param.*\.args\[0\]\.kernel.*\.out\[0\]"
     with pytest.raises(ValueError, match=phrase) as error:
-        jax.vmap(give_back, in_axes=1)(Model())
+        jax.vmap(give_back, in_axes=1)(stacked())
     assert "nnx.transform_metadata with graph_updates=False" in str(error.value)
 
 
-def test_trees_refuse_aliases():
-    model = Model()
+@pytest.mark.parametrize(
+    ("graph", "axes", "phrase"),
+    [
+        (False, 1, r"(?s)Duplicate Param.*args\[0\].*args\[1\]"),
+        (True, (0, 1), "Inconsistent aliasing detected"),
+    ],
+)
+def test_aliases_are_refused_in_trees_and_with_different_axes(graph, axes, phrase):
+    model = stacked()
     see = nnx.transform_metadata(
-        lambda a, b: None, in_axes=1, partition="layers", graph=False
+        lambda a, b: None, in_axes=axes, partition="layers", graph=graph
     )
-    with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*args\[0\].*args\[1\]"):
-        see(model, model)
-
-
-def test_graphs_refuse_aliases_with_different_axes():
-    model = Model()
-    see = nnx.transform_metadata(
-        lambda a, b: None, in_axes=(0, 1), partition="layers", graph=True
-    )
-    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+    with pytest.raises(ValueError, match=phrase):
         see(model, model)
 
 

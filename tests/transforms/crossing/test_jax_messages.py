@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import graftree as nnx
+from tests import zoo
 
 LIBRARY = os.path.dirname(nnx.__file__)
 P = PartitionSpec
@@ -25,14 +26,9 @@ def as_users_see_it():
     jax.config.update("jax_traceback_filtering", before)
 
 
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.up = nnx.Linear(2, 2, rngs=rngs)
-
-
-class Net(nnx.Module):
-    def __init__(self):
-        self.blocks = nnx.List([Block(nnx.Rngs(0))])
+def make_net():
+    block = zoo.Box(up=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    return zoo.Box(blocks=nnx.List([block]))
 
 
 def by_kernel(net, x, *rest, train=False, **others):
@@ -69,7 +65,7 @@ def line_of(function):
 
 
 def make(x=None):
-    net = Net()
+    net = make_net()
     return net, jnp.ones(2) if x is None else x
 
 
@@ -88,13 +84,15 @@ CONCRETE = {
     "jit in tree mode": lambda: nnx.jit(by_kernel, graph=False)(*make()),
     "jit with donation": lambda: nnx.jit(by_kernel, donate_argnums=0)(*make()),
     "lower": lambda: nnx.jit(by_kernel).lower(*make()),
-    "partial": lambda: nnx.jit_partial(by_kernel, Net(), graph=False)(jnp.ones(2)),
+    "partial": lambda: nnx.jit_partial(by_kernel, make_net(), graph=False)(jnp.ones(2)),
     "remat": lambda: nnx.remat(by_kernel)(*make()),
     "eval_shape": lambda: nnx.eval_shape(by_kernel, *make()),
     "make_jaxpr": lambda: nnx.make_jaxpr(by_kernel, graph=False)(*make()),
     "grad in jit": lambda: nnx.jit(nnx.grad(loss))(*make()),
     "decorated": lambda: nnx.jit(decorated)(*make()),
-    "partial function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(Net()),
+    "partial function": lambda: nnx.jit(functools.partial(by_kernel, x=2.0))(
+        make_net()
+    ),
 }
 
 
@@ -125,15 +123,12 @@ def test_arguments_of_all_kinds_have_their_names(function, rest, keywords, name)
 
 def test_positions_count_static_arguments():
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
-        nnx.jit(by_kernel, static_argnums=1)(Net(), 3)
+        nnx.jit(by_kernel, static_argnums=1)(make_net(), 3)
     assert "the argument net.blocks[0].up.kernel." in says(error)
 
 
 def test_methods_name_self():
-    class Owner(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.array(1.0))
-
+    class Owner(zoo.Scale):
         @nnx.jit
         def __call__(self):
             return 1 if self.w > 0 else 2
@@ -166,20 +161,20 @@ LOOPS = {
     "while_body": (
         body,
         "value[1]",
-        lambda: nnx.while_loop(lambda state: state[1] < 3, body, (Net(), 1)),
+        lambda: nnx.while_loop(lambda state: state[1] < 3, body, (make_net(), 1)),
     ),
     "fori_loop": (
         step,
         "i and value[1]",
-        lambda: nnx.fori_loop(0, 3, step, (Net(), 1)),
+        lambda: nnx.fori_loop(0, 3, step, (make_net(), 1)),
     ),
     "fori_loop with traced bounds": (
         step,
         "i and value[1]",
-        lambda: jax.jit(lambda n: nnx.fori_loop(0, n, step, (Net(), 1))[1])(3),
+        lambda: jax.jit(lambda n: nnx.fori_loop(0, n, step, (make_net(), 1))[1])(3),
     ),
-    "cond": (branch, None, lambda: nnx.cond(True, branch, branch, 1.0, Net())),
-    "switch": (branch, None, lambda: nnx.switch(0, [branch, step], 1.0, Net())),
+    "cond": (branch, None, lambda: nnx.cond(True, branch, branch, 1.0, make_net())),
+    "switch": (branch, None, lambda: nnx.switch(0, [branch, step], 1.0, make_net())),
 }
 
 
@@ -215,7 +210,7 @@ def compiled():
 
 def committed_apart():
     first, second, *_ = jax.devices()
-    net = jax.device_put(Net(), first)
+    net = jax.device_put(make_net(), first)
     nnx.jit(apply, keep_unused=True)(net, jax.device_put(jnp.ones(2), second))
 
 
@@ -240,11 +235,11 @@ MISTAKES = {
         ["out_axes(new net['blocks'][0]['up']['bias']), got axis spec None"],
     ),
     "type": (
-        lambda: nnx.jit(apply)(Net(), {"k": object()}),
+        lambda: nnx.jit(apply)(make_net(), {"k": object()}),
         ["the function at path x['k']"],
     ),
     "output": (lambda: nnx.jit(lambda x: (x, object()))(1.0), ["component [1], which"]),
-    "overflow": (lambda: nnx.jit(apply)(Net(), 2**80), ["argument path is x."]),
+    "overflow": (lambda: nnx.jit(apply)(make_net(), 2**80), ["argument path is x."]),
     "compiled for": (
         lambda: compiled()(*make(jnp.ones(3))),
         ["Argument 'x' compiled with float32[2] and called with float32[3]"],

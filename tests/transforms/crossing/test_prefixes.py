@@ -1,18 +1,21 @@
-"""What is assigned to the leaves of an object."""
+"""What is assigned to the leaves of an object: by trees, filters, made prefixes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from graftree.transforms.crossing import prefixes
+from tests import zoo
+
+MESH = Mesh(jax.devices(), ("d",))
+EMPTY = P()
 
 
-class Foo(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.arange(4.0))
-        self.b = nnx.BatchStat(jnp.arange(4.0))
+def make():
+    return zoo.Box(a=nnx.Param(jnp.arange(4.0)), b=nnx.BatchStat(jnp.arange(4.0)))
 
 
 def test_diff_state_is_a_frozen_pair():
@@ -21,7 +24,7 @@ def test_diff_state_is_a_frozen_pair():
     assert target == nnx.DiffState(0, nnx.Param) and hash(target) is not None
     with pytest.raises(AttributeError):
         target.argnum = 1
-    assert isinstance(target, prefixes.PrefixMapping)
+    assert isinstance(target, nnx.extract.PrefixMapping)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_prefixes_are_trees_or_lists(mode, in_axes):
     def product(first, x):
         return (first["foo"].a * x)[None]
 
-    y = nnx.vmap(product, in_axes=in_axes, out_axes=1, **mode)({"foo": Foo()}, 2.0)
+    y = nnx.vmap(product, in_axes=in_axes, out_axes=1, **mode)({"foo": make()}, 2.0)
     np.testing.assert_array_equal(y, [[0, 2, 4, 6]])
 
 
@@ -63,7 +66,7 @@ def test_a_state_of_axes_is_the_prefix_of_a_state(mode):
         state["a"][...] += 1
         return state["a"] * state["b"]
 
-    state = nnx.state(Foo())
+    state = nnx.state(make())
     y = nnx.vmap(product, in_axes=(axes,), **mode)(state)
     np.testing.assert_array_equal(y, np.outer(np.arange(1.0, 5.0), np.arange(4.0)))
     np.testing.assert_array_equal(state["a"][...], np.arange(1.0, 5.0))
@@ -84,7 +87,7 @@ def test_a_prefix_that_does_not_fit_is_named(mode):
 @pytest.mark.parametrize("argument", ["in_axes", "out_axes"])
 @pytest.mark.parametrize(
     ("value", "what"),
-    [([Foo()], "a container"), (Foo().a[...], "an array"), ((), None)],
+    [([make()], "a container"), (make().a[...], "an array"), ((), None)],
     ids=["list", "array", "nothing"],
 )
 def test_state_axes_are_for_one_object(argument, value, what):
@@ -107,16 +110,16 @@ def test_state_axes_of_a_bare_variable():
 
 def test_the_first_filter_of_state_axes_counts():
     axes = nnx.StateAxes({"a": None, nnx.Param: 0, ...: 1})
-    foo = Foo()
+    model = make()
     assert axes.map_prefix(("a",), nnx.Param(0, tag="a")) is None
-    assert axes.map_prefix(("a",), foo.a) == 0
-    assert axes.map_prefix(("b",), foo.b) == 1
+    assert axes.map_prefix(("a",), model.a) == 0
+    assert axes.map_prefix(("b",), model.b) == 1
     assert axes.filters == ("a", nnx.Param, ...) and axes.axes == (None, 0, 1)
 
 
 def test_state_axes_of_a_state_are_exact_paths():
     axes = nnx.StateAxes(nnx.State({"a": 0, "b": None}))
-    y = nnx.vmap(lambda foo: foo.a * foo.b, in_axes=(axes,))(Foo())
+    y = nnx.vmap(lambda foo: foo.a * foo.b, in_axes=(axes,))(make())
     assert y.shape == (4, 4)
     with pytest.raises(ValueError, match="No axis found for"):
         axes.map_prefix(("c",), nnx.Param(0))
@@ -126,13 +129,13 @@ def test_state_axes_may_carry():
     axes = nnx.StateAxes({nnx.Param: nnx.Carry, ...: None})
     assert axes.axes == (nnx.Carry, None)
     with pytest.raises(TypeError, match="Carry"):
-        nnx.vmap(lambda foo: None, in_axes=(axes,))(Foo())
+        nnx.vmap(lambda foo: None, in_axes=(axes,))(make())
 
 
 def test_state_axes_without_a_match_name_the_path():
     axes = nnx.StateAxes({nnx.Param: 0})
     with pytest.raises(ValueError, match="No axis found for.*'b'"):
-        nnx.vmap(lambda foo: foo.a[...], in_axes=(axes,))(Foo())
+        nnx.vmap(lambda foo: foo.a[...], in_axes=(axes,))(make())
 
 
 def test_state_axes_are_a_mapping_compared_by_content():
@@ -144,18 +147,151 @@ def test_state_axes_are_a_mapping_compared_by_content():
     assert repr(axes).startswith("StateAxes({")
 
 
-def test_state_axes_need_graph_updates(value_mode):
-    axes = nnx.StateAxes({...: 0})
+# ------------------------------------------------- prefixes that are made by filters
+
+
+def abstract(node):
+    """The node with a stand-in for each array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), node)
+
+
+BY_KIND = {nnx.Param: 0, nnx.BatchStat: None}
+
+
+def test_the_prefix_of_a_tree_has_its_form():
+    prefix = nnx.prefix({"foo": make(), "x": jnp.ones(3)}, lambda *_: "p", graph=False)
+    assert type(prefix["foo"]) is zoo.Box
+    assert (prefix["foo"].a, prefix["foo"].b, prefix["x"]) == ("p", "p", "p")
+
+
+def test_the_prefix_of_a_graph_has_a_tree_state_per_object():
+    prefix = nnx.prefix([make(), jnp.ones(3)], {**BY_KIND, ...: 1}, graph=True)
+    assert isinstance(prefix[0], nnx.extract.TreeState) and prefix[1] == 1
+    assert prefix[0].map_prefix(("a",), None) == 0
+    assert prefix[0].map_prefix(("b",), None) is None
+    assert prefix[0] == nnx.prefix(make(), BY_KIND, graph=True)
+    assert hash(prefix[0]) == hash(nnx.prefix(make(), BY_KIND, graph=True))
+    with pytest.raises(ValueError, match="no prefix for the Param at.*'new'"):
+        prefix[0].map_prefix(("new",), nnx.Param(0))
+
+
+def test_tree_states_are_pytrees_of_their_values():
+    prefix = nnx.prefix(make(), {nnx.Param: 1, ...: 2}, graph=True)
+    doubled = jax.tree.map(lambda value: 2 * value, prefix)
+    assert doubled == nnx.prefix(make(), {nnx.Param: 2, ...: 4}, graph=True)
+
+
+def test_functions_get_the_path_from_the_root(value_mode):
+    seen = []
+    node = ({"foo": make()}, jnp.ones(2), nnx.Param(0))
+    nnx.prefix(
+        node,
+        lambda path, leaf: seen.append((path, type(leaf))),
+        graph=value_mode["graph"],
+    )
+    assert [path for path, _ in seen] == [(0, "foo", "a"), (0, "foo", "b"), (1,), (2,)]
+    assert [kind for _, kind in seen][::3] == [nnx.Param, nnx.Param]
+
+
+def test_a_leaf_without_a_filter_is_named(value_mode):
+    with pytest.raises(ValueError, match=r"No filter matched leaf at path \(0, 'b'\)"):
+        nnx.prefix([make()], {nnx.Param: 0}, graph=value_mode["graph"])
+
+
+@pytest.mark.parametrize(
+    "like",
+    [lambda foo: foo, abstract, lambda foo: nnx.eval_shape(lambda: nnx.clone(foo))],
+    ids=["model", "shapes", "eval_shape"],
+)
+def test_made_prefixes_are_axes(value_mode, like):
+    prefix = nnx.prefix(
+        (like(make()), jnp.ones(())), {**BY_KIND, ...: None}, graph=value_mode["graph"]
+    )
+
+    @nnx.vmap(in_axes=prefix, **value_mode)
+    def product(foo, x):
+        foo.a[...] += x
+        return foo.a * foo.b
+
+    foo = make()
+    expected = np.outer(np.arange(1.0, 5.0), np.arange(4.0))
+    np.testing.assert_array_equal(product(foo, 1.0), expected)
+    np.testing.assert_array_equal(foo.a[...], np.arange(1.0, 5.0))
+
+
+def test_made_prefixes_are_axes_of_outputs(value_mode):
+    prefix = nnx.prefix(
+        abstract(make()), {nnx.Param: -1, ...: None}, graph=value_mode["graph"]
+    )
+
+    def scaled(x):
+        foo = make()
+        foo.a[...] *= x
+        return foo
+
+    out = nnx.vmap(scaled, out_axes=prefix, **value_mode)(jnp.arange(3.0))
+    np.testing.assert_array_equal(out.a[...], np.outer(np.arange(4.0), np.arange(3.0)))
+    np.testing.assert_array_equal(out.b[...], np.arange(4.0))
+
+
+def test_shared_objects_have_one_prefix():
+    foo = make()
+    first, second = nnx.prefix((foo, [foo]), {...: 0}, graph=True)
+    assert first == second[0] and first.map_prefix(("a",), foo.a) == 0
+    with pytest.raises(ValueError, match="Duplicate Param.*"):
+        nnx.prefix((foo, foo), {...: 0}, graph=False)
+
+
+def test_made_prefixes_must_agree_where_objects_are_shared():
+    foo = make()
+    zero, one = (nnx.prefix(foo, {...: axis}, graph=True) for axis in (0, None))
+    mapped = nnx.vmap(
+        lambda a, b, x: a is b, in_axes=(zero, one, 0), graph_updates=False
+    )
     with pytest.raises(
-        ValueError, match="`in_axes` cannot contain `StateAxes` objects"
+        ValueError, match="(?s)Inconsistent aliasing.*0/a: 0.*1/a: None"
     ):
-        nnx.vmap(lambda foo: foo, in_axes=(axes,), **value_mode)
+        mapped(foo, foo, jnp.ones(4))
+    same = nnx.vmap(
+        lambda a, b: jnp.array(a is b), in_axes=(zero, zero), graph_updates=False
+    )
+    assert same(foo, foo).all()
+
+
+def test_made_prefixes_are_shardings(value_mode):
+    on_mesh, everywhere = (NamedSharding(MESH, x) for x in (P("d"), EMPTY))
+    model = nnx.Linear(2, 8, rngs=nnx.Rngs(0))
+    by_name = {nnx.PathContains("bias"): on_mesh, ...: everywhere}
+    prefix = nnx.prefix(model, by_name, graph=value_mode["graph"])
+
+    @nnx.jit(in_shardings=(prefix,), out_shardings=prefix, **value_mode)
+    def double(model):
+        model.bias[...] += 1
+        return nnx.clone(model)
+
+    out = double(model)
+    assert model.bias[...].sharding == out.bias[...].sharding == on_mesh
+    assert out.kernel[...].sharding == everywhere
+
+
+def test_a_shared_variable_must_have_one_value():
+    """Issue 12, §13."""
+    shared = nnx.Param(jnp.ones(2))
+    pair = nnx.Dict(x=shared), nnx.Dict(y=shared)
+    with pytest.raises(ValueError, match="Inconsistent aliasing") as caught:
+        nnx.prefix(pair, lambda path, _: path[0], graph=True)
+    assert "0/x: 0" in str(caught.value) and "1/y: 1" in str(caught.value)
+
+
+def test_the_prefix_of_an_object_has_its_skeleton_and_its_values_as_a_state():
+    """Issue 12, §13."""
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    axes = nnx.prefix(model, {"kernel": 0, ...: 1}, graph=True)
+    assert axes.graphdef == nnx.graphdef(model)
+    assert nnx.to_pure_dict(axes.state) == {"kernel": 1, "bias": 1}
 
 
 # -------------------------------------------------------------------- what is no prefix
-
-MESH = jax.sharding.Mesh(jax.devices(), ("d",))
-EMPTY = jax.sharding.PartitionSpec()
 
 
 def identity(x):
@@ -202,11 +338,10 @@ def test_variables_are_no_prefixes(place, mode):
     assert_refused(place, {"x": nnx.Param(0)}, r"\[0\]\['x'\]", mode)
 
 
-@pytest.mark.parametrize("mode", [{}, {"graph_updates": False}])
-def test_objects_are_no_prefixes_of_graphs(place, mode):
-    prefix = nnx.prefix(Foo(), {...: None}, graph=False)
-    phrase = "Graph nodes are not allowed as prefixes.*Foo"
-    assert_refused(place, prefix, phrase, mode)
+def test_objects_are_no_prefixes_of_graphs(place, graph_mode):
+    prefix = nnx.prefix(make(), {...: None}, graph=False)
+    phrase = "Graph nodes are not allowed as prefixes.*Box"
+    assert_refused(place, prefix, phrase, graph_mode)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +356,7 @@ def test_filters_need_graph_updates(place, value_mode, prefix):
 
 @pytest.mark.parametrize("mode", [{}, {"graph": False}])
 def test_tree_states_are_for_graphs_without_graph_updates(place, mode):
-    prefix = nnx.prefix(Foo(), {...: None}, graph=True)
+    prefix = nnx.prefix(make(), {...: None}, graph=True)
     phrase = "`TreeState` objects are only allowed as prefixes when graph=True and"
     assert_refused(place, prefix, phrase, mode)
 

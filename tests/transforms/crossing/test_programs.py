@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.transforms.crossing import programs
 
 X = jnp.arange(3.0)
 
@@ -114,17 +113,6 @@ def test_captured_arrays_and_functions_are_freed(call):
     del f, array
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
-
-
-def test_few_programs_are_kept(monkeypatch):
-    monkeypatch.setattr(programs, "MOST", 4)
-    known = {}
-    monkeypatch.setattr(programs, "_known", known)
-    for number in range(12):
-        often = nnx.cond(True, lambda x: x + 99.0, lambda x: x, 1.0)
-        once = nnx.cond(True, lambda x, n=number: x + n, lambda x: x, 1.0)
-        assert (often, once) == (100.0, 1.0 + number)
-    assert len(known) == 4
 
 
 def test_a_jitted_program_has_no_more_than_the_operation():

@@ -1,4 +1,4 @@
-"""Objects of types that were registered as graph nodes follow plans, as ours do."""
+"""Objects of types that were registered as graph nodes come as often as ours do."""
 
 import gc
 import weakref
@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.graph.nodes import StaticElem
+from tests import zoo
 from tests.static_values import Tag
+from tests.transforms.crossing.test_costs import PARTS, python_calls
 
 
 class Bag:
@@ -29,33 +30,21 @@ class Slotted:
 def listed(bag):
     # What is a number is static: else it would be data that never changes.
     return [
-        (key, StaticElem(x) if isinstance(x, int) else x)
+        (key, nnx.graphlib.StaticElem(x) if isinstance(x, int) else x)
         for key, x in bag.items.items()
     ], bag.label
 
 
-def register(kind):
+for kind in (Bag, Slotted):
     nnx.graphlib.register_graph_node_type(
         kind,
         listed,
         lambda bag, key, value: bag.items.__setitem__(key, value),
         lambda bag, key: bag.items.pop(key),
-        lambda label: kind(label),
+        lambda label, kind=kind: kind(label),
         lambda bag: bag.items.clear(),
         lambda bag, items: bag.items.update(items),
     )
-
-
-register(Bag)
-register(Slotted)
-
-PLACES = pytest.mark.parametrize("wrap", [lambda bag: bag, lambda bag: Owner(bag)])
-
-
-class Owner(nnx.Module):
-    def __init__(self, bag):
-        self.bag = nnx.data(bag)
-        self.more = nnx.data([bag])
 
 
 def make(kind=Bag):
@@ -64,8 +53,15 @@ def make(kind=Bag):
     return bag
 
 
+def owner(bag):
+    return zoo.Box(bag=nnx.data(bag), more=nnx.data([bag]))
+
+
+PLACES = pytest.mark.parametrize("wrap", [lambda bag: bag, owner])
+
+
 def bag_of(x):
-    return x.bag if isinstance(x, Owner) else x
+    return x.bag if isinstance(x, zoo.Box) else x
 
 
 def step(x, factor):
@@ -83,14 +79,6 @@ def step(x, factor):
     return total + len(bag.label) * 100.0
 
 
-@PLACES
-def test_they_are_taken_apart_until_there_is_a_plan(graph_mode, wrap, packs):
-    x, called = wrap(make()), nnx.jit(step, **graph_mode)
-    for _ in range(5):
-        called(x, 2.0)
-    assert len(packs) <= 2
-
-
 CHANGES = {
     "a value": lambda bag: bag.items["w"].set_value(jnp.full(2, 7.0)),
     "another Variable": lambda bag: bag.items.update(w=nnx.Param(jnp.zeros(2))),
@@ -103,52 +91,40 @@ CHANGES = {
 }
 
 
-@PLACES
+@pytest.mark.parametrize(
+    ("kind", "wrap"), [(Bag, bag_of), (Bag, owner), (Slotted, bag_of)]
+)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_are_seen(graph_mode, wrap, change):
-    check_changes(graph_mode, wrap(make()), wrap(make()), change)
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_are_seen_where_there_are_no_weak_references(change):
-    check_changes({}, make(Slotted), make(Slotted), change)
-
-
-def values(x):
-    """The values of its Variables, by path."""
-    return str(nnx.to_pure_dict(nnx.state((x,), nnx.Param)))
-
-
-def check_changes(mode, x, y, change):
-    planned = nnx.jit(step, **mode)
+def test_changes_are_seen(graph_mode, kind, wrap, change):
+    x, y = wrap(make(kind)), wrap(make(kind))
+    called = nnx.jit(step, **graph_mode)
     for turn in range(6):
         for bag in (bag_of(x), bag_of(y)):
             if turn == 3:
                 change(bag)
             if "z" in bag.items:
                 bag.items["z"] = jnp.full(2, turn * 1.0)
-        assert planned(x, 2.0) == step(y, 2.0)
-        assert values(x) == values(y)
+        assert called(x, 2.0) == step(y, 2.0)
+        one, other = (str(nnx.to_pure_dict(nnx.state((z,), nnx.Param))) for z in (x, y))
+        assert one == other
 
 
 @PLACES
-def test_a_plan_keeps_none_alive(wrap):
-    bag = make()
-    x, called = wrap(bag), nnx.jit(step)
-    for _ in range(4):
-        called(x, 2.0)
-    gone = weakref.ref(bag)
-    del x, bag
-    gc.collect()
-    assert gone() is None
-
-
-@PLACES
-def test_a_bag_that_refers_back_is_freed(wrap):
-    bag = make()
+def test_they_are_taken_apart_until_they_are_known(graph_mode, wrap):
+    bag, called = make(), nnx.jit(step, **graph_mode)
+    bag.items["inner"] += [nnx.Param(jnp.ones(2)) for _ in range(2 * PARTS)]
     x = wrap(bag)
-    bag.items["back"] = x
-    called = nnx.jit(lambda x: bag_of(x).items["w"][...].sum())
+    counts = [python_calls(called, x, 2.0) for _ in range(5)]
+    assert counts[-1] < counts[1]
+
+
+@PLACES
+@pytest.mark.parametrize("refers_back", [False, True])
+def test_none_is_kept_alive(wrap, refers_back):
+    bag = make()
+    x, called = wrap(bag), nnx.jit(lambda x: bag_of(x).items["w"][...].sum())
+    if refers_back:
+        bag.items["back"] = x
     for _ in range(4):
         called(x)
     gone = weakref.ref(bag)
@@ -157,7 +133,7 @@ def test_a_bag_that_refers_back_is_freed(wrap):
     assert gone() is None
 
 
-def test_the_structure_of_one_is_committed_by_a_plan():
+def test_the_structure_of_one_reaches_the_caller_each_time():
     def grow(bag):
         bag.items[f"n{len(bag.items)}"] = nnx.Param(jnp.ones(2))
         return len(bag.items)

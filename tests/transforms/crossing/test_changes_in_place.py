@@ -1,0 +1,253 @@
+"""Lists, dicts and objects that static attributes and metadata hold.
+
+They may change in place: no attribute is set then. So whatever is remembered of an
+object remembers what they were like. And no tracer may stay in them.
+"""
+
+import pickle
+import types
+import zlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftree as nnx
+from tests import zoo
+from tests.static_values import Tag
+
+
+class Config:
+    """Compares by its content, and has no hash."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def __eq__(self, other):
+        return isinstance(other, Config) and self.content == other.content
+
+    def __repr__(self):
+        return f"Config({self.content!r})"
+
+
+# Changes of what `nested` gives, one after the other; the last is to what is equal.
+CHANGES = {
+    "append": lambda config: config.append(1),
+    "item of a dict": lambda config: config[0].update(a=2),
+    "list in a tuple": lambda config: config[0]["b"][0].append("x"),
+    "attribute": lambda config: setattr(config[1], "content", [1]),
+    "equal value": lambda config: setattr(config[1], "content", [True]),
+}
+
+
+def nested():
+    return [{"a": 1, "b": ([], None)}, Config((0,))]
+
+
+def number(value):
+    """A number that a function may make of metadata while it is traced."""
+    return zlib.crc32(repr(value).encode()) % 1000
+
+
+def model_of(value):
+    return zoo.Box(kernel=nnx.Param(jnp.ones(()), config=value))
+
+
+def read(model):
+    return model.kernel * number(model.kernel.config)
+
+
+def functional(graph):
+    call = jax.jit(lambda graphdef, state: read(nnx.merge(graphdef, state)))
+    return lambda model: call(*nnx.split(model, graph=graph))
+
+
+def value_of(differentiated):
+    return lambda model: differentiated(model)[0]
+
+
+def mapped(mode):
+    each = nnx.vmap(lambda model, x: read(model), in_axes=(None, 0), **mode)
+    return lambda model: each(model, jnp.ones(2))[0]
+
+
+def of_state(mode):
+    call = nnx.jit(read, **mode)
+    return lambda model: call(nnx.state(model))
+
+
+# What gives the value of a model, from the mode.
+WAYS = {
+    "jit": lambda mode: nnx.jit(read, **mode),
+    "grad": lambda mode: value_of(nnx.value_and_grad(read, **mode)),
+    "compiled grad": lambda mode: nnx.jit(
+        value_of(nnx.value_and_grad(read, **mode)), **mode
+    ),
+    "vmap": mapped,
+    "remat": lambda mode: nnx.jit(nnx.remat(read, **mode), **mode),
+    "state": of_state,
+}
+WAYS_OF_GRAPHS = {
+    "functional": functional,
+    "clone": lambda graph: lambda model: read(nnx.clone(model, graph=graph)),
+    "jax.jit": lambda graph: jax.jit(read),
+}
+
+
+def check_changes_are_seen(call, model):
+    for change in (lambda config: None, *CHANGES.values()):
+        change(model.kernel.config)
+        assert [float(call(model)) for _ in range(3)] == [float(read(model))] * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_change_between_two_calls_is_seen(way, mode):
+    check_changes_are_seen(WAYS[way](mode), model_of(nested()))
+
+
+@pytest.mark.parametrize("way", WAYS_OF_GRAPHS)
+def test_a_change_is_seen_in_the_functional_form(way, graph):
+    check_changes_are_seen(WAYS_OF_GRAPHS[way](graph), model_of(nested()))
+
+
+def test_a_change_in_what_is_bound_is_seen(value_mode):
+    model = model_of(nested())
+    bound = nnx.jit_partial(read, model, **value_mode)
+    check_changes_are_seen(lambda model: bound(), model)
+
+
+def test_static_objects_that_change_are_compared(mode):
+    step = nnx.jit(lambda model: model.w * number(model.tag.name), **mode)
+    model, tags = zoo.Scale(1.0), [Tag("a"), Tag("b")]
+    for name in "aaccaba":
+        tags[0].name = name
+        for model.tag in tags:
+            assert step(model) == number(model.tag.name)
+
+
+def test_an_object_that_was_traced_for_stays_told_from_others():
+    step = nnx.jit(lambda model: model.w * number(model.tag.name))
+    for _ in range(2):  # each round has the values of the round before in its cache
+        model = zoo.Box(w=nnx.Param(jnp.array(1.0)), tag=Tag("a"))
+        for model.tag.name in "aabbab":
+            assert step(model) == number(model.tag.name)
+
+
+def test_skeletons_are_those_of_now(graph):
+    model = model_of({"a": 1})
+    before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
+    model.kernel.config["a"] = 2
+    assert nnx.graphdef(model, graph=graph) != before
+    model.kernel.config["a"] = 1
+    assert nnx.graphdef(model, graph=graph) == before
+
+
+def test_a_treedef_keeps_what_it_was_made_of():
+    model = model_of(Config(1))
+    before = jax.tree.structure(model)
+    model.kernel.config.content = True
+    assert jax.tree.structure(model) != before
+    model.kernel.config.content = 1
+    assert jax.tree.structure(model) == before
+
+
+def test_what_returns_has_the_metadata_of_the_caller_not_a_note_of_it(mode):
+    model = model_of([1])
+    new = nnx.jit(lambda model: nnx.Param(model.kernel[...], x=[1]), **mode)(model)
+    assert type(new.x) is list and new.x == [1]
+    for made in (
+        nnx.merge(*nnx.split(model, graph=mode["graph"])),
+        nnx.clone(model),
+        jax.tree.map(lambda x: x, model),
+        jax.jit(lambda model: model)(model),
+    ):
+        assert made.kernel.config is model.kernel.config
+
+
+def test_a_function_that_changes_it_is_traced_at_each_call(mode):
+    def count(model):
+        model.kernel.config.append(0)
+        return jnp.array(len(model.kernel.config))
+
+    model, counted = model_of([]), nnx.jit(count, **mode)
+    assert [int(counted(model)) for _ in range(4)] == [1, 2, 3, 4]
+
+
+def test_the_hash_of_a_skeleton_stays_and_is_that_of_its_content():
+    tag = Tag("a")
+    graphdef = nnx.graphdef(model_of(tag))
+    again = pickle.loads(pickle.dumps(graphdef))
+    number = hash(graphdef)
+    tag.name = "b"
+    assert hash(graphdef) == number == hash(again)
+    now = nnx.graphdef(model_of(tag))
+    assert now != graphdef and hash(now) != number
+
+
+def test_a_skeleton_with_unhashable_metadata_can_be_pickled():
+    graphdef = nnx.graphdef(model_of([1]))
+    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
+
+
+# ------------------------------------------------------ tracers (issue 12, section 13)
+
+
+def logging(log):
+    return zoo.Box(weight=nnx.Param(jnp.array(2.0)), log=nnx.static(log))
+
+
+# What is held, how a value is put into it, and what it should hold afterwards.
+PUT = {
+    "list": (lambda: [1], lambda log, x: log.append(x), [1]),
+    "dict": (lambda: {"a": 1}, lambda log, x: log.update(a=(x, 2)), {"a": 1}),
+    "nested": (lambda: {"a": [1]}, lambda log, x: log["a"].append(x), {"a": [1]}),
+    "object": (
+        lambda: types.SimpleNamespace(a=1),
+        lambda log, x: setattr(log, "a", {"x": x}),
+        types.SimpleNamespace(a=1),
+    ),
+}
+TRANSFORMS = {
+    "jit": nnx.jit,
+    "remat": nnx.remat,
+    "grad": nnx.grad,
+    "cond": lambda f, **mode: lambda m: nnx.cond(jnp.array(True), f, f, m, **mode),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("kind", PUT)
+def test_a_tracer_is_taken_out_and_told_with_its_path(kind, transform, mode):
+    make, put, expected = PUT[kind]
+    model = nnx.Dict(layers=nnx.List([logging(make())]))
+
+    def f(model):
+        layer = model.layers[0]
+        put(layer.log, layer.weight * 2)
+        return layer.weight * 2
+
+    with pytest.warns(nnx.errors.LostUpdateWarning, match="static attr") as caught:
+        out = TRANSFORMS[transform](f, **mode)(model)
+    message = str(caught[0].message)
+    assert transform == "grad" or out == 4.0
+    assert "args[0], at layers/0/log" in message and "nnx.Variable" in message
+    assert model.layers[0].log == expected
+
+
+def test_a_tracer_is_taken_out_also_if_the_function_fails():
+    model = logging([])
+
+    @nnx.jit
+    def f(model, x):
+        model.log.append(x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        f(model, 1.0)
+    assert model.log == []
+
+
+def test_what_is_no_tracer_may_be_logged():
+    model = logging([])
+    nnx.jit(lambda model, x: model.log.append(x.shape))(model, jnp.ones(3))
+    assert model.log == [(3,)]

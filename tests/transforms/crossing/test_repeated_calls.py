@@ -1,0 +1,564 @@
+"""Calls of one function again and again, while its arguments change in any way.
+
+Each call gives what a first one gives: a transform that remembers what it found out
+about its arguments must not be seen to. What it remembers is in `test_costs.py`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import graftree as nnx
+from graftree import errors
+from tests import strategies, zoo
+from tests.modes import GRAPH, GRAPH_UPDATES, TREE
+from tests.transforms.crossing.changes import (
+    ALIASES,
+    CHANGES,
+    IN_MODEL,
+    IN_PLAIN,
+    SHARING,
+    SWITCHES,
+    Model,
+    Plain,
+    arguments,
+    changed,
+    layer,
+    param,
+    visit,
+)
+
+
+def visit_and_return(tree):
+    return visit(tree), jax.tree.map(lambda x: x + 1, tree["state"])
+
+
+def visit_model(model):
+    return visit({"model": model})
+
+
+# What is called, what makes its argument, what may change in that, and how it may be
+# shared, which tree mode refuses.
+FORMS = {
+    "plain": (visit_model, Plain, IN_PLAIN, ALIASES),
+    "alone": (visit_model, Model, IN_MODEL, ALIASES),
+    "together": (visit_and_return, arguments, CHANGES, SHARING),
+}
+EACH_FORM = pytest.mark.parametrize("form", FORMS)
+
+
+def form_of(name, mode):
+    function, make, changes, shared = FORMS[name]
+    return function, make, changes if mode == TREE else changes | shared
+
+
+def mapped(f, **mode):
+    each = nnx.vmap(lambda m, x: f(m) + x, in_axes=(None, 0), **mode)
+    return lambda model: each(model, jnp.arange(2.0))
+
+
+def differentiated(f, **mode):
+    return nnx.value_and_grad(f, allow_int=True, **mode)
+
+
+def scanned(f, **mode):
+    axes = (nnx.Carry, 0)
+    each = nnx.scan(lambda m, x: (m, f(m) + x), in_axes=axes, out_axes=axes, **mode)
+    return lambda model: each(model, jnp.arange(1.0))[1]
+
+
+# Transforms that are traced at each call. All take a function of a model.
+TRACED = {"vmap": mapped, "grad": differentiated, "scan": scanned}
+TRANSFORMS = {"jit": nnx.jit, "vmap": mapped, "grad": differentiated}
+TRACED_EACH = pytest.mark.parametrize("transform", TRACED.values(), ids=TRACED)
+EACH = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+@functools.cache
+def compiled(form, graph, graph_updates=False):
+    """The same function in all tests, so that little is compiled."""
+    return nnx.jit(FORMS[form][0], graph=graph, graph_updates=graph_updates)
+
+
+def arrays(tree):
+    """The arrays in an output, less the derivatives of integers."""
+    found = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    return [x for x in found if x.dtype != jax.dtypes.float0]
+
+
+def check_same(one, other, told=None):
+    """Asserts that two outputs have the same structure and values."""
+    assert jax.tree.structure(one) == jax.tree.structure(other), told
+    for a, b in zip(arrays(one), arrays(other), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=str(told))
+
+
+def check_alike(ours, theirs, told=None):
+    """Asserts that arguments are alike, aliases included."""
+    ours_def, ours_state = nnx.split(ours, graph=True)
+    theirs_def, theirs_state = nnx.split(theirs, graph=True)
+    assert ours_def == theirs_def, told
+    check_same(ours_state, theirs_state, told)
+
+
+# ---------------------------------------------------------------------- random changes
+
+
+@EACH_FORM
+def test_a_compiled_function_sees_each_change(form, mode):
+    function, make, changes = form_of(form, mode)
+    step, ours, theirs = nnx.jit(function, **mode), make(), make()
+    for name, change in changes.items():
+        for k in (0, 1):
+            made = [changed(x, change, k) for x in (ours, theirs)]
+            assert made[0] == made[1]
+            for _ in range(2):
+                check_same(step(ours), function(theirs), name)
+            check_alike(ours, theirs, name)
+
+
+STEPS = st.tuples(st.integers(0, 1), st.integers(1, 3))
+
+
+def steps_of(names, most):
+    """Some changes; of each what it is given, and how many calls are before it."""
+    step = st.tuples(st.sampled_from([*names]), STEPS)
+    return st.lists(step, min_size=1, max_size=most)
+
+
+@EACH_FORM
+@strategies.examples(4, 40)
+@given(data=st.data())
+def test_compiled_calls_equal_those_of_the_function(form, mode, data):
+    function, make, changes = form_of(form, mode)
+    step, ours, theirs = compiled(form, **mode), make(), make()
+    names = [*changes, *[*SWITCHES] * 4]
+    for name, (k, calls) in data.draw(steps_of(names, 8)):
+        for _ in range(calls):
+            check_same(step(ours), function(theirs))
+        for x in (ours, theirs):
+            changed(x, changes[name], k)
+    check_same(step(ours), function(theirs))
+    check_alike(ours, theirs)
+
+
+@EACH_FORM
+@strategies.examples(3, 25)
+@given(data=st.data())
+def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
+    function, make, changes = form_of(form, mode)
+    drawn = data.draw(steps_of(changes, 4))
+    for _ in range(3):
+        ours, theirs = make(), make()
+        for name, (k, _) in drawn:
+            for x in (ours, theirs):
+                changed(x, changes[name], k)
+        check_same(compiled(form, **mode)(ours), function(theirs))
+        check_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("transform", TRACED)
+@strategies.examples(4, 25)
+@given(data=st.data())
+def test_traced_calls_equal_first_ones(transform, mode, data):
+    make, (_, arguments, changes) = TRACED[transform], form_of("together", mode)
+    kept, ours, theirs = make(visit, **mode), arguments(), arguments()
+    # What JAX lists of a derivative has no end if an object contains itself.
+    names = [name for name in changes if name != "a way back"]
+    for name, (k, calls) in data.draw(steps_of(names, 5)):
+        for _ in range(calls):
+            check_same(arrays(kept(ours)), arrays(make(visit, **mode)(theirs)))
+        for tree in (ours, theirs):
+            changed(tree, changes[name], k)
+    check_alike(ours, theirs)
+
+
+def changing(change, k):
+    """A function of a model that changes it."""
+
+    def call(model):
+        changed(model, change, k)
+        return jnp.array(0.0)
+
+    return call
+
+
+@EACH
+@pytest.mark.parametrize("name", IN_MODEL | ALIASES)
+def test_each_change_inside_reaches_the_caller_twice(name, transform):
+    ours, theirs = Model(), Model()
+    for k in (1, 0):
+        function = changing((IN_MODEL | ALIASES)[name], k)
+        transform(function, **GRAPH_UPDATES)(ours)
+        function(theirs)
+        assert nnx.graphdef(ours) == nnx.graphdef(theirs)
+
+
+def test_training_and_evaluation_in_turns_equal_calls_with_new_objects(mode):
+    def train(model, optimizer, x):
+        def loss(params, rest):
+            return jnp.mean((nnx.merge(graphdef, params, rest)(x) - 1.0) ** 2)
+
+        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+        value, grads = nnx.value_and_grad(loss, **mode)(params, rest)
+        nnx.update(model, rest)
+        optimizer.update(model, grads)
+        return value
+
+    x = jnp.arange(1.0, 9.0).reshape(4, 2)
+    step = nnx.jit(train, donate_argnums=(0, 1), **mode)
+    evaluate = nnx.jit(lambda model, x: model(x), **mode)
+
+    def run(before_each_call):
+        model = zoo.Block()
+        objects = model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+        found = []
+        for _ in range(4):
+            objects = before_each_call(objects)
+            objects[0].train()
+            found.append(step(*objects, x))
+            objects[0].eval()
+            found.append(evaluate(objects[0], x))
+        return found, nnx.state(objects[0], (nnx.Param, nnx.BatchStat))
+
+    check_same(run(lambda objects: objects), run(nnx.clone))
+
+
+# ------------------------------------------------------------- what a call gives, again
+
+
+def test_objects_are_taken_wherever_they_are(mode):
+    @nnx.jit(static_argnums=1, donate_argnums=2, **mode)
+    def step(tree, factor, donated, *, other, x):
+        for model in (*tree["models"], donated, other):
+            model.w[...] *= factor
+        tree["box"][...] += x
+        return x + tree["x"], nnx.Param(other.w * 1)
+
+    kept = [zoo.Scale(1.0) for _ in range(4)]
+    for count in range(1, 4):
+        for models, start in (
+            (kept, 3.0 ** (count - 1)),
+            ([zoo.Scale(float(count)) for _ in range(4)], count),
+        ):
+            box = nnx.Param(jnp.zeros(()))
+            tree = {"models": models[:2], "x": jnp.ones(1), "box": box}
+            out, new = step(tree, 3.0, models[2], other=models[3], x=count)
+            assert out[0] == 1.0 + count and box == count and new == 3 * start
+            assert [float(m.w) for m in models] == 4 * [3 * start]
+    first, second, third, last = kept
+    tree = {"models": [second, first], "x": 0, "box": nnx.Param(jnp.zeros(()))}
+    step(tree, 2.0, last, other=third, x=0)
+    assert [float(m.w) for m in kept] == 4 * [54.0]
+
+
+def test_one_function_takes_objects_and_arrays_in_any_place(mode):
+    @nnx.jit(**mode)
+    def f(a, b=1.0):
+        a, b = (x.w if isinstance(x, zoo.Scale) else x for x in (a, b))
+        return a * b
+
+    kept = zoo.Scale()
+    for _ in range(3):
+        for model in (kept, zoo.Scale()):
+            assert f(model, 5.0) == 10.0
+            assert f(model, nnx.Param(jnp.array(3.0))) == 6.0
+        assert f(zoo.Scale(), 5.0) == f(5.0, zoo.Scale()) == 10.0
+        assert f(zoo.Scale(), b=7.0) == 14.0
+        assert f(a=zoo.Scale()) == 2.0
+        assert f(zoo.Scale(), zoo.Scale(3.0)) == 6.0
+
+
+def test_other_shapes_may_write_other_variables(mode):
+    @nnx.jit(**mode)
+    def step(model, x):
+        (model.a if x.ndim else model.b)[...] += 1
+
+    model = zoo.Parts()
+    for x in 3 * (jnp.ones(3), jnp.ones(())):
+        step(model, x)
+    assert model.a[...].tolist() == [4, 5] and model.b[...].tolist() == [6, 7]
+
+
+def test_new_attributes_and_returned_objects_are_those_of_each_call():
+    @nnx.jit
+    def step(model, x):
+        model.w[...] += 1
+        model.count = jnp.asarray(x)
+        return model, model.w, nnx.Param(model.w[...])
+
+    model = zoo.Scale()
+    for count in range(4):
+        same, w, new = step(model, jnp.array(count))
+        assert same is model and w is model.w and new is not w
+        assert model.count == count and model.w == new == 3.0 + count
+
+
+def test_metadata_is_that_of_each_call(mode):
+    step = nnx.jit(lambda model, x: model.w.set_metadata(dim=x.ndim), **mode)
+    model = zoo.Scale()
+    for x in 3 * (jnp.ones(()), jnp.ones(()), jnp.ones(1)):
+        step(model, x)
+        assert model.w.dim == x.ndim
+
+
+def test_variables_of_a_container_are_written_and_returned(mode):
+    def step(state):
+        state["a"].set_value(state["a"] + 1)
+        old = {"old": state["a"]} if mode == GRAPH_UPDATES else {}
+        return {"new": nnx.Param(state["a"] * 2), **old}
+
+    step, kept = nnx.jit(step, **mode), nnx.State({"a": param(0)})
+    for count in range(1, 4):
+        for state, value in ((kept, count), (nnx.State({"a": param(9)}), 10)):
+            variable = state["a"]
+            out = step(state)
+            assert state["a"] is variable is out.get("old", variable)
+            assert out["new"][...].tolist() == [2 * value, 2 * value]
+            assert variable[...].tolist() == [value, value]
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["plain", "donated"])
+def test_a_state_that_is_returned_is_the_next_argument(mode, donated):
+    halve = lambda state: jax.tree.map(lambda x: x * 0.5, state)  # noqa: E731
+    step, state = nnx.jit(halve, donate_argnums=donated, **mode), nnx.state(layer(8))
+    for count in range(1, 4):
+        state = step(state)
+        assert type(state["kernel"]) is nnx.Param
+        assert state["kernel"][0].tolist() == [8 / 2**count] * 2
+
+
+@EACH
+def test_an_exception_leaves_no_tracer_and_no_update(transform, mode):
+    def step(model):
+        model.w[...] *= 2
+        if model.x.ndim:
+            raise ZeroDivisionError
+        return model.w.sum()
+
+    def make(w):
+        return zoo.Box(w=nnx.Param(jnp.array(w)), x=jnp.ones(()))
+
+    call, model = transform(step, **mode), make(1.0)
+    for _ in range(4):
+        call(model)
+    for failing in (model, model, make(16.0)):
+        failing.x = jnp.ones(1)
+        with pytest.raises(ZeroDivisionError):
+            call(failing)
+        assert not isinstance(failing.w.get_value(), jax.core.Tracer)
+        assert failing.w == 16
+    model.x = jnp.ones(())
+    call(model)
+    assert model.w == 32
+
+
+@EACH
+def test_what_tree_mode_refuses_it_refuses_later_too(transform):
+    call = transform(lambda models: models[0].w.sum(), **TREE)
+    models = [zoo.Scale(), zoo.Scale()]
+    for _ in range(4):
+        call(models)
+    first = zoo.Scale()
+    for pair in ([first, first], [first, zoo.Box(w=first.w)]):
+        with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.w"):
+            call(pair)
+    models[1].w = models[0].w
+    with pytest.raises(ValueError, match="Duplicate"):
+        call(models)
+    models[1].w, models[0].models = nnx.Param(jnp.ones(())), nnx.data(models)
+    with pytest.raises(ValueError, match="Cycle"):
+        call(models)
+
+
+def test_long_cycles_and_deep_trees_are_told_apart():
+    step = nnx.jit(lambda model: 1, **TREE)
+    model = first = nnx.Module()
+    for _ in range(250):
+        model = zoo.Box(next=model)
+    assert [step(model) for _ in range(3)] == [1, 1, 1]
+    first.next = model
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Cycle"):
+            step(model)
+
+
+def test_an_alias_over_two_axes_that_comes_later_is_refused():
+    add = nnx.vmap(lambda a, b: a.w + b.w, in_axes=(0, None))
+    a, b = (zoo.Scale([1.0, 2.0]) for _ in range(2))
+    for _ in range(4):
+        assert add(a, b).shape == (2, 2)
+    b.w = a.w
+    with pytest.raises(ValueError, match="Inconsistent aliasing"):
+        add(a, b)
+
+
+def test_a_ref_that_comes_to_two_variables_is_refused(mode):
+    step = nnx.jit(lambda pair: pair[0].sum() + pair[1].sum(), **mode)
+    pair = [param(1), param(1)]
+    for _ in range(2):
+        step(pair)
+    ref = jax.new_ref(jnp.full(2, 3.0))
+    for variable in pair:
+        variable.set_raw_value(ref)
+    phrase = r"only one reference .*pair\[0\] and pair\[1\]"
+    with pytest.raises(ValueError, match=phrase):
+        step(pair)
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["plain", "donated"])
+def test_nothing_is_written_into_variables_of_another_trace(mode, donated):
+    step = nnx.jit(lambda x: x.set_value(x + 1), donate_argnums=donated, **mode)
+    for _ in range(2):
+        step(nnx.Param(jnp.zeros(3)))
+    kept, zeros = [], jnp.zeros(3)
+    jax.eval_shape(lambda: kept.append(nnx.Param(zeros)))
+    with pytest.raises(errors.TraceContextError):
+        step(kept[0])
+    assert zeros.tolist() == [0, 0, 0]  # which has not been donated
+
+
+def test_refs_and_read_only_variables_come_as_often(mode):
+    @nnx.jit(**mode)
+    def step(model):
+        model.w[...] *= 2
+        return model.parts.a[...]
+
+    model = nnx.to_refs(zoo.Box(w=nnx.Param(jnp.ones(())), parts=zoo.Parts()))
+    for _ in range(3):
+        step(model)
+    assert model.w == 8
+    for _ in range(2):
+        new = zoo.Box(w=nnx.Param(jnp.ones(()), ref=True), parts=zoo.Parts())
+        step(new)
+        assert new.w == 2
+    model = zoo.Box(w=nnx.Param(jnp.ones(())), parts=zoo.Parts())
+    model.parts = nnx.with_vars(model.parts, mutable=False)
+    for _ in range(3):
+        step(model)
+    assert model.w == 8
+    model.w = nnx.with_vars(model.w, mutable=False)
+    for _ in range(2):
+        with pytest.raises(errors.ImmutableVariableError):
+            step(model)
+    with pytest.raises(errors.ImmutableVariableError):
+        step(nnx.with_vars(nnx.clone(model), mutable=False))
+
+
+def test_eager_transforms_write_refs_or_refuse_them(mode):
+    model = zoo.Box(w=nnx.Variable(jnp.zeros(2), ref=True))
+
+    def step(model):
+        model.w[...] += 1
+        return jnp.zeros(2)
+
+    call = nnx.vmap(step, in_axes=0, **mode)
+    for _ in range(5):
+        call(model)
+    assert model.w[...].tolist() == [5, 5]
+    call = nnx.grad(lambda model: jnp.sum(model.w[...]), **mode)
+    for _ in range(3):
+        if mode == GRAPH_UPDATES:
+            assert not call(model)
+        else:
+            with pytest.raises(TypeError, match="Ref-typed"):
+                call(model)
+
+
+@pytest.mark.parametrize("transform", [mapped, differentiated])
+def test_what_a_function_captures_is_read_at_each_call(transform, mode):
+    other, scale = zoo.Scale(), [1.0]
+    call = transform(lambda m: m.w * other.w[...] * scale[0], **mode)
+    model, totals = zoo.Scale(), []
+    for count in range(5):
+        other.w[...] = scale[0] = float(count)
+        totals.append(float(jnp.ravel(call(model)[0])[0]))
+    assert totals == [2.0 * count**2 for count in range(5)]
+
+
+@pytest.mark.parametrize("transform", [mapped, differentiated])
+def test_a_change_of_structure_that_is_dropped_is_told_each_time(transform):
+    call = transform(lambda model: setattr(model, "k", 4) or jnp.array(0.0), **GRAPH)
+    model = zoo.Parts()
+    for _ in range(5):
+        with pytest.warns(errors.LostUpdateWarning, match="drops a change of a Parts"):
+            call(model)
+    assert model.k == 1
+
+
+def test_filters_that_look_at_values_are_asked_at_each_call():
+    is_big = nnx.DiffState(0, lambda _, x: float(x[...].sum()) > 1)
+    loss = nnx.grad(lambda m: m.a.sum() + m.b.sum(), argnums=is_big)
+    model = zoo.Box(a=param(0, 1), b=param(2, 1))
+    for _ in range(4):
+        assert [*loss(model)] == ["b"]
+    model.a[...] = jnp.full(1, 2.0)
+    assert [*loss(model)] == ["a", "b"]
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    split, whole = (jax.sharding.NamedSharding(mesh, s) for s in (spec("x"), spec()))
+    shardings = nnx.StateSharding({(lambda _, v: v.shape == (2,)): split, ...: whole})
+    step = nnx.jit(lambda m: m.w.set_value(m.w + 1), in_shardings=(shardings,))
+    model = zoo.Box(w=param(1))
+    for _ in range(3):
+        step(model)
+    assert model.w[...].sharding.is_equivalent_to(split, 1)
+    model.w.set_value(jnp.ones(3))
+    step(model)
+    assert model.w[...].sharding.is_equivalent_to(whole, 1)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        nnx.Param,
+        nnx.Not(nnx.Cache),
+        (nnx.All(nnx.Param, nnx.PathContains("w")), nnx.Param),
+        nnx.Any(nnx.Param, nnx.filterlib.PathIn(("other",))),
+    ],
+)
+def test_filters_of_classes_and_paths_follow_replaced_variables(chosen):
+    grad = nnx.grad(lambda m: m.w**2 + m.a, argnums=nnx.DiffState(0, chosen))
+    model = zoo.Box(w=nnx.Param(jnp.ones(())), a=nnx.Param(jnp.ones(())))
+    for _ in range(4):
+        assert "w" in grad(model)
+    model.w = nnx.Cache(jnp.ones(()))
+    assert "w" not in grad(model)
+
+
+def test_a_compiled_function_is_called_under_other_transforms(mode):
+    scale, model = nnx.jit(lambda model, x: model.w * x, **mode), zoo.Scale()
+    for _ in range(2):
+        gradients = jax.vmap(jax.grad(lambda x: scale(model, x)))(jnp.ones(3))
+        assert gradients.tolist() == [2, 2, 2]
+        assert scale(model, 3.0) == 6
+
+
+def test_copies_of_vars_are_not_taken_for_the_object():
+    model, other = zoo.Scale(), object.__new__(zoo.Scale)
+    vars(other).update(vars(model))
+    vars(other)["w"] = nnx.Param(jnp.zeros(()))
+    total = nnx.jit(lambda model: model.w * 1)
+    assert [float(total(m)) for m in 3 * (model, other)] == 3 * [2, 0]
+
+
+def test_captures_are_seen_in_repeated_calls():
+    class Sower(zoo.Scale):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "x", x, capture_noop=True)
+            return self.w * x
+
+    step, model = nnx.jit(lambda model, x: model(x)), Sower()
+    captured = nnx.capture(step, nnx.Intermediate)
+    with_outputs = nnx.capture(step, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    for x in range(4):
+        assert step(model, float(x)) == 2 * x
+        assert captured(model, float(x))[1]["x"].get_value() == (x,)
+        assert "__call__" in with_outputs(model, float(x))[1]
