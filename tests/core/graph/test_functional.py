@@ -1,69 +1,200 @@
-"""split, merge and their relatives: what the contract tests leave open."""
+"""split, merge, their relatives and what they give: what the contract leaves open."""
 
+import copy
+import pickle
+
+import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import graftree as nnx
+from tests import strategies, zoo
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.ones(2))
-        self.s = nnx.BatchStat(jnp.zeros(2))
-        self.a = jnp.full(2, 3.0)
-        self.k = "static"
-
-    def scaled(self, x):
-        return self.w * x
+def param(value=1.0):
+    return nnx.Param(jnp.array(value))
 
 
-def test_groups_of_filters_cover_the_state():
-    graphdef, params, rest = nnx.split(Model(), nnx.Param, ...)
-    assert list(params) == ["w"] and list(rest) == ["a", "s"]
-    merged = nnx.merge(graphdef, params, rest)
-    assert merged.k == "static" and merged.w[...].tolist() == [1.0, 1.0]
+# ---------------------------------------------------------------- GraphDef, GraphState
 
 
-def test_split_shares_and_merge_shares():
-    model = Model()
-    graphdef, state = nnx.split(model)
-    assert state["w"][...] is model.w[...]
-    assert nnx.merge(graphdef, state).a is model.a
+def test_a_graphdef_is_equal_to_no_other_thing():
+    assert nnx.graphdef(zoo.Tied()) != "x"
 
 
-def test_split_works_on_shapes():
-    shapes = jax.eval_shape(Model)
-    graphdef, state = nnx.split(shapes)
-    assert graphdef == nnx.graphdef(Model()) and state["w"].shape == (2,)
+def test_a_graphdef_of_shapes_is_that_of_the_object():
+    assert nnx.graphdef(jax.eval_shape(zoo.Parts)) == nnx.graphdef(zoo.Parts())
 
 
-def test_graphdef_and_state_are_a_function_of_the_structure():
-    @jax.jit
-    def f(graphdef, state):
-        traces.append(None)
-        return nnx.merge(graphdef, state).scaled(2.0)
+def test_arrays_in_metadata_compare_by_content():
+    def made(x):
+        return nnx.graphdef(nnx.Dict(a=nnx.Param(1, scale=np.array(x))))
 
-    traces = []
-    for _ in range(2):
-        assert f(*nnx.split(Model())).tolist() == [2.0, 2.0]
-    assert len(traces) == 1
+    assert made([1, 2]) == made([1, 2]) and made([1, 2]) != made([1, 3])
 
 
-def test_pop_removes_what_it_returns():
-    model = Model()
-    popped = nnx.pop(model, nnx.BatchStat)
-    assert list(popped) == ["s"] and not hasattr(model, "s")
+def test_parts_of_a_graphdef_print_their_types_by_name():
+    text = repr(nnx.graphdef(zoo.Tied()))
+    for part in (
+        "NodeDef(type='Tied', index=0",
+        "VariableDef(type='Param'",
+        "NodeRef(index=1)",
+        "num_leaves=2",
+    ):
+        assert part in text
 
 
-def test_pure_state_has_values_in_the_place_of_variables():
-    pure = nnx.as_pure(nnx.state(Model()))
-    assert pure["w"].tolist() == [1.0, 1.0]
+def packed():
+    return nnx.unpack(nnx.Dict(a=param(), b=nnx.Dict(c=jnp.array(2.0))))
 
 
-def test_states_of_both_modes_are_equal(graph):
-    state = nnx.state(Model(), graph=graph)
-    assert list(state) == ["a", "s", "w"]
-    assert [type(leaf) for leaf in (state["s"], state["w"])] == [
-        nnx.BatchStat,
-        nnx.Param,
-    ]
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_of_graph_states_are_graph_states(copied):
+    made = copied(packed())
+    assert type(made) is nnx.GraphState and nnx.merge(made).a[...] == 1.0
+
+
+def test_a_union_with_a_state_keeps_the_graphdef():
+    joined = packed() | nnx.State({"a": param(7.0)})
+    assert type(joined) is nnx.GraphState and nnx.merge(joined).a[...] == 7.0
+
+
+def test_a_call_of_a_part_gives_the_pair_of_the_whole():
+    pair = nnx.split(nnx.Dict(parts=nnx.List([zoo.Counter(), zoo.Counter()])))
+    _, new = nnx.call(pair).parts[1]()
+    assert [x.count.item() for x in nnx.merge(*new).parts] == [0, 1]
+
+
+# --------------------------------------------------------------------------- merging
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (lambda state: state.pop("b"), "missing: b/0"),
+        (lambda state: state.update(c=1), "unexpected: c"),
+        (lambda state: state.update(x=state.pop("a")), "unexpected: x"),
+    ],
+)
+def test_wrong_paths_are_named(change, phrase):
+    graphdef, state = nnx.split(nnx.Dict(a=param(), b=nnx.List([param(), param()])))
+    pure = nnx.to_pure_dict(state)
+    change(pure)
+    with pytest.raises(ValueError, match=phrase):
+        nnx.merge(graphdef, pure)
+
+
+def test_leaves_that_two_states_have_count_twice():
+    graphdef, state = nnx.split(zoo.Tied())
+    with pytest.raises(
+        ValueError, match="Incorrect number of leaves: expected 2, got 4"
+    ):
+        nnx.merge(graphdef, state, state)
+
+
+@pytest.mark.parametrize("root", [jnp.array(1.0), param()])
+def test_a_single_leaf_comes_back_from_a_flat_state(root):
+    # Issue 12: the FlatState itself was taken for the leaf.
+    graphdef, flat = nnx.flatten(root)
+    assert nnx.merge(graphdef, flat) is root
+    with pytest.raises(ValueError, match="unexpected: a"):
+        nnx.merge(graphdef, nnx.FlatState([(("a",), root)], sort=True))
+
+
+def test_ref_maps_forget_what_is_deleted():
+    keys = [1], [1]
+    refs = nnx.graphlib.RefMap([(keys[0], 0), (keys[1], 1)])
+    assert refs.get([1]) is None
+    del refs[keys[0]]
+    assert keys[0] not in refs and next(iter(refs)) is keys[1] and len(refs) == 1
+
+
+def refill(box, change):
+    """Takes a changed copy of an object apart; what is made of it refills the object.
+
+    The skeleton, the leaves, and the objects outside by the number that they have.
+    """
+    refs, objects = nnx.graphlib.RefMap(), nnx.graphlib.IndexMap()
+    graphdef, leaves = nnx.flatten(box, ref_index=refs)
+    copied = [leaf.copy() for leaf in leaves.leaves]
+    inner = nnx.unflatten(graphdef, copied, index_ref=objects)
+    change(inner)
+    outer = nnx.graphlib.RefMap.from_indexmap(objects)
+    return (
+        *nnx.flatten(inner, ref_outer_index=outer),
+        nnx.graphlib.IndexMap.from_refmap(refs),
+    )
+
+
+def test_existing_objects_share_what_their_copies_share():
+    def change(inner):
+        inner.a[...] = 5.0
+        inner.b, inner.c = inner.a, 3
+
+    box = zoo.Node(a=param())
+    variable = box.a
+    graphdef, leaves, existing = refill(box, change)
+    assert not hasattr(box, "c") and variable[...] == 1.0
+    assert nnx.unflatten(graphdef, leaves, outer_index_outer_ref=existing) is box
+    assert box.a is box.b is variable and variable[...] == 5.0 and box.c == 3
+
+
+def test_a_refill_that_fails_changes_nothing():
+    box = zoo.Node(a=param())
+    graphdef, leaves, existing = refill(box, lambda inner: setattr(inner, "c", 1))
+
+    def inside():
+        nnx.unflatten(graphdef, leaves, outer_index_outer_ref=existing)
+
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(inside)()
+    assert not hasattr(box, "c")
+
+
+# -------------------------------------------------------------------------- traversals
+
+
+@strategies.examples(30, 200)
+@hypothesis.given(strategies.graphs())
+def test_modules_are_listed_as_by_a_walk_over_all(root):
+    walk = [(path, x) for path, x in nnx.iter_graph(root) if isinstance(x, nnx.Module)]
+    found = [*nnx.iter_modules(root)]
+    assert [path for path, _ in found] == [path for path, _ in walk]
+    assert all(a is b for (_, a), (_, b) in zip(found, walk, strict=True))
+
+
+def test_walks_do_not_touch_what_they_visit():
+    rngs = nnx.Rngs(0)
+    list(nnx.iter_graph(rngs))
+    list(nnx.iter_modules(nnx.Dict(rngs=rngs)))
+    assert rngs.default.count[...] == 0
+
+
+# ------------------------------------------------------------------------------- trees
+
+
+def test_a_shared_variable_is_told_with_its_paths_and_the_ways_out():
+    shared = param()
+    with pytest.raises(ValueError, match=r"found at paths(.|\n)*  - .a\n  - .b.c") as e:
+        nnx.split(nnx.Dict(a=shared, b=nnx.Dict(c=shared)), graph=False)
+    for way_out in ("nnx.clone", "nnx.split(..., graph=True)", "nnx.compat.split"):
+        assert way_out in str(e.value)
+
+
+def test_a_cycle_to_the_root_says_so():
+    root = nnx.Dict(a=nnx.Dict())
+    root.a.b = root
+    with pytest.raises(ValueError, match="(?s)Cycle.*Dict.*found at paths.*<root>"):
+        nnx.split(root, graph=False)
+
+
+def test_cycles_through_lists_are_found():
+    items = [1]
+    root = nnx.Dict(a=nnx.data(items))
+    items.append(items)
+    with pytest.raises(ValueError, match="Cycle"):
+        nnx.split(root, graph=False)

@@ -6,49 +6,37 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.graph import nodes
+from tests import zoo
 
 
-class Model(nnx.Module):
-    def __init__(self):
-        self.a = nnx.Param(jnp.array(1.0))
-        self.b = nnx.Param(jnp.array(2.0))
-        self.static = 1
-        self.items = nnx.data([jnp.array(3.0)])
+def model():
+    return zoo.Box(
+        a=param(1.0), b=param(2.0), static=1, items=nnx.data([jnp.array(3.0)])
+    )
+
+
+def param(value):
+    return nnx.Param(jnp.array(value))
 
 
 def test_failed_update_changes_nothing():
-    model = Model()
+    node = model()
     for wrong in ({"b": 5.0, "static": jnp.ones(1)}, {"a": 5.0, "items": {7: 1.0}}):
         with pytest.raises((ValueError, IndexError)):
-            nnx.update(model, {"a": jnp.array(9.0), **wrong})
-        assert (model.a[...], model.b[...], model.static) == (1.0, 2.0, 1)
+            nnx.update(node, {"a": jnp.array(9.0), **wrong})
+        assert (node.a[...], node.b[...], node.static) == (1.0, 2.0, 1)
 
 
 def test_update_of_a_captured_model_changes_nothing():
-    model = Model()
+    node = model()
 
     def f(x):
-        inner = nnx.Dict(model=model, own=nnx.Param(x))
+        inner = nnx.Dict(model=node, own=nnx.Param(x))
         nnx.update(inner, {"own": x * 2, "model": {"a": x}})
 
     with pytest.raises(nnx.errors.TraceContextError):
         jax.jit(f)(1.0)
-    assert model.a[...] == 1.0 and not isinstance(model.a[...], jax.core.Tracer)
-
-
-@pytest.mark.parametrize("is_ref", [False, True])
-def test_variables_take_values_and_metadata(is_ref):
-    model = {
-        "a": nnx.Param(jnp.zeros(2), tag="old"),
-        "b": nnx.Param(jnp.zeros(2), ref=is_ref),
-    }
-    kept = [*model.values()]
-    given = {"a": nnx.BatchStat(jnp.ones(2), tag="new"), "b": jnp.full(2, 2.0)}
-    nnx.update(model, given)
-    assert [*model.values()] == kept and type(model["a"]) is nnx.Param
-    assert model["a"].tag == "new" and model["b"].ref is is_ref
-    assert [float(model[key][0]) for key in "ab"] == [1.0, 2.0]
+    assert node.a[...] == 1.0 and not isinstance(node.a[...], jax.core.Tracer)
 
 
 def test_an_error_names_the_path_of_the_variable():
@@ -59,25 +47,20 @@ def test_an_error_names_the_path_of_the_variable():
 
 
 @pytest.mark.parametrize(
-    ("node", "keys"),
-    [
-        (nnx.List([nnx.Param(1.0), nnx.Param(2.0)]), [0, 1, "_length"]),
-        ({0: nnx.Param(1.0), 1: nnx.Param(2.0)}, [0, 1]),
-        ([nnx.Param(1.0), nnx.Param(2.0)], [0, 1]),
-    ],
-    ids=["List", "dict", "list"],
+    "container", [nnx.List, list, lambda items: dict(enumerate(items))]
 )
-def test_indices_may_be_strings(node, keys):
+def test_indices_may_be_strings(container):
+    node = container([nnx.Param(1.0), nnx.Param(2.0)])
     nnx.update(node, {"1": 5.0, 0: 4.0})
     assert [node[0].get_value(), node[1].get_value()] == [4.0, 5.0]
-    assert [child.key for child in nodes.children(node)] == keys
+    assert list(nnx.state(node)) == [0, 1] and len(node) == 2
 
 
 def test_strings_that_are_no_index_of_the_node_stay_strings():
-    mixed, module = {0: nnx.Param(1.0)}, nnx.Dict(a=1)
+    mixed, node = {0: nnx.Param(1.0)}, nnx.Dict(a=1)
     nnx.update(mixed, {"7": 2.0})
-    nnx.update(module, {"7": 2.0})
-    assert list(mixed) == [0, "7"] and module["7"] == 2.0
+    nnx.update(node, {"7": 2.0})
+    assert list(mixed) == [0, "7"] and node["7"] == 2.0
 
 
 def test_attributes_of_classes_that_are_no_pytrees_are_known_by_their_values():
@@ -94,38 +77,6 @@ def test_failed_pop_removes_nothing():
     with pytest.raises(ValueError, match="b/0"):
         nnx.pop(outer, nnx.Param)
     assert hasattr(outer, "a") and len(model) == 1
-
-
-def test_static_values_are_not_popped():
-    node = nnx.Object()
-    node.items, node.k, node.x = [1, 2], 3, nnx.data(jnp.ones(1))
-    assert list(nnx.pop(node, ...)) == ["x"]
-    assert node.items == [1, 2] and node.k == 3
-
-
-def test_static_attributes_stay_static():
-    model = Model()
-    nnx.update(model, {"static": 5})
-    assert model.static == 5 and model._pytree__nodes["static"] is False
-
-
-def test_gradients_in_the_form_of_the_model_are_a_state():
-    model, grads = Model(), jax.tree.map(lambda x: x * 10, Model())
-    nnx.update(model, grads)
-    assert (model.a[...], model.b[...], model.items[0]) == (10.0, 20.0, 30.0)
-
-
-@pytest.mark.parametrize("value", [jnp.ones(2), 3, "x"])
-def test_what_is_no_node_can_not_be_updated(value):
-    with pytest.raises((RuntimeError, TypeError), match="Unsupported type"):
-        nnx.update(value, {})
-
-
-def test_new_variables_are_copies():
-    given = nnx.Param(jnp.array(1.0))
-    model = Model()
-    nnx.update(model, {"new": given})
-    assert model.new is not given and model.new[...] == 1.0
 
 
 def test_update_that_does_not_fit_a_ref_changes_nothing():

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import attributes, classes
-from graftree.core.objects.attributes import AttributeTable, Naming
+
+# Only there can the registration of a type be taken back.
+from graftree.core.objects import attributes
+from tests import zoo
 
 
 def test_tables_are_replaced_not_changed():
@@ -24,76 +26,51 @@ def test_tables_are_replaced_not_changed():
     assert dict(box._pytree__nodes) == {"a": True}
 
 
-def test_tables_list_all_data_and_static_names_in_order():
-    table = AttributeTable({"b": True, "c": False, "a": True})
-    assert table.names(Naming()) == (("a", "b", "c"), ("a", "b"), ("c",))
-    assert table.names(Naming()) is table.names(Naming())
-
-
 def test_tables_compare_by_content_and_can_be_pickled():
-    a, b = (
-        AttributeTable({"x": True, "y": False}),
-        AttributeTable({"y": False, "x": True}),
-    )
+    array = jnp.ones(1)
+    a, b = zoo.Node(x=array, y=1)._pytree__nodes, zoo.Node(y=1, x=array)._pytree__nodes
     assert a == b and hash(a) == hash(b)
     assert pickle.loads(pickle.dumps(a)) == a
 
 
-class Layer(nnx.Pytree):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
 def test_objects_that_are_made_alike_share_their_table():
-    first, second = Layer(a=1, b=jnp.ones(1)), Layer(a=2, b=jnp.ones(2))
-    other = Layer(b=jnp.ones(1), a=1)
+    first, second = zoo.Node(a=1, b=jnp.ones(1)), zoo.Node(a=2, b=jnp.ones(2))
     assert first._pytree__nodes is second._pytree__nodes
-    assert other._pytree__nodes == first._pytree__nodes
 
 
-def test_classes_share_no_tables():
+def test_classes_share_no_order():
     """Names that are equal may have another order and other keys in another class."""
     names = [str(i) for i in range(11)]
-    layer = Layer(_length=11, **dict.fromkeys(names, 0))
-    items = nnx.List([0] * 11)
-    assert layer._pytree__nodes == items._pytree__nodes
-    naming = classes.facts_of(nnx.List).naming
-    assert items._pytree__nodes.names(naming)[0] == (*names, "_length")
-    assert layer._pytree__nodes.names(Naming())[0] == (*sorted(names), "_length")
+    items = nnx.List([nnx.data(i) for i in range(11)])
+    node = zoo.Node(_length=11, **dict(zip(names, items, strict=True)))
+    assert node._pytree__nodes.keys() == items._pytree__nodes.keys()
+    node = zoo.Node(_length=11, **{name: nnx.data(int(name)) for name in names})
+    for _ in range(2):
+        assert jax.tree.leaves(items) == [*range(11)]
+        assert jax.tree.leaves(node) == [*map(int, sorted(names))]
+        assert node._pytree__nodes == items._pytree__nodes
 
 
 @pytest.mark.parametrize(
-    "extensions",
+    "assignments",
     [
-        [(f"x{i}", True) for i in range(300)],
+        [(f"x{i}", nnx.data(1)) for i in range(300)],
         # The status of an attribute may change without an end.
-        [("x", i % 2 == 0) for i in range(300)],
+        [("x", (nnx.data, nnx.static)[i % 2](1)) for i in range(300)],
     ],
 )
-def test_what_a_table_keeps_alive_is_bounded(extensions):
-    first, made = AttributeTable({}), []
+def test_what_a_table_keeps_alive_is_bounded(assignments):
+    class Own(nnx.Pytree):
+        pass
+
+    made = []
     for _ in range(2):
-        table = first
-        for extension in extensions:
-            table = table.with_entry(*extension)
-            made.append(weakref.ref(table))
-    del table
+        obj = Own()
+        for name, value in assignments:
+            setattr(obj, name, value)
+            made.append(weakref.ref(obj._pytree__nodes))
+    del obj
     assert len({id(reference()) for reference in made} - {id(None)}) < 100
-
-
-@pytest.mark.parametrize("statuses", [{}, {"b": True}, {"b": False}])
-@pytest.mark.parametrize("more", [{}, {"c": True, "a": False, "d": False}])
-def test_getters_give_tuples_for_any_number_of_attributes(statuses, more):
-    statuses = {**more, **statuses}
-    table = AttributeTable(statuses)
-    names, data_of, statics_of, in_order = table.getters(Naming())
-    entries = {name: name.upper() for name in statuses}
-    data = tuple(n.upper() for n in sorted(statuses) if statuses[n])
-    static = tuple(n.upper() for n in sorted(statuses) if not statuses[n])
-    assert names == tuple(sorted(statuses))
-    assert (data_of(entries), statics_of(entries)) == (data, static)
-    assert in_order((*data, *static)) == tuple(name.upper() for name in names)
 
 
 @pytest.mark.parametrize("register", ["dataclass", "node", None])
@@ -111,24 +88,24 @@ def test_data_is_found_in_whatever_jax_takes_apart(register):
     array, tag = jnp.ones(1), nnx.data(1)
     assert nnx.has_data(Pair(array)) == ([array] if register else [])
     if register is None:
-        attributes.check_no_tags(Layer, "pair", Pair(tag))
+        zoo.Node(pair=Pair(tag))
     else:
         with pytest.raises(ValueError, match="unexpected tags"):
-            attributes.check_no_tags(Layer, "pair", Pair(tag))
+            zoo.Node(pair=nnx.data(Pair(tag)))
 
 
 def test_data_is_found_in_named_tuples():
     pair = collections.namedtuple("Pair", "x y")(jnp.ones(1), 2)
     assert nnx.has_data(pair) == [pair.x]
     with pytest.raises(ValueError, match="Found data"):
-        Layer(pair=pair)
+        zoo.Node(pair=pair)
 
 
 def test_numbers_can_be_registered_as_data():
     nnx.register_data_type(complex)
     try:
-        layer = Layer(a=1j, b=1)
-        assert jax.tree.leaves(layer) == [1j] and nnx.has_data(1j) == [1j]
+        node = zoo.Node(a=1j, b=1)
+        assert jax.tree.leaves(node) == [1j] and nnx.has_data(1j) == [1j]
     finally:
         attributes.DATA_REGISTRY.discard(complex)
         nnx.register_data_type(type("Clears", (), {}))

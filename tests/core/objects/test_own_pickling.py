@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from graftree.core.objects import bookkeeping
 
 HEAD = """
 import threading
@@ -218,7 +217,7 @@ def test_copies_have_bookkeeping_of_their_own(choice):
             continue
         if again is x or not isinstance(again, nnx.Module):
             continue
-        assert bookkeeping.state_of(again) is not bookkeeping.state_of(x)
+        assert again._pytree__state is not x._pytree__state
         call = nnx.jit(lambda m: m.a, graph=True)
         before = [int(call(x)) for _ in range(3)] if hasattr(x, "a") else []
         again.a = 7

@@ -1,4 +1,4 @@
-"""What the rest of core does with Pytrees without going through ``setattr``."""
+"""Pytrees: signatures, assignments that fail, descriptors, flattening."""
 
 import copy
 import inspect
@@ -8,53 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from graftree.core import stamps
-from graftree.core.objects import attributes, bookkeeping, pytrees
-from graftree.core.objects.attributes import AttributeTable
-
-
-class Box(nnx.Pytree):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-def test_items_leave_out_the_bookkeeping():
-    assert bookkeeping.attribute_items(Box(b=1, a=2)) == [("b", 1), ("a", 2)]
-
-
-def test_names_are_sorted_per_status():
-    box = Box(b=jnp.ones(1), c="x", a=nnx.Param(1))
-    names = bookkeeping.table_of(box).names(attributes.Naming())
-    assert names == (("a", "b", "c"), ("a", "b"), ("c",))
-
-
-def test_rebuilding_runs_nothing_and_takes_over_ownership():
-    box = Box(a=1)
-
-    @jax.jit
-    def f():
-        copied = pytrees.rebuild(Box, vars(box), initializing=False, is_setup=False)
-        copied.a = 2
-        return bookkeeping.state_of(box).is_owned(), bookkeeping.state_of(
-            copied
-        ).is_owned()
-
-    assert [bool(x) for x in f()] == [False, True] and box.a == 1
-
-
-def test_replacing_attributes_replaces_all():
-    box = Box(a=1, b=2)
-    pytrees.replace_attributes(box, AttributeTable({"c": False}), [("c", 3)])
-    assert bookkeeping.attribute_items(box) == [("c", 3)]
-
-
-def test_assignments_can_be_checked_without_being_made():
-    box = Box(a=1)
-    pytrees.check_assignment(box, "a", 2)
-    with pytest.raises(ValueError, match="Cannot assign data value"):
-        pytrees.check_assignment(box, "a", jnp.ones(1))
-    assert box.a == 1
+from tests import zoo
 
 
 def test_signature_of_a_class_is_that_of_its_init():
@@ -79,18 +33,17 @@ def test_objects_that_new_replaces_are_not_initialized():
 
 
 def test_failed_assignment_changes_nothing():
-    box = Box(a=1)
-    table, stamp = bookkeeping.table_of(box), bookkeeping.state_of(box).stamp
+    node = zoo.Node(a=1)
+    graphdefs = [nnx.graphdef(node) for _ in range(3)]
     with pytest.raises(ValueError):
-        box.b = [jnp.ones(1)]
-    assert (
-        bookkeeping.table_of(box) is table and bookkeeping.state_of(box).stamp == stamp
-    )
+        node.b = [jnp.ones(1)]
+    assert dict(node._pytree__nodes) == {"a": False} and not hasattr(node, "b")
+    assert nnx.graphdef(node) is graphdefs[-1]
 
 
 def test_deleting_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError):
-        del Box().missing
+        del zoo.Node().missing
 
 
 def test_descriptors_that_want_an_instance_are_assigned_to():
@@ -157,19 +110,22 @@ def fail_to_set(meter):
         set_class,
     ],
 )
-def test_what_descriptors_do_is_stamped(change):
+def test_what_descriptors_do_is_seen(change):
     """They are code of the user, which may write into ``vars`` itself."""
     meter = Meter()
     meter.reading = 1
-    stamp = bookkeeping.state_of(meter).stamp
+    graphdefs = [nnx.graphdef(meter) for _ in range(3)]
     change(meter)
-    assert stamp < bookkeeping.state_of(meter).stamp <= stamps.clock.now
+    assert nnx.graphdef(meter) is not graphdefs[-1]
+    merged = nnx.merge(*nnx.split(meter))
+    assert type(merged) is type(meter)
+    assert vars(merged).get("_reading") is vars(meter).get("_reading")
 
 
 def test_the_base_class_has_descriptors_too():
     obj = nnx.Pytree()
     obj.__class__ = Meter
-    assert type(obj) is Meter and bookkeeping.attribute_items(obj) == []
+    assert type(obj) is Meter and repr(obj) == "Meter()"
 
 
 def test_descriptors_may_be_added_to_a_class_later():
@@ -187,21 +143,16 @@ def test_descriptors_may_be_added_to_a_class_later():
         assert obj.x == 3 and vars(obj)["_reading"] == 3
 
 
-@pytest.mark.parametrize("attributes", [{}, {"a": 1}, {"b": 2.0, "a": 1, "c": 3.0}])
-def test_flattening_is_undone_whatever_there_is(attributes):
-    box = Box(**{k: nnx.data(v) if v > 1 else v for k, v in attributes.items()})
-    leaves, treedef = jax.tree.flatten(box)
-    assert leaves == [value for value in attributes.values() if value > 1]
+@pytest.mark.parametrize("statuses", [{}, {"b": True}, {"b": False}])
+@pytest.mark.parametrize("more", [{}, {"c": True, "a": False, "d": False}])
+def test_flattening_is_undone_whatever_there_is(statuses, more):
+    statuses = {**more, **statuses}
+    marks = {True: nnx.data, False: nnx.static}
+    node = zoo.Node(**{n: marks[is_data](n) for n, is_data in statuses.items()})
+    leaves, treedef = jax.tree.flatten(node)
+    assert leaves == [name for name in sorted(statuses) if statuses[name]]
     copied = jax.tree.unflatten(treedef, leaves)
-    assert bookkeeping.attribute_items(copied) == sorted(attributes.items())
-    assert bookkeeping.table_of(copied) is bookkeeping.table_of(box)
-    assert jax.tree.structure(copied) == treedef == jax.tree.structure(copy.copy(box))
-
-
-def test_replacing_arrays_only_keeps_the_stamp():
-    box = Box(a=jnp.ones(1), b=1)
-    stamp, table = bookkeeping.state_of(box).stamp, bookkeeping.table_of(box)
-    pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 1)])
-    assert bookkeeping.state_of(box).stamp == stamp
-    pytrees.replace_attributes(box, table, [("a", jnp.zeros(1)), ("b", 2)])
-    assert bookkeeping.state_of(box).stamp > stamp
+    assert copied._pytree__nodes == node._pytree__nodes
+    assert dict(copied._pytree__nodes) == statuses
+    assert [*vars(copied).items()][2:] == [(name, name) for name in sorted(statuses)]
+    assert jax.tree.structure(copied) == treedef == jax.tree.structure(copy.copy(node))

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.text import colors, forms
+from tests import zoo
 
 HINT = " # shortened; in full: print(nnx.debugging.full_repr(...))"
 
 
-class Node(nnx.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
+class Node(zoo.Box):
+    """A Module with the attributes that it is given."""
 
 
 @pytest.fixture
@@ -178,8 +176,8 @@ def test_what_fails_is_named_by_its_type(lines, limit):
 def test_a_compact_text_is_coloured_like_a_full_one(lines):
     model = Node(a=nnx.Param(jnp.ones(3)), b=[1, None, jnp.float32])
     lines(0)
-    text = forms.get_repr(model, color=colors.COLOR)
-    for code in colors.COLOR:
+    text = nnx.reprlib.get_repr(model, color=nnx.reprlib.COLOR)
+    for code in nnx.reprlib.COLOR:
         text = text.replace(code, "")
     assert text == repr(model)
 
@@ -187,7 +185,7 @@ def test_a_compact_text_is_coloured_like_a_full_one(lines):
 def test_colors_take_no_room(lines):
     lines(0)
     model = Node(x=Node(**{f"name{i}": i for i in range(8)}))
-    text = forms.get_repr(model, color=colors.COLOR)
+    text = nnx.reprlib.get_repr(model, color=nnx.reprlib.COLOR)
     assert len(text.splitlines()) == len(repr(model).splitlines()) == 3
 
 

@@ -2,31 +2,28 @@
 
 import io
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from graftree import config
-from graftree.core.modules.modules import Module
-from graftree.core.text import colors, forms, representations
-from graftree.core.text.representations import (
-    PrettyMapping,
-    PrettySequence,
-    Representable,
-)
-from graftree.core.text.writing import Attr, Object
-from graftree.core.variables.kinds import Param
+import graftree as nnx
+
+# Only there a test can say that no renderer is registered.
+from graftree.core.text import representations
+
+Attr, Object = nnx.reprlib.Attr, nnx.reprlib.Object
 
 
 def without_color(text):
-    for code in colors.COLOR:
+    for code in nnx.reprlib.COLOR:
         text = text.replace(code, "")
     return text
 
 
-class Shown(Representable):
+class Shown(nnx.reprlib.Representable):
     """Shows the items it is given."""
 
     def __init__(self, *items):
@@ -37,7 +34,7 @@ class Shown(Representable):
 
 
 def model(**attributes):
-    result = Module()
+    result = nnx.Module()
     for name, value in attributes.items():
         setattr(result, name, value)
     return result
@@ -94,13 +91,13 @@ def test_wrong_items_are_refused(items, phrase):
     ],
 )
 def test_values_are_written_as_by_python_and_classes_by_name(value, expected):
-    assert without_color(forms.colorized(value)) == expected
+    assert without_color(nnx.reprlib.colorized(value)) == expected
 
 
 def test_lists_that_hold_themselves_end():
     cyclic = [1]
     cyclic.append(cyclic)
-    assert repr(PrettySequence(cyclic)).count("[...]") == 1
+    assert repr(nnx.reprlib.PrettySequence(cyclic)).count("[...]") == 1
 
 
 def test_a_node_is_written_out_once():
@@ -142,11 +139,11 @@ def test_cycles_through_foreign_containers_end():
     ],
 )
 def test_depth_is_limited_by_a_flag(depth, expected):
-    config.update("flax_max_repr_depth", depth)
+    nnx.config.update("flax_max_repr_depth", depth)
     try:
         assert repr(model(a=model())) == expected
     finally:
-        config.update("flax_max_repr_depth", None)
+        nnx.config.update("flax_max_repr_depth", None)
 
 
 def test_arrays_of_a_node_are_shortened():
@@ -158,32 +155,53 @@ def test_arrays_of_a_node_are_shortened():
 
 
 def test_arrays_in_variables_and_mappings_of_a_node_are_shortened():
-    node = model(a=Param({"x": jnp.ones(3)}))
+    node = model(a=nnx.Param({"x": jnp.ones(3)}))
     assert "Array(shape=(3,), dtype=dtype('float32'))" in repr(node)
-    assert "Array([1., 1., 1.]" in repr(PrettyMapping({"x": jnp.ones(3)}))
+    assert "Array([1., 1., 1.]" in repr(nnx.reprlib.PrettyMapping({"x": jnp.ones(3)}))
 
 
 def test_refs_of_a_node_are_shortened():
-    node = model(a=jax.new_ref(jnp.ones(3)), b=Param(jnp.ones(3), ref=True))
+    node = model(a=jax.new_ref(jnp.ones(3)), b=nnx.Param(jnp.ones(3), ref=True))
     assert repr(node).count("=ArrayRef(shape=(3,), dtype=dtype('float32'))") == 2
 
 
 def test_deleted_arrays_have_a_text():
     array = jnp.ones(3)
     array.delete()
-    assert "value=Array(shape=(3,)" in repr(Param(array))
+    assert "value=Array(shape=(3,)" in repr(nnx.Param(array))
 
 
-def test_only_str_is_coloured_and_only_on_a_terminal(monkeypatch):
-    node = model(a=Param(1), b=[None, True, 1.5, "x", {}])
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdout", "variables", "modules", "is_coloured"),
+    [
+        (Terminal, {}, {}, True),
+        (io.StringIO, {}, {}, False),
+        (Terminal, {"NO_COLOR": "1"}, {}, False),
+        (io.StringIO, {}, {"IPython": object}, True),
+    ],
+    ids=["a terminal", "a file", "NO_COLOR", "IPython"],
+)
+def test_only_str_is_coloured_where_colours_show(
+    monkeypatch, stdout, variables, modules, is_coloured
+):
+    node = model(a=nnx.Param(1), b=[None, True, 1.5, "x", {}])
     plain = repr(node)
     assert str(node) == plain
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    assert repr(node) == plain
-    assert str(node) != plain and without_color(str(node)) == plain
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for name, shell in modules.items():
+        module = types.SimpleNamespace(get_ipython=shell)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "stdout", stdout())
+    assert repr(node) == plain == without_color(str(node))
+    assert (str(node) != plain) is is_coloured
+    assert set(nnx.reprlib.NO_COLOR) == {""}
 
 
 def test_a_failing_text_leaves_no_trace():
