@@ -34,7 +34,7 @@ folder = pathlib.Path(sys.argv[1])
 recording.KEPT = folder
 killed = planting.chosen(0, 1, "src/graftree/core/paths.py")
 same = dataclasses.replace(killed[0], end=killed[0].start, text="", key="same")
-mutants.run([*killed, same], ["tests/core/test_paths.py"], folder)
+mutants.run([*killed, same], ["tests/core/test_patterns.py"], folder)
 """
 
 
