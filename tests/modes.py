@@ -6,8 +6,6 @@ A test (or a fixture) that has one of `ARGUMENTS` runs with each of its values.
 import itertools
 import zlib
 
-import pytest
-
 GRAPH_UPDATES = {"graph": True, "graph_updates": True}
 GRAPH = {"graph": True, "graph_updates": False}
 TREE = {"graph": False}
@@ -30,10 +28,6 @@ def parametrize(metafunc):
     for name, values in ARGUMENTS.items():
         if name in metafunc.fixturenames and name not in named:
             metafunc.parametrize(name, values.values(), ids=values)
-
-
-MODES = pytest.mark.parametrize("mode", BY_NAME.values(), ids=BY_NAME)
-VALUE_MODES = pytest.mark.parametrize("mode", [GRAPH, TREE], ids=["graph", "tree"])
 
 
 def by_turns(items):

@@ -1,4 +1,4 @@
-"""The models that tests share, from one attribute to all that a Module can hold.
+"""The models that tests share.
 
 Each is deterministic, small, and works on arrays whose last axis has two elements. A
 test that needs attributes and no method takes `Box`; one that needs a single peculiar
@@ -83,18 +83,6 @@ class Tied(nnx.Module):
         self.child.parent = self
 
 
-class MLP(nnx.Module):
-    """Two `Linear` with a `relu` between them."""
-
-    def __init__(self, features: int = 2, rngs: nnx.Rngs | None = None) -> None:
-        rngs = nnx.Rngs(0) if rngs is None else rngs
-        self.up = nnx.Linear(features, 2 * features, rngs=rngs)
-        self.down = nnx.Linear(2 * features, features, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(nnx.relu(self.up(x)))
-
-
 class Block(nnx.Module):
     """A `Linear`, a `BatchNorm` and a `Dropout`."""
 
@@ -108,20 +96,6 @@ class Block(nnx.Module):
         return self.dropout(self.norm(self.linear(x)))
 
 
-class Blocks(nnx.Module):
-    """A list of `Block`, and a head by name."""
-
-    def __init__(self, depth: int = 2, rngs: nnx.Rngs | None = None) -> None:
-        rngs = nnx.Rngs(0) if rngs is None else rngs
-        self.layers = nnx.List([Block(rngs=rngs) for _ in range(depth)])
-        self.heads = nnx.Dict(a=nnx.Linear(2, 2, rngs=rngs))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for layer in self.layers:
-            x = layer(x)
-        return self.heads["a"](x)
-
-
 class Noise(nnx.Module):
     """Adds noise from the stream ``noise``."""
 
@@ -130,32 +104,3 @@ class Noise(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.rngs.noise.normal(x.shape)
-
-
-class Sower(nnx.Module):
-    """Sows ``x``, and the Intermediates of a part where there is one, and perturbs."""
-
-    def __init__(self, inner: nnx.Module | None = None) -> None:
-        self.inner = inner
-
-    def __call__(self, x: Any) -> Any:
-        self.sow(nnx.Intermediate, "x", x)
-        if self.inner is not None:
-            x = self.inner(x)
-        return self.perturb("y", x)
-
-
-class Everything(nnx.Module):
-    """An attribute of each kind that the library tells apart."""
-
-    def __init__(self) -> None:
-        self.w = nnx.Param(jnp.array([1.0, 2.0]), tag="x")
-        self.same = self.w
-        self.stat = nnx.BatchStat(jnp.array([3.0, 4.0]))
-        self.ref = nnx.Variable(jnp.array([5.0, 6.0]), ref=True)
-        self.mapping = nnx.Cache({"x": jnp.array([7.0, 8.0]), "y": (jnp.array(9.0),)})
-        self.array = jnp.array([10.0, 11.0])
-        self.items = nnx.data([nnx.Param(jnp.array([12.0, 13.0])), None, 3])
-        self.parts = nnx.List([Scale(), nnx.Dict(a=Scale(3.0))])
-        self.rngs = nnx.Rngs(0)
-        self.k = "static"
