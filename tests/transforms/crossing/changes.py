@@ -1,9 +1,11 @@
 """What a call is given, and all that may change in it between two calls."""
 
+import collections
 import zlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import graftree as nnx
 from tests import zoo
@@ -27,7 +29,7 @@ class Plain(nnx.Module):
         self.flag = 0
         self.dropout = nnx.Dropout(0.5)
         self.layers = nnx.List([layer(2)])
-        self.heads = nnx.Dict(a=param(1, 1), flag=0)
+        self.heads = nnx.Dict(a=param(3, 1), flag=0)
 
 
 class Model(Plain):
@@ -36,9 +38,9 @@ class Model(Plain):
     def __init__(self):
         super().__init__()
         self.array = jnp.arange(3.0)
-        self.items = nnx.data([param(1, 1), 2])
-        self.named = nnx.data({"x": param(1, 1)})
-        self.state = nnx.data(nnx.State({"a": {"b": param(1, 1)}}))
+        self.items = nnx.data([param(4, 1), 2])
+        self.named = nnx.data({"x": param(5, 1)})
+        self.state = nnx.data(nnx.State({"a": {"b": param(6, 1)}}))
 
 
 def arguments():
@@ -46,7 +48,7 @@ def arguments():
     state = nnx.State(
         {"a": {"x": param(1), "y": nnx.Cache(jnp.zeros(1))}, "b": param(2)}
     )
-    loose = [param(1, 1), (param(1, tag=1), None)]
+    loose = [param(7, 1), (param(8, tag=1), None)]
     return {"model": Model(), "state": state, "loose": loose, "x": jnp.ones(())}
 
 
@@ -173,25 +175,44 @@ def number(x):
 
 
 def visit(tree):
-    """A number that depends on all in a tree; writes into each of its Variables.
+    """A number that depends on all in a tree; passes on the values of its Variables.
 
-    All numbers are small integers, so that sums are exact in any order.
+    Little is to be compiled: the numbers are summed as one vector, and each Variable
+    gets the value of the next one of its form. All numbers are small integers, so that
+    sums are exact in any order.
     """
-    total = jnp.zeros(())
+    model, terms, forms = tree["model"], [], collections.defaultdict(list)
     for path, leaf in nnx.to_flat_state(nnx.state(tree)):
-        if not isinstance(leaf, nnx.Variable):
-            is_item = path[:2] == ("model", "items")
-            total += 0 if is_item else number(path) * jnp.sum(leaf)
-            continue
-        metadata, value = leaf.get_metadata(), leaf.get_value()
-        known = type(leaf).__name__, metadata.get("tag"), metadata.get("config")
-        factor = number((path, known))
-        total += sum(factor * x.sum() for x in jax.tree.leaves(value))
-        leaf.set_value(jax.tree.map(lambda x, f=factor: f - x, value))
-    model = tree["model"]
+        if isinstance(leaf, nnx.Variable):
+            metadata, value = leaf.get_metadata(), leaf.get_value()
+            known = type(leaf).__name__, metadata.get("tag"), metadata.get("config")
+            factor = number((path, known))
+            terms += [(factor, x) for x in jax.tree.leaves(value)]
+            forms[repr(jax.tree.map(form, value))].append(leaf)
+        elif path[:2] != ("model", "items"):
+            terms.append((number(path), leaf))
+    for variables in forms.values():
+        values = [x.get_value() for x in variables]
+        for variable, value in zip(variables, values[1:] + values[:1], strict=True):
+            variable.set_value(value)
     # Numbers in containers are static, and data in tree mode.
     items = [x for x in getattr(model, "items", []) if not isinstance(x, nnx.Variable)]
-    total += sum(x * (3 + place) for place, x in enumerate(items))
+    terms += [(3 + place, x) for place, x in enumerate(items)]
     statics = [getattr(model, "tag", Tag("")).name, model.dropout.deterministic]
     statics += [model.flag, model.heads.flag, len(model.layers)]
-    return total + sum(map(number, enumerate(statics)))
+    return weighted_sum(terms) + sum(map(number, enumerate(statics)))
+
+
+def form(x):
+    return x.shape, x.dtype, x.weak_type
+
+
+def weighted_sum(terms):
+    """The sum of factors times the sums of arrays, by NumPy if nothing is traced."""
+    is_traced = any(isinstance(x, jax.core.Tracer) for _, x in terms)
+    np_or_jnp = jnp if is_traced else np
+    flat = [np_or_jnp.ravel(x).astype("float32") for _, x in terms]
+    weights = [
+        np.full(x.size, f, np.float32) for (f, _), x in zip(terms, flat, strict=True)
+    ]
+    return jnp.asarray(np_or_jnp.concatenate(flat) @ np.concatenate(weights))
