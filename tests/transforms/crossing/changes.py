@@ -1,6 +1,5 @@
 """What a call is given, and all that may change in it between two calls."""
 
-import collections
 import zlib
 
 import jax
@@ -175,26 +174,21 @@ def number(x):
 
 
 def visit(tree):
-    """A number that depends on all in a tree; passes on the values of its Variables.
+    """A number that depends on all in a tree; writes into each of its Variables.
 
-    Little is to be compiled: the numbers are summed as one vector, and each Variable
-    gets the value of the next one of its form. All numbers are small integers, so that
-    sums are exact in any order.
+    All numbers are small integers, so that sums are exact in any order; and they are
+    summed as one vector, so that little is to be compiled.
     """
-    model, terms, forms = tree["model"], [], collections.defaultdict(list)
+    model, terms = tree["model"], []
     for path, leaf in nnx.to_flat_state(nnx.state(tree)):
         if isinstance(leaf, nnx.Variable):
             metadata, value = leaf.get_metadata(), leaf.get_value()
             known = type(leaf).__name__, metadata.get("tag"), metadata.get("config")
             factor = number((path, known))
             terms += [(factor, x) for x in jax.tree.leaves(value)]
-            forms[repr(jax.tree.map(form, value))].append(leaf)
+            leaf.set_value(jax.tree.map(lambda x, f=factor: taken_from(f, x), value))
         elif path[:2] != ("model", "items"):
             terms.append((number(path), leaf))
-    for variables in forms.values():
-        values = [x.get_value() for x in variables]
-        for variable, value in zip(variables, values[1:] + values[:1], strict=True):
-            variable.set_value(value)
     # Numbers in containers are static, and data in tree mode.
     items = [x for x in getattr(model, "items", []) if not isinstance(x, nnx.Variable)]
     terms += [(3 + place, x) for place, x in enumerate(items)]
@@ -203,12 +197,17 @@ def visit(tree):
     return weighted_sum(terms) + sum(map(number, enumerate(statics)))
 
 
-def form(x):
-    return x.shape, x.dtype, x.weak_type
+# By NumPy where nothing is traced: JAX would compile an operation for each shape.
+
+
+def taken_from(number, x):
+    if isinstance(x, jax.core.Tracer):
+        return number - x
+    return jnp.asarray(number - np.asarray(x))
 
 
 def weighted_sum(terms):
-    """The sum of factors times the sums of arrays, by NumPy if nothing is traced."""
+    """The sum of factors times the sums of arrays."""
     is_traced = any(isinstance(x, jax.core.Tracer) for _, x in terms)
     np_or_jnp = jnp if is_traced else np
     flat = [np_or_jnp.ravel(x).astype("float32") for _, x in terms]
