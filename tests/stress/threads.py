@@ -27,14 +27,10 @@ import jax
 import jax.numpy as jnp
 
 import graftree as nnx
-from tests import threads
+from tests import modes, threads
 
 THREADS = 5
-MODES = [
-    {"graph": False},
-    {"graph": True, "graph_updates": False},
-    {"graph": True, "graph_updates": True},
-]
+MODES = [*modes.BY_NAME.values()]
 
 # What may happen to the model of all threads: another changes it under a call.
 TOLERATED = (KeyError, AttributeError, RuntimeError, ValueError)
