@@ -6,6 +6,8 @@ from types import FrameType
 from typing import Any
 
 from graftree import _python
+from graftree.annotations import Path
+from graftree.core import walks
 
 # Frames of these packages hold the object under names that say nothing.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
@@ -44,19 +46,17 @@ def _path_in(
     root: Any, name: str, wanted: Any, namespaces: set[int]
 ) -> tuple[int, str]:
     """The depth and the path of an object below a root; depth 0 if it isn't there."""
-    if root is wanted:
-        return 1, name
-    if id(root) in namespaces:
-        return 0, ""
-    seen, pending = {id(root), *namespaces}, [(root, name, 1)]
-    while pending and len(seen) < _MOST:
-        node, path, depth = pending.pop()
-        for step, child in _children(node):
-            if child is wanted:
-                return depth + 1, path + step
-            if id(child) not in seen:
-                seen.add(id(child))
-                pending.append((child, path + step, depth + 1))
+    seen = set(namespaces)
+
+    def below(x: Any, _: Path) -> list[tuple[str, Any]] | None:
+        if x is not wanted and (id(x) in seen or len(seen) > _MOST):
+            return None
+        seen.add(id(x))
+        return _children(x)
+
+    for steps, x in walks.walk(root, below, (name,)):
+        if x is wanted:
+            return len(steps), "".join(map(str, steps))
     return 0, ""
 
 

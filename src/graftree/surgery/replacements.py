@@ -7,13 +7,14 @@ dicts are changed; tuples, which can't be, give way to new ones.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import patterns, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
@@ -136,69 +137,62 @@ def put_in(model: Any, found: list[Part], new: Mapping[int, Any]) -> None:
         ValueError: If one does not fit where it would be; then nothing is changed.
         TraceContextError: If another trace owns an object that would change.
     """
-    plan = _Plan(new, {id(x) for _, x in found})
-    plan.visit(model, None)
-    for step in plan.steps:
-        step()
+    steps: list[Callable[[], None]] = []
+    wanted = {id(x) for _, x in found}
+    # What each object becomes: itself, or another one if it can't change.
+    done: dict[int, tuple[Any, Any]] = {}
+    above, cyclic = walks.Above(), set[int]()
+    owners: dict[Path, Pytree | None] = {}
+    changes: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
 
-
-class _Plan:
-    """Where the old parts are referred to, and what will be done; all is checked."""
-
-    def __init__(self, new: Mapping[int, Any], wanted: set[int]) -> None:
-        self.steps: list[Callable[[], None]] = []
-        self._new = new
-        self._wanted = wanted
-        # What each visited object becomes: itself, or another one if it can't change.
-        self._done: dict[int, tuple[Any, Any]] = {}
-        # Those that were met again below themselves.
-        self._cyclic: set[int] = set()
-        self._open: set[int] = set()
-
-    def visit(self, x: Any, owner: Pytree | None) -> Any:
-        """Plans for an object and all below it; returns what takes its place."""
-        if id(x) in self._wanted:
-            return self._new[id(x)]
-        kind = nodes.kind_of(x)
-        if isinstance(kind, Leaf):
-            return x
-        if id(x) in self._done:
-            if id(x) in self._open:
-                self._cyclic.add(id(x))
-            return self._done[id(x)][1]
-        self._done[id(x)] = x, x
-        self._open.add(id(x))
-        owner = x if isinstance(x, Pytree) else owner
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        now = new[id(x)] if id(x) in wanted else done.get(id(x), (x, x))[1]
+        if now is not x:
+            changes[path[:-1]][path[-1]] = now
+        if id(x) in wanted or isinstance(nodes.kind_of(x), Leaf):
+            return None
+        if id(x) in done:
+            if above(x, path) is not None:
+                cyclic.add(id(x))
+            return None
+        above(x, path)
+        done[id(x)] = x, x
+        owners[path] = x if isinstance(x, Pytree) else owners.get(path[:-1])
         listed = nodes.children(x)
-        changes = {}
-        for key, child, is_data in listed:
-            now = child if is_data is False else self.visit(child, owner)
-            if now is not child:
-                changes[key] = now
-        self._open.discard(id(x))
-        if not changes:
-            return x
-        if kind.set_key is None:
-            if id(x) in self._cyclic:
+        return [(key, child) for key, child, is_data in listed if is_data is not False]
+
+    for path, x in walks.walk(model, below, children_first=True):
+        kind: Any = nodes.kind_of(x)
+        inner = changes.pop(path, {})
+        if inner and kind.set_key is None:
+            if id(x) in cyclic:
                 raise ValueError(
                     f"nnx.surgery: a {type(x).__name__} contains a module to replace, "
                     "and itself by way of another object. Use a list."
                 )
-            items = [(key, changes.get(key, child)) for key, child, _ in listed]
-            rebuilt = kind.unflatten(items, kind.flatten(x)[1])
-            self._done[id(x)] = x, rebuilt
-            return rebuilt
-        for key, now in changes.items():
-            self._set(x, kind, owner, key, now)
-        return x
+            children, metadata = kind.flatten(x)
+            items = [(key, inner.get(key, child)) for key, child, _ in children]
+            rebuilt = kind.unflatten(items, metadata)
+            done[id(x)] = x, rebuilt
+            if path:
+                changes[path[:-1]][path[-1]] = rebuilt
+            continue
+        for key, now in inner.items():
+            steps.append(_setting(x, kind, owners[path], key, now))
+    for step in steps:
+        step()
 
-    def _set(self, x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any) -> None:
-        if owner is not None:
-            bookkeeping.check_owned(owner, str(key))
-        if isinstance(x, Pytree):
-            name = classes.name_of(type(x), key)
-            pytrees.check_assignment(x, name, now)
-            if nodes.kind_of(now) is Leaf.STATIC:
-                # Else it would be a leaf, which transforms refuse.
-                now = attributes.static(now)
-        self.steps.append(functools.partial(kind.set_key, x, key, now))
+
+def _setting(
+    x: Any, kind: Any, owner: Pytree | None, key: Any, now: Any
+) -> Callable[[], None]:
+    """What sets a child of an object, which may be set."""
+    if owner is not None:
+        bookkeeping.check_owned(owner, str(key))
+    if isinstance(x, Pytree):
+        name = classes.name_of(type(x), key)
+        pytrees.check_assignment(x, name, now)
+        if nodes.kind_of(now) is Leaf.STATIC:
+            # Else it would be a leaf, which transforms refuse.
+            now = attributes.static(now)
+    return functools.partial(kind.set_key, x, key, now)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import patterns, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import GraphKind, Leaf
-from graftree.core.patterns import Pattern
+from graftree.core.patterns import Pattern, Progress
 from graftree.core.variables.variables import Variable
 from graftree.nn import reparametrization
 
@@ -67,31 +67,30 @@ def parts_of(root: Any, *, without: Container[int] = ()) -> list[Part]:
     What is in those with the identities ``without`` is left out, unless there are other
     ways to it.
     """
-    seen: dict[int, Any] = {}
-    found = []
-    pending = [Part((), root)]
-    while pending:
-        part = pending.pop()
-        if id(part.value) not in seen:
-            seen[id(part.value)] = part.value
-            found.append(part)
-            if id(part.value) not in without:
-                pending += reversed([*_below(part)])
-    return found
+    is_new = walks.Once()
+
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
+        if not is_new(x):
+            return None
+        return [] if id(x) in without else _below(x)
+
+    return [Part(path, x) for path, x in walks.walk(root, below)]
 
 
 def references(root: Any) -> Iterator[Part]:
     """All places of Variables: the first path to what refers to one, and the key."""
-    for part in parts_of(root):
-        for below in _below(part):
-            if is_variable(below.value):
-                yield below
+    for path, part in parts_of(root):
+        for key, value in _below(part):
+            if is_variable(value):
+                yield Part((*path, key), value)
 
 
-def _below(part: Part) -> Iterator[Part]:
-    for key, value, is_data in nodes.children(part.value):
-        if is_data is not False and _is_part(value):
-            yield Part((*part.path, key), value)
+def _below(x: Any) -> list[tuple[Any, Any]]:
+    return [
+        (key, value)
+        for key, value, is_data in nodes.children(x)
+        if is_data is not False and _is_part(value)
+    ]
 
 
 def _is_part(x: Any) -> bool:
@@ -150,20 +149,25 @@ def find(
 
 def _matched(root: Any, pattern: Pattern) -> Iterator[Any]:
     """The parts to which a path leads that matches; cycles are followed once."""
-    start = pattern.begin()
     # By what can still match, there are few ways to come to an object.
-    seen: dict[tuple[int, Any], Any] = {}
-    pending = [(root, start)]
-    while pending:
-        value, progress = pending.pop()
-        if (id(value), progress) in seen:
-            continue
-        seen[id(value), progress] = value
-        if pattern.is_complete(progress):
-            yield value
-        for (key,), child in _below(Part((), value)):
+    progress_at: dict[Path, Progress] = {(): pattern.begin()}
+    seen: dict[tuple[int, Progress], Any] = {}
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        progress = progress_at[path]
+        if (id(x), progress) in seen:
+            return None
+        seen[id(x), progress] = x
+        listed = []
+        for key, child in _below(x):
             if further := pattern.advance(progress, key):
-                pending.append((child, further))
+                progress_at[*path, key] = further
+                listed.append((key, child))
+        return listed
+
+    for path, x in walks.walk(root, below):
+        if pattern.is_complete(progress_at[path]):
+            yield x
 
 
 def variables_below(parts: Iterable[Part]) -> set[int]:

@@ -13,8 +13,8 @@ from jax.sharding import Sharding
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns
-from graftree.core.graph import nodes
+from graftree.core import patterns, walks
+from graftree.core.graph import flattening, nodes
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.weights.layouts import Index
@@ -75,16 +75,14 @@ class Places:
         return _sharded(shape, dtype, target, reader)
 
 
-def _by_path(tree: Any, path: Path = ()) -> dict[Path, Sharding]:
+def _by_path(tree: Any) -> dict[Path, Sharding]:
     """The shardings in a tree like the state of a model, or in an object."""
-    if isinstance(tree, Variable):
-        tree = tree.get_raw_value()
-    if isinstance(tree, Sharding):
-        return {path: tree}
-    found: dict[Path, Sharding] = {}
-    for key, value, _ in nodes.children(tree):
-        found.update(_by_path(value, (*path, key)))
-    return found
+
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
+        return [child[:2] for child in nodes.children(flattening.raw_of(x))]
+
+    found = [(path, flattening.raw_of(x)) for path, x in walks.walk(tree, below)]
+    return {path: x for path, x in found if isinstance(x, Sharding)}
 
 
 def _target(array: Array) -> Sharding | None:

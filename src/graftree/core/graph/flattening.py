@@ -11,11 +11,13 @@ is the inverse. Both number the tracked objects in the order of the visit:
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from graftree import _jax
-from graftree.core import paths
+from graftree.annotations import Path
+from graftree.core import paths, walks
 from graftree.core.graph import nodes, tree_checks
 from graftree.core.graph.graphdefs import (
     LEAF,
@@ -137,6 +139,8 @@ class _Flattener:
             below = self._list_children(pending[-1])
             if below:
                 pending.append(iter(below))
+                if len(pending) == _DEEP:
+                    _check_for_cycles(x)
             else:
                 pending.pop()
 
@@ -199,6 +203,26 @@ class _Flattener:
             return None
         known = self.refs.get(id(raw))
         return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
+
+
+# To look for cycles takes time, so it begins where an object is deeper than most.
+_DEEP = 100
+
+
+def _check_for_cycles(root: Any) -> None:
+    """Refuses containers that contain themselves, which have no identity here."""
+    is_new, above = walks.Once(), walks.Above()
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
+        kind = nodes.kind_of(x)
+        if isinstance(kind, Leaf) or (isinstance(kind, GraphKind) and not is_new(x)):
+            return []
+        if isinstance(kind, TreeKind):
+            tree_checks.check_above(above, x, path)
+        listed, _ = kind.flatten(x)
+        return [(key, child) for key, child, is_data in listed if is_data is not False]
+
+    collections.deque(walks.walk(root, below), maxlen=0)
 
 
 def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:

@@ -33,11 +33,9 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-import jax
-
 from graftree import _jax, config
-from graftree.core import imprints, stamps
-from graftree.core.graph import flattening, nodes
+from graftree.core import imprints, stamps, walks
+from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.appearances import Appearance, Listing, may_be_weak
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import GraphDef
@@ -100,7 +98,7 @@ class _Combinations:
         New ones if there is anything else in it, and in a trace, whose objects go.
         """
         try:
-            found, treedef = jax.tree.flatten(container, is_leaf=nodes.is_graph_node)
+            found, treedef = tree_checks.flatten(container, nodes.is_node_module)
         except (TypeError, ValueError):  # keys that JAX can't sort, for one
             return {}, []
         is_pure = all(nodes.kind_of(x) is nodes.PYTREE for x in found)
@@ -265,16 +263,13 @@ class Survey:
 
     def reaches(self, objects: Sequence[Any]) -> bool:
         """Whether what the survey holds refers to one of these objects in turn."""
-        met: dict[int, Any] = {}  # keeps what it has met, so that no id comes twice
-        pending = [*self.nodes]
-        while pending:
-            node = pending.pop()
-            if any(node is obj for obj in objects):
-                return True
-            if id(node) not in met:
-                met[id(node)] = node
-                pending += [child.value for child in nodes.children(node)]
-        return False
+        is_new = walks.Once()
+
+        def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+            return [child[:2] for child in nodes.children(x)] if is_new(x) else None
+
+        met = walks.walk(self.nodes, below)
+        return any(node is obj for _, node in met for obj in objects)
 
     def _look_alike(
         self, stamps: Sequence[int], compare: Callable[[Appearance], bool]

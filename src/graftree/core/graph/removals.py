@@ -6,13 +6,13 @@ All removals are planned and checked before the first is carried out.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from graftree.annotations import Filter
-from graftree.core import filters, paths
-from graftree.core.graph import nodes, updates
-from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core import filters, paths, walks
+from graftree.core.graph import nodes, tree_checks, updates
+from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.graph.updates import Step
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.pytrees import Pytree
@@ -55,62 +55,54 @@ def pop(node: Any, *filter_list: Filter) -> Any:
             "Expected at least one filter, got none: nnx.pop(node, filter)."
         )
     predicates = [filters.to_predicate(f) for f in filter_list]
-    kind = nodes.kind_of(node)
-    if isinstance(kind, Leaf):
+    if isinstance(nodes.kind_of(node), Leaf):
         raise updates.UnsupportedTypeError(node)
-    search = _Search(predicates)
-    search.visit(node, kind, None, ())
-    for step in search.steps:
+    groups: list[tuple[Any, list[tuple[Path, Any]]]] = [(p, []) for p in predicates]
+    steps: list[Step] = []
+    for path, leaf, above in _leaves_of(node):
+        for predicate, group in groups:
+            if predicate(path, leaf):
+                group.append((path, leaf))
+                steps.append(_removal(path, *above))
+                break
+    for step in steps:
         step()
-    popped = [*map(states.from_flat_state, search.found)]
+    popped = [states.from_flat_state(group) for _, group in groups]
     return tuple(popped) if len(popped) > 1 else popped[0]
 
 
-class _Search:
-    """Finds the leaves that match, and plans their removal.
+def _leaves_of(root: Any) -> Iterator[tuple[Path, Any, tuple[Any, Pytree | None]]]:
+    """The leaves of an object, each with the node that has it and the object around."""
+    is_new, above = walks.Once(), walks.Above()
+    around: dict[Path, tuple[Any, Pytree | None]] = {(): (None, None)}
 
-    Attributes:
-        found: For each predicate the (path, leaf) pairs that it is the first to match.
-        steps: The removals, which are checked already.
-    """
+    def below(x: Any, path: Path) -> Sequence[tuple[Any, Any]] | None:
+        kind = nodes.kind_of(x)
+        if nodes.is_graph_node(x) and not is_new(x):
+            return None
+        if isinstance(kind, Leaf):
+            return None if kind is Leaf.STATIC else ()
+        if isinstance(kind, TreeKind):
+            tree_checks.check_above(above, x, path)
+        around[path] = x, x if kind is nodes.PYTREE else around[path[:-1]][1]
+        return _data_in(x, kind)
 
-    def __init__(self, predicates: Sequence[Any]) -> None:
-        self.found: list[list[tuple[Any, Any]]] = [[] for _ in predicates]
-        self.steps: list[Step] = []
-        self._groups = [*zip(self.found, predicates, strict=True)]
-        self._seen: set[int] = set()
+    for path, x in walks.walk(root, below):
+        if nodes.is_node_leaf(x):
+            yield path, x, around[path[:-1]]
 
-    def visit(self, node: Any, kind: Any, owner: Pytree | None, path: Path) -> None:
-        """Looks through a node and all below it."""
-        if isinstance(kind, GraphKind) and not self._is_new(node):
-            return
-        owner = node if kind is nodes.PYTREE else owner
-        for key, child in _data_in(node, kind):
-            child_kind = nodes.kind_of(child)
-            if not isinstance(child_kind, Leaf):
-                self.visit(child, child_kind, owner, (*path, key))
-            elif child_kind is Leaf.ARRAY or (
-                child_kind is not Leaf.STATIC and self._is_new(child)
-            ):
-                self._try(node, owner, child, (*path, key))
 
-    def _is_new(self, obj: Any) -> bool:
-        """Whether an object that is tracked by identity is met for the first time."""
-        if id(obj) in self._seen:
-            return False
-        self._seen.add(id(obj))
-        return True
-
-    def _try(self, node: Any, owner: Pytree | None, leaf: Any, path: Path) -> None:
-        key = path[-1]
-        for group, predicate in self._groups:
-            if predicate(path, leaf):
-                _check_can_pop(node, key, path)
-                updates.check_owned(owner, key)
-                group.append((path, leaf))
-                kind: Any = nodes.kind_of(node)
-                self.steps.append(functools.partial(kind.pop_key, node, key))
-                break
+def _removal(path: Path, node: Any, owner: Pytree | None) -> Step:
+    """What takes a leaf out of the node that has it, which may be done."""
+    key = path[-1]
+    kind: Any = nodes.kind_of(node)
+    if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):
+        raise ValueError(
+            f"Cannot pop key {key!r} of a {type(node).__name__} (path "
+            f"{paths.to_string(path)!r}): removing an item would move the others."
+        )
+    updates.check_owned(owner, key)
+    return functools.partial(kind.pop_key, node, key)
 
 
 def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
@@ -121,12 +113,3 @@ def _data_in(node: Any, kind: Any) -> list[tuple[Any, Any]]:
         layout = table.layout(facts.naming)
         return [(key, entries[name]) for name, key, is_data in layout if is_data]
     return [(c.key, c.value) for c in nodes.children(node) if c.is_data is not False]
-
-
-def _check_can_pop(node: Any, key: Any, path: Path) -> None:
-    kind: Any = nodes.kind_of(node)
-    if kind.pop_key is None or (kind is nodes.PYTREE and not isinstance(key, str)):
-        raise ValueError(
-            f"Cannot pop key {key!r} of a {type(node).__name__} (path "
-            f"{paths.to_string(path)!r}): removing an item would move the others."
-        )

@@ -7,11 +7,12 @@ shared references and cycles.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from graftree import _jax, config
-from graftree.core import filters, paths
+from graftree.core import filters, paths, walks
 from graftree.core.graph import flattening, freshness, merging, nodes, tree_checks
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
@@ -44,72 +45,47 @@ def iter_graph(
         >>> [path for path, x in nnx.iter_graph(model) if isinstance(x, nnx.Param)]
         [('bias',), ('kernel',)]
     """
-    is_graph = config.graph_mode(graph)
-    return _post_order(node, _GraphWalk() if is_graph else _TreeWalk("iter_graph"))
+    below = _in_graph() if config.graph_mode(graph) else _InTree("iter_graph")
+    return walks.walk(node, below, children_first=True)
 
 
 def iter_nodes(
     node: Any, /, *, graph: bool | None = None
 ) -> Iterator[tuple[Path, Any]]:
     """What `iter_graph` lists, in graph mode without what has no children."""
-    is_graph = config.graph_mode(graph)
-    return _post_order(node, _NodeWalk() if is_graph else _TreeWalk("iter_graph"))
+    below = _nodes_in_graph() if config.graph_mode(graph) else _InTree("iter_graph")
+    return walks.walk(node, below, children_first=True)
 
 
-def _post_order(root: Any, walk: _GraphWalk | _TreeWalk) -> Iterator[tuple[Path, Any]]:
-    """Yields all that a walk enters, children before parents."""
-    # A node, its path, and what remains of its children. No recursion, whose depth
-    # Python limits; and nested generators take longer the deeper they are.
-    pending: list[tuple[Any, Path, Iterator[tuple[Any, Any]]]]
-    pending = [(root, (), iter(walk.enter(root, ()) or ()))]
-    while pending:
-        x, path, remaining = pending[-1]
-        for key, child in remaining:
-            where = (*path, key)
-            below = walk.enter(child, where)
-            if below is not None:
-                pending.append((child, where, iter(below)))
-                break
-        else:
-            pending.pop()
-            walk.leave(x)
-            yield path, x
+def _in_graph() -> walks.Below:
+    """What graph mode has below a value; each object is met once."""
+    is_new = walks.Once()
 
-
-class _GraphWalk:
-    """What a walk in graph mode has met: each object is entered once."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, Any] = {}
-
-    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]] | None:
-        """The children of a value, or ``None`` if it was met before."""
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
         kind = nodes.kind_of(x)
         is_container = not isinstance(kind, Leaf) and not _is_singleton(x)
-        if is_container or kind is Leaf.VARIABLE:
-            if id(x) in self.seen:
-                return None
-            self.seen[id(x)] = x
+        if (is_container or kind is Leaf.VARIABLE) and not is_new(x):
+            return None
         return _graph_children(x, kind)
 
-    def leave(self, x: Any) -> None:
-        """Nothing: what was met stays so."""
+    return below
 
 
-class _NodeWalk(_GraphWalk):
-    """A walk that passes over leaves, which most of an object is."""
+def _nodes_in_graph() -> walks.Below:
+    """The same without leaves, which most of an object is."""
+    is_new = walks.Once()
 
-    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
         kind = nodes.kind_of(x)
-        if isinstance(kind, Leaf) or id(x) in self.seen:
+        if isinstance(kind, Leaf) or not (_is_singleton(x) or is_new(x)):
             return None
-        if not _is_singleton(x):
-            self.seen[id(x)] = x
         return [
             (key, value)
             for key, value, _ in kind.flatten(x)[0]
             if value is not None and not isinstance(nodes.kind_of(value), Leaf)
         ]
+
+    return below
 
 
 def _is_singleton(x: Any) -> bool:
@@ -129,35 +105,28 @@ def _graph_children(x: Any, kind: nodes.Kind) -> list[tuple[Any, Any]]:
     return listed
 
 
-class _TreeWalk:
-    """What a walk in tree mode has met: nothing may be met twice."""
+class _InTree:
+    """What tree mode has below a value; nothing may be met twice."""
 
     def __init__(self, function: str) -> None:
-        self.function = function
-        self.above: dict[int, Path] = {}
-        self.leaves: dict[int, tuple[Any, Path]] = {}
+        self._function = function
+        self._above = walks.Above()
+        self._leaves: dict[int, tuple[Any, Path]] = {}
 
-    def enter(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
+    def __call__(self, x: Any, path: Path) -> list[tuple[Any, Any]]:
         """The children of a value that is met."""
         if isinstance(x, Pytree) and not classes.facts_of(type(x)).is_pytree:
             where = paths.to_string(path)
-            raise tree_checks.not_a_pytree_error(x, where, self.function)
+            raise tree_checks.not_a_pytree_error(x, where, self._function)
         if tree_checks.is_variable_or_ref(x):
-            if id(x) in self.leaves:
-                _, first = self.leaves[id(x)]
+            if id(x) in self._leaves:
+                _, first = self._leaves[id(x)]
                 flat = [(paths.to_string(p), x) for p in (first, path)]
-                tree_checks.check_tree(flat, self.function)
-            self.leaves[id(x)] = x, path
-        elif id(x) in self.above:
-            first, second = paths.to_string(self.above[id(x)]), paths.to_string(path)
-            raise tree_checks.cycle_error(x, first, second)
+                tree_checks.check_tree(flat, self._function)
+            self._leaves[id(x)] = x, path
         elif _is_tree_node(x) and not _is_singleton(x):
-            self.above[id(x)] = path
+            tree_checks.check_above(self._above, x, path)
         return _tree_children(x)
-
-    def leave(self, x: Any) -> None:
-        """Ends the visit of a value, so that it may be met at other places."""
-        self.above.pop(id(x), None)
 
 
 def _is_tree_node(x: Any) -> bool:
@@ -314,80 +283,73 @@ def recursive_map(
         >>> nnx.recursive_map(double, [1, (2, 3)])
         [2, (4, 6)]
     """
-    if config.graph_mode(graph):
-        return _map_graph(f, node, (), {}, {})
-    return _map_tree(f, node, (), _TreeWalk("recursive_map"))
+    is_graph = config.graph_mode(graph)
+    # Of each node that is not rebuilt yet, what its children became.
+    items: dict[Path, dict[Any, Any]] = collections.defaultdict(dict)
+    done: dict[int, tuple[Any, Any]] = {}  # graph nodes, and what they became
+    above = walks.Above()
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        if id(x) in done:
+            items[path[:-1]][path[-1]] = done[id(x)][1]
+            return None
+        kind = nodes.kind_of(x)
+        if not (isinstance(kind, Leaf) or _is_singleton(x)):
+            first = above(x, path)
+            if first is not None:
+                raise ValueError(
+                    f"Found cycle in the graph at path {paths.to_string(path)!r}: the "
+                    f"{type(x).__name__} is also at "
+                    f"{paths.to_string(first, '<root>')!r}."
+                )
+        return _graph_children(x, kind)
+
+    new = None
+    chosen = below if is_graph else _InTree("recursive_map")
+    rebuilt = _with_items if is_graph else _with_leaves
+    for path, x in walks.walk(node, chosen, children_first=True):
+        new = f(path, rebuilt(x, items.pop(path, {})))
+        if is_graph and nodes.is_graph_node(x):
+            done[id(x)] = x, new
+        if path:
+            items[path[:-1]][path[-1]] = new
+    return new  # the root comes last
 
 
-def _map_graph(
-    f: Callable[[Path, Any], Any],
-    x: Any,
-    path: Path,
-    above: dict[int, Path],
-    done: dict[int, tuple[Any, Any]],
-) -> Any:
+def _with_items(x: Any, items: dict[Any, Any]) -> Any:
+    """A copy of a node with other children; a leaf itself."""
     kind = nodes.kind_of(x)
-    if id(x) in done:
-        return done[id(x)][1]
     if isinstance(kind, Leaf):
-        mapped = f(path, x)
-    else:
-        if id(x) in above and not _is_singleton(x):
-            raise ValueError(
-                f"Found cycle in the graph at path {paths.to_string(path)!r}: the "
-                f"{type(x).__name__} is also at "
-                f"{paths.to_string(above[id(x)], '<root>')!r}."
-            )
-        above[id(x)] = path
-        items = [
-            (key, _map_graph(f, child, (*path, key), above, done))
-            for key, child in _graph_children(x, kind)
-        ]
-        above.pop(id(x), None)
-        mapped = f(path, _with_items(x, kind, items))
-    if nodes.is_graph_node(x):
-        done[id(x)] = x, mapped
-    return mapped
-
-
-def _with_items(x: Any, kind: Any, items: list[tuple[Any, Any]]) -> Any:
-    """A copy of a node with other children."""
+        return x
     children, metadata = kind.flatten(x)
     if isinstance(kind, TreeKind):
-        return kind.unflatten(items, metadata)
+        return kind.unflatten([*items.items()], metadata)
     copied = kind.create_empty(metadata)
     if isinstance(x, Pytree):
-        items = [item for item in items if item[0] not in bookkeeping.NAMES]
+        items = {k: value for k, value in items.items() if k not in bookkeeping.NAMES}
         metadata = metadata._replace(table=_reclassified(x, children, items))
-    keys, values = [key for key, _ in items], [value for _, value in items]
-    kind.fill(copied, metadata, keys, values)
+    kind.fill(copied, metadata, [*items], [*items.values()])
     return copied
 
 
 def _reclassified(
-    x: Pytree, children: list[Child], items: list[tuple[Any, Any]]
+    x: Pytree, children: list[Child], items: dict[Any, Any]
 ) -> AttributeTable:
     """The table of ``x``; data put in place of a static value becomes data."""
     table = bookkeeping.table_of(x)
-    for child, (key, value) in zip(children, items, strict=True):
+    for child, (key, value) in zip(children, items.items(), strict=True):
         name = classes.name_of(type(x), key)
         if not table[name] and value is not child.value and is_data(value):
             table = table.with_entry(name, True)
     return table
 
 
-def _map_tree(
-    f: Callable[[Path, Any], Any], x: Any, path: Path, walk: _TreeWalk
-) -> Any:
-    mapped = {
-        key: _map_tree(f, child, (*path, key), walk)
-        for key, child in walk.enter(x, path)
-    }
-    walk.leave(x)
-    if _is_tree_node(x):
-        listed, treedef = _jax.flatten_one_level(x)
-        x = treedef.unflatten([mapped[paths.key_from_jax(e)] for e, _ in listed])
-    return f(path, x)
+def _with_leaves(x: Any, items: dict[Any, Any]) -> Any:
+    """A copy of what JAX takes apart, with other children."""
+    if not _is_tree_node(x):
+        return x
+    listed, treedef = _jax.flatten_one_level(x)
+    return treedef.unflatten([items[paths.key_from_jax(entry)] for entry, _ in listed])
 
 
 def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
@@ -412,32 +374,24 @@ def find_duplicates(node: Any, /, *, only: Any = ...) -> list[list[Path]]:
     """
     predicate = filters.to_predicate(only)
     found = flattening.RefMap()
-    _find(node, (), predicate, found, [])
-    return [listed for listed in found.values() if len(listed) > 1]
+    above = walks.Above()
 
-
-def _find(
-    x: Any,
-    path: Path,
-    predicate: Callable[[Path, Any], bool],
-    found: flattening.RefMap,
-    above: list[Any],
-) -> None:
-    kind = nodes.kind_of(x)
-    if isinstance(kind, GraphKind) or (
-        isinstance(kind, Leaf) and kind is not Leaf.STATIC
-    ):
-        if x in found:
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
+        kind = nodes.kind_of(x)
+        if isinstance(kind, Leaf):
+            has_identity = kind is not Leaf.STATIC
+        else:
+            has_identity = isinstance(kind, GraphKind)
+        if has_identity and x in found:
             if predicate(path, x):
                 found[x].append(path)
-            return
-        found[x] = [path]
-    elif any(x is other for other in above):
-        return
-    if isinstance(kind, Leaf):
-        return
-    above.append(x)
-    for key, child, status in kind.flatten(x)[0]:
-        if status is not False:
-            _find(child, (*path, key), predicate, found, above)
-    above.pop()
+            return []
+        if has_identity:
+            found[x] = [path]
+        if isinstance(kind, Leaf) or above(x, path) is not None:
+            return []
+        listed, _ = kind.flatten(x)
+        return [(key, child) for key, child, is_data in listed if is_data is not False]
+
+    collections.deque(walks.walk(node, below), maxlen=0)
+    return [listed for listed in found.values() if len(listed) > 1]

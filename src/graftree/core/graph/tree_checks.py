@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from graftree import _jax
+from graftree.annotations import Path
+from graftree.core import paths, walks
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables.variables import Variable
@@ -29,9 +31,11 @@ def is_variable_or_ref(x: Any) -> bool:
 _known: dict[type, bool] = {}
 
 
-def flatten(node: Any) -> tuple[list[Any], Any]:
-    """JAX's flatten, with Variables and refs as leaves."""
-    walk = _Walk(node)
+def flatten(
+    node: Any, is_end: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Any]:
+    """JAX's flatten, with Variables, refs and perhaps other ends as leaves."""
+    walk = _Walk(node, is_end)
     leaves, treedef = jax.tree.flatten(node, is_leaf=walk.stops_at)
     if walk.cycle is not None:
         raise walk.cycle
@@ -40,7 +44,7 @@ def flatten(node: Any) -> tuple[list[Any], Any]:
 
 def flatten_with_paths(node: Any, function: str) -> tuple[list[tuple[Any, Any]], Any]:
     """`flatten` with the paths of the leaves."""
-    walk = _Walk(node)
+    walk = _Walk(node, None)
     flat, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=walk.stops_at)
     if walk.cycle is not None:
         raise walk.cycle
@@ -57,7 +61,7 @@ _UNWATCHED = 200
 
 
 class _Walk:
-    """Stops JAX's flatten at Variables and refs, and at cycles.
+    """Stops JAX's flatten at its ends, and at cycles.
 
     JAX overflows the stack in a cycle, and loses a little of the stack with every
     exception that passes through it. So the cycle is kept here and raised afterwards.
@@ -65,8 +69,9 @@ class _Walk:
     takes time, so it begins where a tree is larger than most: JAX is then not deep yet.
     """
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, is_end: Callable[[Any], bool] | None) -> None:
         self.root = root
+        self.is_end = is_end
         self.first = iter(range(_UNWATCHED))
         self.met: set[int] = set()
         self.is_searched = False
@@ -75,6 +80,8 @@ class _Walk:
     def stops_at(self, x: Any) -> bool:
         known = _known.get(type(x))
         if is_variable_or_ref(x) if known is None else known:
+            return True
+        if self.is_end is not None and self.is_end(x):
             return True
         if next(self.first, None) is not None:
             return False
@@ -156,28 +163,34 @@ def _text(path: Any) -> str:
 
 def find_cycle(node: Any) -> ValueError | None:
     """The error for a node of a tree that contains itself, if there is one."""
-    above: dict[int, str] = {}
+    above = walks.Above()
 
-    def walk(x: Any, path: str) -> ValueError | None:
-        if isinstance(x, Variable) or not _jax.is_pytree_type(type(x)):
-            return None
-        if id(x) in above:
-            return cycle_error(x, above[id(x)], path)
-        above[id(x)] = path
-        for entry, child in _jax.flatten_one_level(x)[0]:
-            found = walk(child, path + str(entry))
-            if found is not None:
-                return found
-        del above[id(x)]
-        return None
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]]:
+        is_node = _jax.is_pytree_type(type(x)) and not isinstance(x, Variable)
+        return _jax.flatten_one_level(x)[0] if is_node else []
 
-    return walk(node, "")
+    for path, x in walks.walk(node, below):
+        first = above(x, path)
+        if first is not None:
+            return cycle_error(x, *map(jax.tree_util.keystr, (first, path)))
+    return None
+
+
+def check_above(above: walks.Above, x: Any, path: Path) -> None:
+    """Refuses a container that contains itself, on a walk that enters it."""
+    first = above(x, path)
+    if first is not None:
+        raise cycle_error(x, *map(paths.to_string, (first, path)))
 
 
 def cycle_error(x: Any, first: str, second: str) -> ValueError:
     """The error for a node that occurs below itself, at the second path."""
+    way_out = (
+        "Trees can't have cycles; use graph=True."
+        if isinstance(x, Pytree)
+        else "Containers can't have cycles; hold an nnx.List or nnx.Dict instead."
+    )
     return ValueError(
         f"Cycle detected: a {type(x).__name__} contains itself, found at paths:\n\n"
-        f"  - {first or '<root>'}\n  - {second}\n\n"
-        "Trees can't have cycles; use graph=True."
+        f"  - {first or '<root>'}\n  - {second}\n\n{way_out}"
     )

@@ -26,7 +26,7 @@ import jax
 
 from graftree import config
 from graftree.annotations import Key, Path
-from graftree.core import stamps
+from graftree.core import stamps, walks
 from graftree.core.objects import attributes, bookkeeping, classes
 
 # Called with a frame and what makes its call; gives what the call gives.
@@ -257,19 +257,18 @@ def _next_below(
     entries: list[tuple[Step, Any]],
 ) -> Iterator[tuple[tuple[Step, ...], Any]]:
     """The nearest objects below some entries, past containers."""
-    pending = [((step,), value) for step, value in reversed(entries)]
-    seen: set[int] = set()
-    while pending:
-        steps, value = pending.pop()
-        is_object = isinstance(value, attributes.DataObject)
-        if is_object:
-            yield steps, value
+    is_new = walks.Once()
+
+    def below(x: Any, _: Any) -> list[tuple[Step, Any]]:
         # Methods of what can't be called are rarely called; those of its parts are.
-        if (is_object and not callable(value)) or type(value) in _CONTAINERS:
-            if id(value) not in seen:
-                seen.add(id(value))
-                inner = _entries(value)
-                pending += [((*steps, step), x) for step, x in reversed(inner)]
+        is_inner = isinstance(x, attributes.DataObject) and not callable(x)
+        is_entered = is_inner or type(x) in _CONTAINERS
+        return _entries(x) if is_entered and is_new(x) else []
+
+    for step, value in entries:
+        for steps, x in walks.walk(value, below, (step,)):
+            if isinstance(x, attributes.DataObject):
+                yield steps, x
 
 
 _CONTAINERS = (list, tuple, dict)

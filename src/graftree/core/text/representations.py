@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 from graftree import _jax, config
-from graftree.core import paths
+from graftree.core import paths, walks
 from graftree.core.text import colors, forms, writing
 
 
@@ -286,28 +286,21 @@ def pytree_repr(
 
 def variables_in(root: Any) -> list[Any]:
     """Lists the distinct Variables of an object, in the order of their paths."""
-    found: list[Any] = []
-    _collect_variables(root, found, {})
-    return found
+    is_new = walks.Once()
 
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+        if not is_new(x):
+            return None
+        if writing.is_variable(x):
+            return []
+        if writing.is_node(x):
+            return paths.sorted_items(vars(x))
+        if isinstance(x, Mapping):
+            return [*x.items()]
+        is_sequence = isinstance(x, (list, tuple))
+        return [*enumerate(x if is_sequence else _leaves(x, _is_end))]
 
-def _collect_variables(x: Any, found: list[Any], seen: dict[int, Any]) -> None:
-    if id(x) in seen:
-        return
-    seen[id(x)] = x
-    if writing.is_variable(x):
-        found.append(x)
-        return
-    if writing.is_node(x):
-        children = [child for _, child in paths.sorted_items(vars(x))]
-    elif isinstance(x, (list, tuple)):
-        children = x
-    elif isinstance(x, Mapping):
-        children = x.values()
-    else:
-        children = [leaf for leaf in _leaves(x, _is_end) if leaf is not x]
-    for child in children:
-        _collect_variables(child, found, seen)
+    return [x for _, x in walks.walk(root, below) if writing.is_variable(x)]
 
 
 def _is_end(x: Any) -> bool:

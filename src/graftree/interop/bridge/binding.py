@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from graftree import errors
+from graftree.core import walks
 from graftree.core.graph import functional
 from graftree.core.objects import attributes, bookkeeping, classes
 from graftree.core.objects.pytrees import Pytree
@@ -300,7 +301,7 @@ def may_change(module: Module, col: str) -> bool:
 def collections(module: Module) -> dict[str, Any]:
     """The variables of a Module and of all in it, by collection."""
     found: dict[str, Any] = {}
-    for path, x in _walk(module, (), set()):
+    for path, x in _walk(module):
         if isinstance(x, Variable) and not isinstance(x, RngState):
             col = variables.collection_of(x)
             variables.insert(found, (col, *path), variables.to_linen_var(x))
@@ -314,7 +315,7 @@ def path_of(module: Module) -> str:
 
 
 def _find(root: Any, wanted: Any) -> list[Any]:
-    paths = [path for path, x in _walk(root, (), set()) if x is wanted]
+    paths = [path for path, x in _walk(root) if x is wanted]
     return list(paths[0]) if paths else []
 
 
@@ -322,19 +323,15 @@ def _joined(path: list[Any]) -> str:
     return "/" + "/".join(map(str, path))
 
 
-def _walk(
-    x: Any, path: tuple[Any, ...], seen: set[int]
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _walk(root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """All objects with Variables in them, and these, each once, the best name first."""
-    is_container = isinstance(x, (Mapping, list, tuple))
-    if not isinstance(x, (Variable, Pytree)) and not is_container:
-        return
-    if id(x) in seen:
-        return
-    seen.add(id(x))
-    yield path, x
-    for key, value in _children(x):
-        yield from _walk(value, (*path, key), seen)
+    is_new = walks.Once()
+
+    def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
+        is_met = isinstance(x, (Variable, Pytree, Mapping, list, tuple)) and is_new(x)
+        return _children(x) if is_met else None
+
+    return walks.walk(root, below)
 
 
 def _children(x: Any) -> list[tuple[Any, Any]]:

@@ -90,10 +90,8 @@ def take_apart(
     objects have outside.
     """
     is_leaf = is_entry(mode.sharing)
-    if mode.sharing:
-        flat, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
-    else:
-        flat, treedef = tree_checks.flatten(tree)
+    ends = nodes.is_node_module if mode.sharing else None
+    flat, treedef = tree_checks.flatten(tree, ends)
     entries: list[GraphDef[Any] | None] = []
     leaves: list[Any] = []
     for x in flat:

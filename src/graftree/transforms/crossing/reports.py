@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from graftree import _jax, errors
+from graftree.annotations import Path
 from graftree.config import Propagation
-from graftree.core import paths
+from graftree.core import paths, walks
 from graftree.core.graph import differences, flattening, nodes, tree_checks
 from graftree.transforms.crossing.signatures import ARGS, Labels, Slot
 
@@ -78,28 +79,28 @@ def labeled(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
     Every occurrence is listed; objects are entered once, so that cycles end.
     """
-    found: list[tuple[str, Any]] = []
-    for label, x in tree.items():
-        _list(x, f".{label}", found, set())
-    return found
+    above = walks.Above()
 
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]]:
+        if tree_checks.is_variable_or_ref(x) or above(x, path) is not None:
+            return []
+        kind = nodes.kind_of(x)
+        if isinstance(kind, nodes.GraphKind):
+            listed = kind.flatten(x)[0]
+            return [
+                (_key_text(key), y)
+                for key, y, is_data in listed
+                if is_data is not False
+            ]
+        listed = [] if isinstance(kind, nodes.Leaf) else _jax.flatten_one_level(x)[0]
+        return [(jax.tree_util.keystr((entry,)), y) for entry, y in listed]
 
-def _list(x: Any, path: str, found: list[tuple[str, Any]], above: set[int]) -> None:
-    if tree_checks.is_variable_or_ref(x):
-        found.append((path, x))
-        return
-    if id(x) in above:
-        return
-    above = above | {id(x)}
-    if nodes.is_node_module(x):
-        for key, child, is_data in nodes.children(x):
-            if is_data is not False:
-                _list(child, path + _key_text(key), found, above)
-        return
-    flat, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=nodes.is_graph_node)
-    for jax_path, leaf in flat:
-        if leaf is not x and nodes.is_graph_node(leaf):
-            _list(leaf, path + jax.tree_util.keystr(jax_path), found, above)
+    return [
+        ("".join(path), x)
+        for label, root in tree.items()
+        for path, x in walks.walk(root, below, (f".{label}",))
+        if tree_checks.is_variable_or_ref(x)
+    ]
 
 
 def _key_text(key: Any) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 from graftree import _jax, errors
-from graftree.core import paths
+from graftree.annotations import Path
+from graftree.core import paths, walks
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes
@@ -73,37 +74,40 @@ def _describe(path: Any) -> str:
 
 def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
     """The path and the object of all that a static attribute holds and may change."""
-    seen: dict[int, Any] = {}
-    pending: list[tuple[Any, Any]] = [((), tree)]
-    while pending:
-        path, node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node
-        for key, value, is_data in nodes.children(node):
-            kind = nodes.kind_of(value)
-            if is_data is False or (is_data is None and kind is Leaf.STATIC):
-                if type(value) not in attributes.ATOMS:
-                    yield from _holders(value, (*path, key), _DEPTH, seen)
-            elif not isinstance(kind, Leaf):
-                pending.append(((*path, key), value))
+    is_new = walks.Once()
+
+    def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
+        if not is_new(x):
+            return None
+        listed = [child[:2] for child in nodes.children(x) if not _is_static(child)]
+        return [item for item in listed if nodes.is_node(item[1])]
+
+    def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
+        if is_known or nodes.is_node_leaf(x) or not is_new(x):
+            return None
+        return _members(x) if len(path) <= deepest else []
+
+    for path, node in walks.walk(tree, below):
+        deepest = len(path) + _DEPTH
+        for child in filter(_is_static, nodes.children(node)):
+            for where, x in walks.walk(child.value, content, (*path, child.key)):
+                if _content(x) is not None:
+                    yield where, x
 
 
-def _holders(
-    x: Any, path: Any, depth: int, seen: dict[int, Any]
-) -> Iterator[tuple[Any, Any]]:
-    if isinstance(x, _CLOSED) or nodes.is_node_leaf(x) or id(x) in seen:
-        return
-    seen[id(x)] = x
+def _is_static(child: nodes.Child) -> bool:
+    _, value, is_data = child
+    return is_data is False or (is_data is None and nodes.kind_of(value) is Leaf.STATIC)
+
+
+def _members(x: Any) -> list[tuple[Any, Any]]:
+    """What is in a list, dict, set or tuple, or in the attributes of an object."""
     content = _content(x)
-    if content is not None:
-        yield path, x
     members = x if content is None and isinstance(x, tuple) else content
-    if members is None or not depth:
-        return
-    for member in members.values() if isinstance(members, dict) else members:
-        if type(member) not in attributes.ATOMS:
-            yield from _holders(member, path, depth - 1, seen)
+    if isinstance(members, dict):
+        return [*members.items()]
+    return [] if members is None else [*enumerate(members)]
 
 
 def _content(x: Any) -> Any:

@@ -1,0 +1,110 @@
+"""The walk over all that is nested: objects, containers, states.
+
+What is below a value, and what is passed over, is said by a function; so each walk of
+the package is one of these functions. No recursion, whose depth Python limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Path = tuple[Any, ...]
+
+# ``below(value, path)`` gives the keys and values below a value, in order; ``None``
+# leaves out the value itself.
+Below = Callable[[Any, Path], Sequence[tuple[Any, Any]] | None]
+
+
+def walk(
+    root: Any, below: Below, start: Path = (), *, children_first: bool = False
+) -> Iterator[tuple[Path, Any]]:
+    """Lists a value and all below it, depth first.
+
+    Args:
+        root: The value.
+        below: Says what is below a value. It is asked once for each, in the order of
+            the walk, before the value is listed.
+        start: The path of the root.
+        children_first: Whether a value comes after all below it.
+
+    Yields:
+        Pairs of a path and a value.
+
+    Example:
+        >>> from graftree.core import walks
+        >>> def below(x, path):
+        ...     return [*enumerate(x)] if isinstance(x, list) else ()
+        >>> [*walks.walk([1, [2]], below)]
+        [((), [1, [2]]), ((0,), 1), ((1,), [2]), ((1, 0), 2)]
+    """
+    listed = below(root, start)
+    if listed is None:
+        return
+    if not children_first:
+        yield start, root
+    # The path and the value of each node above, and what remains of its children.
+    pending = [(start, root, iter(listed))]
+    while pending:
+        path, x, remaining = pending[-1]
+        for key, child in remaining:
+            where = (*path, key)
+            listed = below(child, where)
+            if listed is None:
+                continue
+            if not children_first:
+                yield where, child
+            elif not listed:
+                yield where, child
+                continue
+            if listed:
+                pending.append((where, child, iter(listed)))
+                break
+        else:
+            pending.pop()
+            if children_first:
+                yield path, x
+
+
+class Once:
+    """Remembers what it has met, by identity, and keeps it alive.
+
+    Example:
+        >>> from graftree.core import walks
+        >>> a, b = [1], [1]
+        >>> once = walks.Once()
+        >>> once(a), once(b), once(a)
+        (True, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[int, Any] = {}
+
+    def __call__(self, x: Any) -> bool:
+        """Whether it meets ``x`` for the first time."""
+        if id(x) in self._met:
+            return False
+        self._met[id(x)] = x
+        return True
+
+
+class Above:
+    """Finds cycles: remembers at which path it has met a value last.
+
+    Example:
+        >>> from graftree.core import walks
+        >>> above, a = walks.Above(), [1]
+        >>> above(a, ("x",)), above(a, ("y",)), above(a, ("y", 0))
+        (None, None, ('y',))
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[int, tuple[Path, Any]] = {}
+
+    def __call__(self, x: Any, path: Path) -> Path | None:
+        """The path of ``x`` above ``path``, if it contains itself."""
+        last, _ = self._met.get(id(x), (None, x))
+        if last is not None and path[: len(last)] == last:
+            return last
+        self._met[id(x)] = path, x
+        return None
