@@ -111,8 +111,12 @@ def load_state(
         "nnx.checkpoints.load_state: the state does not fit the "
         f"{type(obj).__name__}. Nothing has changed."
     )
-    new = {pair.path: _value_for(pair) for pair in choice.taken}
-    updates.write(obj, new)
+    new = [
+        pair.place._replace(value=_value_for(pair))
+        for pair in choice.taken
+        if pair.place is not None
+    ]
+    updates.write(new)
     return Loaded(
         len(new), tuple(choice.kept), tuple(choice.dropped), tuple(choice.cast)
     )

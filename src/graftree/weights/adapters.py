@@ -126,7 +126,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
             for tensor in _tensors(layers[name], modules[name])
         ]
         arrays = loading.arrays_from(source, tensors)
-    updates.write(model, arrays)
+    updates.write_at(model, arrays)
     for name in modules:
         layer = layers[name].layer
         if isinstance(layer, lora_layers.LoRAEmbed):

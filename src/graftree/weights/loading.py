@@ -87,7 +87,7 @@ def load(
             array.path: places.put(array, to, _Reader(parts, to, source, mapping))
             for array, parts, to in chosen
         }
-    updates.write(model, arrays)
+    updates.write_at(model, arrays)
     return model
 
 

@@ -1,16 +1,9 @@
-"""How the leaves of an object and those of a state fit each other.
+"""How the leaves of an object and those of a state fit each other, for strict loads.
 
-`compare` is the one place that decides it, for whatever loads strictly. It returns a
-`Fit`, which pairs each leaf of the object with what the state has for it, and lists all
+`compare` pairs each leaf of the object with what the state has for it, and lists all
 differences by path: leaves that are missing or unexpected, other shapes, other dtypes.
-
-The state may have any form that `nnx.update` takes, with what checkpoints do to it:
-
-    object                    state
-    layers/0/kernel           layers/'0'/kernel          integer keys as strings
-    kernel                    kernel/value               a level below each Variable
-    head/kernel, shared       head/kernel                any one of its paths
-    nothing                   layers/_pytree__state      ``None``, which is no leaf
+The state may have any form that `matching` knows; a Variable that is shared may be at
+any one of its paths.
 
 A Variable that holds a container (a dict, a list) is compared leaf by leaf; it is taken
 from the state as a whole, or not at all. Nothing here writes.
@@ -19,7 +12,7 @@ from the state as a whole, or not at all. Nothing here writes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +22,10 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, flattening, freshness, graph_states, nodes
-from graftree.core.graph.nodes import Leaf, TreeKind
-from graftree.core.states import flat_states, nested, pure_dicts
+from graftree.core.graph import differences, flattening, freshness, matching, nodes
+from graftree.core.graph.matching import Given, Match
+from graftree.core.graph.nodes import Leaf
+from graftree.core.states import pure_dicts
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -54,12 +48,14 @@ class Pair(NamedTuple):
         given: The leaf of the state, or `MISSING`; a value of the same structure if the
             Variable holds a container.
         differences: Its missing paths, and its misfits.
+        place: Where the state has it, and what is to be written there.
     """
 
     path: Path
     leaf: Any
     given: Any
     differences: tuple[Path | Misfit, ...] = ()
+    place: Given | None = None
 
     @property
     def is_given(self) -> bool:
@@ -116,213 +112,123 @@ def _in_words(misfits: Sequence[Misfit]) -> list[str]:
 def compare(node: Any, state: Any) -> Fit:
     """Compares the leaves of an object, concrete or abstract, with those of a state."""
     skeleton, leaves = freshness.flatten_node(node, None, "update")
-    places = [*map(_Place, skeleton.paths(), leaves)]
-    offer = _Offer(state)
-    for place in places:
-        place.look_for(offer)
-    offer.rename(_finder(node, places))
-    for place in places:
-        place.look_for(offer)
-    return Fit([place.pair(offer) for place in places], offer.unexpected())
+    found = match(node, state)
+    listed = dict(zip(skeleton.paths(), leaves, strict=True))
+    path_of = {id(leaf): path for path, leaf in listed.items() if _is_tracked(leaf)}
+    given_at: dict[Path, Given] = {}
+    left: list[tuple[Path, Any]] = []
+    # What has the very path of a leaf comes before what has another one of its paths.
+    for given in sorted(found.given, key=lambda given: given.path not in listed):
+        is_listed = given.path in listed
+        path = given.path if is_listed else path_of.get(id(given.held), given.path)
+        if path not in listed:
+            if not _are_same_static(given.held, given.value):
+                left += matching.leaves_of(given.value, path)
+        elif not _are_same(given_at.setdefault(path, given).value, given.value):
+            left += matching.leaves_of(given.value, given.path)
+    pairs = []
+    for path, leaf in listed.items():
+        place = given_at.get(path)
+        pair, others = _paired(path, leaf, MISSING if place is None else place.value)
+        if place is not None and pair.is_given:
+            pair = pair._replace(place=place._replace(value=pair.given))
+        pairs.append(pair)
+        left += others
+    is_boxed = found.has_boxes or all(path[-1:] == ("value",) for path, _ in left)
+    unexpected = [
+        (_shown(path, is_boxed), x)
+        for path, x in left
+        if flattening.raw_of(x) is not None
+    ]
+    return Fit(pairs, unexpected)
 
 
-class _Place:
-    """A leaf of an object: what it holds, and which leaves of a state it gets."""
+def match(node: Any, state: Any) -> Match:
+    """Where the parts of a state belong in an object, or in a Variable."""
+    if not isinstance(node, Variable):
+        return matching.match(node, matching.mapping_of(state), matching.in_object)
+    found = Match()
+    found.add(Given((), node, state))
+    return found
 
-    def __init__(self, path: Path, leaf: Any) -> None:
-        self.path = path
-        self.leaf = leaf
-        self.parts, self.treedef = _parts_of(flattening.raw_of(leaf))
-        self.found: list[int | None] = [None] * len(self.parts)
 
-    def look_for(self, offer: _Offer) -> None:
-        """Takes what it lacks from what a state has left."""
-        for i, (below, _) in enumerate(self.parts):
-            if self.found[i] is None:
-                self.found[i] = offer.take(self.path, below)
+def _is_tracked(x: Any) -> bool:
+    return nodes.kind_of(x) in (Leaf.VARIABLE, Leaf.REF)
 
-    def pair(self, offer: _Offer) -> Pair:
-        """What it got, and how that differs from what it holds."""
-        given = [None if i is None else offer.leaves[i].value for i in self.found]
-        parts = [*zip(self.parts, given, strict=True)]
-        # ``None`` is no leaf: checkpoints have it, or have nothing there.
-        lacking = [part[0] for part, value in parts if _is_lacking(part[1], value)]
-        if len(lacking) == len(parts) or all(i is None for i in self.found):
-            return Pair(self.path, self.leaf, MISSING, (self.path,) if lacking else ())
-        found = [(*self.path, *below) for below in lacking]
-        misfits = [
-            _misfit((*self.path, *below), held, value)
-            for (below, held), value in parts
-            if below not in lacking
-        ]
-        listed = (*found, *[x for x in misfits if x is not None])
-        return Pair(self.path, self.leaf, self._joined(parts, offer), listed)
 
-    def _joined(self, parts: Sequence[Any], offer: _Offer) -> Any:
-        """The leaf of the state: a Variable if it is one there."""
-        joined = [_converted(held, value) for (_, held), value in parts]
-        whole = joined[0] if self.treedef is None else self.treedef.unflatten(joined)
-        first = next(i for i in self.found if i is not None)
-        variable = offer.leaves[first].variable
-        if variable is None:
-            return whole
-        raw = variable.get_raw_value()
-        values_before = [value for _, value in parts]
-        own, treedef = _parts_of(raw)
-        if treedef != self.treedef or any(
-            a is not b for (_, a), b in zip(own, values_before, strict=True)
-        ):
-            return whole
-        is_same = all(a is b for a, b in zip(joined, values_before, strict=True))
-        return variable if is_same else variable.copy(whole)
+def _shown(path: Path, is_boxed: bool) -> Path:
+    """The path of an unexpected leaf, as the object would spell it."""
+    if is_boxed and len(path) > 1 and path[-1] == "value":
+        path = path[:-1]
+    return pure_dicts.restored_path(path)
+
+
+def _paired(path: Path, leaf: Any, given: Any) -> tuple[Pair, list[tuple[Path, Any]]]:
+    """A leaf and what it gets, and what is left of that."""
+    parts, treedef = _parts_of(flattening.raw_of(leaf))
+    offered: dict[Any, tuple[Path, Any]] = {}
+    if given is not MISSING:
+        listed = matching.leaves_of(flattening.raw_of(given))
+        offered = {paths.spelled(below): (below, x) for below, x in listed}
+    found = [offered.pop(paths.spelled(below), None) for below, _ in parts]
+    left = [((*path, *below), x) for below, x in offered.values()]
+    got = [None if x is None else x[1] for x in found]
+    # ``None`` is no leaf: checkpoints have it, or have nothing there.
+    lacking = [
+        below
+        for (below, held), x in zip(parts, got, strict=True)
+        if x is None and held is not None
+    ]
+    if len(lacking) == len(parts) or not any(found):
+        return Pair(path, leaf, MISSING, (path,) if lacking else ()), left
+    misfits = [
+        _misfit((*path, *below), held, x)
+        for (below, held), x in zip(parts, got, strict=True)
+        if below not in lacking
+    ]
+    differing = (
+        *[(*path, *below) for below in lacking],
+        *[x for x in misfits if x is not None],
+    )
+    return Pair(path, leaf, _joined(parts, got, treedef, given), differing), left
+
+
+def _joined(
+    parts: Sequence[tuple[Path, Any]], got: Sequence[Any], treedef: Any, given: Any
+) -> Any:
+    """What a leaf gets as a whole: a Variable if it is one in the state."""
+    joined = [_converted(held, x) for (_, held), x in zip(parts, got, strict=True)]
+    whole = joined[0] if treedef is None else treedef.unflatten(joined)
+    if not isinstance(given, Variable):
+        return whole
+    own, own_treedef = _parts_of(given.get_raw_value())
+    if own_treedef != treedef or any(
+        a is not b for (_, a), b in zip(own, got, strict=True)
+    ):
+        return whole
+    is_same = all(a is b for a, b in zip(joined, got, strict=True))
+    return given if is_same else given.copy(whole)
 
 
 def _parts_of(raw: Any) -> tuple[list[tuple[Path, Any]], Any]:
     """The leaves in a value, with their paths in it, and its structure if any."""
-    if _is_leaf(raw):
+    if matching.is_leaf(raw):
         return [((), raw)], None
     flat, treedef = jax.tree_util.tree_flatten_with_path(raw)
     return [(paths.from_jax(path), value) for path, value in flat], treedef
 
 
-def _is_leaf(value: Any) -> bool:
-    is_known = value is None or values.is_stand_in(value)
-    return is_known or isinstance(nodes.kind_of(value), Leaf)
-
-
-def _is_lacking(held: Any, given: Any) -> bool:
-    return given is None and held is not None
-
-
-# What a state has.
-
-
-class _Offered(NamedTuple):
-    """A leaf of a state; ``variable`` is the one that holds it there."""
-
-    path: Path
-    value: Any
-    variable: Variable[Any] | None
-
-
-class _Offer:
-    """The leaves of a state, and which of them have been taken."""
-
-    def __init__(self, state: Any) -> None:
-        self.leaves = [*_leaves_of(state)]
-        self._left = dict.fromkeys(range(len(self.leaves)))
-        self._exact = {leaf.path: i for i, leaf in enumerate(self.leaves)}
-        self._spelled: dict[tuple[str, ...], int] = {}
-        for i, leaf in enumerate(self.leaves):
-            self._spelled.setdefault(paths.spelled(leaf.path), i)
-        self._is_boxed = all(leaf.path[-1:] == ("value",) for leaf in self.leaves)
-        self._values: dict[Path, Any] = {}
-
-    def take(self, path: Path, below: Path) -> int | None:
-        """The number of the leaf at a path, if it is there."""
-        whole = (*path, *below)
-        boxed = (*path, "value", *below)
-        for number, is_boxed in (
-            (self._exact.get(whole), False),
-            (self._spelled.get(paths.spelled(whole)), False),
-            (self._spelled.get(paths.spelled(boxed)), True),
-        ):
-            if number is not None and number in self._left:
-                del self._left[number]
-                self._is_boxed |= is_boxed
-                self._values[whole] = self.leaves[number].value
-                return number
-        return None
-
-    def rename(self, find: Callable[[Path], tuple[Path, Any]]) -> None:
-        """Gives what is left the paths that the object lists it under."""
-        for number in [*self._left]:
-            leaf = self.leaves[number]
-            path, found = find(leaf.path)
-            taken = self._values.get(path, MISSING)
-            if _are_same(taken, leaf.value) or _are_same_static(found, leaf.value):
-                del self._left[number]
-            elif path != leaf.path:
-                self._spelled[paths.spelled(path)] = number
-
-    def unexpected(self) -> list[tuple[Path, Any]]:
-        """What has not been taken, with paths as the object would spell them."""
-        left = [self.leaves[i] for i in self._left]
-        return [
-            (self._shown(x.path), x.value if x.variable is None else x.variable)
-            for x in left
-            if x.value is not None
-        ]
-
-    def _shown(self, path: Path) -> Path:
-        if self._is_boxed and len(path) > 1 and path[-1] == "value":
-            path = path[:-1]
-        return pure_dicts.restored_path(path)
-
-
-def _leaves_of(state: Any) -> Iterator[_Offered]:
-    """The leaves of a state of any form, those in containers one by one."""
-    # What remains to be listed. No recursion, whose depth Python limits.
-    pending: list[Iterator[_Offered]] = [iter([_Offered((), state, None)])]
-    while pending:
-        for path, value, variable in pending[-1]:
-            if isinstance(value, Variable):
-                path, value, variable = path, value.get_raw_value(), value
-            if isinstance(value, (Mapping, flat_states.FlatState)):
-                below = _items_of(value)
-            elif _is_leaf(value):
-                yield _Offered(path, value, variable)
-                continue
-            else:
-                below = _items_in(value)
-            pending.append(iter([_Offered((*path, *k), x, variable) for k, x in below]))
-            break
-        else:
-            pending.pop()
-
-
-def _items_of(state: Any) -> list[tuple[Path, Any]]:
-    if isinstance(state, flat_states.FlatState):
-        return [*state]
-    mapping = nested.raw_mapping(graph_states.state_of(state))
-    return [((key,), value) for key, value in mapping.items()]
-
-
-def _items_in(node: Any) -> list[tuple[Path, Any]]:
-    """The leaves of a graph node, or the children of a container."""
-    if isinstance(nodes.kind_of(node), TreeKind):
-        return [((child.key,), child.value) for child in nodes.children(node)]
-    skeleton, leaves = flattening.flatten_graph(node)
-    return [*zip(skeleton.paths(), leaves, strict=True)]
-
-
-# Other paths of shared objects.
-
-
-def _finder(node: Any, places: Sequence[_Place]) -> Callable[[Path], tuple[Path, Any]]:
-    """A function that finds what is at a path of an object, and where it is listed."""
-    listed = {id(place.leaf): place.path for place in places}
-    known: dict[int, dict[str, Any]] = {}
-
-    def children(x: Any) -> dict[str, Any]:
-        if id(x) not in known:
-            known[id(x)] = {str(c.key): c.value for c in nodes.children(x)}
-        return known[id(x)]
-
-    def find(path: Path) -> tuple[Path, Any]:
-        found, rest = node, path
-        while rest and not _is_leaf(found):
-            found, rest = children(found).get(str(rest[0]), MISSING), rest[1:]
-        is_tracked = nodes.kind_of(found) in (Leaf.VARIABLE, Leaf.REF)
-        if is_tracked and id(found) in listed:
-            return (*listed[id(found)], *rest), found
-        return path, found
-
-    return find
-
-
 def _are_same(x: Any, y: Any) -> bool:
-    """Whether one of two leaves may be left out: they are equal arrays."""
+    """Whether one of two values may be left out: their leaves are equal arrays."""
+    if x is y:
+        return True
+    listed = [dict(matching.leaves_of(flattening.raw_of(value))) for value in (x, y)]
+    return listed[0].keys() == listed[1].keys() and all(
+        _are_same_arrays(listed[0][path], listed[1][path]) for path in listed[0]
+    )
+
+
+def _are_same_arrays(x: Any, y: Any) -> bool:
     if x is y:
         return True
     pair = [a for a in (x, y) if isinstance(a, np.ndarray) or values.is_array(a)]

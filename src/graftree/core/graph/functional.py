@@ -21,6 +21,7 @@ from graftree.core.graph import (
     freshness,
     graph_states,
     graphdefs,
+    matching,
     merging,
     proxy_callers,
 )
@@ -122,8 +123,8 @@ def unflatten(
         >>> nnx.unflatten(graphdef, flat).kernel.shape
         (2, 3)
     """
-    if isinstance(state, list) or merging.is_mapping(state):
-        leaves = merging.match(graphdef, [state])
+    if isinstance(state, list) or matching.is_mapping(state):
+        leaves = matching.match_leaves(graphdef, [state])
     elif not graphdef.nodes or graphdef.paths() == ((),):
         leaves = [state]
     else:
@@ -332,7 +333,7 @@ def merge(
         )
     if not state_list:
         raise TypeError("merge() missing 1 required positional argument: 'state'")
-    leaves = merging.match(graphdef, state_list)
+    leaves = matching.match_leaves(graphdef, state_list)
     return merging.unflatten(
         graphdef,
         _copied(leaves) if copy else leaves,

@@ -123,9 +123,14 @@ def is_bookkeeping(key: Key, value: Any) -> bool:
 
 
 def own_key(key: Key, state: Mapping) -> Key:
-    """The key of a mapping that is meant: an integer may be given as a string."""
-    restored = _restored_key(key)
-    return key if key in state or restored not in state else restored
+    """The key of a mapping that is meant, where keys may be spelled as strings."""
+    if key in state:
+        return key
+    for other in (_restored_key(key), str(key)):
+        if other in state:
+            return other
+    others = (own for own in state if type(own) not in (str, int))
+    return next((own for own in others if str(own) == key), key)
 
 
 def _unknown(path: Path) -> ValueError:

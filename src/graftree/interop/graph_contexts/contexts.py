@@ -32,7 +32,7 @@ from typing import Any
 
 import jax
 
-from graftree.core.graph import flattening, functional, merging
+from graftree.core.graph import flattening, functional, matching, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
 from graftree.core.states.flat_states import FlatState
@@ -315,7 +315,7 @@ class MergeContext:
 
     def _match(self, graphdef: GraphDef[Any], states: Sequence[Any]) -> list[Any]:
         """The leaves in order, with refs again where stand-ins were."""
-        leaves = merging.match(graphdef, states)
+        leaves = matching.match_leaves(graphdef, states)
         if self.is_inner is not False:
             return leaves
         return [*map(self._with_ref, _refs(graphdef), leaves)]
