@@ -41,46 +41,31 @@ def pins_aliases(row):
 
 
 @cases(lambda row: not pins_aliases(row), modes=SHARING)
-def test_same_object_in_two_arguments_is_one_object_inside(case):
-    def f(a, b, x):
-        b = b["m"][0]
-        assert a is b and a.a is b.a
-        write(a.a, a.a + x)
-        write(b.a, b.a + x)
+def test_what_arguments_share_is_one_object_inside(case):
+    """A Module in two, a Variable of two that is one itself, a cycle in one."""
 
-    model = Parts()
-    case(f, model, {"m": [model]})
-    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
-    check_usable(case, model)
-
-
-@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
-def test_variable_shared_between_arguments_is_updated_once(case):
-    def f(a, b, variable, x):
+    def f(model, tree, a, b, variable, cyclic, x):
+        again = tree["m"][0]
+        assert model is again and model.a is again.a
+        write(model.a, model.a + x)
+        write(again.a, again.a + x)
         assert a.a is b.b.c and b.b.c is variable
         write(a.a, a.a + x)
         write(variable, variable * 2)
+        assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
+        write(cyclic.a, cyclic.a + x)
+        write(cyclic.b.c, cyclic.b.c + x)
 
-    a, b = nested()
-    case(f, a, b, a.a)
-    assert flat(a.a) == ([22.0, 44.0] if case.keeps_values else [1.0, 2.0])
+    model, (a, b), cyclic = Parts(), nested(), nested()[1]
+    cyclic.a, cyclic.me = cyclic.b.c, cyclic
+    case(f, model, {"m": [model]}, a, b, a.a, cyclic)
+    new = [[21.0, 42.0], [22.0, 44.0], [21.0, 42.0]]
+    expected = new if case.keeps_values else [[1.0, 2.0]] * 3
+    assert [flat(m.a) for m in (model, a, cyclic)] == expected
     assert b.b.c is a.a
-    check_usable(case, a)
-
-
-@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
-def test_sharing_and_cycles_inside_one_object_are_kept(case):
-    def f(m, x):
-        assert m.a is m.b.c and m.me is m
-        write(m.a, m.a + x)
-        write(m.b.c, m.b.c + x)
-
-    model = nested()[1]
-    model.a, model.me = model.b.c, model
-    case(f, model)
-    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
-    assert model.a is model.b.c and model.me is model
-    assert not tracers_in(model)
+    assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
+    assert not tracers_in(cyclic)
+    check_usable(case, model, a)
 
 
 def check_report(error, case, first, second):
