@@ -17,13 +17,9 @@ SETTINGS = {
     "graph mode": (nnx.set_graph_mode, nnx.set_graph_mode.current_value, True),
     "graph updates": (nnx.set_graph_updates, nnx.set_graph_updates.current_value, True),
     "placement": (nnx.use_eager_sharding, nnx.using_eager_sharding, True),
-    "ref": (
-        lambda value: nnx.var_defaults(ref=value),
-        lambda: nnx.Param(1.0).ref,
-        False,
-    ),
+    "ref": (lambda on: nnx.var_defaults(ref=on), lambda: nnx.Param(1.0).ref, False),
     "hijax": (
-        lambda value: nnx.var_defaults(hijax=value),
+        lambda on: nnx.var_defaults(hijax=on),
         lambda: nnx.Param(1.0).hijax,
         False,
     ),
@@ -50,9 +46,7 @@ def test_a_context_restores_also_after_an_exception(setting, current, default):
 
 
 @each_setting
-def test_contexts_nest_and_a_plain_call_lasts_until_their_end(
-    setting, current, default
-):
+def test_contexts_nest_and_calls_last_until_their_end(setting, current, default):
     with setting(not default):
         with setting(default):
             assert current() is default
@@ -90,9 +84,7 @@ def test_other_threads_see_the_default(setting, current, default):
 
 
 @each_setting
-def test_a_plain_call_takes_effect_at_once_in_this_thread_only(
-    setting, current, default
-):
+def test_a_plain_call_counts_at_once_in_this_thread_only(setting, current, default):
     seen = []
     in_another_thread(lambda: (setting(not default), seen.append(current())))
     assert seen == [not default] and current() is default
@@ -101,7 +93,7 @@ def test_a_plain_call_takes_effect_at_once_in_this_thread_only(
 # --------------------------------------------------------------------- var_defaults
 
 
-def test_defaults_are_a_frozen_mapping():
+def test_defaults_are_a_frozen_mapping_and_set_by_keyword_only():
     defaults = nnx.var_defaults()
     assert dict(defaults) == {"hijax": False, "ref": False}
     assert list(defaults) == ["hijax", "ref"] and len(defaults) == 2
@@ -110,9 +102,6 @@ def test_defaults_are_a_frozen_mapping():
         defaults.ref = True
     with pytest.raises(KeyError):
         defaults["other"]
-
-
-def test_defaults_are_set_by_keyword_only():
     with pytest.raises(TypeError):
         nnx.var_defaults(True)
 
