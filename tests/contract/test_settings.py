@@ -17,12 +17,8 @@ SETTINGS = {
     "graph mode": (nnx.set_graph_mode, nnx.set_graph_mode.current_value, True),
     "graph updates": (nnx.set_graph_updates, nnx.set_graph_updates.current_value, True),
     "placement": (nnx.use_eager_sharding, nnx.using_eager_sharding, True),
-    "ref": (lambda on: nnx.var_defaults(ref=on), lambda: nnx.Param(1.0).ref, False),
-    "hijax": (
-        lambda on: nnx.var_defaults(hijax=on),
-        lambda: nnx.Param(1.0).hijax,
-        False,
-    ),
+    "ref": (lambda x: nnx.var_defaults(ref=x), lambda: nnx.Param(1.0).ref, False),
+    "hijax": (lambda x: nnx.var_defaults(hijax=x), lambda: nnx.Param(1.0).hijax, False),
     "older ref": (nnx.use_refs, nnx.using_refs, False),
     "older hijax": (nnx.use_hijax, nnx.using_hijax, False),
 }

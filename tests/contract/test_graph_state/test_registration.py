@@ -53,10 +53,8 @@ class Marked:
 
 
 def children_of_marked(x):
-    return [
-        ("d", graphlib.DataElem(x.data)),
-        ("s", graphlib.StaticElem(x.static)),
-    ], None
+    data, static = graphlib.DataElem(x.data), graphlib.StaticElem(x.static)
+    return [("d", data), ("s", static)], None
 
 
 graphlib.register_graph_node_type(

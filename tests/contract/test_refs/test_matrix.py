@@ -311,6 +311,10 @@ def stacked(model):
     return jax.tree.map(lambda x: jax.new_ref(x[...][:, None]), model)
 
 
+def over_x(f, mode):
+    return nnx.vmap(f, in_axes=(None, 0), **mode)
+
+
 def in_scan(model, x):
     return nnx.scan(add_one, in_axes=0, out_axes=0)(model, x[None])
 
@@ -324,14 +328,9 @@ REFUSED = {
         name: (matrix.ROWS[name].call, add_one)
         for name in ("grad", "pmap", "shard_map")
     },
-    "vmap broadcast": (
-        lambda f, args, mode: nnx.vmap(f, in_axes=(None, 0), **mode)(*args),
-        add_one,
-    ),
+    "vmap broadcast": (lambda f, args, mode: over_x(f, mode)(*args), add_one),
     "vmap of cond": (
-        lambda f, args, mode: nnx.vmap(f, in_axes=(None, 0), **mode)(
-            args[0], args[1][:, None]
-        ),
+        lambda f, args, mode: over_x(f, mode)(args[0], X[:, None]),
         in_cond,
     ),
     "vmap of scan": (

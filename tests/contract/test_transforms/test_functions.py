@@ -58,23 +58,15 @@ FORMS = {
     "vjp": GRAPH,
     "jvp": GRAPH,
 }
-# How each transform is made of a function.
+# How each transform is made of a function; those with arguments call it at once.
 MAKERS = {
-    "jit": nnx.jit,
-    "grad": nnx.grad,
-    "value_and_grad": nnx.value_and_grad,
+    **{name: functools.partial(getattr(nnx, name), **FORMS[name]) for name in FORMS},
     "vjp": lambda f: nnx.vjp(f, X, **GRAPH),
     "jvp": lambda f: nnx.jvp(f, (X,), (X,), **GRAPH),
-    "custom_vjp": nnx.custom_vjp,
-    "remat": nnx.remat,
-    "shard_map": lambda f: nnx.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
-    "vmap": nnx.vmap,
-    "pmap": nnx.pmap,
-    "scan": nnx.scan,
     "eval_shape": lambda f: nnx.eval_shape(f, X),
     "checkify": nnx.checkify,
-    "make_jaxpr": lambda f: nnx.make_jaxpr(f, **GRAPH),
 }
+del MAKERS["transform_metadata"]
 BOUND = {
     "method": lambda m: m.__call__,
     "partial": lambda m: functools.partial(m.__call__),

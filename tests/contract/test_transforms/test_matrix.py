@@ -137,10 +137,9 @@ STRUCTURE = {
 
 
 # Those that fit into one model; references among its own parts come on their own.
-TOGETHER = {
-    "attributes": [name for name in STRUCTURE if name not in ("alias", "self")],
-    "references": ["alias", "self"],
-}
+REFERENCES = ["alias", "self"]
+ATTRIBUTES = [name for name in STRUCTURE if name not in REFERENCES]
+TOGETHER = {"attributes": ATTRIBUTES, "references": REFERENCES}
 
 
 @cases(lambda row: not row.is_fixed)

@@ -422,10 +422,8 @@ def test_gradients_are_modules(value_mode):
 
 def test_prefix_filters_become_prefix_objects(mode):
     foo = Box(w=nnx.Param(jnp.arange(3.0)), count=nnx.BatchStat(jnp.array(1.0)))
-    axes = {nnx.Param: 0, ...: None}
-    if mode == GRAPH_UPDATES:
-        prefix = nnx.StateAxes(axes)
-    else:
+    prefix = nnx.StateAxes(axes := {nnx.Param: 0, ...: None})
+    if mode != GRAPH_UPDATES:
         prefix = nnx.prefix(foo, axes, graph=mode["graph"])
 
     @nnx.vmap(in_axes=(prefix,), **mode)

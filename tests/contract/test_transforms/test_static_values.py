@@ -182,9 +182,9 @@ DATA = {
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.remat, nnx.pmap])
 def test_data_is_refused_as_a_static_argument(transform, name):
-    argument = "static_broadcasted_argnums" if transform is nnx.pmap else None
+    option = "static_broadcasted_argnums" if transform is nnx.pmap else "static_argnums"
     number = 0 if name == "first Module" else 1
-    f = transform(lambda x, y: 1.0, **{argument or "static_argnums": number})
+    f = transform(lambda x, y: 1.0, **{option: number})
     args = [jnp.ones(1), jnp.ones(1)]
     args[number] = DATA[name]()
     with pytest.raises(nnx.errors.StaticArgumentError) as error:

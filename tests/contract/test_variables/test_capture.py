@@ -186,15 +186,12 @@ def test_captures_in_threads_do_not_disturb_each_other():
 
 def test_sow_reports_whether_it_stored():
     def f(model):
-        return (
-            model.sow(nnx.Intermediate, "a", 1),
-            model.sow(nnx.Perturbation, "a", 1),
-            model.sow("intermediates", "scale", 2),
-        )
+        given = (nnx.Intermediate, "a", 1), (nnx.Perturbation, "a", 1)
+        return [model.sow(*args) for args in (*given, ("intermediates", "scale", 2))]
 
     model = Block()
     stored, seen = captured(f, model)
-    assert stored == (True, False, True)
+    assert stored == [True, False, True]
     assert seen == {("a",): (1,), ("scale",): (2,)}
     assert isinstance(model.scale, nnx.Param) and not hasattr(model, "a")
 

@@ -5,7 +5,6 @@ Contract `variables-pytrees-modules`, sections 2 and 5.
 
 import copy
 import pickle
-import warnings
 import weakref
 
 import cloudpickle
@@ -16,8 +15,6 @@ import pytest
 
 import graftree as nnx
 from tests.zoo import Kind
-
-PLAIN = {"hijax": False, "ref": False, "eager_sharding": True}
 
 
 def boxed(value, **entries):
@@ -70,12 +67,9 @@ def test_buffers_and_dicts_of_the_caller_are_written_through():
 
 
 def test_metadata_of_a_plain_variable_is_the_three_required_entries():
-    assert nnx.Param(jnp.ones(2)).get_metadata() == PLAIN
-
-
-def test_required_metadata_is_a_class_attribute():
-    required = frozenset({"hijax", "ref", "eager_sharding"})
-    assert nnx.Variable.required_metadata == required
+    plain = {"hijax": False, "ref": False, "eager_sharding": True}
+    assert nnx.Param(jnp.ones(2)).get_metadata() == plain
+    assert nnx.Variable.required_metadata == frozenset(plain)
 
 
 def test_user_metadata_comes_before_the_required_entries():
@@ -152,12 +146,6 @@ def test_value_is_made_before_it_is_put_into_a_ref():
 def test_shape_is_not_put_into_a_ref():
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert nnx.Param(shape, ref=True).get_raw_value() is shape
-
-
-def test_no_warning_without_hooks():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        nnx.Param(jnp.ones(2), tag="x")
 
 
 # ------------------------------------------------------------------ object protocol

@@ -302,9 +302,8 @@ class Bare:
     pass
 
 
-class Ready:
-    def __init__(self, a=0):
-        self.a = a
+def init(self, a=0):
+    self.a = a
 
 
 PARTS = [Recorded, Single, Strict, Passing, Bare]
@@ -329,7 +328,7 @@ def made(bases, body, args, kwargs):
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("base", [nnx.Module, nnx.Object, nnx.Pytree])
 def test_objects_are_made_as_without_module(base, comes_first, part, ready, call):
-    body = {"__init__": Ready.__init__} if ready else {}
+    body = {"__init__": init} if ready else {}
     expected = made((part,), dict(body), *call)
     part.one = None
     bases = (part, base) if comes_first else (base, part)
@@ -412,9 +411,8 @@ def test_deep_clone_survives_the_donation_of_its_original():
 
 def test_merging_restores_statuses_statics_containers_and_sharing():
     shared = nnx.Param(jnp.ones(1))
-    model = nnx.Dict(
-        a=nnx.List([shared, nnx.static("s"), nnx.data("d")]), b=shared, c=Counter()
-    )
+    items = nnx.List([shared, nnx.static("s"), nnx.data("d")])
+    model = nnx.Dict(a=items, b=shared, c=Counter())
     merged = nnx.merge(*nnx.split(model))
     assert type(merged.a) is nnx.List and merged.a[0] is merged.b
     assert merged.a[1:] == ["s", "d"] and merged.c.name == "counter"
@@ -426,21 +424,17 @@ def test_merging_restores_statuses_statics_containers_and_sharing():
 
 
 def test_lists_of_objects_made_in_a_trace_leave_it_whole():
-    @jax.jit
-    def make(x):
-        return nnx.Dict(layers=nnx.List([nnx.Param(x), x]), bare=x)
-
-    made = make(jnp.ones(2))
+    make = lambda x: nnx.Dict(layers=nnx.List([nnx.Param(x), x]), bare=x)  # noqa: E731
+    made = jax.jit(make)(jnp.ones(2))
     assert made.layers[1].tolist() == made.bare.tolist() == [1.0, 1.0]
 
 
 def test_nothing_about_attributes_depends_on_random_streams():
-    rngs = nnx.Rngs(0)
-    model = nnx.Dict(rngs=rngs)
+    model = nnx.Dict(rngs=nnx.Rngs(0))
     nnx.split(model)
     nnx.view(model, raise_if_not_found=False, deterministic=True)
     repr(model)
-    assert rngs.default.count[...] == 0
+    assert model.rngs.default.count[...] == 0
 
 
 # ---------------------------------------------------------------- idioms that must work

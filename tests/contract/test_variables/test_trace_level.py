@@ -291,9 +291,8 @@ def test_unflatten_into_captured_objects_is_refused():
 
     def f(x):
         graphdef, flat = nnx.flatten(model, ref_outer_index=refs)
-        leaves = [x for _ in flat]
         with pytest.raises(TraceContextError):
-            nnx.unflatten(graphdef, leaves, outer_index_outer_ref=known)
+            nnx.unflatten(graphdef, [x for _ in flat], outer_index_outer_ref=known)
 
     jax.jit(f)(jnp.zeros(2))
     check_untouched(model, before)
@@ -330,13 +329,9 @@ def test_objects_made_inside_can_be_changed_inside():
 
 
 def test_objects_of_an_outer_trace_are_protected_from_an_inner_one():
-    @jax.jit
-    def f(x):
-        variable = nnx.Param(x)
-        jax.grad(passing(variable.set_value))(x)
-
+    write = lambda x: jax.grad(passing(nnx.Param(x).set_value))(x)  # noqa: E731
     with pytest.raises(TraceContextError):
-        f(1.0)
+        jax.jit(write)(1.0)
 
 
 def test_merged_and_unflattened_objects_belong_to_the_trace():
@@ -354,16 +349,19 @@ def test_merged_and_unflattened_objects_belong_to_the_trace():
     assert f(state).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("transform", ["jit", "scan", "checkpoint"])
-def test_ref_backed_variables_may_be_written_from_inside(transform):
+@pytest.mark.parametrize(
+    ("transform", "expected"), [("jit", 1.0), ("scan", 2.0), ("checkpoint", 1.0)]
+)
+def test_ref_backed_variables_may_be_written_from_inside(transform, expected):
     count = nnx.Variable(jnp.array(0.0), ref=True)
 
     def f(x):
         count[...] += x
+        count.set_metadata(tag="x")
         return x
 
     TRANSFORMS[transform](f)
-    assert count[...] == {"jit": 1.0, "scan": 2.0, "checkpoint": 1.0}[transform]
+    assert count[...] == expected and count.tag == "x"
 
 
 @pytest.mark.parametrize("transform", ["jit", "grad", "scan"])
@@ -373,21 +371,9 @@ def test_ref_backed_variables_may_be_updated_from_inside(transform):
     assert model.a[...] == 0.0
 
 
-def test_metadata_of_ref_backed_variables_may_be_written_from_inside():
-    variable = nnx.Variable(jnp.array(0.0), ref=True)
-    jax.jit(lambda: variable.set_metadata(tag="x"))()
-    assert variable.tag == "x"
-
-
 def test_property_setters_are_code_of_the_user():
     class Counted(nnx.Pytree):
-        @property
-        def total(self):
-            return 0
-
-        @total.setter
-        def total(self, value):
-            seen.append(value)
+        total = property(None, lambda self, value: seen.append(value))
 
     seen, obj = [], Counted()
     jax.jit(lambda: setattr(obj, "total", 1))()
@@ -526,10 +512,7 @@ def test_a_check_may_come_and_go():
     class Model(nnx.Module):
         pass
 
-    def write(model):
-        model.a = 2
-
-    model = Model()
+    write, model = OWN_WRITES["setattr"], Model()
     with pytest.raises(TraceContextError):
         in_a_trace(write, model)
     Model._check_valid_context = lambda self, error_msg: None

@@ -154,15 +154,15 @@ def test_raw_values_pass_by_overridden_accessors():
     assert variable.get_value() == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "phrase"),
-    [("value", "'.value' access is now deprec"), ("raw_value", "")],
-)
-def test_older_properties_work_and_warn(name, phrase):
+OLDER = {"value": "'.value' access is now deprec", "raw_value": ""}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_properties_work_and_warn(name):
     variable = nnx.Variable(1)
-    with pytest.warns(DeprecationWarning, match=phrase):
+    with pytest.warns(DeprecationWarning, match=OLDER[name]):
         assert getattr(variable, name) == 1
-    with pytest.warns(DeprecationWarning, match=phrase and "'.value'"):
+    with pytest.warns(DeprecationWarning, match=OLDER[name] and "'.value'"):
         setattr(variable, name, 2)
     assert variable.get_value() == variable.get_raw_value() == 2
 
