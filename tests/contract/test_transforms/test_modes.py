@@ -31,9 +31,13 @@ OPTIONS = {
 LATE = ("scan",)
 
 
+def small():
+    return Box(a=nnx.Param(jnp.array([1.0, 2.0])), k=1)
+
+
 def observe(f_of, options):
     """The mode in which a transform runs: by what it refuses, and what it keeps."""
-    model = Parts()
+    model = small()
 
     def f(a, b, x):
         a.k = 5
@@ -42,9 +46,9 @@ def observe(f_of, options):
     transformed = f_of(f)
     if hasattr(transformed, "defvjp"):
         transformed.defvjp(lambda *args: (f(*args), None), lambda *args: None)
-    transformed(model, Parts(), X)
+    transformed(model, small(), X)
     try:
-        transformed(other := Parts(), other, X)
+        transformed(other := small(), other, X)
     except ValueError as error:
         assert "Duplicate" in str(error)
         return TREE if model.k == 1 else None

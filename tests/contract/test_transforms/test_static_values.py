@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES
+from tests.modes import BY_NAME, GRAPH_UPDATES
 from tests.zoo import Box
 
 
@@ -84,17 +84,16 @@ def test_static_arguments(mode, form, seen):
     assert seen == [*map(told, VALUES)]
 
 
-def test_static_attributes_set_outside(mode, seen):
-    f = nnx.jit(lambda m: seen.append(told(m.k)), **mode)
-    plain = jax.jit(lambda m: seen.append(told(m.k)))
+JITS = {name: functools.partial(nnx.jit, **mode) for name, mode in BY_NAME.items()}
+JITS["jax.jit"] = jax.jit
+
+
+@pytest.mark.parametrize("name", JITS)
+def test_static_attributes_set_outside(name, seen):
+    f = JITS[name](lambda m: seen.append(told(m.k)))
     m = model()
-    for _ in range(3):
-        for m.k in VALUES:
-            f(m)
-    assert seen == [*map(told, VALUES)]
-    seen.clear()
-    for m.k in VALUES * 2:
-        plain(m)
+    for m.k in VALUES * 3:
+        f(m)
     assert seen == [*map(told, VALUES)]
 
 
