@@ -208,22 +208,29 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-@pytest.mark.parametrize("name", SHARED)
-def test_arrays_in_two_donated_variables_are_named(name, is_warm, mode):
+@pytest.mark.parametrize(
+    ("transform", "calls", "name"),
+    [
+        *((nnx.jit, calls, name) for calls in (0, 3) for name in SHARED),
+        (nnx.pmap, 3, "array"),
+    ],
+)
+def test_arrays_in_two_donated_variables_are_named(transform, calls, name, mode):
     def step(model):
         model.w[...] += 1
         model.a.set_value(jax.tree.map(lambda x: x + 1, model.a.get_value()))
 
     share = SHARED[name]
     model = nnx.Dict(a=nnx.Param(share(jnp.ones(2))), w=nnx.Param(jnp.ones(2)))
-    f = nnx.jit(step, donate_argnums=0, **mode)
-    for _ in range(3 * is_warm):
+    f = transform(step, donate_argnums=0, **mode)
+    for _ in range(calls):
         f(model)
     model.a.set_value(share(model.w.get_value()))
     before = jax.tree.leaves(model)
-    with pytest.raises(ValueError, match="can't donate the same buffer twice") as info:
+    refused = rf"nnx\.{transform.__name__} can't donate the same buffer twice"
+    with pytest.raises(ValueError, match=refused) as info:
         f(model)
+
     assert "args[0].a, donated\n  args[0].w, donated" in str(info.value)
     assert all(x is y for x, y in zip(before, jax.tree.leaves(model), strict=True))
     assert not any(x.is_deleted() for x in before)

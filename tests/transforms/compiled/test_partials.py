@@ -1,5 +1,6 @@
 """Functions with bound arguments: jit_partial and cached_partial (contract, 6)."""
 
+import functools
 import gc
 import weakref
 
@@ -12,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
 from tests import comparisons, zoo
+from tests.meshes import mesh_of
+from tests.modes import GRAPH, TREE
 
 
 def box():
@@ -42,14 +45,24 @@ def counting(f):
 # ----------------------------------------------------------------------- jit_partial
 
 
-def test_bound_objects_are_updated(value_mode):
+BINDINGS = {
+    "jit_partial, graph": functools.partial(nnx.jit_partial, **GRAPH),
+    "jit_partial, tree": functools.partial(nnx.jit_partial, **TREE),
+    "cached_partial": lambda f, *args: nnx.cached_partial(nnx.jit(f), *args),
+}
+EACH_BINDING = pytest.mark.parametrize("bind", BINDINGS.values(), ids=BINDINGS)
+
+
+@EACH_BINDING
+def test_bound_objects_are_updated(bind):
     model = box()
     f, traces = counting(step)
-    bound = nnx.jit_partial(f, model, **value_mode)
-    assert bound(1.0).tolist() == [4.0, 4.0]
+    bound = bind(f, model)
+    assert bound(1.0).tolist() == [4.0, 4.0] and bound(1.0).tolist() == [6.0, 6.0]
     model.w[...] = jnp.zeros(2)
     assert bound(1.0).tolist() == [2.0, 2.0]
     assert model.w[...].tolist() == [1.0, 1.0] and len(traces) == 1
+    assert bind(step, model).__name__ == "step"
 
 
 def test_replaced_variables_and_static_changes_are_seen(value_mode):
@@ -61,16 +74,20 @@ def test_replaced_variables_and_static_changes_are_seen(value_mode):
     assert bound().tolist() == [10.0, 10.0]
 
 
-def test_any_number_of_arguments_can_be_bound(value_mode):
-    assert nnx.jit_partial(lambda x: x + 1, **value_mode)(1.0) == 2.0
-    a, b = box(), {"m": [box()]}
-
-    def f(a, b, c, x, *, y):
+@EACH_BINDING
+def test_any_number_of_arguments_can_be_bound(bind):
+    def f(a, b, c, variable, x, *, y):
         a.w[...] += c
         b["m"][0].w[...] += x * y
+        variable[...] += y
 
-    nnx.jit_partial(f, a, b, 2.0, **value_mode)(3.0, y=4.0)
-    assert (a.w[0], b["m"][0].w[0]) == (3.0, 13.0)
+    a, b, other = box(), {"m": [box()]}, box()
+    bind(f, a, b, 2.0, other.w)(3.0, y=4.0)
+    assert (a.w[0], b["m"][0].w[0], other.w[0]) == (3.0, 13.0, 5.0)
+
+
+def test_no_argument_needs_to_be_bound(value_mode):
+    assert nnx.jit_partial(lambda x: x + 1, **value_mode)(1.0) == 2.0
 
 
 def test_variables_in_calls_are_refused(value_mode):
@@ -123,7 +140,7 @@ def test_positions_are_those_of_the_function(static, value_mode):
 
 
 def test_shardings_are_those_of_all_arguments(value_mode):
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = mesh_of(x=2)
     rows, everywhere = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
 
     def f(a, b, x):
@@ -167,31 +184,11 @@ def test_copies_share_their_variables():
     assert seen == [(True, True, False)]
 
 
-def test_originals_are_updated():
-    model = box()
-    f, traces = counting(step)
-    cached = nnx.cached_partial(nnx.jit(f), model)
-    assert cached(1.0).tolist() == [4.0, 4.0] and cached(1.0).tolist() == [6.0, 6.0]
-    assert model.w[...].tolist() == [3.0, 3.0] and len(traces) == 1
-
-
 def test_returned_copy_is_the_same_at_each_call():
     model = box()
     cached = nnx.cached_partial(nnx.jit(lambda m, x: (m, m.w)), model)
     (first, w), (second, _) = cached(1), cached(2)
     assert first is second and first is not model and w is model.w
-
-
-def test_any_arguments_can_be_bound():
-    model, other = box(), box()
-
-    @nnx.jit
-    def f(pair, x, variable, y):
-        pair[0].w[...] += x
-        variable[...] += y
-
-    nnx.cached_partial(f, [model], 2.0, other.w)(3.0)
-    assert (model.w[0], other.w[0]) == (3.0, 4.0)
 
 
 @pytest.mark.parametrize("transform", [nnx.jit, lambda f: f], ids=["jit", "none"])
@@ -345,11 +342,6 @@ def test_copies_made_in_a_trace_are_not_kept():
     cached(jnp.ones(2))  # draws, which only the owner of the streams may
 
 
-def test_name_of_the_function_is_kept(value_mode):
-    assert nnx.jit_partial(step, box(), **value_mode).__name__ == "step"
-    assert nnx.cached_partial(nnx.jit(step), box()).__name__ == "step"
-
-
 def test_dropped_functions_free_what_is_bound():
     cached = nnx.cached_partial(nnx.jit(lambda m: m), box())
     bound = weakref.ref(cached())
@@ -372,10 +364,9 @@ def test_training_with_bound_objects_is_that_of_the_peer():
             optimizer.update(model, grads)
             return value
 
-        updates = {"graph": True, "graph_updates": False}
         steps = (
             library.cached_partial(library.jit(step), model, optimizer),
-            library.jit_partial(step, model, optimizer, **updates),
+            library.jit_partial(step, model, optimizer, **GRAPH),
         )
         return [float(f(jnp.ones((1, 2)))) for f in steps for _ in range(3)]
 

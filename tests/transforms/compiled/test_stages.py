@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from tests import modes, zoo
+from tests.meshes import mesh_of
 
 X = np.ones(2, np.float32)
 
@@ -104,8 +105,7 @@ def test_eval_shape_of_a_returned_argument_is_a_new_object_with_what_changed():
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_returned_arguments_are_described_as_new_arrays_are(kind):
-    kinds = (jax.sharding.AxisType[kind],)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=kinds)
+    mesh = mesh_of(kind, x=2)
     rows = jax.NamedSharding(mesh, jax.P("x"))
     with jax.set_mesh(mesh):
         variable = nnx.Param(jax.device_put(jnp.ones(4), rows))

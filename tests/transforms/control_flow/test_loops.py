@@ -1,8 +1,5 @@
 """`while_loop` and `fori_loop`: the same objects in every step, as in a `scan`."""
 
-import gc
-import weakref
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,17 +156,6 @@ def test_another_structure_is_refused(loop, mode):
         with pytest.raises((ValueError, TypeError), match=loop):
             run(loop, body, model, **mode)
         assert not hasattr(model, "extra")
-
-
-def test_functions_are_not_kept_alive():
-    def body(i, x):
-        return x + 1
-
-    nnx.fori_loop(0, 2, body, 0)
-    alive = weakref.ref(body)
-    del body
-    gc.collect()
-    assert alive() is None
 
 
 @LOOPS

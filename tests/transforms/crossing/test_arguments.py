@@ -49,35 +49,25 @@ def test_static_arguments_are_found_however_they_are_passed(name, mode):
 
 def test_positions_may_count_from_the_end(mode):
     static = []
-    step = nnx.jit(
-        lambda a, b, c: static.append(f(a, b, c)), static_argnums=(0, -1), **mode
-    )
+    step = nnx.jit(lambda *x: static.append(f(*x)), static_argnums=(0, -1), **mode)
     step(1, 2, 3)
     assert static == [[True, False, True, True]]
 
 
-@pytest.mark.parametrize("number", [3, -4])
-def test_positions_out_of_range_are_refused(number):
-    message = rf"f has donate_argnums=\({number},\), but only accepts 3 positional"
+REFUSED = [
+    (f, {"donate_argnums": 3}, r"f has .*=\(3,\), but only accepts 3 positional"),
+    (f, {"donate_argnums": -4}, r"f has .*=\(-4,\), but only accepts 3 positional"),
+    (f, {"static_argnames": ("c", "x")}, r"invalid argnames \['x'\] in static_argn"),
+    (g, {"static_argnums": (0, 1), "donate_argnums": 1}, "static_argnums and donate_"),
+    (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, "cannot intersect"),
+    (f, {"static_argnums": 2, "donate_argnames": "c"}, "cannot intersect"),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "message"), REFUSED)
+def test_wrong_positions_and_names_are_refused(function, options, message):
     with pytest.raises(ValueError, match=message):
-        nnx.jit(f, donate_argnums=number)
-
-
-def test_unknown_names_are_refused():
-    message = r"invalid argnames \['x'\] in static_argnames"
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(f, static_argnames=("c", "x"))
-
-
-@pytest.mark.parametrize(
-    ("static", "donated", "kind"),
-    [((0, 1), (1,), "argnums"), (("x",), ("x", "y"), "argnames")],
-)
-def test_static_arguments_are_not_donated(static, donated, kind):
-    options = {f"static_{kind}": static, f"donate_{kind}": donated}
-    message = f"static_{kind} and donate_{kind} cannot intersect"
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(g, **options)
+        nnx.jit(function, **options)
 
 
 def test_positions_beyond_a_call_are_skipped_and_none_is_before_the_first():

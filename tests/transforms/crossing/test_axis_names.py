@@ -240,15 +240,13 @@ def by_nnx(f, **axes):
 
 
 @pytest.mark.parametrize("outer", [jax.vmap, by_nnx, nnx.vmap])
-@pytest.mark.parametrize("axis", [0, -1])
-def test_the_decorator_names_new_variables(graph, outer, axis):
-    @nnx.transform_metadata(out_axes=axis, partition="layers", graph=graph)
+def test_the_decorator_names_new_variables(graph, outer):
+    @nnx.transform_metadata(out_axes=-1, partition="layers", graph=graph)
     def make(x):
         return annotated(jnp.full(2, x), "features")
 
-    stack = outer(make, out_axes=axis)(jnp.arange(3.0))
-    expected = ("layers", "features") if axis == 0 else ("features", "layers")
-    assert stack.out_sharding == expected
+    stack = outer(make, out_axes=-1)(jnp.arange(3.0))
+    assert stack.out_sharding == ("features", "layers")
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -335,14 +333,3 @@ def test_the_decorator_takes_no_filters():
     axes = nnx.StateAxes({...: 0})
     with pytest.raises(ValueError, match="`in_axes` cannot contain `StateAxes`"):
         nnx.transform_metadata(in_axes=(axes,), partition="layers")
-
-
-def test_the_stack_of_the_tree_mode_guide(graph):
-    @nnx.with_rngs(split=8, graph=graph, graph_updates=False)
-    @nnx.vmap(graph=graph, graph_updates=False)
-    @nnx.transform_metadata(in_axes=0, out_axes=0, partition="din", graph=graph)
-    def create_stack(rngs):
-        return annotated(rngs.uniform((16,)), "dout")
-
-    stack = create_stack(nnx.Rngs(0))
-    assert stack.shape == (8, 16) and stack.out_sharding == ("din", "dout")

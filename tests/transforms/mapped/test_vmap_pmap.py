@@ -138,23 +138,6 @@ def test_static_arguments_of_pmap_are_python_values(mode, in_axes):
     np.testing.assert_array_equal(foo.a[...], 2 * np.arange(4.0))
 
 
-def test_a_buffer_that_pmap_donates_twice_is_named(mode):
-    def step(pair):
-        for variable in (pair.a, pair.b):
-            variable[...] += 1
-
-    f = nnx.pmap(step, donate_argnums=0, **mode)
-    pair = nnx.Dict(a=nnx.Param(jnp.ones((2, 2))), b=nnx.Param(jnp.ones((2, 2))))
-    for _ in range(3):
-        f(pair)
-    pair.b[...] = pair.a[...]
-    message = "nnx.pmap can't donate the same buffer"
-    with pytest.raises(ValueError, match=message) as info:
-        f(pair)
-    assert "args[0].a, donated\n  args[0].b, donated" in str(info.value)
-    assert pair.a[...].tolist() == [[4.0, 4.0]] * 2
-
-
 def test_static_arguments_of_pmap_are_not_donated():
     with pytest.raises(ValueError, match="cannot intersect"):
         nnx.pmap(lambda x: x, static_broadcasted_argnums=0, donate_argnums=0)
