@@ -61,11 +61,6 @@ def test_other_modes_place_only_the_variables_that_change(value_mode):
     assert model.stat.get_value() is kept
 
 
-def models_in(tree):
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Module))
-    return [x for x in leaves if isinstance(x, nnx.Module)]
-
-
 # Options, arguments of three models and an array, and where the models are put.
 PREFIXES = {
     "one of all": (
@@ -102,8 +97,10 @@ def test_prefixes_place_arguments_and_what_is_in_them(name, mode):
 
     @nnx.jit(**options, **mode)
     def step(*args):
-        for model in models_in(args):
-            model.kernel[...] += args[-1]
+        leaves = jax.tree.leaves(args, is_leaf=lambda x: isinstance(x, nnx.Module))
+        for model in leaves:
+            if isinstance(model, nnx.Module):
+                model.kernel[...] += args[-1]
 
     models = pair(), pair(), pair()
     step(*put(*models, np.ones((8, 4), np.float32)))
@@ -186,24 +183,19 @@ def test_leaf_without_sharding_is_an_error():
 # -------------------------------------------------------------------- outputs
 
 
-def test_outputs_are_placed(mode):
-    @nnx.jit(out_shardings=(ROWS, {"a": COLUMNS, "b": None}), **mode)
-    def f(x):
+def test_outputs_are_placed_elsewhere_than_the_arguments(mode):
+    @nnx.jit(
+        in_shardings=(COLUMNS,), out_shardings=(ROWS, {"a": ROWS, "b": None}), **mode
+    )
+    def f(model):
+        model.kernel[...] += 1
+        x = model.kernel * 2
         return pair(), {"a": x, "b": x}
 
-    model, out = f(jnp.ones((8, 4)))
-    assert is_placed(model.kernel, ROWS) and is_placed(out["a"], COLUMNS)
-
-
-def test_outputs_lie_elsewhere_than_the_arguments(mode):
     model = pair()
-
-    @nnx.jit(in_shardings=(COLUMNS,), out_shardings=ROWS, **mode)
-    def step(model):
-        model.kernel[...] += 1
-        return model.kernel * 2
-
-    assert is_placed(step(model), ROWS) and is_placed(model.kernel, COLUMNS)
+    made, out = f(model)
+    assert is_placed(made.kernel, ROWS) and is_placed(out["a"], ROWS)
+    assert is_placed(model.kernel, COLUMNS)
 
 
 # -------------------------------------------------------------------- sharing

@@ -144,24 +144,18 @@ def test_variables_are_placed_on_the_mesh(mode, axis_type):
         assert x.sharding.mesh == ambient and {*x.sharding.spec} <= {None}
 
 
-def test_values_of_any_structure_are_placed(mode):
-    with jax.set_mesh(mesh_of(a=8)):
+def test_values_are_placed_on_the_mesh_in_force_or_that_of_their_metadata(mode):
+    mesh = mesh_of(a=8)
+    with jax.set_mesh(mesh):
         model = nnx.eval_shape(annotated, **mode)
         ambient = jax.sharding.get_abstract_mesh()
     assert model.kernel[...].sharding == NamedSharding(ambient, P("a", None))
     replicated = NamedSharding(ambient, P())
     assert [x.sharding for x in leaves(model.pair)] == [replicated] * 2
     assert model.array.sharding is None
-
-
-def test_a_mesh_in_the_metadata_counts(mode):
-    mesh = mesh_of(a=8)
     model = nnx.eval_shape(lambda: annotated(mesh), **mode)
     assert model.kernel[...].sharding == NamedSharding(mesh, P("a", None))
     assert model.bias[...].sharding is None
-
-
-def test_without_a_mesh_there_are_no_shardings(mode):
     assert all(x.sharding is None for x in leaves(nnx.eval_shape(annotated, **mode)))
 
 

@@ -24,30 +24,15 @@ def step(model, x):
 
 
 @functools.cache
-def _lowered_in(name):
-    return nnx.jit(step, **modes.BY_NAME[name]).lower(scale(), X)
+def lowered_in(**mode):
+    """The lowered `step` in a mode."""
+    return nnx.jit(step, **mode).lower(scale(), X)
 
 
 @functools.cache
-def _compiled_in(name):
-    return _lowered_in(name).compile()
-
-
-@pytest.fixture
-def name(mode):
-    return next(name for name, known in modes.BY_NAME.items() if known is mode)
-
-
-@pytest.fixture
-def lowered(name):
-    """The lowered `step` in each mode."""
-    return _lowered_in(name)
-
-
-@pytest.fixture
-def compiled(name):
-    """The compiled `step` in each mode."""
-    return _compiled_in(name)
+def compiled_in(**mode):
+    """The compiled `step` in a mode."""
+    return lowered_in(**mode).compile()
 
 
 @pytest.fixture(params=["trace", "lower", "compile"])
@@ -131,10 +116,10 @@ def test_stages_share_their_trace_with_the_call(mode):
 # ------------------------------------------------------------------ compiled calls
 
 
-def test_compiled_function_updates_what_it_is_given(compiled):
+def test_compiled_function_updates_what_it_is_given(mode):
     for value in (1.0, 5.0):
         model = scale(value)
-        out = compiled(model, X)
+        out = compiled_in(**mode)(model, X)
         assert out["y"].tolist() == model.w[...].tolist() == [value + 1] * 2
         assert type(out["new"]) is nnx.Param
 
@@ -152,10 +137,10 @@ def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
         compiled(model, x=X, m=5)  # it would go on with that it was compiled for
 
 
-def test_wrong_shape_is_the_error_of_jax(compiled):
+def test_wrong_shape_is_the_error_of_jax(mode):
     model = scale()
     with pytest.raises(TypeError, match="compiled with float32.2. and called with"):
-        compiled(model, np.ones(3, np.float32))
+        compiled_in(**mode)(model, np.ones(3, np.float32))
     assert model.w[...].tolist() == [1.0, 1.0]
 
 
@@ -168,11 +153,11 @@ def test_wrong_shape_is_the_error_of_jax(compiled):
         (lambda m: m.w.set_metadata(tag="x"), "metadata"),
     ],
 )
-def test_other_structure_is_refused(change, says, compiled):
+def test_other_structure_is_refused(change, says, mode):
     model = scale()
     change(model)
     with pytest.raises(TypeError, match="input pytree does not match") as error:
-        compiled(model, X)
+        compiled_in(**mode)(model, X)
     assert error.match(says)
 
 
@@ -229,7 +214,8 @@ def test_traced_function_shows_its_jaxpr(mode):
     assert isinstance(lowered, nnx.transforms.compilation.Lowered)
 
 
-def test_lowered_function_shows_its_text(lowered):
+def test_lowered_function_shows_its_text(mode):
+    lowered = lowered_in(**mode)
     assert "stablehlo.add" in lowered.as_text(dialect="stablehlo")
     assert 'loc("model.w")' in lowered.as_text(debug_info=True)
     assert lowered.compiler_ir(dialect="stablehlo") is not None
@@ -237,7 +223,8 @@ def test_lowered_function_shows_its_text(lowered):
     assert lowered.compile({"xla_embed_ir_in_executable": True}) is not None
 
 
-def test_compiled_function_shows_what_the_compiler_knows(compiled):
+def test_compiled_function_shows_what_the_compiler_knows(mode):
+    compiled = compiled_in(**mode)
     assert "add" in compiled.as_text()
     assert compiled.cost_analysis()["flops"] >= 4
     assert compiled.memory_analysis().argument_size_in_bytes == 16

@@ -87,20 +87,6 @@ def test_state_axes_part_an_object():
     assert cell.total[...] == 6 and cell.array == 8 and cell.fixed[...] == 10
 
 
-def test_dropout_keys_may_be_the_same_in_every_step():
-    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
-    cell = zoo.Box(dropout=dropout, total=nnx.BatchStat(jnp.array(0.0)))
-    axes = nnx.StateAxes({"dropout": None, ...: nnx.Carry})
-
-    @nnx.scan(in_axes=(axes, 0), out_axes=0)
-    def step(cell, x):
-        cell.total[...] += 1
-        return cell.dropout(x)
-
-    out = np.asarray(step(cell, jnp.ones((3, 8))))
-    assert (out == out[0]).all() and cell.total[...] == 3
-
-
 def test_pytree_values_and_numpy_arrays_are_scanned(mode):
     variable = nnx.Variable({"a": np.arange(3.0), "b": jnp.ones((3, 2))})
 
@@ -119,18 +105,6 @@ def test_one_variable_as_carry_and_scanned_is_refused(mode):
     phrase = "Duplicate Variable" if mode is TREE else "Inconsistent aliasing"
     with pytest.raises(ValueError, match=phrase):
         nnx.scan(lambda c, x: (c, None), **mode)(variable, variable)
-
-
-def test_nothing_is_around_the_loop_that_jax_compiles():
-    layers, one = zoo.Scale(jnp.array([2.0, 3.0])), jnp.array(1.0)
-    forward = nnx.scan(lambda x, m: m.w * x, out_axes=nnx.Carry)
-    jaxpr = jax.make_jaxpr(forward)(one, layers)
-    # Newer versions of JAX inline later.
-    assert [eqn.primitive.name for eqn in jaxpr.eqns] in (["scan"], ["jit"])
-    plain = jax.jit(lambda x, y: jax.lax.scan(lambda x, y: (y * x, None), x, y)[0])
-    text = jax.jit(forward).lower(one, layers).as_text()
-    expected = plain.lower(one, layers.w[...]).as_text()
-    assert text.count("func.func") == expected.count("func.func")
 
 
 def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():

@@ -49,17 +49,20 @@ def test_static_arguments_are_found_however_they_are_passed(name, mode):
 
 def test_positions_may_count_from_the_end(mode):
     static = []
-    step = nnx.jit(lambda *x: static.append(f(*x)), static_argnums=(0, -1), **mode)
+    step = nnx.jit(
+        lambda a, b, c: static.append(f(a, b, c)), static_argnums=(0, -1), **mode
+    )
     step(1, 2, 3)
     assert static == [[True, False, True, True]]
 
 
+INTERSECT = r"static_arg(nums|names) and donate_arg\1 cannot intersect"
 REFUSED = [
-    (f, {"donate_argnums": 3}, r"f has .*=\(3,\), but only accepts 3 positional"),
-    (f, {"donate_argnums": -4}, r"f has .*=\(-4,\), but only accepts 3 positional"),
+    (f, {"donate_argnums": 3}, r"f has donate_argnums=\(3,\), but only accepts 3 posi"),
+    (f, {"donate_argnums": -4}, r"f has donate_argnums=\(-4,\), but only accepts 3"),
     (f, {"static_argnames": ("c", "x")}, r"invalid argnames \['x'\] in static_argn"),
-    (g, {"static_argnums": (0, 1), "donate_argnums": 1}, "static_argnums and donate_"),
-    (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, "cannot intersect"),
+    (g, {"static_argnums": (0, 1), "donate_argnums": 1}, INTERSECT),
+    (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, INTERSECT),
     (f, {"static_argnums": 2, "donate_argnames": "c"}, "cannot intersect"),
 ]
 

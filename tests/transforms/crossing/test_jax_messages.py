@@ -106,22 +106,6 @@ def test_values_that_are_not_known_have_the_name_of_the_argument(name):
     assert "the argument net.blocks[0].up.kernel." in text
 
 
-@pytest.mark.parametrize(
-    ("function", "rest", "keywords", "name"),
-    [
-        (by_flag, (), {"train": True}, "train"),
-        (by_rest, ({"k": 1.0},), {}, "rest[0]['k']"),
-        (by_others, (), {"n": 2}, "others['n']"),
-    ],
-)
-def test_arguments_of_all_kinds_have_their_names(function, rest, keywords, name):
-    with pytest.raises(jax.errors.JAXTypeError) as error:
-        nnx.jit(function)(*make(), *rest, **keywords)
-    text = says(error)
-    assert line_of(function) in text
-    assert f"the argument {name}." in text
-
-
 def test_methods_name_self():
     class Owner(zoo.Scale):
         @nnx.jit
@@ -150,7 +134,14 @@ def branch(x, net):
     return x * 2 if x > 0 else x
 
 
-LOOPS = {
+CALLS = {
+    "keyword": (by_flag, "train", lambda: nnx.jit(by_flag)(*make(), train=True)),
+    "positions": (
+        by_rest,
+        "rest[0]['k']",
+        lambda: nnx.jit(by_rest)(*make(), {"k": 1.0}),
+    ),
+    "keywords": (by_others, "others['n']", lambda: nnx.jit(by_others)(*make(), n=2)),
     "scan": (by_input, "x", lambda: nnx.scan(by_input)(jnp.ones(2), jnp.ones(3))),
     "while_cond": (go_on, "state[1]", lambda: nnx.while_loop(go_on, body, (0, 1))),
     "while_body": (
@@ -169,9 +160,9 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_control_flow_names_the_function_and_its_arguments(name):
-    function, argument, call = LOOPS[name]
+@pytest.mark.parametrize("name", CALLS)
+def test_the_function_and_its_arguments_are_named(name):
+    function, argument, call = CALLS[name]
     with pytest.raises(jax.errors.JAXTypeError) as error:
         call()
     text = says(error)
