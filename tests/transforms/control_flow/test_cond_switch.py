@@ -103,6 +103,20 @@ def test_one_branch_may_replace_an_array_attribute(name, number):
     assert read(2.0) == 2 * before and box.array is before
 
 
+def test_works_inside_vmap_with_mixed_axes(mode):
+    def add(shared, own):
+        own[...] += shared[...]
+        return own * 10
+
+    @nnx.vmap(in_axes=(0, None, 0), **mode)
+    def chosen(flag, shared, own):
+        return nnx.cond(flag, add, lambda shared, own: own * 1, shared, own, **mode)
+
+    shared, own = nnx.Variable(jnp.array(5.0)), nnx.Variable(jnp.arange(3.0))
+    assert chosen(np.array([True, False, True]), shared, own).tolist() == [50, 1, 70]
+    assert own[...].tolist() == [5, 1, 7] and shared[...] == 5.0
+
+
 # --------------------------------------------------------------------------- tracing
 
 

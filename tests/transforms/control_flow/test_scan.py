@@ -72,18 +72,19 @@ def test_state_axes_part_an_object():
         total=nnx.BatchStat(jnp.array(0.0)),
         array=jnp.array(1.0),
         fixed=nnx.Cache(jnp.array(10.0)),
+        rngs=nnx.Rngs(dropout=0),
     )
-    axes = nnx.StateAxes({nnx.Param: 0, nnx.Cache: None, ...: nnx.Carry})
+    axes = {nnx.Param: 0, (nnx.Cache, "dropout"): None, ...: nnx.Carry}
 
-    @nnx.scan(in_axes=(axes, 0), out_axes=0)
+    @nnx.scan(in_axes=(nnx.StateAxes(axes), 0), out_axes=0)
     def step(cell, x):
         cell.total[...] += cell.weight
         cell.array = cell.array * 2
         cell.fixed[...] += 1
-        return cell.total + cell.fixed + x
+        return cell.total + cell.fixed + x, cell.rngs.dropout.uniform(())
 
-    out = step(cell, jnp.zeros(3))
-    np.testing.assert_array_equal(out, [12, 14, 17])
+    out, draws = step(cell, jnp.zeros(3))
+    assert out.tolist() == [12, 14, 17] and len({*draws.tolist()}) == 1
     assert cell.total[...] == 6 and cell.array == 8 and cell.fixed[...] == 10
 
 

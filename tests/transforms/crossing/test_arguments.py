@@ -60,6 +60,7 @@ INTERSECT = r"static_arg(nums|names) and donate_arg\1 cannot intersect"
 REFUSED = [
     (f, {"donate_argnums": 3}, r"f has donate_argnums=\(3,\), but only accepts 3 posi"),
     (f, {"donate_argnums": -4}, r"f has donate_argnums=\(-4,\), but only accepts 3"),
+    (f, {"static_argnums": 3}, r"f has static_argnums=\(3,\), but only accepts 3 posi"),
     (f, {"static_argnames": ("c", "x")}, r"invalid argnames \['x'\] in static_argn"),
     (g, {"static_argnums": (0, 1), "donate_argnums": 1}, INTERSECT),
     (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, INTERSECT),

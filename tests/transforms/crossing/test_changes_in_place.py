@@ -91,15 +91,16 @@ WAYS = {
 }
 
 
-def check_changes_are_seen(call, model):
-    for change in (lambda config: None, *CHANGES.values()):
+def check_changes_are_seen(call, model, names=CHANGES):
+    for change in (lambda config: None, *map(CHANGES.get, names)):
         change(model.kernel.config)
         assert [float(call(model)) for _ in range(3)] == [float(read(model))] * 3
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_change_between_two_calls_is_seen(way, mode):
-    check_changes_are_seen(WAYS[way](mode), model_of(nested()))
+    names = CHANGES if way == "jit" else ["list in a tuple", "equal value"]
+    check_changes_are_seen(WAYS[way](mode), model_of(nested()), names)
 
 
 def test_a_change_in_what_is_bound_is_seen(value_mode):

@@ -46,34 +46,31 @@ def test_compiled_functions_have_keywords_and_defaults(mode):
     assert model.w == 6
 
 
-# How a function is run on a model.
-CALLS = {
-    "jit": nnx.jit,
-    "grad": lambda f, **mode: nnx.grad(lambda m: (f(m), jnp.array(0.0))[1], **mode),
-}
+def takes(*names):
+    return cases(lambda row: row.transform in names)
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_values_may_change_their_shape_or_a_part(call, mode):
-    def change(model):
+@takes("jit", "grad")
+def test_values_may_change_their_shape_or_a_part(case):
+    def change(model, x):
         model.a.set_value(jnp.full(3, 7.0))
         model.b["x"] = model.b["x"] * 4
 
     model = zoo.Box(a=nnx.Param(jnp.ones(())), b=nnx.Param({"x": jnp.array(2.0)}))
     a = model.a
-    call(change, **mode)(model)
+    case(change, model)
     assert model.a is a and a[...].tolist() == [7, 7, 7] and model.b["x"] == 8
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_containers_of_the_caller_are_left_alone(call, mode):
-    def change(model):
+@takes("jit", "grad")
+def test_containers_of_the_caller_are_left_alone(case):
+    def change(model, x):
         model.items[0][...] *= 2
         model.items.append(nnx.Param(jnp.array(3.0)))
 
     model = zoo.Box(items=nnx.data([nnx.Param(jnp.array(1.0))]))
     items = model.items
-    call(change, **mode)(model)
+    case(change, model)
     assert len(items) == 1 and items[0] == 2
 
 
@@ -106,10 +103,6 @@ def test_classes_that_are_no_pytrees_are_arguments_of_graphs(graph_mode):
     phrase = "Hidden.*pytree=False.*\n.*not a valid JAX type"
     with pytest.raises(TypeError, match=phrase):
         nnx.jit(lambda m: None, **modes.TREE)(model)
-
-
-def takes(*names):
-    return cases(lambda row: row.transform in names)
 
 
 @takes("jit", "remat", "checkify", "cond", "switch")
