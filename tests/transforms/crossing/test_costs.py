@@ -23,7 +23,7 @@ from tests.transforms.crossing.test_repeated_calls import (
 )
 
 # The parts of a large model; each has four Variables, an array and a static value.
-PARTS = 25
+PARTS = 50
 # Less than one Python call for each Variable.
 FEW = 3 * PARTS
 
