@@ -134,25 +134,6 @@ def test_mask_is_multiplied_with_the_kernel_and_is_a_leaf(cls):
         layer(x)
 
 
-def test_hooks_get_the_forms_of_the_contract_for_images():
-    calls = []
-
-    def convolve(*args, **options):
-        calls.append((args[2:], options))
-        return jax.lax.conv_general_dilated(*args, **options)
-
-    conv(2, 3, (3, 3), conv_general_dilated=convolve)(jnp.ones((1, 5, 5, 2)))
-    numbers = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    options = {
-        "lhs_dilation": (1, 1),
-        "rhs_dilation": (1, 1),
-        "dimension_numbers": numbers,
-        "feature_group_count": 1,
-        "precision": None,
-    }
-    assert calls == [(((1, 1), "SAME"), options)]
-
-
 # --------------------------------------------------------------------- ConvTranspose
 
 

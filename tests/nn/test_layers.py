@@ -46,15 +46,6 @@ def test_attributes_are_set_in_the_order_of_the_contract(row):
 
 
 @every_layer
-def test_signature_shows_the_arguments(row):
-    parameters = inspect.signature(row.cls()).parameters
-    assert set(parameters) & set(attributes(row.make()))
-    assert ("rngs" in parameters) == row.has_rngs
-    if row.has_rngs:
-        assert parameters["rngs"].kind is inspect.Parameter.KEYWORD_ONLY
-
-
-@every_layer
 def test_rngs_are_not_kept(row):
     rngs = nnx.Rngs(0)
     layer = row.make(rngs=rngs) if row.has_rngs else row.make()
@@ -108,21 +99,6 @@ def test_what_jax_makes_an_array_of_is_an_input(row):
     expected = row(row.make(), x)
     for given in (np.asarray(x), np.asarray(x).tolist(), nnx.Param(x)):
         check_same(row(row.make(), given), expected)
-
-
-@every_layer
-def test_second_call_does_not_trace_again(row):
-    traces = []
-
-    @nnx.jit
-    def call(layer, *x):
-        traces.append(1)
-        return row(layer, *x)
-
-    layer, x = row.make(), row.inputs()
-    for _ in range(3):
-        call(layer, *x)
-    assert len(traces) == 1
 
 
 @every_layer
