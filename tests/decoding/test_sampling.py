@@ -71,9 +71,7 @@ def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}],
-    ids=str,
+    "values", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}], ids=str
 )
 def test_values_out_of_range_are_refused(values):
     with pytest.raises(ValueError, match=next(iter(values))):

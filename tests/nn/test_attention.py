@@ -325,12 +325,11 @@ def test_sharded_batch_or_heads_stay_sharded(axis):
     mesh = jax.make_mesh((2,), ("x",), axis_types=explicit)
     spec = jax.sharding.PartitionSpec(*("x" if n == axis else None for n in range(4)))
     arrays = qkv()
-    expected = nnx.dot_product_attention(*arrays, is_causal=True)
+    attend = functools.partial(nnx.dot_product_attention, is_causal=True)
+    expected = attend(*arrays)
     with jax.set_mesh(mesh):
         sharded = [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in arrays]
-        y = jax.jit(functools.partial(nnx.dot_product_attention, is_causal=True))(
-            *sharded
-        )
+        y = jax.jit(attend)(*sharded)
     assert jax.typeof(y).sharding.spec == spec
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 

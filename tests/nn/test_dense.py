@@ -89,12 +89,7 @@ def test_one_axis_is_linear():
 @pytest.mark.parametrize(
     ("args", "options", "error", "message"),
     [
-        (
-            ((2, 3), 4),
-            {},
-            ValueError,
-            r"must have the same length. Got \(2, 3\) and \(-1,\)",
-        ),
+        (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
         *(
             (
                 (2, 4),

@@ -116,8 +116,7 @@ def test_decoding_with_64_bit_types_on(float64):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [(jnp.bfloat16, jnp.float32), (None, jnp.bfloat16)],
+    ("dtype", "cache_dtype"), [(jnp.bfloat16, jnp.float32), (None, jnp.bfloat16)]
 )
 def test_layer_and_cache_may_differ_in_dtype(dtype, cache_dtype):
     layer, x = make(dtype=dtype, cache_dtype=cache_dtype), random(2, 4, 8)

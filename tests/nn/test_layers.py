@@ -13,9 +13,7 @@ from tests import catalog
 
 every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
 every_layer_of_the_peer = pytest.mark.parametrize(
-    "row",
-    [row for row in catalog.LAYERS if not row.is_ours],
-    ids=lambda row: row.name,
+    "row", [row for row in catalog.LAYERS if not row.is_ours], ids=lambda row: row.name
 )
 
 

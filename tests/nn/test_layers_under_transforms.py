@@ -174,13 +174,7 @@ CASES = [
     for name, run in LIFTED.items()
     for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
 ] + [
-    pytest.param(
-        row,
-        run,
-        {},
-        id=f"{row.name}-{name}",
-        marks=long_for(row),
-    )
+    pytest.param(row, run, {}, id=f"{row.name}-{name}", marks=long_for(row))
     for row in catalog.LAYERS
     for name, run in PLAIN.items()
 ]
@@ -216,9 +210,7 @@ def test_layers_take_and_give_half_precision(row):
     layer, inputs = row.make(**options), row.inputs(dtype=jnp.bfloat16)
     outputs = nnx.jit(row)(layer, *inputs)
     expected = row(row.make(), *row.inputs())
-    for half, full in zip(
-        jax.tree.leaves(outputs), jax.tree.leaves(expected), strict=True
-    ):
+    for half, full in zip(*map(jax.tree.leaves, (outputs, expected)), strict=True):
         assert half.dtype == jnp.bfloat16 or not row.has_dtype
         np.testing.assert_allclose(half.astype(float), full, rtol=0.05, atol=0.05)
 

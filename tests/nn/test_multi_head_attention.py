@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.nn.attention_formulas import (
-    layer_output,
-    make_layer,
-    params_of,
-)
+from tests.nn.attention_formulas import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 
@@ -127,11 +123,7 @@ def test_it_is_attention_of_projections(batch, options, float64):
             {"deterministic": False},
             "'rngs' must be provided",
         ),
-        (
-            {},
-            {"inputs_v": jnp.ones((1, 3, 8))},
-            "`inputs_k` cannot be None if `inputs_v`",
-        ),
+        ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
         ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
         ({}, {"decode": True}, "Autoregressive cache not initialized"),
         ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
@@ -258,11 +250,7 @@ def test_rngs_of_the_call_take_precedence():
         ({"mask": jnp.ones((3, 4))}, ValueError, None),
         ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
         ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-        (
-            {"rngs": nnx.Rngs(params=0)},
-            AttributeError,
-            "No RngStream named 'dropout'",
-        ),
+        ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
     ],
 )
 def test_call_that_fails_draws_nothing(call, error, message):

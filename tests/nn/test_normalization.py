@@ -244,12 +244,7 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
         ("LayerNorm", (4,), {"reduction_axes": -4}, "out of bounds"),
         ("GroupNorm", (4, 2), {"reduction_axes": (1,)}, "must include the last axis"),
         *(
-            (
-                "InstanceNorm",
-                (4,),
-                {"feature_axes": axes},
-                "cannot include the leading dimension",
-            )
+            ("InstanceNorm", (4,), {"feature_axes": axes}, "the leading dimension")
             for axes in (0, -3, (0, 2))
         ),
     ],

@@ -103,9 +103,8 @@ def test_one_key_is_drawn_per_matrix():
     assert rngs.params.count[...] == 2
     second = jax.random.fold_in(jax.random.key(3), 1)
     expected = nnx.initializers.normal(0.01)(second, (1, 2), jnp.float32)
-    np.testing.assert_array_equal(
-        model.batch_stats["layers", 1, "kernel", "u"][...], expected
-    )
+    u = model.batch_stats["layers", 1, "kernel", "u"]
+    np.testing.assert_array_equal(u[...], expected)
 
 
 def test_without_steps_nothing_happens():

@@ -325,8 +325,7 @@ def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
 
 @pytest.mark.parametrize("policy", [POLICY, "params=bf16, compute=f32"])
 @pytest.mark.parametrize(
-    "make",
-    [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell],
+    "make", [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
 )
 def test_recurrent_networks_run_with_any_policy(make, policy):
     model = nnx.RNN(make(2, 3, rngs=nnx.Rngs(0)))

@@ -122,14 +122,8 @@ CHANGES = [
     (lambda x: setattr(x.linear, "bias", None), "linear/bias: a Param"),
     (lambda x: setattr(x, "mask", jnp.ones(2)), r"mask: bool\[2\] in .*, float32\[2\]"),
     (changed(("linear", "kernel"), lambda x: x.astype("bfloat16")), r"bfloat16\[2,2\]"),
-    (
-        changed(("linear", "bias"), lambda x: x[:1]),
-        r"float32\[2\] in .*float32\[1\] in",
-    ),
-    (
-        changed(("count",), lambda x: jnp.float32(x)),
-        r"count: .*int32\[\] in .*float32\[\]",
-    ),
+    (changed(("linear", "bias"), lambda x: x[:1]), r"float32\[2\] in .*float32\[1\]"),
+    (changed(("count",), jnp.float32), r"count: .*int32\[\] in .*float32\[\]"),
     (changed(("count",), lambda x: 5), r"count: .*int32\[\] in .*int32\[\], weak"),
     (changed(("count",), lambda x: "five"), "count: .*a str"),
     (changed(("factor",), lambda x: jnp.float32(2.0)), "factor: .*, weak in"),
@@ -197,10 +191,7 @@ def rich_with(change):
 
 DIFFERENT = [
     (lambda: Other(1), "<root>: a Rich in .*, a Other in"),
-    (
-        lambda: nnx.LayerNorm(2, rngs=nnx.Rngs(0)),
-        "<root>: a Rich in .*, a LayerNorm in",
-    ),
+    (lambda: nnx.LayerNorm(2, rngs=nnx.Rngs(0)), "<root>: a Rich in .*, a LayerNorm"),
     (lambda: nnx.to_refs(Rich(1), nnx.Param), r"float32\[2\], in a ref in"),
     (lambda: nnx.eval_shape(lambda: Rich(1)), r"float32\[2\], abstract in"),
     (lambda: 3, r"<root>: a Rich in .*, int32\[\], weak in"),
