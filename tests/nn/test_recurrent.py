@@ -149,37 +149,29 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
         assert jnp.promote_types(a.dtype, b.dtype) == a.dtype
 
 
+OTHER_BATCH = {"initial_carry": jnp.ones((1, 3))}
+WIDE = {"initial_carry": jnp.ones((2, 4))}
+THREE = {"seq_lengths": [1, 2, 3]}
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "error", "phrases"),
     [
-        (
-            (2, 4, 5),
-            {},
-            TypeError,
-            ["contracting dimensions", "at RNN.cell.dense_i", "inputs: float32[2, 5]"],
-        ),
-        ((2,), {}, ValueError, ["nnx.RNN expects inputs [*batch, time", "float32[2]"]),
-        (
-            (2, 4, 2),
-            {"seq_lengths": [1, 2, 3]},
-            ValueError,
-            ["broadcasting", "int32[3]", "int32[2]"],
-        ),
-        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, ["must be integers", "float32"]),
-        ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, ["one array as carry"]),
+        ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
+        ((2, 4, 5), {}, TypeError, "inputs: float32[2, 5]"),
+        ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
+        ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
+        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
+        ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
+        ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
+        ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
         (
             (2, 4, 2),
-            {"initial_carry": jnp.ones((1, 3))},
+            WIDE,
             TypeError,
-            ["carry input and carry output", "float32[1,3]", "float32[2,3]"],
+            "GRUCell expects a carry; hidden_features=3; (2, 4)",
         ),
-        (
-            (2, 4, 2),
-            {"initial_carry": jnp.ones((2, 4))},
-            TypeError,
-            ["GRUCell expects a carry", "hidden_features=3", "(2, 4)"],
-        ),
-        ((2, 4, 2), {"rngs": 0}, TypeError, ["rngs must be a Rngs, RngStream or None"]),
+        ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
@@ -187,7 +179,7 @@ def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phr
     with pytest.raises(error) as caught:
         rnn(jnp.ones(shape), **options)
     told = "\n".join([str(caught.value), *caught.value.__notes__])
-    assert all(phrase in told for phrase in phrases), told
+    assert all(phrase in told for phrase in phrases.split("; ")), told
     assert rnn.rngs.count[...] == 0
 
 

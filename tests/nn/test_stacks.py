@@ -421,6 +421,7 @@ def test_layers_are_stacked_and_unstacked_where_they_are(kind):
     model, expected = nnx.sharding.init(make, mesh), nnx.sharding.init(make, mesh)
     with jax.set_mesh(mesh):
         nnx.surgery.stack(model, "layers", axis_name="stage")
+        assert model.layers.layers.kernel.out_sharding == ("stage", None, "model")
         kernel = model.layers.layers.kernel[...]
         count = 2 if kind is AUTO else 4  # JAX loops over undivided Explicit axes only
         assert kernel.sharding.shard_shape(kernel.shape) == (count, 4, 1)

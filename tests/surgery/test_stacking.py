@@ -317,16 +317,3 @@ def test_layers_of_one_make_are_alike(row):
     nnx.surgery.unstack(model)
     assert held_by(model)[0] == before[0]
     assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
-
-
-def test_annotations_get_and_lose_the_axis_of_layers():
-    def make(rngs):
-        metadata = {"out_sharding": (None, "mlp"), "eager_sharding": False}
-        return nnx.Linear(4, 4, kernel_metadata=metadata, rngs=rngs)
-
-    rngs = nnx.Rngs(0)
-    model = nnx.Dict(blocks=nnx.List([make(rngs) for _ in range(2)]))
-    nnx.surgery.stack(model, "blocks", axis_name="layers")
-    assert model.blocks.layers.kernel.out_sharding == ("layers", None, "mlp")
-    nnx.surgery.unstack(model)
-    assert model.blocks[1].kernel.out_sharding == (None, "mlp")
