@@ -55,8 +55,8 @@ def test_padding_on_either_side(model, side):
     for row, prompt in zip(rows, PROMPTS, strict=True):
         at = slice(-len(prompt), None) if side == "left" else slice(len(prompt))
         row[at] = prompt
-    made = generate(model, rows, max_new_tokens=3, pad=39)
-    expected = generate(model, PROMPTS, max_new_tokens=3)
+    made = generate(model, rows, max_new_tokens=5, pad=39)
+    expected = generate(model, PROMPTS, max_new_tokens=5)
     assert made.lists() == expected.lists()
 
 
@@ -82,13 +82,13 @@ def test_padding_has_no_position_behind_the_last_one():
 
 
 def test_sequences_end_with_a_stop_token(model):
-    whole = [continued(model, prompt, 6) for prompt in PROMPTS]
+    whole = [continued(model, prompt, 5) for prompt in PROMPTS]
     stop = {whole[0][2], whole[1][0]}
     ended = [
-        row[: min((i + 1 for i, token in enumerate(row) if token in stop), default=6)]
+        row[: min((i + 1 for i, token in enumerate(row) if token in stop), default=5)]
         for row in whole
     ]
-    made = generate(model, PROMPTS, max_new_tokens=6, stop=[*stop])
+    made = generate(model, PROMPTS, max_new_tokens=5, stop=[*stop])
     assert made.lists() == ended
     rows = zip(made.tokens, made.lengths, strict=True)
     assert all(not row[n:].any() for row, n in rows)

@@ -195,27 +195,20 @@ def test_positions_are_passed_on_only_if_given():
 def test_hooks_reach_their_layers():
     seen = []
 
-    def hook(name):
-        def dot_general(*args, **kwargs):
+    def seeing(name, function=lambda args, **options: args):
+        def hook(*args, **options):
             seen.append(name)
-            return jax.lax.dot_general(*args, **kwargs)
+            return function(*args, **options)
 
-        return dot_general
-
-    def promote(name):
-        def promote_dtype(args, **kwargs):
-            seen.append(name)
-            return args
-
-        return promote_dtype
+        return hook
 
     layer = make_layer(
         normalize_qk=True,
-        qkv_dot_general=hook("qkv"),
-        out_dot_general_cls=lambda: hook("out"),
-        qkv_promote_dtype=promote("promote qkv"),
-        out_promote_dtype=promote("promote out"),
-        ln_promote_dtype=promote("promote ln"),
+        qkv_dot_general=seeing("qkv", jax.lax.dot_general),
+        out_dot_general_cls=lambda: seeing("out", jax.lax.dot_general),
+        qkv_promote_dtype=seeing("promote qkv"),
+        out_promote_dtype=seeing("promote out"),
+        ln_promote_dtype=seeing("promote ln"),
     )
     layer(random(1, 3, 8))
     inputs = ["promote qkv", "qkv"] * 3
