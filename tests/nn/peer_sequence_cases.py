@@ -43,8 +43,11 @@ def multi_head_attention():
         "out_kernel_metadata": {"note": 3},
         "out_bias_metadata": {"note": 4},
         "out_dot_general_cls": lambda: jax.lax.dot_general,
-        **{"qkv_features": 4, "out_features": 6, "in_kv_features": 6},
-        **{"num_kv_heads": 1, "precision": "highest"},
+        "qkv_features": 4,
+        "out_features": 6,
+        "in_kv_features": 6,
+        "num_kv_heads": 1,
+        "precision": "highest",
     }
     yield base.but(options=other).of(real(2, 5, 8), real(2, 3, 6), real(2, 3, 6))
 
