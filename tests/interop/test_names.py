@@ -24,19 +24,16 @@ from graftree.interop import flax_names, foreign_names
 from tests.interop import absent_names, returned_objects
 
 # What the contract names and what exists, by path.
-PATHS = [
-    "bridge", "bridge.initializers", "bridge.interop", "bridge.module",
-    "bridge.variables", "bridge.wrappers", "proxy_caller", "wrappers",
-    "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
-    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.attention",
-    "nn.dtypes", "nn.initializers", "nn.linear", "nn.lora", "nn.normalization",
-    "nn.recurrent", "nn.stochastic", "object", "optimizer", "pytreelib",
-    "reprlib", "rnglib", "spmd", "statelib", "tracers", "training",
-    "training.ema", "training.metrics", "training.optimizer",
-    "transforms", "transforms.autodiff", "transforms.compilation",
-    "transforms.transforms", "traversals",
-    "variablelib", "visualization",
-]  # fmt: skip
+PATHS = """
+    bridge bridge.initializers bridge.interop bridge.module bridge.variables
+    bridge.wrappers proxy_caller wrappers compat deprecations extract filterlib graph
+    graphlib helpers ids initializers metrics module nn nn.activations nn.attention
+    nn.dtypes nn.initializers nn.linear nn.lora nn.normalization nn.recurrent
+    nn.stochastic object optimizer pytreelib reprlib rnglib spmd statelib tracers
+    training training.ema training.metrics training.optimizer transforms
+    transforms.autodiff transforms.compilation transforms.transforms traversals
+    variablelib visualization
+""".split()
 
 LISTED = [
     (path, name)
@@ -91,7 +88,7 @@ def test_second_paths_are_the_same_module():
     assert nnx.bridge.__path__ == [] and not hasattr(nnx.bridge.wrappers, "__path__")
 
 
-def test_a_fresh_process_finds_the_modules_and_loads_little():
+def test_a_fresh_process_finds_the_modules_and_loads_little_also_without_flax():
     program = """if True:
         import sys
         import graftree
@@ -116,8 +113,26 @@ def test_a_fresh_process_finds_the_modules_and_loads_little():
         import graftree.bridge.wrappers
         import graftree.wrappers as wrappers
         from graftree import bridge, proxy_caller
-        assert bridge.wrappers is wrappers
+        assert bridge.wrappers is wrappers is graftree.wrappers
         assert "flax" not in sys.modules
+
+        sys.modules["flax"] = None  # as if it were not installed
+        assert bridge.initializers is graftree.initializers
+        assert not hasattr(bridge, "nothing")
+
+        def by_import():
+            from graftree.bridge.variables import to_linen_var
+
+        for use in (lambda: bridge.ToNNX, lambda: wrappers.to_linen, by_import):
+            for _ in range(2):
+                try:
+                    use()
+                except ImportError as error:
+                    assert error.name == "flax", error
+                    assert "nnx.bridge" in str(error), error
+                    assert "pip install flax" in str(error), error
+                else:
+                    raise AssertionError("no error")
     """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -146,15 +161,18 @@ def test_conversion_of_paths_is_in_graphlib_only():
     assert nnx.graphlib.jax_to_nnx_path(()) == ()
 
 
-def test_variable_state_is_variable_and_deprecated():
-    with pytest.warns(DeprecationWarning, match="VariableState") as caught:
-        assert nnx.VariableState is nnx.Variable
+DEPRECATED = {
+    "VariableState": lambda: nnx.VariableState is nnx.Variable,
+    "Use as_pure instead": lambda: nnx.pure(nnx.Param(3)) == 3,
+    "Use with_vars instead": lambda: nnx.vars_as(nnx.Param(3.0), has_ref=True).ref,
+}
+
+
+@pytest.mark.parametrize("message", DEPRECATED)
+def test_deprecated_names_do_the_same_and_warn_at_the_line_of_the_caller(message):
+    with pytest.warns(DeprecationWarning, match=message) as caught:
+        assert DEPRECATED[message]()
     assert caught[0].filename == __file__
-
-
-def test_pure_warns_and_does_what_as_pure_does():
-    with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
-        assert nnx.pure(nnx.Param(3)) == 3
 
 
 OLDER = [
@@ -193,12 +211,6 @@ def test_popping_by_several_filters_gives_a_state_for_each():
     popped = nnx.graphlib.graph_pop(model, (nnx.Cache, nnx.Intermediate))
     assert [sorted(state) for state in popped] == [["a"], ["b"]]
     assert sorted(nnx.state(model)) == ["c"]
-
-
-def test_vars_as_warns_and_takes_older_keywords():
-    with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
-        assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref
-    assert caught[0].filename == __file__
 
 
 def test_type_checkers_know_the_same_modules():
