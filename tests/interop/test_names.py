@@ -12,7 +12,6 @@ import subprocess
 import sys
 import types
 import typing
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -239,7 +238,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
 
 # ------------------------------------------------- what the peer returns, and has below
 
-ALL_PATHS = sorted({*flax_names.MODULES, *flax_names.SAME})
+ALL_PATHS = sorted({*flax_names.MODULES, *flax_names.SAME, "proxy_caller"})
 
 
 def public(x):
@@ -424,8 +423,12 @@ EXCEPTIONS = {
 
 
 def parameters(function, kinds):
+    """Those that callers give."""
     listed = inspect.signature(function).parameters.values()
-    return [p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")]
+    names = [
+        p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")
+    ]
+    return [name for name in names if not name.startswith("_")]
 
 
 def methods(name, theirs, ours):
@@ -444,8 +447,8 @@ def methods(name, theirs, ours):
             yield f"{name}.{method}", *pair
 
 
-def shared(flax):
-    """All shared public functions and methods: name, theirs, ours."""
+def shared(flax, nnx):
+    """All public functions and methods that modules share: name, theirs, ours."""
     for name in dir(flax):
         theirs, ours = getattr(flax, name), getattr(nnx, name, None)
         if name.startswith("_") or ours is None:
@@ -470,13 +473,17 @@ def differing(pairs):
             yield name, missing or given
 
 
+BRIDGE = [path for path in ALL_PATHS if path.startswith(("bridge", "proxy_caller"))]
+
+
 @pytest.mark.peers
-def test_parameters_have_the_names_and_order_of_flax():
-    flax = pytest.importorskip("flax.nnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names that warn when they are read
-        found = dict(differing(shared(flax)))
-    assert {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
+@pytest.mark.parametrize("path", ["", *BRIDGE])
+@pytest.mark.filterwarnings("ignore")  # of names that warn when they are read
+def test_parameters_have_the_names_and_order_of_flax(path):
+    names = [f"{root}.{path}".rstrip(".") for root in ("flax.nnx", "graftree")]
+    pairs = [*shared(*map(importlib.import_module, names))]
+    found = dict(differing(pairs))
+    assert pairs and {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
 
 
 # Insides of the contexts: no program has a use for them.
@@ -487,15 +494,14 @@ WITHOUT = {
 
 
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
 def test_classes_have_the_public_attributes_of_flax():
     flax = pytest.importorskip("flax.nnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pairs = {
-            name: (theirs, getattr(nnx, name, None))
-            for name in dir(flax)
-            if inspect.isclass(theirs := getattr(flax, name))
-        }
+    pairs = {
+        name: (theirs, getattr(nnx, name, None))
+        for name in dir(flax)
+        if inspect.isclass(theirs := getattr(flax, name))
+    }
     missing = {
         name: [
             attribute
