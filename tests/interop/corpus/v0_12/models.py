@@ -32,9 +32,9 @@ try:
 except ValueError as error:
     print("Unused keys found" in str(error))
 print("use_running_average" in nnx.view_info(net))
-other = nnx.with_attributes(net, rate=0.1, raise_if_not_found=False)
+other = nnx.with_attributes(net, rate=0.1)
 print(other.layers[0].rate, net.layers[0].rate)
-net.set_attributes(rate=0.2, raise_if_not_found=False)
+net.set_attributes(rate=0.2)
 print(net.layers[0].rate, other.layers[0].rate)
 
 net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
