@@ -42,18 +42,6 @@ def test_init_is_that_of_the_class_which_new_chose():
     assert type(obj) is Derived and obj.kind == "chosen"
 
 
-def test_new_may_take_arguments_where_there_is_no_init():
-    class Named(nnx.Module):
-        def __new__(cls, name):
-            obj = super().__new__(cls)
-            obj.name = name
-            return obj
-
-    assert Named("a").name == "a"
-    with pytest.raises(TypeError, match="Plain.. takes no arguments"):
-        type("Plain", (nnx.Module,), {})(1)
-
-
 class Bare(nnx.Module):
     """Made past `Pytree.__new__`."""
 

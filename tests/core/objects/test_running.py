@@ -365,13 +365,6 @@ def test_nothing_is_running_after_a_call_or_an_exception():
 # ------------------------------------------------------- methods stay what they are
 
 
-def test_methods_look_as_they_were_written():
-    call = Attention.__call__
-    assert [*inspect.signature(call).parameters] == ["self", "x"]
-    assert (call.__doc__, call.__qualname__) == ("Attends.", "Attention.__call__")
-    assert "return self.query(x)" in inspect.getsource(call)
-
-
 def test_functions_in_a_class_body_are_values():
     # Issue 32, S0: `act` was called with the array for `self`.
     model, x = Activated(), jnp.ones(2)
@@ -380,17 +373,6 @@ def test_functions_in_a_class_body_are_values():
     assert Activated.doubled is doubled
     model.act = doubled
     assert pickle.loads(pickle.dumps(model)).doubled is doubled
-
-
-def test_methods_recur_as_deep_as_without_a_module():
-    class Chain(zoo.Box):
-        def total(self):
-            return 1 + (self.below.total() if self.below is not None else 0)
-
-    chain = None
-    for _ in range(600):
-        chain = Chain(below=chain)
-    assert chain.total() == 600
 
 
 def test_what_stands_for_call_is_copied_and_mocked_as_a_function():
@@ -415,19 +397,6 @@ def test_only_plain_methods_can_be_named():
     for wrong in (generate, property(generate), nnx.jit(lambda self: 1), 3):
         with pytest.raises(TypeError, match="named expects a method written with"):
             nnx.debugging.named(wrong)
-
-
-def test_generators_stay_generators():
-    class Source(nnx.Module):
-        def items(self, n):
-            yield from range(n)
-
-        async def later(self):
-            return 1
-
-    assert inspect.isgeneratorfunction(Source.items)
-    assert inspect.iscoroutinefunction(Source.later)
-    assert [*Source().items(3)] == [0, 1, 2]
 
 
 def test_methods_travel_by_value():

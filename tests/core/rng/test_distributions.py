@@ -13,61 +13,46 @@ MEAN, COVARIANCE = jnp.zeros(2), jnp.eye(2)
 THIRDS = jnp.full(3, 1 / 3)
 
 # Every distribution with arguments for it.
+OF_A_SHAPE = """
+    bits cauchy exponential gumbel laplace logistic maxwell rademacher
+""".split()
+OF_ONE_NUMBER = "chisquare pareto poisson rayleigh t wald".split()
 DISTRIBUTIONS = {
+    **dict.fromkeys(OF_A_SHAPE, (((3,),), {})),
+    **dict.fromkeys(OF_ONE_NUMBER, ((2.0,), {"shape": (3,)})),
+    **dict.fromkeys(["gamma", "generalized_normal", "loggamma"], ((2.0, (3,)), {})),
     "ball": ((3,), {"shape": (2,)}),
     "bernoulli": ((0.3, (4,)), {}),
     "beta": ((1.0, 2.0, (3,)), {}),
     "binomial": ((5.0, 0.4), {"shape": (3,)}),
-    "bits": (((3,),), {}),
     "categorical": ((jnp.log(THIRDS),), {"shape": (4,)}),
-    "cauchy": (((3,),), {}),
-    "chisquare": ((2.0,), {"shape": (3,)}),
     "choice": ((7, (3,)), {"replace": False}),
     "dirichlet": ((THIRDS,), {"shape": (2,)}),
     "double_sided_maxwell": ((0.0, 1.0, (3,)), {}),
-    "exponential": (((3,),), {}),
     "f": ((2.0, 3.0), {"shape": (3,)}),
-    "gamma": ((2.0, (3,)), {}),
-    "generalized_normal": ((2.0, (3,)), {}),
     "geometric": ((0.3,), {"shape": (3,)}),
-    "gumbel": (((3,),), {}),
-    "laplace": (((3,),), {}),
-    "loggamma": ((2.0, (3,)), {}),
-    "logistic": (((3,),), {}),
     "lognormal": ((0.5,), {"shape": (3,)}),
-    "maxwell": (((3,),), {}),
     "multinomial": ((jnp.array(5.0), THIRDS), {}),
     "multivariate_normal": ((MEAN, COVARIANCE), {}),
     "normal": (((2, 3),), {"dtype": jnp.bfloat16}),
     "orthogonal": ((3,), {}),
-    "pareto": ((2.0,), {"shape": (3,)}),
     "permutation": ((7,), {}),
-    "poisson": ((3.0,), {"shape": (3,)}),
-    "rademacher": (((3,),), {}),
     "randint": (((3,), 0, 9), {}),
-    "rayleigh": ((1.0,), {"shape": (3,)}),
-    "t": ((2.0,), {"shape": (3,)}),
     "triangular": ((0.0, 0.5, 1.0), {"shape": (3,)}),
     "truncated_normal": ((-1.0, 1.0, (3,)), {}),
     "uniform": (((3,),), {"minval": 2.0, "maxval": 3.0}),
-    "wald": ((1.0,), {"shape": (3,)}),
     "weibull_min": ((1.0, 2.0, (3,)), {}),
 }
 
 # Every initializer with arguments for it.
+WITHOUT_ARGUMENTS = """
+    delta_orthogonal glorot_normal glorot_uniform he_uniform kaiming_normal
+    kaiming_uniform lecun_normal lecun_uniform xavier_normal xavier_uniform
+""".split()
 INITIALIZERS = {
-    "delta_orthogonal": {},
-    "glorot_normal": {},
-    "glorot_uniform": {},
+    **{name: {} for name in WITHOUT_ARGUMENTS},
     "he_normal": {"in_axis": 0, "out_axis": 1},
-    "he_uniform": {},
-    "kaiming_normal": {},
-    "kaiming_uniform": {},
-    "lecun_normal": {},
-    "lecun_uniform": {},
     "variance_scaling": {"scale": 2.0, "mode": "fan_avg", "distribution": "uniform"},
-    "xavier_normal": {},
-    "xavier_uniform": {},
 }
 SHAPE = (3, 4, 5)
 

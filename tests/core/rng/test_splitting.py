@@ -326,23 +326,24 @@ def assert_same_streams(ours, theirs):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(("name", "options"), PEER_CALLS)
-def test_copies_have_the_keys_of_the_peer(name, options, value_mode):
+@pytest.mark.parametrize(
+    ("name", "given", "options"),
+    [
+        (name, given, options)
+        for name, given in PEER_CALLS
+        for options in PLACES.values()
+        if options or name != "with_rngs"
+    ],
+)
+def test_streams_have_the_keys_of_the_peer(name, given, options):
     peer = pytest.importorskip("flax.nnx")
     ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    new = getattr(nnx, name)(ours, **options, **value_mode)
-    assert_same_streams(new, getattr(peer, name)(theirs, **options, **value_mode))
-    assert_same_streams(ours, theirs)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(("name", "options"), PEER_CALLS[:4])
-def test_streams_have_the_keys_of_the_peer_in_place(name, options):
-    peer = pytest.importorskip("flax.nnx")
-    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    backups = getattr(nnx, name)(ours, **options)
-    peer_backups = getattr(peer, name)(theirs, **options)
-    assert_same_streams(ours, theirs)
-    nnx.restore_rngs(backups)
-    peer.restore_rngs(peer_backups)
+    new = getattr(nnx, name)(ours, **given, **options)
+    peer_new = getattr(peer, name)(theirs, **given, **options)
+    if options:
+        assert_same_streams(new, peer_new)
+    else:
+        assert_same_streams(ours, theirs)
+        nnx.restore_rngs(new)
+        peer.restore_rngs(peer_new)
     assert_same_streams(ours, theirs)

@@ -360,21 +360,20 @@ def test_objects_are_taken_wherever_they_are(mode):
         tree["box"][...] += x
         return x + tree["x"], nnx.Param(other.w * 1)
 
+    def called(models, factor, x):
+        box = nnx.Param(jnp.zeros(()))
+        tree = {"models": models[:2], "x": jnp.ones(1), "box": box}
+        out, new = step(tree, factor, models[2], other=models[3], x=x)
+        assert out[0] == 1.0 + x and box == x
+        return [float(v) for v in (*(m.w for m in models), new)]
+
     kept = [zoo.Scale(1.0) for _ in range(4)]
     for count in range(1, 4):
-        for models, start in (
-            (kept, 3.0 ** (count - 1)),
-            ([zoo.Scale(float(count)) for _ in range(4)], count),
-        ):
-            box = nnx.Param(jnp.zeros(()))
-            tree = {"models": models[:2], "x": jnp.ones(1), "box": box}
-            out, new = step(tree, 3.0, models[2], other=models[3], x=count)
-            assert out[0] == 1.0 + count and box == count and new == 3 * start
-            assert [float(m.w) for m in models] == 4 * [3 * start]
+        assert called(kept, 3.0, count) == [3.0**count] * 5
+        new = [zoo.Scale(float(count)) for _ in range(4)]
+        assert called(new, 3.0, count) == [3.0 * count] * 5
     first, second, third, last = kept
-    tree = {"models": [second, first], "x": 0, "box": nnx.Param(jnp.zeros(()))}
-    step(tree, 2.0, last, other=third, x=0)
-    assert [float(m.w) for m in kept] == 4 * [54.0]
+    assert called([second, first, last, third], 2.0, 0) == [54.0] * 5
 
 
 def test_one_function_takes_objects_and_arrays_in_any_place(mode):
@@ -394,15 +393,17 @@ def test_one_function_takes_objects_and_arrays_in_any_place(mode):
         assert f(zoo.Scale(), zoo.Scale(3.0)) == 6.0
 
 
-def test_other_shapes_may_write_other_variables(mode):
+def test_other_shapes_may_write_other_variables_and_metadata(mode):
     @nnx.jit(**mode)
     def step(model, x):
         (model.a if x.ndim else model.b)[...] += 1
+        model.a.set_metadata(dim=x.ndim)
 
     model = zoo.Parts()
-    for x in 3 * (jnp.ones(3), jnp.ones(())):
+    for x in 3 * (jnp.ones(3), jnp.ones(()), jnp.ones(())):
         step(model, x)
-    assert model.a[...].tolist() == [4, 5] and model.b[...].tolist() == [6, 7]
+        assert model.a.dim == x.ndim
+    assert model.a[...].tolist() == [4, 5] and model.b[...].tolist() == [9, 10]
 
 
 def test_new_attributes_and_returned_objects_are_those_of_each_call():
@@ -419,21 +420,14 @@ def test_new_attributes_and_returned_objects_are_those_of_each_call():
         assert model.count == count and model.w == new == 3.0 + count
 
 
-def test_metadata_is_that_of_each_call(mode):
-    step = nnx.jit(lambda model, x: model.w.set_metadata(dim=x.ndim), **mode)
-    model = zoo.Scale()
-    for x in 3 * (jnp.ones(()), jnp.ones(()), jnp.ones(1)):
-        step(model, x)
-        assert model.w.dim == x.ndim
-
-
 def test_variables_of_a_container_are_written_and_returned(mode):
+    @nnx.jit(**mode)
     def step(state):
         state["a"].set_value(state["a"] + 1)
         old = {"old": state["a"]} if mode == GRAPH_UPDATES else {}
         return {"new": nnx.Param(state["a"] * 2), **old}
 
-    step, kept = nnx.jit(step, **mode), nnx.State({"a": param(0)})
+    kept = nnx.State({"a": param(0)})
     for count in range(1, 4):
         for state, value in ((kept, count), (nnx.State({"a": param(9)}), 10)):
             variable = state["a"]
@@ -481,10 +475,9 @@ def test_an_exception_leaves_no_tracer_and_no_update(transform, mode):
 @EACH
 def test_what_tree_mode_refuses_it_refuses_later_too(transform):
     call = transform(lambda models: models[0].w.sum(), **TREE)
-    models = [zoo.Scale(), zoo.Scale()]
+    models, first = [zoo.Scale(), zoo.Scale()], zoo.Scale()
     for _ in range(4):
         call(models)
-    first = zoo.Scale()
     for pair in ([first, first], [first, zoo.Box(w=first.w)]):
         with pytest.raises(ValueError, match=r"(?s)Duplicate Param.*\.w"):
             call(pair)
@@ -494,6 +487,16 @@ def test_what_tree_mode_refuses_it_refuses_later_too(transform):
     models[1].w, models[0].models = nnx.Param(jnp.ones(())), nnx.data(models)
     with pytest.raises(ValueError, match="Cycle"):
         call(models)
+
+
+def test_an_alias_over_two_axes_that_comes_later_is_refused():
+    add = nnx.vmap(lambda a, b: a.w + b.w, in_axes=(0, None))
+    a, b = (zoo.Scale([1.0, 2.0]) for _ in range(2))
+    for _ in range(4):
+        assert add(a, b).shape == (2, 2)
+    b.w = a.w
+    with pytest.raises(ValueError, match="Inconsistent aliasing"):
+        add(a, b)
 
 
 def test_long_cycles_and_deep_trees_are_told_apart():
@@ -508,22 +511,11 @@ def test_long_cycles_and_deep_trees_are_told_apart():
             step(model)
 
 
-def test_an_alias_over_two_axes_that_comes_later_is_refused():
-    add = nnx.vmap(lambda a, b: a.w + b.w, in_axes=(0, None))
-    a, b = (zoo.Scale([1.0, 2.0]) for _ in range(2))
-    for _ in range(4):
-        assert add(a, b).shape == (2, 2)
-    b.w = a.w
-    with pytest.raises(ValueError, match="Inconsistent aliasing"):
-        add(a, b)
-
-
 def test_a_ref_that_comes_to_two_variables_is_refused(mode):
     step = nnx.jit(lambda pair: pair[0].sum() + pair[1].sum(), **mode)
-    pair = [param(1), param(1)]
+    pair, ref = [param(1), param(1)], jax.new_ref(jnp.full(2, 3.0))
     for _ in range(2):
         step(pair)
-    ref = jax.new_ref(jnp.full(2, 3.0))
     for variable in pair:
         variable.set_raw_value(ref)
     phrase = r"only one reference .*pair\[0\] and pair\[1\]"
@@ -549,25 +541,22 @@ def test_refs_and_read_only_variables_come_as_often(mode):
         model.w[...] *= 2
         return model.parts.a[...]
 
-    model = nnx.to_refs(zoo.Box(w=nnx.Param(jnp.ones(())), parts=zoo.Parts()))
-    for _ in range(3):
-        step(model)
-    assert model.w == 8
-    for _ in range(2):
-        new = zoo.Box(w=nnx.Param(jnp.ones(()), ref=True), parts=zoo.Parts())
+    def made(**options):
+        w = nnx.Param(jnp.ones(()), **options)
+        return zoo.Box(w=w, parts=zoo.Parts())
+
+    model, frozen = nnx.to_refs(made()), made()
+    frozen.parts = nnx.with_vars(frozen.parts, mutable=False)
+    for count in range(3):
+        step(model), step(frozen)
+        assert model.w == frozen.w == 2 ** (count + 1)
+        new = made(ref=True)
         step(new)
         assert new.w == 2
-    model = zoo.Box(w=nnx.Param(jnp.ones(())), parts=zoo.Parts())
-    model.parts = nnx.with_vars(model.parts, mutable=False)
-    for _ in range(3):
-        step(model)
-    assert model.w == 8
-    model.w = nnx.with_vars(model.w, mutable=False)
-    for _ in range(2):
+    frozen.w = nnx.with_vars(frozen.w, mutable=False)
+    for refused in (frozen, frozen, nnx.with_vars(made(), mutable=False)):
         with pytest.raises(errors.ImmutableVariableError):
-            step(model)
-    with pytest.raises(errors.ImmutableVariableError):
-        step(nnx.with_vars(nnx.clone(model), mutable=False))
+            step(refused)
 
 
 def test_eager_transforms_write_refs_or_refuse_them(mode):
@@ -620,18 +609,17 @@ def test_filters_that_look_at_values_are_asked_at_each_call():
     model.a[...] = jnp.full(1, 2.0)
     assert [*loss(model)] == ["a", "b"]
 
+
+def test_filters_that_look_at_shapes_are_asked_at_each_call():
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec
-    split, whole = (jax.sharding.NamedSharding(mesh, s) for s in (spec("x"), spec()))
+    split, whole = (jax.NamedSharding(mesh, jax.P(*x)) for x in ("x", ""))
     shardings = nnx.StateSharding({(lambda _, v: v.shape == (2,)): split, ...: whole})
     step = nnx.jit(lambda m: m.w.set_value(m.w + 1), in_shardings=(shardings,))
     model = zoo.Box(w=param(1))
-    for _ in range(3):
+    for size, expected in ((2, split), (2, split), (2, split), (3, whole)):
+        model.w.set_value(jnp.ones(size))
         step(model)
-    assert model.w[...].sharding.is_equivalent_to(split, 1)
-    model.w.set_value(jnp.ones(3))
-    step(model)
-    assert model.w[...].sharding.is_equivalent_to(whole, 1)
+        assert model.w[...].sharding.is_equivalent_to(expected, 1)
 
 
 @pytest.mark.parametrize(
