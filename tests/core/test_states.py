@@ -115,7 +115,7 @@ def test_shallow_copies_share_what_is_below():
     shallow, deep = copy.copy(state), copy.deepcopy(state)
     shallow["n"] = 1
     shallow["b"]["d"] = 7
-    assert "n" not in state and state["b"]["d"] == 7 and deep["b"]["d"] == 1
+    assert "n" not in state and (state["b"]["d"], deep["b"]["d"]) == (7, 1)
     restored = pickle.loads(pickle.dumps(Special({"a": {"b": 1}})))
     assert type(restored) is Special and restored == {"a": {"b": 1}}
 
@@ -205,10 +205,9 @@ def test_flat_state_is_a_pytree_of_its_leaves():
 
 def test_paths_are_grouped_by_value():
     state = nnx.State({"a": nnx.Param(1), "b": 1, "c": {"d": None}})
-    assert statelib.create_path_filters(state) == {
-        nnx.filterlib.PathIn(("a",), ("b",)): 1,
-        nnx.filterlib.PathIn(("c", "d")): None,
-    }
+    path_in = nnx.filterlib.PathIn
+    expected = {path_in(("a",), ("b",)): 1, path_in(("c", "d")): None}
+    assert statelib.create_path_filters(state) == expected
 
 
 # --------------------------------------------------- the functions, of any form

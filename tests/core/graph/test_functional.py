@@ -76,12 +76,6 @@ def test_wrong_paths_are_named(change, phrase):
         nnx.merge(graphdef, pure)
 
 
-def test_leaves_that_two_states_have_count_twice():
-    graphdef, state = nnx.split(zoo.Tied())
-    with pytest.raises(ValueError, match="number of leaves: expected 2, got 4"):
-        nnx.merge(graphdef, state, state)
-
-
 @pytest.mark.parametrize("root", [jnp.array(1.0), param()])
 def test_a_single_leaf_comes_back_from_a_flat_state(root):
     # Issue 12: the FlatState itself was taken for the leaf.

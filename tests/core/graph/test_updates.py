@@ -37,13 +37,6 @@ def test_update_of_a_captured_model_changes_nothing():
     assert node.w[...] == 1.0 and not isinstance(node.w[...], jax.core.Tracer)
 
 
-def test_an_error_names_the_path_of_the_variable():
-    model = nnx.Dict(a=nnx.List([nnx.Param(1.0), nnx.Param(2.0, mutable=False)]))
-    with pytest.raises(nnx.errors.ImmutableVariableError, match="a/1"):
-        nnx.update(model, {"a": {0: 3.0, 1: 4.0}})
-    assert model.a[0].get_raw_value() == 1.0
-
-
 @pytest.mark.parametrize(
     "container", [nnx.List, list, lambda items: dict(enumerate(items))]
 )
@@ -66,21 +59,6 @@ def test_attributes_of_classes_that_are_no_pytrees_are_known_by_their_values():
     node = zoo.Hidden(items=[variable], k=1)
     nnx.update(node, {"items": {0: 2.0}, "k": 3})
     assert node.items[0] is variable and variable.get_value() == 2.0 and node.k == 3
-
-
-def test_failed_pop_removes_nothing():
-    model = nnx.List([nnx.Param(jnp.array(1.0))])
-    outer = nnx.Dict(a=nnx.Param(jnp.array(2.0)), b=model)
-    with pytest.raises(ValueError, match="b/0"):
-        nnx.pop(outer, nnx.Param)
-    assert hasattr(outer, "a") and len(model) == 1
-
-
-def test_update_that_does_not_fit_a_ref_changes_nothing():
-    node = {"a": nnx.Param(ZEROS), "b": nnx.Param(jnp.zeros(2), ref=True)}
-    with pytest.raises(ValueError, match="Invalid shape"):
-        nnx.update(node, {"a": ONES, "b": jnp.ones(3)})
-    assert node["a"][...].tolist() == node["b"][...].tolist() == [0.0, 0.0]
 
 
 # ------------------------------------------------- issue 12: partial checkpoints

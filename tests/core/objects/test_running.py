@@ -3,7 +3,6 @@
 import abc
 import contextlib
 import copy
-import dataclasses
 import functools
 import inspect
 import pickle
@@ -12,7 +11,6 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable
 from unittest import mock
 
 import cloudpickle
@@ -34,19 +32,6 @@ def in_mode(mode):
     updates = mode.get("graph_updates", False)
     with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
         yield
-
-
-def doubled(x):
-    return 2 * x
-
-
-@dataclasses.dataclass
-class Activated(nnx.Module):
-    act: Callable = lambda x: 2 * x
-    doubled: Callable = doubled
-
-    def __call__(self, x):
-        return self.act(x)
 
 
 class Attention(nnx.Module):
@@ -363,16 +348,6 @@ def test_nothing_is_running_after_a_call_or_an_exception():
 
 
 # ------------------------------------------------------- methods stay what they are
-
-
-def test_functions_in_a_class_body_are_values():
-    # Issue 32, S0: `act` was called with the array for `self`.
-    model, x = Activated(), jnp.ones(2)
-    assert nnx.jit(lambda m, x: m(x))(model, x).tolist() == [2.0, 2.0]
-    assert Activated.act(3) == 6
-    assert Activated.doubled is doubled
-    model.act = doubled
-    assert pickle.loads(pickle.dumps(model)).doubled is doubled
 
 
 def test_what_stands_for_call_is_copied_and_mocked_as_a_function():
