@@ -14,8 +14,8 @@ import pytest
 
 import graftree as nnx
 from tests import zoo
+from tests.changes import variables_in
 from tests.modes import GRAPH_UPDATES, TREE
-from tests.transforms.crossing.changes import variables_in
 from tests.transforms.crossing.test_repeated_calls import (
     EACH,
     TRACED,
