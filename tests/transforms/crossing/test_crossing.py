@@ -213,3 +213,27 @@ def test_objects_that_are_built_as_before_hide_no_change_in_others(name, swapped
     assert ours_def == theirs_def
     jax.tree.map(np.testing.assert_array_equal, ours_state, theirs_state)
     assert (kernel is ours[0].layer.kernel) == (name != "an alias")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, **mode: nnx.grad(f, argnums=1, **mode),
+        lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
+        nnx.jit,
+    ],
+    ids=["grad", "vmap", "jit"],
+)
+def test_writes_reach_no_numpy_array_of_the_caller(transform, mode):
+    def count(box, x):
+        box.count[...] += x
+        return x
+
+    given = np.zeros(2, np.float32)
+    box = zoo.Box(count=nnx.BatchStat(given))
+    with pytest.raises(ZeroDivisionError):
+        transform(lambda box, x: (count(box, x), 1 / 0), **mode)(box, 1.0)
+    assert box.count.get_raw_value() is given
+    transform(count, **mode)(box, 1.0)
+    assert box.count[...].tolist() == [1.0, 1.0]
+    assert given.tolist() == [0.0, 0.0]
