@@ -4,6 +4,7 @@
 that the moment has come. What it printed is the whole record: words, a line each.
 """
 
+import contextlib
 import dataclasses
 import os
 import queue
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -45,15 +47,16 @@ class Record:
     errors: list[str]
     sent: bool
 
+    def _of(self, word, process):
+        return [line[1:] for line in self.lines[process] if line[0] == word]
+
     def values(self, word, process=0):
         """The lines that start with ``word``, without it, by their first number."""
-        found = [line[1:] for line in self.lines[process] if line[0] == word]
-        return {int(line[0]): line[1:] for line in found}
+        return {int(number): rest for number, *rest in self._of(word, process)}
 
     def last(self, word, process=0):
         """What follows ``word`` in its last line; ``None`` without one."""
-        found = [line[1:] for line in self.lines[process] if line[0] == word]
-        return " ".join(found[-1]) if found else None
+        return next((" ".join(x) for x in self._of(word, process)[::-1]), None)
 
     def check(self, *codes):
         """Raises, with what was printed, unless each process ended with such a code."""
@@ -77,39 +80,38 @@ def free_port():
 
 def start(commands, moment=None, patience=PATIENCE):
     """Runs modules, each with its arguments, at the same time, until all have ended."""
-    processes = [_popen(command) for command in commands]
-    lines = [[] for _ in processes]
-    errors = [[] for _ in processes]
-    seen = queue.SimpleQueue()
-    threads = []
-    for process, of_process, said in zip(processes, lines, errors, strict=True):
-        threads += [
-            threading.Thread(target=_read, args=[process.stdout, of_process, seen]),
-            threading.Thread(
-                target=lambda p=process, s=said: s.append(p.stderr.read())
-            ),
+    end, seen = time.monotonic() + patience, queue.SimpleQueue()
+    lines = [[] for _ in commands]
+    with contextlib.ExitStack() as opened:
+        errors = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        processes = [
+            opened.enter_context(popen(*command, stderr=file))
+            for command, file in zip(commands, errors, strict=True)
         ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + patience
-    sent = moment is not None and _wait_for(moment, seen, processes, end)
-    codes = [_end(process, end) for process in processes]
-    for thread in threads:
-        thread.join()
-    for process in processes:
-        process.stdout.close()
-        process.stderr.close()
-    return Record(lines, codes, ["".join(said)[-4000:] for said in errors], sent)
+        threads = [
+            threading.Thread(target=_read, args=[process.stdout, of_process, seen])
+            for process, of_process in zip(processes, lines, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        sent = moment is not None and _wait_for(moment, seen, processes, end)
+        codes = [_end(process, end) for process in processes]
+        for thread in threads:
+            thread.join()
+        for file in errors:
+            file.seek(0)
+        return Record(lines, codes, [file.read()[-4000:] for file in errors], sent)
 
 
-def _popen(command):
+def popen(module, *arguments, stderr=subprocess.PIPE):
+    """Starts a module of this repository; its output is text, in pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", *map(str, command)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         cwd=sources.ROOT,
-        env={"PYTHONPATH": f"{sources.ROOT / 'src'}", **os.environ},
+        env={"PYTHONPATH": f"{sources.ROOT / 'src'}:{sources.ROOT}", **os.environ},
     )
 
 
@@ -125,7 +127,10 @@ def _read(stream, lines, seen):
 def _wait_for(moment, seen, processes, end):
     open_streams = len(processes)
     while open_streams:
-        line = seen.get(timeout=max(0.1, end - time.monotonic()))
+        try:
+            line = seen.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            return False
         if line is None:
             open_streams -= 1
         elif line.startswith(moment.line + " ") or line.strip() == moment.line:
