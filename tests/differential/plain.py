@@ -249,21 +249,10 @@ class Plain:
     @optional_function
     def vmap(self, f, *, in_axes):
         def call(*args):
-            snapshot = Snapshot(args)
-            rows = [Rows(x) for x, axis in zip(args, in_axes, strict=True) if axis == 0]
-            outs = []
+            undo, groups = Snapshot(args).restore, _mapped(args, in_axes)
 
             def run(*args):
-                for i in range(2):
-                    snapshot.restore()
-                    for group in rows:
-                        group.take(i)
-                    outs.append(f(*_row_of(args, in_axes, i)))
-                    for group in rows:
-                        group.note()
-                for group in rows:
-                    group.finish()
-                return jnp.stack(outs)
+                return _each_row(groups, lambda i: f(*_row_of(args, in_axes, i)), undo)
 
             return self._call(run, args, {})
 
@@ -272,28 +261,22 @@ class Plain:
     @optional_function
     def scan(self, f, *, in_axes, out_axes):
         def call(carry, *args):
-            axes = in_axes[1:]
-            pairs = list(zip(args, axes, strict=True))
-            snapshot = Snapshot([x for x, axis in pairs if axis is None])
-            rows = [Rows(x) for x, axis in pairs if axis == 0]
-            outs = []
+            axes, undo = in_axes[1:], lambda: None
+            groups = _mapped(args, axes)
+            if self.keeps_structure:
+                undo = Snapshot(_mapped(args, axes, None, lambda x: x)).restore
 
             def run(carry, *args):
                 carry = as_arrays(carry)
-                for i in range(2):
-                    if self.keeps_structure:
-                        snapshot.restore()
-                    for group in rows:
-                        group.take(i)
+
+                def step(i):
+                    nonlocal carry
                     carry, out = f(carry, *_row_of(args, axes, i))
-                    outs.append(out)
-                    for group in rows:
-                        group.note()
-                for group in rows:
-                    group.finish()
-                if self.keeps_structure:
-                    snapshot.restore()
-                return carry, jnp.stack(outs)
+                    return out
+
+                outs = _each_row(groups, step, undo)
+                undo()
+                return carry, outs
 
             return self._call(run, (carry, *args), {})
 
@@ -347,10 +330,30 @@ class Plain:
         return self.jit(call)
 
 
+def _mapped(args, axes, which=0, kind=Rows):
+    """The arguments with one of the axes."""
+    return [kind(x) for x, axis in zip(args, axes, strict=True) if axis == which]
+
+
 def _row_of(args, axes, i):
     """The arguments of one call; of mapped objects the row was taken before."""
     pairs = zip(args, axes, strict=True)
     return [x[i] if axis == 0 and is_array(x) else x for x, axis in pairs]
+
+
+def _each_row(groups, call, undo):
+    """What a call gives for each row, stacked; what it does to others is undone."""
+    outs = []
+    for i in range(2):
+        undo()
+        for group in groups:
+            group.take(i)
+        outs.append(call(i))
+        for group in groups:
+            group.note()
+    for group in groups:
+        group.finish()
+    return jnp.stack(outs)
 
 
 class Gradients(list):

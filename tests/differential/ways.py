@@ -6,7 +6,7 @@ All are texts of statements; `captures` makes programs of them.
 
 def held(place, setup=""):
     """A function of the model that it finds in a place."""
-    return f"{{forward}}\n{setup}\ndef on(x):\n    return forward({place}, x)\n"
+    return f"{{forward}}\n{setup}\ndef on(x): return forward({place}, x)\n"
 
 
 def made(text):
@@ -17,26 +17,17 @@ def made(text):
 # How ``on`` comes to the model ``m``. ``{read}`` is an expression in ``net`` and ``x``,
 # ``{forward}`` a function of both that returns it.
 WAYS = {
-    "global": """\
-def on(x):
-    net = m
-    return {read}
-""",
+    "global": "def on(x):\n    net = m\n    return {read}\n",
     "closure": """\
 def make(net):
-    def on(x):
-        return {read}
+    def on(x): return {read}
     return on
 on = make(m)
 """,
     "helper": held("m"),
-    "helper of a helper": """\
-{forward}
-def through(x):
-    return forward(m, x)
-def on(x):
-    return through(x)
-""",
+    "helper of a helper": made("""\
+def through(x): return forward(m, x)
+def on(x): return through(x)"""),
     "inner function": """\
 def on(x):
     def inner(x):
@@ -55,12 +46,7 @@ def on(x):
     "weak reference": held("held()", "held = weakref.ref(m)"),
     "default argument": "def on(x, net=m): return {read}",
     "keyword default": "def on(x, *, net=m): return {read}",
-    "decorator": """\
-@logged
-def on(x):
-    net = m
-    return {read}
-""",
+    "decorator": "@logged\ndef on(x):\n    net = m\n    return {read}\n",
     "callable object": made("on = Caller(m, forward)"),
     "method": made("caller = Caller(m, forward)\non = caller.run"),
     "partial": made("on = functools.partial(forward, m)"),
@@ -70,28 +56,20 @@ def on(x):
     "property": held(
         "owner.net", "class Owner: net = property(lambda self: m)\nowner = Owner()"
     ),
-    "static method": """\
-{forward}
+    "static method": made("""\
 class Steps:
     @staticmethod
-    def step(x):
-        return forward(m, x)
-def on(x):
-    return Steps.step(x)
-""",
+    def step(x): return forward(m, x)
+def on(x): return Steps.step(x)"""),
     "getattr": held("getattr(holder, 'net')", "holder = types.SimpleNamespace(net=m)"),
     "globals": held("globals()['m']"),
-    "Variable": """\
-v = m.p
-def on(x):
-    return jnp.sum(v[...]) * x
-""",
+    "Variable": "v = m.p\ndef on(x): return jnp.sum(v[...]) * x\n",
 }
 
 
 def of(setup, result, changes):
     """A function of what some statements set up, and what changes that."""
-    return f"{setup.strip()}\ndef on(x):\n    return {result}\n", changes
+    return f"{setup.strip()}\ndef on(x): return {result}\n", changes
 
 
 # Ways to what is no model, with statements that change it, and what puts all back.
@@ -102,11 +80,7 @@ PLAIN_WAYS = {
         ["scale = 5.0", "scale = 1", "scale = True", "scale = np.float32(3)"],
     ),
     "number through a helper": of(
-        """
-scale = 1.0
-def forward(x):
-    return x * scale
-""",
+        "scale = 1.0\ndef forward(x): return x * scale",
         "forward(x)",
         ["scale = 5.0", "scale = 7.0"],
     ),
@@ -133,10 +107,7 @@ def forward(x):
     "NumPy array in a closure": (
         """\
 table = np.ones(2, np.float32)
-def make(held):
-    def on(x):
-        return x * held.sum()
-    return on
+def make(held): return lambda x: x * held.sum()
 on = make(table)
 """,
         ["table[0] = 5.0", "table += 1.0"],
@@ -157,55 +128,34 @@ on = make(table)
         ["holder.scale = 2.0", "holder.scale = 5", "holder = Caller(1, 2)"],
     ),
     "class attribute": of(
-        """
-class Config:
-    scale = 1.0
-""",
+        "class Config: scale = 1.0",
         "x * Config.scale",
         ["Config.scale = 2.0", "Config.scale = 5"],
     ),
     "equal callables": (
-        """\
-on = Named('a', 2.0)
-""",
+        "on = Named('a', 2.0)",
         ["on = Named('a', 3.0)", "on = Named('b', 2.0)", "on = Named('a', 5)"],
     ),
     "helper made anew": of(
-        """
-def forward(x):
-    return x
-""",
+        "def forward(x): return x",
         "forward(x)",
         ["forward = plus_one", "forward = times_two", "forward = Named('a', 3.0)"],
     ),
     "attribute of a function": (
-        """\
-def on(x):
-    return x * on.scale
-on.scale = 1.0
-""",
+        "def on(x): return x * on.scale\non.scale = 1.0",
         ["on.scale = 2.0", "on.scale = 3.0"],
     ),
     "default changed": (
-        """\
-def on(x, scale=1.0):
-    return x * scale
-""",
+        "def on(x, scale=1.0): return x * scale",
         ["on.__defaults__ = (2.0,)", "on.__defaults__ = (5.0,)"],
     ),
     "code changed": (
-        """\
-def on(x):
-    return x
-def other(x):
-    return x * 2
-""",
+        "def on(x): return x\ndef other(x): return x * 2",
         ["on.__code__ = other.__code__"],
     ),
     "partial keyword": (
         """\
-def forward(x, scale):
-    return x * scale
+def forward(x, scale): return x * scale
 on = functools.partial(forward, scale=1.0)
 """,
         ["on.keywords['scale'] = 2.0", "on = functools.partial(forward, scale=3.0)"],
@@ -220,8 +170,7 @@ on = functools.partial(forward, scale=1.0)
 scale = 1.0
 class Batch(typing.NamedTuple):
     x: object
-    def scaled(self):
-        return self.x * scale
+    def scaled(self): return self.x * scale
 """,
         "Batch(x).scaled()",
         ["scale = 2.0", "scale = 5"],
@@ -243,8 +192,7 @@ state = State(jnp.ones(2), lambda x: x * scale)
         """
 scale = 1.0
 @functools.wraps(jax.nn.relu)
-def relu(x):
-    return jax.nn.relu(x) * scale
+def relu(x): return jax.nn.relu(x) * scale
 """,
         "relu(x)",
         ["scale = 2.0", "scale = 5.0"],
@@ -263,47 +211,29 @@ on = words['on']
 rate = 1.0
 class Meta(type):
     @property
-    def rate(cls):
-        return rate
-class Kind(metaclass=Meta):
-    pass
+    def rate(cls): return rate
+class Kind(metaclass=Meta): pass
 """,
         "x * Kind.rate",
         ["rate = 2.0", "Meta.rate = 3.0", "Kind = types.SimpleNamespace(rate=4.0)"],
     ),
     "attribute of a module": of(
-        """
-module = types.ModuleType('module')
-module.scale = 1.0
-""",
+        "module = types.ModuleType('module')\nmodule.scale = 1.0",
         "x * module.scale",
         ["module.scale = 2.0", "vars(module)['scale'] = 5.0"],
     ),
     "function of JAX replaced": (
-        """\
-kept = jnp.sin
-def on(x):
-    return jnp.sin(x)
-""",
+        "kept = jnp.sin\ndef on(x): return jnp.sin(x)",
         ["jnp.sin = lambda x: kept(x) * 2.0", "jnp.sin = jnp.cos", "jnp.sin = kept"],
         "jnp.sin = kept",
     ),
-    "number of a generator": (
-        """\
-numbers = iter(range(99))
-def on(x):
-    return x * value
-value = next(numbers)
-""",
+    "number of a generator": of(
+        "numbers = iter(range(99))\nvalue = next(numbers)",
+        "x * value",
         ["value = next(numbers)"],
     ),
     "operand with methods that are replaced": of(
-        """
-class Bag(nnx.Dict):
-    pass
-Bag.scale = 1.0
-bag = Bag()
-""",
+        "class Bag(nnx.Dict): pass\nBag.scale = 1.0\nbag = Bag()",
         "x * type(bag).scale",
         ["Bag.scale = 2.0", "type(bag).scale = 5.0"],
     ),
@@ -311,8 +241,7 @@ bag = Bag()
         """
 slope = 1.0
 @jax.custom_jvp
-def bent(x):
-    return x * 1.0
+def bent(x): return x * 1.0
 bent.defjvp(lambda primals, tangents: (bent(*primals), tangents[0] * slope))
 """,
         "bent(x)",
@@ -322,18 +251,14 @@ bent.defjvp(lambda primals, tangents: (bent(*primals), tangents[0] * slope))
         """
 slope = 1.0
 @jax.custom_vjp
-def bent(x):
-    return x * 1.0
+def bent(x): return x * 1.0
 bent.defvjp(lambda x: (bent(x), None), lambda _, g: (g * slope,))
 """,
         "bent(x)",
         ["slope = 2.0", "slope = 5.0"],
     ),
     "NumPy array of doubles in place": of(
-        """
-table = np.ones(())
-row = np.ones(2)
-""",
+        "table = np.ones(())\nrow = np.ones(2)",
         "x * table + (x * row).sum()",
         ["table[...] = 5.0", "row += 1.0", "row[0] = 7.0", "table -= 3.0"],
     ),
@@ -344,101 +269,73 @@ row = np.ones(2)
     ),
 }
 
-# What calls ``on``; each defines ``call(x)``.
+
+def called(text, setup=""):
+    """What calls ``on``: a function of what some statements set up."""
+    return f"{setup}def call(x): return {text}\n"
+
+
+COUNTED = "def body(i, x): return x * 0.5 + on_(x)\n"
+AGAIN = "again = nnx.remat(lambda x: on_(x) * 0.5)\n"
+
 CALLS = {
-    "cond": """\
-def call(x):
-    return nnx.cond(x > 0, on_, off, x)
+    "cond": called("nnx.cond(x > 0, on_, off, x)"),
+    "the other branch": called("nnx.cond(x < 0, off, on_, x)"),
+    "switch": called("nnx.switch(1, [off, on_, off], x)"),
+    "fori_loop": called("nnx.fori_loop(0, 2, body, x)", COUNTED),
+    "while_loop": called(
+        "nnx.while_loop(going, body, (x, 0))[0]",
+        """\
+def body(c): return c[0] * 0.5 + on_(c[0]), c[1] + 1
+def going(c): return c[1] < 2
 """,
-    "the other branch": """\
-def call(x):
-    return nnx.cond(x < 0, off, on_, x)
+    ),
+    "condition of while_loop": called(
+        "nnx.while_loop(going, body, (x, 0))[1]",
+        """\
+def body(c): return c[0], c[1] + 1
+def going(c): return (c[1] < 9) & (on_(c[0]) > 10 * c[1])
 """,
-    "switch": """\
-def call(x):
-    return nnx.switch(1, [off, on_, off], x)
-""",
-    "fori_loop": """\
-def body(i, x):
-    return x * 0.5 + on_(x)
-def call(x):
-    return nnx.fori_loop(0, 2, body, x)
-""",
-    "while_loop": """\
-def body(c):
-    return c[0] * 0.5 + on_(c[0]), c[1] + 1
-def going(c):
-    return c[1] < 2
-def call(x):
-    return nnx.while_loop(going, body, (x, 0))[0]
-""",
-    "condition of while_loop": """\
-def body(c):
-    return c[0], c[1] + 1
-def going(c):
-    return (c[1] < 9) & (on_(c[0]) > 10 * c[1])
-def call(x):
-    return nnx.while_loop(going, body, (x, 0))[1]
-""",
+    ),
     "scan": """\
-def body(c, x):
-    return c * 0.5 + on_(x), c
+def body(c, x): return c * 0.5 + on_(x), c
 scanned = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
 def call(x):
     c, ys = scanned(x, jnp.array([1.0, 2.0]))
     return c + jnp.sum(ys)
 """,
-    "remat": """\
-again = nnx.remat(lambda x: on_(x) * 0.5)
-def call(x):
-    return again(x)
-""",
-    "derivative of a loop": """\
-def body(i, x):
-    return x * 0.5 + on_(x)
-def loop(x):
-    return nnx.fori_loop(0, 2, body, x)
-def call(x):
-    return loop(x) + derivative(loop, x)
-""",
-    "derivative of remat": """\
-again = nnx.remat(lambda x: on_(x) * 0.5)
-def call(x):
-    return again(x) + derivative(again, x)
-""",
-    "second derivative of a branch": """\
-def branch(x):
-    return nnx.cond(x > 0, on_, off, x * x)
-def call(x):
-    return derivative(lambda x: derivative(branch, x), x)
-""",
+    "remat": called("again(x)", AGAIN),
+    "derivative of a loop": called(
+        "loop(x) + derivative(loop, x)",
+        f"{COUNTED}def loop(x): return nnx.fori_loop(0, 2, body, x)\n",
+    ),
+    "derivative of remat": called("again(x) + derivative(again, x)", AGAIN),
+    "second derivative of a branch": called(
+        "derivative(lambda x: derivative(branch, x), x)",
+        "def branch(x): return nnx.cond(x > 0, on_, off, x * x)\n",
+    ),
     "grad": """\
-def loss(v, x):
-    return jnp.sum(v[...]) * on_(x)
+def loss(v, x): return jnp.sum(v[...]) * on_(x)
 def call(x):
     both = nnx.value_and_grad(loss)
     value, grads = both(nnx.Param(jnp.ones(2)), x)
     return value + gradient(grads)
 """,
-    "cond in a step that fills a holder": """\
+    "cond in a step that fills a holder": called(
+        "step(m, x)",
+        """\
 holder = types.SimpleNamespace()
-def inside(x):
-    return digest(holder.net) + x
-def aside(x):
-    return x
+def inside(x): return digest(holder.net) + x
 @nnx.jit
 def step(m, x):
     holder.net = m
-    return nnx.cond(x > 0, inside, aside, x)
-def call(x):
-    return step(m, x)
+    return nnx.cond(x > 0, inside, lambda x: x, x)
 """,
+    ),
 }
 
 # ``on`` through another function, and the branch that is not taken.
 REST = """\
-def on_(x):
-    return jnp.float32(on(x))
-def off(x):
-    return x
+def on_(x): return jnp.float32(on(x))
+def off(x): return x
 """

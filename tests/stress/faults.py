@@ -31,7 +31,7 @@ import numpy as np
 
 import graftree as nnx
 from graftree import checkpoints, errors
-from tests.stress import savings
+from tests.stress import kills
 
 
 def good_model(seed=0):
@@ -210,7 +210,7 @@ def damage_of_step(folder, name, damage):
     Returns:
         The message, or ``None`` if all values were right, or ``"wrong values"``.
     """
-    model, position = good_model(1), savings.Position()
+    model, position = good_model(1), kills.Position()
     damage(files_of(folder)[name])
     with checkpoints.Checkpoints(folder) as kept:
         message = tried(
@@ -226,7 +226,7 @@ def damage_of_step(folder, name, damage):
 
 def good_series(folder):
     """A series with one step."""
-    position = savings.Position()
+    position = kills.Position()
     position.state["position"] = 5
     with checkpoints.Checkpoints(folder) as kept:
         kept.save(5, model=good_model(), position=position)
