@@ -26,14 +26,12 @@ class Function:
         name: Of the function.
         target: The object that it was made for, by its name in the program.
         changes: What it may do to it.
-        rows: Whether it can be mapped over the rows of all arrays.
         static: Whether it takes a static argument, too.
     """
 
     name: str
     target: str
     changes: int
-    rows: bool
     static: bool = False
 
 
@@ -141,10 +139,9 @@ class Generator:
         found = bodies.places(self.root, "m")
         modules = [p for p in found if bodies.is_module(p.value)]
         target = self.pick([found[0], self.pick(modules)])
-        makers = ["jit", "jit", "jit_static", "gradient", "remat", "branches", "loop"]
-        makers += ["scan", "rows", "broadcast", "jax_jit", "functional", "rule"]
-        makers += ["pair", "returning"]
-        getattr(self, self.pick(makers))(target)
+        makers = "jit jit jit_static gradient remat branches loop scan rows broadcast "
+        makers += "jax_jit functional rule pair returning"
+        getattr(self, self.pick(makers.split()))(target)
 
     def body(self, target, allowed, rows=False, both=(), fails=True):
         """The lines of a function of an object, after ``y = x``; what they may do."""
@@ -178,8 +175,7 @@ class Generator:
         """A call of a function that is there already, of the object or a part of it."""
         known = [f for f in self.functions if f.changes <= allowed]
         known = [f for f in known if f"{f.target}.".startswith(f"{target.text}.")]
-        known = [f for f in known if f.rows or not rows]
-        if not known or self.chance(0.4):
+        if rows or not known or self.chance(0.4):
             return [], NOTHING
         f = self.pick(known)
         part = "m" + f.target[len(target.text) :]
