@@ -11,7 +11,11 @@ from examples.models import gpt2, llama, pretrained, qwen3
 from tests import programs
 from tests.weights import checkpoints_of_hf
 
-LLAMA = checkpoints_of_hf.folder("llama")
+
+@pytest.fixture
+def checkpoint():
+    """The folder of a Llama."""
+    return checkpoints_of_hf.folder("llama")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
@@ -57,25 +61,24 @@ def test_the_check_compares_logits_tokens_and_files(capsys):
     assert files.strip() == "4 of 4 equal"
 
 
-def test_prompts_are_continued_and_the_model_is_saved(capsys, tmp_path):
-    expected = np.load(LLAMA / "expected.npz")
+def test_prompts_are_continued_and_the_model_is_saved(checkpoint, capsys, tmp_path):
+    expected = np.load(checkpoint / "expected.npz")
     prompt = ",".join(map(str, expected["prompt"][0]))
-    options = ["llama", str(LLAMA), f"--prompt={prompt}", f"--save={tmp_path}"]
+    options = ["llama", str(checkpoint), f"--prompt={prompt}", f"--save={tmp_path}"]
     assert program.main([*options, "--mesh=fsdp=8"]) == 0
     new = expected["generated"][0, expected["prompt"].shape[1] :]
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == ",".join(map(str, new))
     assert printed[2].startswith("16 tokens, ")
-    data = (LLAMA / "model.safetensors").read_bytes()
+    data = (checkpoint / "model.safetensors").read_bytes()
     assert (tmp_path / "model.safetensors").read_bytes() == data
 
 
 @pytest.mark.long
-def test_an_adapter_is_merged_before_it_is_saved(tmp_path):
-    folder = checkpoints_of_hf.folder("llama")
-    expected = np.load(folder / "lora" / "expected.npz")
-    options = [f"--adapter={folder / 'lora'}", f"--save={tmp_path}"]
-    assert program.main([str(folder), *options]) == 0
+def test_an_adapter_is_merged_before_it_is_saved(checkpoint, tmp_path):
+    expected = np.load(checkpoint / "lora" / "expected.npz")
+    options = [f"--adapter={checkpoint / 'lora'}", f"--save={tmp_path}"]
+    assert program.main([str(checkpoint), *options]) == 0
     logits = programs.in_one_program(pretrained.load(tmp_path), expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
@@ -104,16 +107,16 @@ def test_parameters_are_divided_along_their_longest_axis():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_said(options, said, capsys):
+def test_what_does_not_fit_is_said(checkpoint, options, said, capsys):
     *family, folder = [x for x in options if not x.startswith("--")]
     others = [x for x in options if x.startswith("--")]
-    assert program.main([*family, str(LLAMA.parent / folder), *others]) == 2
+    assert program.main([*family, str(checkpoint.parent / folder), *others]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_without_weights_and_one_without_settings(capsys, tmp_path):
+def test_folders_without_weights_or_settings(checkpoint, capsys, tmp_path):
     for config, said in (
-        ((LLAMA / "config.json").read_text(), "it has no .safetensors file"),
+        ((checkpoint / "config.json").read_text(), "it has no .safetensors file"),
         ('{"model_type": "gpt2"}', "gelu_new"),
         ("{", "is no JSON"),
     ):
@@ -132,7 +135,7 @@ def test_options_that_are_malformed(option, said, capsys):
     assert caught.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_text_needs_a_tokenizer(capsys, monkeypatch):
+def test_text_needs_a_tokenizer(checkpoint, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert program.main([str(LLAMA), "--text=hello"]) == 2
+    assert program.main([str(checkpoint), "--text=hello"]) == 2
     assert "pip install tokenizers" in capsys.readouterr().err
