@@ -4,12 +4,11 @@ import ast
 import graphlib
 import inspect
 import json
-import subprocess
 import sys
 import types
 
 import graftree as nnx
-from tests import sources
+from tests import interpreters, sources
 
 # STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
 MAX_FILE_LINES = 700
@@ -232,9 +231,8 @@ def test_import_loads_nothing_that_jax_does_not_load():
     program = "import jax, json, sys; {} print(json.dumps(list(sys.modules)))"
 
     def loaded(statement):
-        command = [sys.executable, "-c", program.format(statement)]
-        output = subprocess.run(command, capture_output=True, text=True, check=True)
-        return {name.split(".")[0] for name in json.loads(output.stdout)}
+        names = json.loads(interpreters.printed("-c", program.format(statement)))
+        return {name.split(".")[0] for name in names}
 
     before = loaded("import jax.numpy, jax.export, jax.experimental;")
     ours = loaded("import graftree;") - before - sys.stdlib_module_names

@@ -6,8 +6,6 @@ seen from outside only where a later JAX lacks it (tests/stress/moved_names.py).
 
 import gc
 import re
-import subprocess
-import sys
 
 import jax
 import jax.extend.core
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from graftree import _jax, _jax_names
-from tests import sources, threads
+from tests import interpreters, sources, threads
 
 
 def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
@@ -63,10 +61,8 @@ SAMPLE = (
 
 def cases_without(*arguments):
     """How many cases of `tests/stress/moved_names.py` there are; none has faults."""
-    command = [sys.executable, "-m", "tests.stress.moved_names", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=sources.ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return sum(line.startswith("ok ") for line in done.stdout.splitlines())
+    printed = interpreters.printed("-m", "tests.stress.moved_names", *arguments)
+    return sum(line.startswith("ok ") for line in printed.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import threading
 
@@ -16,7 +14,7 @@ import pytest
 import graftree as nnx
 from examples.digits import __main__ as command
 from examples.digits import data, experiment, models, report, train
-from tests import sources
+from tests import interpreters
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -100,16 +98,8 @@ def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
-    options = ["--epochs=40", f"--output={tmp_path}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "examples.digits", *options],
-        cwd=sources.ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    command_line = ["-m", "examples.digits", "--epochs=40", f"--output={tmp_path}"]
+    with interpreters.start(*command_line, PYTHONUNBUFFERED="1") as process:
         first_line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         out, error = process.communicate()

@@ -3,11 +3,8 @@
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +26,7 @@ from examples.lm import (
     train,
 )
 from examples.lm.model import Config, LanguageModel
-from tests import sources
+from tests import interpreters
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -325,24 +322,14 @@ def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
 # ------------------------------------------------------------------------- as a program
 
 
-def started(folder, options, **variables):
-    """The command with options, in a process of its own; its output is text."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "examples.lm", *options, f"--output={folder}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=sources.ROOT,
-        env=os.environ | variables,
-    )
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
 def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
     options = ["--mesh=fsdp=2,tensor=2", "--steps=2000", "--every=5"]
     options += as_arguments(TINY, "length")
-    with started(tmp_path, options, PYTHONUNBUFFERED="1", XLA_FLAGS="") as process:
+    options.append(f"--output={tmp_path}")
+    variables = {"PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""}
+    with interpreters.start("-m", "examples.lm", *options, **variables) as process:
         lines = [process.stdout.readline() for _ in range(4)]
         process.send_signal(cause)
         out, error = process.communicate()
@@ -378,10 +365,11 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
 def test_two_processes_train_as_one_does(tmp_path):
     mesh = {"data": 2, "fsdp": 2}
     options = dataclasses.replace(TINY, mesh=mesh, steps=2, batch_size=64, length=64)
-    told = ["--processes=2", "--sample=1", f"--mesh={settings.in_words(mesh)}"]
+    told = ["--processes=2", "--sample=1", f"--output={tmp_path}"]
+    told += [f"--mesh={settings.in_words(mesh)}"]
     told += as_arguments(options, "steps", "batch_size", "length", "every")
     # Both compute while this process does.
-    with started(tmp_path, told, PYTHONPATH=f"{sources.ROOT / 'src'}") as both:
+    with interpreters.start("-m", "examples.lm", *told) as both:
         expected, _ = losses_of(options, steps=2)
         out, errors = both.communicate(timeout=120)
     assert both.returncode == 0, out + errors

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 
-from tests.stress import starts
+from tests import interpreters
 
 COMMAND = (
     "--processes 2 --mesh data=2,fsdp=2 --steps 10 --every 2 --batch-size 64 "
@@ -25,7 +25,8 @@ WITHIN = 20.0  # seconds; the command gives the others five
 
 def start(folder):
     """Starts the command."""
-    return starts.popen("examples.lm", *COMMAND.split(), f"--output={folder}")
+    options = [*COMMAND.split(), f"--output={folder}"]
+    return interpreters.start("-m", "examples.lm", *options)
 
 
 def finish(folder):

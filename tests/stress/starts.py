@@ -6,17 +6,15 @@ that the moment has come. What it printed is the whole record: words, a line eac
 
 import contextlib
 import dataclasses
-import os
 import queue
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 
-from tests import sources
+from tests import interpreters
 
 # A process that is stuck fails the run, with the lines so far. Gloo needs a minute to
 # notice that a neighbour is gone.
@@ -85,7 +83,7 @@ def start(commands, moment=None, patience=PATIENCE):
     with contextlib.ExitStack() as opened:
         errors = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         processes = [
-            opened.enter_context(popen(*command, stderr=file))
+            opened.enter_context(interpreters.start("-m", *command, stderr=file))
             for command, file in zip(commands, errors, strict=True)
         ]
         threads = [
@@ -101,18 +99,6 @@ def start(commands, moment=None, patience=PATIENCE):
         for file in errors:
             file.seek(0)
         return Record(lines, codes, [file.read()[-4000:] for file in errors], sent)
-
-
-def popen(module, *arguments, stderr=subprocess.PIPE):
-    """Starts a module of this repository; its output is text, in pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        cwd=sources.ROOT,
-        env={"PYTHONPATH": f"{sources.ROOT / 'src'}:{sources.ROOT}", **os.environ},
-    )
 
 
 def _read(stream, lines, seen):
