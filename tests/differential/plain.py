@@ -69,16 +69,11 @@ class Snapshot:
     """What is in some objects, so that it can be put back."""
 
     def __init__(self, x):
-        found = [entry for _, entry in walk(x)]
-        self.nodes = [
-            (node, dict(children(node)))
-            for node in found
-            if is_node(node) and not isinstance(node, tuple)
-        ]
+        nodes = [found for _, found in walk(x) if is_node(found)]
+        nodes = [node for node in nodes if not isinstance(node, tuple)]
+        self.nodes = [(node, dict(children(node))) for node in nodes]
         self.variables = [
-            (v, v.get_value(), dict(v.get_metadata()))
-            for v in found
-            if isinstance(v, graftree.Variable)
+            (v, v.get_value(), dict(v.get_metadata())) for v in variables(x)
         ]
 
     def restore_structure(self):
@@ -101,12 +96,8 @@ class Rows:
     """Objects of which a function gets one row after the other."""
 
     def __init__(self, x):
-        self.places = [
-            (node, key)
-            for _, node in walk(x)
-            for key, child in children(node)
-            if is_array(child)
-        ]
+        nodes = [node for _, node in walk(x)]
+        self.places = [(n, k) for n in nodes for k, v in children(n) if is_array(v)]
         self.variables = variables(x)
         self.given = self._read()
         self.results = []
@@ -396,11 +387,7 @@ def popped(x, kind):
 def words(nnx):
     """The names of the vocabulary that use the library for what is tested."""
     return {
-        "constant_rule": nnx.constant_rule,
-        "functional": nnx.functional,
-        "gradient": gradient,
-        "halved": halved,
-        "popped": popped,
-        "rebuilt": lambda x: copied(checked(x)),
-        "state_of": state_of,
+        **{"constant_rule": nnx.constant_rule, "functional": nnx.functional},
+        **{"gradient": gradient, "halved": halved, "popped": popped},
+        **{"rebuilt": lambda x: copied(checked(x)), "state_of": state_of},
     }

@@ -156,15 +156,6 @@ def eager_layers_and_compiled_ones():
 
 
 @part
-def cells_and_embeddings():
-    cell = nnx.LSTMCell(4, 4, rngs=nnx.Rngs(0))
-    carry = jnp.ones((2, 4)), jnp.zeros((2, 4))
-    embed = nnx.Embed(5, 4, rngs=nnx.Rngs(0))
-    steps = nnx.RNN(cell, rngs=nnx.Rngs(0))(inputs(2, 3, 4))
-    return cell(carry, inputs(2, 4)), embed(jnp.arange(3)), steps
-
-
-@part
 def layers_made_again():
     # The second values are compared with the first, the third are made in another way.
     return [nnx.Linear(4, 4, rngs=nnx.Rngs(seed)) for seed in (0, 0, 1, 2)]

@@ -81,11 +81,9 @@ def judged(locks: list[str], seconds: float, job: tuple) -> dict:
                 outcome, by = KILLED, _ending(code, copy)
                 break
     told = "key path line kind scope old new".split()
-    return {
-        **{name: getattr(fault, name) for name in told},
-        **{"outcome": outcome, "by": by, "tests": count},
-        "seconds": round(time.monotonic() - start, 1),
-    }
+    found = {name: getattr(fault, name) for name in told}
+    seconds = round(time.monotonic() - start, 1)
+    return {**found, "outcome": outcome, "by": by, "tests": count, "seconds": seconds}
 
 
 def _ending(code: int | None, copy: forks.Copy) -> str:
