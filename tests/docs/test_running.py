@@ -6,7 +6,7 @@ import pytest
 
 from website import outputs, pages, running, writing
 
-OUTPUT = '\n\n```text title="Output"\n{}\n```\n'
+OUTPUT = '\n```text title="Output"\n{}\n```\n'
 
 
 def page_of(text, folder):
@@ -52,9 +52,7 @@ def test_blocks_run_in_order_and_show_their_last_value(tmp_path):
     assert [result.output for result in results] == ["2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("said", "is_right"), [("3", False), (None, False), ("2", True)]
-)
+@pytest.mark.parametrize(("said", "right"), [("3", False), (None, False), ("2", True)])
 def test_a_wrong_output_and_a_missing_one_are_faults(tmp_path, said, right):
     (result,) = results_of(block("1 + 1", said), tmp_path)
     assert result.is_as_the_page_says is right
