@@ -23,10 +23,10 @@ def python(request, tmp_path_factory):
     venv.create(folder, symlinks=True, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     wants_flax = getattr(request, "param", "without Flax") == "with Flax"
-    hidden = "nothing" if wants_flax else "flax"
     for path in map(pathlib.Path, sys.path):
         for entry in path.iterdir() if path.name == "site-packages" else ():
-            if not entry.name.startswith(hidden) and entry.suffix != ".pth":
+            is_hidden = entry.name.startswith("flax") and not wants_flax
+            if not is_hidden and entry.suffix != ".pth":
                 (packages / entry.name).symlink_to(entry)
     (packages / "graftree.pth").write_text(f"{SOURCE}\n")
     if wants_flax and not (packages / "flax").exists():
@@ -34,12 +34,12 @@ def python(request, tmp_path_factory):
     return folder / "bin" / "python"
 
 
-in_both = pytest.mark.parametrize(
-    "python", ["with Flax", "without Flax"], indirect=True, scope="session"
-)
-with_flax = pytest.mark.parametrize(
-    "python", ["with Flax"], indirect=True, scope="session"
-)
+def environments(*names):
+    return pytest.mark.parametrize("python", names, indirect=True, scope="session")
+
+
+in_both = environments("with Flax", "without Flax")
+with_flax = environments("with Flax")
 
 
 @pytest.fixture
@@ -203,12 +203,7 @@ def test_a_startup_file_that_can_not_be_changed_is_told(monkeypatch, tmp_path, v
     assert "`python -m graftree.dropin`" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "python",
-    [pytest.param("with Flax", marks=pytest.mark.long), "without Flax"],
-    indirect=True,
-    scope="session",
-)
+@environments(pytest.param("with Flax", marks=pytest.mark.long), "without Flax")
 def test_processes_of_all_kinds_have_the_dropin(run, write, has_flax, tmp_path):
     write(WHOSE, "child.py")
     write(FOUND, "finding.py")
@@ -433,26 +428,22 @@ def test_flax_nnx_is_a_package_of_all_names_that_flax_has(run, has_flax):
 
 @with_flax
 def test_star_imports_and_pickles_of_flax_are_those_of_flax(run, start, write):
-    written = start(
-        write(
-            """
-            from flax.nnx import *
-            names = [x for x in globals() if not x.startswith("__")]
-            import pickle
-            from flax import nnx
-            model = nnx.Linear(1, 2, rngs=nnx.Rngs(0))
-            tagged = nnx.Param(1.0, tag="x")
-            state = nnx.state(model)
-            saved = dict(model=model, list=nnx.List([1]), rngs=nnx.Rngs(0))
-            saved |= dict(state=(state, nnx.to_flat_state(state), tagged))
-            saved |= dict(names=(names, dir(nnx)))
-            for name, x in saved.items():
-                pickle.dump(x, open(name, "wb"))
-            print(model.kernel[...].tolist(), nnx.Linear.__module__)
-            """
-        ),
-        GRAFTREE_DROPIN="0",
-    )
+    program = """
+        from flax.nnx import *
+        names = [x for x in globals() if not x.startswith("__")]
+        import pickle
+        from flax import nnx
+        model = nnx.Linear(1, 2, rngs=nnx.Rngs(0))
+        tagged = nnx.Param(1.0, tag="x")
+        state = nnx.state(model)
+        saved = dict(model=model, list=nnx.List([1]), rngs=nnx.Rngs(0))
+        saved |= dict(state=(state, nnx.to_flat_state(state), tagged))
+        saved |= dict(names=(names, dir(nnx)))
+        for name, x in saved.items():
+            pickle.dump(x, open(name, "wb"))
+        print(model.kernel[...].tolist(), nnx.Linear.__module__)
+    """
+    written = start(write(program), GRAFTREE_DROPIN="0")
     assert written.stdout.endswith("flax.nnx.nn.linear\n"), written.stderr
     program = """
         from flax.nnx import *
@@ -478,13 +469,10 @@ def test_star_imports_and_pickles_of_flax_are_those_of_flax(run, start, write):
             except pickle.UnpicklingError as error:
                 print(str(error).splitlines()[0])
     """
-    refused = (
-        "This pickle was written by Flax NNX: its objects have the attributes of "
-        "Flax's classes."
-    )
+    refused = "This pickle was written by Flax NNX: its objects have the attributes of "
     (line,) = written.stdout.splitlines()
     ours = line.replace("flax.nnx.nn", "graftree.nn")
-    check(run(program), ours, refused, refused, refused)
+    check(run(program), ours, *[refused + "Flax's classes."] * 3)
 
 
 # ------------------------------------------------------------- installed for a while
@@ -549,10 +537,7 @@ FOR_A_WHILE = """if True:
 @in_both
 def test_uninstalling_gives_everything_back(start, has_flax):
     found = "flax.nnx.nn.linear flax.nnx.nn.linear"
-    check(
-        start("-c", FOR_A_WHILE),
-        *("STARTUP:/a", "/a:/b True", "STARTUP", "/b True"),
-        found if has_flax else "No module named 'flax'",
-        "False",
-        "flax.nnx is already imported, so its name can no longer mean Graftree.",
-    )
+    said = ["STARTUP:/a", "/a:/b True", "STARTUP", "/b True"]
+    said += [found if has_flax else "No module named 'flax'", "False"]
+    refused = "flax.nnx is already imported, so its name can no longer mean Graftree."
+    check(start("-c", FOR_A_WHILE), *said, refused)

@@ -125,14 +125,14 @@ def test_folders_without_weights_or_settings(checkpoint, capsys, tmp_path):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("--prompt=1,x", "expected numbers of tokens"), ("--mesh=x=2", "expected fsdp=N")],
-)
-def test_options_that_are_malformed(option, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        program.main(["folder", option])
-    assert caught.value.code == 2 and said in capsys.readouterr().err
+def test_options_that_are_malformed(capsys):
+    for option, said in (
+        ("--prompt=1,x", "expected numbers of tokens"),
+        ("--mesh=x=2", "expected fsdp=N"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            program.main(["folder", option])
+        assert said in capsys.readouterr().err
 
 
 def test_text_needs_a_tokenizer(checkpoint, capsys, monkeypatch):

@@ -192,16 +192,13 @@ def test_recordings_are_read_as_fractions(wav):
         ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
         ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
         ({"frames": 0}, "has no samples"),
+        (None, "can't be read as WAV: .*\nConvert it: sox"),
     ],
 )
 def test_other_recordings_are_refused(options, words, wav):
+    path = pathlib.Path(__file__) if options is None else wav(**options)
     with pytest.raises(ValueError, match=words):
-        recordings.read(wav(**options))
-
-
-def test_what_is_no_recording_is_refused():
-    with pytest.raises(ValueError, match="can't be read as WAV: .*\nConvert it: sox"):
-        recordings.read(pathlib.Path(__file__))
+        recordings.read(path)
 
 
 # ----------------------------------------------------------------------- the command

@@ -268,17 +268,19 @@ def check_single(folder, expected):
 
 def phase(folder):
     """What the kill found, by what lies about."""
-    names = [path.name for path in folder.rglob("*")]
-    partial = [*folder.rglob("*.orbax-checkpoint-tmp")]
-    if any(name.endswith(".graftree-deleted") for name in names):
-        return "while deleting an old step"
-    if any(name.endswith(".graftree-old") for name in names):
-        return "while swapping"
-    if any((path / "commit_success.txt").exists() for path in partial):
-        return "before the rename"
-    if partial:
-        return "while writing"
-    return "before swapping" if "single.graftree-new" in names else "between saves"
+    for pattern, found in PHASES.items():
+        if any(folder.rglob(pattern)):
+            return found
+    return "between saves"
+
+
+PHASES = {
+    "*.graftree-deleted": "while deleting an old step",
+    "*.graftree-old": "while swapping",
+    "*.orbax-checkpoint-tmp/commit_success.txt": "before the rename",
+    "*.orbax-checkpoint-tmp": "while writing",
+    "single.graftree-new": "before swapping",
+}
 
 
 def check_rest(folder, steps):
@@ -293,10 +295,10 @@ def one_kill(folder, number, options, rng, expected, counts):
     """Starts, kills, reads; counts in which phase it hit."""
     seed = f"--seed={options.seed} {number}"
     command, moment = ["tests.stress.kills", "--save", folder, seed], None
-    if rng.random() < options.exact:
-        command.append(f"--before={rng.randrange(1, options.operations)}")
+    if rng.random() < 0.5:
+        command.append(f"--before={rng.randrange(1, 400)}")
     else:
-        moment = starts.Moment("start", rng.uniform(0.0, options.longest))
+        moment = starts.Moment("start", rng.uniform(0.0, 0.5))
     record = starts.start([command], moment)
     record.check(-9)
     expected.read(record.lines[0])
@@ -332,9 +334,6 @@ def read_options(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", default="0")
-    parser.add_argument("--exact", type=float, default=0.5, help="part of the kills")
-    parser.add_argument("--operations", type=int, default=400)
-    parser.add_argument("--longest", type=float, default=0.5, help="seconds")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--save", metavar="DIRECTORY", help="saves until it is killed")
     parser.add_argument("--before", type=int, default=0, help="kills itself")

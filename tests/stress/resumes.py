@@ -37,15 +37,6 @@ class Tally:
     repeated: int = 0  # losses of steps that were done before
     farthest: float = 0.0  # the largest relative difference
 
-    def __str__(self):
-        return (
-            f"{self.kills:5d} {self.unfinished:10d} {self.stops:5d} {self.losses:6d} "
-            f"{self.repeated:8d}   {self.farthest:.1e}"
-        )
-
-
-HEAD = "layout        kills unfinished stops losses repeated   farthest"
-
 
 class Run:
     """A training run in a folder: started, broken, started again.
@@ -178,7 +169,6 @@ def main():
     runs = {x: functools.partial(break_often, x) for x in options.layouts}
     if not options.no_way:
         runs["each in turn"] = wander
-    print(HEAD, flush=True)
     for name, run in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             rng = random.Random(f"{options.seed} {name}")
