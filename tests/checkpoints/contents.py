@@ -1,0 +1,18 @@
+"""What is in an object, to be compared with what a checkpoint gave."""
+
+import jax
+import numpy as np
+
+import graftree as nnx
+
+
+def contents(obj, library=nnx):
+    """The type, the shape and the bytes of each leaf, by path."""
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(library.as_pure(library.state(obj))):
+        leaf = leaf[...] if isinstance(leaf, jax.Ref) else leaf
+        dtype = getattr(leaf, "dtype", type(leaf))
+        is_key = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        found[jax.tree_util.keystr(path)] = str(dtype), array.shape, array.tobytes()
+    return found
