@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from graftree import checkpoints, errors
 from tests import strategies, zoo
-from tests.checkpoints.contents import contents
+from tests.checkpoints.saved_objects import contents
 
 ADAM = optax.adam(1e-3)
 

@@ -1,9 +1,24 @@
-"""What is in an object, to be compared with what a checkpoint gave."""
+"""What the tests of checkpoints save: a data iterator, and the contents of objects."""
 
 import jax
 import numpy as np
 
 import graftree as nnx
+
+
+class Iterator:
+    """Stands for an iterator over data."""
+
+    def __init__(self, state=0):
+        self.state = state
+
+    def get_state(self):
+        """All of it."""
+        return self.state
+
+    def set_state(self, state):
+        """Puts it at another place."""
+        self.state = state
 
 
 def contents(obj, library=nnx):
