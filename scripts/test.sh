@@ -4,7 +4,8 @@
 #   test.sh         `make test`: the newest Python runs all tests but the longest, and
 #                   Python 3.11 with the oldest JAX those that Python and JAX may change,
 #                   each in one of its modes, and with half of its other parameters
-#   CI=true ...     the same with the pages of docs/, on both, and the wheel
+#   CI=true ...     the same with the pages of docs/ (Python 3.11 runs every second one),
+#                   and the wheel
 #   test.sh --all   `make test-all`: both run all tests, and the site is built
 #
 # Where one of the two Pythons is missing, the other runs all tests, and with CI=true that
@@ -119,7 +120,7 @@ fi
 if [ ${#tests_of_oldest[@]} = 0 ]; then
     run_tests "shapes" "${ends[0]}" "${shapes[@]}"
 elif [ "${CI:-}" = true ]; then
-    run_tests "pages, oldest" oldest tests/docs
+    run_tests "pages, oldest" oldest tests/docs --modes-by-turns
 fi
 if [ "$scope" = --all ]; then check "site" make docs; fi
 

@@ -1,6 +1,6 @@
-"""The table of all layers: how to make one, what to call it with, its attributes.
+"""The tables of all layers: how to make one, what to call it with, its attributes.
 
-Rules that hold for every layer are tests over this table, in `tests/nn/test_layers.py`
+Rules that hold for every layer are tests over them, in `tests/nn/test_layers.py`
 and `tests/nn/test_layers_under_transforms.py`. A new layer is a new row.
 """
 
@@ -17,11 +17,66 @@ import numpy as np
 
 import graftree as nnx
 
-NORM_TAIL = "axis_name axis_index_groups use_fast_variance promote_dtype"
-LSTM_HEAD = (
+NORM = "axis_name axis_index_groups use_fast_variance promote_dtype"
+DENSE = "dtype param_dtype precision dot_general promote_dtype preferred_element_type"
+LSTM = (
     "in_features hidden_features gate_fn activation_fn dtype param_dtype promote_dtype "
     "rngs"
 )
+POOLING = "window_shape strides padding"
+
+# Those of a new layer, in order.
+ATTRIBUTES = {
+    "Linear": f"kernel bias in_features out_features use_bias {DENSE}",
+    "LinearGeneral": "in_features out_features axis batch_axis use_bias dtype "
+    "param_dtype precision dot_general dot_general_cls promote_dtype "
+    "preferred_element_type kernel bias",
+    "Einsum": "kernel bias einsum_str kernel_shape bias_shape dtype param_dtype "
+    "precision promote_dtype einsum_op preferred_element_type",
+    "Conv": "kernel_shape kernel bias in_features out_features kernel_size strides "
+    "padding input_dilation kernel_dilation feature_group_count use_bias mask dtype "
+    "param_dtype precision conv_general_dilated promote_dtype preferred_element_type",
+    "ConvTranspose": "kernel_size in_features out_features strides padding "
+    "kernel_dilation use_bias mask dtype param_dtype precision transpose_kernel "
+    "promote_dtype preferred_element_type kernel_shape kernel bias",
+    "Embed": "embedding num_embeddings features dtype param_dtype promote_dtype",
+    "LoRA": "in_features out_features dtype param_dtype lora_param_type base_module "
+    "promote_dtype lora_a lora_b",
+    "LoRALinear": f"kernel bias in_features out_features use_bias {DENSE} lora",
+    "PReLU": "negative_slope dtype param_dtype promote_dtype",
+    "MultiHeadAttention": "num_heads in_features qkv_features out_features "
+    "in_kv_features num_kv_heads dtype param_dtype broadcast_dropout dropout_rate "
+    "deterministic precision use_bias attention_fn decode normalize_qk "
+    "qkv_promote_dtype out_promote_dtype ln_promote_dtype qkv_dot_general "
+    "out_dot_general qkv_dot_general_cls out_dot_general_cls head_dim query key value "
+    "query_ln key_ln out rngs cached_key cached_value cache_index",
+    "RoPE": "theta cached_sin cached_cos",
+    "BatchNorm": "mean var scale bias num_features use_running_average axis momentum "
+    f"epsilon dtype param_dtype use_bias use_scale {NORM}",
+    "LayerNorm": "scale bias num_features epsilon dtype param_dtype use_bias use_scale "
+    f"reduction_axes feature_axes {NORM}",
+    "RMSNorm": "scale num_features epsilon dtype param_dtype use_scale reduction_axes "
+    f"feature_axes {NORM}",
+    "GroupNorm": "feature_axis num_groups group_size scale bias epsilon dtype "
+    f"param_dtype use_bias use_scale reduction_axes {NORM}",
+    "InstanceNorm": "scale bias num_features epsilon dtype param_dtype use_bias "
+    f"use_scale feature_axes {NORM}",
+    "SpectralNorm": "layer_instance n_steps epsilon dtype param_dtype "
+    "error_on_non_matrix use_running_average batch_stats",
+    "WeightNorm": "layer_instance feature_axes use_scale scale_init epsilon dtype "
+    "param_dtype variable_filter promote_dtype scales",
+    "Dropout": "rate broadcast_dims deterministic rng_collection rngs",
+    "LSTMCell": f"{LSTM} ii if_ ig io hi hf hg ho carry_init",
+    "OptimizedLSTMCell": f"{LSTM} dense_i dense_h carry_init",
+    "SimpleCell": "in_features hidden_features dtype param_dtype residual "
+    "activation_fn promote_dtype rngs dense_h dense_i carry_init",
+    "GRUCell": f"{LSTM} dense_i dense_h carry_init",
+    "RNN": "cell time_major return_carry reverse keep_order unroll rngs state_axes "
+    "broadcast_rngs",
+    "Bidirectional": "forward_rnn backward_rnn merge_fn time_major return_carry rngs",
+    **{"MaxPool": POOLING, "MinPool": POOLING},
+    "AvgPool": f"{POOLING} count_include_pad",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +88,6 @@ class Layer:
         arguments: The positional arguments of the constructor.
         shapes: The shapes of what the layer is called with; a nested tuple is a tuple
             of arrays, as the carry of an LSTM.
-        attributes: Those of a new layer, in order.
         keywords: Further arguments of the constructor.
         call: Keywords of the call.
         wraps: The row of the layer that comes as first argument.
@@ -47,7 +101,6 @@ class Layer:
     name: str
     arguments: tuple[Any, ...]
     shapes: tuple[Any, ...]
-    attributes: str
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
     wraps: tuple[str, ...] = ()
@@ -56,6 +109,11 @@ class Layer:
     has_dtype: bool = True
     is_ours: bool = False
     since: str = "0.12.8"
+
+    @property
+    def attributes(self) -> str:
+        """Those of a new layer."""
+        return ATTRIBUTES.get(self.name, "num_spatial_axes")
 
     def cls(self, library: Any = nnx) -> type:
         """The class, in one of the libraries."""
@@ -90,106 +148,38 @@ class Layer:
         return dict(inspect.signature(self.cls(library).__init__).parameters)
 
 
-def cell(name: str, carry: Any, attributes: str) -> Layer:
+def cell(name: str, carry: Any) -> Layer:
     """The row of a recurrent cell."""
-    return Layer(name, (3, 4), (carry, (2, 3)), attributes)
+    return Layer(name, (3, 4), (carry, (2, 3)))
 
 
 def pooling(name: str) -> Layer:
     """The row of a pooling layer, which only this library has."""
-    windows = "window_shape strides padding" if not name.startswith("Global") else ""
-    return Layer(
-        name,
-        (2,) if windows else (),
-        ((2, 5, 3),),
-        windows + " count_include_pad" * (name == "AvgPool") or "num_spatial_axes",
-        has_rngs=False,
-        has_dtype=False,
-        is_ours=True,
-    )
+    windows = () if name.startswith("Global") else (2,)
+    options = {"has_rngs": False, "has_dtype": False, "is_ours": True}
+    return Layer(name, windows, ((2, 5, 3),), **options)
 
 
 LAYERS: Sequence[Layer] = [
-    Layer(
-        "Linear",
-        (3, 4),
-        ((2, 3),),
-        "kernel bias in_features out_features use_bias dtype param_dtype precision "
-        "dot_general promote_dtype preferred_element_type",
-    ),
-    Layer(
-        "LinearGeneral",
-        ((2, 3), (4, 5)),
-        ((7, 2, 3),),
-        "in_features out_features axis batch_axis use_bias dtype param_dtype precision "
-        "dot_general dot_general_cls promote_dtype preferred_element_type kernel bias",
-        {"axis": (-2, -1)},
-    ),
-    Layer(
-        "Einsum",
-        ("...a,ab->...b", (3, 4), (4,)),
-        ((2, 3),),
-        "kernel bias einsum_str kernel_shape bias_shape dtype param_dtype precision "
-        "promote_dtype einsum_op preferred_element_type",
-    ),
-    Layer(
-        "Conv",
-        (3, 4, (3,)),
-        ((2, 5, 3),),
-        "kernel_shape kernel bias in_features out_features kernel_size strides padding "
-        "input_dilation kernel_dilation feature_group_count use_bias mask dtype "
-        "param_dtype precision conv_general_dilated promote_dtype "
-        "preferred_element_type",
-    ),
-    Layer(
-        "ConvTranspose",
-        (3, 4, (3,), 2),
-        ((2, 5, 3),),
-        "kernel_size in_features out_features strides padding kernel_dilation use_bias "
-        "mask dtype param_dtype precision transpose_kernel promote_dtype "
-        "preferred_element_type kernel_shape kernel bias",
-    ),
-    Layer(
-        "Embed",
-        (6, 3),
-        ((2, 4),),
-        "embedding num_embeddings features dtype param_dtype promote_dtype",
-        bound=6,
-    ),
-    Layer(
-        "LoRA",
-        (3, 2, 4),
-        ((2, 3),),
-        "in_features out_features dtype param_dtype lora_param_type base_module "
-        "promote_dtype lora_a lora_b",
-        {"b_initializer": nnx.initializers.ones},
-    ),
+    Layer("Linear", (3, 4), ((2, 3),)),
+    Layer("LinearGeneral", ((2, 3), (4, 5)), ((7, 2, 3),), {"axis": (-2, -1)}),
+    Layer("Einsum", ("...a,ab->...b", (3, 4), (4,)), ((2, 3),)),
+    Layer("Conv", (3, 4, (3,)), ((2, 5, 3),)),
+    Layer("ConvTranspose", (3, 4, (3,), 2), ((2, 5, 3),)),
+    Layer("Embed", (6, 3), ((2, 4),), bound=6),
+    Layer("LoRA", (3, 2, 4), ((2, 3),), {"b_initializer": nnx.initializers.ones}),
     Layer(
         "LoRALinear",
         (3, 4),
         ((2, 3),),
-        "kernel bias in_features out_features use_bias dtype param_dtype precision "
-        "dot_general promote_dtype preferred_element_type lora",
         {"lora_rank": 2, "b_initializer": nnx.initializers.ones},
         has_dtype=False,
     ),
-    Layer(
-        "PReLU",
-        (),
-        ((2, 3),),
-        "negative_slope dtype param_dtype promote_dtype",
-        has_rngs=False,
-    ),
+    Layer("PReLU", (), ((2, 3),), has_rngs=False),
     Layer(
         "MultiHeadAttention",
         (2, 8),
         ((2, 3, 8),),
-        "num_heads in_features qkv_features out_features in_kv_features num_kv_heads "
-        "dtype param_dtype broadcast_dropout dropout_rate deterministic precision "
-        "use_bias attention_fn decode normalize_qk qkv_promote_dtype out_promote_dtype "
-        "ln_promote_dtype qkv_dot_general out_dot_general qkv_dot_general_cls "
-        "out_dot_general_cls head_dim query key value query_ln key_ln out rngs "
-        "cached_key cached_value cache_index",
         {"normalize_qk": True, "dropout_rate": 0.5, "deterministic": False},
         {"decode": False},
     ),
@@ -197,107 +187,27 @@ LAYERS: Sequence[Layer] = [
         "RoPE",
         (),
         ((2, 3, 4),),
-        "theta cached_sin cached_cos",
         {"embedding_size": 4, "max_seq_len": 3},
         has_rngs=False,
         has_dtype=False,
         since="0.12.9",
     ),
+    Layer("BatchNorm", (3,), ((4, 3),)),
+    Layer("LayerNorm", (3,), ((4, 3),)),
+    Layer("RMSNorm", (3,), ((4, 3),)),
+    Layer("GroupNorm", (4, 2), ((2, 5, 4),)),
+    Layer("InstanceNorm", (3,), ((2, 5, 3),)),
+    Layer("SpectralNorm", (), ((2, 3),), wraps=("Linear",), has_dtype=False),
     Layer(
-        "BatchNorm",
-        (3,),
-        ((4, 3),),
-        "mean var scale bias num_features use_running_average axis momentum epsilon "
-        f"dtype param_dtype use_bias use_scale {NORM_TAIL}",
+        "WeightNorm", (), ((2, 3),), wraps=("Linear",), has_dtype=False, since="0.12.9"
     ),
-    Layer(
-        "LayerNorm",
-        (3,),
-        ((4, 3),),
-        "scale bias num_features epsilon dtype param_dtype use_bias use_scale "
-        f"reduction_axes feature_axes {NORM_TAIL}",
-    ),
-    Layer(
-        "RMSNorm",
-        (3,),
-        ((4, 3),),
-        "scale num_features epsilon dtype param_dtype use_scale reduction_axes "
-        f"feature_axes {NORM_TAIL}",
-    ),
-    Layer(
-        "GroupNorm",
-        (4, 2),
-        ((2, 5, 4),),
-        "feature_axis num_groups group_size scale bias epsilon dtype param_dtype "
-        f"use_bias use_scale reduction_axes {NORM_TAIL}",
-    ),
-    Layer(
-        "InstanceNorm",
-        (3,),
-        ((2, 5, 3),),
-        "scale bias num_features epsilon dtype param_dtype use_bias use_scale "
-        f"feature_axes {NORM_TAIL}",
-    ),
-    Layer(
-        "SpectralNorm",
-        (),
-        ((2, 3),),
-        "layer_instance n_steps epsilon dtype param_dtype error_on_non_matrix "
-        "use_running_average batch_stats",
-        wraps=("Linear",),
-        has_dtype=False,
-    ),
-    Layer(
-        "WeightNorm",
-        (),
-        ((2, 3),),
-        "layer_instance feature_axes use_scale scale_init epsilon dtype param_dtype "
-        "variable_filter promote_dtype scales",
-        wraps=("Linear",),
-        has_dtype=False,
-        since="0.12.9",
-    ),
-    Layer(
-        "Dropout",
-        (0.5,),
-        ((2, 3),),
-        "rate broadcast_dims deterministic rng_collection rngs",
-        has_dtype=False,
-    ),
-    cell(
-        "LSTMCell",
-        ((2, 4), (2, 4)),
-        f"{LSTM_HEAD} ii if_ ig io hi hf hg ho carry_init",
-    ),
-    cell(
-        "OptimizedLSTMCell",
-        ((2, 4), (2, 4)),
-        f"{LSTM_HEAD} dense_i dense_h carry_init",
-    ),
-    cell(
-        "SimpleCell",
-        (2, 4),
-        "in_features hidden_features dtype param_dtype residual activation_fn "
-        "promote_dtype rngs dense_h dense_i carry_init",
-    ),
-    cell("GRUCell", (2, 4), f"{LSTM_HEAD} dense_i dense_h carry_init"),
-    Layer(
-        "RNN",
-        (),
-        ((2, 5, 3),),
-        "cell time_major return_carry reverse keep_order unroll rngs state_axes "
-        "broadcast_rngs",
-        wraps=("GRUCell",),
-        has_dtype=False,
-    ),
-    Layer(
-        "Bidirectional",
-        (),
-        ((2, 5, 3),),
-        "forward_rnn backward_rnn merge_fn time_major return_carry rngs",
-        wraps=("RNN", "RNN"),
-        has_dtype=False,
-    ),
+    Layer("Dropout", (0.5,), ((2, 3),), has_dtype=False),
+    cell("LSTMCell", ((2, 4), (2, 4))),
+    cell("OptimizedLSTMCell", ((2, 4), (2, 4))),
+    cell("SimpleCell", (2, 4)),
+    cell("GRUCell", (2, 4)),
+    Layer("RNN", (), ((2, 5, 3),), wraps=("GRUCell",), has_dtype=False),
+    Layer("Bidirectional", (), ((2, 5, 3),), wraps=("RNN", "RNN"), has_dtype=False),
     *map(pooling, ("MaxPool", "MinPool", "AvgPool")),
     *map(pooling, ("GlobalMaxPool", "GlobalMinPool", "GlobalAvgPool")),
 ]

@@ -44,11 +44,8 @@ def modules():
 
 def functions(module):
     """The functions and methods written in a module, with their owners."""
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and value.__module__ == module.__name__
-    ]
+    classes = [value for value in vars(module).values() if inspect.isclass(value)]
+    classes = [owner for owner in classes if owner.__module__ == module.__name__]
     for owner in [module, *classes]:
         for name, value in list(vars(owner).items()):
             if (

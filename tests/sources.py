@@ -61,14 +61,8 @@ class Source:
         return frozenset(lines)
 
 
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-    tokenize.INDENT,
-    tokenize.NEWLINE,
-    tokenize.NL,
-}
+_NO_CODE = {tokenize.COMMENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_NO_CODE |= {tokenize.INDENT, tokenize.NEWLINE, tokenize.NL}
 
 
 def read(folder: pathlib.Path) -> list[Source]:
@@ -117,16 +111,6 @@ def _target(node: ast.Import | ast.ImportFrom, name: str) -> tuple[str, str | No
     if f"{module}.{name}" in module_names():
         return f"{module}.{name}", None
     return module, name
-
-
-def module_aliases(source: Source) -> set[str]:
-    """The names by which a file calls the modules of the package that it imports."""
-    return {
-        alias.asname or alias.name.split(".")[0]
-        for node, module, name in imports(source)
-        if name is None and module.split(".")[0] == "graftree"
-        for alias in node.names
-    }
 
 
 def public_definitions(tree: ast.Module) -> Iterator[ast.ClassDef | Function]:

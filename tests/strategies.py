@@ -115,15 +115,15 @@ class _Build:
     def variable(self, depth):
         kind = self.draw(st.sampled_from([nnx.Param, nnx.BatchStat, Kind]))
         form = self.draw(st.sampled_from(["plain", "tagged", "mapping", "ref"]))
+        value, metadata = self.array(depth), {}
         if form == "mapping":
-            made = kind({"x": self.array(depth), "y": (self.array(depth), None)})
-        elif form == "ref" and self.refs:
-            made = kind(self.array(depth), ref=True)
-        else:
-            entries = {"tag": self.draw(st.text("ab", max_size=2)), "notes": [1]}
-            made = kind(self.array(depth), **(entries if form == "tagged" else {}))
-        self.made.append(made)
-        return made
+            value = {"x": value, "y": (self.array(depth), None)}
+        elif form == "ref":
+            metadata = {"ref": True} if self.refs else {}
+        elif form == "tagged":
+            metadata = {"tag": self.draw(st.text("ab", max_size=2)), "notes": [1]}
+        self.made.append(kind(value, **metadata))
+        return self.made[-1]
 
     def array(self, depth):
         self.count += 1
@@ -148,13 +148,10 @@ class _Build:
     def item_node(self, depth):
         n = self.draw(st.sampled_from([0, 1, 2, 2, 3]))
         items = [self.attribute(depth + 1) for _ in range(n)]
-        if self.draw(st.booleans()):
-            made = nnx.List(items)
-        else:
-            keys = self.draw(st.permutations(["a", "b", "items"]))
-            made = nnx.Dict(dict(zip(keys, items, strict=False)))
-        self.made.append(made)
-        return made
+        keys = self.draw(st.none() | st.permutations(["a", "b", "items"]))
+        named = dict(zip(keys or (), items, strict=False))
+        self.made.append(nnx.List(items) if keys is None else nnx.Dict(named))
+        return self.made[-1]
 
     def marked_container(self, depth):
         return nnx.data(self.container(depth))

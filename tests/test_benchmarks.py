@@ -1,6 +1,7 @@
 """The benchmarks run, and all libraries compute the same; no test looks at a time."""
 
 import dataclasses
+import functools
 import statistics
 import types
 
@@ -30,6 +31,7 @@ from benchmarks import (
     weights,
 )
 from examples.lm import train
+from tests import programs
 
 COMPUTING = [
     rows.train_step(1),
@@ -45,15 +47,20 @@ COMPUTING = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def raw_code_may_broadcast():
+    """Biases, as one does where it is allowed."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def operations(group):
     return {(row.library, row.variant): row.set_up() for row in group.rows}
 
 
 def check_alike(made, calls, **tolerance):
     """Asserts that all operations give in turn what the first one gives."""
-    # Raw code broadcasts biases, as one does where it is allowed.
-    with jax.numpy_rank_promotion("allow"):
-        results = [[np.asarray(call()) for _ in range(calls)] for call in made]
+    results = [[np.asarray(call()) for _ in range(calls)] for call in made]
     for result in results:
         np.testing.assert_allclose(result, results[0], **tolerance)
 
@@ -83,36 +90,30 @@ def test_train_steps_lower_the_loss(group):
 @pytest.mark.long
 def test_gpts_compute_what_the_pure_function_computes():
     peers = libraries.installed("Graftree", "Flax NNX").values()
-    with jax.numpy_rank_promotion("allow"):
-        made = [gpts.raw(1)(), *(gpts.nnx(library, 1)() for library in peers)]
+    made = [gpts.raw(1)(), *(gpts.nnx(library, 1)() for library in peers)]
     check_alike(made, 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("of", ["forward", "gradient"])
 def test_transformer_blocks_are_traced_to_no_more_than_the_pure_function(of):
     counts = operations(rows.equations(of))
-    # The pure function broadcasts biases, as one does where it is allowed.
-    with jax.numpy_rank_promotion("allow"):
-        found = {library: count() for (library, _), count in counts.items()}
+    found = {library: count() for (library, _), count in counts.items()}
     assert 0 < found["Graftree"] <= found["raw JAX"]
 
 
 def test_transformer_blocks_compute_what_the_pure_function_computes():
-    block = transformer_blocks.nnx_block(libraries.installed("Graftree")["Graftree"])
     x = transformer_blocks.inputs()
-    with jax.numpy_rank_promotion("allow"):
-        expected = transformer_blocks.raw(transformer_blocks.parameters(), x)
-    np.testing.assert_allclose(block(x), expected, rtol=1e-4, atol=1e-5)
+    found = programs.in_one_program(transformer_blocks.nnx_block(nnx), x)
+    expected = jax.jit(transformer_blocks.raw)(transformer_blocks.parameters(), x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_ragged", [True, False])
 def test_decoding_makes_the_tokens_of_the_program_by_hand(is_ragged):
-    config = dataclasses.replace(
-        generation.SMALL, hidden_size=32, head_dim=8, num_hidden_layers=1
-    )
+    sizes = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 1}
+    config = dataclasses.replace(generation.SMALL, **sizes)
     setting = generation.Setting(2, config, length=16, count=5, is_ragged=is_ragged)
-    with jax.numpy_rank_promotion("allow"):
-        expected = generation.raw(setting, is_uniform=not is_ragged)()
+    expected = generation.raw(setting, is_uniform=not is_ragged)()
     np.testing.assert_array_equal(generation.ours(setting)(), expected)
 
 
@@ -141,16 +142,14 @@ def test_forms_give_as_many_arrays(name):
     "row", rows.in_default_mode(rows.trace(1)).rows, ids=tables.label
 )
 def test_each_lowering_traces_the_model_again(row, monkeypatch):
-    traced = []
-    attention = gpts.attention
+    traced, attention = [], gpts.attention
     monkeypatch.setattr(
         gpts, "attention", lambda *args: traced.append(1) or attention(*args)
     )
-    with jax.numpy_rank_promotion("allow"):
-        lower = row.set_up()
-        lower()
-        once = len(traced)
-        lower()
+    lower = row.set_up()
+    lower()
+    once = len(traced)
+    lower()
     assert once > 0 and len(traced) == 2 * once
 
 
@@ -159,9 +158,8 @@ def test_peak_memory_tells_one_copy_of_the_state_from_two():
     def peak(donate):
         params = perceptrons.parameters(memory.DEPTH, memory.WIDTH)
         batch = perceptrons.batch(memory.WIDTH)
-        return memory.peak(
-            lambda: steps.raw(perceptrons.loss, params, batch, donate=donate)
-        )()
+        step = functools.partial(steps.raw, perceptrons.loss, params, batch)
+        return memory.peak(lambda: step(donate=donate))()
 
     assert peak(donate=False) == pytest.approx(2, abs=0.05)
     assert peak(donate=True) < 1.5
@@ -170,20 +168,18 @@ def test_peak_memory_tells_one_copy_of_the_state_from_two():
 @pytest.mark.parametrize("program", planned_memory.PROGRAMS[2:])
 def test_stacks_compute_what_the_loop_by_hand_computes(program):
     expected = planned_memory.raw_outputs(program)
-    for library in libraries.installed("Graftree").values():
-        outputs = planned_memory.nnx_outputs(library, program)
-        np.testing.assert_allclose(outputs, expected, rtol=1e-4)
+    outputs = planned_memory.nnx_outputs(nnx, program)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", planned_memory.PROGRAMS)
 def test_compiled_programs_need_the_memory_of_those_by_hand(program):
     for part in planned_memory.PARTS:
-        (raw, *others) = rows.bytes_planned(program, part).rows
+        raw, *others = rows.bytes_planned(program, part).rows
         by_hand = raw.set_up()()
-        for row in others:
-            if row.library == "Graftree":
-                assert row.set_up()() <= 1.01 * by_hand
+        ours = [row for row in others if row.library == "Graftree"]
+        assert all(row.set_up()() <= 1.01 * by_hand for row in ours)
 
 
 def test_fresh_models_are_counted_after_the_first_tenth():
@@ -200,16 +196,10 @@ def test_imports_are_timed_in_a_process_of_their_own():
 # ------------------------------------------------------------------- gauges and tables
 
 
-def test_operations_take_turns():
-    order = []
-    gauges.seconds_per_call(
-        [lambda: order.append("a"), lambda: order.append("b")],
-        gauges.Effort(turns=3, seconds=0, budget=60),
-    )
+def test_operations_take_turns_and_slow_ones_fewer():
+    order, effort = [], gauges.Effort(turns=3, seconds=0, budget=60)
+    gauges.seconds_per_call([lambda x=x: order.append(x) for x in "ab"], effort)
     assert order[-6:] == ["a", "b"] * 3
-
-
-def test_slow_operations_take_fewer_turns():
     effort = gauges.Effort(turns=25, seconds=0, budget=10, fewest=3)
     assert [effort.turns_of(seconds) for seconds in (0.001, 1, 60)] == [25, 10, 3]
 
@@ -221,13 +211,11 @@ def test_first_readings_warm_up_and_of_the_others_one_is_picked(pick, picked):
     assert gauges.readings([lambda: next(values)], effort) == [picked]
 
 
+LIBRARIES = ("raw JAX", "Graftree", "Flax NNX", "Equinox")
 GROUP = rows.Group(
     "call",
     rows.MICROSECONDS,
-    tuple(
-        rows.Row(library, "", jax.devices)
-        for library in ("raw JAX", "Graftree", "Flax NNX", "Equinox")
-    ),
+    tuple(rows.Row(library, "", jax.devices) for library in LIBRARIES),
     target="1.10 raw",
 )
 FIGURES = [1e-6, 2e-6, 8e-6, 4e-6]
@@ -270,9 +258,8 @@ def test_program_prints_the_groups_asked_for(capsys, monkeypatch):
     ids=lambda group: group.name.split(",")[0],
 )
 def test_calls_with_arguments_that_are_no_objects_run(group):
-    for row in group.rows:
-        if row.library in ("raw JAX", "Graftree"):
-            assert jax.tree.leaves(row.set_up()())
+    chosen = [row for row in group.rows if row.library in LIBRARIES[:2]]
+    assert all(jax.tree.leaves(row.set_up()()) for row in chosen)
 
 
 def test_names_of_groups_are_unique():
@@ -284,10 +271,7 @@ def test_quick_programs_leave_out_rows_but_no_group():
     full, quick = rows.groups(), rows.groups(quick=True)
     assert len(full) == len(quick)
     slow = [group for group in quick if "200 layers" in group.name]
-    assert {row.library for group in slow for row in group.rows} == {
-        "raw JAX",
-        "Graftree",
-    }
+    assert {row.library for group in slow for row in group.rows} == {*LIBRARIES[:2]}
 
 
 # ---------------------------------------------- the program for accelerators
@@ -295,9 +279,7 @@ def test_quick_programs_leave_out_rows_but_no_group():
 
 @pytest.mark.long
 def test_accelerators_train_and_decode_with_small_sizes(capsys):
-    # The programs by hand broadcast, as one does where it is allowed.
-    with jax.numpy_rank_promotion("allow"):
-        accelerator.main(["--tiny", "--peak", "1e12"])
+    accelerator.main(["--tiny", "--peak", "1e12"])
     printed = capsys.readouterr().out
     for part in ("train step", "decode step", "% of peak", "peak 1e+12/s"):
         assert part in printed
@@ -307,13 +289,9 @@ def test_accelerators_train_and_decode_with_small_sizes(capsys):
 
 def test_the_model_has_the_parameters_of_gpt_2_small():
     config = accelerator.GPT2_SMALL.config
-
-    def make():
-        return train.LanguageModel(config, rngs=nnx.Rngs(0))
-
     with nnx.use_eager_sharding(False):
-        params = nnx.state(nnx.eval_shape(make), nnx.Param)
-    count = sum(x.size for x in jax.tree.leaves(params))
+        model = nnx.eval_shape(lambda: train.LanguageModel(config, rngs=nnx.Rngs(0)))
+    count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     assert count == accelerator.num_parameters(config)
     assert count == pytest.approx(124e6, rel=0.01)
 
@@ -343,17 +321,18 @@ def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
 
 def test_the_checkpoint_is_of_mixed_dtypes_in_one_file_or_several(tmp_path):
     options = types.SimpleNamespace(layers=1, width=32)
-    found = []
-    for kind in ("one", "several"):
+
+    def forms(kind):
         weights.write(tmp_path / kind, options)
-        forms_of = {}
+        found = {}
         for file in (tmp_path / kind).glob("*.safetensors"):
             with safetensors.safe_open(file, "np") as opened:
                 names = opened.keys()
-                slices = [opened.get_slice(name) for name in names]
-            forms = [(x.get_dtype(), x.get_shape()) for x in slices]
-            forms_of |= zip(names, forms, strict=True)
-        found.append(forms_of)
-    assert found[0] == found[1]
-    assert {dtype for dtype, _ in found[0].values()} == {"BF16", "F32"}
+                slices = {name: opened.get_slice(name) for name in names}
+            found |= {k: (x.get_dtype(), x.get_shape()) for k, x in slices.items()}
+        return found
+
+    one = forms("one")
+    assert one == forms("several")
+    assert {dtype for dtype, _ in one.values()} == {"BF16", "F32"}
     assert len([*(tmp_path / "several").glob("*.safetensors")]) > 1

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests import threads
 
 DEFAULTS = {
     "nnx_graph_mode": True,
@@ -23,19 +23,8 @@ DEFAULTS = {
 }
 
 
-def run(program, **environment):
-    clean = {k: v for k, v in os.environ.items() if k.lower() not in DEFAULTS}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-    )
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_flags_have_defaults(name):
-    assert getattr(nnx.config, name) == DEFAULTS[name]
+def test_flags_have_defaults():
+    assert {name: getattr(nnx.config, name) for name in DEFAULTS} == DEFAULTS
 
 
 def test_unknown_flags_are_refused():
@@ -63,7 +52,10 @@ def test_environment_is_read_at_import_and_what_is_wrong_in_it_is_named():
                 print(str(error).splitlines()[-1])
             del os.environ[name]
     """
-    read, *refused = run(program).stdout.splitlines()
+    clean = {k: v for k, v in os.environ.items() if k.lower() not in DEFAULTS}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, env=clean, capture_output=True, text=True).stdout
+    read, *refused = printed.splitlines()
     assert read == "1111110000003"
     assert "NNX_GRAPH_MODE" in refused[0] and "maybe" in refused[0]
     assert "FLAX_MAX_REPR_DEPTH" in refused[1] and "'x'" in refused[1]
@@ -98,16 +90,14 @@ def test_the_stack_holds_what_is_set_above_the_flag():
         assert nnx.set_graph_mode.get_default() is True
 
 
-def set_for_this_thread(scope, value):
-    return scope(value)
-
-
-def set_for_all(scope, value):
-    return nnx.config.temp_flip_flag(scope.flag, value)
+SETTERS = {
+    "for this thread": lambda scope, value: scope(value),
+    "for all": lambda scope, value: nnx.config.temp_flip_flag(scope.flag, value),
+}
 
 
 @pytest.mark.parametrize("compile", [jax.jit, nnx.jit])
-@pytest.mark.parametrize("set_to", [set_for_this_thread, set_for_all])
+@pytest.mark.parametrize("set_to", SETTERS.values(), ids=SETTERS)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_compiled_function_follows_what_is_in_force(scope, set_to, compile):
     """A program that was traced under another value is not used."""
@@ -122,10 +112,8 @@ def test_a_compiled_function_follows_the_scopes_of_its_thread():
     f = jax.jit(lambda: jnp.array(nnx.set_graph_mode.current_value()))
     seen = []
     with nnx.set_graph_mode(False):
-        thread = threading.Thread(target=lambda: seen.append(bool(f())))
         assert not f()
-        thread.start()
-        thread.join()
+        threads.run_in_threads(lambda: seen.append(bool(f())))
     assert seen == [True]
 
 

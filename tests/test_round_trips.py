@@ -23,18 +23,33 @@ from tests import comparisons, strategies, zoo
 GRAPHS = strategies.graphs()
 TREES = strategies.graphs(trees=True)
 EITHER = st.one_of(st.tuples(GRAPHS, st.just(True)), st.tuples(TREES, st.booleans()))
-
 SOME = strategies.examples(25, 60)
 FEW = strategies.examples(8, 40)  # each writes a file, or compiles
+
+
+def law(strategy, settings=SOME):
+    """Makes a test of a law, on random examples."""
+    return lambda test: settings(hypothesis.given(strategy)(test))
+
+
+def law_of_all(*others):
+    """The same for graphs, and trees in both modes, as ``(node, graph, ...)``."""
+
+    def decorate(test):
+        def on_examples(case, given):
+            test(*case, *given)
+
+        on_examples.__name__ = test.__name__
+        return SOME(hypothesis.given(EITHER, st.tuples(*others))(on_examples))
+
+    return decorate
 
 
 # --------------------------------------------------------------- split and merge
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_merge_undoes_split(case):
-    node, graph = case
+@law_of_all()
+def test_merge_undoes_split(node, graph):
     before = comparisons.snapshot(node)
     graphdef, state = nnx.split(node, graph=graph)
     merged = nnx.merge(graphdef, state)
@@ -44,36 +59,26 @@ def test_merge_undoes_split(case):
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_merge_with_copy_shares_no_variable(case):
-    node, graph = case
+@law_of_all()
+def test_merge_with_copy_shares_no_variable(node, graph):
     merged = nnx.merge(*nnx.split(node, graph=graph), copy=True)
     pairs = comparisons.check_same(node, merged)
     assert not any(a is b for a, b in pairs)
 
 
-FILTERS = st.lists(
-    st.sampled_from(
-        [nnx.BatchStat, zoo.Kind, nnx.Variable, nnx.PathContains("a"), None]
-    ),
-    max_size=3,
-)
+KINDS = [nnx.BatchStat, zoo.Kind, nnx.Variable, nnx.PathContains("a"), None]
+FILTERS = st.lists(st.sampled_from(KINDS), max_size=3)
 
 
-@SOME
-@hypothesis.given(EITHER, FILTERS, st.randoms(use_true_random=False))
-def test_states_of_any_filters_merge_in_any_order(case, filters, random):
-    node, graph = case
+@law_of_all(FILTERS, st.randoms(use_true_random=False))
+def test_states_of_any_filters_merge_in_any_order(node, graph, filters, random):
     graphdef, *states = nnx.split(node, *filters, ..., graph=graph)
     random.shuffle(states)
     comparisons.check_same(node, nnx.merge(graphdef, *states))
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_state_leaves_are_those_of_the_object_sorted_by_path(case):
-    node, graph = case
+@law_of_all()
+def test_state_leaves_are_those_of_the_object_sorted_by_path(node, graph):
     _, flat = nnx.flatten(node, graph=graph)
     for path, leaf in flat:
         assert comparisons.reached(node, path) is leaf
@@ -81,31 +86,21 @@ def test_state_leaves_are_those_of_the_object_sorted_by_path(case):
     assert order == sorted(order)
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_flatten_and_unflatten_with_and_without_paths(case):
-    node, graph = case
+@law_of_all()
+def test_flatten_and_unflatten_with_and_without_paths(node, graph):
     graphdef, flat = nnx.flatten(node, graph=graph)
     comparisons.check_same(node, nnx.unflatten(graphdef, flat))
     graphdef, leaves = nnx.flatten(node, with_paths=False, graph=graph)
     comparisons.check_same(node, nnx.unflatten(graphdef, leaves))
     comparisons.check_same(node, nnx.merge(graphdef, leaves))
-
-
-@SOME
-@hypothesis.given(EITHER)
-def test_unpack_merges(case):
-    node, graph = case
     comparisons.check_same(node, nnx.merge(nnx.unpack(node, graph=graph)))
 
 
 # ------------------------------------------------------------------------- states
 
 
-@SOME
-@hypothesis.given(EITHER, FILTERS)
-def test_flat_and_split_states_come_back_with_their_leaves(case, filters):
-    node, graph = case
+@law_of_all(FILTERS)
+def test_flat_and_split_states_come_back_with_their_leaves(node, graph, filters):
     state = nnx.state(node, graph=graph)
     flat = nnx.to_flat_state(state)
     parts = nnx.split_state(state, *filters, ...)
@@ -119,8 +114,7 @@ def test_flat_and_split_states_come_back_with_their_leaves(case, filters):
         comparisons.check_same(state, again)
 
 
-@SOME
-@hypothesis.given(strategies.graphs(refs=False))
+@law(strategies.graphs(refs=False))
 def test_pure_dicts_merge_and_replace(node):
     graphdef, state = nnx.split(node)
     pure = nnx.to_pure_dict(state)
@@ -138,8 +132,7 @@ def same_leaves(a, b):
     )
 
 
-@FEW
-@hypothesis.given(strategies.graphs(refs=False))
+@law(strategies.graphs(refs=False), FEW)
 def test_checkpoints_restore_states(node):
     state = nnx.state(node, nnx.Variable)
     hypothesis.assume(jax.tree.leaves(state))
@@ -154,8 +147,7 @@ def test_checkpoints_restore_states(node):
         assert same_leaves(nnx.checkpoints.restore(folder, like), state)
 
 
-@FEW
-@hypothesis.given(strategies.graphs(refs=False))
+@law(strategies.graphs(refs=False), FEW)
 def test_exported_functions_take_and_return_states(node):
     pytest.importorskip("flatbuffers")
     state = nnx.state(node, nnx.Variable)
@@ -166,13 +158,10 @@ def test_exported_functions_take_and_return_states(node):
 # --------------------------------------------------------------- equal structures
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_copies_have_equal_graphdefs(case):
-    node, graph = case
+@law_of_all()
+def test_copies_have_equal_graphdefs(node, graph):
     graphdef = nnx.graphdef(node, graph=graph)
-    copied = nnx.clone(node, graph=graph)
-    other = nnx.graphdef(copied, graph=graph)
+    other = nnx.graphdef(nnx.clone(node, graph=graph), graph=graph)
     assert graphdef == other and not graphdef != other
     try:
         hash(graphdef)
@@ -181,16 +170,13 @@ def test_copies_have_equal_graphdefs(case):
     assert hash(graphdef) == hash(other)
 
 
-@SOME
-@hypothesis.given(TREES)
+@law(TREES)
 def test_graph_and_tree_graphdefs_differ(node):
     assert nnx.graphdef(node, graph=True) != nnx.graphdef(node, graph=False)
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_added_attributes_change_the_graphdef(case):
-    node, graph = case
+@law_of_all()
+def test_added_attributes_change_the_graphdef(node, graph):
     before = nnx.graphdef(node, graph=graph)
     node.new = 5
     changed = nnx.graphdef(node, graph=graph)
@@ -198,10 +184,8 @@ def test_added_attributes_change_the_graphdef(case):
     assert before != changed != nnx.graphdef(node, graph=graph)
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_graphdefs_and_states_survive_pickle_and_deepcopy(case):
-    node, graph = case
+@law_of_all()
+def test_graphdefs_and_states_survive_pickle_and_deepcopy(node, graph):
     graphdef, state = nnx.split(node, graph=graph)
     assert copy.deepcopy(graphdef) == graphdef
     assert pickle.loads(pickle.dumps(graphdef)) == graphdef
@@ -218,20 +202,16 @@ def test_graphdefs_and_states_survive_pickle_and_deepcopy(case):
 # ------------------------------------------------------------------------ copies
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_clone_shares_arrays_only(case):
-    node, graph = case
+@law_of_all()
+def test_clone_shares_arrays_only(node, graph):
     before = comparisons.snapshot(node)
     pairs = comparisons.check_same(node, nnx.clone(node, graph=graph))
     assert not any(a is b for a, b in pairs)
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_clone_can_share_variables(case):
-    node, graph = case
+@law_of_all()
+def test_clone_can_share_variables(node, graph):
     pairs = comparisons.check_same(node, nnx.clone(node, variables=False, graph=graph))
     assert all(a is b for a, b in comparisons.variables_of(pairs))
     assert not any(a is b for a, b in comparisons.nodes_of(pairs))
@@ -244,17 +224,14 @@ def is_copied_array(a, b):
     return a is b
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_clone_with_arrays_shares_no_buffer(case):
-    node, graph = case
+@law_of_all()
+def test_clone_with_arrays_shares_no_buffer(node, graph):
     comparisons.check_same(
         node, nnx.clone(node, arrays=True, graph=graph), is_copied_array
     )
 
 
-@SOME
-@hypothesis.given(GRAPHS)
+@law(GRAPHS)
 def test_deepcopy_keeps_sharing_inside(node):
     before = comparisons.snapshot(node)
     pairs = comparisons.check_same(node, copy.deepcopy(node), comparisons.same_value)
@@ -262,8 +239,7 @@ def test_deepcopy_keeps_sharing_inside(node):
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(GRAPHS)
+@law(GRAPHS)
 def test_pickle_keeps_sharing_inside(node):
     comparisons.check_same(
         node, pickle.loads(pickle.dumps(node)), comparisons.same_value
@@ -273,31 +249,25 @@ def test_pickle_keeps_sharing_inside(node):
 # --------------------------------------------------------------------- JAX trees
 
 
-@SOME
-@hypothesis.given(TREES)
+@law(TREES)
 def test_jax_flattens_trees(node):
     before = comparisons.snapshot(node)
     leaves, treedef = jax.tree.flatten(node)
     pairs = comparisons.check_same(node, jax.tree.unflatten(treedef, leaves))
-    assert not any(
-        a is b for a, b in comparisons.nodes_of(pairs) + comparisons.variables_of(pairs)
-    )
+    tracked = comparisons.nodes_of(pairs) + comparisons.variables_of(pairs)
+    assert not any(a is b for a, b in tracked)
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(TREES)
+@law(TREES)
 def test_equal_trees_have_equal_treedefs(node):
     copied = nnx.clone(node, graph=False)
     assert jax.tree.structure(node) == jax.tree.structure(copied)
 
 
-@SOME
-@hypothesis.given(TREES)
+@law(TREES)
 def test_tree_state_has_the_leaves_that_jax_sees(node):
-    _, state = nnx.split(node, graph=False)
-    seen = jax.tree.leaves(node)
-    listed = jax.tree.leaves(state)
+    seen, listed = (jax.tree.leaves(x) for x in (node, nnx.state(node, graph=False)))
     assert sorted(map(id, seen)) == sorted(map(id, listed))
 
 
@@ -316,10 +286,8 @@ def shifted_leaf(path, leaf):
     return shifted(leaf)
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_update_writes_every_variable_in_place(case):
-    node, graph = case
+@law_of_all()
+def test_update_writes_every_variable_in_place(node, graph):
     _, state, _ = nnx.split(node, nnx.Variable, ..., graph=graph)
     raw = [(v, v.get_raw_value()) for _, v in nnx.to_flat_state(state)]
     changed = nnx.map_state(shifted_leaf, state)
@@ -327,26 +295,21 @@ def test_update_writes_every_variable_in_place(case):
     nnx.update(node, changed)
     assert nnx.graphdef(node, graph=graph) == structure
     for path, leaf in nnx.to_flat_state(changed):
-        comparisons.check_same(
-            leaf.get_value(),
-            comparisons.reached(node, path).get_value(),
-            comparisons.same_value,
-        )
-        assert comparisons.reached(node, path) is not leaf
+        written = comparisons.reached(node, path)
+        assert written is not leaf
+        values = leaf.get_value(), written.get_value()
+        comparisons.check_same(*values, comparisons.same_value)
     assert all(v.get_raw_value() is r for v, r in raw if comparisons.is_ref(r))
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_update_by_the_own_state_changes_nothing(case):
-    node, graph = case
+@law_of_all()
+def test_update_by_the_own_state_changes_nothing(node, graph):
     before = comparisons.snapshot(node)
     nnx.update(node, nnx.state(node, nnx.Variable, graph=graph))
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(GRAPHS)
+@law(GRAPHS)
 def test_pop_removes_what_it_returns_or_changes_nothing(node):
     before = comparisons.snapshot(node)
     expected = nnx.state(node, nnx.Variable)
@@ -363,8 +326,7 @@ def test_pop_removes_what_it_returns_or_changes_nothing(node):
         assert path[-1] not in comparisons.keys_of(comparisons.reached(node, path[:-1]))
 
 
-@SOME
-@hypothesis.given(strategies.graphs(trees=True, refs=False))
+@law(strategies.graphs(trees=True, refs=False))
 def test_update_undoes_pop(node):
     original = nnx.clone(node)
     try:
@@ -378,19 +340,15 @@ def test_update_undoes_pop(node):
 # --------------------------------------------------------------------- traversals
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_map_with_the_identity_is_merge(case):
-    node, graph = case
+@law_of_all()
+def test_map_with_the_identity_is_merge(node, graph):
     mapped = nnx.map(lambda path, leaf: leaf, node, graph=graph)
     pairs = comparisons.check_same(node, mapped)
     assert all(a is b for a, b in comparisons.variables_of(pairs))
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_recursive_map_with_the_identity_copies_nodes(case):
-    node, graph = case
+@law_of_all()
+def test_recursive_map_with_the_identity_copies_nodes(node, graph):
     before = comparisons.snapshot(node)
     try:
         mapped = nnx.recursive_map(lambda path, x: x, node, graph=graph)
@@ -403,10 +361,8 @@ def test_recursive_map_with_the_identity_copies_nodes(case):
     assert comparisons.snapshot(node) == before
 
 
-@SOME
-@hypothesis.given(EITHER)
-def test_iter_graph_meets_each_leaf_at_its_path(case):
-    node, graph = case
+@law_of_all()
+def test_iter_graph_meets_each_leaf_at_its_path(node, graph):
     met = dict(nnx.iter_graph(node, graph=graph))
     for path, leaf in nnx.flatten(node, graph=graph)[1]:
         assert met[path] is leaf
@@ -424,34 +380,23 @@ def all_paths(node):
                 return
         if isinstance(x, nnx.Variable):
             return
-        statuses = list(dict(children_statuses(x)).values())
-        entries = zip(
-            comparisons.keys_of(x), comparisons.children(x), statuses, strict=True
-        )
-        for key, (_, child), is_data in entries:
-            if is_data:
+        statuses = x._pytree__nodes if isinstance(x, nnx.Pytree) else {}
+        children = comparisons.children(x)
+        for key, (name, child) in zip(comparisons.keys_of(x), children, strict=True):
+            if statuses.get(name, True):
                 walk(child, (*path, key))
 
     walk(node, ())
     return found.values()
 
 
-def children_statuses(x):
-    table = x._pytree__nodes if isinstance(x, nnx.Pytree) else {}
-    return [(key, table.get(key, True)) for key, _ in comparisons.children(x)]
-
-
-@SOME
-@hypothesis.given(GRAPHS)
+@law(GRAPHS)
 def test_find_duplicates_finds_all_that_is_shared(node):
     counts = [len(paths) for paths in all_paths(node) if len(paths) > 1]
     groups = nnx.find_duplicates(node)
     assert sorted(map(len, groups)) == sorted(counts)
-    assert all(
-        comparisons.reached(node, p) is comparisons.reached(node, g[0])
-        for g in groups
-        for p in g
-    )
+    for group in groups:
+        assert len({id(comparisons.reached(node, path)) for path in group}) == 1
 
 
 def test_an_empty_module_survives(graph):

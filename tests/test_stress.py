@@ -1,25 +1,18 @@
 """A few seeded rounds of the programs in ``tests/stress``; they run for minutes."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests import sources
+from tests import interpreters
 from tests.stress import shared_weights
 
 
 def test_threads_that_call_new_functions_at_once_do_not_crash():
     # Issue 12, §7: the process died. So it is not the one that runs the tests.
-    command = [sys.executable, "-m", "tests.stress.threads", "--rounds", "2"]
-    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=sources.ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 rounds")
+    command = ["-m", "tests.stress.threads", "--rounds=2"]
+    assert interpreters.printed(*command, PYTHONFAULTHANDLER="1").startswith("2 rounds")
 
 
 def test_two_processes_load_and_save_weights():
@@ -41,8 +34,7 @@ mutants.run([*killed, same], ["tests/core/test_patterns.py"], folder)
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs sys.monitoring")
 def test_planted_faults_are_seen_and_what_changes_nothing_survives(tmp_path):
     # A fork of the process that runs the tests would have its backend.
-    command = [sys.executable, "-c", PLANTED, str(tmp_path)]
-    subprocess.run(command, check=True, cwd=sources.ROOT)
+    interpreters.printed("-c", PLANTED, tmp_path)
     lines = (tmp_path / "faults.jsonl").read_text().splitlines()
     outcomes = {x["key"]: x["outcome"] for x in map(json.loads, lines)}
     assert outcomes.pop("same") == "survived"

@@ -9,6 +9,7 @@ import pytest
 import graftree as nnx
 from graftree import errors
 from graftree.checkpoints import data_states
+from tests.checkpoints.saved_objects import Iterator
 
 STATES = [
     None,
@@ -20,17 +21,6 @@ STATES = [
     np.random.default_rng(3).bit_generator.state,
     np.random.RandomState(3).get_state(),
 ]
-
-
-class Iterator:
-    def __init__(self, state):
-        self.state = state
-
-    def get_state(self):
-        return self.state
-
-    def set_state(self, state):
-        self.state = state
 
 
 def stored(folder, states):

@@ -8,6 +8,7 @@ import pytest
 
 import graftree as nnx
 from graftree import checkpoints
+from tests.checkpoints.saved_objects import contents
 
 peer = pytest.importorskip("flax.nnx")
 orbax = pytest.importorskip("orbax.checkpoint")
@@ -20,14 +21,14 @@ def make(library, seed=0):
 
     class Block(library.Module):
         def __init__(self, rngs):
-            self.linear = library.Linear(4, 4, rngs=rngs)
-            self.norm = library.BatchNorm(4, rngs=rngs)
+            self.linear = library.Linear(2, 2, rngs=rngs)
+            self.norm = library.BatchNorm(2, rngs=rngs)
             self.dropout = library.Dropout(0.5, rngs=rngs)
 
     class Model(library.Module):
         def __init__(self, rngs):
             self.first = library.Sequential(
-                library.Linear(3, 4, rngs=rngs), Block(rngs)
+                library.Linear(2, 2, rngs=rngs), Block(rngs)
             )
             self.blocks = library.List([Block(rngs) for _ in range(2)])
 
@@ -36,17 +37,6 @@ def make(library, seed=0):
     grads = jax.tree.map(jnp.ones_like, library.state(model, library.Param))
     optimizer.update(model, grads)
     return model, optimizer
-
-
-def numbers(library, obj):
-    """The leaves of an object, or of a state of it, by path."""
-    found = {}
-    for path, leaf in library.to_flat_state(library.state(obj)):
-        value = leaf.get_value()
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        found[tuple(map(str, path))] = np.asarray(value).tobytes()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -59,54 +49,57 @@ def save_standard(folder, item):
         checkpointer.save(folder, item)
 
 
+def save_by_manager(folder, args):
+    with orbax.CheckpointManager(folder.parent) as manager:
+        manager.save(int(folder.name), args=args)
+
+
 def save_pytree(folder, item):
     orbax.PyTreeCheckpointer().save(folder, item)
 
 
-WRITERS = {
-    "State": lambda folder, model: save_standard(folder, peer.state(model)),
-    "pure dict": lambda folder, model: save_standard(
-        folder, peer.to_pure_dict(peer.state(model))
-    ),
-    "State, PyTree": lambda folder, model: save_pytree(folder, peer.state(model)),
-    "Module with a list": save_pytree,
+def standard(item):
+    return orbax.args.StandardSave(peer.state(item))
+
+
+def itself(x):
+    return x
+
+
+def model_of(model, optimizer):
+    return model
+
+
+# The way to save it, the form of it that is saved, and what of a model and optimizer.
+SAVED = {
+    "State": (save_standard, peer.state, model_of),
+    "pure dict": (save_standard, lambda x: peer.to_pure_dict(peer.state(x)), model_of),
+    "State, PyTree": (save_pytree, peer.state, model_of),
+    "Module with a list": (save_pytree, itself, model_of),
+    "Module": (save_standard, itself, lambda model, _: model.blocks[0]),
+    "model and optimizer": (save_standard, peer.state, lambda *both: both),
+    "only item of a manager": (save_by_manager, standard, model_of),
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_model_of_the_peer_is_read(tmp_path, theirs, name):
-    WRITERS[name](tmp_path / "a", theirs[0])
-    restored = checkpoints.restore(tmp_path / "a", make(nnx, seed=1)[0])
-    assert numbers(nnx, restored) == numbers(peer, theirs[0])
-
-
-def test_module_of_the_peer_is_read(tmp_path, theirs):
-    save_standard(tmp_path / "a", theirs[0].blocks[0])
-    restored = checkpoints.restore(tmp_path / "a", make(nnx, seed=1)[0].blocks[0])
-    assert numbers(nnx, restored) == numbers(peer, theirs[0].blocks[0])
-
-
-def test_model_and_optimizer_of_the_peer_are_read(tmp_path, theirs):
-    save_standard(tmp_path / "a", peer.state(theirs))
-    restored = checkpoints.restore(tmp_path / "a", make(nnx, seed=1))
-    assert numbers(nnx, restored) == numbers(peer, theirs)
+@pytest.mark.parametrize("name", SAVED)
+def test_objects_of_the_peer_are_read(tmp_path, theirs, name):
+    save, form, part = SAVED[name]
+    save(tmp_path / "3", form(part(*theirs)))
+    restored = checkpoints.restore(tmp_path / "3", part(*make(nnx, seed=1)))
+    assert contents(restored) == contents(part(*theirs), peer)
 
 
 def test_steps_of_a_manager_are_read(tmp_path, theirs):
-    with orbax.CheckpointManager(tmp_path) as manager:
-        args = {
-            name: orbax.args.StandardSave(peer.state(obj))
-            for name, obj in zip(("model", "optimizer"), theirs, strict=True)
-        }
-        manager.save(3, args=orbax.args.Composite(**args))
-        manager.wait_until_finished()
+    args = dict(zip(("model", "optimizer"), map(standard, theirs), strict=True))
+    save_by_manager(tmp_path / "3", orbax.args.Composite(**args))
     model, optimizer = make(nnx, seed=1)
     series = checkpoints.Checkpoints(tmp_path)
     assert series.restore_latest(model=model, optimizer=optimizer) == 3
-    assert numbers(nnx, (model, optimizer)) == numbers(peer, theirs)
-    again = dict(zip(("model", "optimizer"), make(nnx, seed=2), strict=True))
+    assert contents((model, optimizer)) == contents(theirs, peer)
+    again = dict(zip(args, make(nnx, seed=2), strict=True))
     again = checkpoints.restore(tmp_path / "3", again)
-    assert numbers(nnx, again["model"]) == numbers(peer, theirs[0])
+    assert contents(again["model"]) == contents(theirs[0], peer)
 
 
 def test_what_only_the_file_has_is_left_there_in_so_many_words(tmp_path):
@@ -119,14 +112,6 @@ def test_what_only_the_file_has_is_left_there_in_so_many_words(tmp_path):
     assert type(restored["x"]) is np.ndarray
 
 
-def test_only_item_of_a_manager_is_read(tmp_path, theirs):
-    with orbax.CheckpointManager(tmp_path) as manager:
-        manager.save(3, args=orbax.args.StandardSave(peer.state(theirs[0])))
-        manager.wait_until_finished()
-    restored = checkpoints.restore(tmp_path / "3", make(nnx, seed=1)[0])
-    assert numbers(nnx, restored) == numbers(peer, theirs[0])
-
-
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_peer_reads_ours(tmp_path, is_abstract):
     ours = make(nnx)
@@ -137,7 +122,7 @@ def test_peer_reads_ours(tmp_path, is_abstract):
         target = jax.tree.map(lambda x: x.update(sharding=one), peer.state(target))
     with orbax.StandardCheckpointer() as checkpointer:
         state = checkpointer.restore(tmp_path / "a", peer.state(target))
-    assert numbers(peer, state) == numbers(nnx, ours)
+    assert contents(state, peer) == contents(ours)
 
 
 def test_manager_reads_our_steps(tmp_path):
@@ -148,4 +133,4 @@ def test_manager_reads_our_steps(tmp_path):
     with orbax.CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [7]
         read = manager.restore(7, args=orbax.args.Composite(model=target))
-    assert numbers(peer, read["model"]) == numbers(nnx, model)
+    assert contents(read["model"], peer) == contents(model)

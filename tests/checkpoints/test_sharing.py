@@ -4,12 +4,12 @@ Uses `graftree.checkpoints` itself: nothing else can let go of a lock as the sys
 when a process is killed, or have a step deleted between two steps of a reader.
 """
 
+import functools
 import gc
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ import pytest
 import graftree as nnx
 from graftree import checkpoints, errors
 from graftree.checkpoints import locks, orbax_side, series
+from tests.checkpoints.saved_objects import Iterator
+from tests.threads import run_in_threads
 
 
 def tree(step):
@@ -32,17 +34,10 @@ def step_of(state):
     return numbers.pop()
 
 
-class Position:
-    """Stands for a data iterator."""
-
-    def __init__(self, at=0):
-        self.at = at
-
-    def get_state(self):
-        return {"at": self.at}
-
-    def set_state(self, state):
-        self.at = state["at"]
+def save_steps(folder, *steps):
+    with checkpoints.Checkpoints(folder) as kept:
+        for step in steps:
+            assert kept.save(step, m=tree(step))
 
 
 # ----------------------------------------------------------------------------- writers
@@ -62,7 +57,7 @@ sys.stdin.readline()
 @pytest.fixture
 def other(tmp_path):
     """Another program that has saved a step, and goes on."""
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), tmp_path]
+    command = [sys.executable, "-c", WRITER, tmp_path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.readline() == "saved\n"
@@ -131,11 +126,7 @@ def test_threads_that_save_to_one_path_do_so_one_at_a_time(tmp_path):
             refused.append(str(error))
 
     checkpoints.save(tmp_path / "a", tree(9))
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*[functools.partial(save, number) for number in range(4)])
     assert all("is written by another writer" in text for text in refused), refused
     assert step_of(checkpoints.restore(tmp_path / "a", tree(0))) in told
     assert os.listdir(tmp_path) == ["a"]
@@ -180,8 +171,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(locks.fcntl, "flock", refuse)
-    with checkpoints.Checkpoints(tmp_path) as kept:
-        assert kept.save(1, m=tree(1))
+    save_steps(tmp_path, 1)
     assert os.listdir(tmp_path) == ["1"]
 
 
@@ -212,23 +202,20 @@ def meanwhile(monkeypatch):
 
 
 @pytest.mark.parametrize("number", range(1, 11))
-def test_a_step_deleted_while_it_is_read_gives_the_next_one(
-    tmp_path, meanwhile, number
-):
+def test_a_step_deleted_while_it_is_read_gives_the_next(tmp_path, meanwhile, number):
     with checkpoints.Checkpoints(tmp_path, keep=1) as writer:
-        writer.save(1, m=tree(1), n=tree(1), at=Position(1))
+        writer.save(1, m=tree(1), n=tree(1), at=Iterator(1))
         writer.wait()
 
         def save():
-            writer.save(2, m=tree(2), n=tree(2), at=Position(2))
+            writer.save(2, m=tree(2), n=tree(2), at=Iterator(2))
             writer.wait()
 
         left = meanwhile(number, save)
-        m, n, at = nnx.State(tree(0)), nnx.State(tree(0)), Position()
+        m, n, at = nnx.State(tree(0)), nnx.State(tree(0)), Iterator()
         found = checkpoints.Checkpoints(tmp_path).restore_latest(m=m, n=n, at=at)
     assert left[0] <= 0  # the reader came to this
-    assert found == step_of(m) == step_of(n) == at.at
-    assert found == 2
+    assert found == step_of(m) == step_of(n) == at.state == 2
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -271,13 +258,10 @@ def test_a_reader_that_is_always_too_slow_is_told(tmp_path, monkeypatch):
 
 
 def test_a_damaged_step_stays_an_error(tmp_path):
-    with checkpoints.Checkpoints(tmp_path) as kept:
-        for step in (1, 2):
-            kept.save(step, m=tree(step))
-        kept.wait()
-        (tmp_path / "2" / "m" / "_METADATA").write_text("{")
-        with pytest.raises(errors.CheckpointError, match="is damaged"):
-            kept.restore_latest(m=nnx.State(tree(0)))
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "2" / "m" / "_METADATA").write_text("{")
+    with pytest.raises(errors.CheckpointError, match="is damaged"):
+        checkpoints.Checkpoints(tmp_path).restore_latest(m=nnx.State(tree(0)))
 
 
 # TensorStore tells threads of Orbax that have ended by then that a read has failed.
@@ -290,28 +274,26 @@ def test_a_reader_that_polls_sees_whole_steps_in_order(tmp_path):
     def write():
         try:
             with checkpoints.Checkpoints(tmp_path / "run", keep=1) as kept:
-                for step in range(1, 31):
+                for step in range(1, 13):
                     kept.save(step, m=tree(step))
                     checkpoints.save(tmp_path / "a", tree(step), overwrite=True)
         finally:
             ended.set()
 
+    def read():
+        while not ended.is_set():
+            state, kept = nnx.State(tree(0)), checkpoints.Checkpoints(tmp_path / "run")
+            seen.append(kept.restore_latest(m=state) or 0)
+            assert seen[-1] == step_of(state) >= seen[-2]
+            step_of(checkpoints.restore(tmp_path / "a", tree(0)))
+
     checkpoints.save(tmp_path / "a", tree(0))
-    writer = threading.Thread(target=write)
-    writer.start()
-    while not ended.is_set():
-        state = nnx.State(tree(0))
-        found = checkpoints.Checkpoints(tmp_path / "run").restore_latest(m=state) or 0
-        assert found == step_of(state) >= seen[-1]
-        seen.append(found)
-        step_of(checkpoints.restore(tmp_path / "a", tree(0)))
-    writer.join()
+    run_in_threads(write, read)
     assert seen[-1] > 1
 
 
 def test_a_step_that_comes_while_the_last_one_goes_is_found(tmp_path, monkeypatch):
-    with checkpoints.Checkpoints(tmp_path) as kept:
-        kept.save(1, m=tree(1))
+    save_steps(tmp_path, 1)
     is_step, asked = series._is_step, []
 
     def ask(folder):
@@ -341,9 +323,7 @@ def test_a_step_of_an_object_store_is_whole_as_long_as_it_is_marked(
     tmp_path, monkeypatch
 ):
     """Where no folder can be renamed, its mark is written last and deleted first."""
-    with checkpoints.Checkpoints(tmp_path) as kept:
-        for step in (1, 2, 3):
-            kept.save(step, m=tree(step))
+    save_steps(tmp_path, 1, 2, 3)
     monkeypatch.setattr(orbax_side, "is_remote", lambda folder: True)
     store = checkpoints.Checkpoints(tmp_path, keep=1)
     (tmp_path / "3" / orbax_side.COMMITTED).unlink()

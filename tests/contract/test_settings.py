@@ -17,16 +17,8 @@ SETTINGS = {
     "graph mode": (nnx.set_graph_mode, nnx.set_graph_mode.current_value, True),
     "graph updates": (nnx.set_graph_updates, nnx.set_graph_updates.current_value, True),
     "placement": (nnx.use_eager_sharding, nnx.using_eager_sharding, True),
-    "ref": (
-        lambda value: nnx.var_defaults(ref=value),
-        lambda: nnx.Param(1.0).ref,
-        False,
-    ),
-    "hijax": (
-        lambda value: nnx.var_defaults(hijax=value),
-        lambda: nnx.Param(1.0).hijax,
-        False,
-    ),
+    "ref": (lambda x: nnx.var_defaults(ref=x), lambda: nnx.Param(1.0).ref, False),
+    "hijax": (lambda x: nnx.var_defaults(hijax=x), lambda: nnx.Param(1.0).hijax, False),
     "older ref": (nnx.use_refs, nnx.using_refs, False),
     "older hijax": (nnx.use_hijax, nnx.using_hijax, False),
 }
@@ -50,9 +42,7 @@ def test_a_context_restores_also_after_an_exception(setting, current, default):
 
 
 @each_setting
-def test_contexts_nest_and_a_plain_call_lasts_until_their_end(
-    setting, current, default
-):
+def test_contexts_nest_and_calls_last_until_their_end(setting, current, default):
     with setting(not default):
         with setting(default):
             assert current() is default
@@ -90,9 +80,7 @@ def test_other_threads_see_the_default(setting, current, default):
 
 
 @each_setting
-def test_a_plain_call_takes_effect_at_once_in_this_thread_only(
-    setting, current, default
-):
+def test_a_plain_call_counts_at_once_in_this_thread_only(setting, current, default):
     seen = []
     in_another_thread(lambda: (setting(not default), seen.append(current())))
     assert seen == [not default] and current() is default
@@ -101,7 +89,7 @@ def test_a_plain_call_takes_effect_at_once_in_this_thread_only(
 # --------------------------------------------------------------------- var_defaults
 
 
-def test_defaults_are_a_frozen_mapping():
+def test_defaults_are_a_frozen_mapping_and_set_by_keyword_only():
     defaults = nnx.var_defaults()
     assert dict(defaults) == {"hijax": False, "ref": False}
     assert list(defaults) == ["hijax", "ref"] and len(defaults) == 2
@@ -110,9 +98,6 @@ def test_defaults_are_a_frozen_mapping():
         defaults.ref = True
     with pytest.raises(KeyError):
         defaults["other"]
-
-
-def test_defaults_are_set_by_keyword_only():
     with pytest.raises(TypeError):
         nnx.var_defaults(True)
 

@@ -20,17 +20,18 @@ def mesh():
 
 def annotated(*annotation, shape=(8, 16), **metadata):
     metadata.setdefault("out_sharding", annotation)
-    return nnx.Param(jnp.ones(shape), eager_sharding=False, **metadata)
+    value = np.ones(shape, np.float32)
+    return nnx.Param(value, eager_sharding=False, **metadata)
 
 
 # ------------------------------------------------------------------ with_partitioning
 
 
 def test_with_partitioning_boxes_the_value_with_its_annotation():
-    init = nnx.with_partitioning(nnx.initializers.ones, ("a", None), tag="x")
-    boxed = init(jax.random.key(0), (2, 3))
+    init = nnx.with_partitioning(nnx.initializers.zeros, ("a", None), tag="x")
+    boxed = init(jax.random.key(0), shape=(2, 3), dtype=jnp.int32)
     assert isinstance(boxed, nnx.VariableMetadata)
-    assert boxed.raw_value.shape == (2, 3)
+    assert (boxed.raw_value.shape, boxed.raw_value.dtype) == ((2, 3), jnp.int32)
     expected = {"out_sharding": ("a", None), "mesh": None, "tag": "x"}
     assert boxed.metadata == expected
 
@@ -38,22 +39,11 @@ def test_with_partitioning_boxes_the_value_with_its_annotation():
 def test_variables_take_the_box_apart(mesh):
     init = nnx.with_partitioning(nnx.initializers.ones, ("a", "b"), mesh)
     param = nnx.Param(init(jax.random.key(0), (2, 4)))
-    assert param.out_sharding == ("a", "b")
-    assert param.mesh is mesh
-    assert param.sharding.spec == P("a", "b")
-
-
-def test_layers_take_partitioned_initializers(mesh):
-    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("a", "b"))
+    assert param.out_sharding == ("a", "b") and param.mesh is mesh
+    init = nnx.with_partitioning(nnx.initializers.ones, ("a", "b"))
     with jax.set_mesh(mesh):
         linear = nnx.Linear(2, 4, kernel_init=init, rngs=nnx.Rngs(0))
-    assert linear.kernel.sharding.spec == P("a", "b")
-
-
-def test_wrapped_initializers_take_keywords():
-    init = nnx.with_partitioning(nnx.initializers.zeros, ("a",))
-    boxed = init(jax.random.key(0), shape=(2,), dtype=jnp.int32)
-    assert boxed.raw_value.dtype == jnp.int32
+    assert param.sharding.spec == linear.kernel.sharding.spec == P("a", "b")
 
 
 # ------------------------------------------------------------------------------ specs
@@ -69,31 +59,6 @@ def test_wrapped_initializers_take_keywords():
         (None, P()),
         ((), P()),
         (P(), P()),
-    ],
-    ids=str,
-)
-def test_the_spec_of_a_variable_is_its_annotation(annotation, spec):
-    assert nnx.spmd.get_var_pspec(annotated(out_sharding=annotation)) == spec
-
-
-def test_the_spec_of_a_named_sharding_is_its_own(mesh):
-    variable = annotated(out_sharding=NamedSharding(mesh, P("a")))
-    assert nnx.spmd.get_var_pspec(variable) == P("a")
-
-
-def test_a_bare_string_is_no_annotation():
-    with pytest.raises(TypeError, match="'x'"):
-        nnx.spmd.get_var_pspec(annotated(out_sharding="x"))
-
-
-@pytest.mark.parametrize("value", [3, {"x": 1}, None])
-def test_without_annotation_and_shape_there_is_no_spec(value):
-    assert nnx.spmd.get_var_pspec(nnx.Variable(value)) is None
-
-
-@pytest.mark.parametrize(
-    ("annotation", "spec"),
-    [
         (("in", "out"), P("a", None)),
         (["in", "other"], P("a", "other")),
         ((("in", "z"), None), P(("a", "z"), None)),
@@ -101,10 +66,23 @@ def test_without_annotation_and_shape_there_is_no_spec(value):
     ],
     ids=str,
 )
-def test_names_are_mapped_and_unknown_ones_kept(annotation, spec):
+def test_the_spec_of_a_variable_is_its_annotation_with_names_mapped(annotation, spec):
     variable = annotated(out_sharding=annotation)
     with nnx.logical_axis_rules((("in", "a"), ("out", None))):
         assert nnx.spmd.get_var_pspec(variable) == spec
+    if "in" not in str(annotation):
+        assert nnx.spmd.get_var_pspec(variable) == spec
+
+
+def test_what_is_no_tuple_of_names(mesh):
+    variable = annotated(out_sharding=NamedSharding(mesh, P("a")))
+    assert nnx.spmd.get_var_pspec(variable) == P("a")
+    with pytest.raises(TypeError, match="'x'"):
+        nnx.spmd.get_var_pspec(annotated(out_sharding="x"))
+    for value in (3, {"x": 1}, None):
+        assert nnx.spmd.get_var_pspec(nnx.Variable(value)) is None
+    with jax.set_mesh(mesh), pytest.raises(TypeError, match="pairs of a name"):
+        nnx.Param(np.ones(8), out_sharding=("embed",), sharding_rules=["embed"])
 
 
 def test_specs_follow_rules_of_context_and_variable():
@@ -112,10 +90,6 @@ def test_specs_follow_rules_of_context_and_variable():
     with nnx.logical_axis_rules((("out", "b"),)):
         assert nnx.spmd.get_var_pspec(variable) == P("a", "b")
     assert nnx.spmd.get_var_pspec(variable) == P("a", "out")
-
-
-def test_contradicting_rules_are_an_error():
-    variable = annotated("in", sharding_rules=(("in", "a"),))
     with nnx.logical_axis_rules((("in", "b"),)):
         with pytest.raises(ValueError, match="Inconsistent logical axis annotations"):
             nnx.get_partition_spec(variable)
@@ -130,17 +104,12 @@ def test_specs_keep_structure_type_and_metadata():
     assert (specs["array"], specs["n"], specs["none"]) == (P(), None, None)
 
 
-def test_specs_of_modules_and_states_agree():
-    model = nnx.Linear(2, 4, rngs=nnx.Rngs(0), kernel_init=nnx.initializers.ones)
-    model.kernel = annotated("a", "b")
+def test_specs_of_modules_states_and_shapes_agree():
+    model = nnx.Dict(kernel=annotated("a", "b"), bias=nnx.Param(np.ones(4)))
     specs = nnx.get_partition_spec(model)
-    assert specs.kernel.get_value() == P("a", "b")
-    assert specs.bias.get_value() == P()
+    assert (specs.kernel.get_value(), specs.bias.get_value()) == (P("a", "b"), P())
     assert nnx.get_partition_spec(nnx.state(model))["kernel"].get_value() == P("a", "b")
     assert model.kernel.shape == (8, 16)
-
-
-def test_shapes_without_arrays_have_specs():
     abstract = jax.eval_shape(lambda: annotated("a"))
     assert nnx.get_partition_spec(abstract).get_value() == P("a")
     assert nnx.get_partition_spec(jax.ShapeDtypeStruct((2,), jnp.float32)) == P()
@@ -174,44 +143,30 @@ def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
         assert jax.grad(loss)(1.0) == 8.0
 
 
-def test_rules_in_metadata_are_pairs(mesh):
-    with jax.set_mesh(mesh), pytest.raises(TypeError, match="pairs of a name"):
-        nnx.Param(np.ones(8), out_sharding=("embed",), sharding_rules=["embed"])
-
-
 # ------------------------------------------------------------------------------- axes
 
 
 @pytest.mark.parametrize(
-    ("index", "expected"),
+    ("annotation", "shape", "index", "expected"),
     [
-        (0, ("layers", "a", "b")),
-        (1, ("a", "layers", "b")),
-        (2, ("a", "b", "layers")),
-        (4, ("a", "b", None, None, "layers")),
-        (-1, ("a", "b", "layers")),
-        (-2, ("a", "layers", "b")),
-        (-3, ("layers", "a", "b")),
+        ("ab", (8, 16), 0, ("layers", "a", "b")),
+        ("ab", (8, 16), 1, ("a", "layers", "b")),
+        ("ab", (8, 16), 2, ("a", "b", "layers")),
+        ("ab", (8, 16), 4, ("a", "b", None, None, "layers")),
+        ("ab", (8, 16), -1, ("a", "b", "layers")),
+        ("ab", (8, 16), -2, ("a", "layers", "b")),
+        ("ab", (8, 16), -3, ("layers", "a", "b")),
+        # The last axis is last, whether the value has it already, and is there if not.
+        ("a", (8,), -1, ("a", "layers")),
+        ("a", (8, 16), -1, ("a", "layers")),
+        ("a", (2, 3, 4), -1, ("a", None, "layers")),
     ],
 )
-def test_added_axes_stand_at_their_index(index, expected):
-    variable = annotated("a", "b")
-    assert nnx.spmd.add_axis(variable, index, LAYERS) is variable
-    assert variable.out_sharding == expected
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((8,), ("a", "layers")),
-        ((8, 16), ("a", "layers")),
-        ((2, 3, 4), ("a", None, "layers")),
-    ],
-    ids=["before the value has it", "after", "short annotation"],
-)
-def test_the_last_axis_is_last(shape, expected):
-    variable = annotated("a", shape=shape)
-    nnx.spmd.add_axis(variable, -1, LAYERS)
+@pytest.mark.parametrize("name", ["layers", None])
+def test_added_axes_stand_at_their_index(annotation, shape, index, expected, name):
+    variable = annotated(*annotation, shape=shape)
+    assert nnx.spmd.add_axis(variable, index, {nnx.PARTITION_NAME: name}) is variable
+    expected = tuple(name if x == "layers" else x for x in expected)
     assert variable.out_sharding == expected
 
 
@@ -221,12 +176,6 @@ def test_removing_undoes_adding(index):
     nnx.spmd.add_axis(variable, index, LAYERS)
     nnx.spmd.remove_axis(variable, index, LAYERS)
     assert variable.out_sharding == ("a", "b")
-
-
-def test_axes_may_have_no_name():
-    variable = annotated("a", "b")
-    nnx.spmd.add_axis(variable, 0, {nnx.PARTITION_NAME: None})
-    assert variable.out_sharding == (None, "a", "b")
 
 
 def test_partition_specs_become_tuples_and_named_shardings_keep_their_mesh(mesh):
@@ -289,15 +238,12 @@ def test_removing_another_name_is_an_error_that_shows_both(index, found):
         nnx.spmd.remove_axis(annotated("a", "b"), index, LAYERS)
 
 
-def test_an_index_before_the_first_axis_is_an_error():
-    with pytest.raises(ValueError, match="Index -5 is out of range for 3 dimensions"):
-        nnx.spmd.add_axis(annotated("a", "b"), -5, LAYERS)
-
-
-def test_a_failed_removal_changes_nothing():
+def test_what_fails_changes_nothing():
     model = nnx.Dict(x=annotated("layers", "a"), y=annotated("b"))
     with pytest.raises(ValueError, match="Expected to remove"):
         nnx.spmd.remove_axis(model, 0, LAYERS)
+    with pytest.raises(ValueError, match="Index -5 is out of range for 3 dimensions"):
+        nnx.spmd.add_axis(model, -5, LAYERS)
     assert model["x"].out_sharding == ("layers", "a")
 
 

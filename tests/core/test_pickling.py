@@ -46,12 +46,11 @@ def test_public_names_survive(name):
 @pytest.mark.parametrize("name", sorted(_WRAPPED_BY_JAX))
 def test_activations_survive_as_attributes(name):
     model = nnx.Sequential(getattr(nnx, name))
-    for again in (pickled(model), cloudpickled(model), copy.deepcopy(model)):
-        assert again.layers[0] is getattr(nnx, name)
     graphdef = nnx.graphdef(model)
-    for again in (pickled(graphdef), cloudpickled(graphdef), copy.deepcopy(graphdef)):
-        assert again == graphdef
-        assert hash(again) == hash(graphdef)
+    for copied in (pickled, cloudpickled, copy.deepcopy):
+        assert copied(model).layers[0] is getattr(nnx, name)
+        again = copied(graphdef)
+        assert again == graphdef and hash(again) == hash(graphdef)
 
 
 def loss(model, x):
@@ -72,7 +71,6 @@ MODEL = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 ROW = jnp.ones(2)
 TRANSFORMED = {
     "jit": lambda **mode: nnx.jit(scaled, **mode),
-    "static": lambda **mode: nnx.jit(scaled, static_argnames="no", **mode),
     "grad": lambda **mode: nnx.grad(loss, **mode),
     "value_and_grad": lambda **mode: nnx.value_and_grad(loss, **mode),
     "remat": lambda **mode: nnx.remat(scaled, **mode),
@@ -83,28 +81,25 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in TRANSFORMED if name != "static"])
+@pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformed_functions_survive_before_and_after_calls(name, mode):
     function = TRANSFORMED[name](**mode)
-    x = jnp.ones((3, 2)) if name in ("vmap", "scan") else ROW
+    x = np.ones((3, 2) if name in ("vmap", "scan") else 2, np.float32)
     loaded = cloudpickled(function)
-    expected = jax.tree.leaves(function(MODEL, x))
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(function(MODEL, x))]
     for again in (loaded, cloudpickled(function), copy.deepcopy(function)):
-        found = jax.tree.leaves(again(MODEL, x))
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(a, b)
+        found = [np.asarray(leaf) for leaf in jax.tree.leaves(again(MODEL, x))]
+        np.testing.assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("partial", [nnx.jit_partial, nnx.cached_partial])
 def test_partials_survive_with_what_is_bound(partial):
     mode = {"graph": False} if partial is nnx.jit_partial else {}
     function = partial(scaled, MODEL, **mode)
-    for again in (
-        cloudpickled(function),
-        function(ROW) is None or cloudpickled(function),
-    ):
+    for _ in range(2):
+        again = cloudpickled(function)
         np.testing.assert_array_equal(again(ROW), scaled(MODEL, ROW))
+        function(ROW)
 
 
 @nnx.jit
@@ -112,23 +107,14 @@ def decorated(x):
     return x + 1
 
 
-def test_plain_pickle_finds_a_decorated_function_by_its_name():
+def test_plain_pickle_takes_functions_of_a_module():
     assert pickled(decorated) is decorated
-
-
-def test_plain_pickle_takes_a_compiled_function_of_a_module():
-    np.testing.assert_array_equal(
-        pickled(nnx.jit(scaled))(MODEL, ROW), scaled(MODEL, ROW)
-    )
+    assert pickled(nnx.jit(scaled))(MODEL, ROW).tolist() == scaled(MODEL, ROW).tolist()
 
 
 def test_another_process_gets_the_same_numbers():
-    step = nnx.jit(lambda x: jnp.sum(x * 2.0))
+    step = cloudpickle.dumps(nnx.jit(lambda x: jnp.sum(x * 2.0)))
     program = "import sys, pickle\nprint(float(pickle.load(sys.stdin.buffer)(3.0)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=cloudpickle.dumps(step),
-        capture_output=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=step, capture_output=True, check=True)
     assert float(done.stdout) == 6.0

@@ -6,11 +6,13 @@ That what is made flat, pure or split comes back is a law of tests/test_round_tr
 import copy
 import pathlib
 import pickle
+import re
 import types
 
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -45,28 +47,23 @@ def test_items_and_attributes_are_the_same():
 def test_missing_names():
     state = example()
     assert not hasattr(state, "x")
-    with pytest.raises(AttributeError, match="No attribute 'x' in State"):
-        state.x
-    with pytest.raises(AttributeError, match="No attribute 'x' in State"):
-        del state.x
+    for access in (getattr, delattr):
+        with pytest.raises(AttributeError, match="No attribute 'x' in State"):
+            access(state, "x")
     with pytest.raises(KeyError):
         state["x"]
 
 
 def test_sub_mappings_are_views_of_the_stored_dict():
-    state = Special({"a": {"b": 1}})
+    state, inner = Special({"a": {"b": 1}}), nnx.State({"x": 1})
     view = state["a"]
     assert type(view) is Special and view is not state["a"]
     view["b"] = 2
-    assert state.raw_mapping == {"a": {"b": 2}}
-
-
-def test_stored_states_are_unwrapped():
-    inner = nnx.State({"x": 1})
-    state = nnx.State({"a": inner})
-    state["b"] = inner
-    state.update(c=inner)
-    assert all(value is inner.raw_mapping for value in state.raw_mapping.values())
+    state["c"] = inner
+    state.update(d=inner)
+    assert state.raw_mapping == {"a": {"b": 2}, "c": {"x": 1}, "d": {"x": 1}}
+    for mapping in (state, nnx.State({"c": inner})):
+        assert mapping.raw_mapping["c"] is inner.raw_mapping
 
 
 def test_constructor_takes_a_mapping_or_pairs_and_copies_if_told():
@@ -74,9 +71,8 @@ def test_constructor_takes_a_mapping_or_pairs_and_copies_if_told():
     assert nnx.State(mapping).raw_mapping is not mapping
     assert nnx.State(mapping).raw_mapping["a"] is mapping["a"]
     assert nnx.State(mapping, _copy=False).raw_mapping is mapping
-    assert (
-        nnx.State([("a", 1)]) == nnx.State({"a": 1}) == nnx.State(nnx.State({"a": 1}))
-    )
+    state = nnx.State({"a": 1})
+    assert nnx.State([("a", 1)]) == state == nnx.State(state)
     with pytest.raises(ValueError, match="Expected a dictionary"):
         nnx.State([("a", 1)], _copy=False)
     for args, kwargs in (((), {}), (({},), {"a": 1})):
@@ -103,7 +99,7 @@ def test_equality_is_that_of_dicts():
     with pytest.raises(TypeError):
         hash(state)
     with pytest.raises(ValueError, match="truth value"):
-        bool(nnx.State({"a": jnp.ones(2)}) == nnx.State({"a": jnp.ones(2)}))
+        bool(nnx.State({"a": np.ones(2)}) == nnx.State({"a": np.ones(2)}))
 
 
 def test_union():
@@ -119,7 +115,7 @@ def test_shallow_copies_share_what_is_below():
     shallow, deep = copy.copy(state), copy.deepcopy(state)
     shallow["n"] = 1
     shallow["b"]["d"] = 7
-    assert "n" not in state and state["b"]["d"] == 7 and deep["b"]["d"] == 1
+    assert "n" not in state and (state["b"]["d"], deep["b"]["d"]) == (7, 1)
     restored = pickle.loads(pickle.dumps(Special({"a": {"b": 1}})))
     assert type(restored) is Special and restored == {"a": {"b": 1}}
 
@@ -143,25 +139,24 @@ def test_leaves_are_sorted_with_dict_keys():
 
 
 def test_values_of_variables_are_reached_and_variables_rebuilt():
-    state = Special({"linear": {"kernel": nnx.Param(jnp.ones(2))}})
+    state = Special({"linear": {"kernel": nnx.Param(1)}})
     [(path, _)] = jax.tree.leaves_with_path(state)
     assert jax.tree_util.keystr(path) == "['linear']['kernel'].value"
-    mapped = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state))(state)
+    mapped = jax.tree.map(lambda x: x + 1, state)
     assert type(mapped) is Special and type(mapped.raw_mapping["linear"]) is dict
     assert type(mapped.linear.kernel) is nnx.Param
-    assert mapped.linear.kernel[...].tolist() == [2, 2]
-    assert state.linear.kernel[...].tolist() == [1, 1]
+    assert (mapped.linear.kernel.get_value(), state.linear.kernel.get_value()) == (2, 1)
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": {"y": x}}])
-def test_keys_of_different_types_can_be_mixed(wrap):
-    mapping = wrap({"b": 1, 10: 2, 2: 3, None: 4, (1, "z"): 5})
-    state = nnx.State(mapping)
-    mapped = jax.tree.map(lambda x: x, state)
-    assert mapped == state and mapped.raw_mapping == mapping
-    assert jax.tree.leaves(state) == nnx.to_flat_state(state).leaves
-    # Numbers come first, by value.
-    assert jax.tree.leaves(state)[:2] == [3, 2]
+def test_keys_of_different_types_can_be_mixed():
+    inner = {"b": 1, 10: 2, 2: 3, None: 4, (1, "z"): 5}
+    for mapping in (inner, {"x": {"y": inner}}):
+        state = nnx.State(mapping)
+        mapped = jax.tree.map(lambda x: x, state)
+        assert mapped == state and mapped.raw_mapping == mapping
+        assert jax.tree.leaves(state) == nnx.to_flat_state(state).leaves
+        # Numbers come first, by value.
+        assert jax.tree.leaves(state)[:2] == [3, 2]
 
 
 # ------------------------------------------------------------------ flat states
@@ -187,40 +182,32 @@ def test_order_is_kept_unless_asked_to_sort():
     assert FlatState(items, sort=True).leaves == [2, 1, 3, 0]
     with pytest.raises(TypeError):
         FlatState([])
-
-
-def test_sorted_keys_and_values_are_not_copied():
     keys, leaves = (A, B), [1, 2]
     state = FlatState.from_sorted_keys_values(keys, leaves)
-    assert state.paths is keys and state.leaves is leaves
+    assert state.paths is keys and state.leaves is leaves  # which are not copied
     assert FlatState.from_sorted_keys_values([A], (1,)).paths == (A,)
 
 
-def test_equality_of_flat_states_is_identity():
+def test_flat_states_are_equal_by_identity_and_merged_in_order():
     state = flat(a=1)
     assert state == state and state != flat(a=1) and len({state, state}) == 1
-
-
-def test_merge_of_flat_states_is_sorted_and_keeps_a_single_one():
-    state = flat(a=1)
     assert FlatState.merge(state) is state
     merged = FlatState.merge(flat(c=3, a=1), flat(b=2))
     assert list(merged) == [(("a",), 1), (("b",), 2), (("c",), 3)]
 
 
 def test_flat_state_is_a_pytree_of_its_leaves():
-    state = flat(a=jnp.ones(2), b=jnp.ones(3))
-    doubled = jax.jit(lambda s: jax.tree.map(lambda x: 2 * x, s))(state)
+    state = flat(a=1, b=2)
+    doubled = jax.tree.map(lambda x: 2 * x, state)
     assert isinstance(doubled, FlatState) and doubled.paths == state.paths
-    assert [x.sum() for x in doubled.leaves] == [4, 6]
+    assert doubled.leaves == [2, 4]
 
 
 def test_paths_are_grouped_by_value():
     state = nnx.State({"a": nnx.Param(1), "b": 1, "c": {"d": None}})
-    assert statelib.create_path_filters(state) == {
-        nnx.filterlib.PathIn(("a",), ("b",)): 1,
-        nnx.filterlib.PathIn(("c", "d")): None,
-    }
+    path_in = nnx.filterlib.PathIn
+    expected = {path_in(("a",), ("b",)): 1, path_in(("c", "d")): None}
+    assert statelib.create_path_filters(state) == expected
 
 
 # --------------------------------------------------- the functions, of any form
@@ -247,22 +234,16 @@ def test_every_function_takes_any_mapping(state):
     assert statelib.diff(state, {"b": {"d": 0, "c": {"e": 0}}}) == {"a": 3}
 
 
-def test_non_mappings_are_refused():
-    with pytest.raises(TypeError, match="Expected a State or another mapping, got lis"):
-        nnx.to_flat_state([1])
-
-
 @pytest.mark.parametrize("form", [list, dict, lambda x: FlatState(x, sort=True)])
 def test_flat_forms_become_states(form):
     items = [(("b", "x"), 1), (("a",), 2), (("c", "x"), 3), (("b", "y"), 4)]
     state = nnx.from_flat_state(form(items), cls=Special)
     assert type(state) is Special
     assert state == {"b": {"x": 1, "y": 4}, "a": 2, "c": {"x": 3}}
-
-
-def test_empty_mappings_are_dropped_on_the_way():
-    state = nnx.State({"a": {"b": {}}, "c": 1})
-    assert nnx.from_flat_state(nnx.to_flat_state(state)) == {"c": 1}
+    empty = nnx.State({"a": {"b": {}}, "c": 1})
+    assert nnx.from_flat_state(form([*nnx.to_flat_state(empty)])) == {"c": 1}
+    with pytest.raises(TypeError, match="Expected a State or another mapping, got lis"):
+        nnx.to_flat_state([1])
 
 
 @pytest.mark.parametrize(
@@ -307,9 +288,6 @@ def test_split_gives_each_leaf_to_the_first_match_and_must_cover_all(is_flat):
         split()
     with pytest.raises(ValueError, match="can only be used as the last"):
         select(..., int)
-
-
-def test_long_remainders_are_cut():
     with pytest.raises(ValueError, match="and 10 more"):
         nnx.split_state({i: i for i in range(30)}, str)
 
@@ -322,11 +300,7 @@ def test_merge_is_deep_the_last_wins_and_nothing_is_changed():
     assert nnx.merge_state({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
     with pytest.raises(ValueError, match=r"Conflicting entries at path \('a', 'b'\)"):
         nnx.merge_state({"a": {"b": 1}}, {"a": {"b": {"c": 2}}})
-
-
-def test_merge_of_one():
-    state = example()
-    assert nnx.merge_state(state) is state
+    assert nnx.merge_state(second) is second
     assert type(nnx.merge_state({"a": 1}, cls=Special)) is Special
 
 
@@ -371,36 +345,32 @@ def state_of(*leaves):
 
 def test_variables_give_their_values_and_other_leaves_stay():
     array = jnp.ones(2)
-    state = nnx.State({"b": {"v": nnx.Param(array), "e": {}}, "a": 1})
+    variable = nnx.Param(array)
+    state = nnx.State({"b": {"v": variable, "e": {}}, "a": 1})
     pure = nnx.to_pure_dict(state)
     assert pure == {"a": 1, "b": {"v": array}} and list(pure) == ["a", "b"]
     assert type(pure) is dict and pure["b"]["v"] is array
+    assert nnx.to_pure_dict(state, lambda leaf: leaf)["b"]["v"] is variable
     pure = nnx.to_pure_dict({"a": nnx.Param(array, ref=True)})
     assert isinstance(pure["a"], jax.Array) and pure["a"].tolist() == [1, 1]
 
 
-def test_functions_decide_what_is_kept_and_what_replaces():
-    variable = nnx.Param(1)
-    pure = nnx.to_pure_dict({0: variable}, lambda leaf: leaf)
-    assert pure == {0: variable} and pure[0] is variable
-    state = nnx.State({"a": 1})
-    nnx.replace_by_pure_dict(state, {"a": 2}, lambda old, new: (old, new))
-    assert state["a"] == (1, 2)
-
-
 def test_replacing_makes_new_variables_and_leaves_the_old_ones():
-    old = nnx.Param(jnp.ones(2), tag="x")
+    old = nnx.Param(1, tag="x")
     state = nnx.State({"a": old, "b": 1})
     assert nnx.replace_by_pure_dict(state, {"a": 5}) is None
-    assert type(state["a"]) is nnx.Param and state["a"].get_value() == 5
-    assert state["a"].tag == "x" and state["b"] == 1
-    assert old.get_value().tolist() == [1, 1]
+    new = state["a"]
+    assert (type(new), new.get_value(), new.tag) == (nnx.Param, 5, "x")
+    assert old.get_value() == state["b"] == 1
+    nnx.replace_by_pure_dict(state, {"b": 2}, lambda old, new: (old, new))
+    assert state["b"] == (1, 2)
 
 
 def test_string_may_stand_for_an_integer_key():
     state = state_of(*range(12))
     new = {"layers": {str(i): 100 + i for i in range(12)}}
     nnx.replace_by_pure_dict(state, new)
+    nnx.replace_by_pure_dict(state, {"other": {}, "layers": {0: {}}})
     assert [state["layers"][i].get_value() for i in range(12)] == [*range(100, 112)]
     state = nnx.State({"0": 1, 0: 2})
     nnx.replace_by_pure_dict(state, {"0": 3})
@@ -418,18 +388,12 @@ def test_string_may_stand_for_an_integer_key():
 )
 def test_unknown_path_is_refused_before_anything_changes(pure, path):
     state = state_of(1, 2)
-    before = state["layers"][0]
-    phrase = "key in pure_dict not available in state"
-    with pytest.raises(ValueError, match=phrase) as caught:
+    before = dict(state["layers"])
+    phrase = f"(?s)key in pure_dict not available in state.*{re.escape(path)}"
+    with pytest.raises(ValueError, match=phrase):
         nnx.replace_by_pure_dict(state, {"layers": {1: 7}, **pure})
-    assert path in str(caught.value)
-    assert state["layers"][0] is before and state["layers"][1].get_value() == 2
-
-
-def test_empty_parts_change_nothing():
-    state = state_of(1)
-    nnx.replace_by_pure_dict(state, {"other": {}, "layers": {0: {}}})
-    assert state["layers"][0].get_value() == 1
+    assert all(state["layers"][i] is x for i, x in before.items())
+    assert before[1].get_value() == 2
 
 
 def test_values_may_be_dicts_and_abstract_ones_are_filled():

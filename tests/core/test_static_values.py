@@ -20,14 +20,14 @@ from tests import zoo
 Pair = collections.namedtuple("Pair", "one two")
 
 
-class Size(enum.IntEnum):
-    ONE = 1
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     size: object
     cache: object = dataclasses.field(default=None, compare=False)
+
+
+class Size(enum.IntEnum):
+    ONE = 1
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -78,10 +78,7 @@ nested = st.recursive(
 @given(nested)
 def test_copies_of_nested_values_have_equal_skeletons(value):
     assert skeleton(value) == skeleton(copy.deepcopy(value))
-
-
-def test_fields_that_do_not_count_for_equality_do_not_count():
-    assert skeleton(Frozen(1, [2])) == skeleton(Frozen(1, [3]))
+    assert skeleton(Frozen(1, [value])) == skeleton(Frozen(1, value))
 
 
 CHANGES = {
@@ -99,10 +96,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_in_place_is_seen(name, graph):
     given, change = CHANGES[name]
-    value, seen = copy.deepcopy(given), []
+    value, seen, expected = copy.deepcopy(given), [], []
     m = zoo.Box(k=nnx.static(value))
     f = nnx.jit(lambda m: seen.append(repr(m.k)), graph=graph)
-    expected = []
     for step in (lambda x: None, change):
         step(value)
         expected.append(repr(value))

@@ -35,12 +35,10 @@ def check(program, steps, counts):
     """Compares the library with plain Python in all modes; prints what differs."""
     for mode in program.modes:
         expected = steps if mode == running.GRAPH_UPDATES else None
-        found = running.difference(program, mode, expected=expected)
-        if found is None:
-            continue
-        counts.failed.append(program.seed)
-        report(program, mode)
-        return
+        if running.difference(program, mode, expected=expected) is not None:
+            counts.failed.append(program.seed)
+            report(program, mode)
+            return
 
 
 def report(program, mode, library="graftree"):

@@ -189,9 +189,8 @@ class Lines:
 
     def write_static(self, x, text):
         """Sets a static attribute, mostly to what is nearly equal to what it is."""
-        found = [
-            p for p in places(x, text)[1:] if is_static(p.value) and is_module(p.parent)
-        ]
+        found = [p for p in places(x, text)[1:] if is_module(p.parent)]
+        found = [p for p in found if is_static(p.value)]
         if not found or self.random.random() < 0.2:
             name = self.free_name(x)
             return [f"{text}.{name} = {self.static()}"] if name else []
@@ -205,11 +204,8 @@ class Lines:
         inner = [p for p in found[1:] if is_module(p.parent)]
         place = self.pick(modules)
         where = f"{place.text}.{self.free_name(place.value, is_data=True) or 'new'}"
-        forms = [
-            [f"{where} = {self.variable()}"],
-            [f"{where} = {self.module(2)}"],
-            [f"{where} = {self.array()}"],
-        ]
+        made = [self.variable(), self.module(2), self.array()]
+        forms = [[f"{where} = {text}"] for text in made]
         if inner:
             one, other = self.pick(inner).text, self.pick(inner)
             forms.append([f"del {one}"])

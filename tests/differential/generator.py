@@ -26,14 +26,12 @@ class Function:
         name: Of the function.
         target: The object that it was made for, by its name in the program.
         changes: What it may do to it.
-        rows: Whether it can be mapped over the rows of all arrays.
         static: Whether it takes a static argument, too.
     """
 
     name: str
     target: str
     changes: int
-    rows: bool
     static: bool = False
 
 
@@ -94,14 +92,8 @@ class Generator:
 
     def add_change(self):
         """A statement that changes the object from outside."""
-        kinds = {
-            "write_value": 5,
-            "write_metadata": 2,
-            "write_static": 4,
-            "write_structure": 4,
-            "write_past": 1,
-            "use_state": 2,
-        }
+        kinds = {"write_value": 5, "write_metadata": 2, "write_static": 4}
+        kinds |= {"write_structure": 4, "write_past": 1, "use_state": 2}
         kind = self.random.choices(list(kinds), list(kinds.values()))[0]
         if kind == "write_structure":
             lines = self.lines.write_structure(self.root, "m", self.sharing)
@@ -119,16 +111,13 @@ class Generator:
             return []
         self.traits.add("writes past the class")
         value = self.lines.static()
-        return [
-            self.pick(
-                [
-                    f"vars(m)[{name!r}] = {value}",
-                    # As docs/look_up/differences.md asks for.
-                    f"object.__setattr__(m, {name!r}, {value})\ntouch(m)",
-                    f"m.__dict__.update({name}={value})",
-                ]
-            )
+        forms = [
+            f"vars(m)[{name!r}] = {value}",
+            # As docs/look_up/differences.md asks for.
+            f"object.__setattr__(m, {name!r}, {value})\ntouch(m)",
+            f"m.__dict__.update({name}={value})",
         ]
+        return [self.pick(forms)]
 
     def use_state(self):
         found = bodies.places(self.root, "m")
@@ -138,18 +127,10 @@ class Generator:
             return [f"show(popped({text}, {self.pick(['nnx.BatchStat', 'Count'])}))"]
         if self.chance(0.2):
             return [f"m = {self.pick(['rebuilt', 'nnx.clone'])}(m)"]
-        return [
-            self.pick(
-                [
-                    f"show(state_of({text}))",
-                    f"show(state_of({text}, nnx.Param))",
-                    f"halved({text})",
-                    f"show(rebuilt({text}))",
-                    f"show(nnx.clone(checked({text})))",
-                    f"show(digest({text}))",
-                ]
-            )
-        ]
+        forms = [f"show(state_of({text}))", f"show(state_of({text}, nnx.Param))"]
+        forms += [f"halved({text})", f"show(rebuilt({text}))"]
+        forms += [f"show(nnx.clone(checked({text})))", f"show(digest({text}))"]
+        return [self.pick(forms)]
 
     # ------------------------------------------------------------------- functions
 
@@ -158,10 +139,9 @@ class Generator:
         found = bodies.places(self.root, "m")
         modules = [p for p in found if bodies.is_module(p.value)]
         target = self.pick([found[0], self.pick(modules)])
-        makers = ["jit", "jit", "jit_static", "gradient", "remat", "branches", "loop"]
-        makers += ["scan", "rows", "broadcast", "jax_jit", "functional", "rule"]
-        makers += ["pair", "returning"]
-        getattr(self, self.pick(makers))(target)
+        makers = "jit jit jit_static gradient remat branches loop scan rows broadcast "
+        makers += "jax_jit functional rule pair returning"
+        getattr(self, self.pick(makers.split()))(target)
 
     def body(self, target, allowed, rows=False, both=(), fails=True):
         """The lines of a function of an object, after ``y = x``; what they may do."""
@@ -193,21 +173,15 @@ class Generator:
 
     def inner_call(self, target, allowed, rows):
         """A call of a function that is there already, of the object or a part of it."""
-        known = [
-            f
-            for f in self.functions
-            if f.changes <= allowed
-            and (f.rows or not rows)
-            and (f.target + ".").startswith(target.text + ".")
-        ]
-        if not known or self.chance(0.4):
+        known = [f for f in self.functions if f.changes <= allowed]
+        known = [f for f in known if f"{f.target}.".startswith(f"{target.text}.")]
+        if rows or not known or self.chance(0.4):
             return [], NOTHING
         f = self.pick(known)
         part = "m" + f.target[len(target.text) :]
         more = f", {self.lines.static()}" if f.static else ""
-        return [f"y = y + {f.name}({part}, {self.pick(['x', '1.0', '-1.0'])}{more})"], (
-            f.changes
-        )
+        call = f"{f.name}({part}, {self.pick(['x', '1.0', '-1.0'])}{more})"
+        return [f"y = y + {call}"], f.changes
 
     def define(self, name, lines, arguments="m, x", decorator=""):
         head = [decorator] if decorator else []
@@ -217,15 +191,19 @@ class Generator:
     def name(self, prefix):
         return f"{prefix}{len(self.statements)}"
 
-    def keep(self, name, target, changes, rows=False, static=False):
-        self.functions.append(Function(name, target.text, changes, rows, static))
+    def keep(self, name, target, changes, static=False):
+        self.functions.append(Function(name, target.text, changes, static))
+
+    def decorate(self, decorator, prefix, target, lines, changes):
+        """Defines a function of an object and a number, and keeps it."""
+        name = self.name(prefix)
+        self.define(name, lines, decorator=decorator)
+        self.keep(name, target, changes)
 
     def jit(self, target):
         lines, changes = self.body(target, self.pick([VALUES, STRUCTURE, STRUCTURE]))
-        name = self.name("jitted")
         forms = ["@nnx.jit", "@nnx.jit", "@nnx.jit(donate_argnums=0)"]
-        self.define(name, lines, decorator=self.pick(forms))
-        self.keep(name, target, changes)
+        self.decorate(self.pick(forms), "jitted", target, lines, changes)
 
     def jit_static(self, target):
         lines, changes = self.body(target, self.pick([NOTHING, VALUES, STRUCTURE]))
@@ -233,25 +211,19 @@ class Generator:
         if self.chance(0.2) and changes == STRUCTURE:
             lines.insert(1, f"m.{self.lines.free_name(target.value) or 'new'} = s")
         name = self.name("special")
-        how = self.pick(
-            ["static_argnums=2", "static_argnames='s'", "static_argnums=(2,)"]
-        )
-        self.define(name, lines, "m, x, s", f"@nnx.jit({how})")
+        forms = ["static_argnums=2", "static_argnames='s'", "static_argnums=(2,)"]
+        self.define(name, lines, "m, x, s", f"@nnx.jit({self.pick(forms)})")
         self.keep(name, target, changes, static=True)
 
     def remat(self, target):
         lines, changes = self.body(target, self.pick([VALUES, STRUCTURE]))
-        name = self.name("remat")
-        self.define(name, lines, decorator="@nnx.remat")
-        self.keep(name, target, changes)
+        self.decorate("@nnx.remat", "remat", target, lines, changes)
 
     def jax_jit(self, target):
         if bodies.is_shared(self.root) or self.sharing:
             return self.jit(target)
         lines, _ = self.body(target, NOTHING)
-        name = self.name("jax")
-        self.define(name, lines, decorator="@jax.jit")
-        return self.keep(name, target, NOTHING)
+        return self.decorate("@jax.jit", "jax", target, lines, NOTHING)
 
     def functional(self, target):
         """The same by hand: the object is split, and updated with what came back."""
@@ -274,9 +246,8 @@ class Generator:
         other = self.pick([p for p in found if bodies.is_module(p.value)])
         lines, changes = self.body(target, self.pick([VALUES, STRUCTURE]))
         more = self.lines.write_value(other.value, "n")
-        more += (
-            self.lines.write_static(other.value, "n") if changes == STRUCTURE else []
-        )
+        if changes == STRUCTURE:
+            more += self.lines.write_static(other.value, "n")
         lines[-1:] = [*more, "y = y + digest(n)", lines[-1]]
         name = self.name("pair")
         form = self.pick(["m, n, x", "both, x"])
@@ -300,14 +271,8 @@ class Generator:
         lines[-1] = f"return jnp.float32(y), {self.pick([out, f'dict(a={out})'])}"
         name = self.name("parts")
         self.define(f"two_{name}", lines, decorator="@nnx.jit")
-        self.define(
-            name,
-            [
-                f"y, out = two_{name}(m, x)",
-                "kept.last = nnx.data(out)",
-                "return y + digest(out)",
-            ],
-        )
+        call = [f"y, out = two_{name}(m, x)", "kept.last = nnx.data(out)"]
+        self.define(name, [*call, "return y + digest(out)"])
         self.exclude(GRAPH, TREE)
         self.keep(name, target, OUTSIDE)
 
@@ -326,8 +291,7 @@ class Generator:
 
     def branches(self, target):
         both = self.line(target.value, STRUCTURE, False) if self.chance(0.2) else []
-        number = self.pick([2, 3])
-        name = self.name("choice")
+        number, name = self.pick([2, 3]), self.name("choice")
         changes = STRUCTURE if both else NOTHING
         for i in range(number):
             lines, done = self.body(target, self.pick([NOTHING, VALUES]), both=both)
@@ -367,11 +331,7 @@ class Generator:
         allowed = NOTHING if how == "broadcast" else VALUES
         lines, changes = self.body(target, allowed, rows=how == "rows")
         self.define(f"step_{name}", lines)
-        axes = {
-            "carried": "(nnx.Carry, 0)",
-            "rows": "(nnx.Carry, 0, 0)",
-            "broadcast": "(nnx.Carry, None, 0)",
-        }[how]
+        axes = {"carried": "0", "rows": "0, 0", "broadcast": "None, 0"}[how]
         step = f"step_{name}(m, x)"
         if how == "carried":
             body, arguments = ["m, y = carry", f"return (m, y + {step}), y"], "carry, x"
@@ -382,7 +342,7 @@ class Generator:
             call = f"scan_{name}(jnp.float32(x), m, jnp.array([1.0, -1.0]))"
             total = "carry"
         self.define(f"body_{name}", body, arguments)
-        options = f"in_axes={axes}, out_axes=(nnx.Carry, 0)"
+        options = f"in_axes=(nnx.Carry, {axes}), out_axes=(nnx.Carry, 0)"
         self.add(f"scan_{name} = nnx.scan(body_{name}, {options})")
         self.define(name, [f"carry, ys = {call}", f"return {total} + jnp.sum(ys)"])
         self.keep(name, target, changes)

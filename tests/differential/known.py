@@ -37,25 +37,19 @@ class ByDesign(NamedTuple):
 BY_DESIGN = [
     ByDesign(
         "scan goes on with what its function named at the first call",
-        None,
-        r"scanned = nnx\.scan",
+        *(None, r"scanned = nnx\.scan"),
     ),
     ByDesign(
         "a new array attribute is static if it was made in a trace, and leaks",
-        GRAPH_UPDATES,
-        r"@nnx\.jit.*\n    .* = .*jnp\.array",
-        r"tracer|Error",
+        *(GRAPH_UPDATES, r"@nnx\.jit.*\n    .* = .*jnp\.array", r"tracer|Error"),
     ),
     ByDesign(
         "jit drops changes of metadata",
-        GRAPH_UPDATES,
-        r"@nnx\.jit.*\n    .*(set|del)_metadata",
+        *(GRAPH_UPDATES, r"@nnx\.jit.*\n    .*(set|del)_metadata"),
     ),
     ByDesign(
         "a rule of custom_vjp that answers for all Variables replaces their gradients",
-        GRAPH_UPDATES,
-        r"constant_rule",
-        r"expected array",
+        *(GRAPH_UPDATES, r"constant_rule", r"expected array"),
     ),
     ByDesign(
         "static values are the same if they are equal",

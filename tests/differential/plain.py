@@ -69,16 +69,11 @@ class Snapshot:
     """What is in some objects, so that it can be put back."""
 
     def __init__(self, x):
-        found = [entry for _, entry in walk(x)]
-        self.nodes = [
-            (node, dict(children(node)))
-            for node in found
-            if is_node(node) and not isinstance(node, tuple)
-        ]
+        nodes = [found for _, found in walk(x) if is_node(found)]
+        nodes = [node for node in nodes if not isinstance(node, tuple)]
+        self.nodes = [(node, dict(children(node))) for node in nodes]
         self.variables = [
-            (v, v.get_value(), dict(v.get_metadata()))
-            for v in found
-            if isinstance(v, graftree.Variable)
+            (v, v.get_value(), dict(v.get_metadata())) for v in variables(x)
         ]
 
     def restore_structure(self):
@@ -101,12 +96,8 @@ class Rows:
     """Objects of which a function gets one row after the other."""
 
     def __init__(self, x):
-        self.places = [
-            (node, key)
-            for _, node in walk(x)
-            for key, child in children(node)
-            if is_array(child)
-        ]
+        nodes = [node for _, node in walk(x)]
+        self.places = [(n, k) for n in nodes for k, v in children(n) if is_array(v)]
         self.variables = variables(x)
         self.given = self._read()
         self.results = []
@@ -249,21 +240,10 @@ class Plain:
     @optional_function
     def vmap(self, f, *, in_axes):
         def call(*args):
-            snapshot = Snapshot(args)
-            rows = [Rows(x) for x, axis in zip(args, in_axes, strict=True) if axis == 0]
-            outs = []
+            undo, groups = Snapshot(args).restore, _mapped(args, in_axes)
 
             def run(*args):
-                for i in range(2):
-                    snapshot.restore()
-                    for group in rows:
-                        group.take(i)
-                    outs.append(f(*_row_of(args, in_axes, i)))
-                    for group in rows:
-                        group.note()
-                for group in rows:
-                    group.finish()
-                return jnp.stack(outs)
+                return _each_row(groups, lambda i: f(*_row_of(args, in_axes, i)), undo)
 
             return self._call(run, args, {})
 
@@ -272,28 +252,22 @@ class Plain:
     @optional_function
     def scan(self, f, *, in_axes, out_axes):
         def call(carry, *args):
-            axes = in_axes[1:]
-            pairs = list(zip(args, axes, strict=True))
-            snapshot = Snapshot([x for x, axis in pairs if axis is None])
-            rows = [Rows(x) for x, axis in pairs if axis == 0]
-            outs = []
+            axes, undo = in_axes[1:], lambda: None
+            groups = _mapped(args, axes)
+            if self.keeps_structure:
+                undo = Snapshot(_mapped(args, axes, None, lambda x: x)).restore
 
             def run(carry, *args):
                 carry = as_arrays(carry)
-                for i in range(2):
-                    if self.keeps_structure:
-                        snapshot.restore()
-                    for group in rows:
-                        group.take(i)
+
+                def step(i):
+                    nonlocal carry
                     carry, out = f(carry, *_row_of(args, axes, i))
-                    outs.append(out)
-                    for group in rows:
-                        group.note()
-                for group in rows:
-                    group.finish()
-                if self.keeps_structure:
-                    snapshot.restore()
-                return carry, jnp.stack(outs)
+                    return out
+
+                outs = _each_row(groups, step, undo)
+                undo()
+                return carry, outs
 
             return self._call(run, (carry, *args), {})
 
@@ -347,10 +321,30 @@ class Plain:
         return self.jit(call)
 
 
+def _mapped(args, axes, which=0, kind=Rows):
+    """The arguments with one of the axes."""
+    return [kind(x) for x, axis in zip(args, axes, strict=True) if axis == which]
+
+
 def _row_of(args, axes, i):
     """The arguments of one call; of mapped objects the row was taken before."""
     pairs = zip(args, axes, strict=True)
     return [x[i] if axis == 0 and is_array(x) else x for x, axis in pairs]
+
+
+def _each_row(groups, call, undo):
+    """What a call gives for each row, stacked; what it does to others is undone."""
+    outs = []
+    for i in range(2):
+        undo()
+        for group in groups:
+            group.take(i)
+        outs.append(call(i))
+        for group in groups:
+            group.note()
+    for group in groups:
+        group.finish()
+    return jnp.stack(outs)
 
 
 class Gradients(list):
@@ -393,11 +387,7 @@ def popped(x, kind):
 def words(nnx):
     """The names of the vocabulary that use the library for what is tested."""
     return {
-        "constant_rule": nnx.constant_rule,
-        "functional": nnx.functional,
-        "gradient": gradient,
-        "halved": halved,
-        "popped": popped,
-        "rebuilt": lambda x: copied(checked(x)),
-        "state_of": state_of,
+        **{"constant_rule": nnx.constant_rule, "functional": nnx.functional},
+        **{"gradient": gradient, "halved": halved, "popped": popped},
+        **{"rebuilt": lambda x: copied(checked(x)), "state_of": state_of},
     }

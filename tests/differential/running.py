@@ -113,11 +113,9 @@ class Session:
     def _state(self):
         nnx = self.words["nnx"]
         describe = records.Description(self.words).of
-        return {
-            name: describe(value)
-            for name, value in sorted(self.names.items())
-            if isinstance(value, (nnx.Variable, nnx.Pytree))
-        }
+        kinds = (nnx.Variable, nnx.Pytree)
+        found = sorted(self.names.items())
+        return {name: describe(x) for name, x in found if isinstance(x, kinds)}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -42,23 +42,10 @@ class Count(nnx.Variable):
     """A kind of Variable that is no Param."""
 
 
-class Level(enum.IntEnum):
-    """Members that are equal to integers."""
-
-    ONE = 1
-    TWO = 2
-
-
-class Grade(enum.IntEnum):
-    """Members that are equal to those of another type."""
-
-    ONE = 1
-
-
-class Kind(enum.Enum):
-    """Members that are equal to nothing else."""
-
-    ONE = 1
+# Members that are equal to integers, to those of another type, and to nothing else.
+Level = enum.IntEnum("Level", "ONE TWO")
+Grade = enum.IntEnum("Grade", "ONE")
+Kind = enum.Enum("Kind", "ONE")
 
 
 @dataclasses.dataclass(frozen=True)

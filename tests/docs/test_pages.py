@@ -1,6 +1,5 @@
 """The code in the pages of docs/ runs, in order, and does what the page says."""
 
-import os
 import re
 
 import jax
@@ -14,40 +13,33 @@ PAGES = pages.all_pages()
 GENERATED = {"look_up/measurements.md"}
 
 
-@pytest.fixture(autouse=True)
-def figures_without_a_window(monkeypatch):
-    monkeypatch.setitem(os.environ, "MPLBACKEND", "agg")
-
-
-@pytest.fixture(autouse=True)
-def ranks_are_promoted_as_readers_have_it():
-    with jax.numpy_rank_promotion("allow"):
-        yield
+WITH_CODE = [page for page in PAGES if page.blocks]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 @pytest.mark.pages
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.blocks], ids=lambda page: page.name
-)
-def test_code_prints_what_the_page_says(page):
-    faults = [
-        f"{page.path}:{result.block.line}: {result.fault}"
-        for result in running.run(page)
-        if result.fault
-    ]
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_code_prints_what_the_page_says(page, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    with jax.numpy_rank_promotion("allow"):  # as readers have it
+        wrong = [result for result in running.run(page) if result.fault]
+    faults = [f"{page.path}:{x.block.line}: {x.fault}" for x in wrong]
     assert not faults, "\n".join(faults)
 
 
 def test_there_are_pages_with_code():
-    assert "guides/refs.md" in [page.name for page in PAGES if page.blocks]
+    assert "guides/refs.md" in [page.name for page in WITH_CODE]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_are_short(page):
+@each_page
+def test_pages_are_short_and_their_pictures_have_words(page):
+    """For those who do not see them."""
     assert page.name in GENERATED or page.text.count("\n") <= 360
+    for words in re.findall(r"!\[([^\]]*)\]", page.text):
+        assert len(words.split()) >= 4, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each_page
 def test_every_link_leads_to_a_file_and_a_heading(page):
     words = re.sub(r"^ *```.*?^ *```$", "", page.text, flags=re.MULTILINE | re.DOTALL)
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", words):
@@ -55,12 +47,6 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         assert path.exists() or _is_written_by_the_build(path), target
         if anchor and path.suffix == ".md" and path.exists():
             assert anchor in _anchors(path.read_text()), f"{target}#{anchor}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_picture_has_words_for_those_who_do_not_see_it(page):
-    for words in re.findall(r"!\[([^\]]*)\]", page.text):
-        assert len(words.split()) >= 4, words
 
 
 def _is_written_by_the_build(path):

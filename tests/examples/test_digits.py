@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import threading
 
@@ -16,7 +14,7 @@ import pytest
 import graftree as nnx
 from examples.digits import __main__ as command
 from examples.digits import data, experiment, models, report, train
-from tests import sources
+from tests import interpreters
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -50,13 +48,11 @@ def test_a_run_tells_each_epoch_and_the_accuracy_and_reads_what_it_saved(finishe
 
 
 def test_tables_show_each_parameter_and_each_digit_whole(finished):
-    _, lines = finished
-    text = "\n".join(lines)
+    text = "\n".join(finished[1])
     for path, variable in nnx.to_flat_state(nnx.state(trained_for_nothing(0))):
         if isinstance(variable, nnx.Param | nnx.BatchStat):
             assert ".".join(path) in text
-    assert "confusion matrix" in text
-    assert "…" not in text
+    assert "confusion matrix" in text and "…" not in text
 
 
 def test_output_folder_holds_new_pictures_and_a_checkpoint_only(finished):
@@ -76,19 +72,13 @@ def test_missing_output_folder_is_made(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", ["0", "-1", "abc", "1e9", "1.5", "1000000000", ""])
-def test_wrong_epochs_are_refused_in_one_line(capsys, tmp_path, epochs):
-    folder = tmp_path / "out"
-    error = error_line(
-        capsys, command.main, [f"--epochs={epochs}", f"--output={folder}"]
-    )
+def test_wrong_options_are_refused_in_one_line(capsys, tmp_path, epochs):
+    options = [f"--epochs={epochs}", f"--output={tmp_path / 'out'}"]
+    error = error_line(capsys, command.main, options)
     assert "--epochs: expected a whole number from 1 to 1000" in error
-    assert repr(epochs) in error
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("option", ["--batch-size=0", "--seed=-1", "--speed=9"])
-def test_other_wrong_options_are_refused_in_one_line(capsys, option):
-    assert option.split("=")[0] in error_line(capsys, command.main, [option])
+    assert repr(epochs) in error and not (tmp_path / "out").exists()
+    for option in ("--batch-size=0", "--seed=-1", "--speed=9"):
+        assert option.split("=")[0] in error_line(capsys, command.main, [option])
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
@@ -108,16 +98,8 @@ def test_failure_while_writing_is_one_line(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_interrupt_leaves_a_trained_checkpoint_and_no_traceback(tmp_path):
-    options = ["--epochs=40", f"--output={tmp_path}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "examples.digits", *options],
-        cwd=sources.ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    command_line = ["-m", "examples.digits", "--epochs=40", f"--output={tmp_path}"]
+    with interpreters.start(*command_line, PYTHONUNBUFFERED="1") as process:
         first_line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         out, error = process.communicate()
@@ -162,13 +144,10 @@ def test_stopped_run_saves_and_reports_nothing_else(capsys, tmp_path):
     assert capsys.readouterr().out.startswith("interrupted: the model so far was saved")
 
 
-def test_split_is_fixed_by_its_seed():
-    first, again, other = data.load(seed=3), data.load(seed=3), data.load(seed=4)
-    np.testing.assert_array_equal(first.test.images, again.test.images)
-    assert not np.array_equal(first.test.images, other.test.images)
-
-
-def test_split_shares_out_all_digits_evenly():
+def test_split_is_fixed_by_its_seed_and_shares_out_all_digits_evenly():
+    first, again, other = (data.load(seed=seed).test.images for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
     train_part, test_part = data.load(seed=0)
     assert (len(train_part.labels), len(test_part.labels)) == (1437, 360)
     counts = np.bincount(test_part.labels)
@@ -195,11 +174,11 @@ def test_misclassified_picture_takes_any_number_of_digits(tmp_path, wrong):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_network_gives_the_numbers_of_flax(monkeypatch, mode):
     peer = pytest.importorskip("flax.nnx")
-    monkeypatch.setitem(sys.modules, "graftree", peer)
-    peer_models = runpy.run_path(models.__file__)
     ours = models.DigitClassifier(rngs=nnx.Rngs(0))
-    theirs = peer_models["DigitClassifier"](rngs=peer.Rngs(0))
-    getattr(ours, mode)()
-    getattr(theirs, mode)()
-    images = data.load(seed=0).test.images
-    np.testing.assert_allclose(ours(images), theirs(images), rtol=1e-5, atol=1e-6)
+    monkeypatch.setitem(sys.modules, "graftree", peer)
+    theirs = runpy.run_path(models.__file__)["DigitClassifier"](rngs=peer.Rngs(0))
+    images, found = data.load(seed=0).test.images, []
+    for library, model in (nnx, ours), (peer, theirs):
+        getattr(model, mode)()
+        found.append(library.jit(lambda model, images: model(images))(model, images))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)

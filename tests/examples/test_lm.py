@@ -3,11 +3,8 @@
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +26,7 @@ from examples.lm import (
     train,
 )
 from examples.lm.model import Config, LanguageModel
-from tests import sources
+from tests import interpreters
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -60,34 +57,29 @@ def losses_of(options, steps=3):
 @pytest.fixture(scope="module")
 def undivided():
     """The losses on one device."""
-    losses, _ = losses_of(dataclasses.replace(TINY, mesh={"data": 1}))
-    return losses
+    return losses_of(dataclasses.replace(TINY, mesh={"data": 1}))[0]
 
 
-def stop_after(steps):
-    """A function that asks for an end when it has been asked so often."""
-    asked = itertools.count(1)
-    return lambda: next(asked) >= steps
+def run(folder, should_stop=lambda: False, **changes):
+    """Runs the experiment in a folder; tells which signal stopped it."""
+    options = dataclasses.replace(TINY, output=folder, **changes)
+    return experiment.run(options, should_stop=should_stop)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run that nothing stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    assert experiment.run(on(folder), should_stop=lambda: False) is None
+    assert run(folder) is None
     return folder
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The folder of a run that was stopped after three of its four steps."""
-    folder = tmp_path_factory.mktemp("stopped")
-    assert experiment.run(on(folder), should_stop=stop_after(3)) is signal.SIGINT
+    folder, asked = tmp_path_factory.mktemp("stopped"), itertools.count(1)
+    assert run(folder, lambda: next(asked) >= 3) is signal.SIGINT
     return folder
-
-
-def on(folder, **changes):
-    return dataclasses.replace(TINY, output=folder, **changes)
 
 
 def arrays_in(folder):
@@ -110,22 +102,21 @@ def arrays_in(folder):
 # ------------------------------------------------------------------------- layouts
 
 
+ALL_AXES = {"data": 2, "fsdp": 2, "tensor": 2}
+OTHER_LAYOUTS = [
+    {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2},
+    {"mesh": {"data": 8}},
+    {"mesh": {"fsdp": 8}, "accumulate": 2},
+    {"mesh": {"fsdp": 8}, "stack": True},
+    {"mesh": {"tensor": 2}, "remat": True},
+]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {
-            "mesh": {"data": 2, "fsdp": 2, "tensor": 2},
-            "stack": True,
-            "remat": True,
-            "accumulate": 2,
-        },
-        pytest.param(
-            {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2}, marks=pytest.mark.long
-        ),
-        pytest.param({"mesh": {"data": 8}}, marks=pytest.mark.long),
-        pytest.param({"mesh": {"fsdp": 8}, "accumulate": 2}, marks=pytest.mark.long),
-        pytest.param({"mesh": {"fsdp": 8}, "stack": True}, marks=pytest.mark.long),
-        pytest.param({"mesh": {"tensor": 2}, "remat": True}, marks=pytest.mark.long),
+        {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
+        *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHER_LAYOUTS),
     ],
     ids=lambda changes: dataclasses.replace(TINY, **changes).label,
 )
@@ -155,7 +146,7 @@ def test_no_device_has_a_whole_kernel_before_or_after_a_step():
 
 def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_path):
     folder = shutil.copytree(stopped, tmp_path / "run")
-    assert experiment.run(on(folder), should_stop=lambda: False) is None
+    assert run(folder) is None
     assert curves.read(folder).curve == curves.read(whole).curve
     expected, found = arrays_in(whole), arrays_in(folder)
     assert found.keys() == expected.keys()
@@ -165,16 +156,13 @@ def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"mesh": {"fsdp": 4, "tensor": 2}, "accumulate": 2},
-        pytest.param({"mesh": {"fsdp": 8}, "stack": True}, marks=pytest.mark.long),
-    ],
+    [OTHER_LAYOUTS[0], pytest.param(OTHER_LAYOUTS[3], marks=pytest.mark.long)],
 )
 def test_resuming_in_another_layout_is_exact_up_to_rounding(
     whole, stopped, tmp_path, changes
 ):
     folder = shutil.copytree(stopped, tmp_path / "run")
-    assert experiment.run(on(folder, **changes), should_stop=lambda: False) is None
+    assert run(folder, **changes) is None
     expected, found = curves.read(whole).curve, curves.read(folder).curve
     assert found.training[:3] == expected.training[:3]
     np.testing.assert_allclose(found.training, expected.training, atol=ROUNDING)
@@ -203,7 +191,7 @@ def test_values_of_a_list_of_blocks_fit_a_stack_and_reverse(stacked):
 @pytest.mark.long
 def test_finished_run_is_told_again_and_trains_no_more(whole, capsys):
     before = curves.read(whole).curve
-    assert experiment.run(on(whole), should_stop=lambda: False) is None
+    assert run(whole) is None
     assert "going on after step 4" in capsys.readouterr().out
     assert curves.read(whole).curve == before
 
@@ -214,11 +202,12 @@ def test_folder_of_another_experiment_is_refused(stopped, capsys):
     assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
 
 
-@pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
-def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause):
+@pytest.mark.parametrize(
+    ("cause", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause, code):
     monkeypatch.setattr(experiment, "run", lambda *_, **__: cause)
-    code = command.main([f"--output={tmp_path}"])
-    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143}[cause]
+    assert command.main([f"--output={tmp_path}"]) == code
 
 
 def test_folder_of_a_run_holds_curve_picture_and_checkpoints_only(whole):
@@ -241,8 +230,8 @@ def test_batches_are_a_function_of_seed_and_step_whatever_divides_them():
     assert first.shape == (8, 6) and first.dtype == np.int32
     np.testing.assert_array_equal(np.diff(first), 1)
     np.testing.assert_array_equal(first, batch(0, 1, fsdp=2, tensor=4))
-    assert not np.array_equal(first, batch(0, 2, data=8))
-    assert not np.array_equal(first, batch(1, 1, data=8))
+    others = batch(0, 2, data=8), batch(1, 1, data=8)
+    assert not any(np.array_equal(first, other) for other in others)
 
 
 def test_held_out_batches_cover_their_text_from_end_to_end():
@@ -273,14 +262,14 @@ def test_cache_gives_the_likeliest_bytes_that_the_whole_text_gives(stacked):
 
 @pytest.mark.long
 def test_losses_fall_below_the_entropy_of_a_byte_after_another():
+    def n_log_n(counts):
+        counts = counts[counts > 0]
+        return np.sum(counts * np.log(counts))
+
     text = data.load().train
     counts = np.zeros((256, 256))
     np.add.at(counts, (text[:-1], text[1:]), 1)
-    pairs, singles = counts[counts > 0], counts.sum(axis=1)
-    entropy = -np.sum(pairs * np.log(pairs)) / counts.sum()
-    entropy += (
-        np.sum(singles[singles > 0] * np.log(singles[singles > 0])) / counts.sum()
-    )
+    entropy = (n_log_n(counts.sum(axis=1)) - n_log_n(counts)) / counts.sum()
     assert entropy == pytest.approx(2.46, abs=0.02)  # nats per byte
 
     sizes = {"width": 64, "heads": 4, "kv_heads": 2, "hidden": 192, "layers": 2}
@@ -336,20 +325,11 @@ def test_damaged_record_is_refused_in_one_line(capsys, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM])
 def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
-    command_line = [
-        *(sys.executable, "-m", "examples.lm", "--mesh=fsdp=2,tensor=2"),
-        *as_arguments(TINY, "length"),
-        *("--steps=2000", "--every=5", f"--output={tmp_path}"),
-    ]
-    process = subprocess.Popen(
-        command_line,
-        cwd=sources.ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    options = ["--mesh=fsdp=2,tensor=2", "--steps=2000", "--every=5"]
+    options += as_arguments(TINY, "length")
+    options.append(f"--output={tmp_path}")
+    variables = {"PYTHONUNBUFFERED": "1", "XLA_FLAGS": ""}
+    with interpreters.start("-m", "examples.lm", *options, **variables) as process:
         lines = [process.stdout.readline() for _ in range(4)]
         process.send_signal(cause)
         out, error = process.communicate()
@@ -373,10 +353,7 @@ def test_comparison_has_a_row_for_each_run(whole, stopped, tmp_path, capsys):
 
 
 def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as refusal:
-        compare.main([f"{tmp_path}"])
-    assert refusal.value.code == 2
-    assert "has no run in it" in capsys.readouterr().err
+    assert "has no run in it" in error_line(capsys, compare.main, [f"{tmp_path}"])
 
 
 # ---------------------------- two processes; tests/stress/neighbours.py kills one
@@ -385,19 +362,11 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
 def test_two_processes_train_as_one_does(tmp_path):
     mesh = {"data": 2, "fsdp": 2}
     options = dataclasses.replace(TINY, mesh=mesh, steps=2, batch_size=64, length=64)
-    told = ["--processes=2", f"--output={tmp_path}", "--sample=1"]
+    told = ["--processes=2", "--sample=1", f"--output={tmp_path}"]
     told += [f"--mesh={settings.in_words(mesh)}"]
     told += as_arguments(options, "steps", "batch_size", "length", "every")
-    # Without the devices of this process; both compute while it does.
-    environment = {**os.environ, "PYTHONPATH": f"{sources.ROOT / 'src'}"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "examples.lm", *told],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=sources.ROOT,
-        env=environment,
-    ) as both:
+    # Both compute while this process does.
+    with interpreters.start("-m", "examples.lm", *told) as both:
         expected, _ = losses_of(options, steps=2)
         out, errors = both.communicate(timeout=120)
     assert both.returncode == 0, out + errors

@@ -17,7 +17,6 @@ CONFIG = Config(vocabulary=96, layers=1, width=64, heads=4, kv_heads=2, hidden=1
 DEVICES = 8
 
 
-@functools.cache
 def fsdp_step():
     """The text of a training step, and the model."""
     layout = layouts.make({"fsdp": DEVICES})
@@ -29,10 +28,6 @@ def fsdp_step():
     return lowered.compile().as_text(), model
 
 
-def bytes_of(arrays):
-    return sum(4 * array.size for array in jax.tree.leaves(arrays))
-
-
 # --------------------------------------------------------------------------- counting
 
 
@@ -42,9 +37,8 @@ def collectives_of(function, *shape):
     divided = jax.shard_map(
         function, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False
     )
-    x = jax.ShapeDtypeStruct(
-        shape, jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("x"))
-    )
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
     return hlo.collectives(jax.jit(divided).lower(x).compile().as_text())
 
 
@@ -56,44 +50,29 @@ def exchange_all(x):
     return jax.lax.ppermute(x, "x", [(i, (i + 1) % DEVICES) for i in range(DEVICES)])
 
 
-ONE_OF_EACH = {
-    "all-gather": (1, 16 * 24 * 4),
-    "reduce-scatter": (1, 16 * 24 * 4),
-    "all-reduce": (1, 2 * 24 * 4),
-    "all-to-all": (1, 2 * 24 * 4),
-    "collective-permute": (1, 2 * 24 * 4),
-}
+REDUCE = "all-reduce"
+ROWS_OF_EACH = {"all-gather": 16, "reduce-scatter": 16, REDUCE: 2}
+ROWS_OF_EACH |= {"all-to-all": 2, "collective-permute": 2}
 
 
-def test_each_kind_counts_with_the_bytes_of_its_arrays():
-    assert collectives_of(exchange_all, 16, 24) == ONE_OF_EACH
+@pytest.mark.parametrize("turns", [1, 5])
+def test_each_kind_counts_with_its_bytes_once_for_each_turn_of_a_loop(turns):
+    def in_turns(x):
+        return jax.lax.fori_loop(0, turns, lambda _, x: exchange_all(x), x)
+
+    found = collectives_of(exchange_all if turns == 1 else in_turns, 16, 24)
+    assert found == {k: (turns, turns * n * 24 * 4) for k, n in ROWS_OF_EACH.items()}
 
 
-def test_what_is_in_a_loop_counts_once_for_each_turn():
-    def five_times(x):
-        return jax.lax.fori_loop(0, 5, lambda _, x: exchange_all(x), x)
-
-    five = {kind: (5 * count, 5 * size) for kind, (count, size) in ONE_OF_EACH.items()}
-    assert collectives_of(five_times, 16, 24) == five
-
-
-def test_an_all_reduce_of_which_a_device_keeps_its_part_counts_by_itself():
+@pytest.mark.parametrize(("also_whole", "kind"), [(False, hlo.SLICED), (True, REDUCE)])
+def test_an_all_reduce_of_which_a_device_keeps_its_part_is_no_other(also_whole, kind):
     def scattered_by_hand(x):
         total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
         start = 2 * jax.lax.axis_index("x")
-        return jax.lax.dynamic_slice_in_dim(total, start, 2)
+        part = jax.lax.dynamic_slice_in_dim(total, start, 2)
+        return part + jnp.sin(total).sum() if also_whole else part
 
-    found = collectives_of(scattered_by_hand, 16, 24)
-    assert found == {hlo.SLICED: (1, 16 * 24 * 4)}
-
-
-def test_an_all_reduce_that_is_also_used_whole_is_one():
-    def used_twice(x):
-        total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
-        start = 2 * jax.lax.axis_index("x")
-        return jax.lax.dynamic_slice_in_dim(total, start, 2) + jnp.sin(total).sum()
-
-    assert collectives_of(used_twice, 16, 24) == {"all-reduce": (1, 16 * 24 * 4)}
+    assert collectives_of(scattered_by_hand, 16, 24) == {kind: (1, 16 * 24 * 4)}
 
 
 def test_text_of_other_programs_is_refused():
@@ -125,24 +104,15 @@ ENTRY %main (param: f32[2,8]) -> f32[2,8] {
 
 
 def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
+    """It sums only scalars over all devices, and no parameter is whole on one."""
     text, model = fsdp_step()
-    found = hlo.collectives(text)
-    params = nnx.state(model, nnx.Param)
-    assert found["all-gather"].num_bytes >= bytes_of(params)
+    found, params = hlo.collectives(text), jax.tree.leaves(nnx.state(model, nnx.Param))
+    num_bytes = 4 * sum(x.size for x in params)
+    assert found["all-gather"].num_bytes >= num_bytes
     scattered = found.get("reduce-scatter", found.get(hlo.SLICED))
-    assert scattered == (len(jax.tree.leaves(params)), bytes_of(params))
-
-
-def test_fsdp_sums_only_scalars_over_all_devices():
-    text, _ = fsdp_step()
-    count, num_bytes = hlo.collectives(text)["all-reduce"]
-    assert num_bytes == 4 * count
-
-
-def test_fsdp_keeps_no_whole_parameter_on_a_device():
-    text, model = fsdp_step()
-    shapes = {x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Param))}
-    assert hlo.whole_arrays(text, shapes) == []
+    assert scattered == (len(params), num_bytes)
+    assert found[REDUCE].num_bytes == 4 * found[REDUCE].count
+    assert hlo.whole_arrays(text, {x.shape for x in params}) == []
 
 
 def test_what_is_whole_on_each_device_is_listed_where_it_goes_in_and_comes_out():

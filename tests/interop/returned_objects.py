@@ -1,33 +1,11 @@
 """Objects that Flax NNX and Graftree give for the same calls, to be compared."""
 
-import inspect
 import warnings
 
 import jax.numpy as jnp
 import optax
 
-LAYERS = {
-    "Linear": (1, 1),
-    "LinearGeneral": (1, 1),
-    "Einsum": ("ab,bc->ac", (1, 1)),
-    "Embed": (1, 1),
-    "Conv": (1, 1, (1,)),
-    "ConvTranspose": (1, 1, (1,)),
-    "MultiHeadAttention": (1, 1),
-    "BatchNorm": (1,),
-    "LayerNorm": (1,),
-    "RMSNorm": (1,),
-    "GroupNorm": (32,),
-    "InstanceNorm": (1,),
-    "Dropout": (0.5,),
-    "LoRA": (1, 1, 1),
-    "LSTMCell": (1, 1),
-    "OptimizedLSTMCell": (1, 1),
-    "GRUCell": (1, 1),
-    "SimpleCell": (1, 1),
-    "PReLU": (),
-    "Sequential": (),
-}
+from tests import catalog, modes
 
 
 def call(m, x):
@@ -38,18 +16,13 @@ def made(nnx):
     """For each description the object that a library returns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return (
-            _transformed(nnx) | _functional(nnx) | dict(_layers(nnx)) | _training(nnx)
-        )
+        return _transformed(nnx) | _functional(nnx) | _layers(nnx) | _training(nnx)
 
 
 def _transformed(nnx):
     linear, x = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), jnp.ones((1, 1))
     found = {}
-    for mode, options in {
-        "graph": {"graph": True, "graph_updates": True},
-        "tree": {"graph": False},
-    }.items():
+    for mode, options in {"graph": modes.GRAPH_UPDATES, "tree": modes.TREE}.items():
         jitted = nnx.jit(call, **options)
         traced = jitted.trace(linear, x)
         lowered = traced.lower()
@@ -85,6 +58,7 @@ def _functional(nnx):
         "Rngs": nnx.Rngs(0, params=1),
         "RngStream": nnx.Rngs(0, params=1).params,
         "List": nnx.List([1]),
+        "Sequential": nnx.Sequential(),
         "Dict": nnx.Dict(a=1),
         "update_context": update,
         "update_context (manager)": nnx.update_context("tag"),
@@ -109,16 +83,9 @@ def _functional(nnx):
 
 
 def _layers(nnx):
-    rngs = nnx.Rngs(0)
-    for name, arguments in LAYERS.items():
-        cls = getattr(nnx, name)
-        takes_rngs = "rngs" in inspect.signature(cls.__init__).parameters
-        yield name, cls(*arguments, **({"rngs": rngs} if takes_rngs else {}))
-    yield "RNN", nnx.RNN(nnx.SimpleCell(1, 1, rngs=rngs), rngs=rngs)
-    linear = nnx.Linear(1, 1, rngs=rngs)
-    yield "LoRALinear", nnx.LoRALinear(1, 1, lora_rank=1, rngs=rngs)
-    yield "SpectralNorm", nnx.SpectralNorm(linear, rngs=rngs)
-    yield "WeightNorm", nnx.WeightNorm(linear, rngs=rngs)
+    """The layers of Flax 0.12.8, of which only the attributes matter."""
+    rows = [row for row in catalog.LAYERS if not row.is_ours and row.name != "RoPE"]
+    return {row.name: nnx.eval_shape(lambda row=row: row.make(nnx)) for row in rows}
 
 
 def _training(nnx):

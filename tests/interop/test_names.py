@@ -12,7 +12,6 @@ import subprocess
 import sys
 import types
 import typing
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +23,16 @@ from graftree.interop import flax_names, foreign_names
 from tests.interop import absent_names, returned_objects
 
 # What the contract names and what exists, by path.
-PATHS = [
-    "bridge", "bridge.initializers", "bridge.interop", "bridge.module",
-    "bridge.variables", "bridge.wrappers", "proxy_caller", "wrappers",
-    "compat", "deprecations", "extract", "filterlib", "graph", "graphlib", "helpers",
-    "ids", "initializers", "metrics", "module", "nn", "nn.activations", "nn.attention",
-    "nn.dtypes", "nn.initializers", "nn.linear", "nn.lora", "nn.normalization",
-    "nn.recurrent", "nn.stochastic", "object", "optimizer", "pytreelib",
-    "reprlib", "rnglib", "spmd", "statelib", "tracers", "training",
-    "training.ema", "training.metrics", "training.optimizer",
-    "transforms", "transforms.autodiff", "transforms.compilation",
-    "transforms.transforms", "traversals",
-    "variablelib", "visualization",
-]  # fmt: skip
+PATHS = """
+    bridge bridge.initializers bridge.interop bridge.module bridge.variables
+    bridge.wrappers proxy_caller wrappers compat deprecations extract filterlib graph
+    graphlib helpers ids initializers metrics module nn nn.activations nn.attention
+    nn.dtypes nn.initializers nn.linear nn.lora nn.normalization nn.recurrent
+    nn.stochastic object optimizer pytreelib reprlib rnglib spmd statelib tracers
+    training training.ema training.metrics training.optimizer transforms
+    transforms.autodiff transforms.compilation transforms.transforms traversals
+    variablelib visualization
+""".split()
 
 LISTED = [
     (path, name)
@@ -91,7 +87,7 @@ def test_second_paths_are_the_same_module():
     assert nnx.bridge.__path__ == [] and not hasattr(nnx.bridge.wrappers, "__path__")
 
 
-def test_a_fresh_process_finds_the_modules_and_loads_little():
+def test_a_fresh_process_finds_the_modules_and_loads_little_also_without_flax():
     program = """if True:
         import sys
         import graftree
@@ -116,8 +112,26 @@ def test_a_fresh_process_finds_the_modules_and_loads_little():
         import graftree.bridge.wrappers
         import graftree.wrappers as wrappers
         from graftree import bridge, proxy_caller
-        assert bridge.wrappers is wrappers
+        assert bridge.wrappers is wrappers is graftree.wrappers
         assert "flax" not in sys.modules
+
+        sys.modules["flax"] = None  # as if it were not installed
+        assert bridge.initializers is graftree.initializers
+        assert not hasattr(bridge, "nothing")
+
+        def by_import():
+            from graftree.bridge.variables import to_linen_var
+
+        for use in (lambda: bridge.ToNNX, lambda: wrappers.to_linen, by_import):
+            for _ in range(2):
+                try:
+                    use()
+                except ImportError as error:
+                    assert error.name == "flax", error
+                    assert "nnx.bridge" in str(error), error
+                    assert "pip install flax" in str(error), error
+                else:
+                    raise AssertionError("no error")
     """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -146,15 +160,18 @@ def test_conversion_of_paths_is_in_graphlib_only():
     assert nnx.graphlib.jax_to_nnx_path(()) == ()
 
 
-def test_variable_state_is_variable_and_deprecated():
-    with pytest.warns(DeprecationWarning, match="VariableState") as caught:
-        assert nnx.VariableState is nnx.Variable
+DEPRECATED = {
+    "VariableState": lambda: nnx.VariableState is nnx.Variable,
+    "Use as_pure instead": lambda: nnx.pure(nnx.Param(3)) == 3,
+    "Use with_vars instead": lambda: nnx.vars_as(nnx.Param(3.0), has_ref=True).ref,
+}
+
+
+@pytest.mark.parametrize("message", DEPRECATED)
+def test_deprecated_names_do_the_same_and_warn_at_the_line_of_the_caller(message):
+    with pytest.warns(DeprecationWarning, match=message) as caught:
+        assert DEPRECATED[message]()
     assert caught[0].filename == __file__
-
-
-def test_pure_warns_and_does_what_as_pure_does():
-    with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
-        assert nnx.pure(nnx.Param(3)) == 3
 
 
 OLDER = [
@@ -195,12 +212,6 @@ def test_popping_by_several_filters_gives_a_state_for_each():
     assert sorted(nnx.state(model)) == ["c"]
 
 
-def test_vars_as_warns_and_takes_older_keywords():
-    with pytest.warns(DeprecationWarning, match="Use with_vars instead") as caught:
-        assert nnx.vars_as(nnx.Param(3.0), has_ref=True).ref
-    assert caught[0].filename == __file__
-
-
 def test_type_checkers_know_the_same_modules():
     tree = ast.parse(pathlib.Path(nnx.__file__).read_text())
     (branch,) = [node.orelse for node in tree.body if isinstance(node, ast.If)]
@@ -227,7 +238,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
 
 # ------------------------------------------------- what the peer returns, and has below
 
-ALL_PATHS = sorted({*flax_names.MODULES, *flax_names.SAME})
+ALL_PATHS = sorted({*flax_names.MODULES, *flax_names.SAME, "proxy_caller"})
 
 
 def public(x):
@@ -412,8 +423,12 @@ EXCEPTIONS = {
 
 
 def parameters(function, kinds):
+    """Those that callers give."""
     listed = inspect.signature(function).parameters.values()
-    return [p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")]
+    names = [
+        p.name for p in listed if p.kind in kinds and p.name not in ("self", "cls")
+    ]
+    return [name for name in names if not name.startswith("_")]
 
 
 def methods(name, theirs, ours):
@@ -432,8 +447,8 @@ def methods(name, theirs, ours):
             yield f"{name}.{method}", *pair
 
 
-def shared(flax):
-    """All shared public functions and methods: name, theirs, ours."""
+def shared(flax, nnx):
+    """All public functions and methods that modules share: name, theirs, ours."""
     for name in dir(flax):
         theirs, ours = getattr(flax, name), getattr(nnx, name, None)
         if name.startswith("_") or ours is None:
@@ -458,13 +473,17 @@ def differing(pairs):
             yield name, missing or given
 
 
+BRIDGE = [path for path in ALL_PATHS if path.startswith(("bridge", "proxy_caller"))]
+
+
 @pytest.mark.peers
-def test_parameters_have_the_names_and_order_of_flax():
-    flax = pytest.importorskip("flax.nnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names that warn when they are read
-        found = dict(differing(shared(flax)))
-    assert {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
+@pytest.mark.parametrize("path", ["", *BRIDGE])
+@pytest.mark.filterwarnings("ignore")  # of names that warn when they are read
+def test_parameters_have_the_names_and_order_of_flax(path):
+    names = [f"{root}.{path}".rstrip(".") for root in ("flax.nnx", "graftree")]
+    pairs = [*shared(*map(importlib.import_module, names))]
+    found = dict(differing(pairs))
+    assert pairs and {name: found[name] for name in found.keys() - EXCEPTIONS} == {}
 
 
 # Insides of the contexts: no program has a use for them.
@@ -475,15 +494,14 @@ WITHOUT = {
 
 
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
 def test_classes_have_the_public_attributes_of_flax():
     flax = pytest.importorskip("flax.nnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pairs = {
-            name: (theirs, getattr(nnx, name, None))
-            for name in dir(flax)
-            if inspect.isclass(theirs := getattr(flax, name))
-        }
+    pairs = {
+        name: (theirs, getattr(nnx, name, None))
+        for name in dir(flax)
+        if inspect.isclass(theirs := getattr(flax, name))
+    }
     missing = {
         name: [
             attribute

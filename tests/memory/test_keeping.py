@@ -61,14 +61,11 @@ def kept(function, *args):
     made_by = {id(e.outvars[0]): e for e in program.eqns}
     found = []
     for out in {id(x): x for x in program.outvars}.values():
-        equation = made_by.get(id(out))
-        while equation and equation.primitive.name in (
-            "reduce_precision",
-            "device_put",
-        ):
-            equation = made_by.get(id(equation.invars[0]))
-        if equation and equation.primitive.name == "name":
-            found.append(str(equation.params["name"]))
+        step = made_by.get(id(out))
+        while step and step.primitive.name in ("reduce_precision", "device_put"):
+            step = made_by.get(id(step.invars[0]))
+        if step and step.primitive.name == "name":
+            found.append(str(step.params["name"]))
     return sorted(found)
 
 

@@ -1,20 +1,13 @@
-"""Compares layers with those of Flax NNX, case by case.
-
-    PYTHONPATH=src:. python -m tests.nn.peer_grid [TABLE ...]
-
-prints, per layer, how many cases there are and which of them differ.
-`tests/nn/test_peer_grid.py` holds the same comparisons to their limits.
+"""Compares a layer or function of ours with that of Flax NNX, for one case.
 
 Differences are counted in *ulps*: the largest absolute difference within an output,
 over its largest absolute entry and over the machine epsilon of its dtype.
 """
 
-import importlib.metadata
 import inspect
 import operator
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,52 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import graftree as nnx
-from tests.nn import (
-    peer_function_cases,
-    peer_layer_cases,
-    peer_sequence_cases,
-    peer_wrapper_cases,
-)
+from tests import catalog
 from tests.nn.peer_cases import Case, resolve
 
 SEED = 3
-TABLES = {
-    **peer_layer_cases.TABLES,
-    **peer_sequence_cases.TABLES,
-    **peer_wrapper_cases.TABLES,
-    **peer_function_cases.TABLES,
-}
-# Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
-# otherwise than one operation after the other.
-LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
 PLAIN = int | float | str | tuple | None
 NO_RNGS = {"PReLU", "RoPE", "RNN", "Bidirectional"}
-
-
-def cases(table: str, peer: Any) -> list[Case]:
-    """The cases of a table that this version of the peer can be asked about."""
-    version = importlib.metadata.version("flax")
-    return [
-        case
-        for case in TABLES[table]()
-        if _numbers(case.since) <= _numbers(version)
-        if look_up(peer, case.name) is not None
-    ]
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
-
-
-def look_up(library: Any, name: str) -> Any:
-    """What a case is about; ``None``: this library has no such thing."""
-    try:
-        return operator.attrgetter(name)(library)
-    except AttributeError:
-        return None
-
-
-# ------------------------------------------------------------------ one layer of a case
 
 
 class Subject:
@@ -79,7 +32,7 @@ class Subject:
         if case.streams:
             seeds = {name: seed + n for n, name in enumerate(case.streams)}
             self.rngs = library.Rngs(**seeds)
-        self.layer = look_up(library, case.name)
+        self.layer = operator.attrgetter(case.name)(library)
         if inspect.isclass(self.layer):
             with warnings.catch_warnings(action="ignore"):  # of older arguments
                 self.layer = self._construct()
@@ -109,16 +62,12 @@ class Subject:
         return self._listed(self.library.state(node)) if is_node else {}
 
     def _listed(self, state: Any) -> dict[tuple, tuple[str, np.ndarray]]:
-        return {
-            path: (_kind(variable), numbers(variable[...]))
-            for path, variable in self.library.to_flat_state(state)
-        }
+        flat = self.library.to_flat_state(state)
+        return {path: (_kind(x), catalog.raw(x[...])) for path, x in flat}
 
-    def __call__(self, seed: int, mode: dict[str, bool] | None = None) -> Any:
-        """Calls the layer; ``mode``: inside `jit`, with these options."""
+    def __call__(self, seed: int) -> Any:
+        """Calls the layer."""
         apply, inputs = self._call(seed)
-        if mode is not None:
-            apply = self.library.jit(apply, **mode)
         with self._warnings():
             return apply(self.layer, *inputs)
 
@@ -134,21 +83,25 @@ class Subject:
         def apply(layer: Any, *inputs: Any) -> Any:
             if isinstance(self.case.method, str):
                 return getattr(layer, self.case.method)(*inputs, **call)
-            return self.case.method(self.library, layer, *inputs, **call)
+            return self.case.method(layer, *inputs, **call)
 
         return apply, inputs
 
-    def gradients(self, seed: int) -> dict[tuple, tuple[str, np.ndarray]]:
-        """Of the sum of squares of all outputs, with respect to the Params."""
-        apply, inputs = self._call(seed)
+    def in_jit(self, mode: dict[str, bool]) -> tuple[Any, dict]:
+        """The outputs, and gradients of the sum of their squares, by one program."""
+        apply, inputs = self._call(seed=0)
 
-        def loss(layer: Any) -> jax.Array:
-            return sum((x**2).sum() for x in jax.tree.leaves(apply(layer, *inputs)))
+        def loss(layer: Any) -> tuple[jax.Array, Any]:
+            outputs = apply(layer, *inputs)
+            return sum((x**2).sum() for x in jax.tree.leaves(outputs)), outputs
 
-        # Compiled as a whole: the many small operations cost more, one by one.
-        gradient = self.library.jit(self.library.grad(loss))
+        @self.library.jit(**mode)
+        def call(layer: Any) -> Any:
+            return self.library.grad(loss, has_aux=True)(layer)
+
         with self._warnings():
-            return self._listed(gradient(self.layer))
+            gradients, outputs = call(self.layer)
+        return outputs, self._listed(gradients)
 
     def load(self, other: "Subject") -> None:
         """Takes over the state of a layer, as a checkpoint would."""
@@ -163,35 +116,26 @@ def _kind(variable: Any) -> str:
     return f"{type(variable).__name__} {metadata.get('note', '')}"
 
 
-def numbers(x: Any) -> np.ndarray:
-    """An array as NumPy has it, also of random keys."""
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
-
-
 # --------------------------------------------------------------------------- comparison
 
 
-def compare(
-    case: Case, peer: Any, limit: float = 0, mode: dict[str, bool] | None = None
-) -> list[str]:
-    """Makes and calls the layer of a case in both libraries; inside `jit` once.
+def compare(case: Case, peer: Any, limit: float = 0) -> list[str]:
+    """Makes and calls the layer of a case in both libraries.
 
     Gives what differs, by more than ``limit`` ulps in outputs and in state after calls.
     """
-    seeds = range(case.calls if mode is None else 1)
     ours = Subject(case, nnx)
-    outputs = [ours(seed, mode) for seed in seeds]
+    outputs = [ours(seed) for seed in range(case.calls)]
     try:
         theirs = Subject(case, peer)
-        expected = [theirs(seed, mode) for seed in seeds]
+        expected = [theirs(seed) for seed in range(case.calls)]
     except Exception as error:
         if not case.why_different:
             raise
         return [f"the peer raises {error!r}"]
     return [
         *_of_construction(ours, theirs),
-        *_of_outputs(outputs, expected, limit),
+        *of_outputs(outputs, expected, limit),
         *unequal(ours.state(), theirs.state(), limit),
     ]
 
@@ -208,13 +152,13 @@ def _of_construction(ours: Subject, theirs: Subject) -> Iterator[str]:
     yield from unequal(ours.counts, theirs.counts)
 
 
-def _of_outputs(outputs: Any, expected: Any, limit: float) -> Iterator[str]:
+def of_outputs(outputs: Any, expected: Any, limit: float) -> Iterator[str]:
     structure, other = jax.tree.structure(outputs), jax.tree.structure(expected)
     if structure != other:
         yield f"outputs are {structure}, those of the peer {other}"
         return
     for a, b in zip(jax.tree.leaves(outputs), jax.tree.leaves(expected), strict=True):
-        ulps = difference(numbers(a), numbers(b))
+        ulps = difference(catalog.raw(a), catalog.raw(b))
         if not ulps <= limit:
             yield f"outputs are {ulps:.3g} ulps apart: {a.dtype}{a.shape}, {b.dtype}"
 
@@ -249,25 +193,3 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
         absolute = np.where(is_same, 0, np.abs(a - b)).max(initial=0)
     scale = np.max(np.abs(b), initial=0, where=np.isfinite(b))
     return absolute / (scale * epsilon) if scale else np.inf
-
-
-# -------------------------------------------------------------------------- the command
-
-
-def main(tables: Sequence[str]) -> None:
-    """Compares all cases of the grid, or of some of its tables."""
-    import flax.nnx as peer
-
-    print(f"Flax {importlib.metadata.version('flax')}, JAX {jax.__version__}")
-    for name in tables or TABLES:
-        same = [case for case in cases(name, peer) if not case.why_different]
-        failing = 0
-        for case in same:
-            if problems := compare(case, peer, LIMITS.get(name, 0)):
-                failing += 1
-                print(case, *problems, sep="\n    ")
-        print(f"{name:22} {len(same):5} cases, {failing} fail", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The peers grid: attention, positions, recurrent layers."""
+"""The peers grid: attention, positions, recurrent layers; layers around others."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,7 @@ from tests.nn.peer_cases import (
     Case,
     PerLibrary,
     booleans,
-    each,
     from_key,
-    grid,
     integers,
     over_dtypes,
     real,
@@ -20,189 +18,112 @@ from tests.nn.peer_cases import (
     with_options,
 )
 
-# Before, JAX's attention did not take float16 on CPUs.
-HALF_ATTENTION = "0.12.12"
 ALL = {"kernel_init": from_key, "bias_init": from_key}
+BF16 = jnp.bfloat16
+own_rngs = PerLibrary(lambda library, rngs: rngs)
 
 # ---------------------------------------------------------------------------- attention
 
 
 def multi_head_attention():
-    base = Case(
-        "MultiHeadAttention", (2, 8), {**ALL, "decode": False}, (real(2, 5, 8),)
-    )
-    yield Case("MultiHeadAttention", (2, 8), {"decode": False}, base.inputs)
-    for case in over_dtypes(base, ("float32",)):
-        is_half = case.options["dtype"] == jnp.float16
-        yield case.but(since=HALF_ATTENTION if is_half else "")
-    yield base.but(inputs=(real(2, 5, 8, dtype="bfloat16"),))
-    yield from with_options(
-        base, grid(use_bias=(True, False), normalize_qk=(True, False))
-    )
-    yield from with_options(
-        base,
-        [
-            {"qkv_features": 4, "out_features": 6},
-            {"precision": "highest"},
-            {"out_kernel_init": initializers.ones, "out_bias_init": initializers.ones},
-            {"kernel_metadata": {"note": 1}, "bias_metadata": {"note": 2}},
-            {"out_kernel_metadata": {"note": 3}, "out_bias_metadata": {"note": 4}},
-            {"qkv_dot_general": jax.lax.dot_general},
-            {"out_dot_general_cls": lambda: jax.lax.dot_general},
-        ],
-    )
-    grouped = base.but(args=(4, 8), options={"num_kv_heads": 2})
-    yield from with_options(grouped, [{}, {"normalize_qk": True}, {"num_kv_heads": 1}])
-    yield base.but(inputs=(real(2, 5, 8), real(2, 3, 8)))
-    yield base.but(inputs=(real(2, 5, 8), real(2, 3, 8), real(2, 3, 8)))
-    yield base.but(options={"in_kv_features": 6}, inputs=(real(2, 5, 8), real(2, 3, 6)))
-    yield from with_inputs(base, real(5, 8), real(2, 1, 5, 8))
-    yield from with_call(base, _masks())
-    yield from _attention_dropout(base)
-    yield from _decoding(base.but(options={"decode": True}))
-
-
-def _masks():
-    shapes = (2, 2, 5, 5), (2, 1, 5, 5), (1, 1, 5, 5)
-    yield from ({"mask": booleans(*shape)} for shape in shapes)
-    yield {"is_causal": True}
-    yield {"is_causal": True, "mask": booleans(2, 2, 5, 5)}
-
-
-def _attention_dropout(base):
-    base = base.but(options={"dropout_rate": 0.5})
-    yield from with_call(base, each(deterministic=(True, False)))
-    active = base.but(options={"deterministic": False})
-    yield from with_options(active, each(broadcast_dropout=(True, False)))
-    yield from with_call(active, list(_masks())[:2])
-    yield active.but(streams=("params", "dropout"))
-    for rngs in (
-        PerLibrary(lambda library, rngs: rngs),
-        PerLibrary(lambda library, rngs: rngs.dropout),
-    ):
-        yield active.but(options={"keep_rngs": False}, call={"rngs": rngs})
-    yield active.but(options={"dtype": jnp.bfloat16})
-    yield active.but(args=(4, 8), options={"num_kv_heads": 2})
-    causal = active.but(call={"is_causal": True})
-    yield causal
-    yield causal.but(
-        call={"mask": booleans(2, 1, 1, 5)},
-        why_different="a mask that is broadcast can't be causal, too",
-    )
-
-
-def _decoding(base):
-    base = base.but(inputs=(real(2, 1, 8),), calls=4, prepare=_init_cache)
+    options = {**ALL, "decode": False}
+    base = Case("MultiHeadAttention", (2, 8), options, (real(2, 5, 8),))
     yield base
-    yield base.but(options={"decode": None}, call={"decode": True})
-    yield from with_options(base, each(normalize_qk=(True,), use_bias=(False,)))
-    yield base.but(args=(4, 8), options={"num_kv_heads": 2})
-    yield base.but(call={"mask": booleans(1, 1, 1, 4)})
-    yield base.but(options={"dropout_rate": 0.5, "deterministic": False})
-    half = base.but(options={"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16})
-    yield half.but(prepare=_init_half_cache)
-    yield half.but(why_different="a cache needs the dtype of the computation")
+    yield base.cast("bfloat16").but(options={"param_dtype": BF16})
+    yield base.but(options={"use_bias": False, "normalize_qk": True, "dtype": BF16})
+    first = {
+        "out_kernel_init": initializers.ones,
+        "out_bias_init": initializers.ones,
+        "kernel_metadata": {"note": 1},
+        "bias_metadata": {"note": 2},
+        "qkv_dot_general": jax.lax.dot_general,
+    }
+    yield base.but(options=first).of(mask=booleans(2, 2, 5, 5), is_causal=True)
+    other = {
+        "out_kernel_metadata": {"note": 3},
+        "out_bias_metadata": {"note": 4},
+        "out_dot_general_cls": lambda: jax.lax.dot_general,
+        "qkv_features": 4,
+        "out_features": 6,
+        "in_kv_features": 6,
+        "num_kv_heads": 1,
+        "precision": "highest",
+    }
+    yield base.but(options=other).of(real(2, 5, 8), real(2, 3, 6), real(2, 3, 6))
 
+    active = base.but(options={"dropout_rate": 0.5, "deterministic": False})
+    yield active.but(calls=2, streams=("params", "dropout"))
+    unkept = active.but(options={"broadcast_dropout": False, "keep_rngs": False})
+    stream = PerLibrary(lambda library, rngs: rngs.dropout)
+    yield from (unkept.of(rngs=rngs) for rngs in (own_rngs, stream))
+    yield active.of(is_causal=True, mask=booleans(2, 1, 1, 5)).but(
+        why_different="a mask that is broadcast can't be causal, too"
+    )
 
-def _init_cache(layer):
-    layer.init_cache((2, 4, 8))
-
-
-def _init_half_cache(layer):
-    layer.init_cache((2, 4, 8), dtype=layer.dtype)
+    decoding = base.of(real(2, 1, 8), decode=True, mask=booleans(1, 1, 1, 4))
+    decoding = decoding.but(calls=2, prepare=lambda layer: layer.init_cache((2, 4, 8)))
+    yield decoding
+    yield decoding.but(
+        options={"dtype": BF16, "param_dtype": BF16},
+        why_different="a cache needs the dtype of the computation",
+    )
 
 
 def dot_product_attention():
-    heads = real(2, 5, 4, 6)
-    base = Case("dot_product_attention", inputs=(heads, heads, heads))
-    yield base
-    for name in ("dot_product_attention", "nn.attention.dot_product_attention_weights"):
-        count = 2 if name.endswith("weights") else 3
-        case = Case(name, inputs=(heads,) * count)
-        yield from with_call(case, each(dtype=(jnp.float32, jnp.bfloat16)))
-        for dtype in ("bfloat16", "float16"):
-            typed = case.but(inputs=(heads._replace(dtype=dtype),) * count)
-            yield typed.but(since=HALF_ATTENTION if dtype == "float16" else "")
-            yield typed.but(call={"dtype": jnp.float32})
-        yield from with_call(
-            case,
-            [
-                {"is_causal": True},
-                {"bias": real(2, 4, 5, 5)},
-                {"bias": real(1, 4, 5, 5), "is_causal": True},
-                {"mask": booleans(2, 4, 5, 5)},
-                {"mask": booleans(1, 1, 5, 5)},
-                {"mask": real(2, 4, 5, 5, dtype="float32")},
-                {"bias": real(2, 4, 5, 5), "mask": booleans(2, 4, 5, 5)},
-            ],
-        )
-        grouped = (heads, real(2, 5, 2, 6), real(2, 5, 2, 6))[:count]
-        yield case.but(inputs=grouped)
-        yield case.but(inputs=(real(5, 4, 6),) * count)
-        yield case.but(inputs=(real(2, 1, 5, 4, 6),) * count)
-        yield case.but(inputs=(heads, real(2, 3, 4, 6), real(2, 3, 4, 6))[:count])
-        key = PerLibrary(lambda library, rngs: rngs.dropout())
-        dropping = case.but(call={"dropout_rate": 0.5, "dropout_rng": key})
-        yield from with_call(
-            dropping, grid(broadcast_dropout=(True, False), deterministic=(True, False))
-        )
-        yield dropping.but(inputs=grouped)
-    yield base.but(
-        inputs=(heads, heads, real(2, 5, 4, 3)),
-        why_different="values must be as deep as keys",
+    heads, few = real(2, 5, 4, 6), real(2, 3, 2, 6)
+    key = PerLibrary(lambda library, rngs: rngs.dropout())
+    dropout = {"dropout_rate": 0.5, "dropout_rng": key}
+    base = Case("dot_product_attention", inputs=(heads,) * 3)
+    yield base.cast("bfloat16")
+    yield from with_call(
+        base,
+        {"is_causal": True, "bias": real(1, 4, 5, 5), "dtype": BF16},
+        {"bias": real(2, 4, 5, 5), "mask": booleans(1, 1, 5, 5)},
+        {"broadcast_dropout": False, **dropout},
     )
+    weights = Case("nn.attention.dot_product_attention_weights", inputs=(heads,) * 2)
+    yield weights.cast("bfloat16")
+    yield weights.of(heads, few, **dropout)
+    deeper = base.of(heads, heads, real(2, 5, 4, 3))
+    yield deeper.but(why_different="values must be as deep as keys")
 
 
 def masks():
     base = Case("make_attention_mask", inputs=(booleans(2, 5), booleans(2, 3)))
-    positions = (integers(2, 5), integers(2, 3))
-    yield base
-    yield from with_call(
-        base, each(dtype=(jnp.bfloat16, bool), extra_batch_dims=(1, 2))
-    )
-    yield base.but(inputs=positions, call={"pairwise_fn": jnp.greater_equal})
-    yield base.but(inputs=(booleans(5), booleans(3)))
-    causal = Case("make_causal_mask", inputs=(real(2, 5),))
-    yield causal
-    yield from with_call(
-        causal, each(dtype=(jnp.bfloat16, bool), extra_batch_dims=(1,))
-    )
+    yield base.of(dtype=bool, extra_batch_dims=2)
+    yield base.of(integers(2, 5), integers(2, 3), pairwise_fn=jnp.greater_equal)
+    yield Case("make_causal_mask", inputs=(real(2, 5),), call={"extra_batch_dims": 1})
     both = booleans(2, 1, 5, 5)
-    combined = Case("combine_masks", inputs=(both, both))
-    yield combined
-    yield combined.but(call={"dtype": bool})
-    yield from with_inputs(combined, (both,), (None, both), (both, None, both), (None,))
+    yield from with_inputs(Case("combine_masks"), both, None)
+    yield Case("combine_masks", inputs=(both, None, both), call={"dtype": bool})
 
 
 def rope():
     base = Case("RoPE", inputs=(real(2, 5, 6),))
-    yield base
-    yield from with_options(
-        base,
-        [{"theta": 100.0}, {"embedding_size": 6, "max_seq_len": 5}]
-        + [{"embedding_size": 6, "max_seq_len": 9, "theta": 50.0}],
-    )
-    yield from with_inputs(base, real(5, 6), real(2, 1, 5, 6))
-    yield base.but(call={"input_positions": np.arange(5) * 2})
-    heads = real(2, 5, 4, 6)
+    table = {"embedding_size": 6, "max_seq_len": 9, "theta": 100.0}
+    yield from with_options(base, {}, table)
+    yield base.of(input_positions=np.arange(5) * 2)
     make = PerLibrary(lambda library, rngs: library.RoPE())
     rotated = Case(
-        "dot_product_attention_with_rope", inputs=(heads,) * 3, call={"rope": make}
+        "dot_product_attention_with_rope",
+        inputs=(real(2, 5, 4, 6),) * 3,
+        call={"rope": make},
     )
-    yield rotated
-    yield rotated.but(call={"is_causal": True})
-    yield rotated.but(
-        call={"input_positions": np.arange(5)},
-        why_different="positions are mapped over the wrong axis",
+    yield rotated.of(is_causal=True)
+    yield rotated.of(input_positions=np.arange(5)).but(
+        why_different="positions are mapped over the wrong axis"
     )
-    yield base.but(
-        inputs=(real(2, 5, 6, dtype="bfloat16"),), why_different="bfloat16 is upcast"
-    )
+    yield base.cast("bfloat16").but(why_different="bfloat16 is upcast")
 
 
 # --------------------------------------------------------------------------- recurrence
 
 CELL_INITS = {**ALL, "recurrent_kernel_init": from_key}
+NOTED = {
+    "kernel_metadata": {"note": 1},
+    "recurrent_kernel_metadata": {"note": 2},
+    "bias_metadata": {"note": 3},
+}
 
 
 def _cell(name, carries):
@@ -211,37 +132,28 @@ def _cell(name, carries):
     def cases():
         carry = (real(2, 4),) * carries if carries > 1 else real(2, 4)
         base = Case(name, (3, 4), CELL_INITS, (carry, real(2, 3)))
-        yield Case(name, (3, 4), inputs=base.inputs)
-        yield from over_dtypes(base, ("float32",))
-        yield base.but(inputs=(carry, real(2, 3, dtype="bfloat16")))
+        yield base
         functions = {"gate_fn": jax.nn.hard_sigmoid, "activation_fn": jax.nn.relu}
         if name == "SimpleCell":
             functions = {"activation_fn": jax.nn.relu, "residual": True}
-        yield from with_options(base, [{key: f} for key, f in functions.items()])
-        yield base.but(options={"kernel_metadata": {"note": 1}})
-        yield base.but(options={"recurrent_kernel_metadata": {"note": 2}})
-        yield base.but(options={"bias_metadata": {"note": 3}})
-        yield base.but(options={"keep_rngs": True})
-        yield base.but(options={"keep_rngs": True}, streams=("params", "carry"))
-        first = base.but(inputs=((2, 3),), method="initialize_carry")
-        rngs = PerLibrary(lambda library, rngs: rngs)
-        yield first.but(call={"rngs": rngs})
-        yield first.but(call={"rngs": rngs, "carry_init": initializers.normal()})
-        yield first.but(
-            options={"keep_rngs": True, "carry_init": initializers.normal()}
-        )
-        yield first.but(options={"param_dtype": jnp.bfloat16}, call={"rngs": rngs})
+        kept = base.but(options={"keep_rngs": True}, streams=("params", "carry"))
+        yield kept
+        yield from with_options(base, {**functions, **NOTED}, {"dtype": BF16})
+        half = base.but(options={"param_dtype": BF16})
+        yield half
+        first = {"method": "initialize_carry", "inputs": ()}
+        normal, shape = initializers.normal(), {"input_shape": (2, 3)}
+        yield half.but(**first, call={"rngs": own_rngs, **shape})
+        yield base.but(**first, call={"rngs": own_rngs, "carry_init": normal, **shape})
+        yield kept.but(**first, options={"carry_init": normal}, call=shape)
 
     return cases
 
 
-CELLS = "LSTMCell", "OptimizedLSTMCell", "GRUCell", "SimpleCell"
-
-
-def _make_cell(name, **options):
+def _make_cell(name):
     def make(library, rngs):
         rngs = library.Rngs(5, dropout=6)
-        return getattr(library, name)(3, 4, rngs=rngs, **{**CELL_INITS, **options})
+        return getattr(library, name)(3, 4, rngs=rngs, **CELL_INITS)
 
     make.__name__ = name
     return PerLibrary(make)
@@ -249,42 +161,20 @@ def _make_cell(name, **options):
 
 def rnn():
     # Outside of `jit` each scan is compiled anew: few calls, and of a small cell.
-    base = Case("RNN", (_make_cell("SimpleCell"),), inputs=(real(2, 5, 3),), calls=1)
-    yield from (base.but(args=(_make_cell(name),), calls=2) for name in CELLS)
+    base = Case("RNN", (_make_cell("SimpleCell"),), inputs=(real(2, 5, 3),))
+    yield base
     everything = {"time_major": True, "return_carry": True, "reverse": True}
-    yield from with_options(
-        base,
-        [
-            {"time_major": True},
-            {"return_carry": True},
-            {"reverse": True},
-            {"reverse": True, "keep_order": True},
-            everything,
-            {"keep_order": True},
-        ],
-    )
-    yield base.but(call=everything)
-    padded = base.but(call={"seq_lengths": np.array([2, 5])})
+    yield base.but(options={**everything, "unroll": 2})
+    padded = base.of(seq_lengths=np.array([2, 5]))
     yield from with_call(
-        padded,
-        [
-            {},
-            {"return_carry": True},
-            {"reverse": True},
-            {"reverse": True, "keep_order": True, "return_carry": True},
-        ],
+        padded, {"reverse": True}, {"reverse": True, "keep_order": True}
     )
-    yield padded.but(args=(_make_cell("LSTMCell"),), call={"return_carry": True})
-    yield from with_options(base, each(unroll=(2, 5)))
-    rngs = PerLibrary(lambda library, rngs: rngs)
-    yield base.but(options={"rngs": rngs})
-    yield base.but(call={"rngs": rngs})
-    yield base.but(call={"initial_carry": real(2, 4)}, options={"rngs": False})
-    yield base.but(call={"initial_carry": real(2, 4), "return_carry": True})
-    yield from with_inputs(base, real(5, 3), real(2, 1, 5, 3))
-    yield padded.but(
-        call={"seq_lengths": np.array([0, 5]), "return_carry": True},
-        why_different="a length of zero gives the carry after the last padded step",
+    yield padded.but(_make_cell("OptimizedLSTMCell")).of(return_carry=True)
+    yield padded.but(_make_cell("GRUCell"))
+    yield base.but(options={"rngs": own_rngs}).of(real(2, 1, 5, 3))
+    yield base.but(options={"rngs": False}).of(initial_carry=real(2, 4))
+    yield padded.of(seq_lengths=np.array([0, 5]), return_carry=True).but(
+        why_different="a length of zero gives the carry after the last padded step"
     )
 
 
@@ -296,18 +186,93 @@ def bidirectional():
         make.__name__ = f"RNN({name})"
         return PerLibrary(make)
 
-    base = Case(
-        "Bidirectional",
-        (both("SimpleCell"), both("SimpleCell")),
-        inputs=(real(2, 5, 3),),
-        calls=1,
+    cells = both("SimpleCell"), both("GRUCell")
+    base = Case("Bidirectional", cells, inputs=(real(2, 5, 3),))
+    yield base
+    yield base.but(options={"time_major": True, "merge_fn": jnp.add})
+    yield base.of(initial_carry=(real(2, 4), real(2, 4)), rngs=own_rngs)
+
+
+# ---------------------------------------------------------------- layers around others
+
+LORA = {"a_initializer": from_key, "b_initializer": from_key}
+
+
+def inner(name, *args, **options):
+    """A layer inside, with the Rngs of the one around it."""
+
+    def make(library, rngs):
+        return getattr(library, name)(*args, **ALL, **options, rngs=rngs)
+
+    make.__name__ = f"{name}{args}"
+    return PerLibrary(make)
+
+
+def lora():
+    base = Case("LoRA", (6, 2, 5), LORA, (real(2, 6),))
+    yield base
+    yield from over_dtypes(base)
+    yield base.of(real(2, 3, 6))
+    param = PerLibrary(lambda library, rngs: library.Param)
+    yield from with_options(
+        base,
+        {"a_metadata": {"note": 1}, "b_metadata": {"note": 2}},
+        {"lora_param_type": param},
+        {"base_module": inner("Linear", 6, 5), "dtype": BF16},
     )
-    yield base.but(args=(both("OptimizedLSTMCell"), both("GRUCell")), calls=2)
-    yield from with_options(base, each(time_major=(True,), return_carry=(True,)))
-    yield from with_options(base, each(merge_fn=(jnp.add,)))
-    yield base.but(call={"seq_lengths": np.array([2, 5]), "return_carry": True})
-    yield base.but(call={"initial_carry": (real(2, 4), real(2, 4))})
-    yield base.but(call={"rngs": PerLibrary(lambda library, rngs: rngs)})
+    general = inner("LinearGeneral", 6, 5, axis=-1)
+    yield base.but(options={"base_module": general}).of(out_sharding=None)
+
+
+def lora_linear():
+    base = Case("LoRALinear", (6, 5), {**ALL, **LORA, "lora_rank": 2}, (real(2, 6),))
+    yield base
+    yield from with_options(
+        base,
+        {"dtype": BF16, "lora_dtype": BF16, "lora_param_dtype": jnp.float16},
+        {"param_dtype": BF16, "use_bias": False, "a_metadata": {"note": 1}},
+        {"lora_dtype": BF16, "kernel_metadata": {"note": 2}},
+    )
+    yield base.of(real(2, 3, 6))
+    yield base.but(options={"dtype": BF16}).but(
+        why_different="a half dtype does not reach the low-rank part"
+    )
+
+
+def spectral_norm():
+    base = Case("SpectralNorm", (inner("Linear", 6, 5),), inputs=(real(2, 6),), calls=2)
+    yield from with_options(
+        base, {}, {"n_steps": 0}, {"n_steps": 2, "epsilon": 1e-3}, {"dtype": BF16}
+    )
+    yield base.but(options={"update_stats": False})
+    yield base.of(update_stats=False)
+    yield base.but(prepare=lambda layer: layer.eval())
+    yield base.but(options={"param_dtype": BF16})
+    yield base.but(inner("Linear", 6, 5, param_dtype=BF16))
+
+
+def weight_norm():
+    base = Case("WeightNorm", (inner("Linear", 6, 5),), inputs=(real(2, 6),), calls=2)
+    rounded = base.but(options={"dtype": BF16})
+    yield rounded.but(calls=1)
+    by_path = PerLibrary(lambda library, rngs: library.PathContains("bias"))
+    yield from with_options(
+        base,
+        {},
+        {"feature_axes": None, "use_scale": False},
+        {"feature_axes": (0, 1), "epsilon": 1e-3},
+        {"scale_init": initializers.constant(2.0)},
+        {"variable_filter": by_path},
+    )
+    for case, why in (
+        (rounded, "norms of half-precision weights are half precision"),
+        (
+            base.but(options={"scale_init": initializers.normal()}),
+            "random initializers get a stream for a key",
+        ),
+        (base.but(options={"param_dtype": BF16}), "scales ignore their dtype"),
+    ):
+        yield case.but(why_different=why)
 
 
 TABLES = {
@@ -321,4 +286,8 @@ TABLES = {
     "SimpleCell": _cell("SimpleCell", 1),
     "RNN": rnn,
     "Bidirectional": bidirectional,
+    "LoRA": lora,
+    "LoRALinear": lora_linear,
+    "SpectralNorm": spectral_norm,
+    "WeightNorm": weight_norm,
 }

@@ -256,9 +256,7 @@ def test_a_carry_of_another_form_names_the_cell(name):
 def test_a_carry_of_another_size_names_the_cell(name, shape):
     carry, x = normal(4, 3), jnp.ones((4, 2))
     carry = (normal(*shape), carry) if name in TWO_STATES else normal(*shape)
-    with pytest.raises(
-        TypeError, match=f"{name} expects a carry.*_features=3"
-    ) as error:
+    with pytest.raises(TypeError, match=f"{name} expects a carry.*s=3") as error:
         make(name)(carry, x)
     assert str(shape) in str(error.value)
 

@@ -45,12 +45,6 @@ def test_rate_one_drops_everything_without_a_draw():
     np.testing.assert_array_equal(y, jnp.zeros_like(x))
 
 
-def test_integers_become_floats():
-    y = nnx.Dropout(0.5, rngs=nnx.Rngs(0))(jnp.ones(8, jnp.int32))
-    np.testing.assert_array_equal(y, [2, 0, 2, 0, 2, 2, 2, 0])
-    assert y.dtype == jnp.float32
-
-
 @pytest.mark.parametrize("dims", [(0,), (-1,), [1, 2], (0, 1, 2)])
 def test_broadcast_dims_share_their_fate(dims):
     shape = (4, 5, 6)

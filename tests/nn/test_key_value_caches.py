@@ -26,9 +26,8 @@ def make(batch=(2,), max_length=4, cache_dtype=jnp.float32, **options):
     return layer
 
 
-def decode(layer, x, step=None, **options):
+def decode(layer, x, step=lambda layer, token: layer(token, decode=True)):
     """Feeds the tokens of a sequence one by one."""
-    step = step or (lambda layer, token: layer(token, decode=True, **options))
     tokens = np.split(np.asarray(x), x.shape[-2], axis=-2)
     return np.concatenate([step(layer, jnp.asarray(token)) for token in tokens], -2)
 
@@ -116,8 +115,7 @@ def test_decoding_with_64_bit_types_on(float64):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [(jnp.bfloat16, jnp.float32), (None, jnp.bfloat16)],
+    ("dtype", "cache_dtype"), [(jnp.bfloat16, jnp.float32), (None, jnp.bfloat16)]
 )
 def test_layer_and_cache_may_differ_in_dtype(dtype, cache_dtype):
     layer, x = make(dtype=dtype, cache_dtype=cache_dtype), random(2, 4, 8)
@@ -132,8 +130,9 @@ def test_mask_of_the_user_takes_away_more():
     layer, x = make(), random(2, 4, 8)
     padding = jnp.array([[1, 1, 1, 1], [0, 1, 1, 1]]).reshape(2, 1, 1, 4)
     mask = nnx.combine_masks(padding, nnx.make_causal_mask(x[..., 0]))
-    full = layer(x, decode=False, mask=mask)
-    check_equal(decode(layer, x, mask=padding)[:, 1:], full[:, 1:])
+    full = in_one_program(layer, x, decode=False, mask=mask)
+    step = nnx.jit(lambda layer, token: layer(token, decode=True, mask=padding))
+    check_equal(decode(layer, x, step)[:, 1:], full[:, 1:])
 
 
 def test_cross_attention_decodes_keys_and_values_of_their_own():

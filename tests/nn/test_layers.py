@@ -13,9 +13,7 @@ from tests import catalog
 
 every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
 every_layer_of_the_peer = pytest.mark.parametrize(
-    "row",
-    [row for row in catalog.LAYERS if not row.is_ours],
-    ids=lambda row: row.name,
+    "row", [row for row in catalog.LAYERS if not row.is_ours], ids=lambda row: row.name
 )
 
 
@@ -43,15 +41,6 @@ def check_close(a, b):
 @every_layer
 def test_attributes_are_set_in_the_order_of_the_contract(row):
     assert attributes(row.make()) == row.attributes.split()
-
-
-@every_layer
-def test_signature_shows_the_arguments(row):
-    parameters = inspect.signature(row.cls()).parameters
-    assert set(parameters) & set(attributes(row.make()))
-    assert ("rngs" in parameters) == row.has_rngs
-    if row.has_rngs:
-        assert parameters["rngs"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 @every_layer
@@ -108,21 +97,6 @@ def test_what_jax_makes_an_array_of_is_an_input(row):
     expected = row(row.make(), x)
     for given in (np.asarray(x), np.asarray(x).tolist(), nnx.Param(x)):
         check_same(row(row.make(), given), expected)
-
-
-@every_layer
-def test_second_call_does_not_trace_again(row):
-    traces = []
-
-    @nnx.jit
-    def call(layer, *x):
-        traces.append(1)
-        return row(layer, *x)
-
-    layer, x = row.make(), row.inputs()
-    for _ in range(3):
-        call(layer, *x)
-    assert len(traces) == 1
 
 
 @every_layer

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import graftree as nnx
 from tests import catalog, modes
@@ -21,8 +22,18 @@ def one_by_one(transform):
     """Calls the transformed function once per layer."""
 
     def run(call, layers, inputs, mode):
-        transformed = transform(call, **mode)
-        return [transformed(m, *x) for m, x in zip(layers, inputs, strict=True)]
+        traces = []
+
+        def traced(*args):
+            traces.append(1)
+            return call(*args)
+
+        transformed = transform(traced, **mode)
+        outputs = [transformed(m, *x) for m, x in zip(layers, inputs, strict=True)]
+        count = len(traces)
+        transformed(nnx.clone(layers[0]), *inputs[0])
+        assert len(traces) == count  # a second call of a layer is not traced again
+        return outputs
 
     return run
 
@@ -45,14 +56,21 @@ def stack_layers(layers):
     return nnx.merge(graphdef, stack_arrays([nnx.state(m) for m in layers]))
 
 
-@jax.jit
+# By NumPy, which compiles nothing.
+
+
 def stack_arrays(trees):
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
+    return jax.tree.map(lambda *arrays: by_numpy(np.stack, *arrays), *trees)
 
 
-@jax.jit
 def entry(tree, i):
-    return jax.tree.map(lambda array: array[i], tree)
+    return jax.tree.map(lambda array: by_numpy(lambda x: x[0][i], array), tree)
+
+
+def by_numpy(function, *arrays):
+    found = jnp.asarray(function([catalog.raw(x) for x in arrays]))
+    is_key = jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(found) if is_key else found
 
 
 def jitted_gradient(call, **mode):
@@ -156,13 +174,7 @@ CASES = [
     for name, run in LIFTED.items()
     for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
 ] + [
-    pytest.param(
-        row,
-        run,
-        {},
-        id=f"{row.name}-{name}",
-        marks=long_for(row),
-    )
+    pytest.param(row, run, {}, id=f"{row.name}-{name}", marks=long_for(row))
     for row in catalog.LAYERS
     for name, run in PLAIN.items()
 ]
@@ -198,8 +210,45 @@ def test_layers_take_and_give_half_precision(row):
     layer, inputs = row.make(**options), row.inputs(dtype=jnp.bfloat16)
     outputs = nnx.jit(row)(layer, *inputs)
     expected = row(row.make(), *row.inputs())
-    for half, full in zip(
-        jax.tree.leaves(outputs), jax.tree.leaves(expected), strict=True
-    ):
+    for half, full in zip(*map(jax.tree.leaves, (outputs, expected)), strict=True):
         assert half.dtype == jnp.bfloat16 or not row.has_dtype
         np.testing.assert_allclose(half.astype(float), full, rtol=0.05, atol=0.05)
+
+
+# ----------------------------------------------- exports (issue 12, defect 13)
+
+
+def symbolic(inputs):
+    """The shapes of the inputs, with a name for the first axis, the same in all."""
+    scope = export.SymbolicScope()
+
+    def spec(x):
+        shape = export.symbolic_shape("b, ...", like=x.shape, scope=scope)
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return jax.tree.map(spec, inputs)
+
+
+@every_layer
+def test_layers_export_with_a_symbolic_batch(row):
+    leaves, treedef = jax.tree.flatten(nnx.split(row.make()))
+    inputs = row.inputs()
+
+    def call(leaves, *inputs):
+        return row(nnx.merge(*treedef.unflatten(leaves)), *inputs)
+
+    exported = export.export(jax.jit(call))(leaves, *symbolic(inputs))
+    expected = row(row.make(), *inputs)
+    check_close(exported.call(leaves, *inputs), expected)
+
+
+def test_stack_exports_with_a_symbolic_batch_and_length():
+    def block(rngs):
+        attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        return nnx.Sequential(nnx.LayerNorm(4, rngs=rngs), attention)
+
+    stack = nnx.Stack(block, 2, rngs=nnx.Rngs(0))
+    shape = export.symbolic_shape("b, t, 4")
+    exported = export.export(jax.jit(stack))(jax.ShapeDtypeStruct(shape, np.float32))
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    np.testing.assert_allclose(exported.call(x), stack(x), rtol=1e-5, atol=1e-6)

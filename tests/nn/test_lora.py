@@ -1,7 +1,5 @@
 """LoRA against NumPy in float64: values, dtypes, base modules, sharding."""
 
-import pickle
-
 import jax
 import jax.numpy as jnp
 import jax.test_util
@@ -63,16 +61,10 @@ def test_base_module_must_be_callable():
         layer(jnp.ones((1, 3)))
 
 
-def test_lora_linear_draws_as_a_linear_does_and_then_twice():
-    rngs = nnx.Rngs(0)
-    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=rngs)
+def test_the_kernel_of_a_lora_linear_is_that_of_a_linear():
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
     linear = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(layer.kernel[...], linear.kernel[...])
-    assert rngs.default.count[...] == 4
-    a = layer.lora.lora_a[...]
-    first = [1.1382990, 1.1661402, -0.4495851, -0.7917019]
-    np.testing.assert_allclose(a.ravel()[:4], first, rtol=1e-6)
-    np.testing.assert_allclose(a.sum(), 1.5041376, rtol=1e-6)
 
 
 def test_state_of_a_linear_fits():
@@ -133,15 +125,6 @@ def test_wrong_number_of_features_is_an_error_that_names_the_layer(layer, shape)
 def test_unknown_keywords_are_those_of_linear():
     with pytest.raises(TypeError, match="use_bais"):
         nnx.LoRALinear(3, 4, lora_rank=2, use_bais=False, rngs=nnx.Rngs(0))
-
-
-def test_adapted_layers_can_be_pickled():
-    base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    layer = nnx.LoRA(3, 2, 4, base_module=base, **ONES, rngs=nnx.Rngs(1))
-    x = random(5, 3)
-    copy = pickle.loads(pickle.dumps(layer))
-    np.testing.assert_array_equal(copy(x), layer(x))
-    assert type(copy.lora_a) is nnx.LoRAParam
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.nn.attention_formulas import (
-    layer_output,
-    make_layer,
-    params_of,
-)
+from tests.nn.attention_formulas import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
 
@@ -127,11 +123,7 @@ def test_it_is_attention_of_projections(batch, options, float64):
             {"deterministic": False},
             "'rngs' must be provided",
         ),
-        (
-            {},
-            {"inputs_v": jnp.ones((1, 3, 8))},
-            "`inputs_k` cannot be None if `inputs_v`",
-        ),
+        ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
         ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
         ({}, {"decode": True}, "Autoregressive cache not initialized"),
         ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
@@ -203,27 +195,20 @@ def test_positions_are_passed_on_only_if_given():
 def test_hooks_reach_their_layers():
     seen = []
 
-    def hook(name):
-        def dot_general(*args, **kwargs):
+    def seeing(name, function=lambda args, **options: args):
+        def hook(*args, **options):
             seen.append(name)
-            return jax.lax.dot_general(*args, **kwargs)
+            return function(*args, **options)
 
-        return dot_general
-
-    def promote(name):
-        def promote_dtype(args, **kwargs):
-            seen.append(name)
-            return args
-
-        return promote_dtype
+        return hook
 
     layer = make_layer(
         normalize_qk=True,
-        qkv_dot_general=hook("qkv"),
-        out_dot_general_cls=lambda: hook("out"),
-        qkv_promote_dtype=promote("promote qkv"),
-        out_promote_dtype=promote("promote out"),
-        ln_promote_dtype=promote("promote ln"),
+        qkv_dot_general=seeing("qkv", jax.lax.dot_general),
+        out_dot_general_cls=lambda: seeing("out", jax.lax.dot_general),
+        qkv_promote_dtype=seeing("promote qkv"),
+        out_promote_dtype=seeing("promote out"),
+        ln_promote_dtype=seeing("promote ln"),
     )
     layer(random(1, 3, 8))
     inputs = ["promote qkv", "qkv"] * 3
@@ -258,11 +243,7 @@ def test_rngs_of_the_call_take_precedence():
         ({"mask": jnp.ones((3, 4))}, ValueError, None),
         ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
         ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-        (
-            {"rngs": nnx.Rngs(params=0)},
-            AttributeError,
-            "No RngStream named 'dropout'",
-        ),
+        ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
     ],
 )
 def test_call_that_fails_draws_nothing(call, error, message):

@@ -92,14 +92,6 @@ def test_slow_variance_survives_a_large_mean():
     assert errors[False] < 1e-3 < errors[True]
 
 
-def test_without_mean_scale_and_bias_there_is_a_division():
-    layer, x = make("RMSNorm", 4, use_scale=False), random(5, 4)
-    expected = np.float64(x) / np.sqrt((np.float64(x) ** 2).mean(-1, keepdims=True))
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5)
-    half = nnx.eval_shape(layer, jnp.ones((2, 4), jnp.bfloat16))
-    assert half.dtype == jnp.bfloat16
-
-
 # -------------------------------------------------------------------------- BatchNorm
 
 
@@ -252,12 +244,7 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
         ("LayerNorm", (4,), {"reduction_axes": -4}, "out of bounds"),
         ("GroupNorm", (4, 2), {"reduction_axes": (1,)}, "must include the last axis"),
         *(
-            (
-                "InstanceNorm",
-                (4,),
-                {"feature_axes": axes},
-                "cannot include the leading dimension",
-            )
+            ("InstanceNorm", (4,), {"feature_axes": axes}, "the leading dimension")
             for axes in (0, -3, (0, 2))
         ),
     ],

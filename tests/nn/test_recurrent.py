@@ -15,8 +15,7 @@ from tests.nn.recurrent_cases import SEQUENCE, Sum, make, normal
 
 
 @pytest.mark.parametrize(
-    ("batch", "time_major"),
-    [((), False), ((2, 3), False), ((2, 3), True)],
+    ("batch", "time_major"), [((), False), ((2, 3), False), ((2, 3), True)]
 )
 def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
     rnn, x = make(return_carry=True), normal(*batch, 4, 2)
@@ -37,10 +36,7 @@ LENGTHS = jnp.array([3, 1])
     [
         ({}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
         ({"reverse": True}, [[10, 13, 15, 16], [40, 70, 90, 94]]),
-        (
-            {"reverse": True, "keep_order": True},
-            [[16, 15, 13, 10], [94, 90, 70, 40]],
-        ),
+        ({"reverse": True, "keep_order": True}, [[16, 15, 13, 10], [94, 90, 70, 40]]),
         ({"seq_lengths": LENGTHS}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
         ({"seq_lengths": LENGTHS, "reverse": True}, [[3, 5, 6, 16], [4, 44, 74, 94]]),
         (
@@ -93,11 +89,7 @@ def test_lengths_may_be_numbers_lists_and_broadcast(lengths):
 def test_arguments_of_the_call_override_attributes_also_by_false():
     x = SEQUENCE.swapaxes(0, 1)
     rnn = nnx.RNN(
-        Sum(),
-        time_major=True,
-        return_carry=True,
-        reverse=True,
-        keep_order=True,
+        Sum(), time_major=True, return_carry=True, reverse=True, keep_order=True
     )
     options = ("time_major", "return_carry", "reverse", "keep_order")
     y = rnn(SEQUENCE, **dict.fromkeys(options, False))
@@ -157,42 +149,25 @@ def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
         assert jnp.promote_types(a.dtype, b.dtype) == a.dtype
 
 
+OTHER_BATCH = {"initial_carry": jnp.ones((1, 3))}
+WIDE = {"initial_carry": jnp.ones((2, 4))}
+THREE = {"seq_lengths": [1, 2, 3]}
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "error", "phrases"),
     [
-        (
-            (2, 4, 5),
-            {},
-            TypeError,
-            ["contracting dimensions", "at RNN.cell.dense_i", "inputs: float32[2, 5]"],
-        ),
-        ((2,), {}, ValueError, ["nnx.RNN expects inputs [*batch, time", "float32[2]"]),
-        (
-            (2, 4, 2),
-            {"seq_lengths": [1, 2, 3]},
-            ValueError,
-            ["broadcasting", "int32[3]", "int32[2]"],
-        ),
-        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, ["must be integers", "float32"]),
-        (
-            (2, 4, 2),
-            {"initial_carry": (1, 2)},
-            ValueError,
-            ["GRUCell expects one array as carry"],
-        ),
-        (
-            (2, 4, 2),
-            {"initial_carry": jnp.ones((1, 3))},
-            TypeError,
-            ["carry input and carry output", "float32[1,3]", "float32[2,3]"],
-        ),
-        (
-            (2, 4, 2),
-            {"initial_carry": jnp.ones((2, 4))},
-            TypeError,
-            ["GRUCell expects a carry", "hidden_features=3", "(2, 4)"],
-        ),
-        ((2, 4, 2), {"rngs": 0}, TypeError, ["rngs must be a Rngs, RngStream or None"]),
+        ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
+        ((2, 4, 5), {}, TypeError, "inputs: float32[2, 5]"),
+        ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
+        ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
+        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
+        ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
+        ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
+        ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
+        ((2, 4, 2), WIDE, TypeError, "GRUCell expects a carry; hidden_features=3"),
+        ((2, 4, 2), WIDE, TypeError, "(2, 4)"),
+        ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
@@ -200,7 +175,7 @@ def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phr
     with pytest.raises(error) as caught:
         rnn(jnp.ones(shape), **options)
     told = "\n".join([str(caught.value), *caught.value.__notes__])
-    assert all(phrase in told for phrase in phrases), told
+    assert all(phrase in told for phrase in phrases.split("; ")), told
     assert rnn.rngs.count[...] == 0
 
 

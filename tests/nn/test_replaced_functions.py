@@ -63,14 +63,8 @@ SUBJECTS = {
         lambda: attention(dtype=jnp.float16),
         [DOT, "jnp.einsum", "jax.nn.softmax"],
     ),
-    "GRU": (
-        lambda: recurrent(nnx.GRUCell),
-        [DOT, "jax.nn.sigmoid", "jnp.tanh"],
-    ),
-    "LSTM": (
-        lambda: recurrent(nnx.LSTMCell),
-        [DOT, "jax.nn.sigmoid", "jnp.tanh"],
-    ),
+    "GRU": (lambda: recurrent(nnx.GRUCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
+    "LSTM": (lambda: recurrent(nnx.LSTMCell), [DOT, "jax.nn.sigmoid", "jnp.tanh"]),
     "mask": (mask, ["jnp.multiply"]),
 }
 # What these give is no number, or random.

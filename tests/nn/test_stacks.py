@@ -1,16 +1,22 @@
 """A Stack computes what a list of its layers computes, by a loop."""
 
+import contextlib
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftree as nnx
 from tests import zoo
 
-LENGTH = 5
+AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+
+
+def linear(rngs, **options):
+    return nnx.Linear(4, 4, rngs=rngs, **options)
 
 
 class Block(nnx.Module):
@@ -26,11 +32,11 @@ class Block(nnx.Module):
         return x + self.dropout(y, deterministic=deterministic)
 
 
-def pair(make=Block):
+def pair(make=Block, length=3, **options):
     """A list of layers, and the Stack of the same."""
     first, second = nnx.Rngs(0, dropout=1), nnx.Rngs(0, dropout=1)
-    layers = [make(first) for _ in range(LENGTH)]
-    stack = nnx.Stack(make, LENGTH, rngs=second)
+    layers = [make(first) for _ in range(length)]
+    stack = nnx.Stack(make, length, rngs=second, **options)
     for name in first:
         np.testing.assert_array_equal(first[name].count[...], second[name].count[...])
     return layers, stack
@@ -80,7 +86,7 @@ def test_gradients_are_those_of_a_list_also_with_remat(remat):
     expected = nnx.grad(lambda layers: jnp.sum(in_turn(layers, X) ** 2))(layers)
     found = nnx.grad(lambda stack: jnp.sum(stack(X) ** 2))(stack)
     for path, leaf in nnx.to_flat_state(found["layers"]):
-        for i in range(LENGTH):
+        for i in range(3):
             each = dict(nnx.to_flat_state(expected[i]))[path]
             assert_close(leaf[...][i], each[...])
 
@@ -91,17 +97,6 @@ class Decoder(nnx.Module):
 
     def __call__(self, x):
         return x + self.attention(x)
-
-
-def test_caches_are_kept_per_layer():
-    layers, stack = pair(Decoder)
-    for layer in layers:
-        layer.attention.init_cache((1, 3, 4))
-    stack.each(lambda layer: layer.attention.init_cache((1, 3, 4)))
-    step = nnx.jit(lambda stack, x: stack(x))
-    for token in X[:, None, None]:
-        assert_close(step(stack, token), in_turn(layers, token))
-    assert_same_state(stack, layers)
 
 
 class Pair(nnx.Module):
@@ -183,18 +178,9 @@ def test_variables_without_an_entry_per_layer_are_refused_with_the_way_out(chang
     assert len(stack) == 3
 
 
-def test_program_does_not_grow_with_depth():
-    def size(length):
-        stack = nnx.Stack(Block, length, rngs=nnx.Rngs(0))
-        step = nnx.grad(lambda stack, x: jnp.sum(stack(x)))
-        return len(nnx.jit(step).lower(stack, X).as_text().splitlines())
-
-    assert size(2) == size(9)
-
-
 def test_unrolling_all_layers_differs_from_unrolling_one():
     def unrolled(unroll):
-        stack = nnx.Stack(Block, LENGTH, rngs=nnx.Rngs(0), unroll=unroll)
+        stack = nnx.Stack(Block, 5, rngs=nnx.Rngs(0), unroll=unroll)
         program = str(jax.make_jaxpr(lambda stack, x: stack(x))(stack, X))
         return re.findall(r"unroll=(\d+)", program)
 
@@ -214,17 +200,17 @@ def test_values_per_layer_are_scanned_and_outputs_stacked():
 def test_layers_are_read_and_replaced_by_index():
     layers, stack = pair()
     np.testing.assert_array_equal(stack[-1].linear.kernel, layers[-1].linear.kernel)
-    assert len([*stack]) == LENGTH
+    assert len([*stack]) == 3
     with pytest.raises(nnx.errors.ImmutableVariableError):
         stack[0].linear.kernel[...] = 0.0
-    stack[1] = layers[3]
-    np.testing.assert_array_equal(stack[1].linear.kernel, layers[3].linear.kernel)
-    np.testing.assert_array_equal(stack[2].linear.kernel, layers[2].linear.kernel)
-    with pytest.raises(IndexError, match="5 layers has no layer 5"):
-        stack[5]
+    stack[1] = layers[2]
+    np.testing.assert_array_equal(stack[1].linear.kernel, layers[2].linear.kernel)
+    np.testing.assert_array_equal(stack[0].linear.kernel, layers[0].linear.kernel)
+    with pytest.raises(IndexError, match="3 layers has no layer 3"):
+        stack[3]
     before = nnx.state(stack)
     with pytest.raises(ValueError, match="a Linear in the layer"):
-        stack[0] = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        stack[0] = linear(nnx.Rngs(0))
     assert nnx.state(stack) == before
 
 
@@ -237,16 +223,261 @@ def test_layers_with_the_streams_of_all_are_refused():
 
 
 def test_annotations_and_places_know_the_axis_of_layers():
-    def make(rngs):
-        metadata = {"out_sharding": (None, "model")}
-        return nnx.Linear(4, 4, kernel_metadata=metadata, rngs=rngs)
-
-    kinds = (jax.sharding.AxisType.Auto,) * 2
-    with jax.set_mesh(jax.make_mesh((2, 4), ("layers", "model"), axis_types=kinds)):
+    with jax.set_mesh(mesh_of(AUTO, layers=2, model=4)):
         for name, length in (("layers", 1), (None, 2)):
-            stack = nnx.Stack(make, 2, rngs=nnx.Rngs(0), axis_name=name)
+            stack = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0), axis_name=name)
             kernel = stack.layers.kernel
             assert kernel.out_sharding == (name, None, "model")
             assert kernel[...].sharding.shard_shape((2, 4, 4)) == (length, 4, 1)
             assert stack[0].kernel.out_sharding == (None, "model")
             assert stack(jnp.ones((1, 4))).shape == (1, 4)
+
+
+# ------------------------------------------------------------- as programs use them
+
+
+class WithRngs(nnx.Module):
+    """Draws from the streams that it is called with."""
+
+    def __init__(self, rngs):
+        self.linear = linear(rngs)
+        self.dropout = nnx.Dropout(0.5)
+
+    def __call__(self, x, rngs):
+        return x + self.dropout(self.linear(x), rngs=rngs)
+
+
+@contextlib.contextmanager
+def process_in(mode):
+    """Makes a mode that of the process."""
+    updates = mode.get("graph_updates", False)
+    with nnx.set_graph_mode(mode["graph"]), nnx.set_graph_updates(updates):
+        yield
+
+
+def test_objects_among_the_arguments_are_written_by_each_layer_in_turn(mode):
+    with process_in(mode):
+        layers, stack = pair(WithRngs)
+        expected, found = nnx.Rngs(1), nnx.Rngs(1)
+        assert_close(stack(X, rngs=found), in_turn(layers, X, rngs=expected))
+        assert found.default.count[...] == expected.default.count[...] == 3
+
+
+def test_caches_are_made_and_kept_per_layer(mode):
+    with process_in(mode):
+        layers, stack = pair(Decoder)
+        for layer in layers:
+            init_cache(layer)
+        stack.each(init_cache)
+        step = nnx.jit(lambda stack, x: stack(x))
+        for token in X[:, None, None]:
+            assert_close(step(stack, token), in_turn(layers, token))
+        assert_same_state(stack, layers)
+
+
+@pytest.mark.parametrize(("given", "made"), [("float32", "bfloat16"), ("int32", None)])
+def test_x_becomes_what_all_layers_return(given, made):
+    layers, stack = pair(lambda rngs: linear(rngs, dtype=made))
+    x = jnp.asarray(X).astype(given)
+    found, expected = stack(x), in_turn(layers, x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05)
+
+
+class Turns(nnx.Module):
+    """Returns what the function makes of x."""
+
+    def __init__(self, f):
+        self.f = f
+
+    def __call__(self, x):
+        return self.f(x)
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: x[..., :2], r"float32\[3,4\] in, float32\[3,2\] out"),
+        (lambda x: x.astype(int), r"float32\[3,4\] in, int32\[3,4\] out"),
+        (lambda x: x.astype("f2" if x.dtype == "f4" else "f4"), "float16"),
+        (lambda x: (x, x), r"stack.scan\(x, values\)"),
+    ],
+)
+def test_layers_that_change_x_are_refused_in_words(f, words):
+    stack = nnx.Stack(lambda rngs: Turns(f), 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=words):
+        stack(jnp.asarray(X))
+
+
+def test_misuse_is_refused_in_words():
+    shared = linear(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"did not make.*\n.*bias.*\n.*stack\(x, sh"):
+        nnx.Stack(lambda rngs: nnx.Sequential(shared), 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"make\(rngs\) is of type int"):
+        nnx.Stack(lambda rngs: 3, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"expects an nnx.Rngs"):
+        nnx.Stack(linear, 2, rngs=jax.random.key(0))
+    with pytest.raises(TypeError, match="integer"):
+        nnx.Stack(linear, 2.5, rngs=nnx.Rngs(0))
+    stack = nnx.Stack(linear, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"2 layers.\n  values\['a'\]: shape \(3,\)"):
+        stack.scan(X, {"a": jnp.ones(3)})
+    with pytest.raises(IndexError, match="none in slice"):
+        stack[2:]
+
+
+def test_layers_without_arrays_are_counted():
+    stack = nnx.Stack(lambda rngs: Turns(lambda x: x + 1), 3, rngs=nnx.Rngs(0))
+    assert_close(stack(X), X + 3)
+    assert stack.each(lambda layer: jnp.ones(2)).shape == (3, 2)
+
+
+def test_a_layer_is_set_to_another_and_a_slice_is_a_stack():
+    layers, stack = pair(length=4)
+    fixed = {"deterministic": True}
+    assert_close(stack[1:3](X, **fixed), in_turn(layers[1:3], X, **fixed))
+    assert (len(stack[::2]), stack[::2].length) == (2, 2)
+    with pytest.raises(nnx.errors.ImmutableVariableError):
+        stack[1:].layers.linear.kernel[...] = 0.0
+    stack[0] = stack[3]
+    assert_close(stack(X, **fixed), in_turn([layers[3], *layers[1:]], X, **fixed))
+
+
+def test_abstract_stacks_have_abstract_layers():
+    stack = nnx.eval_shape(lambda: nnx.Stack(linear, 3, rngs=nnx.Rngs(0)))
+    assert stack[1].kernel.shape == (4, 4)
+    assert stack[1:].layers.kernel.shape == (2, 4, 4)
+
+
+def test_training_changes_layers_as_it_does_in_a_list():
+    layers, stack = pair()
+    models = nnx.List(layers), stack
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss(model):
+            is_stack = isinstance(model, nnx.Stack)
+            return jnp.sum((model(X) if is_stack else in_turn(model, X)) ** 2)
+
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    for model in models:
+        optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+        average = nnx.EMA(model, 0.5)
+        for _ in range(2):
+            step(model, optimizer)
+        average.update(model)
+    assert_same_state(stack, layers)
+
+
+def test_compiled_program_of_16_layers_is_as_long_as_that_of_4():
+    def lines(length):
+        stack = nnx.Stack(Block, length, rngs=nnx.Rngs(0), remat=True)
+        step = nnx.jit(nnx.grad(lambda stack, x: jnp.sum(stack(x))))
+        return len(step.lower(stack, X).compile().as_text().splitlines())
+
+    assert lines(4) == lines(16)
+
+
+# ---------------------------------------------------------------------------- on a mesh
+
+
+def mesh_of(kind, **sizes):
+    kinds = (kind,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
+
+
+def annotated(rngs):
+    return linear(rngs, kernel_metadata={"out_sharding": (None, "model")})
+
+
+def test_the_axis_of_layers_divides_also_what_is_not_annotated():
+    mesh = mesh_of(AUTO, stage=4, model=2)
+
+    def make():
+        return nnx.Stack(annotated, 4, rngs=nnx.Rngs(0), axis_name="stage")
+
+    stack = nnx.sharding.init(make, mesh)
+    report = {row.path: row.local_shape for row in nnx.sharding.report(stack).rows}
+    assert report == {"layers.bias": (1, 4), "layers.kernel": (1, 4, 2)}
+    stack.each(lambda layer: setattr(layer, "cache", nnx.Cache(jnp.zeros(2))))
+    with jax.set_mesh(mesh):
+        nnx.jit(lambda stack: stack(jnp.ones((1, 4))))(stack)
+    assert stack.layers.bias.out_sharding == ("stage",)
+    assert stack.layers.cache.out_sharding == ("stage",)
+    assert "out_sharding" not in stack[0].bias.get_metadata()
+    with pytest.raises(ValueError, match="stage"):
+        nnx.sharding.init(make, mesh_of(AUTO, stage=8, model=1))
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_layers_are_stacked_and_unstacked_where_they_are(kind):
+    mesh = mesh_of(kind, stage=2, model=4)
+
+    def make():
+        rngs = nnx.Rngs(0)
+        return nnx.Dict(layers=nnx.List([annotated(rngs) for _ in range(4)]))
+
+    model, expected = nnx.sharding.init(make, mesh), nnx.sharding.init(make, mesh)
+    with jax.set_mesh(mesh):
+        nnx.surgery.stack(model, "layers", axis_name="stage")
+        assert model.layers.layers.kernel.out_sharding == ("stage", None, "model")
+        kernel = model.layers.layers.kernel[...]
+        count = 2 if kind is AUTO else 4  # JAX loops over undivided Explicit axes only
+        assert kernel.sharding.shard_shape(kernel.shape) == (count, 4, 1)
+        model.layers[0] = model.layers[1]
+        nnx.surgery.unstack(model)
+        expected.layers[0] = nnx.clone(expected.layers[1])
+        assert nnx.graphdef(model) == nnx.graphdef(expected)
+        states = [nnx.as_pure(nnx.state(x)) for x in (model, expected)]
+        jax.tree.map(assert_close, *states)
+
+
+def test_a_loop_over_a_divided_explicit_axis_is_refused_in_words():
+    mesh = mesh_of(EXPLICIT, stage=2)
+
+    def make():
+        return nnx.Stack(linear, 2, rngs=nnx.Rngs(0), axis_name="stage")
+
+    stack = nnx.sharding.init(make, mesh)
+    with jax.set_mesh(mesh):
+        stack[0] = stack[1]
+        with pytest.raises(ValueError, match=r"'stage'.*\n.*shard_map"):
+            stack(jnp.ones((1, 4)))
+
+
+def test_abstract_models_keep_their_shardings():
+    mesh = mesh_of(AUTO, stage=2, model=4)
+
+    def make():
+        return nnx.Dict(layers=nnx.List([annotated(nnx.Rngs(0)) for _ in range(2)]))
+
+    model = nnx.merge(*nnx.get_abstract_model(make, mesh))
+    nnx.surgery.stack(model, "layers", axis_name="stage")
+    kernel = model.layers.layers.kernel.get_value()
+    assert kernel.sharding.spec == jax.P("stage", None, "model")
+    nnx.surgery.unstack(model)
+    assert model.layers[1].kernel.get_value().sharding.spec == jax.P(None, "model")
+
+
+def test_devices_apply_the_layers_that_they_have():
+    mesh = mesh_of(AUTO, stage=4)
+    layers, stack = pair(linear, 8, axis_name="stage")
+
+    @nnx.shard_map(
+        mesh=mesh, in_specs=(jax.P("stage"), jax.P()), out_specs=jax.P("stage")
+    )
+    def apply(stack, x):
+        assert len(stack) == 2
+        assert stack[1].kernel.shape == (4, 4)
+        return stack(x)[None]
+
+    expected = [in_turn(layers[i : i + 2], X) for i in range(0, 8, 2)]
+    assert_close(apply(stack, X), jnp.stack(expected))
+
+
+def test_x_goes_where_layers_of_an_explicit_mesh_put_it():
+    with jax.set_mesh(mesh_of(EXPLICIT, model=4)):
+        stack = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))
+        y = stack(jnp.ones((1, 4)))
+        assert jax.typeof(y).sharding.spec == jax.P(None, "model")

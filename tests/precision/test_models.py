@@ -10,7 +10,10 @@ import pytest
 import graftree as nnx
 from tests import zoo
 from tests.catalog import LAYERS
+from tests.random_arrays import initializer
 
+set_policy = nnx.precision.set_policy
+INIT = {"kernel_init": initializer}
 POLICY = "params=f32, compute=bf16, output=f32"
 HALF = "params=bf16, compute=bf16"
 
@@ -19,9 +22,9 @@ class Block(nnx.Module):
     def __init__(self, rngs):
         self.norm = nnx.LayerNorm(8, rngs=rngs)
         self.attn = nnx.MultiHeadAttention(
-            2, 8, decode=False, normalize_qk=True, rngs=rngs
+            2, 8, decode=False, normalize_qk=True, **INIT, rngs=rngs
         )
-        self.mlp = nnx.Linear(8, 8, rngs=rngs)
+        self.mlp = nnx.Linear(8, 8, **INIT, rngs=rngs)
 
     def __call__(self, x):
         x = x + self.attn(self.norm(x))
@@ -30,9 +33,9 @@ class Block(nnx.Module):
 
 class Model(nnx.Module):
     def __init__(self, rngs):
-        self.embed = nnx.Embed(10, 8, rngs=rngs)
+        self.embed = nnx.Embed(10, 8, embedding_init=initializer, rngs=rngs)
         self.blocks = nnx.List([Block(rngs) for _ in range(2)])
-        self.head = nnx.Linear(8, 10, rngs=rngs)
+        self.head = nnx.Linear(8, 10, **INIT, rngs=rngs)
 
     def __call__(self, tokens):
         x = self.embed(tokens)
@@ -47,6 +50,11 @@ TOKENS = jnp.arange(6).reshape(2, 3)
 @pytest.fixture
 def model():
     return Model(nnx.Rngs(0))
+
+
+def output_dtype(model):
+    """The dtype of what a `Model` gives."""
+    return nnx.eval_shape(lambda m: m(TOKENS), model).dtype
 
 
 def dtypes_of(model):
@@ -68,11 +76,11 @@ def unchanged(model, before):
 
 
 def test_layers_get_the_dtypes_that_their_arguments_would_give_them(model):
-    nnx.precision.set_policy(model, "params=bf16, compute=f16")
+    set_policy(model, "params=bf16, compute=f16")
     dtypes = {"dtype": jnp.float16, "param_dtype": jnp.bfloat16}
     rngs = nnx.Rngs(0)
     nnx.Embed(10, 8, rngs=rngs)
-    written = nnx.Linear(8, 10, rngs=rngs, **dtypes)
+    written = nnx.Linear(8, 10, rngs=rngs, **INIT, **dtypes)
     assert nnx.graphdef(model.head) == nnx.graphdef(written)
     attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs, **dtypes)
     assert nnx.graphdef(model.blocks[0].attn.out) == nnx.graphdef(attention.out)
@@ -81,7 +89,7 @@ def test_layers_get_the_dtypes_that_their_arguments_would_give_them(model):
 
 
 def test_master_weights_stay_float32_and_layers_compute_in_half(model):
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     assert {*dtypes_of(model).values()} == {jnp.dtype("float32")}
     assert model.embed(TOKENS).dtype == jnp.bfloat16
     assert model.head(jnp.ones((1, 8))).dtype == jnp.bfloat16
@@ -90,7 +98,7 @@ def test_master_weights_stay_float32_and_layers_compute_in_half(model):
 
 
 def test_norms_compute_in_float32_and_return_what_layers_do(model):
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     norm, x = model.blocks[0].norm, jnp.ones((2, 8), jnp.bfloat16)
     assert norm.dtype is jnp.float32 and norm(x).dtype == jnp.bfloat16
     assert model.blocks[0].attn.query_ln.dtype is jnp.float32
@@ -100,8 +108,8 @@ def test_norms_compute_in_float32_and_return_what_layers_do(model):
 
 
 def test_the_output_of_the_root_is_cast_and_of_nothing_else(model):
-    nnx.precision.set_policy(model, POLICY)
-    assert model(TOKENS).dtype == jnp.float32
+    set_policy(model, POLICY)
+    assert output_dtype(model) == jnp.float32
     assert model.blocks[0](jnp.ones((1, 8), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
@@ -120,7 +128,7 @@ def test_only_floating_arrays_of_an_output_are_cast():
             return self.linear(x)
 
     many = Many(nnx.Rngs(0))
-    nnx.precision.set_policy(many, POLICY)
+    set_policy(many, POLICY)
     x = jnp.ones((1, 2))
     found = many(x)
     assert found["y"].dtype == jnp.float32 and found["n"].dtype == jnp.int32
@@ -143,13 +151,13 @@ def test_a_base_class_computes_in_half_before_the_result_is_cast():
             return super().__call__(x)
 
     model = Derived(nnx.Rngs(0))
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     assert model(jnp.ones((1, 2))).dtype == jnp.float32
     assert model.seen == jnp.bfloat16
 
 
 def test_the_output_is_cast_in_transforms(model, mode):
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     run = nnx.jit(lambda m, x: m(x), **mode)
     assert run(model, TOKENS).dtype == jnp.float32
 
@@ -163,7 +171,7 @@ def test_the_output_is_cast_in_transforms(model, mode):
 
 
 def test_the_output_is_cast_wherever_the_model_goes(model):
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     copies = [
         nnx.clone(model),
         nnx.merge(*nnx.split(model)),
@@ -171,28 +179,27 @@ def test_the_output_is_cast_wherever_the_model_goes(model):
         jax.tree.map(lambda x: x, model),
     ]
     copies[2] = nnx.merge(*copies[2])
-    assert [copy(TOKENS).dtype for copy in copies] == [jnp.float32] * 4
-    assert jax.jit(lambda m: m(TOKENS))(model).dtype == jnp.float32
-    assert nnx.eval_shape(lambda m: m(TOKENS), model).dtype == jnp.float32
+    assert [output_dtype(copy) for copy in copies] == [jnp.float32] * 4
+    assert jax.eval_shape(lambda m: m(TOKENS), model).dtype == jnp.float32
 
 
 def test_observers_see_the_output_that_is_cast(model):
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     seen = {}
 
     def note(path, _, args, output):
         seen[path] = output.dtype
 
     with nnx.debugging.intercept(model, Model, note):
-        model(TOKENS)
+        nnx.eval_shape(lambda: model(TOKENS))
     assert seen == {(): jnp.float32}
 
 
 def test_a_later_policy_takes_the_place_of_an_earlier_one(model):
     before = everything(model)
-    nnx.precision.set_policy(model, POLICY)
-    nnx.precision.set_policy(model, "params=f32, compute=f32")
-    assert model(TOKENS).dtype == jnp.float32
+    set_policy(model, POLICY)
+    set_policy(model, "params=f32, compute=f32")
+    assert output_dtype(model) == jnp.float32
     assert all("_output" not in str(k) for k in vars(model.blocks[0].norm))
     state = everything(model)[1]
     same = jax.tree.map(np.array_equal, state, before[1])
@@ -203,7 +210,7 @@ def test_a_later_policy_takes_the_place_of_an_earlier_one(model):
 
 
 def test_an_exception_holds_for_all_that_is_in_a_part(model):
-    nnx.precision.set_policy(model, POLICY, exceptions={"blocks[1]": "compute=f16"})
+    set_policy(model, POLICY, exceptions={"blocks[1]": "compute=f16"})
     first, second = model.blocks
     assert first.attn.query.dtype is first.mlp.dtype is jnp.bfloat16
     assert second.attn.query.dtype is second.mlp.dtype is jnp.float16
@@ -217,7 +224,7 @@ def test_exceptions_select_by_class_pattern_or_function(model):
         "blocks[*].mlp": "params=bf16",
         lambda path, module: path == ("head",): "compute=f32, output=bf16",
     }
-    nnx.precision.set_policy(model, POLICY, exceptions=exceptions)
+    set_policy(model, POLICY, exceptions=exceptions)
     assert model.blocks[0].attn.out.dtype is jnp.float32
     assert model.blocks[0].mlp.kernel[...].dtype == jnp.bfloat16
     assert model.blocks[0].mlp.dtype is jnp.bfloat16
@@ -232,7 +239,7 @@ def test_the_innermost_exception_counts_and_then_the_last(model):
         "blocks[1].*": "compute=f16",
         "blocks[1].mlp": "compute=bf16",
     }
-    nnx.precision.set_policy(model, POLICY, exceptions=exceptions)
+    set_policy(model, POLICY, exceptions=exceptions)
     assert model.blocks[0].mlp.dtype is jnp.float16
     assert model.blocks[0].attn.dtype is jnp.float32
     assert model.blocks[1].attn.dtype is jnp.float16
@@ -241,15 +248,15 @@ def test_the_innermost_exception_counts_and_then_the_last(model):
 
 def test_norms_take_an_exception_of_their_own(model):
     exceptions = {nnx.LayerNorm: "compute=bf16"}
-    nnx.precision.set_policy(model, POLICY, exceptions=exceptions)
+    set_policy(model, POLICY, exceptions=exceptions)
     assert model.blocks[0].norm.dtype is jnp.bfloat16
     exceptions = {nnx.LayerNorm: "output=f32"}
-    nnx.precision.set_policy(model, POLICY, exceptions=exceptions)
+    set_policy(model, POLICY, exceptions=exceptions)
     assert model.blocks[0].norm(jnp.ones((1, 8))).dtype == jnp.float32
 
 
 def test_keep_leaves_a_part_as_it_is(model):
-    nnx.precision.set_policy(model, HALF, exceptions={"blocks[0]": "keep"})
+    set_policy(model, HALF, exceptions={"blocks[0]": "keep"})
     assert model.blocks[0].norm.dtype is model.blocks[0].mlp.dtype is None
     assert model.blocks[0].mlp.kernel[...].dtype == jnp.float32
     assert model.head.kernel[...].dtype == jnp.bfloat16
@@ -267,14 +274,14 @@ def test_keep_leaves_a_part_as_it_is(model):
 def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, told):
     before = everything(model)
     with pytest.raises(ValueError) as caught:
-        nnx.precision.set_policy(model, HALF, exceptions=exceptions)
+        set_policy(model, HALF, exceptions=exceptions)
     assert told in str(caught.value)
     assert unchanged(model, before)
 
 
 def test_exceptions_are_a_dict(model):
     with pytest.raises(TypeError, match="are a dict"):
-        nnx.precision.set_policy(model, HALF, exceptions=["head"])
+        set_policy(model, HALF, exceptions=["head"])
 
 
 # Layers that it does not know.
@@ -290,7 +297,7 @@ def with_scales():
 def test_unknown_layers_are_returned_and_warned_of():
     model = with_scales()
     with pytest.warns(nnx.errors.UnknownLayerWarning) as caught:
-        applied = nnx.precision.set_policy(model, HALF)
+        applied = set_policy(model, HALF)
     assert [x.path for x in applied.unknown] == [("scales", 0), ("scales", 1)]
     text = "scales[0-1]  Box  factors[0] float32[8]"
     assert text in str(caught[0].message) and text in str(applied)
@@ -302,21 +309,21 @@ def test_strict_makes_unknown_layers_an_error_before_anything_changes():
     model = with_scales()
     before = everything(model)
     with pytest.raises(ValueError, match="scales"):
-        nnx.precision.set_policy(model, HALF, strict=True)
+        set_policy(model, HALF, strict=True)
     assert unchanged(model, before)
-    nnx.precision.set_policy(model, HALF, strict=True, exceptions={zoo.Box: "keep"})
+    set_policy(model, HALF, strict=True, exceptions={zoo.Box: "keep"})
 
 
 def test_layers_of_users_with_the_usual_attributes_are_set():
     own = zoo.Box(dtype=None, param_dtype=jnp.float32, bias=nnx.Param(jnp.ones(2)))
-    nnx.precision.set_policy(own, HALF, strict=True)
+    set_policy(own, HALF, strict=True)
     assert own.dtype is own.param_dtype is jnp.bfloat16
     assert own.bias[...].dtype == jnp.bfloat16
 
 
 def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
     own = zoo.Box(dtype=jnp.int8, param_dtype="table")
-    nnx.precision.set_policy(own, HALF, strict=True)
+    set_policy(own, HALF, strict=True)
     assert own.dtype is jnp.int8 and own.param_dtype == "table"
 
 
@@ -325,12 +332,11 @@ def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
 
 @pytest.mark.parametrize("policy", [POLICY, "params=bf16, compute=f32"])
 @pytest.mark.parametrize(
-    "make",
-    [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell],
+    "make", [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
 )
 def test_recurrent_networks_run_with_any_policy(make, policy):
     model = nnx.RNN(make(2, 3, rngs=nnx.Rngs(0)))
-    applied = nnx.precision.set_policy(model, policy, strict=True)
+    applied = set_policy(model, policy, strict=True)
     cell = [layer for layer in applied.layers if layer.path == ("cell",)]
     assert cell[0].policy.compute == applied.policy.compute
     kernels = [x for path, x in dtypes_of(model).items() if path[-1] == "kernel"]
@@ -340,7 +346,7 @@ def test_recurrent_networks_run_with_any_policy(make, policy):
 
 def test_low_rank_adaptations_follow_the_layer_or_an_exception():
     layer = nnx.LoRALinear(2, 3, lora_rank=1, rngs=nnx.Rngs(0))
-    nnx.precision.set_policy(layer, HALF, exceptions={"lora": "params=f32"})
+    set_policy(layer, HALF, exceptions={"lora": "params=f32"})
     assert layer(jnp.ones((1, 2))).dtype == jnp.bfloat16
     assert layer.kernel[...].dtype == jnp.bfloat16
     assert layer.lora.lora_a[...].dtype == jnp.float32
@@ -349,7 +355,7 @@ def test_low_rank_adaptations_follow_the_layer_or_an_exception():
 @pytest.mark.parametrize("wrapper", [nnx.SpectralNorm, nnx.WeightNorm])
 def test_reparametrized_weights_stay_in_the_dtype_of_params(wrapper):
     model = wrapper(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
-    nnx.precision.set_policy(model, POLICY, strict=True)
+    set_policy(model, POLICY, strict=True)
     assert model(jnp.ones((1, 2))).dtype == jnp.float32
     assert model.layer_instance(jnp.ones((1, 2))).dtype == jnp.bfloat16
     assert {*dtypes_of(model).values()} == {jnp.dtype("float32")}
@@ -364,7 +370,7 @@ def test_statistics_streams_and_caches_stay_as_they_are():
         nnx.RoPE(embedding_size=2, max_seq_len=3),
     )
     others = {p: x for p, x in dtypes_of(model).items() if p[-1] in ("mean", "var")}
-    nnx.precision.set_policy(model, HALF, strict=True)
+    set_policy(model, HALF, strict=True)
     model(jnp.ones((3, 2)))
     found = dtypes_of(model)
     assert {path: found[path] for path in others} == others
@@ -379,12 +385,12 @@ def test_shared_layers_are_set_once_and_contradictions_are_refused():
     rngs = nnx.Rngs(0)
     shared = nnx.Linear(2, 2, rngs=rngs)
     model = nnx.Dict(a=shared, b=shared)
-    applied = nnx.precision.set_policy(model, HALF)
+    applied = set_policy(model, HALF)
     assert [layer.path for layer in applied.layers] == [("a",)]
     with pytest.raises(ValueError, match="shared part") as caught:
-        nnx.precision.set_policy(model, HALF, exceptions={"b": "compute=f32"})
+        set_policy(model, HALF, exceptions={"b": "compute=f32"})
     assert "b: params=bfloat16, compute=float32" in str(caught.value)
-    nnx.precision.set_policy(model, HALF, exceptions={"{a,b}": "compute=f32"})
+    set_policy(model, HALF, exceptions={"{a,b}": "compute=f32"})
     assert shared.dtype is jnp.float32
 
 
@@ -393,14 +399,14 @@ def test_tied_params_get_one_dtype():
     model = nnx.Dict(a=nnx.Linear(2, 2, rngs=rngs), b=nnx.Linear(2, 2, rngs=rngs))
     model.b.kernel = model.a.kernel
     with pytest.raises(ValueError, match="shared part"):
-        nnx.precision.set_policy(model, HALF, exceptions={"b": "params=f32"})
-    nnx.precision.set_policy(model, HALF)
+        set_policy(model, HALF, exceptions={"b": "params=f32"})
+    set_policy(model, HALF)
     assert model.b.kernel is model.a.kernel
 
 
 def test_array_refs_are_replaced_and_still_updated_in_place():
     model = nnx.with_vars(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), ref=True)
-    nnx.precision.set_policy(model, HALF)
+    set_policy(model, HALF)
     assert model.kernel.has_ref and model.kernel[...].dtype == jnp.bfloat16
 
     @jax.jit
@@ -413,7 +419,7 @@ def test_array_refs_are_replaced_and_still_updated_in_place():
 
 def test_abstract_models_get_dtypes_too():
     model = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    nnx.precision.set_policy(model, HALF)
+    set_policy(model, HALF)
     assert model.head.kernel.get_raw_value().dtype == jnp.bfloat16
     assert isinstance(model.head.kernel.get_raw_value(), jax.ShapeDtypeStruct)
 
@@ -421,7 +427,7 @@ def test_abstract_models_get_dtypes_too():
 def test_compiled_functions_notice_a_new_policy(model):
     run = nnx.jit(lambda m: m.head(jnp.ones((1, 8))))
     dtypes = [run(model).dtype, run(model).dtype]
-    nnx.precision.set_policy(model, POLICY)
+    set_policy(model, POLICY)
     dtypes.append(run(model).dtype)
     assert dtypes == [jnp.float32, jnp.float32, jnp.bfloat16]
 
@@ -431,7 +437,7 @@ def test_a_model_of_another_trace_is_refused(model, mode):
 
     @nnx.jit(**mode)
     def run(x):
-        nnx.precision.set_policy(model, HALF)
+        set_policy(model, HALF)
         return x
 
     with pytest.raises(nnx.errors.TraceContextError):
@@ -441,13 +447,13 @@ def test_a_model_of_another_trace_is_refused(model, mode):
 
 def test_what_holds_no_layers_is_refused():
     with pytest.raises(TypeError, match="got State"):
-        nnx.precision.set_policy(nnx.state(nnx.Dict()), HALF)
+        set_policy(nnx.state(nnx.Dict()), HALF)
 
 
 def test_a_model_that_is_not_called_has_no_output():
     model = nnx.Dict(a=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="Dict has no plain method __call__"):
-        nnx.precision.set_policy(model, POLICY)
+        set_policy(model, POLICY)
 
 
 def test_a_call_that_is_no_plain_method_has_no_output():
@@ -458,7 +464,7 @@ def test_a_call_that_is_no_plain_method_has_no_output():
 
     model = Jitted()
     try:
-        nnx.precision.set_policy(model, POLICY)
+        set_policy(model, POLICY)
     except ValueError as error:
         assert "no plain method __call__" in str(error)
     else:
@@ -471,14 +477,14 @@ def floating_dtypes(outputs):
 
 
 @pytest.mark.filterwarnings("ignore::graftree.errors.UnknownLayerWarning")
-@pytest.mark.parametrize("output", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
-def test_output_is_what_any_layer_returns_that_is_the_model(row, output):
+def test_output_is_what_any_layer_returns_that_is_the_model(row):
     layer, inputs = row.make(), row.inputs()
-    nnx.precision.set_policy(layer, f"params=f32, compute=bf16, output={output}")
+    for output in ("float32", "bfloat16", "float16"):
+        set_policy(layer, f"params=f32, compute=bf16, output={output}")
+        abstract = nnx.eval_shape(nnx.jit(row), layer, *inputs)
+        assert floating_dtypes(abstract) == {output}
     assert floating_dtypes(row(layer, *inputs)) == {output}
-    called = nnx.jit(lambda layer, *inputs: row(layer, *inputs))(layer, *inputs)
-    assert floating_dtypes(called) == {output}
 
 
 @pytest.mark.parametrize("where", ["", nnx.LayerNorm])
@@ -487,5 +493,5 @@ def test_an_exception_may_say_what_a_norm_returns_that_is_the_model(where):
     for said, expected in (("output=f16", "float16"), ("compute=f16", "float32")):
         norm = nnx.LayerNorm(8, rngs=nnx.Rngs(0))
         exceptions = {(lambda path, _: path == ()) if where == "" else where: said}
-        nnx.precision.set_policy(norm, POLICY, exceptions=exceptions)
+        set_policy(norm, POLICY, exceptions=exceptions)
         assert norm(x).dtype == expected

@@ -10,10 +10,7 @@ Policy = nnx.precision.Policy
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "params=f32, compute=bf16, output=f32",
-        "output = float32,compute=bfloat16 , params=float32",
-    ],
+    ["params=f32, compute=bf16, output=f32", "output = f32,compute=bf16 , params=f32"],
 )
 def test_a_text_names_parts_in_any_order(text):
     policy = Policy.parse(text)
@@ -32,10 +29,7 @@ def test_a_text_names_parts_in_any_order(text):
         ("compute=", "'compute=' is not of the form"),
         ("param=f32", "no part 'param' (did you mean 'params'?)"),
         ("params=f32, params=bf16", "params is given twice"),
-        (
-            "compute=bf61",
-            "'bf61' is no floating dtype of a policy (did you mean 'bf16'?)",
-        ),
+        ("compute=bf61", "no floating dtype of a policy (did you mean 'bf16'?)"),
         ("compute=int8", "'int8' is no floating dtype"),
         ("compute=f64", "64-bit types switched off"),
     ],

@@ -96,11 +96,7 @@ def test_axes_of_a_shard_map_are_left_out():
         (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
         (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
         (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
-        (
-            ("batch", "data"),
-            (8, 4),
-            "'batch' and 'data' both stand for the axis",
-        ),
+        (("batch", "data"), (8, 4), "'batch' and 'data' both stand for the axis"),
         (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
         (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
         (("batch",), (7, 4), r"2 devices can't divide \(axis data of the mesh\)"),

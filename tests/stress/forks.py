@@ -155,12 +155,11 @@ _copies: list[Copy] = []
 
 def pool(workers: int, folder: str):
     """Processes, each of which has a copy of its own, made in a folder: see `copy`."""
-    context = multiprocessing.get_context("fork")
-    return context.Pool(workers, lambda: _copies.append(_made(folder)))
 
+    def make():
+        _copies.append(Copy(pathlib.Path(folder) / str(os.getpid())))
 
-def _made(folder: str) -> Copy:
-    return Copy(pathlib.Path(folder) / str(os.getpid()))
+    return multiprocessing.get_context("fork").Pool(workers, make)
 
 
 def copy() -> Copy:

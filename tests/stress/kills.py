@@ -1,8 +1,22 @@
 """Saving, killed: ``python -m tests.stress.kills --kills 50 --seed 0``.
 
-Each start of `savings` goes on where the last one was killed: at a random time by
-SIGKILL, or by itself before one of its operations on files. After each kill this
-process reads what is on disk:
+With ``--save DIRECTORY`` a process saves without end, into a series, with and without
+waiting, and over a single checkpoint. All values are known from the step, so who reads
+can see whether a load is right. It prints what it does, and what for certain is on
+disk:
+
+    start 7 6          the latest step of the series, and that of the single checkpoint
+    begin series 8
+    done series 8
+    begin single 7
+
+With ``--before N`` it kills itself before its Nth operation on files, and says before
+which, so that also moments come that last microseconds:
+
+    kill os.rename /tmp/d/series/8.orbax-checkpoint-tmp
+
+Each process goes on where the last one was killed: that way, or at a random time by
+SIGKILL. After each kill the process that started them reads what is on disk:
 
 - What was reported as finished loads, with the right values, unless newer steps have
   taken its place: of a series the two newest steps, and the single checkpoint.
@@ -19,13 +33,166 @@ import functools
 import os
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also of the processes that it starts
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import graftree as nnx
 from graftree import checkpoints, errors
-from tests.stress import savings, starts
+from tests.stress import starts
+
+KEEP = 2
+SIZE = 200_000
+
+# The operations of Python; TensorStore has its own, in between.
+OPERATIONS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "open")
+
+
+# ------------------------------------------------------------------- what is saved
+
+
+def make_objects():
+    """What is saved: layers, an optimizer, streams."""
+    model = nnx.Dict(
+        layers=nnx.List([nnx.Param(jnp.zeros((3, 4))), nnx.Rngs(0)]),
+        wide=nnx.Param(jnp.zeros(SIZE)),
+    )
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    return {"model": model, "optimizer": optimizer}
+
+
+class Position:
+    """Stands for a data iterator."""
+
+    def __init__(self):
+        self.state = {"position": -1, "seen": []}
+
+    def get_state(self):
+        """The dict itself, which goes on changing."""
+        return self.state
+
+    def set_state(self, state):
+        """Takes the place of what was there."""
+        self.state = state
+
+
+def _known(leaf, step, number):
+    """What a step has in a Variable, from their numbers."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(step * 100 + number)
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return jnp.full(leaf.shape, step * 100 + number, leaf.dtype)
+    numbers = np.random.default_rng([step, number])
+    return jnp.asarray(numbers.random(leaf.shape, np.float32))
+
+
+def _leaves(objects):
+    return enumerate(leaf for _, leaf in nnx.to_flat_state(nnx.state(objects)))
+
+
+def fill(objects, position, step):
+    """Writes the values of a step, and deletes the arrays that were there."""
+    for number, leaf in _leaves(objects):
+        before = leaf.get_value()
+        leaf.set_value(_known(leaf, step, number))
+        if isinstance(before, jax.Array):
+            before.delete()
+    position.state["position"] = step
+    position.state["seen"].append(step)
+
+
+def step_of(objects):
+    """The step whose values these are; raises if they are no step's."""
+    step = int(objects["optimizer"].step[...]) // 100
+    for number, leaf in _leaves(objects):
+        found, known = leaf.get_value(), _known(leaf, step, number)
+        if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
+            found, known = jax.random.key_data(found), jax.random.key_data(known)
+        if not np.array_equal(found, known):
+            raise AssertionError(f"leaf {number} has not the values of step {step}")
+    return step
+
+
+def single_step(folder):
+    """The step of the single checkpoint; -1 if there is none."""
+    try:
+        read = checkpoints.restore(folder, make_objects())
+    except errors.CheckpointError as error:
+        if "There is no checkpoint" not in str(error):
+            raise
+        return -1
+    return step_of(read)
+
+
+# ---------------------------------------------------------------- the one that saves
+
+
+def kill_before(number):
+    """Has this process kill itself before its Nth operation on files."""
+    left = number
+
+    def hook(event, arguments):
+        nonlocal left
+        if event in OPERATIONS and _changes(event, arguments):
+            left -= 1
+            if left == 0:
+                starts.tell("kill", event, arguments[0])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def _changes(event, arguments):
+    """Whether it is about a checkpoint, and writes."""
+    if event != "open":
+        return isinstance(arguments[0], (str, os.PathLike))
+    flags = arguments[2]
+    return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+
+
+def save_on(folder, rounds, rng, before=0, tell=starts.tell):
+    """Saves until it is killed, or for a number of rounds."""
+    series, single = os.path.join(folder, "series"), os.path.join(folder, "single")
+    objects, position = make_objects(), Position()
+    with checkpoints.Checkpoints(series, keep=KEEP) as kept:
+        latest = kept.restore_latest(**objects, position=position)
+        if latest is not None:
+            assert step_of(objects) == latest == position.state["position"]
+        step, other = (-1 if latest is None else latest), single_step(single)
+        tell("start", step, other)
+        if before:
+            kill_before(before)
+        waiting = None
+        for _ in range(rounds):
+            if rng.random() < 0.4:
+                other += 1
+                fill(objects, position, other)
+                tell("begin", "single", other)
+                checkpoints.save(single, objects, overwrite=True)
+                tell("done", "single", other)
+                continue
+            step += 1
+            fill(objects, position, step)
+            tell("begin", "series", step)
+            kept.save(step, **objects, position=position)
+            if waiting is not None:
+                tell("done", "series", waiting)
+            waiting = step
+            if rng.random() < 0.5:
+                kept.wait()
+                tell("done", "series", step)
+                waiting = None
+    tell("end")
+
+
+# ------------------------------------------------------------- the one that reads it
 
 
 class Expected:
@@ -33,49 +200,41 @@ class Expected:
 
     def __init__(self):
         self.begun = {"series": -1, "single": -1}
-        self.done = {"series": [], "single": []}
+        self.done = {"series": set(), "single": set()}
 
     def read(self, lines):
         """Takes in the lines of one start."""
-        for words in lines:
-            if words[0] in ("begin", "done"):
-                what, step = words[1], int(words[2])
-                if words[0] == "begin":
-                    self.begun[what] = step
-                else:
-                    self.found(what, step)
-
-    def found(self, what, step):
-        """A step is finished: it was reported, or has been read."""
-        if step not in self.done[what]:
-            self.done[what].append(step)
+        for word, *rest in lines:
+            if word == "begin":
+                self.begun[rest[0]] = int(rest[1])
+            elif word == "done":
+                self.done[rest[0]].add(int(rest[1]))
 
 
 def check_series(folder, expected):
     """Reads a series as a new process would; returns its steps."""
-    begun, done = expected.begun["series"], sorted(expected.done["series"])
-    with checkpoints.Checkpoints(folder, keep=savings.KEEP) as kept:
+    begun, done = expected.begun["series"], expected.done["series"]
+    with checkpoints.Checkpoints(folder, keep=KEEP) as kept:
         steps = kept.steps()
         newest = max([*steps, *done], default=-1)
         needed = {step for step in (newest - 1, newest) if step in done}
         if not needed <= {*steps} or newest > begun:
-            raise AssertionError(f"{steps} on disk; done {done[-3:]}, begun {begun}")
+            raise AssertionError(f"{steps} on disk; done {done}, begun {begun}")
         for step in steps:
             check_step(functools.partial(kept.restore, step), step)
         if steps:
             check_step(kept.restore_latest, steps[-1])
         if begun not in steps:
             check_absent(kept, folder, begun)
-    for step in steps:
-        expected.found("series", step)
+    done |= {*steps}
     return steps
 
 
 def check_step(restore, step):
     """Restores a step, and compares each value."""
-    objects, position = savings.make_objects(), savings.Position()
+    objects, position = make_objects(), Position()
     restore(**objects, position=position)
-    found = savings.step_of(objects)
+    found = step_of(objects)
     if not found == step == position.state["position"]:
         raise AssertionError(f"step {step} has the values of {found}, {position.state}")
     if position.state["seen"][-1] != step:
@@ -84,9 +243,9 @@ def check_step(restore, step):
 
 def check_absent(kept, folder, step):
     """What was not finished gives an error, by its step and by its path."""
-    objects = savings.make_objects()
+    objects = make_objects()
     for restore in (
-        lambda: kept.restore(step, **objects, position=savings.Position()),
+        lambda: kept.restore(step, **objects, position=Position()),
         lambda: checkpoints.restore(folder / f"{step}" / "model", objects["model"]),
     ):
         try:
@@ -98,47 +257,48 @@ def check_absent(kept, folder, step):
 
 def check_single(folder, expected):
     """Reads the checkpoint that is saved over."""
-    found = savings.single_step(folder)
-    allowed = {max(expected.done["single"], default=-1), expected.begun["single"]}
+    found, done = single_step(folder), expected.done["single"]
+    allowed = {max(done, default=-1), expected.begun["single"]}
     if found not in allowed:
         raise AssertionError(f"{folder} has step {found}, expected one of {allowed}")
     if found >= 0:
-        expected.found("single", found)
+        done.add(found)
     return found
 
 
 def phase(folder):
     """What the kill found, by what lies about."""
-    names = [path.name for path in folder.rglob("*")]
-    partial = [*folder.rglob("*.orbax-checkpoint-tmp")]
-    if any(name.endswith(".graftree-deleted") for name in names):
-        return "while deleting an old step"
-    if any(name.endswith(".graftree-old") for name in names):
-        return "while swapping"
-    if any((path / "commit_success.txt").exists() for path in partial):
-        return "before the rename"
-    if partial:
-        return "while writing"
-    return "before swapping" if "single.graftree-new" in names else "between saves"
+    for pattern, found in PHASES.items():
+        if any(folder.rglob(pattern)):
+            return found
+    return "between saves"
+
+
+PHASES = {
+    "*.graftree-deleted": "while deleting an old step",
+    "*.graftree-old": "while swapping",
+    "*.orbax-checkpoint-tmp/commit_success.txt": "before the rename",
+    "*.orbax-checkpoint-tmp": "while writing",
+    "single.graftree-new": "before swapping",
+}
 
 
 def check_rest(folder, steps):
     """After a run that was not killed nothing else is there."""
-    wanted = {"series", "single"}
     found = {path.name for path in folder.iterdir()}
     listed = {path.name for path in (folder / "series").iterdir()}
-    if found != wanted or listed != {*map(str, steps[-savings.KEEP :])}:
-        raise AssertionError(f"left behind: {found - wanted} {listed}")
+    if found != {"series", "single"} or listed != {*map(str, steps[-KEEP:])}:
+        raise AssertionError(f"left behind: {found} {listed}")
 
 
 def one_kill(folder, number, options, rng, expected, counts):
     """Starts, kills, reads; counts in which phase it hit."""
-    command = ["tests.stress.savings", folder, "--seed", f"{options.seed} {number}"]
-    moment = None
-    if rng.random() < options.exact:
-        command += ["--before", rng.randrange(1, options.operations)]
+    seed = f"--seed={options.seed} {number}"
+    command, moment = ["tests.stress.kills", "--save", folder, seed], None
+    if rng.random() < 0.5:
+        command.append(f"--before={rng.randrange(1, 400)}")
     else:
-        moment = starts.Moment("start", rng.uniform(0.0, options.longest))
+        moment = starts.Moment("start", rng.uniform(0.0, 0.5))
     record = starts.start([command], moment)
     record.check(-9)
     expected.read(record.lines[0])
@@ -157,15 +317,13 @@ def run(options):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for number in range(options.kills):
-            steps, single, hit, before = one_kill(
-                folder, number, options, rng, expected, counts
-            )
+            seen = one_kill(folder, number, options, rng, expected, counts)
             if options.verbose:
-                print(number, steps, single, hit, before or "", flush=True)
+                print(number, *seen, flush=True)
         lines = []
-        savings.save_on(folder, 8, rng, tell=lambda *words: lines.append(words))
+        save_on(folder, 8, rng, tell=lambda *words: lines.append(words))
         expected.read(lines)
-        expected.done["series"].append(expected.begun["series"])
+        expected.done["series"].add(expected.begun["series"])
         check_rest(folder, check_series(folder / "series", expected))
         check_single(folder / "single", expected)
     return counts, expected
@@ -175,17 +333,19 @@ def read_options(arguments=None):
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exact", type=float, default=0.5, help="part of the kills")
-    parser.add_argument("--operations", type=int, default=400)
-    parser.add_argument("--longest", type=float, default=0.5, help="seconds")
+    parser.add_argument("--seed", default="0")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--save", metavar="DIRECTORY", help="saves until it is killed")
+    parser.add_argument("--before", type=int, default=0, help="kills itself")
     return parser.parse_args(arguments)
 
 
 def main():
     """Kills as often as the command line says, and says what was seen."""
     options = read_options()
+    if options.save:
+        save_on(options.save, 1000, random.Random(options.seed), options.before)
+        return
     counts, expected = run(options)
     done = {what: len(steps) for what, steps in expected.done.items()}
     print(f"{options.kills} kills; finished saves {done}; all of them loaded")
@@ -194,4 +354,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

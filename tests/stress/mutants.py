@@ -80,12 +80,10 @@ def judged(locks: list[str], seconds: float, job: tuple) -> dict:
             if code != 0:
                 outcome, by = KILLED, _ending(code, copy)
                 break
-    return {
-        **{name: getattr(fault, name) for name in ("key", "path", "line", "kind")},
-        **{"scope": fault.scope, "old": fault.old, "new": fault.new},
-        **{"outcome": outcome, "by": by, "tests": count},
-        "seconds": round(time.monotonic() - start, 1),
-    }
+    told = "key path line kind scope old new".split()
+    found = {name: getattr(fault, name) for name in told}
+    seconds = round(time.monotonic() - start, 1)
+    return {**found, "outcome": outcome, "by": by, "tests": count, "seconds": seconds}
 
 
 def _ending(code: int | None, copy: forks.Copy) -> str:
@@ -197,9 +195,7 @@ def main(arguments=None):
     parser.add_argument("--locks", nargs="*", default=[], help="files to hold one of")
     parser.add_argument("--resume", type=pathlib.Path, default=recording.KEPT / "run")
     parser.add_argument("--again", action="store_true", help="repeats the survivors")
-    parser.add_argument(
-        "--compare", type=pathlib.Path, nargs=2, help="two faults.jsonl"
-    )
+    parser.add_argument("--compare", type=pathlib.Path, nargs=2, help="faults.jsonl")
     options = parser.parse_args(arguments)
     if options.compare:
         print(compared(*map(outcomes_in, options.compare)))
@@ -208,11 +204,9 @@ def main(arguments=None):
     file = options.resume / "faults.jsonl"
     known = outcomes_in(file)
     faults = planting.chosen(options.seed, options.count, options.file)
-    if options.again:
-        missed = {key for key, x in known.items() if x["outcome"] != KILLED}
-        faults = [fault for fault in faults if fault.key in missed]
-    else:
-        faults = [fault for fault in faults if fault.key not in known]
+    missed = {key for key, x in known.items() if x["outcome"] != KILLED}
+    wanted = missed if options.again else {x.key for x in faults} - {*known}
+    faults = [fault for fault in faults if fault.key in wanted]
     files = recording.files_of_tests()
     run(faults, files, options.resume, options.workers, options.locks, options.seconds)
     print(totals(list(outcomes_in(file).values())))

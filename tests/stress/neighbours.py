@@ -11,12 +11,10 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 
-from tests import sources
+from tests import interpreters
 
 COMMAND = (
     "--processes 2 --mesh data=2,fsdp=2 --steps 10 --every 2 --batch-size 64 "
@@ -26,15 +24,9 @@ WITHIN = 20.0  # seconds; the command gives the others five
 
 
 def start(folder):
-    """Starts the command; its output is text, in pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "examples.lm", *COMMAND.split(), f"--output={folder}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=sources.ROOT,
-        env={"PYTHONPATH": f"{sources.ROOT / 'src'}:{sources.ROOT}", **os.environ},
-    )
+    """Starts the command."""
+    options = [*COMMAND.split(), f"--output={folder}"]
+    return interpreters.start("-m", "examples.lm", *options)
 
 
 def finish(folder):
@@ -44,12 +36,6 @@ def finish(folder):
     return out, json.loads((folder / "run.json").read_text())["curve"]
 
 
-def children(process):
-    """The processes that a process has started, in order."""
-    path = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return sorted(map(int, path.read_text().split()))
-
-
 def kill(folder, number):
     """Kills a process after a checkpoint; returns how the command ended."""
     command = start(folder)
@@ -57,7 +43,8 @@ def kill(folder, number):
         # A checkpoint is written while steps go on, and gets its name in the end.
         if line.startswith("step") and (folder / "checkpoints" / "2").exists():
             break
-    os.kill(children(command)[number], signal.SIGKILL)
+    children = pathlib.Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    os.kill(sorted(map(int, children.read_text().split()))[number], signal.SIGKILL)
     since = time.monotonic()
     _, errors = command.communicate(timeout=60)
     return command.returncode, errors, time.monotonic() - since

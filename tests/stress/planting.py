@@ -83,7 +83,7 @@ def chosen(seed: int, count: int, file: str | None = None) -> list[Fault]:
     folders = collections.defaultdict(list)
     for source in sources.package():
         folder = source.path.parts[2]
-        if file in (None, str(source.path)) and (file or folder in FOLDERS):
+        if file == str(source.path) or (file is None and folder in FOLDERS):
             folders[folder].extend(_Planter(source).faults())
     found = []
     for number, folder in enumerate(sorted(folders)):
@@ -167,10 +167,8 @@ class _Planter(ast.NodeVisitor):
         line = self.data.count(b"\n", 0, start) + 1
         lines = [" ".join(x.split()) for x in (old, new)]
         scope = ".".join(self.scope)
-        fault = Fault(
-            self.path, line, kind, scope, start, end, text, *lines, self.covered
-        )
-        self.found.append(fault)
+        place = self.path, line, kind, scope, start, end
+        self.found.append(Fault(*place, text, *lines, self.covered))
 
     def turn(self, kind: str, operator: ast.AST, left: ast.AST, right: ast.AST) -> None:
         """Another operator between two expressions."""

@@ -100,7 +100,7 @@ class Recorder:
 
 def files_of_tests() -> list[str]:
     """The files with tests of `make test`, and those with examples."""
-    tests = [path for path in (sources.ROOT / "tests").rglob("test_*.py")]
+    tests = (sources.ROOT / "tests").rglob("test_*.py")
     examples = [x.path for x in sources.package() if ">>>" in x.text]
     names = [str(path.relative_to(sources.ROOT)) for path in sorted(tests)]
     names += map(str, examples)
@@ -108,10 +108,8 @@ def files_of_tests() -> list[str]:
 
 
 def _digest(*paths: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    texts = b"".join(path.read_bytes() for path in paths)
+    return hashlib.sha256(texts).hexdigest()[:16]
 
 
 def _place(state: str, file: str) -> pathlib.Path:

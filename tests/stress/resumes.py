@@ -12,21 +12,16 @@ its losses are compared up to `TOLERANCE`.
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import random
 import signal
-import sys
 import tempfile
 
 from tests.stress import starts
 
 # Names of layouts: the mesh, and how many processes share it.
-LAYOUTS = {
-    "1x1": ("1x1", 1),
-    "1x8": ("1x8", 1),
-    "2x4": ("2x4", 1),
-    "2x4/2": ("2x4", 2),
-}
+LAYOUTS = {name: (name, 1) for name in ("1x1", "1x8", "2x4")} | {"2x4/2": ("2x4", 2)}
 WAY = ("1x8", "2x4", "2x4/2", "1x1")
 TOLERANCE = 1e-4  # relative; the losses of different layouts part by 1e-6 in few steps
 
@@ -41,15 +36,6 @@ class Tally:
     losses: int = 0
     repeated: int = 0  # losses of steps that were done before
     farthest: float = 0.0  # the largest relative difference
-
-    def __str__(self):
-        return (
-            f"{self.kills:5d} {self.unfinished:10d} {self.stops:5d} {self.losses:6d} "
-            f"{self.repeated:8d}   {self.farthest:.1e}"
-        )
-
-
-HEAD = "layout        kills unfinished stops losses repeated   farthest"
 
 
 class Run:
@@ -121,16 +107,15 @@ class Run:
 
     def _compare(self, record):
         for process in range(len(record.lines)):
-            wanted = self.wanted.values(
-                "loss", min(process, len(self.wanted.lines) - 1)
-            )
+            same = min(process, len(self.wanted.lines) - 1)
+            wanted = self.wanted.values("loss", same)
             for step, (loss,) in record.values("loss", process).items():
                 self._compare_loss(step, loss, wanted[step][0])
                 self.tally.repeated += (process, step) in self._done
                 self._done.add((process, step))
             if not self.tolerance and not record.sent:
-                found, expected = record.last("state", process), self.wanted
-                if found != expected.last("state", process):
+                states = [x.last("state", process) for x in (record, self.wanted)]
+                if states[0] != states[1]:
                     raise AssertionError(f"process {process} ends with other values")
 
     def _compare_loss(self, step, found, wanted):
@@ -181,17 +166,14 @@ def read_options(arguments=None):
 def main():
     """Prints a line for each layout of the command line."""
     options = read_options()
-    print(HEAD, flush=True)
-    for layout in options.layouts:
-        with tempfile.TemporaryDirectory() as folder:
-            rng = random.Random(f"{options.seed} {layout}")
-            tally = break_often(layout, pathlib.Path(folder), options, rng)
-            print(f"{layout:13s} {tally}", flush=True)
+    runs = {x: functools.partial(break_often, x) for x in options.layouts}
     if not options.no_way:
+        runs["each in turn"] = wander
+    for name, run in runs.items():
         with tempfile.TemporaryDirectory() as folder:
-            tally = wander(pathlib.Path(folder), options, random.Random(options.seed))
-            print(f"{'each in turn':13s} {tally}", flush=True)
+            rng = random.Random(f"{options.seed} {name}")
+            print(f"{name:13s} {run(pathlib.Path(folder), options, rng)}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

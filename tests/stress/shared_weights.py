@@ -9,6 +9,12 @@ import os
 import pathlib
 import tempfile
 
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+import graftree as nnx
+from graftree.weights import sources
 from tests.stress import starts
 
 NAME = "tests.stress.shared_weights"
@@ -19,16 +25,9 @@ TABLE = {"fc": "up"}
 def run(options):
     """What one process does; prints what it read and whether all was right."""
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
-
+    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{options.port}", 2, options.process)
-    import numpy as np
-
-    import graftree as nnx
-    from graftree.weights import sources
-
     folder = pathlib.Path(options.folder)
     opened, real = [], sources.open
     sources.open = lambda path: opened.append(real(path)) or opened[-1]
@@ -47,41 +46,28 @@ def run(options):
     np.testing.assert_array_equal(whole, numbers()[0].T)
     nnx.weights.save(folder / "b.safetensors", model, TABLE)
     nnx.weights.save(folder / "set", model, TABLE, shard_bytes=ROWS * COLUMNS * 4)
-    same = (folder / "a.safetensors").read_bytes() == (
-        folder / "b.safetensors"
-    ).read_bytes()
-    print("same", same, len([*(folder / "set").iterdir()]), flush=True)
+    one, other = [(folder / f"{name}.safetensors").read_bytes() for name in "ab"]
+    print("same", one == other, len([*(folder / "set").iterdir()]), flush=True)
     try:
         nnx.weights.save(folder / "a.safetensors" / "c.safetensors", model, TABLE)
     except nnx.errors.WeightsError:
         print("refused", flush=True)
-    wait("end")
+    multihost_utils.sync_global_devices("end")
     print("end", flush=True)
 
 
 def numbers():
     """A kernel and a bias, as weights of PyTorch have them."""
-    import numpy as np
-
     kernel = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(COLUMNS, ROWS)
     return kernel, np.arange(COLUMNS, dtype=np.float32)
 
 
 def write(path):
     """Writes what both processes will read."""
-    import graftree as nnx
-
     kernel, bias = numbers()
     model = nnx.Dict(up=nnx.Linear(ROWS, COLUMNS, rngs=nnx.Rngs(0)))
     nnx.weights.load({"fc.weight": kernel, "fc.bias": bias}, model, TABLE)
     nnx.weights.save(path, model, TABLE)
-
-
-def wait(name):
-    """Waits for the other process."""
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices(name)
 
 
 def main(arguments=None):

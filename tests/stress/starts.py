@@ -4,17 +4,17 @@
 that the moment has come. What it printed is the whole record: words, a line each.
 """
 
+import contextlib
 import dataclasses
-import os
 import queue
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 
-from tests import sources
+from tests import interpreters
 
 # A process that is stuck fails the run, with the lines so far. Gloo needs a minute to
 # notice that a neighbour is gone.
@@ -45,15 +45,16 @@ class Record:
     errors: list[str]
     sent: bool
 
+    def _of(self, word, process):
+        return [line[1:] for line in self.lines[process] if line[0] == word]
+
     def values(self, word, process=0):
         """The lines that start with ``word``, without it, by their first number."""
-        found = [line[1:] for line in self.lines[process] if line[0] == word]
-        return {int(line[0]): line[1:] for line in found}
+        return {int(number): rest for number, *rest in self._of(word, process)}
 
     def last(self, word, process=0):
         """What follows ``word`` in its last line; ``None`` without one."""
-        found = [line[1:] for line in self.lines[process] if line[0] == word]
-        return " ".join(found[-1]) if found else None
+        return next((" ".join(x) for x in self._of(word, process)[::-1]), None)
 
     def check(self, *codes):
         """Raises, with what was printed, unless each process ended with such a code."""
@@ -77,40 +78,27 @@ def free_port():
 
 def start(commands, moment=None, patience=PATIENCE):
     """Runs modules, each with its arguments, at the same time, until all have ended."""
-    processes = [_popen(command) for command in commands]
-    lines = [[] for _ in processes]
-    errors = [[] for _ in processes]
-    seen = queue.SimpleQueue()
-    threads = []
-    for process, of_process, said in zip(processes, lines, errors, strict=True):
-        threads += [
-            threading.Thread(target=_read, args=[process.stdout, of_process, seen]),
-            threading.Thread(
-                target=lambda p=process, s=said: s.append(p.stderr.read())
-            ),
+    end, seen = time.monotonic() + patience, queue.SimpleQueue()
+    lines = [[] for _ in commands]
+    with contextlib.ExitStack() as opened:
+        errors = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        processes = [
+            opened.enter_context(interpreters.start("-m", *command, stderr=file))
+            for command, file in zip(commands, errors, strict=True)
         ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + patience
-    sent = moment is not None and _wait_for(moment, seen, processes, end)
-    codes = [_end(process, end) for process in processes]
-    for thread in threads:
-        thread.join()
-    for process in processes:
-        process.stdout.close()
-        process.stderr.close()
-    return Record(lines, codes, ["".join(said)[-4000:] for said in errors], sent)
-
-
-def _popen(command):
-    return subprocess.Popen(
-        [sys.executable, "-m", *map(str, command)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=sources.ROOT,
-        env={"PYTHONPATH": f"{sources.ROOT / 'src'}", **os.environ},
-    )
+        threads = [
+            threading.Thread(target=_read, args=[process.stdout, of_process, seen])
+            for process, of_process in zip(processes, lines, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        sent = moment is not None and _wait_for(moment, seen, processes, end)
+        codes = [_end(process, end) for process in processes]
+        for thread in threads:
+            thread.join()
+        for file in errors:
+            file.seek(0)
+        return Record(lines, codes, [file.read()[-4000:] for file in errors], sent)
 
 
 def _read(stream, lines, seen):
@@ -125,7 +113,10 @@ def _read(stream, lines, seen):
 def _wait_for(moment, seen, processes, end):
     open_streams = len(processes)
     while open_streams:
-        line = seen.get(timeout=max(0.1, end - time.monotonic()))
+        try:
+            line = seen.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            return False
         if line is None:
             open_streams -= 1
         elif line.startswith(moment.line + " ") or line.strip() == moment.line:

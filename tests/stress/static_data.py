@@ -8,6 +8,7 @@ to it that what JAX compares for us never runs Python.
 """
 
 import argparse
+import dataclasses
 import functools
 import os
 import random
@@ -40,20 +41,15 @@ class Tag:
         return any(other.number == self.number for _ in range(20))
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["tag"]
+)
+@dataclasses.dataclass
 class Box:
     """An array with a tag."""
 
-    def __init__(self, array, tag):
-        self.array = array
-        self.tag = tag
-
-    def tree_flatten(self):
-        return (self.array,), self.tag
-
-    @classmethod
-    def tree_unflatten(cls, tag, children):
-        return cls(*children, tag)
+    array: jax.Array
+    tag: Tag
 
 
 def run_round(number):
@@ -74,11 +70,10 @@ def main():
     """Reads the command line, and says how far it came."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0)
-    options = parser.parse_args()
+    end, number = time.monotonic() + parser.parse_args().seconds, 0
     # Threads take turns far more often than by default.
     sys.setswitchinterval(1e-5)
-    start, number = time.monotonic(), 0
-    while time.monotonic() - start < options.seconds:
+    while time.monotonic() < end:
         run_round(number)
         number += 1
     print(f"{number} rounds, no crash")

@@ -124,23 +124,20 @@ def run(rounds, seconds, seed, actions=40):
     Returns:
         How many there were, and what was tolerated, with how often.
     """
-    met, failures = collections.Counter(), []
-    start, number = time.monotonic(), 0
-    while number < rounds and time.monotonic() - start < seconds and not failures:
-        _run_round(Round(number), f"{seed} {number}", actions, met, failures)
+    met, end, number = collections.Counter(), time.monotonic() + seconds, 0
+    while number < rounds and time.monotonic() < end:
+        _run_round(Round(number), f"{seed} {number}", actions, met)
         number += 1
-    if failures:
-        raise failures[0]
     return number, met
 
 
-def _run_round(one, seed, actions, met, failures):
+def _run_round(one, seed, actions, met):
     def work(name):
         try:
             one.run(random.Random(f"{seed} {name}"), actions, met)
-        except BaseException as error:
-            failures.append(error)
+        except BaseException:
             one.barrier.abort()
+            raise
 
     threads.run_in_threads(*[functools.partial(work, i) for i in range(THREADS)])
 

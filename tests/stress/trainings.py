@@ -20,8 +20,14 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 
+import grain
+import jax
+import numpy as np
+import optax
+
+import graftree as nnx
+from graftree import checkpoints
 from tests.stress.starts import tell
 
 MESHES = {"1x1": (1, 1), "1x8": (1, 8), "2x4": (2, 4)}
@@ -44,12 +50,10 @@ def read_options(arguments=None):
 
 
 def start_jax(options):
-    """Gives this process its share of the simulated devices."""
+    """Gives this process its share of the simulated devices, before there are any."""
     devices = MESHES[options.mesh][0] * MESHES[options.mesh][1] // options.processes
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
-
+    jax.config.update("jax_platforms", "cpu")
     if options.processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
@@ -59,8 +63,6 @@ def start_jax(options):
 
 def make_mesh(name):
     """The mesh of a name, over the first devices that there are."""
-    import jax
-
     shape = MESHES[name]
     axes = (jax.sharding.AxisType.Auto,) * 2
     devices = jax.devices()[: shape[0] * shape[1]]
@@ -71,8 +73,6 @@ class Noise:
     """A NumPy generator as an iterator; its state is the dict that it works on."""
 
     def __init__(self, seed, shape):
-        import numpy as np
-
         self.shape = shape
         self.generator = np.random.Generator(np.random.PCG64(seed))
         self.state = {"generator": self.generator.bit_generator.state, "drawn": 0}
@@ -96,9 +96,6 @@ class Noise:
 
 def make_data(process=0, processes=1):
     """The share of one process: rows, shuffled, and noise to add to them."""
-    import grain
-    import numpy as np
-
     rows = np.random.default_rng(5).normal(size=(256, FEATURES + 1)).astype("float32")
     rows[:, -1] = np.argmax(rows[:, :CLASSES], -1)
     share = grain.MapDataset.source(rows)[process::processes]
@@ -109,28 +106,20 @@ def make_data(process=0, processes=1):
 
 def make_objects(hidden):
     """Everything with Variables, for the mesh in force."""
-    import jax
-    import optax
-
-    import graftree as nnx
-
-    def over(*axes):
-        return {"out_sharding": axes}
 
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.wide = nnx.Linear(
-                FEATURES, hidden, rngs=rngs, kernel_metadata=over(None, "model")
-            )
+            def linear(*sizes, axes):
+                metadata = {"out_sharding": axes}
+                return nnx.Linear(*sizes, kernel_metadata=metadata, rngs=rngs)
+
+            self.wide = linear(FEATURES, hidden, axes=(None, "model"))
             self.norm = nnx.BatchNorm(hidden, rngs=rngs)
             self.drop = nnx.Dropout(0.2, rngs=rngs)
-            self.out = nnx.Linear(
-                hidden, CLASSES, rngs=rngs, kernel_metadata=over("model", None)
-            )
+            self.out = linear(hidden, CLASSES, axes=("model", None))
 
         def __call__(self, x):
-            x = self.drop(nnx.relu(self.norm(self.wide(x))))
-            return self.out(x)
+            return self.out(self.drop(nnx.relu(self.norm(self.wide(x)))))
 
     def build():
         rngs = nnx.Rngs(0, noise=1)
@@ -155,10 +144,6 @@ def make_objects(hidden):
 
 def make_step():
     """One step of training, which donates what it changes."""
-    import jax
-    import optax
-
-    import graftree as nnx
 
     def loss_of(model, rngs, x, labels):
         x = x + 0.01 * jax.random.normal(rngs.noise(), x.shape)
@@ -179,52 +164,37 @@ def make_step():
 
 def next_batch(data, mesh):
     """The next rows of all processes, with noise, over the mesh."""
-    import jax
-
     rows, noise = next(data["rows"]), next(data["noise"])
     over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     inputs = rows[:, :-1] + 0.1 * noise
     labels = rows[:, -1].astype("int32")
-    return [_put(x, over, len(x) == BATCH) for x in (inputs, labels)]
-
-
-def _put(x, sharding, is_whole):
-    import jax
-
-    if is_whole:
-        return jax.make_array_from_callback(x.shape, sharding, lambda where: x[where])
-    return jax.make_array_from_process_local_data(sharding, x)
+    if len(rows) == BATCH:  # each process has the same
+        return [
+            jax.make_array_from_callback(x.shape, over, lambda where, x=x: x[where])
+            for x in (inputs, labels)
+        ]
+    make = jax.make_array_from_process_local_data
+    return [make(over, x) for x in (inputs, labels)]
 
 
 def digest(made, data):
     """A hash of all values that this process has, by path, and of the data's place."""
-    import jax
-    import numpy as np
-
-    import graftree as nnx
-
     seen = hashlib.sha256()
     for path, leaf in nnx.to_flat_state(nnx.state(made)):
         value = leaf.get_value()
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
-        shards = sorted(value.addressable_shards, key=lambda shard: shard.device.id)
         seen.update(f"{path} {value.dtype} {value.shape}".encode())
-        for shard in shards:
+        for shard in sorted(value.addressable_shards, key=lambda x: x.device.id):
             seen.update(np.asarray(shard.data).tobytes())
     for name, iterator in data.items():
-        seen.update(
-            f"{name} {json.dumps(iterator.get_state(), sort_keys=True)}".encode()
-        )
+        state = json.dumps(iterator.get_state(), sort_keys=True)
+        seen.update(f"{name} {state}".encode())
     return seen.hexdigest()
 
 
 def train(options):
     """Goes on from the latest checkpoint, or begins."""
-    import jax
-
-    from graftree import checkpoints
-
     mesh = make_mesh(options.mesh)
     with (
         jax.set_mesh(mesh),
@@ -250,12 +220,7 @@ def train(options):
     tell("end")
 
 
-def main():
-    """Trains, as the command line says."""
-    options = read_options()
-    start_jax(options)
-    train(options)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    given = read_options()
+    start_jax(given)
+    train(given)

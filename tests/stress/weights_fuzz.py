@@ -20,7 +20,6 @@ import pathlib
 import random
 import re
 import struct
-import sys
 import tempfile
 import tracemalloc
 
@@ -49,24 +48,21 @@ WORDS = (
 TOKEN = re.compile(r'"[^"]*"|[0-9]+|[\[\]{}:,]|.', re.DOTALL)
 
 
-def seeds():
-    """The good files that are changed: header and data."""
+def seed(**tensors):
+    """A good file that is changed: header and data."""
+    content, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        offsets = [end, end + nbytes]
+        content[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        end += nbytes
+    return json.dumps(content, separators=(",", ":")), bytes(i % 2 for i in range(end))
 
-    def header(**tensors):
-        content, end = {"__metadata__": {"format": "pt"}}, 0
-        for name, (dtype, shape, nbytes) in tensors.items():
-            offsets = [end, end + nbytes]
-            content[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-            end += nbytes
-        return json.dumps(content, separators=(",", ":")), bytes(
-            i % 2 for i in range(end)
-        )
 
-    return [
-        header(a=("F32", [2], 8)),
-        header(a=("F32", [2, 3], 24), b=("F16", [4], 8), c=("U8", [], 1)),
-        header(a=("F32", [0, 3], 0), b=("BOOL", [2, 2], 4), c=("F64", [1], 8)),
-    ]
+SEEDS = [
+    seed(a=("F32", [2], 8)),
+    seed(a=("F32", [2, 3], 24), b=("F16", [4], 8), c=("U8", [], 1)),
+    seed(a=("F32", [0, 3], 0), b=("BOOL", [2, 2], 4), c=("F64", [1], 8)),
+]
 
 
 def mutant(rng):
@@ -86,9 +82,8 @@ def mutant(rng):
             numbers = [i for i, token in enumerate(tokens) if token.isdigit()]
             if numbers:
                 i = rng.choice(numbers)
-                tokens[i] = str(
-                    max(0, int(tokens[i]) + rng.choice([-8, -4, -1, 1, 4, 8]))
-                )
+                changed = int(tokens[i]) + rng.choice([-8, -4, -1, 1, 4, 8])
+                tokens[i] = str(max(0, changed))
         elif change == 4:
             start = rng.randrange(len(tokens))
             tokens[at:at] = tokens[start : start + rng.randrange(1, 16)]
@@ -119,9 +114,6 @@ def damaged(rng, whole, times):
             whole[at:at] = rng.randbytes(rng.randrange(1, 9))
         whole = whole or bytearray(1)
     return bytes(whole)
-
-
-SEEDS = seeds()
 
 
 def others():
@@ -156,13 +148,11 @@ def judge_other(folder, rng):
 def ours(path):
     """All that our reader reads."""
     with sources.open(path) as source:
-        return source.metadata, {
-            name: (
-                stored.shape,
-                source.read(name, [slice(None)] * len(stored.shape)).tobytes(),
-            )
-            for name, stored in source.tensors.items()
-        }
+        found = {}
+        for name, stored in source.tensors.items():
+            whole = source.read(name, [slice(None)] * len(stored.shape))
+            found[name] = stored.shape, whole.tobytes()
+        return source.metadata, found
 
 
 def theirs(library, path, data):
@@ -233,16 +223,15 @@ def run(rounds, seed):
     return ends
 
 
-def main(arguments=None):
+def main():
     """Runs rounds and prints how they ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     for end, count in sorted(run(options.rounds, options.seed).items()):
         print(f"{count:8} {end}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

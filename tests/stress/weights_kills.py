@@ -24,12 +24,9 @@ WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 def write(folder, value, count, shard_bytes):
     """Writes tensors that are all of one value."""
-
-    def out(name):
-        array = np.full(10, value, np.float32)
-        return writing.Out(name, array.dtype, array.shape, lambda: array)
-
-    outs = [out(f"{i}") for i in range(count)]
+    array = np.full(10, value, np.float32)
+    form = array.dtype, array.shape, lambda: array
+    outs = [writing.Out(f"{i}", *form) for i in range(count)]
     writing.write(folder, outs, shard_bytes=shard_bytes)
 
 
@@ -37,11 +34,8 @@ def value_in(folder):
     """The value of the tensors there; None if nothing can be read."""
     try:
         with sources.open(folder) as source:
-            values = {
-                float(value)
-                for name in source.tensors
-                for value in source.read(name, [slice(None)])
-            }
+            arrays = [source.read(name, [slice(None)]) for name in source.tensors]
+            values = {float(value) for array in arrays for value in array}
     except errors.WeightsError:
         return None
     (value,) = values

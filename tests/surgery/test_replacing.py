@@ -146,16 +146,8 @@ def unchanged(model, before):
 
 
 REFUSED = {
-    "nothing": (
-        "frist",
-        Wrapper,
-        "where='frist' matches no module.*\n.*near it: first",
-    ),
-    "class": (
-        nnx.Conv,
-        Wrapper,
-        "where=Conv matches no module.*\n  there are: by_name",
-    ),
+    "nothing": ("frist", Wrapper, "'frist' matches no module.*\n.*near it: first"),
+    "class": (nnx.Conv, Wrapper, "Conv matches no module.*\n  there are: by_name"),
     "one of a list": (["first", nnx.Conv], Wrapper, "where=Conv matches no module"),
     "the model": (zoo.Box, Wrapper, "the model itself, a Box, is selected"),
     "nested": ("layers.**", Wrapper, r"layers\[0\] is inside of layers, and both"),

@@ -1,87 +1,82 @@
 """Where optimizer state is placed, and that an update leaves params where they are."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 
 import graftree as nnx
 
-KINDS = pytest.mark.parametrize(
-    "kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str
-)
+KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+SQUARE = np.ones((4, 4), np.float32)
+X = np.ones((4, 8), np.float32)
 
 
-def mesh(*sizes, kind=jax.sharding.AxisType.Auto):
-    names = ("x", "y")[: len(sizes)]
-    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+def mesh(kind=AxisType.Auto):
+    return jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
+
+
+def annotated(kernel=SQUARE):
+    """A Param that is divided as it is annotated, where there is a mesh."""
+    return nnx.Param(jnp.asarray(kernel), out_sharding=("x", "y"))
+
+
+def adam_of(model):
+    return nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
 
 def gradients(model):
     return jax.tree.map(jnp.ones_like, nnx.state(model))
 
 
-def test_moments_follow_the_annotation_of_the_param():
-    with jax.set_mesh(mesh(2, 2)):
-        model = nnx.Dict(kernel=nnx.Param(jnp.ones((4, 4)), out_sharding=("x", "y")))
-        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    mu = optimizer.opt_state[0].mu["kernel"]
-    assert mu.out_sharding == ("x", "y")
-    assert mu.sharding.spec == jax.P("x", "y")
-
-
-def test_factored_moments_drop_an_annotation_that_does_not_fit():
-    with jax.set_mesh(mesh(2, 2)):
-        model = nnx.Dict(
-            kernel=nnx.Param(jnp.ones((128, 256)), out_sharding=("x", "y"))
-        )
-        optimizer = nnx.Optimizer(model, optax.adafactor(0.1), wrt=nnx.Param)
-        updates = optimizer.update(model, gradients(model))
-    factored = optimizer.opt_state[0]
-    assert factored.v_row["kernel"].shape == (128,)
-    assert not factored.v_row["kernel"].has_metadata("out_sharding")
-    assert updates["kernel"].shape == (128, 256)
-
-
-def test_without_a_mesh_moments_follow_the_placement_of_the_param():
-    with jax.set_mesh(mesh(2, 2)):
-        kernel = nnx.Param(jnp.ones((4, 4)), out_sharding=("x", "y"))
-    optimizer = nnx.Optimizer([kernel], optax.adam(0.1), wrt=nnx.Param)
+@pytest.mark.parametrize("place", ["mesh", "no mesh", "trace"])
+def test_moments_are_placed_as_the_param_in_a_mesh_without_one_and_in_a_trace(place):
+    with jax.set_mesh(mesh()):
+        kernel = annotated()
+        if place == "trace":
+            optimizer = nnx.jit(lambda: adam_of([annotated()]))()
+        elif place == "mesh":
+            optimizer = adam_of([kernel])
+    if place == "no mesh":
+        optimizer = adam_of([kernel])
     mu = optimizer.opt_state[0].mu[0]
-    assert mu.sharding.spec == jax.P("x", "y")
     assert mu.get_metadata() == kernel.get_metadata()
+    assert mu.out_sharding == ("x", "y") and mu.sharding.spec == jax.P("x", "y")
 
 
 def test_moments_that_are_made_elsewhere_move_to_the_param():
-    placement = jax.NamedSharding(mesh(2, 2), jax.P("x", "y"))
-    kernel = nnx.Param(jax.device_put(jnp.ones((4, 4)), placement))
+    placement = jax.NamedSharding(mesh(), jax.P("x", "y"))
+    kernel = nnx.Param(jax.device_put(SQUARE, placement))
     moments = optax.GradientTransformation(
         lambda params: jax.tree.map(lambda x: jnp.zeros(x.shape), params),
-        lambda updates, state, params=None: (updates, state),
+        optax.identity().update,
     )
     optimizer = nnx.Optimizer([kernel], moments, wrt=nnx.Param)
     assert optimizer.opt_state[0].sharding == placement
 
 
-def test_moments_made_in_a_trace_follow_the_annotation_of_the_param():
-    @nnx.jit
-    def make():
-        kernel = nnx.Param(jnp.ones((4, 4)), out_sharding=("x", "y"))
-        return nnx.Optimizer([kernel], optax.adam(0.1), wrt=nnx.Param)
-
-    with jax.set_mesh(mesh(2, 2)):
-        mu = make().opt_state[0].mu[0]
-    assert mu.sharding.spec == jax.P("x", "y")
+def test_factored_moments_drop_an_annotation_that_does_not_fit():
+    with jax.set_mesh(mesh()):
+        model = nnx.Dict(kernel=annotated(np.ones((4, 8), np.float32)))
+        tx = optax.adafactor(0.1, min_dim_size_to_factor=2)
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        updates = nnx.jit(nnx.Optimizer.update)(optimizer, model, gradients(model))
+    factored = optimizer.opt_state[0]
+    assert factored.v_row["kernel"].shape == (4,)
+    assert not factored.v_row["kernel"].has_metadata("out_sharding")
+    assert updates["kernel"].shape == (4, 8)
 
 
 def test_optimizer_sharding_leaves_the_param_where_it_is():
-    explicit = mesh(2, 2, kind=jax.sharding.AxisType.Explicit)
-    with jax.set_mesh(explicit):
-        kernel = nnx.Param(jnp.ones((4, 4)), optimizer_sharding=jax.P("x", "y"))
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        kernel = nnx.Param(jnp.asarray(SQUARE), optimizer_sharding=jax.P("x", "y"))
         model = nnx.Dict(kernel=kernel)
-        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+        optimizer = adam_of(model)
         before = jax.typeof(model.kernel[...]).sharding
 
         @jax.jit
@@ -90,9 +85,8 @@ def test_optimizer_sharding_leaves_the_param_where_it_is():
             return model, optimizer
 
         model, optimizer = step(model, optimizer)
-        assert jax.typeof(
-            optimizer.opt_state[0].mu["kernel"][...]
-        ).sharding.spec == jax.P("x", "y")
+        mu = optimizer.opt_state[0].mu["kernel"][...]
+        assert jax.typeof(mu).sharding.spec == jax.P("x", "y")
         assert jax.typeof(model.kernel[...]).sharding == before
 
 
@@ -107,6 +101,13 @@ class Scaled(nnx.Module):
 
     def __call__(self, x):
         return (x * self.scale[...]) @ self.kernel[...] @ self.out[...]
+
+
+def linear(*axes):
+    """A layer with known values."""
+    init = {"kernel_init": nnx.initializers.constant(0.5)}
+    metadata = {"out_sharding": axes} if axes else {}
+    return nnx.Linear(8, 8, **init, kernel_metadata=metadata, rngs=nnx.Rngs(0))
 
 
 def training(on, make=lambda: Scaled(nnx.Rngs(0)), **options):
@@ -148,59 +149,49 @@ def nothing_is_compiled():
     assert not events
 
 
-@KINDS
-def test_all_arrays_stay_where_they_are_and_nothing_is_compiled_twice(mode, kind):
-    on = mesh(2, 2, kind=kind)
-    model, optimizer, step, traces = training(on, **mode)
+def losses_in_place(model, optimizer, step, x, on):
+    """Of three steps, which move nothing; only the first of them is compiled."""
     before = places(model, optimizer)
-    x = jax.device_put(jnp.ones((4, 8)), jax.NamedSharding(on, jax.P("y")))
     with jax.set_mesh(on):
         losses = [float(step(model, optimizer, x))]
         with nothing_is_compiled():
-            losses += [float(step(model, optimizer, x)) for _ in range(3)]
+            losses += [float(step(model, optimizer, x)) for _ in range(2)]
     assert places(model, optimizer) == before
-    assert len(traces) == 1
-    assert losses == sorted(losses, reverse=True)
-    mu = optimizer.opt_state[0].mu
-    assert mu["out"].sharding.shard_shape((8, 8)) == (4, 4)
-    assert model.out.sharding.shard_shape((8, 8)) == (8, 4)
+    return losses
+
+
+@KINDS
+def test_all_arrays_stay_where_they_are_and_nothing_is_compiled_twice(mode, kind):
+    on = mesh(kind)
+    model, optimizer, step, traces = training(on, **mode)
+    x = jax.device_put(X, jax.NamedSharding(on, jax.P("y")))
+    losses = losses_in_place(model, optimizer, step, x, on)
+    assert len(traces) == 1 and losses == sorted(losses, reverse=True)
+    moments = optimizer.opt_state[0].mu["out"], model.out
+    assert [x.sharding.shard_shape((8, 8)) for x in moments] == [(4, 4), (8, 4)]
 
 
 def test_arrays_that_were_moved_stay_there():
     """Arrays without annotations, which ``jax.device_put`` has divided."""
-    on = mesh(2, 2)
-    plain = lambda: nnx.Linear(8, 8, rngs=nnx.Rngs(0))  # noqa: E731
-    model, optimizer, step, _ = training(on, plain)
+    on = mesh()
+    model, optimizer, step, _ = training(on, linear)
     rows = jax.tree.map(
         lambda x: jax.device_put(x, jax.NamedSharding(on, jax.P(*["x"][: x.ndim]))),
         nnx.state((model, optimizer)),
     )
     nnx.update((model, optimizer), rows)
-    before = places(model, optimizer)
-    assert (4, 8) in before
-    with jax.set_mesh(on):
-        step(model, optimizer, jnp.ones((4, 8)))
-        with nothing_is_compiled():
-            step(model, optimizer, jnp.ones((4, 8)))
-    assert places(model, optimizer) == before
+    assert (4, 8) in places(model, optimizer)
+    losses_in_place(model, optimizer, step, X, on)
 
 
 def test_running_statistics_stay_where_they_are():
-    on = mesh(2, 2)
-
     def make():
-        divided = {"kernel_metadata": {"out_sharding": (None, "x")}}
-        rngs = nnx.Rngs(0)
-        linear = nnx.Linear(8, 8, **divided, rngs=rngs)
-        return nnx.Sequential(linear, nnx.BatchNorm(8, rngs=rngs), jnp.square)
+        norm = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+        return nnx.Sequential(linear(None, "x"), norm, jnp.square)
 
+    on = mesh()
     model, optimizer, step, _ = training(on, make)
-    before = places(model, optimizer)
-    with jax.set_mesh(on):
-        step(model, optimizer, jnp.ones((4, 8)))
-        with nothing_is_compiled():
-            step(model, optimizer, jnp.ones((4, 8)))
-    assert places(model, optimizer) == before
+    losses_in_place(model, optimizer, step, X, on)
 
 
 def test_equal_steps_are_equal_programs_and_can_be_differentiated_and_mapped():
@@ -210,7 +201,7 @@ def test_equal_steps_are_equal_programs_and_can_be_differentiated_and_mapped():
         optimizer.update(model, nnx.grad(lambda model: factor * model.w.sum())(model))
         return model.w[...].sum()
 
-    with jax.set_mesh(mesh(2, 2)):
+    with jax.set_mesh(mesh()):
         w = jnp.ones(4)
         texts = [jax.jit(lambda *x: f(*x)).lower(w, 1.0).as_text() for _ in range(2)]
         assert texts[0] == texts[1]
@@ -222,15 +213,16 @@ def test_equal_steps_are_equal_programs_and_can_be_differentiated_and_mapped():
 LOGICAL = [("embed", "x"), ("mlp", "y")]
 TRANSFORMATIONS = {
     "adam": optax.adam(0.1),
-    "adafactor": optax.adafactor(0.1),
+    "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=2),
     "momentum": optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.bfloat16),
     "averaged": optax.chain(optax.adamw(0.1), optax.ema(0.9)),
 }
 
 
-def logical_model():
-    kernel = {"out_sharding": ("embed", "mlp")}
-    return nnx.Linear(128, 256, kernel_metadata=kernel, rngs=nnx.Rngs(0))
+@functools.cache
+def logical_model(kind):
+    """A layer that was made under rules for its axes."""
+    return nnx.sharding.init(lambda: linear("embed", "mlp"), mesh(kind), LOGICAL)
 
 
 @KINDS
@@ -239,52 +231,49 @@ def logical_model():
 def test_moments_are_where_their_params_are_after_the_rules_are_gone(
     kind, name, is_set
 ):
-    on = mesh(2, 2, kind=kind)
-    model = nnx.sharding.init(logical_model, on, LOGICAL)
+    model = logical_model(kind)
     # JAX 0.10 needs the mesh there for what Optax does to find the factors.
-    is_set |= name == "adafactor" and kind is jax.sharding.AxisType.Explicit
-    with jax.set_mesh(on) if is_set else contextlib.nullcontext():
+    is_set |= name == "adafactor" and kind is AxisType.Explicit
+    with jax.set_mesh(mesh(kind)) if is_set else contextlib.nullcontext():
         optimizer = nnx.Optimizer(model, TRANSFORMATIONS[name], wrt=nnx.Param)
-    moments = [
-        x for x in jax.tree.leaves(nnx.state(optimizer)) if x.shape == (128, 256)
-    ]
+    moments = [x for x in jax.tree.leaves(nnx.state(optimizer)) if x.shape == (8, 8)]
     assert moments or name == "adafactor"
     assert all(x.sharding == model.kernel.sharding for x in moments)
     leaves = nnx.to_flat_state(nnx.state(optimizer, nnx.OptVariable))
-    of_kernel = [x for _, x in leaves if x.shape == (128, 256)]
+    of_kernel = [x for _, x in leaves if x.shape == (8, 8)]
     assert all(x.out_sharding == ("embed", "mlp") for x in of_kernel)
 
 
-def test_logical_names_of_the_moments_themselves_need_their_rules():
-    on = mesh(2, 2)
-    model = nnx.sharding.init(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)), on)
-    model.kernel.set_metadata(optimizer_sharding=("embed", None))
-    with pytest.raises(ValueError, match="embed") as caught:
-        nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    assert "logical_axis_rules" in str(caught.value.__notes__)
-    assert "kernel" in str(caught.value.__notes__)
-    with nnx.logical_axis_rules(LOGICAL):
-        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    assert optimizer.opt_state[0].mu["kernel"].sharding.spec == jax.P("x", None)
-    assert model.kernel.sharding.is_fully_replicated
+@nnx.jit
+def gradients_of_loss(model):
+    return nnx.grad(lambda model: (model(X) ** 2).mean())(model)
 
 
 @pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_eager_updates_move_nothing_as_compiled_ones(name, is_set):
-    on = mesh(2, 2)
-
     def make():
-        model = logical_model()
+        model = linear("embed", "mlp")
         return model, nnx.Optimizer(model, TRANSFORMATIONS[name], wrt=nnx.Param)
 
-    both = nnx.sharding.init(make, on, LOGICAL)
-    before = [x.sharding for x in jax.tree.leaves(nnx.state(both))]
-    x = jax.device_put(jnp.ones((2, 128)), jax.NamedSharding(on, jax.P("x")))
-    with jax.set_mesh(on) if is_set else contextlib.nullcontext():
+    model, optimizer = nnx.sharding.init(make, mesh(), LOGICAL)
+    before = [x.sharding for x in jax.tree.leaves(nnx.state((model, optimizer)))]
+    with jax.set_mesh(mesh()) if is_set else contextlib.nullcontext():
         for _ in range(2):
-            grads = nnx.grad(lambda model: (model(x) ** 2).mean())(both[0])
-            both[1].update(both[0], grads)
-    after = jax.tree.leaves(nnx.state(both))
+            optimizer.update(model, gradients_of_loss(model))
+    after = jax.tree.leaves(nnx.state((model, optimizer)))
     for old, new in zip(before, after, strict=True):
         assert new.sharding.is_equivalent_to(old, new.ndim), (old, new.sharding)
+
+
+def test_logical_names_of_the_moments_themselves_need_their_rules():
+    model = nnx.sharding.init(linear, mesh())
+    model.kernel.set_metadata(optimizer_sharding=("embed", None))
+    with pytest.raises(ValueError, match="embed") as caught:
+        adam_of(model)
+    (note,) = caught.value.__notes__
+    assert "logical_axis_rules" in note and "kernel" in note
+    with nnx.logical_axis_rules(LOGICAL):
+        optimizer = adam_of(model)
+    assert optimizer.opt_state[0].mu["kernel"].sharding.spec == jax.P("x", None)
+    assert model.kernel.sharding.is_fully_replicated

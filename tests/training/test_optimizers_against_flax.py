@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-STEPS = 3
-
 
 def is_kernel(params):
     """A mask, for States of Variables and of arrays alike."""
@@ -39,11 +37,7 @@ TRANSFORMATIONS = {
     "adam": lambda: optax.adam(0.1),
     "adamw": lambda: optax.adamw(0.1),
     "adafactor": lambda: optax.adafactor(0.1, min_dim_size_to_factor=2),
-    "lion": lambda: optax.lion(0.1),
-    "lamb": lambda: optax.lamb(0.1),
-    "rmsprop": lambda: optax.rmsprop(0.1, momentum=0.9),
     "novograd": lambda: optax.novograd(0.1),
-    "yogi": lambda: optax.yogi(0.1),
     "sm3": lambda: optax.sm3(0.1),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1)),
     "schedule": lambda: optax.sgd(optax.linear_schedule(0.1, 0.0, 10)),
@@ -61,8 +55,6 @@ TRANSFORMATIONS = {
     "add_noise_key": lambda: optax.chain(
         optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1)
     ),
-    "ema": lambda: optax.chain(optax.ema(0.9), optax.sgd(0.1)),
-    "nonnegative": lambda: optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
     "schedule_free": lambda: optax.contrib.schedule_free_sgd(0.1),
     "muon": lambda: optax.contrib.muon(0.1),
     "plateau": lambda: optax.chain(
@@ -74,16 +66,13 @@ TRANSFORMATIONS = {
 
 def train(library, tx):
     """Params and optimizer state after a few steps with fixed gradients."""
-    kernel, bias = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
-    model = library.Dict(
-        dense=library.Dict(
-            kernel=library.Param(jnp.array(kernel)),
-            bias=library.Param(jnp.array(bias[0])),
-        ),
-        scale=library.Dict(kernel=library.Param(jnp.array([0.5]))),
-    )
+    kernel, *rest = np.random.default_rng(0).normal(size=(3, 3, 3)).astype(np.float32)
+    numbers = kernel, *(x[0] for x in rest)
+    kernel, bias, scale = map(library.Param, map(jnp.array, numbers))
+    dense = library.Dict(kernel=kernel, bias=bias)
+    model = library.Dict(dense=dense, scale=library.Dict(kernel=scale))
     optimizer = library.Optimizer(model, tx, wrt=library.Param)
-    for _ in range(STEPS):
+    for _ in range(3):
         grads = jax.tree.map(lambda w: jnp.sin(3 * w) + w, library.state(model))
         optimizer.update(model, grads, value=jnp.array(1.0))
     return jax.tree.leaves_with_path((model, library.state(optimizer)))
@@ -95,11 +84,10 @@ def test_training_gives_the_state_of_the_peer(name):
     with jax.numpy_rank_promotion("allow"):
         ours = train(nnx, TRANSFORMATIONS[name]())
         theirs = train(flax_nnx, TRANSFORMATIONS[name]())
-    as_numbers = jax.tree_util.keystr
-    assert [as_numbers(path) for path, _ in ours] == [as_numbers(p) for p, _ in theirs]
-    for (_, our_leaf), (_, their_leaf) in zip(ours, theirs, strict=True):
-        assert our_leaf.dtype == their_leaf.dtype
-        np.testing.assert_array_equal(data(our_leaf), data(their_leaf))
+    for (our_path, our_leaf), (path, leaf) in zip(ours, theirs, strict=True):
+        assert jax.tree_util.keystr(our_path) == jax.tree_util.keystr(path)
+        assert our_leaf.dtype == leaf.dtype
+        np.testing.assert_array_equal(data(our_leaf), data(leaf))
 
 
 def data(x):

@@ -1,12 +1,15 @@
-"""Functions that are computed again on the way back: `remat` (contract, section 5)."""
+"""Functions that are computed again on the way back: `remat`, and `name` for it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
 from tests import zoo
+from tests.meshes import mesh_of
 
 
 def sine(model, x):
@@ -14,22 +17,25 @@ def sine(model, x):
     return jnp.sin(model.w * x)
 
 
+def counted(w=2.0):
+    return zoo.Box(w=nnx.Param(jnp.asarray(w)), count=nnx.BatchStat(jnp.array(0)))
+
+
 def test_values_and_gradients_are_those_of_the_function(mode):
     def loss(w, x):
-        model = zoo.Box(w=nnx.Param(w), count=nnx.BatchStat(jnp.array(0)))
+        model = counted(w)
         return nnx.remat(sine, **mode)(model, x), model.count[...]
 
-    (value, count), grad = jax.value_and_grad(loss, has_aux=True)(2.0, jnp.array(0.3))
+    (value, count), grad = jax.value_and_grad(loss, has_aux=True)(2.0, 0.3)
     np.testing.assert_allclose((value, grad), (np.sin(0.6), 0.3 * np.cos(0.6)), 1e-6)
     assert count == 1
 
 
 def test_updates_propagate_once_under_grad(mode):
-    model = zoo.Box(w=nnx.Param(jnp.array(2.0)), count=nnx.BatchStat(jnp.array(0)))
-    grads = nnx.grad(lambda v, model: v * nnx.remat(sine, **mode)(model, 0.3), **mode)(
-        nnx.Param(jnp.array(2.0)), model
-    )
-    np.testing.assert_allclose(grads[...], np.sin(0.6), rtol=1e-6)
+    model = counted()
+    grad = nnx.grad(lambda v, model: v * nnx.remat(sine, **mode)(model, 0.3), **mode)
+    found = grad(nnx.Param(jnp.array(2.0)), model)
+    np.testing.assert_allclose(found, np.sin(0.6), rtol=1e-6)
     assert model.count[...] == 1
 
 
@@ -68,3 +74,80 @@ def test_static_positions_are_checked():
         nnx.remat(lambda x: x, static_argnums=1)
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         nnx.remat(lambda x, y: x, static_argnums=1)(1.0, [])
+
+
+# ------------------------------------------------------------- names, for its policies
+
+
+def test_a_name_is_in_the_program_and_not_in_what_is_compiled():
+    def named(x):
+        return jnp.sin(nnx.name(x, "x"))
+
+    assert "name=x" in str(jax.make_jaxpr(named)(1.0))
+    texts = [jax.jit(f).lower(1.0).as_text() for f in (named, jnp.sin)]
+    assert texts[0].count("stablehlo.") == texts[1].count("stablehlo.") == 1
+
+
+@pytest.mark.parametrize("is_newer", [False, True], ids=["remat2", "remat3"])
+@pytest.mark.parametrize("lift", [lambda f: f, nnx.jit, jax.grad])
+def test_names_are_found_in_what_any_kind_of_remat_records(lift, is_newer):
+    if "jax_remat3" not in jax.config.values:
+        pytest.skip("This JAX has one kind of rematerialization.")
+    before = jax.config.values["jax_remat3"]
+    try:
+        jax.config.update("jax_remat3", is_newer)
+        check_names_are_found(lift)
+    finally:
+        jax.config.update("jax_remat3", before)
+
+
+def check_names_are_found(lift):
+    def run(where):
+        f = nnx.remat(
+            lambda x: jnp.cos(nnx.name(jnp.sin(x), "a")), policy=nnx.memory.save(where)
+        )
+        return lift(f)(0.5)
+
+    run("a")
+    with pytest.raises(ValueError, match="'b'"):
+        run("b")
+
+
+def test_trees_keep_their_form_and_what_is_no_array():
+    tree = {"a": jnp.ones(2, jnp.bfloat16), "b": (np.ones(3), "text", None, 2)}
+    assert nnx.name(tree, "tree") is tree  # nothing is traced
+
+    def traced(x):
+        named = nnx.name({**tree, "c": x}, "tree")
+        assert named["b"][1:] == ("text", None, 2)
+        assert named["a"].dtype == jnp.bfloat16
+        return named["c"]
+
+    assert jax.eval_shape(traced, jnp.ones(3, jnp.int8)).dtype == jnp.int8
+
+
+def test_the_sharding_of_what_is_named_stays():
+    mesh, spec = mesh_of("Explicit", data=8), P("data", None)
+    with jax.set_mesh(mesh):
+        x = nnx.Param(jax.device_put(np.ones((8, 2)), NamedSharding(mesh, spec)))
+
+        @nnx.jit
+        def f(x):
+            named = nnx.name(x[...], "x")
+            assert jax.typeof(named).sharding.spec == spec
+            return named
+
+        assert f(x).sharding.spec == spec
+
+
+@pytest.mark.parametrize("x", [nnx.Param(1.0), [zoo.Scale()], jax.new_ref(1.0)])
+def test_objects_are_refused(x):
+    with pytest.raises(TypeError, match=r"(?s)nnx.name expects arrays.*name: 'w'"):
+        nnx.name(x, "w")
+
+
+def test_names_are_strings():
+    with pytest.raises(TypeError, match="is a string, got int"):
+        nnx.name(1.0, 3)
+    with pytest.raises(ValueError, match="empty"):
+        nnx.name(1.0, "")

@@ -6,14 +6,11 @@ import zipfile
 import numpy as np
 
 
-def npy(array, **changes):
+def npy(array, old=b"", new=b""):
     """An array as NumPy stores it, its header changed."""
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.asarray(array), allow_pickle=True)
-    data = stream.getvalue()
-    for old, new in changes.values():
-        data = data.replace(old, new.ljust(len(old)) if len(new) < len(old) else new)
-    return data
+    np.lib.format.write_array(stream, array, allow_pickle=True)
+    return stream.getvalue().replace(old, new.ljust(len(old)))
 
 
 def archive(*members, compression=zipfile.ZIP_STORED):
@@ -27,40 +24,24 @@ def archive(*members, compression=zipfile.ZIP_STORED):
 
 ARRAY = npy(np.arange(6, dtype=np.float32))
 PAIR = archive(("a.npy", ARRAY), ("b.npy", ARRAY))
-
-
+SIX = np.zeros(6, "f4")
 ZIPPED = archive(("a.npy", ARRAY), compression=zipfile.ZIP_DEFLATED)
 
 # An archive with one file, ``a.npy``.
 FILES = {
     "no array inside": (b"hello, hello, hello", "'a': ValueError"),
-    "a pickle": (
-        npy(np.array([print, None], dtype=object)),
-        "dtype object, which is no number",
-    ),
+    "a pickle": (npy(np.array([print], object)), "dtype object, which is no number"),
     "text": (npy(np.array(["x"])), "which is no number"),
     "dates": (npy(np.array(["2020"], "M8[Y]")), "dtype datetime64.* no number"),
     "rows with fields": (npy(np.zeros(2, "f4,i4")), "which is no number"),
-    "bfloat16 as NumPy stores it": (
-        npy(np.zeros(2, "V2")),
-        "NumPy stores bfloat16 and float8 so, and loses which it was",
-    ),
+    "bfloat16": (npy(np.zeros(2, "V2")), "bfloat16 and float8 so, and loses which"),
     "a shape larger than the data": (
-        npy(np.zeros(6, "f4"), x=(b"(6,), }  ", b"(60,), } ")),
+        npy(SIX, b"(6,), }  ", b"(60,), } "),
         r"float32\[60\] has 240 bytes, and the file has 24",
     ),
-    "a shape larger than any memory": (
-        npy(np.zeros(6, "f4"), x=(b"(6,), }           ", b"(2**9,)}")),
-        "'a': ValueError",
-    ),
-    "a negative shape": (
-        npy(np.zeros(6, "f4"), x=(b"(6,), } ", b"(-6,), }")),
-        r"the shape \[-6\]",
-    ),
-    "a program as a header": (
-        npy(np.zeros(6), x=(b"'<f8'", b"f()")),
-        "'a': ValueError",
-    ),
+    "a shape by a sum": (npy(SIX, b"(6,), }       ", b"(1+5,), }"), "'a': Value"),
+    "a negative shape": (npy(SIX, b"(6,), } ", b"(-6,), }"), r"the shape \[-6\]"),
+    "a program as a header": (npy(SIX, b"'<f4'", b"f()"), "'a': ValueError"),
     "an unknown version": (ARRAY.replace(b"NUMPY\x01", b"NUMPY\x09"), "version"),
     "data that is cut off": (ARRAY[:-4], "and the file has 20 for"),
 }
@@ -72,9 +53,6 @@ ARCHIVES = {
     "its beginning is missing": (PAIR[200:], "tensor 'a': "),
     "no array": (archive(("a.txt", b"x")), "is no array"),
     "a name twice": (PAIR.replace(b"b.npy", b"a.npy"), "'a': is there twice"),
-    "a compressed one that is damaged": (
-        ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:],
-        "'a': ",
-    ),
+    "a compressed one, damaged": (ZIPPED[:60].ljust(64, b"\0") + ZIPPED[64:], "'a': "),
     **{name: (archive(("a.npy", data)), text) for name, (data, text) in FILES.items()},
 }

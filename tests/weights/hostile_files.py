@@ -25,6 +25,16 @@ def one(data=bytes(8), **changes):
     return file({"a": tensor(**changes)}, data)
 
 
+def empty(*shape):
+    """A file with one tensor, of no bytes."""
+    return one(b"", shape=shape, data_offsets=[0, 0])
+
+
+def described(metadata):
+    """A file with one tensor and metadata."""
+    return file({"__metadata__": metadata, "a": tensor()}, bytes(8))
+
+
 def raw(**changes):
     """A file with one tensor, some of its fields as text."""
     fields = {"dtype": '"F32"', "shape": "[2]", "data_offsets": "[0,8]"} | changes
@@ -34,9 +44,8 @@ def raw(**changes):
 
 def two(first, second, data=bytes(16)):
     """A file with two tensors, of such offsets."""
-    return file(
-        {"a": tensor(data_offsets=first), "b": tensor(data_offsets=second)}, data
-    )
+    first, second = tensor(data_offsets=first), tensor(data_offsets=second)
+    return file({"a": first, "b": second}, data)
 
 
 def spelt(header):
@@ -45,6 +54,7 @@ def spelt(header):
 
 
 GOOD = one()
+LONG = 9999 * "n"
 
 FILES = {
     # The size of the header.
@@ -56,10 +66,7 @@ FILES = {
     "a header over the limit": (file("{}", size=100_000_001), "100000000 are the most"),
     "a header longer than the file": (file("{}", size=3), "and the file has 10"),
     "a header that is cut off": (GOOD[:30], "the file has 30: it is cut off"),
-    "a size in the other byte order": (
-        struct.pack(">Q", 2) + b"{}",
-        "144115188075855872 bytes",
-    ),
+    "the other byte order": (struct.pack(">Q", 2) + b"{}", "144115188075855872 bytes"),
     # Not what the header should be.
     "not UTF-8": (file(b'{"\xff":1}'), "not UTF-8, at byte 2"),
     "UTF-16": (file('{"a":1}'.encode("utf-16")), "not UTF-8, at byte 0"),
@@ -77,10 +84,7 @@ FILES = {
     "two headers": (file("{}{}"), "spaces up to its end at .* and has '{}'"),
     "a comment": (file("{}/*x*/"), "spaces up to its end at .* has '/"),
     "a line break in a name": (spelt('{"a\n":@}'), r"has '\"a\\n"),
-    "an unknown escape": (
-        file(r'{"\x41":1}'),
-        r"a string at character 1, and has '\"\\",
-    ),
+    "an unknown escape": (file(r'{"\x41":1}'), r"string at character 1, .* '\"\\"),
     "half a character": (spelt(r'{"\ud800":@}'), "half a character"),
     "half an escape": (file(r'{"\u12'), r"u12'"),
     "lists in lists": (file('{"a":' + "[" * 99_999), r"a '{' at .* and has '\[\["),
@@ -89,49 +93,28 @@ FILES = {
     # Names.
     "a name twice": (spelt('{"a":@,"a":@}'), "the key 'a' twice"),
     "a name twice, one escaped": (spelt('{"b":@,"\\u0062":@}'), "the key 'b' twice"),
-    "a name that is no string": (
-        spelt("{1:@}"),
-        "a string at character 1, and has '1:",
-    ),
+    "a name that is a number": (spelt("{1:@}"), "a string at character 1, .* '1:"),
     "a name that is null": (spelt("{null:@}"), "has 'null:"),
-    "a name of many characters twice": (
-        spelt('{"N":@,"N":@}'.replace("N", 9999 * "n")),
-        "nnn'... twice",
-    ),
+    "a long name twice": (spelt('{"N":@,"N":@}'.replace("N", LONG)), "n'... twice"),
     # Metadata.
     "metadata with a number": (
-        file({"__metadata__": {"step": 3}, "a": tensor()}, bytes(8)),
-        "a string at character 26, and has '3}",
+        described({"step": 3}),
+        "string at character 26, .* '3}",
     ),
-    "metadata in metadata": (
-        file({"__metadata__": {"x": {"y": "z"}}}),
-        "a string at character 23",
-    ),
-    "metadata that is text": (file({"__metadata__": "pt"}), "has '\"pt\"}'"),
-    "metadata that is null": (file({"__metadata__": None}), "has 'null}'"),
-    "metadata that is a tensor": (file({"__metadata__": tensor()}), r"has '\[2\], "),
-    "metadata twice": (
-        file('{"__metadata__":{},"__metadata__":{}}'),
-        "the key '__metadata__' twice",
-    ),
-    "a key of the metadata twice": (
-        file('{"__metadata__":{"k":"1","k":"2"}}'),
-        "the key 'k' twice",
-    ),
+    "metadata in metadata": (described({"x": {"y": "z"}}), "a string at character 23"),
+    "metadata that is text": (described("pt"), 'has \'"pt",'),
+    "metadata that is null": (described(None), "has 'null, "),
+    "metadata that is a tensor": (described(tensor()), r"has '\[2\], "),
+    "metadata twice": (file('{"__metadata__":{},"__metadata__":{}}'), "a__' twice"),
+    "a key of it twice": (file('{"__metadata__":{"k":"","k":""}}'), "key 'k' twice"),
     # The fields of a tensor.
     "a tensor that is null": (file({"a": None}), "has 'null}'"),
-    "a tensor that is a list": (
-        file({"a": ["F32", [2], [0, 8]]}, bytes(8)),
-        r"'\[\"F32",
-    ),
+    "a tensor as a list": (file({"a": ["F32", [2], [0, 8]]}, bytes(8)), r"'\[\"F32"),
     "no dtype": (file({"a": {"shape": [2], "data_offsets": [0, 8]}}), "'a': no dtype"),
     "no shape": (file({"a": {"dtype": "F32", "data_offsets": [0, 8]}}), "no shape"),
     "no offsets": (file({"a": {"dtype": "F32", "shape": [2]}}), "no data_offsets"),
     "no fields": (file({"a": {}}), "no dtype and no shape and no data_offsets"),
-    "a field twice": (
-        file('{"a":{"dtype":"F32","dtype":"F64"}}'),
-        "the key 'dtype' twice",
-    ),
+    "a field twice": (file('{"a":{"dtype":"F32","dtype":"F64"}}'), "key 'dtype' twice"),
     "an unknown field": (one(strides=[4]), "the unknown field 'strides'"),
     # Dtypes.
     "an unknown dtype": (one(dtype="F33"), "unknown dtype 'F33'"),
@@ -154,10 +137,7 @@ FILES = {
     "a size that is NaN": (raw(shape="[NaN]"), r"has 'NaN\]"),
     "a size that is minus zero": (raw(shape="[-0,2]"), "has '-0,2"),
     "a size with a leading zero": (raw(shape="[02]"), r"has '02\]"),
-    "a size of many digits": (
-        raw(shape=f"[{99999 * '9'}]"),
-        "has '99999999999999999999'",
-    ),
+    "a size of many digits": (raw(shape=f"[{99999 * '9'}]"), "has '9{20}'"),
     "a size in Arabic digits": (raw(shape="[\u0662]"), r"has '\\u0662\]"),
     "a shape that is a number": (raw(shape="2"), r"a '\[' at .* has '2,"),
     "a shape that is null": (raw(shape="null"), r"a '\[' at .* has 'null,"),
@@ -167,10 +147,7 @@ FILES = {
         one(shape=[3, 3, 59, 3, 11, 27, 139, 152437, 491, 61681][:9]),
         "8 bytes apart",
     ),
-    "an empty shape as large as 2**90": (
-        one(b"", shape=[2**45, 0, 2**45], data_offsets=[0, 0]),
-        r"35184372088832\] is larger than any memory",
-    ),
+    "an empty shape of 2**90": (empty(2**45, 0, 2**45), r"832\] is larger than"),
     "sixty-five axes": (one(shape=[1] * 64 + [2]), "no more than 64 axes"),
     "a million axes": (one(shape=[1] * 1_000_000), "no more than 64 axes at char.* 1"),
     # Offsets.
@@ -182,55 +159,37 @@ FILES = {
     "an offset that is a fraction": (raw(data_offsets="[0,8.5]"), r"has '8\.5\]"),
     "offsets that are an object": (raw(data_offsets='{"0":8}'), 'has \'{"0":8}'),
     "an end before the beginning": (one(data_offsets=[8, 0]), r"offsets \[8, 0\] are"),
-    "fewer bytes than the shape": (
-        one(data_offsets=[0, 4]),
-        r"\[0, 4\] are 4 bytes apart, and F32\[2\] has 8",
-    ),
+    "fewer bytes": (one(data_offsets=[0, 4]), r"are 4 bytes apart, and F32\[2\] has 8"),
     "more bytes than the shape": (one(shape=[1]), r"8 bytes apart, and F32\[1\] has 4"),
     "bytes for an empty shape": (one(shape=[0]), r"apart, and F32\[0\] has 0"),
-    "no bytes for a scalar": (
-        one(b"", shape=[], data_offsets=[0, 0]),
-        r"0 bytes apart, and F32\[\] has 4",
-    ),
+    "no bytes for a scalar": (empty(), r"0 bytes apart, and F32\[\] has 4"),
     # All tensors together.
     "the same bytes twice": (two([0, 8], [0, 8]), "bytes 0 to 8 overlap those of 'a'"),
-    "bytes that overlap": (
-        two([0, 8], [4, 12]),
-        "4 to 12 overlap those of 'a', up to 8",
-    ),
+    "bytes that overlap": (two([0, 8], [4, 12]), "12 overlap those of 'a', up to 8"),
     "an empty tensor inside another": (
         file({"a": tensor(), "b": tensor(shape=[0], data_offsets=[4, 4])}, bytes(8)),
         "its bytes 4 to 4 overlap",
     ),
     "a gap": (two([0, 8], [12, 20], bytes(20)), "the bytes 8 to 12 belong to no"),
-    "a gap at the beginning": (
-        one(bytes(12), data_offsets=[4, 12]),
-        "bytes 0 to 4 bel",
-    ),
-    "a tensor after the end": (
-        two([0, 8], [8, 16], bytes(8)),
-        "'b': it ends at byte 16",
-    ),
+    "a gap at the beginning": (one(bytes(12), data_offsets=[4, 12]), "0 to 4 belong"),
+    "a tensor after the end": (two([0, 8], [8, 16], bytes(8)), "'b': it ends .* 16"),
     "no data": (one(b""), "at byte 8, and the file has 0 bytes"),
     "data that is cut off": (GOOD[:-1], "at byte 8, and the file has 7 bytes"),
     "data too long": (GOOD + b"x", "8 bytes, and 1 more follow"),
     "data of no tensor": (file("{}", bytes(5)), "0 bytes, and 5 more follow"),
-    "a program after the data": (
-        GOOD + b"#!/bin/sh\nrm -rf /\n",
-        "8 bytes, and 19 more follow",
-    ),
+    "a program after the data": (GOOD + b"#!/bin/sh\nrm -rf /\n", "19 more follow"),
 }
 
 # What the library takes: keys that come twice, of which it keeps one, what it ignores,
 # and what no array of NumPy can be.
 STRICTER = {
-    "an empty shape as large as 2**90",
+    "an empty shape of 2**90",
     "a dtype of half bytes",
-    "a key of the metadata twice",
-    "a name of many characters twice",
+    "a key of it twice",
+    "a long name twice",
     "a name twice",
     "a name twice, one escaped",
-    "a tensor that is a list",
+    "a tensor as a list",
     "an unknown field",
     "metadata that is null",
     "sixty-five axes",
@@ -239,7 +198,7 @@ STRICTER = {
 LEGAL = {
     "no tensors": file("{}"),
     "a scalar": one(bytes(4), shape=[], data_offsets=[0, 4]),
-    "an empty tensor": one(b"", shape=[3, 0], data_offsets=[0, 0]),
+    "an empty tensor": empty(3, 0),
     "empty tensors between others": file(
         {
             "a": tensor(),
@@ -255,9 +214,7 @@ LEGAL = {
     "escaped fields": file(
         '{"a":{"d\\u0074ype":"F\\u00332","shape":[2],"data_offsets":[0,8]}}', bytes(8)
     ),
-    "fields in another order": file(
-        {"a": {"data_offsets": [0, 8], "shape": [2], "dtype": "F32"}}, bytes(8)
-    ),
+    "fields in another order": file({"a": dict([*tensor().items()][::-1])}, bytes(8)),
     "tensors in another order": two([8, 16], [0, 8]),
     "spaces everywhere": file(
         '{ "a" :\t{"dtype" : "F32" ,\n"shape":[ 2 ] ,"data_offsets":[ 0 , 8 ]\r} }   ',
@@ -271,13 +228,11 @@ LEGAL = {
         },
         bytes(range(9)),
     ),
-    "metadata that is empty": file({"__metadata__": {}, "a": tensor()}, bytes(8)),
+    "metadata that is empty": described({}),
     "metadata at the end": file({"a": tensor(), "__metadata__": {"x": ""}}, bytes(8)),
     "NaN and infinity": one(struct.pack("<ff", float("nan"), float("inf"))),
     "sixty-four axes": one(shape=[1] * 63 + [2]),
-    "an empty tensor with a large size": one(
-        b"", shape=[2**60, 0], data_offsets=[0, 0]
-    ),
+    "an empty tensor with a large size": empty(2**60, 0),
     "ten thousand tensors": file(
         {f"{i}": tensor(data_offsets=[8 * i, 8 * i + 8]) for i in range(10_000)},
         bytes(80_000),

@@ -4,31 +4,27 @@ What is in a folder is bytes by name; a path, where a link points; or None for a
 """
 
 import json
-import pathlib
+from pathlib import Path
 
 from tests.weights.hostile_files import GOOD, file, tensor, two
 
 
-def index(places, **more):
+def index(places):
     """An index of a set."""
-    return json.dumps({"metadata": {}, "weight_map": places, **more}).encode()
+    return json.dumps({"metadata": {}, "weight_map": places}).encode()
 
 
 INDEX = "model.safetensors.index.json"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 OTHER = file({"b": tensor()}, bytes(8))
+OUTSIDE = "../outside.safetensors"
+IN_ONE = {INDEX: index({"a": ONE})}
 
 # An index with one tensor in such a file.
 PLACES = {
     "an index without files": (ONE, f"file '{ONE}' is missing"),
-    "a file above": (
-        "../outside.safetensors",
-        "file '../outside.safetensors' is not in the folder",
-    ),
-    "a file above, from below": (
-        "below/../../outside.safetensors",
-        "'below/../../outside.safetensors' is not in",
-    ),
+    "a file above": (OUTSIDE, f"file '{OUTSIDE}' is not in the folder"),
+    "a file above, from below": (f"below/../{OUTSIDE}", f"/../{OUTSIDE}' is not in"),
     "an absolute path": ("/etc/passwd", "'/etc/passwd' is not in the folder"),
     "a path of Windows": ("..\\outside.safetensors", r"outside.safetensors' is not in"),
     "a drive of Windows": ("C:x.safetensors", "'C:x.safetensors'"),
@@ -54,10 +50,7 @@ INDEXES = {
         b'{"weight_map": {"a": "x", "a": "%s"}}' % ONE.encode(),
         "it has the key 'a' twice",
     ),
-    "two weight_maps": (
-        b'{"weight_map": {}, "weight_map": {}}',
-        "it has the key 'weight_map' twice",
-    ),
+    "two weight_maps": (b'{"weight_map": {}, "weight_map": {}}', "'weight_map' twice"),
 }
 
 FOLDERS = {
@@ -67,18 +60,15 @@ FOLDERS = {
         f"'../model/{ONE}' is not in",
     ),
     "a link to a file outside": (
-        {ONE: pathlib.Path("../outside.safetensors"), INDEX: index({"a": ONE})},
+        IN_ONE | {ONE: Path(OUTSIDE)},
         "a link to .*/outside.safetensors, is not in",
     ),
     "a link to a folder outside": (
-        {"below": pathlib.Path(".."), INDEX: index({"a": "below/outside.safetensors"})},
+        {"below": Path(".."), INDEX: index({"a": "below/outside.safetensors"})},
         "'below/outside.safetensors', a link to",
     ),
-    "a link in a circle": (
-        {ONE: pathlib.Path(ONE), INDEX: index({"a": ONE})},
-        f"'{ONE}'",
-    ),
-    "a pipe": ({ONE: None, INDEX: index({"a": ONE})}, "it is not a regular file"),
+    "a circle of links": (IN_ONE | {ONE: Path(ONE)}, f"'{ONE}'"),
+    "a pipe": (IN_ONE | {ONE: None}, "it is not a regular file"),
     "a file that lacks a tensor": (
         {ONE: GOOD, INDEX: index({"a": ONE, "c": ONE})},
         f"'c': should be in '{ONE}', and is not",
@@ -88,15 +78,11 @@ FOLDERS = {
         f"'a': should be in '{TWO}', and is not",
     ),
     "a tensor in two files": (
-        {
-            ONE: GOOD,
-            TWO: file({"a": tensor(), "b": tensor(data_offsets=[8, 16])}, bytes(16)),
-            INDEX: index({"a": ONE, "b": TWO}),
-        },
+        {ONE: GOOD, TWO: two([0, 8], [8, 16]), INDEX: index({"a": ONE, "b": TWO})},
         f"'a': is in '{TWO}'; the index says '{ONE}'",
     ),
     "a tensor that the index lacks": (
-        {ONE: two([0, 8], [8, 16]), INDEX: index({"a": ONE})},
+        IN_ONE | {ONE: two([0, 8], [8, 16])},
         "'b': is in .*; the index says nothing of it",
     ),
     "a damaged file": (
@@ -104,7 +90,7 @@ FOLDERS = {
         f"{TWO}.*\n.*'b': it ends at byte 8, and the file has 5",
     ),
     "a set and a file": (
-        {"model.safetensors": GOOD, ONE: GOOD, INDEX: index({"a": ONE})},
+        IN_ONE | {"model.safetensors": GOOD, ONE: GOOD},
         f"several files, .*: {INDEX}, {ONE}, model.safetensors",
     ),
     "a set without its index": ({ONE: GOOD, TWO: OTHER}, f"several files, .*: {ONE}, "),
@@ -112,11 +98,8 @@ FOLDERS = {
         {f"{name}.safetensors.index.json": index({}) for name in "xy"},
         "several files, .*: x.safetensors.index.json, y.saf",
     ),
-    **{
-        name: ({INDEX: index({"a": place})}, text)
-        for name, (place, text) in PLACES.items()
-    },
-    **{
-        name: ({ONE: GOOD, INDEX: data}, text) for name, (data, text) in INDEXES.items()
-    },
 }
+for name, (place, text) in PLACES.items():
+    FOLDERS[name] = {INDEX: index({"a": place})}, text
+for name, (data, text) in INDEXES.items():
+    FOLDERS[name] = {ONE: GOOD, INDEX: data}, text

@@ -1,6 +1,7 @@
 """Adapters of PEFT: the logits that PEFT computes, and what does not fit."""
 
 import json
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama, pretrained
+from tests.programs import in_one_program
 from tests.weights import checkpoints_of_hf
+from tests.weights.tensors import numbers
 
 LAYERS = ["**.attention.{query,value}", "**.mlp.down"]
 
@@ -22,7 +25,7 @@ def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
         nnx.surgery.add_lora(model, LAYERS, rank=4, alpha=8, rngs=nnx.Rngs(0))
     paths = nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)
     assert len(paths) == 9
-    logits = model(jnp.asarray(expected["tokens"]))
+    logits = in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     nnx.weights.save_adapter(tmp_path, model, llama.WEIGHTS)
     file = "adapter_model.safetensors"
@@ -33,14 +36,17 @@ def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
         assert ours[key] == theirs[key]
 
 
-def make(stacked=False):
-    def linear(rngs):
-        return nnx.Linear(4, 4, use_bias=False, rngs=rngs)
+def linear(rngs):
+    return nnx.Linear(4, 4, use_bias=False, rngs=rngs)
 
+
+def make():
     rngs = nnx.Rngs(0)
-    if stacked:
-        return nnx.Dict(blocks=nnx.Stack(linear, 3, rngs=rngs))
     return nnx.Dict(blocks=nnx.List([linear(rngs) for _ in range(3)]))
+
+
+def make_stack():
+    return nnx.Dict(blocks=nnx.Stack(linear, 3, rngs=nnx.Rngs(0)))
 
 
 TABLE = {"h.{i}": "blocks[{i}]"}
@@ -56,13 +62,13 @@ def adapted(where="blocks[*]", **options):
 
 
 def test_an_adapter_of_a_list_fits_a_stack(tmp_path):
-    model, stack = adapted(alpha=6), make(stacked=True)
+    model, stack = adapted(alpha=6), make_stack()
     nnx.weights.save_adapter(tmp_path, model, TABLE)
     assert nnx.weights.load_adapter(tmp_path, stack, TABLE) == [("blocks", "layers")]
-    x = y = jnp.ones((1, 4))
+    x = y = np.ones((1, 4), np.float32)
     for layer in model.blocks:
-        x = layer(x)
-    np.testing.assert_allclose(stack.blocks(y), x, rtol=1e-5)
+        x = in_one_program(layer, x)
+    np.testing.assert_allclose(in_one_program(stack.blocks, y), x, rtol=1e-5)
 
 
 def test_ranks_and_scales_by_layer(tmp_path):
@@ -85,32 +91,19 @@ def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
     assert str(before) == str(nnx.to_pure_dict(nnx.state(model)))
 
 
-# What is saved, the model and the table that it is loaded with, and what is said.
-MISFITS = {
-    "part of a stack": (
-        lambda: adapted("blocks[1]"),
-        lambda: make(stacked=True),
-        TABLE,
-        "1 of the 3 layers stacked",
-    ),
-    "unknown layers": (adapted, make, {"h.0": "blocks[0]"}, r"h\.2\.lora_B\.weight"),
-}
-
-
-@pytest.mark.parametrize("case", MISFITS)
-def test_an_adapter_of_another_model_is_refused(case, tmp_path):
-    saved, other, table, said = MISFITS[case]
-    nnx.weights.save_adapter(tmp_path, saved(), TABLE)
-    model = other()
+def check_refused(folder, model, table, said):
     with pytest.raises(ValueError, match=said):
-        nnx.weights.load_adapter(tmp_path, model, table)
+        nnx.weights.load_adapter(folder, model, table)
     assert not nnx.state(model, nnx.LoRAParam)
 
 
-def test_layers_that_a_config_names_are_those_with_factors(tmp_path):
+def test_an_adapter_of_another_model_is_refused(tmp_path):
     nnx.weights.save_adapter(tmp_path, adapted("blocks[1]"), TABLE)
+    check_refused(tmp_path, make_stack(), TABLE, "1 of the 3 layers stacked")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["target_modules"] == ["h.1"]
+    assert config["target_modules"] == ["h.1"]  # those with factors
+    nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
+    check_refused(tmp_path, make(), {"h.0": "blocks[0]"}, r"h\.2\.lora_B\.weight")
 
 
 @pytest.mark.parametrize(
@@ -129,30 +122,17 @@ def test_other_shapes_and_more_than_lora_are_refused(change, said, tmp_path):
     nnx.weights.save_adapter(tmp_path, adapted(), TABLE)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    model = make()
-    with pytest.raises(ValueError, match=said):
-        nnx.weights.load_adapter(tmp_path, model, TABLE)
-    assert not nnx.state(model, nnx.LoRAParam)
+    check_refused(tmp_path, make(), TABLE, said)
 
 
-def test_a_folder_without_a_config(tmp_path):
+def test_there_must_be_something_to_load_and_to_save(tmp_path):
     with pytest.raises(nnx.errors.WeightsError, match=r"adapter_config\.json"):
         nnx.weights.load_adapter(tmp_path, make(), TABLE)
-
-
-def test_there_must_be_something_to_save(tmp_path):
     with pytest.raises(ValueError, match="no layer is adapted"):
         nnx.weights.save_adapter(tmp_path, make(), TABLE)
     with pytest.raises(ValueError, match=r"blocks\[1\]"):
         nnx.weights.save_adapter(tmp_path, adapted(), {"h.0": "blocks[0]"})
     assert not any(tmp_path.iterdir())
-
-
-rng = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return rng.normal(size=shape).astype(np.float32)
 
 
 def write_adapter(folder, factors, **config):
@@ -166,47 +146,42 @@ def write_adapter(folder, factors, **config):
 
 A, B = "x.lora_A.weight", "x.lora_B.weight"
 EMBED_A, EMBED_B = "x.lora_embedding_A", "x.lora_embedding_B"
-RNGS = nnx.Rngs(0)
-LINEAR_GENERAL = nnx.LinearGeneral(5, (2, 3), use_bias=False, rngs=RNGS)
+LINEAR = partial(nnx.Linear, 5, 3, use_bias=False)
+HEADS = partial(nnx.LinearGeneral, 5, (2, 3), use_bias=False)
+CONV = partial(nnx.Conv, 5, 3, (3, 2), strides=2, padding="VALID", use_bias=False)
+
+
+def product(a, b):
+    return b @ a
+
+
 # A layer, its weight in a file, its line, the factors there, and their product.
 KINDS = {
-    "Linear": (
-        nnx.Linear(5, 3, use_bias=False, rngs=RNGS),
-        (3, 5),
-        "layer.kernel",
-        {A: (2, 5), B: (3, 2)},
-        lambda a, b: b @ a,
-    ),
+    "Linear": (LINEAR, (3, 5), "layer.kernel", {A: (2, 5), B: (3, 2)}, product),
     "GPT-2's Conv1D": (
-        nnx.Linear(5, 3, use_bias=False, rngs=RNGS),
+        LINEAR,
         (5, 3),
         ("layer.kernel", "i o -> i o"),
         {A: (2, 5), B: (3, 2)},
         lambda a, b: (b @ a).T,
     ),
-    "heads": (
-        LINEAR_GENERAL,
-        (6, 5),
-        "layer.kernel",
-        {A: (2, 5), B: (6, 2)},
-        lambda a, b: b @ a,
-    ),
+    "heads": (HEADS, (6, 5), "layer.kernel", {A: (2, 5), B: (6, 2)}, product),
     "heads in another order": (
-        LINEAR_GENERAL,
+        HEADS,
         (6, 5),
         ("layer.kernel", "(~d h) e -> e h d"),
         {A: (2, 5), B: (6, 2)},
-        lambda a, b: b @ a,
+        product,
     ),
     "Conv": (
-        nnx.Conv(5, 3, (3, 2), strides=2, padding="VALID", use_bias=False, rngs=RNGS),
+        CONV,
         (3, 5, 3, 2),
         "layer.kernel",
         {A: (2, 5, 3, 2), B: (3, 2, 1, 1)},
         lambda a, b: np.einsum("orxy,rihw->oihw", b, a),
     ),
     "Embed": (
-        nnx.Embed(5, 3, rngs=RNGS),
+        partial(nnx.Embed, 5, 3),
         (5, 3),
         "layer.embedding",
         {EMBED_A: (2, 5), EMBED_B: (3, 2)},
@@ -217,19 +192,21 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapted_layer_computes_with_the_sum_of_the_weights(kind, tmp_path):
-    layer, shape, line, shapes, product = KINDS[kind]
-    weight = normal(*shape)
-    factors = {name: normal(*shape) for name, shape in shapes.items()}
+    make, shape, line, shapes, product = KINDS[kind]
+    weight = numbers(*shape)
+    factors = {name: numbers(*shape) for name, shape in shapes.items()}
     merged = weight + 3 * product(*factors.values())
     table = {"x.weight": line}
+    abstract = nnx.eval_shape(lambda: nnx.Dict(layer=make(rngs=nnx.Rngs(0))))
     model, expected = [
-        nnx.weights.load({"x.weight": x}, nnx.Dict(layer=nnx.clone(layer)), table)
+        nnx.weights.load({"x.weight": x}, nnx.clone(abstract), table)
         for x in (weight, merged)
     ]
     write_adapter(tmp_path, factors)
     assert nnx.weights.load_adapter(tmp_path, model, table) == [("layer",)]
-    x = jnp.arange(5) if kind == "Embed" else jnp.asarray(normal(4, 7, 6, 5))
-    np.testing.assert_allclose(model.layer(x), expected.layer(x), rtol=1e-3, atol=1e-3)
+    x = np.arange(5) if kind == "Embed" else numbers(4, 7, 6, 5)
+    found, expected = [in_one_program(m.layer, x) for m in (model, expected)]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     file = tmp_path / "adapter_model.safetensors"
     before = file.read_bytes()
     nnx.weights.save_adapter(tmp_path, model, table)
@@ -240,8 +217,8 @@ EMBED_TABLE = {"x": "layer"}
 
 
 def adapted_embed(folder, *, base=None, held=None):
-    held = normal(5, 3) if held is None else held
-    factors = {EMBED_A: normal(2, 5), EMBED_B: normal(3, 2)}
+    held = numbers(5, 3) if held is None else held
+    factors = {EMBED_A: numbers(2, 5), EMBED_B: numbers(3, 2)}
     if base is not None:
         factors["x.base_layer.weight"] = base
     write_adapter(folder, factors)
@@ -253,7 +230,7 @@ def adapted_embed(folder, *, base=None, held=None):
 
 def test_attend_of_an_adapted_embedding_stays_as_peft_has_it(tmp_path):
     model, held = adapted_embed(tmp_path)
-    query = normal(2, 3)
+    query = numbers(2, 3)
     np.testing.assert_allclose(model.layer.attend(query), query @ held.T, rtol=1e-5)
     with pytest.raises(ValueError, match="adapts_attend = True"):
         nnx.surgery.merge_lora(model)
@@ -268,7 +245,7 @@ def test_an_embedding_whose_attend_is_adapted_is_not_saved(tmp_path):
 
 
 def test_weights_that_peft_saves_beside_factors_must_be_those_of_the_model(tmp_path):
-    held = normal(5, 3)
+    held = numbers(5, 3)
     adapted_embed(tmp_path, base=held, held=held)
     with pytest.raises(ValueError, match="a weight of its own for 'x'"):
         adapted_embed(tmp_path, base=held + 1, held=held)
@@ -278,6 +255,6 @@ def test_factors_of_a_fused_weight_are_refused(tmp_path):
     table = {"x.weight": (["a.kernel", "b.kernel"], "+o i -> i o")}
     rngs = nnx.Rngs(0)
     model = nnx.Dict(a=nnx.Linear(5, 3, rngs=rngs), b=nnx.Linear(5, 3, rngs=rngs))
-    write_adapter(tmp_path, {A: normal(2, 5), B: normal(6, 2)})
+    write_adapter(tmp_path, {A: numbers(2, 5), B: numbers(6, 2)})
     with pytest.raises(ValueError, match="several layers in the model"):
         nnx.weights.load_adapter(tmp_path, model, table)

@@ -26,9 +26,8 @@ def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
         return nnx.Linear(2, 3, rngs=rngs)
 
     rngs = nnx.Rngs(0)
-    blocks = nnx.Stack(make, 2, rngs=rngs)
-    if not stacked:
-        blocks = nnx.List([make(rngs) for _ in range(2)])
+    layers = [make(rngs) for _ in range(2)]
+    blocks = nnx.Stack(make, 2, rngs=rngs) if stacked else nnx.List(layers)
     weights = {f"h.{i}.weight": np.zeros((3, 2)) for i in range(2)}
     weights |= {f"h.{i}.bias": np.zeros(3) for i in range(2)}
     draft = nnx.weights.draft(weights, nnx.Dict(blocks=blocks))
@@ -56,15 +55,12 @@ def test_equal_shapes_and_names_are_doubtful():
     assert "# or " in str(draft)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_attention_is_what_the_file_has(fused):
+def test_attention_is_what_the_file_has():
     layer = nnx.MultiHeadAttention(2, 6, use_bias=False, decode=False, rngs=nnx.Rngs(0))
     model = nnx.Dict(attention=layer)
-    if fused:
-        weights = {"attn.in_proj_weight": np.zeros((18, 6))}
-        weights |= {"attn.out_proj.weight": np.zeros((6, 6))}
-        assert {*nnx.weights.draft(weights, model).names} == {*weights}
-        return
+    fused = {"attn.in_proj_weight": np.zeros((18, 6))}
+    fused["attn.out_proj.weight"] = np.zeros((6, 6))
+    assert {*nnx.weights.draft(fused, model).names} == {*fused}
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
     weights = {f"attn.{name}.weight": np.zeros((6, 6)) for name in names}
     draft = nnx.weights.draft(weights, model)

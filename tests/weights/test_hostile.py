@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.stress import weights_fuzz
 from tests.weights import hostile_archives, hostile_files, hostile_folders
 from tests.weights.tensors import Tensor
 
@@ -33,14 +34,13 @@ def lay(folder, content):
 def corpus(tmp_path_factory):
     """All of them on disk: the path by name, with what the error must say."""
     folder, found = tmp_path_factory.mktemp("corpus"), {}
-    for kind, files, suffix in (
-        ("", hostile_files.FILES, "safetensors"),
-        ("npz: ", hostile_archives.ARCHIVES, "npz"),
-    ):
-        for i, (name, (data, text)) in enumerate(files.items()):
-            path = folder / f"{i}.{suffix}"
-            path.write_bytes(data)
-            found[kind + name] = path, text
+    files = {name: (*x, "safetensors") for name, x in hostile_files.FILES.items()}
+    for name, x in hostile_archives.ARCHIVES.items():
+        files[f"npz: {name}"] = *x, "npz"
+    for i, (name, (data, text, suffix)) in enumerate(files.items()):
+        path = folder / f"{i}.{suffix}"
+        path.write_bytes(data)
+        found[name] = path, text
     for i, (name, (content, text)) in enumerate(hostile_folders.FOLDERS.items()):
         found[f"folder: {name}"] = lay(folder / f"{i}" / "model", content), text
     return found
@@ -78,6 +78,7 @@ def test_each_has_a_message_of_its_own(corpus):
 
 
 def test_none_is_loaded_or_takes_much_memory(corpus):
+    nnx.weights.load({}, nnx.Dict(), {})  # imports what it needs
     tracemalloc.start()
     for name, (path, _) in corpus.items():
         size = path.stat().st_size if path.is_file() else 1_000_000
@@ -101,6 +102,14 @@ def test_the_library_takes_only_what_is_listed(name):
             library.deserialize(data)
 
 
+@pytest.mark.parametrize("rounds", [300, pytest.param(30_000, marks=pytest.mark.long)])
+def test_a_damaged_file_is_refused_or_read_as_the_library_reads_it(rounds):
+    pytest.importorskip("safetensors")
+    ends = weights_fuzz.run(rounds, seed=rounds)  # random damage
+    assert ends["read by both"] > 0.05 * rounds
+    assert ends["refused by both"] > 0.5 * rounds
+
+
 # ---------------------------------------------------------------- no source at all
 
 
@@ -110,10 +119,12 @@ def test_what_is_not_there_is_said(tmp_path, name):
     assert "Its parent is no folder: " in refusal(tmp_path / "folder" / name)
 
 
-@pytest.mark.parametrize("source", [3, None, [np.ones(2)]])
-def test_what_is_no_source_is_a_type_error(source):
-    with pytest.raises(TypeError, match="reads a path, or a dict of arrays"):
-        nnx.weights.draft(source, nnx.Dict())
+def test_what_is_no_source_is_a_type_error():
+    for source in (3, None, [np.ones(2)]):
+        with pytest.raises(TypeError, match="reads a path, or a dict of arrays"):
+            nnx.weights.draft(source, nnx.Dict())
+    with pytest.raises(TypeError, match="Names must be strings"):
+        nnx.weights.draft({3: np.ones(2)}, nnx.Dict())
 
 
 @pytest.mark.parametrize(
@@ -132,11 +143,6 @@ def test_values_that_are_no_arrays_of_numbers_are_listed(value, text):
     with pytest.raises(TypeError, match=text) as caught:
         nnx.weights.draft({"a": value, "b": value, "fine": np.ones(2)}, nnx.Dict())
     assert "'b': " in str(caught.value) and "fine" not in str(caught.value)
-
-
-def test_names_are_strings():
-    with pytest.raises(TypeError, match="Names must be strings"):
-        nnx.weights.draft({3: np.ones(2)}, nnx.Dict())
 
 
 OTHERS = {

@@ -17,14 +17,13 @@ import graftree as nnx
 from graftree.weights import open_files, slices, sources, writing
 from tests.weights import hostile_files
 from tests.weights.hostile_files import GOOD
-from tests.weights.tensors import Tensor
+from tests.weights.tensors import Tensor, mesh, numbers
 
-RNG = np.random.default_rng(0)
 ARRAYS = {
-    "matrix": RNG.normal(size=(64, 48)).astype(np.float32),
-    "half": RNG.normal(size=(5, 4, 3, 2)).astype(jnp.bfloat16),
+    "matrix": numbers(64, 48),
+    "half": numbers(5, 4, 3, 2, dtype=jnp.bfloat16),
     "scalar": np.array(7, np.int64),
-    "flags": RNG.integers(0, 2, 9).astype(bool),
+    "flags": np.arange(9) % 2 == 1,
     "empty": np.zeros((0, 4), np.int8),
 }
 OF_NUMPY = {name: array for name, array in ARRAYS.items() if name != "half"}
@@ -70,7 +69,10 @@ def test_a_file_is_read_by_slices_and_no_bytes_beside_them(tmp_path):
 
 def test_a_set_is_read_by_slices_and_no_bytes_beside_them(tmp_path):
     write(tmp_path, shard_bytes=200, metadata={"format": "pt"})
+    (tmp_path / "consolidated.safetensors").write_bytes(GOOD)
     with sources.open(tmp_path) as source:
+        # The index comes before the file beside it.
+        assert source.name.endswith("model.safetensors.index.json")
         assert len(source.files) > 1 and source.metadata is None
         assert all(file.metadata == {"format": "pt"} for file in source.files.values())
         assert check(source, ARRAYS) == source.bytes_read
@@ -141,8 +143,7 @@ def load_on_all_devices(folder, shape, *spec):
     """Loads an array of ones, divided over eight devices."""
     array = np.ones(shape, np.float32)
     writing.write(folder, [out("x", array)])
-    mesh = jax.make_mesh((8,), ("a",), (jax.sharding.AxisType.Auto,))
-    sharding = jax.NamedSharding(mesh, jax.P(*spec))
+    sharding = jax.NamedSharding(mesh(a=8), jax.P(*spec))
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros(shape))))
     nnx.weights.load(folder, model, {"x": "x"}, shardings=sharding)
     assert model.x[...].sharding == sharding
@@ -174,8 +175,7 @@ def test_only_what_the_devices_hold_is_read_and_once(monkeypatch):
     monkeypatch.setattr(sources, "open", watched)
     weights = {f"{i}": np.ones((4, 8), np.float32) for i in range(3)}
     model = nnx.eval_shape(lambda: nnx.Dict(x=nnx.Param(jnp.zeros((3, 4, 8)))))
-    mesh = jax.make_mesh((2, 4), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
-    sharding = jax.NamedSharding(mesh, jax.P(None, "a"))
+    sharding = jax.NamedSharding(mesh(a=2, b=4), jax.P(None, "a"))
     nnx.weights.load(weights, model, {"{i}": "x"}, shardings=sharding)
     assert opened[0].bytes_read == sum(x.nbytes for x in weights.values())
 
@@ -249,19 +249,17 @@ def test_runs_are_the_bytes_of_the_slice_in_order(case):
     assert b"".join(runs) == array[index].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("shape", "index", "length", "count"),
-    [
-        ((6, 4, 5), np.s_[1:3, :, :], 160, 1),
-        ((6, 4, 5), np.s_[:, 1:2, :], 20, 6),
-        ((6, 4, 5), np.s_[2:3, 1:3, :], 40, 1),
-        ((6, 4, 5), np.s_[:, :, 1:2], 4, 24),
-        ((), (), 4, 1),
-    ],
-)
-def test_axes_taken_whole_make_runs_longer(shape, index, length, count):
-    run, starts = slices.runs(slices.bounds_of(shape, index), 4)
-    assert (run, len([*starts])) == (length, count)
+def test_axes_taken_whole_make_runs_longer():
+    def runs(shape, index):
+        length, starts = slices.runs(slices.bounds_of(shape, index), 4)
+        return length, len([*starts])
+
+    shape = (6, 4, 5)
+    assert runs(shape, np.s_[1:3, :, :]) == (160, 1)
+    assert runs(shape, np.s_[:, 1:2, :]) == (20, 6)
+    assert runs(shape, np.s_[2:3, 1:3, :]) == (40, 1)
+    assert runs(shape, np.s_[:, :, 1:2]) == (4, 24)
+    assert runs((), ()) == (4, 1)
 
 
 @pytest.mark.parametrize("index", [np.s_[::2,], np.s_[:, :], ()])
@@ -289,13 +287,6 @@ def test_a_folder_has_one_file_to_read(tmp_path, names, chosen):
         assert source.name == str(tmp_path / f"{chosen}.safetensors")
 
 
-def test_an_index_comes_before_files_beside_it(tmp_path):
-    write(tmp_path, shard_bytes=200)
-    (tmp_path / "consolidated.safetensors").write_bytes(GOOD)
-    with sources.open(tmp_path) as source:
-        assert source.name.endswith("model.safetensors.index.json")
-
-
 def test_links_of_the_hub_are_followed(tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0f3a"
     write(blobs, shard_bytes=200)
@@ -310,9 +301,8 @@ def test_links_of_the_hub_are_followed(tmp_path):
 # ---------------------------------------------------------------- archives, mappings
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_archives_are_read_by_slices(tmp_path, turned):
-    order = np.asfortranarray if turned else np.asarray
+@pytest.mark.parametrize("order", [np.asarray, np.asfortranarray])
+def test_archives_are_read_by_slices(tmp_path, order):
     arrays = {name: order(array) for name, array in OF_NUMPY.items()}
     np.savez(tmp_path / "a.npz", **arrays)
     with sources.open(tmp_path / "a.npz") as source:
@@ -347,8 +337,7 @@ def test_dicts_of_arrays_are_a_source(arrays, kind):
 
 def test_arrays_of_jax_are_a_source():
     arrays = {"a": np.arange(6.0, dtype=np.float32), "b": ARRAYS["half"]}
-    mesh = jax.make_mesh((2,), ("x",), (jax.sharding.AxisType.Auto,))
-    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    sharding = jax.NamedSharding(mesh(x=2), jax.P("x"))
     given = {"a": jax.device_put(arrays["a"], sharding), "b": jnp.asarray(arrays["b"])}
     with sources.open(given) as source:
         check(source, arrays)

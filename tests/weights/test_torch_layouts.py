@@ -1,23 +1,25 @@
 """Layers filled from PyTorch's tensors compute what PyTorch's documentation says."""
 
-import jax.numpy as jnp
+from functools import partial
+
 import numpy as np
 import pytest
 
 import graftree as nnx
-
-rng = np.random.default_rng(0)
-RNGS = nnx.Rngs(0)
-
-
-def numbers(*shape):
-    return rng.normal(size=shape).astype(np.float32)
+from tests.programs import in_one_program
+from tests.weights.tensors import numbers
 
 
-def loaded(layer, **weights):
-    model = nnx.Dict(layer=layer)
+def loaded(make, **weights):
+    """A layer with such weights, and none beside them."""
+    model = nnx.eval_shape(lambda: nnx.Dict(layer=make(rngs=nnx.Rngs(0))))
     named = {f"x.{name.replace('__', '.')}": value for name, value in weights.items()}
     return nnx.weights.load(named, model, {"x": "layer"}).layer
+
+
+def check_call(layer, *inputs, expected):
+    found = in_one_program(layer, *inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def correlated(x, weight):
@@ -42,9 +44,8 @@ def added(x, weight):
     return expected
 
 
-def transposed(transpose_kernel=False):
-    options = {"strides": 2, "padding": "VALID", "use_bias": False, "rngs": RNGS}
-    return nnx.ConvTranspose(2, 3, (4,), transpose_kernel=transpose_kernel, **options)
+VALID = {"padding": "VALID", "use_bias": False}
+transposed = partial(nnx.ConvTranspose, 2, 3, (4,), strides=2, **VALID)
 
 
 def normalized(*axes):
@@ -63,96 +64,79 @@ class MyLinear(nnx.Linear):
     """A subclass is stored like its class."""
 
 
-def without_bias(cls, *arguments, **options):
-    return cls(*arguments, use_bias=False, rngs=RNGS, **options)
-
-
 AFFINE = {"weight": (3,), "bias": (3,)}
 STATISTICS = {"running_mean": (3,), "running_var": (3,)}
+NORMALIZES = AFFINE, (2, 5, 3)
 # A layer, the shapes of its tensors and of an input, and what comes out.
 LAYERS = {
     "Linear": (
-        lambda: nnx.Linear(4, 3, rngs=RNGS),
+        partial(nnx.Linear, 4, 3),
         {"weight": (3, 4), "bias": (3,)},
         (2, 4),
         lambda x, weight, bias: x @ weight.T + bias,
     ),
     "a subclass": (
-        lambda: without_bias(MyLinear, 4, 3),
+        partial(MyLinear, 4, 3, use_bias=False),
         {"weight": (3, 4)},
         (2, 4),
         lambda x, weight: x @ weight.T,
     ),
-    "LinearGeneral, one axis for all outputs": (
-        lambda: nnx.LinearGeneral(4, (2, 3), rngs=RNGS),
+    "one axis for all outputs": (
+        partial(nnx.LinearGeneral, 4, (2, 3)),
         {"weight": (6, 4), "bias": (6,)},
         (2, 4),
         lambda x, weight, bias: (x @ weight.T + bias).reshape(2, 2, 3),
     ),
-    "LinearGeneral, one axis for all inputs": (
-        lambda: without_bias(nnx.LinearGeneral, (2, 3), 4, axis=(-2, -1)),
+    "one axis for all inputs": (
+        partial(nnx.LinearGeneral, (2, 3), 4, axis=(-2, -1), use_bias=False),
         {"weight": (4, 6)},
         (2, 2, 3),
         lambda x, weight: x.reshape(2, 6) @ weight.T,
     ),
     "Conv": (
-        lambda: nnx.Conv(2, 3, (4,), padding="VALID", rngs=RNGS),
+        partial(nnx.Conv, 2, 3, (4,), padding="VALID"),
         {"weight": (3, 2, 4), "bias": (3,)},
         (1, 7, 2),
         lambda x, weight, bias: correlated(x, weight) + bias,
     ),
     "Conv in groups": (
-        lambda: without_bias(
-            nnx.Conv, 2, 4, (3,), padding="VALID", feature_group_count=2
-        ),
+        partial(nnx.Conv, 2, 4, (3,), feature_group_count=2, **VALID),
         {"weight": (4, 1, 3)},
         (1, 6, 2),
         correlated_by_halves,
     ),
-    "ConvTranspose": (
-        lambda: transposed(False),
-        {"weight": (2, 3, 4)},
-        (1, 5, 2),
-        added,
-    ),
+    "ConvTranspose": (transposed, {"weight": (2, 3, 4)}, (1, 5, 2), added),
     "its kernel transposed": (
-        lambda: transposed(transpose_kernel=True),
+        partial(transposed, transpose_kernel=True),
         {"weight": (2, 3, 4)},
         (1, 5, 2),
         added,
     ),
-    "LayerNorm": (
-        lambda: nnx.LayerNorm(3, rngs=RNGS),
-        AFFINE,
-        (2, 5, 3),
-        normalized(-1),
-    ),
+    "LayerNorm": (partial(nnx.LayerNorm, 3), *NORMALIZES, normalized(-1)),
     "GroupNorm": (
-        lambda: nnx.GroupNorm(3, num_groups=1, rngs=RNGS),
-        AFFINE,
-        (2, 5, 3),
+        partial(nnx.GroupNorm, 3, num_groups=1),
+        *NORMALIZES,
         normalized(1, 2),
     ),
     "InstanceNorm": (
-        lambda: nnx.InstanceNorm(3, rngs=RNGS),
-        AFFINE,
-        (2, 5, 3),
+        partial(nnx.InstanceNorm, 3),
+        *NORMALIZES,
         normalized(1),
     ),
     "RMSNorm": (
-        lambda: nnx.RMSNorm(3, rngs=RNGS),
+        partial(nnx.RMSNorm, 3),
         {"weight": (3,)},
         (2, 3),
         lambda x, weight: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight,
     ),
     "BatchNorm": (
-        lambda: nnx.BatchNorm(3, use_running_average=True, epsilon=1e-5, rngs=RNGS),
+        partial(nnx.BatchNorm, 3, use_running_average=True, epsilon=1e-5),
         AFFINE | STATISTICS,
         (4, 3),
         by_statistics,
     ),
     "PReLU": (
-        lambda: nnx.PReLU(),
+        lambda rngs: nnx.PReLU(),
         {"weight": (1,)},
         (4,),
         lambda x, weight: np.where(x < 0, weight * x, x),
@@ -166,20 +150,18 @@ def test_layers_compute_what_they_compute_in_pytorch(name):
     # Positive, as a variance is.
     weights = {name: abs(numbers(*shape)) for name, shape in shapes.items()}
     x = numbers(*of_input)
-    found = loaded(make(), **weights)(x)
-    np.testing.assert_allclose(found, expected(x, **weights), rtol=1e-4, atol=1e-5)
+    check_call(loaded(make, **weights), x, expected=expected(x, **weights))
 
 
 def test_embed():
     weight = numbers(5, 3)
-    layer = loaded(nnx.Embed(5, 3, rngs=RNGS), weight=weight)
-    np.testing.assert_array_equal(layer(jnp.array([4, 0])), weight[[4, 0]])
+    layer = loaded(partial(nnx.Embed, 5, 3), weight=weight)
+    check_call(layer, np.array([4, 0]), expected=weight[[4, 0]])
 
 
 def test_a_bias_that_the_layer_lacks_is_unexpected():
-    layer = without_bias(nnx.Linear, 4, 3)
     with pytest.raises(nnx.errors.StateMismatchError) as error:
-        loaded(layer, weight=numbers(3, 4), bias=numbers(3))
+        loaded(LAYERS["a subclass"][0], weight=numbers(3, 4), bias=numbers(3))
     assert error.value.unexpected == (("x.bias",),)
 
 
@@ -196,17 +178,16 @@ def test_multi_head_attention():
     """``torch.nn.MultiheadAttention``, by the formulas of its documentation."""
     x, w, b = numbers(5, 6), numbers(18, 6), numbers(18)
     out, shift = numbers(6, 6), numbers(6)
-    layer = nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS)
     weights = {"in_proj_weight": w, "in_proj_bias": b}
-    layer = loaded(layer, **weights, out_proj__weight=out, out_proj__bias=shift)
+    weights |= {"out_proj__weight": out, "out_proj__bias": shift}
+    layer = loaded(partial(nnx.MultiHeadAttention, 2, 6, decode=False), **weights)
     q, k, v = np.split(x @ w.T + b, 3, axis=1)
     heads = [attended(*(y[:, h : h + 3] for y in (q, k, v))) for h in (0, 3)]
-    expected = np.concatenate(heads, 1) @ out.T + shift
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+    check_call(layer, x, expected=np.concatenate(heads, 1) @ out.T + shift)
 
 
 def test_attention_to_inputs_of_another_size_has_a_tensor_for_each():
-    layer = nnx.MultiHeadAttention(1, 4, in_kv_features=3, decode=False, rngs=RNGS)
+    make = partial(nnx.MultiHeadAttention, 1, 4, in_kv_features=3, decode=False)
     weights = {
         "q_proj_weight": numbers(4, 4),
         "k_proj_weight": numbers(4, 3),
@@ -215,11 +196,11 @@ def test_attention_to_inputs_of_another_size_has_a_tensor_for_each():
         "out_proj__weight": numbers(4, 4),
         "out_proj__bias": numbers(4),
     }
-    layer = loaded(layer, **weights)
+    layer = loaded(make, **weights)
     x, y = numbers(2, 4), numbers(5, 3)
     q, k, v, b, w, out = weights.values()
     heads = attended(x @ q.T + b[:4], y @ k.T + b[4:8], y @ v.T + b[8:])
-    np.testing.assert_allclose(layer(x, y), heads @ w.T + out, rtol=1e-4, atol=1e-5)
+    check_call(layer, x, y, expected=heads @ w.T + out)
 
 
 # ----------------------------------------------------------------------------- cells
@@ -238,14 +219,17 @@ CELL = {
 
 def filled_cell(cls, gates, other):
     """A cell with two biases: PyTorch has one for inputs and one for the state."""
-    cell = cls(2, 3, rngs=nnx.Rngs(0))
-    kernel = getattr(cell, other).kernel
-    setattr(cell, other, nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0)))
-    shapes = (gates * 3, 2), (gates * 3,), (gates * 3, 3), (gates * 3,)
-    weights = [numbers(*shape) for shape in shapes]
-    model = nnx.Dict(cell=cell)
-    nnx.weights.load(dict(zip(CELL, weights, strict=True)), model, CELL)
-    return cell, weights
+
+    def make():
+        cell = cls(2, 3, rngs=nnx.Rngs(0))
+        shape = getattr(cell, other).kernel.shape
+        setattr(cell, other, nnx.Linear(*shape, rngs=nnx.Rngs(0)))
+        return nnx.Dict(cell=cell)
+
+    size = gates * 3
+    weights = numbers(size, 2), numbers(size), numbers(size, 3), numbers(size)
+    named = dict(zip(CELL, weights, strict=True))
+    return nnx.weights.load(named, nnx.eval_shape(make), CELL).cell, weights
 
 
 def test_lstm_with_both_biases():
@@ -253,7 +237,7 @@ def test_lstm_with_both_biases():
     x, c, h = numbers(4, 2), numbers(4, 3), numbers(4, 3)
     i, f, g, o = np.split(x @ w.T + b + h @ u.T + d, 4, axis=-1)
     c_next = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    (_, y), _ = cell((c, h), x)
+    (_, y), _ = in_one_program(cell, (c, h), x)
     np.testing.assert_allclose(y, sigmoid(o) * np.tanh(c_next), rtol=1e-4, atol=1e-5)
 
 
@@ -263,4 +247,5 @@ def test_gru_with_both_biases():
     (r, z, n), (s, t, m) = [np.split(y, 3, axis=-1) for y in (x @ w.T + b, h @ u.T + d)]
     r, z = sigmoid(r + s), sigmoid(z + t)
     expected = (1 - z) * np.tanh(n + r * m) + z * h
-    np.testing.assert_allclose(cell(h, x)[0], expected, rtol=1e-4, atol=1e-5)
+    found = in_one_program(cell, h, x)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -42,25 +42,21 @@ def arrays_of_all_dtypes():
     rng = np.random.default_rng(0)
     names = [f"{i}.{name}" for i, name in enumerate(stored_dtypes.BY_NAME)]
     rng.shuffle(names)
+    dtypes = {name: stored_dtypes.BY_NAME[name.split(".")[1]] for name in names}
     return {
-        name: rng.integers(0, 2, (3, i)).astype(
-            stored_dtypes.BY_NAME[name.split(".")[1]]
-        )
+        name: rng.integers(0, 2, (3, i)).astype(dtypes[name])
         for i, name in enumerate(names)
     }
 
 
 def bytes_of_the_library(arrays, metadata):
     library = pytest.importorskip("safetensors")
-    specs = {
-        name: library.TensorSpec(
-            dtype=array.dtype.name,
-            shape=array.shape,
-            data_ptr=array.ctypes.data,
-            data_len=array.nbytes,
-        )
-        for name, array in arrays.items()
-    }
+
+    def described(array):
+        data = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+        return library.TensorSpec(dtype=array.dtype.name, shape=array.shape, **data)
+
+    specs = {name: described(array) for name, array in arrays.items()}
     return library.serialize(specs, metadata=metadata)
 
 
@@ -80,7 +76,7 @@ def test_what_is_written_is_read_again(tmp_path):
     read = read_all(tmp_path)
     assert {*read} == {*arrays}
     for name, array in arrays.items():
-        assert read[name].dtype == array.dtype and read[name].shape == array.shape
+        assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
         assert read[name].tobytes() == array.tobytes()
 
 
@@ -143,10 +139,8 @@ def test_arrays_are_made_one_at_a_time(tmp_path):
         made.append(weakref.ref(array))
         return array
 
-    names = [f"{i}" for i in range(5)]
-    writing.write(
-        tmp_path, [writing.Out(name, np.dtype("f4"), (100,), make) for name in names]
-    )
+    late = [writing.Out(name, np.dtype("f4"), (100,), make) for name in "abcde"]
+    writing.write(tmp_path, late)
     assert len(made) == 5
 
 
@@ -189,19 +183,14 @@ def test_what_the_format_lacks_is_refused_before_anything_is_made(
     assert not [*tmp_path.iterdir()]
 
 
-def test_names_that_come_twice_are_refused(tmp_path):
+def test_names_come_once_metadata_is_text_and_files_have_bytes(tmp_path):
+    tensors = outs({"a": np.ones(2)})
     with pytest.raises(nnx.errors.WeightsError, match="'a': there are two"):
-        writing.write(tmp_path, 2 * outs({"a": np.ones(2)}))
-
-
-def test_metadata_is_text(tmp_path):
+        writing.write(tmp_path, 2 * tensors)
     with pytest.raises(nnx.errors.WeightsError, match="'step': 3 is to be text"):
-        writing.write(tmp_path, outs({"a": np.ones(2)}), metadata={"step": 3})
-
-
-def test_a_set_of_no_bytes_a_file_is_refused(tmp_path):
+        writing.write(tmp_path, tensors, metadata={"step": 3})
     with pytest.raises(ValueError, match="must be positive"):
-        writing.write(tmp_path, outs({"a": np.ones(2)}), shard_bytes=0)
+        writing.write(tmp_path, tensors, shard_bytes=0)
 
 
 def failing(*arguments):
@@ -254,9 +243,8 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
 
 def test_a_killed_write_leaves_the_old_files_the_new_ones_or_none():
     command = [sys.executable, "-m", "tests.stress.weights_kills", "2"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tests_sources.ROOT
-    )
+    options = {"capture_output": True, "text": True, "cwd": tests_sources.ROOT}
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     kills = [int(line.split()[0]) for line in done.stdout.splitlines()]
     assert len(kills) == 2 and min(kills) > 3

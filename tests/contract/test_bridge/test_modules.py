@@ -118,10 +118,8 @@ def test_records_accumulate_when_given_back():
         @compact
         def __call__(self, x):
             self.sow(nnx.Intermediate, "h", x)
-            return x
 
-    v = Net().init(0, X)
-    _, v = Net().apply(v, X, mutable=True)
+    _, v = Net().apply(Net().init(0, X), X, mutable=True)
     assert len(v["intermediates"]["h"]) == 2
 
 
@@ -179,17 +177,14 @@ def test_missing_parameters_of_other_modules_are_errors():
     class Net(Module):
         @compact
         def __call__(self, x):
-            def make(rngs):
-                return nnx.Linear(3, 2, rngs=rngs)
-
+            make = lambda rngs: nnx.Linear(3, 2, rngs=rngs)  # noqa: E731
             return nnx.bridge.nnx_in_bridge_mdl(make)(x)
 
     v = Net().init(0, X)
     del v["params"]["Linear_0"]["bias"]
+    error, phrase = flax.errors.ScopeParamNotFoundError, '"bias".*"/Linear_0"'
     for rngs in None, 0:
-        with pytest.raises(
-            flax.errors.ScopeParamNotFoundError, match='"bias".*"/Linear_0"'
-        ):
+        with pytest.raises(error, match=phrase):
             Net().apply(v, X, rngs=rngs)
 
 
@@ -197,10 +192,9 @@ def test_other_modules_are_made_once_for_calls_of_one_module():
     class Inner(Module):
         @compact
         def __call__(self, x):
-            def make(rngs):
-                return nnx.BatchNorm(3, rngs=rngs)
-
-            norm = nnx.bridge.nnx_in_bridge_mdl(make)
+            norm = nnx.bridge.nnx_in_bridge_mdl(
+                lambda rngs: nnx.BatchNorm(3, rngs=rngs)
+            )
             return norm(nnx.bridge.linen_in_bridge_mdl(nn.Dense(3))(x))
 
     class Net(Module):

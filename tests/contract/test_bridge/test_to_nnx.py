@@ -2,11 +2,11 @@
 
 import copy
 import pickle
-import re
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -96,8 +96,7 @@ def test_a_record_does_not_replace_a_parameter_of_its_name():
 
 def test_static_and_class_methods_are_called_as_they_are():
     model = nnx.bridge.ToNNX(WithStatic(), nnx.Rngs(0))
-    assert model.double(2) == 4
-    assert model.title() == "WithStatic"
+    assert (model.double(2), model.title()) == (4, "WithStatic")
 
 
 @pytest.mark.parametrize("bad", [3, lambda x: x, TwoMethods().shifted, nnx.relu])
@@ -169,11 +168,8 @@ def test_it_can_be_pickled():
 def test_it_is_jitted_in_every_mode(graph):
     model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0)).lazy_init(X)
 
-    @nnx.jit(graph=graph)
-    def forward(model, x):
-        return model(x, mutable=["counts"])
-
-    out = [forward(model, X) for _ in range(2)]
+    forward = nnx.jit(lambda model: model(X, mutable=["counts"]), graph=graph)
+    out = [forward(model) for _ in range(2)]
     assert (out[0] == out[1]).all()
     assert model.n[...] == 3
 
@@ -187,20 +183,15 @@ def test_writes_in_a_closure_of_a_trace_are_refused():
 
 def test_models_in_refs_are_changed_in_place():
     model = nnx.to_refs(block(nnx))
-
-    @jax.jit
-    def step(model, x):
-        return model(x, train=True, mutable=["batch_stats"])
-
-    step(model, X)
+    jax.jit(lambda model: model(X, train=True, mutable=["batch_stats"]))(model)
     assert (model.BatchNorm_0["mean"][...] != 0).any()
 
 
 def test_unknown_attributes_are_named():
-    model = nnx.bridge.ToNNX(nn.Dense(2), nnx.Rngs(0))
-    message = re.escape("'ToNNX' object has no attribute 'nothing'")
-    with pytest.raises(AttributeError, match=message):
-        model.nothing
+    with pytest.raises(
+        AttributeError, match="'ToNNX' object has no attribute 'nothing'"
+    ):
+        nnx.bridge.ToNNX(nn.Dense(2), nnx.Rngs(0)).nothing
 
 
 def test_values_that_are_trees_keep_their_structure():
@@ -214,3 +205,56 @@ def test_values_that_are_trees_keep_their_structure():
     model = nnx.bridge.ToNNX(Tree(), nnx.Rngs(0)).lazy_init(X)
     assert (model(X, mutable=["cache"]) == 2).all()
     assert len(model.pair.get_value()) == 2
+
+
+# ------------------------------------------ what goes over the bridge computes the same
+
+
+def test_a_linen_module_computes_what_it_computes_in_linen():
+    model = nnx.bridge.ToNNX(Block(), nnx.Rngs(0)).lazy_init(X)
+    attributes = {k: v for k, v in vars(model).items() if k[0].isupper() or k == "n"}
+    variables = nnx.bridge.variables.nnx_attrs_to_linen_vars(attributes)
+    assert sorted(variables) == ["batch_stats", "counts", "params"]
+    np.testing.assert_array_equal(model(X), Block().apply(variables, X))
+    options = {"train": True, "mutable": ["batch_stats"]}
+    key = jax.random.key(3)
+    out = model(X, rngs=nnx.Rngs(dropout=key), **options)
+    dropout = {"dropout": nnx.Rngs(dropout=key).dropout()}
+    expected, updates = Block().apply(variables, X, rngs=dropout, **options)
+    np.testing.assert_array_equal(out, expected)
+    for name, value in updates["batch_stats"]["BatchNorm_0"].items():
+        np.testing.assert_array_equal(model.BatchNorm_0[name][...], value)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_wrappers_of_wrappers_keep_the_parameters(depth):
+    def deeper(make_linen):
+        class Inner(nnx.Module):
+            def __init__(self, rngs):
+                self.inner = nnx.bridge.ToNNX(make_linen(), rngs).lazy_init(X)
+
+            def __call__(self, x):
+                return self.inner(x)
+
+        return lambda: nnx.bridge.to_linen(Inner)
+
+    def make():
+        return nn.Dense(2)
+
+    for _ in range(depth):
+        make = deeper(make)
+    variables = make().init(jax.random.key(0), X)
+    params = variables["params"]
+    for _ in range(depth):
+        (params,) = params.values()
+    expected = X @ params["kernel"] + params["bias"]
+    np.testing.assert_allclose(make().apply(variables, X), expected, rtol=1e-5)
+
+
+def test_the_modules_of_the_bridge_are_those_of_the_contract():
+    for path in "wrappers", "variables", "module", "interop", "initializers":
+        assert hasattr(nnx.bridge, path)
+    assert nnx.wrappers is nnx.bridge.wrappers
+    assert isinstance(nnx.bridge.to_linen(nnx.Linear, 2, 3), nn.Module)
+    assert isinstance(nnx.bridge.ToNNX(nn.Dense(2)), nnx.Module)
+    assert issubclass(nnx.bridge.Module, nnx.Module)

@@ -94,36 +94,27 @@ def test_variables_with_metadata_are_boxed():
     box = variables.to_linen_var(nnx.BatchStat(1.0, tag="t"))
     assert isinstance(box, nnx.bridge.NNXMeta)
     assert (box.var_type, box.value) == (nnx.BatchStat, 1.0)
-    assert box.metadata == {"tag": "t"}
-    assert box.to_nnx_variable().tag == "t"
-    assert box.unbox() == 1.0
-    assert box.replace_boxed(2.0).unbox() == 2.0
+    assert box.metadata == {"tag": "t"} and box.to_nnx_variable().tag == "t"
+    assert (box.unbox(), box.replace_boxed(2.0).unbox()) == (1.0, 2.0)
     assert box.add_axis(0, {"partition_name": "a"}) is box
     assert box.remove_axis(0, {}) is box
 
 
 @pytest.mark.parametrize(
-    ("metadata", "spec"),
+    ("names", "rules", "spec"),
     [
-        ({}, jax.P()),
-        ({"out_sharding": ("a", None)}, jax.P("a", None)),
-        (
-            {"out_sharding": ("a", "b"), "sharding_rules": (("a", "x"),)},
-            jax.P("x", "b"),
-        ),
+        (None, None, jax.P()),
+        (("a", None), None, jax.P("a", None)),
+        (("a", "b"), (("a", "x"),), jax.P("x", "b")),
     ],
 )
-def test_boxes_tell_their_partition_spec_without_a_mesh(metadata, spec):
+def test_boxes_tell_their_partition_spec_without_a_mesh(names, rules, spec):
+    given = {"out_sharding": names, "sharding_rules": rules}
+    metadata = {name: value for name, value in given.items() if value}
     box = nnx.bridge.NNXMeta(nnx.Param, ONES, metadata)
-    assert box.get_partition_spec() == spec
+    abstract = jax.eval_shape(lambda: box)
+    assert box.get_partition_spec() == abstract.get_partition_spec() == spec
     assert nn.get_partition_spec({"w": box, "b": ONES}) == {"w": spec, "b": jax.P()}
-
-
-def test_boxes_of_abstract_values_tell_their_spec():
-    abstract = jax.eval_shape(
-        lambda: nnx.bridge.NNXMeta(nnx.Param, ONES, {"out_sharding": ("a", "b")})
-    )
-    assert abstract.get_partition_spec() == jax.P("a", "b")
 
 
 def test_a_box_in_the_wrong_collection_is_an_error():
@@ -132,16 +123,13 @@ def test_a_box_in_the_wrong_collection_is_an_error():
         variables.to_nnx_var("params", box)
 
 
-def test_an_unknown_collection_gets_a_type_of_its_name():
-    variable = variables.to_nnx_var("measurements", ONES)
-    assert type(variable).__name__ == "measurements"
-    assert nnx.variable_type_from_name("measurements") is type(variable)
-
-
-def test_an_unknown_type_gets_a_collection_of_its_name():
+def test_unknown_collections_and_types_get_each_others_names():
     class Reading(nnx.Variable):
         pass
 
+    variable = variables.to_nnx_var("measurements", ONES)
+    assert type(variable).__name__ == "measurements"
+    assert nnx.variable_type_from_name("measurements") is type(variable)
     collections = variables.nnx_attrs_to_linen_vars({"r": Reading(1.0)})
     assert collections == {"Reading": {"r": 1.0}}
 
@@ -175,12 +163,9 @@ def test_two_variables_at_a_path_are_an_error(second, flip):
     assert "Rename" in str(caught.value)
 
 
-def test_only_variables_have_a_collection():
+def test_states_and_only_variables_have_collections():
     with pytest.raises(ValueError, match="Cannot infer collection name from value: 3"):
         variables.nnx_attrs_to_linen_vars({"a": {"b": 3}})
-
-
-def test_states_have_collections():
     state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     collections = variables.nnx_attrs_to_linen_vars(state)
     shapes = jax.tree.map(np.shape, collections)
@@ -192,15 +177,8 @@ def test_derived_types_are_sorted_before_their_bases():
         pass
 
     types = [nnx.Variable, nnx.Param, nnx.BatchStat, Special, nnx.LoRAParam, nnx.Cache]
-    sorted_types = variables.sort_variable_types(types)
-    assert sorted_types == [
-        Special,
-        nnx.LoRAParam,
-        nnx.Param,
-        nnx.BatchStat,
-        nnx.Cache,
-        nnx.Variable,
-    ]
+    expected = [Special, nnx.LoRAParam, nnx.Param, nnx.BatchStat, nnx.Cache]
+    assert variables.sort_variable_types(types) == [*expected, nnx.Variable]
 
 
 def test_a_path_starts_with_its_collection():
@@ -215,12 +193,10 @@ def test_other_paths_have_no_collection(path):
         variables.get_col_name(path)
 
 
-@pytest.mark.parametrize(
-    ("options", "is_vanilla"),
-    [({}, True), ({"tag": None}, False), ({"out_sharding": None}, False)],
-)
-def test_variables_without_metadata_are_vanilla(options, is_vanilla):
-    assert variables.is_vanilla_variable(nnx.Param(1, **options)) is is_vanilla
+def test_variables_without_metadata_are_vanilla():
+    given = {}, {"tag": None}, {"out_sharding": None}
+    found = [variables.is_vanilla_variable(nnx.Param(1, **x)) for x in given]
+    assert found == [True, False, False]
 
 
 @pytest.mark.parametrize("mesh", [None, "made"])

@@ -12,14 +12,10 @@ import graftree as nnx
 from tests.strategies import Block, Node, Scale, param
 
 
-def test_it_is_a_pytree_without_leaves(graph):
+def test_it_is_a_pytree_without_leaves_frozen_slotted_and_generic(graph):
     graphdef = nnx.graphdef(Block(a=param()), graph=graph)
     assert jax.tree.leaves(graphdef) == []
     assert jax.jit(lambda g: g)(graphdef) == graphdef
-
-
-def test_it_is_frozen_slotted_and_generic():
-    graphdef = nnx.graphdef(Block(a=param()))
     with pytest.raises(dataclasses.FrozenInstanceError):
         graphdef.nodes = []
     assert not hasattr(graphdef, "__dict__")
@@ -64,20 +60,16 @@ def test_the_modes_differ_and_merge_takes_either():
         assert nnx.merge(graphdef, nnx.state(m)).a is m.a
 
 
-def test_unhashable_static_values():
+def test_unhashable_static_values_and_metadata(graph):
     graphdef = nnx.graphdef(Block(a=[1, 2], b=param()))
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(graphdef)
+    metadata = nnx.graphdef(nnx.Param(jnp.ones(1), notes=[1]), graph=graph)
+    for unhashable in (graphdef, metadata):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(unhashable)
     assert graphdef == nnx.graphdef(Block(a=[1, 2], b=param()))
     assert jax.jit(lambda g: jnp.ones(g.num_leaves))(graphdef).shape == (1,)
     with pytest.raises(ValueError, match="[Nn]on-hashable"):
         jax.jit(lambda g: 0, static_argnums=0)(graphdef)
-
-
-def test_unhashable_metadata(graph):
-    graphdef = nnx.graphdef(nnx.Param(jnp.ones(1), notes=[1]), graph=graph)
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(graphdef)
 
 
 def test_jit_traces_once_per_structure(graph):
@@ -116,13 +108,11 @@ def test_copies_compare_equal(graph):
 
 
 def test_the_first_node_tells_the_kind_of_root():
-    first = [
-        (Block(a=param()), True, nnx.graphlib.NodeDef),
-        (param(), True, nnx.graphlib.VariableDef),
-        (Block(a=param()), False, nnx.graphlib.TreeNodeDef),
-    ]
-    for node, graph, kind in first:
+    graphlib, m = nnx.graphlib, Block(a=param())
+    expected = {(m, True): graphlib.NodeDef, (m, False): graphlib.TreeNodeDef}
+    for (node, graph), kind in expected.items():
         assert isinstance(nnx.graphdef(node, graph=graph).nodes[0], kind)
+    assert isinstance(nnx.graphdef(m.a).nodes[0], graphlib.VariableDef)
     for leaf in (42, jnp.ones(2)):
         assert nnx.graphdef(leaf, graph=True).nodes == []
 
@@ -193,12 +183,6 @@ def test_attributes_and_items_reach_a_method():
     assert nnx.call(nnx.split({"b": Counter()}))["b"].increment()[0] == 1
 
 
-def test_call_takes_several_states_and_returns_one():
-    graphdef, counts, rest = nnx.split(Counter(), nnx.Variable, ...)
-    _, pair = nnx.call((graphdef, counts, rest)).increment()
-    assert len(pair) == 2
-
-
 def test_eager_calls_write_the_given_variables_and_jitted_ones_do_not():
     m = Counter()
     pair = nnx.split(m)
@@ -211,16 +195,16 @@ def test_eager_calls_write_the_given_variables_and_jitted_ones_do_not():
 def test_call_and_apply_split_in_the_mode_in_force(graph):
     graphdef, state = nnx.split(Counter())
     with nnx.set_graph_mode(graph):
-        pairs = [
-            nnx.call((graphdef, state)).increment()[1],
-            graphdef.apply(state).increment()[1],
-        ]
+        calls = nnx.call((graphdef, state)), graphdef.apply(state)
+        pairs = [call.increment()[1] for call in calls]
     for new, _ in pairs:
         assert isinstance(new.nodes[0], nnx.graphlib.TreeNodeDef) is not graph
 
 
-def test_apply_takes_states_and_a_mode():
+def test_call_and_apply_take_several_states_and_apply_a_mode():
     graphdef, counts, rest = nnx.split(Counter(), nnx.Variable, ...)
+    _, pair = nnx.call((graphdef, nnx.clone(counts), rest)).increment()
+    assert len(pair) == 2
     out, (new, state) = graphdef.apply(counts, rest, graph=False).increment(3)
     assert out == 3 and state["count"][...] == 3
     assert isinstance(new.nodes[0], nnx.graphlib.TreeNodeDef)
@@ -229,12 +213,17 @@ def test_apply_takes_states_and_a_mode():
 # --------------------------------------------------------------------------- GraphState
 
 
-def packed():
-    return nnx.unpack(Block(kernel=param(), linear=Block(kernel=param())))
+def nested(value=1.0):
+    return Block(kernel=param(value), linear=Block(kernel=param(value)))
+
+
+@pytest.fixture
+def gs():
+    return nnx.unpack(nested())
 
 
 def test_it_is_a_mapping_over_the_state():
-    m = Block(kernel=param(), linear=Block(kernel=param()))
+    m = nested()
     gs = nnx.unpack(m)
     assert gs["kernel"] is gs.kernel is m.kernel
     assert "kernel" in gs and list(gs) == ["kernel", "linear"] and len(gs) == 2
@@ -246,31 +235,26 @@ def test_it_is_a_mapping_over_the_state():
     assert m.kernel[...].tolist() == [1.0, 1.0]
 
 
-def test_missing_attributes():
+def test_missing_attributes(gs):
     with pytest.raises(AttributeError, match="No attribute 'nope' in State"):
-        packed().nope
-    assert not hasattr(packed(), "__wrapped__")
+        gs.nope
+    assert not hasattr(gs, "__wrapped__")
 
 
 def test_it_needs_a_state():
-    graphdef = nnx.graphdef(Block())
     with pytest.raises(ValueError, match="Expected a State object, got dict"):
-        nnx.GraphState(graphdef, {})
+        nnx.GraphState(nnx.graphdef(Block()), {})
 
 
-def test_its_pytree_has_the_paths_of_the_state():
-    gs = packed()
+def test_its_pytree_has_the_paths_of_the_state(gs):
     leaves = jax.tree_util.tree_leaves_with_path(gs)
     printed = [jax.tree_util.keystr(path) for path, _ in leaves]
     assert printed == ["['kernel'].value", "['linear']['kernel'].value"]
-    state = nnx.state(nnx.merge(gs))
-    assert [p for p, _ in leaves] == [
-        p for p, _ in jax.tree_util.tree_leaves_with_path(state)
-    ]
+    of_state = jax.tree_util.tree_leaves_with_path(nnx.state(nnx.merge(gs)))
+    assert [path for path, _ in leaves] == [path for path, _ in of_state]
 
 
-def test_jax_functions_return_graph_states():
-    gs = packed()
+def test_jax_functions_return_graph_states(gs):
     doubled = jax.tree.map(lambda x: 2 * x, gs)
     assert isinstance(doubled, nnx.GraphState)
     grads = jax.grad(lambda g: jnp.sum(nnx.merge(g).kernel[...] ** 2))(gs)
@@ -280,29 +264,24 @@ def test_jax_functions_return_graph_states():
 
 
 def test_equality_compares_both_parts():
-    m, other = Block(a=nnx.data(1)), Block(a=nnx.data(1), n=2)
+    m = Block(a=nnx.data(1))
     assert nnx.unpack(m) == nnx.unpack(m)
-    assert nnx.unpack(m) != nnx.unpack(other)
-    assert nnx.unpack(m) != nnx.unpack(Block(a=nnx.data(2)))
+    for other in (Block(a=nnx.data(1), n=2), Block(a=nnx.data(2))):
+        assert nnx.unpack(m) != nnx.unpack(other)
 
 
-def test_state_functions_take_it():
-    gs = packed()
+def test_state_functions_take_it(gs):
     assert len(nnx.to_flat_state(gs)) == 2
     assert isinstance(nnx.split_state(gs, nnx.Param), nnx.State)
     assert isinstance(nnx.map_state(lambda p, v: v, gs), nnx.State)
-    m = Block(kernel=param(5.0), linear=Block(kernel=param(5.0)))
+    m = nested(5.0)
     nnx.update(m, gs)
     assert m.kernel[...].tolist() == [1.0, 1.0]
 
 
-def test_several_filters_give_several_that_merge():
+def test_several_filters_give_several_that_merge_and_have_a_union():
     m = Block(a=param(), b=nnx.BatchStat(jnp.ones(1)))
     params, rest = nnx.unpack(m, nnx.Param, ...)
     assert nnx.merge(rest, params).a is m.a
-
-
-def test_union():
-    params, rest = nnx.unpack(Block(a=param(), b=nnx.BatchStat(1)), nnx.Param, ...)
     union = params | rest
     assert isinstance(union, nnx.GraphState) and sorted(union) == ["a", "b"]

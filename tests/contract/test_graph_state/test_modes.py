@@ -11,10 +11,6 @@ import pytest
 import graftree as nnx
 from tests.strategies import Block, Hidden, Node, param
 
-SETTINGS = pytest.mark.parametrize(
-    "setting", [nnx.set_graph_mode, nnx.set_graph_updates]
-)
-
 TREE_FUNCTIONS = {
     "split": lambda x: nnx.split(x, graph=False),
     "flatten": lambda x: nnx.flatten(x, graph=False),
@@ -92,17 +88,11 @@ def test_children_of_an_object_that_is_no_pytree(function):
 
 
 @EACH
-def test_shared_nodes_without_variables_are_duplicated(name):
-    inner = Node()
-    TREE_FUNCTIONS[name]([inner, inner])
+def test_shared_arrays_and_nodes_without_variables_are_accepted_as_two(name):
+    inner, x = Node(), jnp.ones(2)
+    TREE_FUNCTIONS[name]([inner, inner, x, x])
     merged = nnx.merge(*nnx.split([inner, inner], graph=False))
     assert merged[0] is not merged[1]
-
-
-@EACH
-def test_shared_arrays_are_two_leaves(name):
-    x = jnp.ones(2)
-    TREE_FUNCTIONS[name]([x, x])
     assert len(nnx.flatten([x, x], graph=False)[1]) == 2
 
 
@@ -128,15 +118,11 @@ def test_functions_follow_the_mode_in_force():
     assert is_graph()
 
 
-@SETTINGS
-def test_instances_know_both_values(setting):
+@pytest.mark.parametrize("setting", [nnx.set_graph_mode, nnx.set_graph_updates])
+def test_instances_know_both_values_and_the_argument_is_positional(setting):
     with setting(True):
         changed = setting(False)
         assert changed.prev_value is True and changed.new_value is False
-
-
-@SETTINGS
-def test_the_argument_is_positional(setting):
     with pytest.raises(TypeError):
         setting(value=True)
 
@@ -154,18 +140,13 @@ def test_config_sets_the_default():
 
 
 def test_environment_variables_set_the_defaults():
-    program = (
-        "from graftree import config; print(config.nnx_graph_mode,"
-        " config.nnx_graph_updates)"
-    )
+    names = "config.nnx_graph_mode, config.nnx_graph_updates"
+    command = [sys.executable, "-c", f"from graftree import config; print({names})"]
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
 
     def run(**variables):
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": ":".join(sys.path), **variables},
-            capture_output=True,
-            text=True,
-        )
+        options = {"env": env | variables, "capture_output": True, "text": True}
+        return subprocess.run(command, **options)
 
     assert run(NNX_GRAPH_MODE="oFf", NNX_GRAPH_UPDATES="Y").stdout == "False True\n"
     failed = run(NNX_GRAPH_MODE="maybe")

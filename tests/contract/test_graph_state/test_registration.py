@@ -19,10 +19,6 @@ class Bag:
         self.items = items
 
 
-def fill_bag(bag, items):
-    bag.items.update(items)
-
-
 graphlib.register_graph_node_type(
     Bag,
     lambda bag: (list(bag.items.items()), bag.kind),
@@ -30,7 +26,7 @@ graphlib.register_graph_node_type(
     lambda bag, key: bag.items.pop(key),
     lambda kind: Bag(kind),
     lambda bag: bag.items.clear(),
-    fill_bag,
+    lambda bag, items: bag.items.update(items),
 )
 
 
@@ -56,12 +52,14 @@ class Marked:
         self.static = 4
 
 
+def children_of_marked(x):
+    data, static = graphlib.DataElem(x.data), graphlib.StaticElem(x.static)
+    return [("d", data), ("s", static)], None
+
+
 graphlib.register_graph_node_type(
     Marked,
-    lambda x: (
-        [("d", graphlib.DataElem(x.data)), ("s", graphlib.StaticElem(x.static))],
-        None,
-    ),
+    children_of_marked,
     setattr,
     lambda x, key: x.__dict__.pop(key),
     lambda aux: Marked(),
@@ -83,8 +81,7 @@ def test_a_registered_graph_node_is_shared():
 
 
 def test_metadata_of_a_registered_node_is_structure():
-    assert nnx.graphdef(Bag("a")) != nnx.graphdef(Bag("b"))
-    assert nnx.graphdef(Bag("a")) == nnx.graphdef(Bag("a"))
+    assert nnx.graphdef(Bag("b")) != nnx.graphdef(Bag("a")) == nnx.graphdef(Bag("a"))
 
 
 def test_registered_nodes_are_updated_popped_and_listed():
@@ -96,9 +93,8 @@ def test_registered_nodes_are_updated_popped_and_listed():
 
 
 def test_marked_children():
-    x = Marked()
-    assert nnx.state(x) == nnx.State({"d": 3})
-    graphdef, state = nnx.split(x)
+    graphdef, state = nnx.split(Marked())
+    assert state == nnx.State({"d": 3})
     merged = nnx.merge(graphdef, {"d": 5})
     assert (merged.d, merged.s) == (5, 4)
 
@@ -159,14 +155,14 @@ def test_predicates(values, expected):
 
 
 def test_pytrees_count_as_pytree_nodes_on_request():
-    assert graphlib.is_pytree_node(Block(), check_graph_registry=False)
-    assert not graphlib.is_pytree_node(Hidden(), check_graph_registry=False)
-    assert not graphlib.is_pytree_node(Bag("a"), check_graph_registry=False)
+    nodes = Block(), Hidden(), Bag("a")
+    found = [graphlib.is_pytree_node(x, check_graph_registry=False) for x in nodes]
+    assert found == [True, False, False]
 
 
 def test_predicates_of_types():
-    assert graphlib.is_node_type(Block) and graphlib.is_node_type(list)
-    assert not graphlib.is_node_type(nnx.Param) and not graphlib.is_node_type(int)
+    found = [graphlib.is_node_type(kind) for kind in (Block, list, nnx.Param, int)]
+    assert found == [True, True, False, False]
     assert graphlib.get_node_impl(Block()) is graphlib.get_node_impl_for_type(Block)
     assert graphlib.get_node_impl(param()) is None
 
@@ -175,13 +171,13 @@ def test_traced_values_are_classified_as_what_they_stand_for():
     seen = []
 
     def f(x):
-        ref = jax.new_ref(x)
-        seen.extend([graphlib.is_node_leaf(x), graphlib.is_graph_node(x)])
-        seen.extend([graphlib.is_node_leaf(ref), graphlib.is_graph_node(ref)])
-        return x
+        traced = x, jax.new_ref(x)
+        seen.extend(
+            (graphlib.is_node_leaf(v), graphlib.is_graph_node(v)) for v in traced
+        )
 
     jax.jit(f)(jnp.ones(1))
-    assert seen == [True, False, True, True]
+    assert seen == [(True, False), (True, True)]
 
 
 class Labeled:

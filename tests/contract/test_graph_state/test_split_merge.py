@@ -27,19 +27,15 @@ def test_state_leaves_are_the_own_variables(graph):
 def test_array_and_ref_attributes_are_the_same_objects(graph):
     m = Block(array=jnp.ones(2), numpy=np.ones(2), ref=jax.new_ref(jnp.ones(2)))
     state = nnx.state(m, graph=graph)
-    assert state["array"] is m.array
-    assert state["numpy"] is m.numpy
-    assert state["ref"] is m.ref
+    for name in ("array", "numpy", "ref"):
+        assert state[name] is getattr(m, name)
 
 
 def test_split_takes_the_node_by_keyword():
     m = model()
     assert nnx.split(node=m)[1] == nnx.state(node=m)
     assert nnx.unpack(node=m)["kernel"] is m.kernel
-
-
-def test_variables_is_the_older_name_of_state():
-    assert nnx.variables is nnx.state
+    assert nnx.variables is nnx.state  # the older name
 
 
 @pytest.mark.parametrize(
@@ -63,11 +59,10 @@ def test_each_leaf_goes_to_the_first_filter_that_matches():
 def test_split_refuses_leftovers_and_state_drops_them():
     m = model()
     phrase = "Non-exhaustive filters, got a non-empty remainder"
-    with pytest.raises(ValueError, match=phrase) as error:
-        nnx.split(m, nnx.Param)
-    assert "bias" in str(error.value) and "`...`" in str(error.value)
-    with pytest.raises(ValueError, match=phrase):
-        nnx.unpack(m, nnx.Param)
+    for take_apart in (nnx.split, nnx.unpack):
+        with pytest.raises(ValueError, match=phrase) as error:
+            take_apart(m, nnx.Param)
+        assert "bias" in str(error.value) and "`...`" in str(error.value)
     assert list(nnx.state(m, nnx.Param)) == ["kernel"]
 
 
@@ -99,13 +94,11 @@ def test_the_other_groups_of_a_single_leaf_are_empty_states():
     v = param()
     _, stats, params, rest = nnx.split(v, nnx.BatchStat, nnx.Param, ...)
     assert params is v
-    assert stats == rest == nnx.State({})
-    assert isinstance(stats, nnx.State)
-
-
-def test_a_single_leaf_that_matches_no_filter_is_a_remainder():
+    assert stats == rest == nnx.State({}) and isinstance(stats, nnx.State)
     with pytest.raises(ValueError, match="Non-exhaustive filters"):
-        nnx.split(param(), nnx.BatchStat)
+        nnx.split(v, nnx.BatchStat)
+    with pytest.raises(ValueError, match="Expected a State object"):
+        nnx.unpack(v)
 
 
 def test_none_has_no_leaves(graph):
@@ -113,21 +106,14 @@ def test_none_has_no_leaves(graph):
     assert state == nnx.State({}) and nnx.merge(graphdef, state) is None
 
 
-def test_unpack_needs_more_than_a_leaf():
-    with pytest.raises(ValueError, match="Expected a State object"):
-        nnx.unpack(param())
-
-
 # ------------------------------------------------------------------------------ sharing
 
 
-def test_shared_variables_appear_once_at_their_first_path():
-    p = param()
-    state = nnx.state(Block(b=p, a=p))
-    assert list(state) == ["a"]
-    shared = Block(w=param())
-    state = nnx.state(Block(linear1=shared, linear2=shared))
-    assert not hasattr(state, "linear2")
+def test_shared_variables_appear_once_at_their_first_path_and_arrays_at_each():
+    p, x, shared = param(), jnp.ones(2), Block(w=param())
+    assert list(nnx.state(Block(b=p, a=p))) == ["a"]
+    assert list(nnx.state(Block(linear1=shared, linear2=shared))) == ["linear1"]
+    assert list(nnx.state(Block(a=x, b=x))) == ["a", "b"]
 
 
 def test_merge_restores_cycles():
@@ -137,23 +123,14 @@ def test_merge_restores_cycles():
     assert merged.me is merged and merged is not m
 
 
-def test_a_shared_array_is_two_leaves():
-    x = jnp.ones(2)
-    assert list(nnx.state(Block(a=x, b=x))) == ["a", "b"]
-
-
 # --------------------------------------------------------------------- non-array leaves
 
 
 def test_plain_values_in_containers_are_static_in_graph_mode_only():
-    array = jnp.ones(1)
-    assert nnx.state([1, "a", array], graph=True) == nnx.State({2: array})
+    array, spec = jnp.ones(1), jax.ShapeDtypeStruct((), jnp.float32)
+    assert nnx.state([1, "a", array, spec], graph=True) == nnx.State({2: array})
     state = nnx.state([1, "a", array], graph=False)
     assert state == nnx.State({0: 1, 1: "a", 2: array})
-
-
-def test_specs_in_a_list_are_static_in_graph_mode():
-    assert list(nnx.state([jax.ShapeDtypeStruct((), jnp.float32)])) == []
 
 
 def test_data_attributes_are_leaves_whatever_they_hold(graph):
@@ -171,13 +148,10 @@ def test_flatten_gives_paths_or_raw_values():
     assert isinstance(flat, nnx.FlatState)
     assert flat.paths == (("bias",), ("kernel",))
     _, leaves = nnx.flatten(m, with_paths=False, graph=True)
-    assert all(leaf is raw for leaf, raw in zip(leaves, raw_values(m), strict=True))
+    assert leaves[0] is m.bias.get_raw_value() and leaves[1] is m.kernel.get_raw_value()
+    assert len(leaves) == 2
     _, leaves = nnx.flatten(m, with_paths=False, graph=False)
     assert leaves[0] is m.bias and leaves[1] is m.kernel
-
-
-def raw_values(m):
-    return [m.bias.get_raw_value(), m.kernel.get_raw_value()]
 
 
 def test_ref_index_numbers_objects_in_visiting_order():
@@ -216,19 +190,15 @@ def test_merge_with_copy_makes_new_variables_of_the_same_buffers(graph):
     assert merged.kernel[...] is m.kernel[...]
 
 
-def test_raw_leaves_become_variables_as_recorded(graph):
+def test_raw_leaves_become_variables_as_recorded_and_variables_stay(graph):
     m = Block(a=nnx.Param(jnp.ones(2), tag="x"))
     graphdef = nnx.graphdef(m, graph=graph)
     merged = nnx.merge(graphdef, {"a": jnp.zeros(3)})
     assert type(merged.a) is nnx.Param and merged.a.tag == "x"
     raw = nnx.merge(graphdef, {"a": jnp.zeros(3)}, recreate_variables=False)
     assert isinstance(raw.a, jax.Array)
-
-
-def test_the_variable_given_wins_over_the_one_recorded():
-    m = Block(a=nnx.Param(jnp.ones(2), tag="x"))
     given = nnx.BatchStat(jnp.ones(2), tag="y")
-    assert nnx.merge(nnx.graphdef(m), {"a": given}).a is given
+    assert nnx.merge(graphdef, {"a": given}).a is given
 
 
 def test_an_array_in_the_place_of_a_ref_stays_an_array():
@@ -246,25 +216,17 @@ def test_states_of_any_form_number_and_order():
     flat, pure = nnx.to_flat_state(rest), nnx.to_pure_dict(params)
     merged = nnx.merge(graphdef, flat, pure)
     assert merged.bias is m.bias and type(merged.kernel) is nnx.Param
+    graphdef, leaves_in_order = nnx.flatten(m, with_paths=False)
+    assert type(nnx.merge(graphdef, leaves_in_order).bias) is nnx.BatchStat
 
 
-def test_leaves_in_order_are_accepted():
-    m = model()
-    graphdef, leaves = nnx.flatten(m, with_paths=False)
-    assert type(nnx.merge(graphdef, leaves).bias) is nnx.BatchStat
-
-
-def test_statuses_and_setup_flags_survive():
-    m = Block(a=nnx.data(3), b=nnx.static(4))
+def test_statuses_setup_flags_and_static_values_survive():
+    config = {"depth": [1, 2]}
+    m = Block(a=nnx.data(3), b=nnx.static(4), config=config)
     m._pytree__state.is_setup = True
     merged = nnx.merge(*nnx.split(m))
-    assert dict(merged._pytree__nodes) == {"a": True, "b": False}
-    assert merged._pytree__state.is_setup
-
-
-def test_static_values_are_the_same_objects():
-    config = {"depth": [1, 2]}
-    assert nnx.merge(*nnx.split(Block(config=config))).config is config
+    assert dict(merged._pytree__nodes) == {"a": True, "b": False, "config": False}
+    assert merged._pytree__state.is_setup and merged.config is config
 
 
 def test_dict_valued_variables_merge_from_a_pure_dict():
@@ -277,12 +239,8 @@ def test_dict_valued_variables_merge_from_a_pure_dict():
 # ------------------------------------------------------------------------- wrong merges
 
 
-def stack(n=12):
-    return nnx.List([param(float(i)) for i in range(n)])
-
-
 def test_string_indices_are_matched_as_integers():
-    graphdef, state = nnx.split(stack())
+    graphdef, state = nnx.split(nnx.List([param(float(i)) for i in range(12)]))
     pure = {str(i): x for i, x in nnx.to_pure_dict(state).items()}
     merged = nnx.merge(graphdef, pure)
     assert [v[...][0].item() for v in merged] == list(range(12))
@@ -296,30 +254,22 @@ def test_integers_are_matched_with_keys_that_are_digits():
 
 def test_renamed_keys_are_named():
     graphdef, _ = nnx.split(Block(a=param(), b=param()))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="missing: b") as error:
         nnx.merge(graphdef, {"a": jnp.ones(2), "c": jnp.ones(2)})
-    assert "missing: b" in str(error.value) and "unexpected: c" in str(error.value)
+    assert "unexpected: c" in str(error.value)
+    with pytest.raises(ValueError, match="missing: a"):
+        nnx.merge(nnx.graphdef(Block(a=jnp.ones(2))), {"a": {"b": jnp.ones(2)}})
 
 
-@pytest.mark.parametrize(
-    "states",
-    [
-        [{"a": 1.0}],
-        [{"a": 1.0, "b": 2.0, "c": 3.0}],
-        [{"a": 1.0, "b": 2.0}, {"b": 2.0}],
-        [[1.0]],
-    ],
-)
+TOO_FEW, TOO_MANY = [{"a": 1.0}], [{"a": 1.0, "b": 2.0, "c": 3.0}]
+TWICE = [{"a": 1.0, "b": 2.0}, {"b": 2.0}]
+
+
+@pytest.mark.parametrize("states", [TOO_FEW, TOO_MANY, TWICE, [[1.0]]])
 def test_wrong_numbers_of_leaves_are_refused(states, graph):
     graphdef, _ = nnx.split(Block(a=param(), b=param()), graph=graph)
     with pytest.raises(ValueError, match="Incorrect number of leaves.*2"):
         nnx.merge(graphdef, *states)
-
-
-def test_a_dict_in_the_place_of_an_array_is_refused():
-    graphdef, _ = nnx.split(Block(a=jnp.ones(2)))
-    with pytest.raises(ValueError, match="missing: a"):
-        nnx.merge(graphdef, {"a": {"b": jnp.ones(2)}})
 
 
 def test_empty_sub_mappings_don_t_hide_leaves():
@@ -328,25 +278,27 @@ def test_empty_sub_mappings_don_t_hide_leaves():
     assert nnx.merge(graphdef, nnx.State({"a": {}}), state).a is m.a
 
 
-def test_misuse_of_merge():
-    graphdef, state = nnx.split(model())
-    phrase = r"merge\(\) missing 1 required positional argument: 'state'"
-    with pytest.raises(TypeError, match=phrase):
-        nnx.merge(graphdef)
-    with pytest.raises(TypeError, match="Expected a GraphDef or GraphState object"):
-        nnx.merge(state, state)
-    with pytest.raises(ValueError, match="Only one state can be passed as a list"):
-        nnx.merge(graphdef, [1, 2], state)
+GRAPHDEF, STATE = nnx.split(model())
+PACKED, OTHER = nnx.unpack(model()), nnx.unpack(Block(a=param()))
+NO_STATE = r"merge\(\) missing 1 required positional argument: 'state'"
+MISUSE = [
+    ((GRAPHDEF,), TypeError, NO_STATE),
+    ((STATE, STATE), TypeError, "Expected a GraphDef or GraphState object"),
+    ((GRAPHDEF, [1, 2], STATE), ValueError, "Only one state can be passed as a list"),
+    ((PACKED, nnx.State({})), ValueError, "Expected GraphState object.*State"),
+    ((PACKED, OTHER), ValueError, "GraphDef must be the same"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "phrase"), MISUSE)
+def test_misuse_of_merge(args, error, phrase):
+    with pytest.raises(error, match=phrase):
+        nnx.merge(*args)
+
+
+def test_unflatten_needs_a_state():
     with pytest.raises(ValueError, match="Unsupported state type"):
-        nnx.unflatten(graphdef, 3)
-
-
-def test_misuse_of_graph_states():
-    one, other = nnx.unpack(model()), nnx.unpack(Block(a=param()))
-    with pytest.raises(ValueError, match="Expected GraphState object.*State"):
-        nnx.merge(one, nnx.State({}))
-    with pytest.raises(ValueError, match="GraphDef must be the same"):
-        nnx.merge(one, other)
+        nnx.unflatten(GRAPHDEF, 3)
 
 
 # ---------------------------------------------------------------------------- unflatten
@@ -360,8 +312,7 @@ def test_index_ref_shares_objects_between_graphdefs():
     found = nnx.graphlib.IndexMap()
     a = nnx.unflatten(*first, index_ref=found)
     b = nnx.unflatten(*second, index_ref=found)
-    assert a[0] is b["again"]
-    assert found[0] is a[0]
+    assert a[0] is b["again"] is found[0]
 
 
 def test_unflatten_refills_existing_objects():
@@ -381,8 +332,8 @@ def test_unflatten_refills_existing_objects():
 def test_reused_objects_must_have_the_recorded_type():
     m = Block(a=param())
     graphdef, flat = nnx.flatten(m, ref_outer_index=nnx.graphlib.RefMap([(m, 0)]))
+    existing = nnx.graphlib.IndexMap({0: Hidden()})
     with pytest.raises(ValueError, match="Block.*Hidden"):
-        existing = nnx.graphlib.IndexMap({0: Hidden()})
         nnx.unflatten(graphdef, flat, outer_index_outer_ref=existing)
 
 

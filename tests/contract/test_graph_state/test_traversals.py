@@ -1,4 +1,9 @@
-"""Order, iter_graph and relatives, map, recursive_map, find_duplicates (3 and 8)."""
+"""Order, iter_graph and relatives, map, recursive_map, find_duplicates (3 and 8).
+
+Also chains of Modules that are deeper than Python's stack.
+"""
+
+import copy
 
 import jax
 import jax.numpy as jnp
@@ -40,24 +45,17 @@ def test_containers_are_sorted_by_field_and_restored_in_place(graph):
 
 
 def test_mixed_keys_of_a_dict():
-    mixed = {1: param(), "a": param()}
-    with pytest.raises(TypeError):
-        nnx.split(mixed, graph=True)
-    with pytest.raises(ValueError):
-        nnx.split(mixed, graph=False)
+    for graph, error in ((True, TypeError), (False, ValueError)):
+        with pytest.raises(error):
+            nnx.split({1: param(), "a": param()}, graph=graph)
 
 
 def test_jax_paths_become_paths():
-    tu = jax.tree_util
-    entries = (
-        tu.SequenceKey(1),
-        tu.DictKey((2, "x")),
-        tu.GetAttrKey("name"),
-        tu.FlattenedIndexKey(3),
-    )
-    assert nnx.graphlib.jax_to_nnx_path(entries) == (1, (2, "x"), "name", 3)
+    tu, convert = jax.tree_util, nnx.graphlib.jax_to_nnx_path
+    entries = [tu.SequenceKey(1), tu.DictKey((2, "x")), tu.GetAttrKey("name")]
+    assert convert((*entries, tu.FlattenedIndexKey(3))) == (1, (2, "x"), "name", 3)
     with pytest.raises(ValueError, match="Invalid key"):
-        nnx.graphlib.jax_to_nnx_path((tu.DictKey(object()),))
+        convert((tu.DictKey(object()),))
 
 
 # --------------------------------------------------------------------------- iter_graph
@@ -90,21 +88,15 @@ def test_arrays_statics_and_singletons_come_once_per_path():
     assert listed(node, graph=False) == [*[(i,) for i in range(8)], ()]
 
 
-def test_shared_containers_and_variables_come_once():
-    p = param()
-    held = [p]
+def test_shared_containers_variables_and_cycles_come_once():
+    p, m = param(), Block()
+    held, m.me = [p], m
     assert listed([held, held, p]) == [(0, 0), (0,), ()]
+    assert listed(m) == [(NODES,), (STATE,), ()]
 
 
 def test_variables_are_not_entered():
-    inner = nnx.Variable({"x": param()})
-    assert listed([inner]) == [(0,), ()]
-
-
-def test_cycles_are_visited_in_graph_mode():
-    m = Block()
-    m.me = m
-    assert listed(m) == [(NODES,), (STATE,), ()]
+    assert listed([nnx.Variable({"x": param()})]) == [(0,), ()]
 
 
 def test_iter_graph_is_lazy(graph):
@@ -176,12 +168,8 @@ def test_map_makes_a_new_node(graph):
     assert mapped is not m and type(mapped.a) is nnx.Param and mapped.a.tag == "x"
     assert mapped.a[...].tolist() == mapped.c.tolist() == [2.0, 2.0]
     assert mapped.b is m.b and m.a[...].tolist() == [1.0, 1.0]
-
-
-def test_map_can_place_raw_results(graph):
-    m = Block(a=param())
-    mapped = nnx.map(lambda _, v: v[...], m, graph=graph, recreate_variables=False)
-    assert mapped.a is m.a[...]
+    raw = lambda _, x: x[...]  # noqa: E731
+    assert nnx.map(raw, m, graph=graph, recreate_variables=False).b is m.b[...]
 
 
 def test_map_calls_once_for_shared_variables():
@@ -237,16 +225,12 @@ def test_new_variables_are_bound_in_the_copy_only(graph):
 
 
 def test_nodes_can_be_swapped():
-    class Lora(nnx.Module):
-        def __init__(self, inner):
-            self.inner = inner
-
     def f(path, x):
-        return Lora(x) if isinstance(x, Linear) else x
+        return Node(inner=x) if isinstance(x, Linear) else x
 
     m = Block(a=Linear(), b=nnx.List([Linear()]))
     mapped = nnx.recursive_map(f, m)
-    assert type(mapped.a) is type(mapped.b[0]) is Lora
+    assert type(mapped.a) is type(mapped.b[0]) is Node
     assert mapped.a.inner.w is m.a.w and type(m.a) is Linear
 
 
@@ -295,13 +279,9 @@ def test_what_counts_as_a_duplicate():
     assert not nnx.find_duplicates(Block(a=nnx.Param(array), b=nnx.Param(array)))
 
 
-def test_variables_in_a_shared_list_are_listed_at_both_paths():
-    held = [param()]
+def test_what_is_in_a_shared_list_is_listed_and_below_a_node_nothing():
+    held, inner = [param()], Block(a=param())
     assert nnx.find_duplicates([held, held]) == [[(0, 0), (1, 0)]]
-
-
-def test_below_a_repeated_node_nothing_is_listed():
-    inner = Block(a=param())
     assert nnx.find_duplicates([inner, inner]) == [[(0,), (1,)]]
 
 
@@ -332,11 +312,61 @@ def test_objects_made_while_listing_are_no_duplicates():
     assert nnx.find_duplicates([Fresh() for _ in range(20)]) == []
 
 
-@pytest.mark.parametrize("graph", [True])
-def test_classes_that_are_no_pytrees_are_nodes_in_graph_mode(graph):
-    m = Hidden()
-    m.a = param()
-    assert [p for p, x in nnx.iter_graph([m], graph=graph) if x is m.a] == [(0, "a")]
+def test_classes_that_are_no_pytrees_are_nodes_in_graph_mode():
+    m = Hidden(a=param())
+    assert [p for p, x in nnx.iter_graph([m], graph=True) if x is m.a] == [(0, "a")]
+
+
+# ---------------------------------- chains as deep as Flax takes them apart (issue 12)
+
+
+def chain(length):
+    model = None
+    for _ in range(length):
+        model = Block(weight=nnx.Param(jnp.array(1.0)), inner=nnx.data(model))
+    return model
+
+
+def write(model):
+    model.weight[...] += 1
+
+
+@pytest.fixture(scope="module")
+def deep():
+    # Python's limit is 1000 frames, of which pytest takes some.
+    return chain(700)
+
+
+OPERATIONS = {
+    "split": lambda m: nnx.split(m)[1],
+    "merge": lambda m: nnx.merge(*nnx.split(m)),
+    "pure dict": lambda m: nnx.merge(nnx.graphdef(m), nnx.to_pure_dict(nnx.state(m))),
+    "state": lambda m: nnx.state(m, nnx.Param),
+    "flat state": lambda m: nnx.from_flat_state(nnx.to_flat_state(nnx.state(m))),
+    "update": lambda m: nnx.update(m, nnx.state(m)),
+    "clone": nnx.clone,
+    "clone again": lambda m: (nnx.clone(m), nnx.clone(m)),
+    "iter_graph": lambda m: list(nnx.iter_graph(m)),
+    "iter_graph of a tree": lambda m: list(nnx.iter_graph(m, graph=False)),
+    "train": lambda m: m.train(),
+    "pop": lambda m: nnx.pop(m, nnx.Cache),
+    "jax.jit": jax.jit(lambda m: m.weight * 2),
+    "jit": nnx.jit(write),
+    "jit without graph updates": nnx.jit(write, graph_updates=False),
+    "jit of a tree": nnx.jit(write, graph=False),
+    "grad": nnx.grad(lambda m: m.weight[...] ** 2),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_deep_chain_is_taken_apart(operation, deep):
+    for _ in range(2):  # the second time plans and memos are made
+        OPERATIONS[operation](deep)
+
+
+@pytest.mark.parametrize("operation", [repr, copy.deepcopy, nnx.view])
+def test_what_python_walks_itself_takes_less_deep_chains(operation):
+    assert operation(chain(80)) is not None
 
 
 # ----------------------------------------------------------------------------- the peer

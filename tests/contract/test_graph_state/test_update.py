@@ -1,9 +1,10 @@
-"""Update (contract section 7)."""
+"""Update, clone, pop, set_metadata, as_pure (contract sections 7 and 8)."""
 
 import collections
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -30,30 +31,21 @@ def test_a_variable_takes_value_and_metadata_and_keeps_identity_and_type():
     assert values(m.a) == [0.0, 0.0, 0.0]
 
 
-def test_raw_values_replace_the_raw_value_without_checks():
-    m = Block(a=nnx.Param(jnp.ones(2), old=1))
+def test_raw_values_replace_the_raw_value_without_checks_and_no_other():
+    m = Block(a=nnx.Param(jnp.ones(2), old=1), b=param(2.0), n=3)
     nnx.update(m, {"a": 3})
     assert m.a.get_raw_value() == 3 and m.a.old == 1
-
-
-def test_other_attributes_stay():
-    m = Block(a=param(1.0), b=param(2.0), n=3)
-    nnx.update(m, {"a": jnp.zeros(2)})
     assert values(m.b) == [2.0, 2.0] and m.n == 3
 
 
-def test_later_states_win():
+def test_later_states_win_and_empty_ones_change_nothing():
     m = Block(a=param(), b=param())
-    nnx.update(m, {"a": jnp.zeros(2), "b": jnp.zeros(2)}, nnx.State({"b": jnp.ones(1)}))
-    assert values(m.a) == [0.0, 0.0] and values(m.b) == [1.0]
-
-
-def test_empty_states_change_nothing():
-    m = Block(a=param())
     nnx.update(m, nnx.State({"a": nnx.State({})}))
     nnx.update(m, {"a": {}}, {})
     nnx.update(m.a, nnx.State({}))
     assert values(m.a) == [1.0, 1.0]
+    nnx.update(m, {"a": jnp.zeros(2), "b": jnp.zeros(2)}, nnx.State({"b": jnp.ones(1)}))
+    assert values(m.a) == [0.0, 0.0] and values(m.b) == [1.0]
 
 
 def test_dict_valued_variables():
@@ -99,21 +91,20 @@ def test_a_variable_root():
         nnx.update(v, param(), param())
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda m: nnx.state(m),
-        lambda m: nnx.to_flat_state(nnx.state(m)),
-        lambda m: nnx.unpack(m),
-        lambda m: nnx.to_pure_dict(nnx.state(m)),
-        lambda m: m,
-    ],
-    ids=["State", "FlatState", "GraphState", "dict", "Module"],
-)
+FORMS = {
+    "State": nnx.state,
+    "FlatState": lambda m: nnx.to_flat_state(nnx.state(m)),
+    "GraphState": nnx.unpack,
+    "dict": lambda m: nnx.to_pure_dict(nnx.state(m)),
+    "Module": lambda m: m,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_state(form):
     m = Block(inner=nnx.List([param(), param()]), b=param())
     given = Block(inner=nnx.List([param(5.0), param(6.0)]), b=param(7.0))
-    nnx.update(m, form(given))
+    nnx.update(m, FORMS[form](given))
     assert [values(v)[0] for v in (*m.inner, m.b)] == [5.0, 6.0, 7.0]
 
 
@@ -209,12 +200,6 @@ def test_a_leaf_can_t_replace_a_node(value):
         nnx.update(Block(a=Block()), {"a": value})
 
 
-@pytest.mark.parametrize("root", [42, jnp.ones(2), "text"])
-def test_a_root_must_be_a_node(root):
-    with pytest.raises(RuntimeError, match="Unsupported type"):
-        nnx.update(root, {})
-
-
 @pytest.mark.parametrize("state", [3, jnp.ones(2), None, "text"])
 def test_a_state_must_be_a_mapping(state):
     with pytest.raises(TypeError, match="mapping.*got"):
@@ -226,3 +211,217 @@ def test_a_failed_update_changes_nothing():
     with pytest.raises(ValueError, match="Expected a subgraph"):
         nnx.update(m, {"a": jnp.zeros(2), "b": jnp.zeros(2)})
     assert values(m.a) == [1.0, 1.0]
+
+
+def pointer(x):
+    return x.unsafe_buffer_pointer()
+
+
+# -------------------------------------------------------------------------------- clone
+
+
+def test_clone_makes_new_variables_of_the_same_arrays(graph):
+    m = Block(kernel=nnx.Param(jnp.ones(2), tag="x"), array=jnp.ones(2), n=3)
+    c = nnx.clone(m, graph=graph)
+    assert c is not m and c.kernel is not m.kernel
+    assert c.kernel[...] is m.kernel[...] and c.array is m.array and c.n == 3
+    c.kernel.set_metadata(tag="y")
+    c.kernel[...] = jnp.zeros(2)
+    assert m.kernel.tag == "x" and m.kernel[...].tolist() == [1.0, 1.0]
+
+
+def test_clone_can_share_variables(graph):
+    m = Block(kernel=param())
+    c = nnx.clone(m, False, graph=graph)
+    assert c is not m and c.kernel is m.kernel
+    with pytest.raises(ValueError, match="If arrays is True, variables should be also"):
+        nnx.clone(m, variables=False, arrays=True, graph=graph)
+
+
+def test_clone_copies_all_arrays_on_request(graph):
+    m = Block(a=param(), b=nnx.Variable({"x": jnp.ones(2)}), c=jnp.ones(2))
+    m.key = nnx.Variable(jax.random.key(0))
+    m.weak = nnx.Param(jnp.asarray(1.0), tag="t")
+    c = nnx.clone(m, arrays=True, graph=graph)
+    before, after = jax.tree.leaves(m), jax.tree.leaves(c)
+    assert jax.tree.structure(m) == jax.tree.structure(c)
+    for x, y in zip(before, after, strict=True):
+        assert x is not y and jnp.all(x == y)
+        assert jax.typeof(x) == jax.typeof(y) and x.sharding == y.sharding
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            assert pointer(x) != pointer(y)
+
+
+def test_original_and_copy_can_be_donated_together():
+    m = Block(a=param())
+    pair = {"model": m, "copy": nnx.clone(m, arrays=True)}
+    out = jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(pair)
+    assert out["copy"].a[...].tolist() == [2.0, 2.0]
+
+
+def test_only_jax_arrays_are_copied(graph):
+    numpy, spec = np.ones(2), jax.ShapeDtypeStruct((2,), jnp.float32)
+    m = Block(a=nnx.data(3), b=numpy, c=nnx.data(spec), d=nnx.data("text"))
+    c = nnx.clone(m, arrays=True, graph=graph)
+    assert (c.a, c.c, c.d) == (3, spec, "text") and c.b is numpy
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_refs_become_new_refs(graph, arrays):
+    m = Block(v=nnx.Param(jnp.ones(2), ref=True), r=jax.new_ref(jnp.ones(2)))
+    c = nnx.clone(m, arrays=arrays, graph=graph)
+    assert c.v.ref and isinstance(c.r, jax.Ref)
+    c.v[...], c.r[...] = jnp.zeros(2), jnp.zeros(2)
+    assert m.v[...].tolist() == m.r[...].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_what_shares_a_ref_still_does(arrays):
+    v = nnx.Param(jnp.ones(2), ref=True)
+    for node in ([v, v.get_raw_value()], [v.get_raw_value(), v]):
+        c = nnx.clone(node, arrays=arrays)
+        if not isinstance(c[0], nnx.Variable):
+            c = c[::-1]
+        assert c[0].get_raw_value() is c[1] and c[1] is not v.get_raw_value()
+
+
+def test_clone_keeps_sharing_and_tree_mode_refuses_it():
+    p = param()
+    m = Block(a=p, b=[1], c=p)
+    m.me = m
+    c = nnx.clone(m)
+    assert c.a is c.c and c.a is not p and c.me is c
+    with pytest.raises(ValueError, match="Duplicate"):
+        nnx.clone([p, p], graph=False)
+
+
+def test_clone_takes_states_variables_and_arrays(graph):
+    state, array = nnx.State({"a": param()}), jnp.ones(2)
+    c = nnx.clone((state, state["a"].copy()), graph=graph)
+    assert isinstance(c[0], nnx.State) and c[0]["a"] is not state["a"]
+    assert isinstance(nnx.clone(state["a"], graph=graph), nnx.Param)
+    assert nnx.clone(array, graph=graph) is array
+    copied = nnx.clone(array, arrays=True, graph=graph)
+    assert pointer(copied) != pointer(array)
+
+
+# ---------------------------------------------------------------------------------- pop
+
+
+def test_pop_removes_and_returns():
+    inner = Block(b=nnx.Intermediate(1))
+    m = Block(a=nnx.Intermediate(2), inner=inner, c=param(), n=3)
+    popped = nnx.pop(m, nnx.Intermediate)
+    assert popped["a"].get_value() == 2 and popped["inner"]["b"].get_value() == 1
+    assert not hasattr(m, "a") and not hasattr(inner, "b")
+    assert sorted(m._pytree__nodes) == ["c", "inner", "n"]
+    assert list(nnx.state(m)) == ["c"]
+
+
+def test_the_first_filter_takes_a_leaf():
+    m = Block(a=nnx.Intermediate(1), b=param(), c=jnp.ones(2), n=3, d=nnx.data(4))
+    intermediate, other = nnx.pop(m, nnx.Intermediate, ...)
+    assert list(intermediate) == ["a"] and list(other) == ["b", "c"]
+    assert (m.n, m.d) == (3, 4)
+    everything, nothing = nnx.pop(Block(a=param()), ..., nnx.Param)
+    assert list(everything) == ["a"] and nothing == nnx.State({})
+
+
+def test_pop_of_nothing():
+    m = Block(a=param())
+    assert nnx.pop(m, nnx.BatchStat) == nnx.State({})
+    with pytest.raises(ValueError, match="Expected at least one filter"):
+        nnx.pop(m)
+
+
+def test_entries_of_dicts_are_removed():
+    node = {"a": param(), "b": {"c": nnx.BatchStat(jnp.ones(1))}}
+    assert list(nnx.pop(node, nnx.Param)) == ["a"]
+    assert list(node) == ["b"]
+    for kind in (nnx.Dict, nnx.State):
+        d = kind({"x": param(), "y": 3})
+        nnx.pop(d, nnx.Param)
+        assert list(d) == ["y"]
+
+
+def test_a_shared_variable_is_removed_at_its_first_path():
+    p = param()
+    m = Block(a=p, b=p)
+    assert nnx.pop(m, nnx.Param)["a"] is p
+    assert not hasattr(m, "a") and m.b is p
+
+
+@pytest.mark.parametrize("kind", [list, tuple, nnx.List])
+def test_items_of_sequences_are_not_popped(kind):
+    with pytest.raises(ValueError, match=f"Cannot pop key .*{kind.__name__}"):
+        nnx.pop({"z": kind([param()]), "a": param()}, nnx.Param)
+
+
+def test_a_failed_pop_changes_nothing():
+    m = Block(a=param(), b=nnx.data([param()]))
+    with pytest.raises(ValueError, match="Cannot pop key 0"):
+        nnx.pop(m, nnx.Param)
+    assert hasattr(m, "a")
+
+
+@pytest.mark.parametrize("root", [42, jnp.ones(2), "text"])
+def test_a_root_must_be_a_node(root):
+    for change, argument in ((nnx.pop, ...), (nnx.update, {})):
+        with pytest.raises(RuntimeError, match="Unsupported type") as error:
+            change(root, argument)
+        assert isinstance(error.value, TypeError)
+    with pytest.raises(RuntimeError, match="Unsupported type"):
+        nnx.pop(param(), ...)
+
+
+# ------------------------------------------------------------------------- set_metadata
+
+
+def test_metadata_is_set_where_the_filter_matches():
+    m = Block(a=nnx.Param(jnp.ones(1), old=1), b=nnx.BatchStat(jnp.ones(1)))
+    assert nnx.set_metadata(m, only=nnx.Param, new=2) is None
+    assert m.a.get_metadata(exclude_required=True) == {"old": 1, "new": 2}
+    assert m.b.get_metadata(exclude_required=True) == {}
+    nnx.set_metadata(m, new=3)
+    assert m.a.new == m.b.new == 3
+
+
+def test_metadata_of_a_bare_variable_and_under_older_names():
+    v = param()
+    nnx.set_metadata(v, tag="x")
+    with pytest.warns(DeprecationWarning, match="out_sharding"):
+        nnx.set_metadata([v], sharding=("x",))
+    assert v.tag == "x" and v.out_sharding == ("x",)
+
+
+def test_misuse_of_set_metadata():
+    m = Block(a=param())
+    for key in ("ref", "hijax"):
+        with pytest.raises(ValueError, match="Cannot change"):
+            nnx.set_metadata(m, **{key: True})
+    with pytest.raises(TypeError):
+        nnx.set_metadata(m)
+    nnx.set_metadata(m, only=nnx.BatchStat)
+
+
+def test_set_metadata_follows_the_mode_in_force():
+    p = param()
+    with nnx.set_graph_mode(False), pytest.raises(ValueError, match="Duplicate"):
+        nnx.set_metadata([p, p], tag="x")
+    assert not p.has_metadata("tag")
+
+
+# ------------------------------------------------------------------------------ as_pure
+
+
+def test_as_pure_gives_raw_values_and_enters_them():
+    refs = {"b": nnx.Param(jnp.ones(2), ref=True), "c": jax.new_ref(jnp.ones(2))}
+    m = Block(a=param(), **refs, n=3)
+    pure = nnx.as_pure(m)
+    assert type(pure) is Block and pure.n == 3 and pure.a is m.a.get_raw_value()
+    for x in (pure.a, pure.b, pure.c):
+        assert isinstance(x, jax.Array) and not isinstance(x, jax.Ref)
+    assert isinstance(nnx.as_pure(nnx.state(m)), nnx.State)
+    nested = nnx.Variable({"x": nnx.Variable((1, nnx.Param(2)))})
+    assert nnx.as_pure(nested) == {"x": (1, 2)}
+    assert nnx.as_pure(param()).tolist() == [1.0, 1.0]

@@ -3,6 +3,7 @@
 The hooks of that section are in `test_hooks.py`, wrong inputs in `test_errors.py`.
 """
 
+import functools
 import inspect
 
 import jax
@@ -59,9 +60,8 @@ def test_rngs_without_params_and_default_are_an_attribute_error(row):
         row.make(rngs=nnx.Rngs(dropout=0))
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "BatchNorm", "InstanceNorm"])
-def test_rngs_of_a_layer_that_draws_nothing_may_be_anything(name):
-    layer = getattr(nnx, name)
+@pytest.mark.parametrize("layer", [nnx.LayerNorm, nnx.BatchNorm, nnx.InstanceNorm])
+def test_rngs_of_a_layer_that_draws_nothing_may_be_anything(layer):
     assert layer(3, use_scale=False, use_bias=False, rngs=None).scale is None
     with pytest.raises(TypeError, match="rngs"):
         layer(3, use_scale=False, use_bias=False)
@@ -86,54 +86,51 @@ INITIALIZED = {
     ),
     "GRUCell": ((2, 3), {"kernel": "dense_i.kernel", "bias": "dense_i.bias"}),
 }
-INITIALIZERS = [
-    (name, argument, path)
-    for name, (_, paths) in INITIALIZED.items()
-    for argument, path in paths.items()
-]
 
 
-@pytest.mark.parametrize(("name", "argument", "path"), INITIALIZERS)
-def test_initializers_are_called_with_three_positional_arguments(name, argument, path):
-    calls = []
+@pytest.mark.parametrize("name", INITIALIZED)
+def test_initializers_are_called_with_three_positional_arguments(name):
+    arguments, paths = INITIALIZED[name]
+    calls = {argument: [] for argument in paths}
 
-    def init(*args, **keywords):
-        calls.append((args, keywords))
-        return jnp.asarray(np.full(args[1], 7, args[2]))
+    def initializer(argument):
+        def init(*args, **keywords):
+            calls[argument].append((args, keywords))
+            return jnp.asarray(np.full(args[1], len(argument), args[2]))
 
-    options = {f"{argument}_init": init, "param_dtype": jnp.float16}
-    make = getattr(nnx, name)
-    layer = make(*INITIALIZED[name][0], **options, rngs=nnx.Rngs(0))
-    (key, shape, dtype), keywords = calls[0]
-    assert (key.shape, dtype, keywords) == ((), jnp.float16, {})
-    param = params_of(layer)[path]
-    assert (np.asarray(param[...]) == 7).all() and param.dtype == jnp.float16
-    assert np.prod(shape) == param[...].size
+        return init
+
+    options = {f"{argument}_init": initializer(argument) for argument in paths}
+    make = functools.partial(getattr(nnx, name), *arguments, **options)
+    layer = make(param_dtype=jnp.float16, rngs=nnx.Rngs(0))
+    for argument, path in paths.items():
+        (key, shape, dtype), keywords = calls[argument][0]
+        assert (key.shape, dtype, keywords) == ((), jnp.float16, {})
+        param = np.asarray(params_of(layer)[path])
+        assert (param == len(argument)).all() and param.dtype == jnp.float16
+        assert np.prod(shape) == param.size
 
 
-@pytest.mark.parametrize(("name", "argument", "path"), INITIALIZERS)
-def test_metadata_reaches_the_param_and_that_of_the_initializer_wins(
-    name, argument, path
-):
+@pytest.mark.parametrize("name", INITIALIZED)
+def test_metadata_reaches_the_param_and_that_of_the_initializer_wins(name):
+    arguments, paths = INITIALIZED[name]
     ones = nnx.with_metadata(nnx.initializers.ones, tag="initializer", a=1)
-    options = {
-        f"{argument}_init": ones,
-        f"{argument}_metadata": {"tag": "layer", "b": 2},
-    }
-    make = getattr(nnx, name)
-    layer = make(*INITIALIZED[name][0], **options, rngs=nnx.Rngs(0))
-    param = params_of(layer)[path]
-    assert (param.tag, param.a, param.b) == ("initializer", 1, 2)
-    assert (param[...] == 1).all()
+    options = {f"{argument}_init": ones for argument in paths}
+    for argument in paths:
+        options[f"{argument}_metadata"] = {"tag": "layer", "b": argument}
+    layer = getattr(nnx, name)(*arguments, **options, rngs=nnx.Rngs(0))
+    for argument, path in paths.items():
+        param = params_of(layer)[path]
+        assert (param.tag, param.a, param.b) == ("initializer", 1, argument)
+        assert (np.asarray(param) == 1).all()
 
 
 def test_partitioning_of_an_initializer_becomes_metadata():
-    init = nnx.with_partitioning(
-        nnx.initializers.lecun_normal(), ("a", "b"), eager_sharding=False
-    )
+    lecun = nnx.initializers.lecun_normal()
+    init = nnx.with_partitioning(lecun, ("a", "b"), eager_sharding=False)
+    plain = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     layer = nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(0))
     assert layer.kernel.out_sharding == ("a", "b")
-    plain = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(layer.kernel[...], plain.kernel[...])
 
 
@@ -147,9 +144,8 @@ def test_sharding_in_metadata_needs_a_mesh_unless_it_is_not_eager(name):
         options = {f"{argument}_metadata": metadata, "rngs": nnx.Rngs(0)}
         return make(*arguments, **options)
 
-    names = {"Linear": (None, "x"), "Conv": (None, None, "x"), "LayerNorm": ("x",)}[
-        name
-    ]
+    last = {"Linear": (None, "x"), "Conv": (None, None, "x"), "LayerNorm": ("x",)}
+    names = last[name]
     with pytest.raises(ValueError, match="mesh context or metadata is required"):
         layer(out_sharding=names)
     lazy = layer(out_sharding=names, eager_sharding=False)
@@ -166,27 +162,16 @@ def test_sharding_in_metadata_places_the_param_on_a_mesh():
     assert kernel[...].sharding == kernel.sharding
 
 
-OPTIONAL = [
-    ("Linear", (2, 3), "bias"),
-    ("LinearGeneral", (2, 3), "bias"),
-    ("Conv", (2, 3, 1), "bias"),
-    ("ConvTranspose", (2, 3, 1), "bias"),
-    ("BatchNorm", (2,), "scale"),
-    ("BatchNorm", (2,), "bias"),
-    ("LayerNorm", (2,), "scale"),
-    ("LayerNorm", (2,), "bias"),
-    ("InstanceNorm", (2,), "scale"),
-    ("InstanceNorm", (2,), "bias"),
-    ("RMSNorm", (2,), "scale"),
-    ("GroupNorm", (2, 1), "scale"),
-    ("GroupNorm", (2, 1), "bias"),
-]
+NORMS = ("BatchNorm", "LayerNorm", "InstanceNorm", "GroupNorm")
+OPTIONAL = [(name, "scale") for name in (*NORMS, "RMSNorm")]
+OPTIONAL += [(name, "bias") for name in NORMS]
+OPTIONAL += [(n, "bias") for n in ("Linear", "LinearGeneral", "Conv", "ConvTranspose")]
 
 
-@pytest.mark.parametrize(("name", "arguments", "member"), OPTIONAL)
-def test_an_absent_param_is_none_and_may_be_assigned_later(name, arguments, member):
+@pytest.mark.parametrize(("name", "member"), OPTIONAL)
+def test_an_absent_param_is_none_and_may_be_assigned_later(name, member):
     options = {f"use_{member}": False, "rngs": nnx.Rngs(0)}
-    layer = getattr(nnx, name)(*arguments, **options)
+    layer = getattr(nnx, name)(*INITIALIZED[name][0], **options)
     assert getattr(layer, member) is None
     assert member not in params_of(layer)
     x = random(4, 5, 2)
@@ -212,11 +197,11 @@ def test_other_absent_members_are_none():
     assert nnx.RoPE().cached_sin is nnx.RoPE().cached_cos is None
     layer = nnx.Linear(2, 3, rngs=rngs)
     assert nnx.WeightNorm(layer, use_scale=False, rngs=rngs).scales is None
-    assert nnx.Einsum("ab,bc->ac", (2, 3), rngs=rngs).bias is None
 
 
 def test_einsum_takes_a_bias_later():
     layer = nnx.Einsum("ab,bc->ac", (2, 3), rngs=nnx.Rngs(0))
+    assert layer.bias is None
     plain = layer(ones((1, 2)))
     layer.bias = nnx.Param(ones(3))
     np.testing.assert_allclose(layer(ones((1, 2))), plain + 1, rtol=1e-6)
@@ -239,21 +224,13 @@ def test_abstract_layers_take_arrays(write):
 
 
 @pytest.mark.parametrize(
-    ("layer", "flag", "phrase"),
-    [
-        (
-            lambda flag: nnx.BatchNorm(2, use_running_average=flag, rngs=nnx.Rngs(0)),
-            "use_running_average",
-            "No `use_running_average` argument was provided to BatchNorm",
-        ),
-        (
-            lambda flag: nnx.Dropout(0.5, deterministic=flag, rngs=nnx.Rngs(0)),
-            "deterministic",
-            "No `deterministic` argument was provided to Dropout",
-        ),
-    ],
+    ("name", "size", "flag"),
+    [("BatchNorm", 2, "use_running_average"), ("Dropout", 0.5, "deterministic")],
 )
-def test_arguments_of_the_call_override_those_of_the_constructor(layer, flag, phrase):
+def test_arguments_of_the_call_override_those_of_the_constructor(name, size, flag):
+    def layer(value):
+        return getattr(nnx, name)(size, **{flag: value}, rngs=nnx.Rngs(0))
+
     x = random(8, 2)
     results = {value: layer(value)(x) for value in (True, False)}
     assert (results[True] != results[False]).any()
@@ -261,6 +238,7 @@ def test_arguments_of_the_call_override_those_of_the_constructor(layer, flag, ph
         for stored in (True, False, None):
             y = layer(stored)(x, **{flag: given})
             np.testing.assert_array_equal(y, results[given])
+    phrase = f"No `{flag}` argument was provided to {name}"
     with pytest.raises(ValueError, match=phrase):
         layer(None)(x)
 
@@ -284,10 +262,9 @@ def test_out_sharding_is_that_of_the_result(name):
     kinds = (jax.sharding.AxisType.Explicit,)
     spec = P(*(None,) * axis, "x", *(None,) * (expected.ndim - axis - 1))
     with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=kinds)):
-        call = jax.jit(
-            lambda m, x, s: getattr(m, method)(x, out_sharding=s), static_argnums=2
-        )
-        sharded, free = call(layer, inputs, spec), call(layer, inputs, None)
+        call = lambda m, s: getattr(m, method)(inputs, out_sharding=s)  # noqa: E731
+        call = jax.jit(call, static_argnums=1)
+        sharded, free = call(layer, spec), call(layer, None)
     assert jax.typeof(sharded).sharding.spec == spec
     assert jax.typeof(free).sharding.is_fully_replicated
     np.testing.assert_allclose(sharded, expected, rtol=1e-5)
@@ -333,10 +310,9 @@ def test_stacked_layers_in_refs_are_scanned_over():
         return block(x)
 
     np.testing.assert_allclose(y, forward(x, expected), rtol=1e-5)
+    found = catalog.state_of(blocks)
     for path, value in catalog.state_of(expected).items():
-        np.testing.assert_allclose(
-            catalog.state_of(blocks)[path], value, rtol=1e-5, atol=1e-7
-        )
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-7)
     assert (blocks.dropout.rngs.count[...] == 1).all()
     assert (blocks.norm.mean[...] != 0).all()
 
@@ -346,10 +322,12 @@ def test_params_are_differentiated_beside_refs():
     graphdef, params, rest = nnx.split(block, nnx.Param, ...)
     x = random(4, 2)
 
-    def loss(params):
-        return (nnx.merge(graphdef, params, rest)(x) ** 2).sum()
+    @jax.jit
+    def gradient(params, rest):
+        loss = lambda params: (nnx.merge(graphdef, params, rest)(x) ** 2).sum()  # noqa: E731
+        return jax.grad(loss)(params)
 
-    grads = jax.grad(loss)(nnx.to_arrays(params))
+    grads = gradient(nnx.to_arrays(params), rest)
     assert (grads["linear"]["kernel"][...] != 0).any()
     assert block.dropout.rngs.count[...] == 1
     assert (block.norm.mean[...] != 0).all()

@@ -81,10 +81,6 @@ def test_submodule_has_its_names(submodule):
             assert value is getattr(nnx, name)
 
 
-def test_there_is_one_module_of_initializers():
-    assert nnx.initializers is nnx.nn.initializers
-
-
 def test_defaults_are_those_of_the_contract():
     linear, lora = nnx.nn.linear, nnx.nn.lora
     assert linear.default_bias_init is nnx.initializers.zeros
@@ -115,6 +111,11 @@ def test_flattening_of_padding_has_the_name_of_the_peer():
 
 dtypes = nnx.nn.dtypes
 
+
+def promote(*args, **options):
+    return dtypes.promote_dtype(args, **options)
+
+
 INFERRED = [
     ((jnp.ones(1, jnp.int32),), jnp.float32),
     ((jnp.ones(1, bool),), jnp.float32),
@@ -129,7 +130,7 @@ INFERRED = [
 @pytest.mark.parametrize(("args", "expected"), INFERRED)
 def test_dtype_is_inferred_from_what_is_there(args, expected):
     assert dtypes.canonicalize_dtype(*args) == expected
-    promoted = dtypes.promote_dtype(args)
+    promoted = promote(*args)
     assert isinstance(promoted, tuple)
     for given, x in zip(args, promoted, strict=True):
         assert x is None if given is None else x.dtype == expected
@@ -138,7 +139,7 @@ def test_dtype_is_inferred_from_what_is_there(args, expected):
 def test_integers_stay_if_they_may():
     integers = jnp.ones(1, jnp.int32)
     assert dtypes.canonicalize_dtype(integers, inexact=False) == jnp.int32
-    (x,) = dtypes.promote_dtype((integers,), inexact=False)
+    (x,) = promote(integers, inexact=False)
     assert x.dtype == jnp.int32
     assert dtypes.canonicalize_dtype(1, dtype=jnp.int8, inexact=False) is jnp.int8
 
@@ -146,24 +147,22 @@ def test_integers_stay_if_they_may():
 @pytest.mark.parametrize("dtype", [jnp.float16, "bfloat16", np.dtype("float32")])
 def test_a_given_dtype_is_the_answer_itself(dtype):
     assert dtypes.canonicalize_dtype(jnp.ones(1), dtype=dtype) is dtype
-    (x,) = dtypes.promote_dtype((jnp.ones(1),), dtype=dtype)
+    (x,) = promote(jnp.ones(1), dtype=dtype)
     assert x.dtype == jnp.dtype(dtype)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, "int8", bool])
 def test_a_given_dtype_must_be_inexact(dtype):
-    with pytest.raises(ValueError, match="Dtype must be inexact"):
-        dtypes.canonicalize_dtype(jnp.ones(1), dtype=dtype)
-    with pytest.raises(ValueError, match="Dtype must be inexact"):
-        dtypes.promote_dtype((jnp.ones(1),), dtype=dtype)
+    for call in (dtypes.canonicalize_dtype, promote):
+        with pytest.raises(ValueError, match="Dtype must be inexact"):
+            call(jnp.ones(1), dtype=dtype)
 
 
 @pytest.mark.parametrize("args", [(), (None,), (None, None)])
 def test_nothing_to_infer_from_is_a_value_error(args):
-    with pytest.raises(ValueError):
-        dtypes.canonicalize_dtype(*args)
-    with pytest.raises(ValueError):
-        dtypes.promote_dtype(args)
+    for call in (dtypes.canonicalize_dtype, promote):
+        with pytest.raises(ValueError):
+            call(*args)
 
 
 def test_promote_dtype_takes_one_positional_argument():
@@ -188,19 +187,15 @@ def test_initializers_are_the_objects_of_jax(name):
     assert getattr(nnx.initializers, name) is getattr(jax.nn.initializers, name)
 
 
-def test_factories_of_ones_and_zeros_give_these_themselves():
-    assert nnx.initializers.zeros_init() is nnx.initializers.zeros
-    assert nnx.initializers.ones_init() is nnx.initializers.ones
-
-
 @pytest.mark.parametrize(("name", "value"), [("ones", 1.0), ("zeros", 0.0)])
-def test_ones_and_zeros_are_initializers(name, value):
+def test_ones_and_zeros_are_initializers_and_what_their_factories_give(name, value):
     init = getattr(nnx.initializers, name)
-    assert [*inspect.signature(init).parameters] == [
-        "key", "shape", "dtype", "out_sharding",
-    ]  # fmt: skip
+    parameters = [*inspect.signature(init).parameters]
+    assert parameters == ["key", "shape", "dtype", "out_sharding"]
     assert init(None, (2,), jnp.bfloat16).tolist() == [value, value]
+    assert getattr(nnx.initializers, f"{name}_init")() is init
 
 
-def test_the_type_alias_has_two_names():
+def test_initializers_and_their_type_have_two_names():
+    assert nnx.initializers is nnx.nn.initializers
     assert nnx.Initializer is nnx.initializers.Initializer

@@ -1,5 +1,9 @@
-"""Variables whose value is in a ref (section 12.2)."""
+"""Variables whose value is in a ref (section 12.2), and copies of models of these."""
 
+import copy
+import pickle
+
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,15 +74,11 @@ def test_flags_are_read_only(name):
 # --------------------------------------------------------------- reading and writing
 
 
-def test_leaves_are_the_ref_under_the_key_value():
+def test_reading_gives_arrays_but_leaves_are_the_ref_under_the_key_value():
     variable = backed()
     [(path, leaf)] = jax.tree.leaves_with_path(variable)
     assert jax.tree_util.keystr(path) == ".value"
     assert leaf is variable.get_raw_value()
-
-
-def test_reading_gives_arrays():
-    variable = backed()
     for read in (variable[...], variable.get_value(), variable[0], variable + 1):
         assert isinstance(read, jax.Array) and not isinstance(read, jax.Ref)
     assert jnp.sum(variable) == 3.0
@@ -151,18 +151,11 @@ def test_split_and_merge_share_the_refs():
     merged = nnx.merge(*nnx.split(model))
     assert merged.a.get_raw_value() is model.a.get_raw_value()
     assert merged.bare is model.bare
-
-
-def test_a_bare_ref_is_its_own_state():
-    ref = jax.new_ref(jnp.ones(2))
-    graphdef, state = nnx.split(ref)
-    assert state is ref and nnx.merge(graphdef, state) is ref
-
-
-def test_numbering_counts_node_variable_and_ref():
+    graphdef, state = nnx.split(model.bare)
+    assert state is model.bare and nnx.merge(graphdef, state) is model.bare
     refs = nnx.graphlib.RefMap()
     nnx.graphlib.flatten(nnx.Dict(a=backed()), ref_index=refs)
-    assert len(refs) == 3
+    assert len(refs) == 3  # the Dict, its Variable and the ref of that
 
 
 def test_duplicates_are_found_and_split_removes_them():
@@ -190,27 +183,22 @@ def test_clones_keep_what_is_shared_shared():
     for copied in (nnx.clone(model), nnx.clone(model, arrays=True)):
         assert copied.a is copied.b and copied.c is copied.d
         assert copied.c is not model.c and copied.a is not model.a
-
-
-def test_clone_without_variables_shares_them():
-    model = nnx.Dict(a=backed())
     assert nnx.clone(model, variables=False).a is model.a
 
 
 # --------------------------------------------------------------------------- update
 
 
-@pytest.mark.parametrize(
-    "new",
-    [
-        jnp.zeros(2),
-        np.zeros(2, np.float32),
-        nnx.Param(jnp.zeros(2)),
-        jax.new_ref(jnp.zeros(2)),
-        nnx.Param(jnp.zeros(2), ref=True),
-    ],
-    ids=["array", "numpy", "Variable", "ref", "ref Variable"],
-)
+NEW = {
+    "array": jnp.zeros(2),
+    "numpy": np.zeros(2, np.float32),
+    "Variable": nnx.Param(jnp.zeros(2)),
+    "ref": jax.new_ref(jnp.zeros(2)),
+    "ref Variable": nnx.Param(jnp.zeros(2), ref=True),
+}
+
+
+@pytest.mark.parametrize("new", NEW.values(), ids=NEW)
 def test_update_writes_into_the_ref(new):
     model = model_in_refs()
     ref = model.a.get_raw_value()
@@ -226,20 +214,21 @@ def test_update_of_a_bare_ref_writes_into_it():
     assert model.bare is ref and ref[...].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "word"),
-    [
-        (jnp.zeros(4), "shape"),
-        (nnx.Param(jnp.zeros(4)), "shape"),
-        (jax.random.key(0), "dtype"),
-        (jax.ShapeDtypeStruct((3,), jnp.float32), "ShapeDtypeStruct"),
-        ("text", "str"),
-    ],
-    ids=["shape", "shape of a Variable", "dtype", "abstract", "text"],
-)
-def test_update_that_does_not_fit_changes_nothing(wrong, word):
+# What is written to a ref of three numbers, and what the message says.
+MISFITS = {
+    "shape": ("b", jnp.zeros(4), "shape"),
+    "shape of a Variable": ("b", nnx.Param(jnp.zeros(4)), "shape"),
+    "dtype": ("b", jax.random.key(0), "dtype"),
+    "abstract": ("b", jax.ShapeDtypeStruct((3,), jnp.float32), "ShapeDtypeStruct"),
+    "text": ("b", "text", "str"),
+    "bare": ("bare", jnp.ones(3), "bare"),
+}
+
+
+@pytest.mark.parametrize(("name", "wrong", "word"), MISFITS.values(), ids=MISFITS)
+def test_update_that_does_not_fit_changes_nothing(name, wrong, word):
     model = model_in_refs()
-    new = {"a": jnp.zeros(2), "b": wrong, "plain": jnp.ones(2)}
+    new = {"a": jnp.zeros(2), name: wrong, "plain": jnp.ones(2)}
     with pytest.raises((ValueError, TypeError), match=word):
         nnx.update(model, new)
     assert model.a[...].tolist() == [1.0, 2.0]
@@ -251,13 +240,6 @@ def test_update_that_does_not_fit_names_the_path_and_both_types():
         nnx.update([model_in_refs()], {0: {"b": jnp.zeros(4)}})
     message = str(caught.value)
     assert "0/b" in message and "float32[3]" in message and "float32[4]" in message
-
-
-def test_update_that_does_not_fit_a_bare_ref_changes_nothing():
-    model = model_in_refs()
-    with pytest.raises(ValueError, match="bare"):
-        nnx.update(model, {"a": jnp.zeros(2), "bare": jnp.ones(3)})
-    assert model.a[...].tolist() == [1.0, 2.0]
 
 
 def test_update_from_state_keeps_ref_and_flag():
@@ -325,14 +307,13 @@ def model_and_optimizer():
     return model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        nnx.use_refs(True)(model_and_optimizer),
-        lambda: map(nnx.to_refs, model_and_optimizer()),
-    ],
-    ids=["made with refs", "converted"],
-)
+IN_REFS = {
+    "made with refs": nnx.use_refs(True)(model_and_optimizer),
+    "converted": lambda: map(nnx.to_refs, model_and_optimizer()),
+}
+
+
+@pytest.mark.parametrize("make", IN_REFS.values(), ids=IN_REFS)
 def test_a_model_trains_under_plain_jit_without_returning_anything(make):
     model, optimizer = make()
     traces = []
@@ -357,3 +338,143 @@ def test_a_model_trains_under_plain_jit_without_returning_anything(make):
     assert optimizer.step[...] == 20 and model.layers[2].rngs.count[...] == 20
     assert (model.layers[1].mean[...] != 0).all()
     assert len(traces) == 1
+
+
+# ------------------------------------------------------------------ copies of models
+
+
+def tied_model():
+    w = backed(tag="x")
+    return Box(w=w, w_tied=w, arrays=nnx.Variable(jnp.array(4.0)))
+
+
+MAKERS = {
+    "deepcopy": copy.deepcopy,
+    "deepcopy in a dict": lambda x: copy.deepcopy({"a": x})["a"],
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
+    "clone": nnx.clone,
+    "clone arrays": lambda x: nnx.clone(x, arrays=True),
+    "merge copy": lambda x: nnx.merge(*nnx.split(x), copy=True),
+}
+COPIES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@jax.jit
+def add_one(variable):
+    variable[...] += 1
+
+
+@COPIES
+def test_a_copy_of_a_model_has_refs_of_its_own(make):
+    model = tied_model()
+    copied = make(model)
+    assert type(copied) is Box and copied.w_tied is copied.w is not model.w
+    assert copied.w.ref and copied.w.get_metadata() == model.w.get_metadata()
+    assert isinstance(copied.w.get_raw_value(), jax.Ref)
+    assert not copied.arrays.ref
+    add_one(copied.w)
+    assert copied.w[...].tolist() == [2.0, 3.0]
+    assert model.w[...].tolist() == [1.0, 2.0]
+
+
+# JAX 0.12 can't write to bare refs that it unpickled.
+@pytest.mark.parametrize(
+    "make", [MAKERS[name] for name in ("deepcopy", "clone", "clone arrays")]
+)
+def test_bare_refs_are_copied_too(make):
+    model = nnx.Dict(bare=jax.new_ref(jnp.array(3.0)))
+    copied = make(model)
+    add_one(copied.bare)
+    assert copied.bare[...] == 4 and model.bare[...] == 3
+
+
+@COPIES
+def test_a_copy_of_a_variable_has_a_ref_of_its_own(make):
+    variable = tied_model().w
+    copied = make(variable)
+    add_one(copied)
+    assert type(copied) is nnx.Param and copied.tag == "x" and copied.ref
+    assert isinstance(copied.get_raw_value(), jax.Ref)
+    assert copied[...].tolist() == [2.0, 3.0] and variable[...].tolist() == [1.0, 2.0]
+
+
+def test_a_shallow_copy_shares_the_ref():
+    variable = tied_model().w
+    assert copy.copy(variable).get_raw_value() is variable.get_raw_value()
+
+
+def test_the_older_copies_of_a_state_are_of_their_own():
+    state = nnx.state(tied_model(), nnx.Param)
+    copied = copy.deepcopy(state)
+    add_one(copied["w"])
+    assert copied["w"][...].tolist() == [2.0, 3.0]
+    assert state["w"][...].tolist() == [1.0, 2.0]
+
+
+def test_pure_dicts_have_arrays():
+    pure = nnx.to_pure_dict(nnx.state(tied_model(), nnx.Param))
+    assert isinstance(pure["w"], jax.Array)
+    model = tied_model()
+    ref = model.w.get_raw_value()
+    nnx.update(model, {"w": jnp.zeros(2)})
+    assert model.w.get_raw_value() is ref and ref[...].tolist() == [0.0, 0.0]
+
+
+def test_a_state_of_arrays_is_saved_by_orbax_and_restored_into_the_refs(tmp_path):
+    with nnx.var_defaults(ref=True):
+        model, other = [nnx.Linear(2, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
+    ref = other.kernel.get_raw_value()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.to_arrays(nnx.state(model)))
+        checkpointer.wait_until_finished()
+        target = nnx.to_arrays(nnx.state(other))
+        nnx.update(other, checkpointer.restore(tmp_path / "state", target))
+    assert other.kernel.get_raw_value() is ref
+    np.testing.assert_array_equal(ref[...], model.kernel[...])
+
+
+def test_orbax_refuses_refs(tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        with pytest.raises(ValueError, match="Unsupported type"):
+            checkpointer.save(tmp_path / "state", nnx.state(tied_model(), nnx.Param))
+
+
+# ------------------------------------------------------------------------------ streams
+
+
+def streams():
+    with nnx.var_defaults(ref=True):
+        return nnx.Rngs(0, params=1)
+
+
+@pytest.mark.parametrize(
+    ("split", "size"), [(nnx.split_rngs, "splits"), (nnx.fork_rngs, "split")]
+)
+def test_streams_in_refs_are_split_into_new_ones_only(split, size):
+    rngs = streams()
+    key = rngs.params.key.get_raw_value()
+    with pytest.raises(ValueError, match="held by refs"):
+        split(rngs, **{size: 3})
+    assert rngs.params.key.get_raw_value() is key and rngs.params.count[...] == 0
+    new = split(rngs, **{size: 3}, graph_updates=False)
+    expected = split(nnx.Rngs(0, params=1), **{size: 3}, graph_updates=False)
+    assert new.params.key.shape == (3,) and rngs.params.key.shape == ()
+    assert (new.params.key[...] == expected.params.key[...]).all()
+    assert rngs.params.count[...] == 1
+
+
+def test_a_single_fork_of_streams_in_refs_draws_on():
+    rngs = streams()
+    forked = rngs.fork()
+    assert (forked.params() != rngs.params()).all() and rngs.params.count[...] == 2
+
+
+def test_reseeding_writes_into_the_refs():
+    rngs = streams()
+    key = rngs.params.key.get_raw_value()
+    rngs.params()
+    nnx.reseed(rngs, params=5)
+    assert rngs.params.key.get_raw_value() is key
+    assert rngs.params.count[...] == 0
+    assert rngs.params.key[...] == nnx.Rngs(params=5).params()

@@ -1,4 +1,7 @@
-"""Converting the Variables of an object (section 12.3): storage, and read-only."""
+"""Converting the Variables of an object (section 12.3): storage, and read-only.
+
+At the end what earlier releases called it (12.5, and 10 of the contract of Variables).
+"""
 
 import copy
 import inspect
@@ -20,14 +23,20 @@ def tied():
     return Box(a=a, b=b, c=a, d=b)
 
 
+def small():
+    return Box(a=nnx.Param(jnp.array([1.0, 2.0]), tag="x"), array=jnp.ones(2), n=3)
+
+
+def increment(variable):
+    variable[...] += 1
+
+
 def test_signature_is_that_of_flax():
-    parameters = inspect.signature(nnx.with_vars).parameters
-    assert [*parameters] == [
-        "node", "hijax", "ref", "mutable", "only", "allow_duplicates",
-    ]  # fmt: skip
-    kinds = [parameter.kind for parameter in parameters.values()]
-    assert kinds[0] is inspect.Parameter.POSITIONAL_ONLY
-    assert {*kinds[1:]} == {inspect.Parameter.KEYWORD_ONLY}
+    node, *options = inspect.signature(nnx.with_vars).parameters.values()
+    assert node.name == "node" and node.kind is inspect.Parameter.POSITIONAL_ONLY
+    names = [option.name for option in options]
+    assert names == ["hijax", "ref", "mutable", "only", "allow_duplicates"]
+    assert {option.kind for option in options} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_variables_are_converted_and_the_input_stays():
@@ -184,13 +193,6 @@ def test_mutable_undoes_read_only(ref):
     assert nnx.with_vars(model, mutable=True).a is model.a
 
 
-def test_the_input_stays_writable():
-    model = Parts()
-    nnx.with_vars(model, mutable=False)
-    model.a[...] += 1
-    assert model.a[...].tolist() == [2.0, 3.0]
-
-
 @pytest.mark.parametrize(
     "duplicate",
     [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), nnx.clone],
@@ -208,10 +210,13 @@ def test_read_only_variables_are_read_and_differentiated():
     assert grads.a[...].tolist() == [2.0, 4.0]
 
 
-def test_an_update_by_read_only_state_leaves_the_target_writable():
+def test_the_input_of_a_conversion_and_the_target_of_an_update_stay_writable():
     model = Parts()
-    nnx.update(model, nnx.state(nnx.with_vars(Parts(), mutable=False)))
-    model.a[...] += 1
+    frozen = nnx.with_vars(model, mutable=False)
+    increment(model.a)
+    assert model.a[...].tolist() == [2.0, 3.0]
+    nnx.update(model, nnx.state(frozen))
+    increment(model.a)
     assert model.a[...].tolist() == [2.0, 3.0]
 
 
@@ -259,3 +264,154 @@ def test_vars_as_is_the_older_name():
 def test_vars_as_takes_its_older_keywords(option, holds):
     with pytest.warns(DeprecationWarning):
         assert holds(nnx.vars_as(Parts(), **option).a)
+
+
+# ---------------------------------------------------------------- flags of Variables
+
+
+# Older flags, and the present ``(hijax, ref)``.
+OLDER = [({"use_ref": True}, (False, True)), ({"has_ref": True}, (False, True))]
+OLDER += [({"is_hijax": True}, (True, True)), ({"use_ref": False}, (False, False))]
+OLDER += [({"is_hijax": True, "ref": False}, (True, False))]
+
+
+@pytest.mark.parametrize(("older", "flags"), OLDER, ids=str)
+def test_older_flags_are_understood(older, flags):
+    made = nnx.Variable(jnp.ones(2), tag="x", **older)
+    for variable in (made, nnx.Variable(jnp.ones(2), tag="x").copy(**older)):
+        assert (variable.hijax, variable.ref) == flags and variable.tag == "x"
+        assert variable.has_ref is flags[1] and variable.is_hijax is any(flags)
+        names = {"tag", "hijax", "ref", "eager_sharding"}
+        assert {*variable.get_metadata()} == names
+
+
+@pytest.mark.parametrize("flag", ["use_ref", "is_hijax"])
+def test_older_flags_win_over_defaults_and_writes_under_plain_jit_propagate(flag):
+    with nnx.use_refs(True):
+        assert not nnx.Variable(jnp.ones(2), use_ref=False).has_ref
+    variable = nnx.Variable(jnp.array([1, 2, 3]), **{flag: True})
+    jax.jit(increment)(variable)
+    jax.jit(lambda: increment(variable))()
+    assert variable[...].tolist() == [3, 4, 5]
+
+
+# ---------------------------------------------------------------- to_refs, to_arrays
+
+
+def test_to_refs_converts_variables_and_arrays():
+    plain = small()
+    refs = nnx.to_refs(plain)
+    assert refs.a.ref and refs.a.tag == "x" and refs.n == 3
+    assert isinstance(refs.array, jax.Ref) and refs.array[...].tolist() == [1.0, 1.0]
+    assert not plain.a.ref and isinstance(plain.array, jax.Array)
+    bare = nnx.to_refs(jnp.ones(2))
+    assert isinstance(bare, jax.Ref) and isinstance(nnx.to_arrays(bare), jax.Array)
+
+
+def test_to_arrays_is_the_inverse():
+    refs = nnx.to_refs(small())
+    refs.a[...] += 1
+    refs.array[...] = jnp.zeros(2)
+    arrays = nnx.to_arrays(refs)
+    refs.a[...] += 1
+    assert not arrays.a.ref and arrays.a[...].tolist() == [2.0, 3.0]
+    assert isinstance(arrays.array, jax.Array) and arrays.array.tolist() == [0.0, 0.0]
+    assert jax.tree.structure(arrays) == jax.tree.structure(small())
+
+
+def test_what_is_converted_already_keeps_its_identity():
+    plain = small()
+    refs = nnx.to_refs(plain)
+    again, arrays = nnx.to_refs(refs), nnx.to_arrays(plain)
+    assert again.a is refs.a and again.array is refs.array
+    assert arrays.a is plain.a and arrays.array is plain.array
+
+
+def test_only_filters_by_path_and_leaf():
+    refs = nnx.to_refs([small(), small()], only=lambda path, x: path[0] == 0)
+    assert refs[0].a.ref and isinstance(refs[0].array, jax.Ref)
+    assert not refs[1].a.ref and isinstance(refs[1].array, jax.Array)
+    assert not nnx.to_refs(small(), jax.Array).a.ref
+    arrays = nnx.to_arrays(refs, only=nnx.Variable)
+    assert not arrays[0].a.ref and isinstance(arrays[0].array, jax.Ref)
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.ones(2), lambda: nnx.Param(jnp.ones(2))])
+def test_shared_leaves_are_an_error(make):
+    for shared, convert in (
+        (make(), nnx.to_refs),
+        (nnx.to_refs(make()), nnx.to_arrays),
+    ):
+        tied = {"a": shared, "b": [shared]}
+        with pytest.raises(ValueError, match=r"(?s)Found duplicate at path.*a.*b/0"):
+            convert(tied)
+    arrays = nnx.to_arrays(tied, allow_duplicates=True)
+    assert arrays["a"] is arrays["b"][0]
+
+
+def test_refs_are_frozen_inside_jit():
+    params = nnx.state(nnx.to_refs(small()), nnx.Param)
+
+    @jax.jit
+    def gradient(params):
+        grads = jax.grad(lambda p: (p.a[...] ** 2).sum())(nnx.to_arrays(params))
+        return grads.a[...]
+
+    assert gradient(params).tolist() == [2.0, 4.0]
+
+
+# ------------------------------------------------------------------- the other names
+
+
+# The flag that each sets, and its value.
+WRAPPERS = {
+    "as_ref_vars": ("ref", True),
+    "as_array_vars": ("ref", False),
+    "as_hijax_vars": ("hijax", True),
+    "as_pytree_vars": ("hijax", False),
+    "to_hijax": ("hijax", True),
+    "to_lojax": ("hijax", False),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_of_with_vars(name):
+    flag, value = WRAPPERS[name]
+    given = nnx.with_vars(small(), **{flag: not value})
+    converted = getattr(nnx, name)(given, only=nnx.Param)
+    assert converted.a.get_metadata(flag) is value
+    tied = nnx.Dict(a=given.a, b=given.a)
+    with pytest.raises(ValueError, match="Found duplicate"):
+        getattr(nnx, name)(tied)
+    converted = getattr(nnx, name)(tied, allow_duplicates=True)
+    assert converted.a is converted.b
+
+
+def test_read_only_and_back():
+    frozen = nnx.as_immutable_vars(small())
+    with pytest.raises(nnx.errors.ImmutableVariableError):
+        increment(frozen.a)
+    thawed = nnx.as_mutable_vars(frozen)
+    increment(thawed.a)
+    assert thawed.a[...].tolist() == [2.0, 3.0]
+
+
+def test_names_of_refs():
+    ref = nnx.array_ref(jnp.ones(2))
+    assert isinstance(ref, nnx.ArrayRef) and nnx.ArrayRef is jax.Ref
+    assert nnx.is_array_ref(ref) and not nnx.is_array_ref(ref[...])
+    assert nnx.variablelib.is_array_ref is nnx.is_array_ref
+    assert nnx.variablelib.Ref is jax.Ref
+
+
+def test_pure_is_as_pure():
+    with pytest.warns(DeprecationWarning, match="Use as_pure instead"):
+        pure = nnx.pure(nnx.state(nnx.to_refs(small())))
+    assert pure["a"].tolist() == [1.0, 2.0] and pure["array"].tolist() == [1.0, 1.0]
+
+
+def test_all_names_are_reached_by_import():
+    from graftree import as_ref_vars, pure, use_refs, vars_as
+
+    again = nnx.as_ref_vars, nnx.pure, nnx.use_refs, nnx.vars_as
+    assert again == (as_ref_vars, pure, use_refs, vars_as)

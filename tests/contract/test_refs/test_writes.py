@@ -1,6 +1,7 @@
 """A ref-backed Variable takes what an array-backed one takes: values and indices.
 
 JAX's refs take less than arrays, and write elsewhere where an index is out of bounds.
+What JAX forbids for refs is said with the paths of our objects (section 12.1).
 """
 
 import warnings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from tests import strategies
+from tests.zoo import Box
 
 SHAPE = (2, 3)
 DTYPES = [jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64]
@@ -61,10 +63,6 @@ def assign(index, value):
     return write
 
 
-def in_jit(index, value):
-    return nnx.jit(assign(index, value))
-
-
 def in_scan(index, value):
     def write(variable):
         def body(variable, x):
@@ -75,7 +73,7 @@ def in_scan(index, value):
     return write
 
 
-WRITES = st.sampled_from([assign, in_jit, in_scan])
+WRITES = st.sampled_from([assign, lambda *args: nnx.jit(assign(*args)), in_scan])
 
 
 @strategies.examples(60, 150)
@@ -156,3 +154,110 @@ def test_an_optimizer_updates_refs_of_lower_precision():
     optimizer.update(variable, nnx.Param(jnp.ones(2, jnp.float32)))
     assert variable[...].dtype == jnp.bfloat16
     assert variable[...].tolist() == [0.0, 0.0]
+
+
+# ------------------------------------------------------------------- what JAX forbids
+
+RETURNED = "mutable array references cannot be returned"
+
+
+def block(value=1.0):
+    return Box(bn=nnx.Dict(bias=nnx.Param(jnp.array(value), ref=True)))
+
+
+RETURNING = {
+    "jit": lambda: jax.jit(block)(),
+    "jit of what came in": lambda: jax.jit(lambda model: model)(block()),
+    "eval_shape": lambda: jax.eval_shape(block),
+    "cond": lambda: jax.lax.cond(True, block, block),
+    "scan": lambda: jax.lax.scan(lambda c, _: (c, block()), 0, None, length=2),
+}
+
+
+@pytest.mark.parametrize("call", RETURNING.values(), ids=RETURNING)
+def test_returning_a_ref_is_an_error(call):
+    with pytest.raises(ValueError, match=RETURNED):
+        call()
+
+
+def test_passing_what_is_closed_over_is_an_error():
+    captured = block()
+    f = jax.jit(lambda argument: argument.bn.bias[...] + captured.bn.bias[...])
+    with pytest.raises(ValueError, match="was both closed over and passed"):
+        f(captured)
+
+
+def test_a_ref_can_not_be_differentiated():
+    # A TypeError since JAX 0.12.
+    with pytest.raises((TypeError, ValueError)):
+        jax.grad(lambda model: model.bn.bias[...])(block())
+
+
+def test_a_ref_may_be_beside_what_is_differentiated():
+    model, count = nnx.Param(jnp.array(3.0)), nnx.Variable(jnp.array(0), ref=True)
+
+    def loss(model, count):
+        count[...] += 1
+        return model[...] ** 2
+
+    assert jax.grad(loss)(model, count)[...] == 6.0
+    assert count[...] == 1
+
+
+def test_a_ref_as_carry_of_scan_is_an_error():
+    with pytest.raises(ValueError, match="mutable array reference"):
+        jax.lax.scan(lambda carry, _: (carry, None), block(), None, length=2)
+
+
+def test_refs_are_scanned_along_their_first_axis():
+    stack = nnx.Dict(w=nnx.Param(jnp.arange(3.0), ref=True))
+
+    def body(carry, layer):
+        layer.w[...] *= 2
+        return carry + layer.w[...], None
+
+    assert jax.lax.scan(body, 0.0, stack)[0] == 6.0
+    assert stack.w[...].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_ref_is_no_array():
+    ref = block().bn.bias.get_raw_value()
+    with pytest.raises(TypeError):
+        jnp.sin(ref)
+
+
+def test_writing_another_shape_or_dtype_into_a_bare_ref_is_an_error():
+    """A Variable takes what arrays take: see above."""
+    ref = nnx.Param(jnp.ones(2), ref=True).get_raw_value()
+    for value, name in ((jnp.ones(3), "shape"), (jnp.array([1, 2]), "dtype")):
+        with pytest.raises(ValueError, match=f"Invalid {name} for `swap`"):
+            ref[...] = value
+    assert ref[...].tolist() == [1.0, 1.0]
+
+
+def test_a_batched_write_to_an_unbatched_ref_is_an_error():
+    count = nnx.Variable(jnp.array(0.0), ref=True)
+
+    def f(x):
+        count[...] = x
+
+    with pytest.raises(Exception, match="batched"):
+        jax.vmap(f)(jnp.arange(3.0))
+
+
+CLOSURES = {
+    "jit": lambda f: jax.jit(f)(),
+    "scan": lambda f: jax.lax.scan(lambda c, _: f() or (c, None), 0, length=1),
+    "while": lambda f: jax.lax.while_loop(lambda i: i < 1, lambda i: f() or i + 1, 0),
+}
+
+
+@pytest.mark.parametrize("call", CLOSURES.values(), ids=CLOSURES)
+def test_what_is_closed_over_is_read_and_written(call):
+    model = block(1.0)
+
+    def double():
+        model.bn.bias[...] *= 2
+
+    call(double)
+    assert model.bn.bias[...] == 2.0

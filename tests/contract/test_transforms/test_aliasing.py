@@ -41,46 +41,31 @@ def pins_aliases(row):
 
 
 @cases(lambda row: not pins_aliases(row), modes=SHARING)
-def test_same_object_in_two_arguments_is_one_object_inside(case):
-    def f(a, b, x):
-        b = b["m"][0]
-        assert a is b and a.a is b.a
-        write(a.a, a.a + x)
-        write(b.a, b.a + x)
+def test_what_arguments_share_is_one_object_inside(case):
+    """A Module in two, a Variable of two that is one itself, a cycle in one."""
 
-    model = Parts()
-    case(f, model, {"m": [model]})
-    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
-    check_usable(case, model)
-
-
-@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
-def test_variable_shared_between_arguments_is_updated_once(case):
-    def f(a, b, variable, x):
+    def f(model, tree, a, b, variable, cyclic, x):
+        again = tree["m"][0]
+        assert model is again and model.a is again.a
+        write(model.a, model.a + x)
+        write(again.a, again.a + x)
         assert a.a is b.b.c and b.b.c is variable
         write(a.a, a.a + x)
         write(variable, variable * 2)
+        assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
+        write(cyclic.a, cyclic.a + x)
+        write(cyclic.b.c, cyclic.b.c + x)
 
-    a, b = nested()
-    case(f, a, b, a.a)
-    assert flat(a.a) == ([22.0, 44.0] if case.keeps_values else [1.0, 2.0])
+    model, (a, b), cyclic = Parts(), nested(), nested()[1]
+    cyclic.a, cyclic.me = cyclic.b.c, cyclic
+    case(f, model, {"m": [model]}, a, b, a.a, cyclic)
+    new = [[21.0, 42.0], [22.0, 44.0], [21.0, 42.0]]
+    expected = new if case.keeps_values else [[1.0, 2.0]] * 3
+    assert [flat(m.a) for m in (model, a, cyclic)] == expected
     assert b.b.c is a.a
-    check_usable(case, a)
-
-
-@cases(lambda row: not pins_aliases(row), modes=SHARING, without=SLOW)
-def test_sharing_and_cycles_inside_one_object_are_kept(case):
-    def f(m, x):
-        assert m.a is m.b.c and m.me is m
-        write(m.a, m.a + x)
-        write(m.b.c, m.b.c + x)
-
-    model = nested()[1]
-    model.a, model.me = model.b.c, model
-    case(f, model)
-    assert flat(model.a) == ([21.0, 42.0] if case.keeps_values else [1.0, 2.0])
-    assert model.a is model.b.c and model.me is model
-    assert not tracers_in(model)
+    assert cyclic.a is cyclic.b.c and cyclic.me is cyclic
+    assert not tracers_in(cyclic)
+    check_usable(case, model, a)
 
 
 def check_report(error, case, first, second):
@@ -108,15 +93,11 @@ def test_trees_refuse_aliases_and_name_both_paths(case):
 
 
 @cases(modes=("tree",))
-def test_trees_refuse_a_variable_twice_in_one_object(case):
+def test_trees_refuse_a_variable_twice_in_one_object_and_cycles(case):
     model = nested()[1]
     model.a = model.b.c
     with pytest.raises(ValueError, match="Duplicate Param"):
         case(lambda m, x: None, model)
-
-
-@cases(modes=("tree",))
-def test_trees_refuse_cycles(case):
     model = Parts()
     model.me = model
     with pytest.raises((ValueError, RecursionError)) as error:
@@ -326,19 +307,27 @@ OUTER = {
 # The rows that stand for all others where each outer transform is tried.
 TYPICAL = ("jit", "grad", "vmap", "scan", "cond")
 # Each outer transform with each of these rows, whose modes take turns.
-PAIRS = pytest.mark.parametrize(
-    ("outer", "case"),
-    [
-        pytest.param(outer, Case(row, mode), id=f"{outer}-{name}-{mode}")
-        for i, outer in enumerate(OUTER)
-        for j, (name, row) in enumerate(ROWS.items())
-        for mode in [row.modes[(i + j) % len(row.modes)]]
-        if row.transform in TYPICAL
-    ],
-)
+PAIRS = [
+    (outer, name, row.modes[(i + j) % len(row.modes)])
+    for i, outer in enumerate(OUTER)
+    for j, (name, row) in enumerate(ROWS.items())
+    if row.transform in TYPICAL
+]
 
 
-def check_read(outer, case):
+def under(outer, pairs=PAIRS, condition=lambda row: True):
+    """Runs a test with all rows under one transform, and with some under each."""
+    rows = {name: row for name, row in ROWS.items() if condition(row)}
+    under_one = [(outer, name, mode) for name in rows for mode in rows[name].modes]
+    listed = [
+        pytest.param(outer, Case(ROWS[name], mode), id=f"{outer}-{name}-{mode}")
+        for outer, name, mode in dict.fromkeys([*under_one, *pairs])
+    ]
+    return pytest.mark.parametrize(("outer", "case"), listed)
+
+
+@under("jax.eval_shape")
+def test_captured_objects_can_be_read_under_every_transform(outer, case):
     model, seen = Parts(), []
     before = comparisons.snapshot(model)
 
@@ -349,16 +338,6 @@ def check_read(outer, case):
     OUTER[outer](f)
     assert seen and comparisons.snapshot(model) == before
     check_usable(case, model)
-
-
-@cases()
-def test_captured_objects_can_be_read_by_an_inner_transform(case):
-    check_read("jax.eval_shape", case)
-
-
-@PAIRS
-def test_captured_objects_can_be_read_under_every_transform(outer, case):
-    check_read(outer, case)
 
 
 def check_refused(outer, change, reaches_caller, case):
@@ -378,12 +357,7 @@ def check_refused(outer, change, reaches_caller, case):
     check_usable(case, model)
 
 
-@cases(lambda row: row.transform != "cached_partial")
-def test_captured_objects_can_not_be_written_by_an_inner_transform(case):
-    check_refused("jax.jit", lambda m, x: write(m.a, x), case.keeps_values, case)
-
-
-@PAIRS
+@under("jax.jit", condition=lambda row: row.transform != "cached_partial")
 def test_captured_objects_can_not_be_written_under_any_transform(outer, case):
     check_refused(outer, lambda m, x: write(m.a, x), case.keeps_values, case)
 
@@ -395,6 +369,6 @@ def change_structure(m, x):
     del m.b
 
 
-@cases(lambda row: not row.is_fixed)
-def test_structure_of_captured_objects_can_not_be_changed(case):
-    check_refused("jax.jit", change_structure, case.keeps_structure, case)
+@under("jax.jit", (), lambda row: not row.is_fixed)
+def test_structure_of_captured_objects_can_not_be_changed(outer, case):
+    check_refused(outer, change_structure, case.keeps_structure, case)

@@ -126,14 +126,13 @@ def same(x):
     return x
 
 
+CARRIED = {"length": 1, "in_axes": nnx.Carry, "out_axes": nnx.Carry}
 CONTROL_FLOW = {
     "cond": lambda f, x: nnx.cond(True, f, same, x),
     "switch": lambda f, x: nnx.switch(1, [same, f], x),
     "while_loop": lambda f, x: nnx.while_loop(is_small, f, x),
     "fori_loop": lambda f, x: nnx.fori_loop(0, 1, functools.partial(second, f), x),
-    "scan": lambda f, x: nnx.scan(f, length=1, in_axes=nnx.Carry, out_axes=nnx.Carry)(
-        x
-    ),
+    "scan": lambda f, x: nnx.scan(f, **CARRIED)(x),
 }
 
 
@@ -156,7 +155,7 @@ def test_a_call_sees_the_present_state_of_what_it_names(transform, way):
 
 
 def test_a_scan_sees_what_is_made_after_it_was_decorated():
-    @nnx.scan(length=1, in_axes=nnx.Carry, out_axes=nnx.Carry)
+    @nnx.scan(**CARRIED)
     def step(x):
         return later(x)
 
@@ -209,10 +208,8 @@ def test_no_trace_meets_the_tracers_of_another(mode):
 def test_branches_leave_no_tracer_behind(mode):
     with jax.check_tracer_leaks():
         out = nnx.cond(True, lambda m: m.w * 2, lambda m: m.w * 1, Scale(1.0), **mode)
-        index = jnp.array(1)
-        again = nnx.switch(
-            index, [lambda m: m(1.0), lambda m: m(2.0)], Scale(1.0), **mode
-        )
+        branches = [lambda m: m(1.0), lambda m: m(2.0)]
+        again = nnx.switch(jnp.array(1), branches, Scale(1.0), **mode)
     assert out == again == 2.0
 
 

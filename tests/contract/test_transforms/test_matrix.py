@@ -1,5 +1,6 @@
 """What each transform lets through in each mode (contract `transforms-and-refs`, 1.2).
 
+At the end what holds for all that map over an axis, and for all that donate.
 `docs/look_up/transform_rules.md` is the table of what is asserted here.
 """
 
@@ -13,6 +14,7 @@ import pytest
 import graftree as nnx
 from tests import comparisons
 from tests.contract.test_transforms.matrix import (
+    MESH,
     SLOW,
     X,
     cases,
@@ -22,7 +24,7 @@ from tests.contract.test_transforms.matrix import (
     tracers_in,
     write,
 )
-from tests.modes import GRAPH_UPDATES
+from tests.modes import BY_NAME, GRAPH_UPDATES
 from tests.zoo import Box, Parts
 
 # ------------------------------------------------------------------------------- values
@@ -39,6 +41,7 @@ def test_new_values_reach_the_variables_of_the_caller(case):
 
     model = Parts()
     variables = model.a, model.b, model.left.w, model.right.w
+    holders = [model.a], Box(a=model.a)
     case(change, model)
     found = model.a, model.b, model.left.w, model.right.w
     assert all(map(operator.is_, found, variables))
@@ -46,6 +49,7 @@ def test_new_values_reach_the_variables_of_the_caller(case):
     if not case.keeps_values:
         expected = [[1.0, 2.0], [3.0, 4.0], [7.0, 8.0], [9.0, 10.0]]
     assert [*map(flat, variables)] == expected
+    assert flat(holders[0][0]) == flat(holders[1].a) == expected[0]
     check_usable(case, model)
 
 
@@ -73,14 +77,6 @@ def test_variables_that_did_not_change_keep_their_value_object(case):
     case(lambda m, x: write(m.a, m.a + x + m.b + m.left.w), model)
     assert model.b.get_raw_value() is kept
     assert model.left.w.get_raw_value() is before
-
-
-@cases(lambda row: not row.drops, without=SLOW)
-def test_every_holder_of_the_variable_sees_its_new_value(case):
-    model = Parts()
-    holders = [model.a], Box(a=model.a)
-    case(lambda m, x: write(m.a, x), model)
-    assert flat(holders[0][0]) == flat(holders[1].a) == [10.0, 20.0]
 
 
 @cases(lambda row: not row.drops, without=SLOW)
@@ -141,11 +137,9 @@ STRUCTURE = {
 
 
 # Those that fit into one model; references among its own parts come on their own.
-TOGETHER = {
-    "attributes": [name for name in STRUCTURE if name not in ("alias", "self")],
-    "alias": ["alias"],
-    "self": ["self"],
-}
+REFERENCES = ["alias", "self"]
+ATTRIBUTES = [name for name in STRUCTURE if name not in REFERENCES]
+TOGETHER = {"attributes": ATTRIBUTES, "references": REFERENCES}
 
 
 @cases(lambda row: not row.is_fixed)
@@ -273,27 +267,24 @@ BACKWARD = {
 }
 
 
+def loss_that_fails(m):
+    write(m.a, m.a + 1)
+    return jnp.sum(fails_backward(m.a[...]))
+
+
 @pytest.mark.parametrize("name", BACKWARD)
 def test_exceptions_of_the_backward_pass_change_nothing(name, mode):
-    def loss(m):
-        write(m.a, m.a + 1)
-        return jnp.sum(fails_backward(m.a[...]))
-
     model = Parts()
     before = comparisons.snapshot(model)
     with pytest.raises(RuntimeError, match="backward"):
-        BACKWARD[name](loss, model, mode)
+        BACKWARD[name](loss_that_fails, model, mode)
     assert comparisons.snapshot(model) == before
     write(model.a, X)
 
 
 def test_vjp_keeps_the_updates_of_its_forward_pass(value_mode):
-    def loss(m):
-        write(m.a, m.a + 1)
-        return jnp.sum(fails_backward(m.a[...]))
-
     model = Parts()
-    _, backward = nnx.vjp(loss, model, **value_mode)
+    _, backward = nnx.vjp(loss_that_fails, model, **value_mode)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="backward"):
             backward(jnp.array(1.0))
@@ -304,31 +295,26 @@ def test_vjp_keeps_the_updates_of_its_forward_pass(value_mode):
 
 
 @cases(lambda row: row.has_output, without=("eval_shape",))
-def test_objects_made_inside_can_be_returned_and_changed(case):
+def test_outputs_keep_their_form_and_objects_made_inside_can_be_changed(case):
     def make(m, x):
         made = Box(w=nnx.Param(m.a * x, tag="n"), array=x * 3, k=2)
         made.inner = nnx.List([made.w])
-        return {"made": made if case.shares else Box(w=made.w, k=2), "x": x}
+        made = made if case.shares else Box(w=made.w, k=2)
+        plain = {"y": (x * 2, [m.a[...]]), "none": None, "v": nnx.Cache(x * 3)}
+        return {"made": made, "x": x, **plain}
 
     model = Parts()
-    made = case(make, model)["made"]
+    out = case(make, model)
+    made = out["made"]
     assert flat(made.w) == [10.0, 40.0] and made.w.tag == "n" and made.k == 2
     if case.shares:
         assert made.inner[0] is made.w and flat(made.array) == [30.0, 60.0]
-    made.w[...] = made.w + 1
-    made.new = 1
-    check_usable(case, model)
-
-
-@cases(lambda row: row.has_output, without=("eval_shape", *SLOW))
-def test_plain_outputs_keep_their_form(case):
-    def f(m, x):
-        return {"y": (x * 2, [m.a[...]]), "none": None, "v": nnx.Cache(x * 3)}
-
-    out = case(f, Parts())
     assert flat(out["y"][0]) == [20.0, 40.0] and flat(out["y"][1][0]) == [1.0, 2.0]
     assert out["none"] is None
     assert type(out["v"]) is nnx.Cache and flat(out["v"]) == [30.0, 60.0]
+    made.w[...] = made.w + 1
+    made.new = 1
+    check_usable(case, model)
 
 
 def test_eval_shape_gives_abstract_objects(mode):
@@ -398,9 +384,124 @@ def test_jit_partial_refuses_new_metadata(value_mode):
 
 def test_branches_may_write_different_variables(mode):
     branches = [lambda m, x: write(m.a, x), lambda m, x: write(m.left.w, x)]
-    for index, expected in enumerate(
-        ([[10.0, 20.0], [7.0, 8.0]], [[1.0, 2.0], [10.0, 20.0]])
-    ):
+    written = [[10.0, 20.0], [7.0, 8.0]], [[1.0, 2.0], [10.0, 20.0]]
+    for index, expected in enumerate(written):
         model = Parts()
         nnx.switch(index, branches, model, X, **mode)
         assert [flat(model.a), flat(model.left.w)] == expected
+
+
+# ------------------------------------------------------------------------- mapped axes
+
+P = jax.sharding.PartitionSpec
+
+
+def spec(axis):
+    """The entry of a mapped axis, one of two, in the specs of `shard_map`."""
+    return P() if axis is None else P(*(None,) * (axis % 2), "d")
+
+
+def sharded(f, axes, out_axis, mode):
+    specs = {"in_specs": tuple(map(spec, axes)), "out_specs": spec(out_axis)}
+    return nnx.shard_map(f, mesh=MESH, **specs, **mode)
+
+
+def by_axes(transform):
+    return lambda f, axes, out_axis, mode: transform(
+        f, in_axes=axes, out_axes=out_axis, **mode
+    )
+
+
+# Called with a function, the axis of each argument and that of the output.
+MAPPED = {name: by_axes(getattr(nnx, name)) for name in ("vmap", "pmap", "scan")}
+MAPPED["shard_map"] = sharded
+each_mapped = pytest.mark.parametrize("name", MAPPED)
+
+
+def square():
+    return Box(a=nnx.Param(jnp.array([[0.0, 1.0], [2.0, 3.0]]), tag="x"))
+
+
+@each_mapped
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_updates_and_outputs_are_on_the_axis_that_was_mapped(name, axis, mode):
+    def double(m):
+        assert m.a.size == 2 and m.a.ndim == (2 if name == "shard_map" else 1)
+        m.a[...] *= 2
+        return m.a + 1
+
+    model = square()
+    out = MAPPED[name](double, (axis,), axis, mode)(model)
+    assert model.a[...].tolist() == [[0.0, 2.0], [4.0, 6.0]]
+    assert out.tolist() == [[1.0, 3.0], [5.0, 7.0]]
+
+
+@each_mapped
+def test_outputs_may_have_another_axis_than_the_arguments(name, mode):
+    out = MAPPED[name](lambda m: m.a * 2, (0,), 1, mode)(square())
+    rows = {"shard_map": [[0.0, 2.0, 4.0, 6.0]]}.get(name, [[0.0, 4.0], [2.0, 6.0]])
+    assert out.tolist() == rows
+
+
+@each_mapped
+def test_one_object_has_one_axis(name, graph_mode):
+    model = square()
+    before = comparisons.snapshot(model)
+    different = MAPPED[name](lambda a, b: a.a * 1, (0, None), 0, graph_mode)
+    axes = r"0/a: P.*1/a: P" if name == "shard_map" else r"0/a: 0.*1/a: None"
+    phrase = rf"(?s)Inconsistent aliasing detected.*Param.*{axes}"
+    with pytest.raises(ValueError, match=phrase):
+        different(model, model)
+    assert comparisons.snapshot(model) == before
+
+
+@each_mapped
+def test_a_returned_argument_keeps_its_axis(name):
+    model = square()
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
+        MAPPED[name](lambda m: m, (0,), 1, {})(model)
+    assert MAPPED[name](lambda m: m, (1,), 1, {})(model) is model
+    assert model.a[...].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("name", ["vmap", "pmap", "shard_map"])
+def test_what_has_no_axis_is_written_once(name, mode):
+    def write(m, x):
+        m.a[...] += 1
+        return x
+
+    model = square()
+    MAPPED[name](write, (None, 0), 0, mode)(model, jnp.ones(2))
+    assert model.a[...].tolist() == [[1.0, 2.0], [3.0, 4.0]] and model.a.tag == "x"
+    assert not tracers_in(model)
+
+
+# ----------------------------------------------------------------------------- donation
+
+# Each calls ``f(model, x, kept)`` and donates the first two.
+DONATED = {"donate_argnums": (0, 1)}
+DONATING = {
+    "jit": lambda f, args, mode: nnx.jit(f, **DONATED, **mode)(*args),
+    "jit_partial": lambda f, args, mode: nnx.jit_partial(f, args[0], **DONATED, **mode)(
+        *args[1:]
+    ),
+    "pmap": lambda f, args, mode: nnx.pmap(f, **DONATED, **mode)(*args),
+}
+
+
+@cases(lambda row: row.transform in DONATING, without=("compiled",))
+def test_donated_variables_stay_readable_and_donated_arrays_are_freed(case):
+    donate = DONATING[case.row.transform]
+    place = jax.pmap(jnp.array) if case.row.transform == "pmap" else jnp.array
+    model = Box(w=nnx.Param(place(jnp.ones(2))), other=nnx.Param(place(jnp.zeros(2))))
+    x, kept = place(jnp.ones(2)), place(jnp.full(2, 3.0))
+    before = model.w.get_raw_value()
+
+    def add(model, x, kept):
+        model.w[...] += x + kept
+        return x * 2
+
+    out = donate(add, (model, x, kept), BY_NAME[case.mode])
+    assert flat(out) == [2.0, 2.0]
+    assert before.is_deleted() and x.is_deleted() and not kept.is_deleted()
+    assert flat(model.w) == [5.0, 5.0] and flat(model.other) == [0.0, 0.0]

@@ -31,9 +31,13 @@ OPTIONS = {
 LATE = ("scan",)
 
 
+def small():
+    return Box(a=nnx.Param(jnp.array([1.0, 2.0])), k=1)
+
+
 def observe(f_of, options):
     """The mode in which a transform runs: by what it refuses, and what it keeps."""
-    model = Parts()
+    model = small()
 
     def f(a, b, x):
         a.k = 5
@@ -42,9 +46,9 @@ def observe(f_of, options):
     transformed = f_of(f)
     if hasattr(transformed, "defvjp"):
         transformed.defvjp(lambda *args: (f(*args), None), lambda *args: None)
-    transformed(model, Parts(), X)
+    transformed(model, small(), X)
     try:
-        transformed(other := Parts(), other, X)
+        transformed(other := small(), other, X)
     except ValueError as error:
         assert "Duplicate" in str(error)
         return TREE if model.k == 1 else None
@@ -98,8 +102,8 @@ def test_keywords_beat_the_default(name, mode):
 
 @pytest.mark.parametrize("updates", [True, False, None])
 def test_tree_mode_ignores_graph_updates(updates):
-    seen = observe(lambda f: nnx.jit(f, graph=False, graph_updates=updates), {})
-    assert seen == TREE
+    make = lambda f: nnx.jit(f, graph=False, graph_updates=updates)  # noqa: E731
+    assert observe(make, {}) == TREE
 
 
 IMMEDIATE = {
@@ -116,18 +120,10 @@ IMMEDIATE = {
 @pytest.mark.parametrize("name", IMMEDIATE)
 def test_calls_follow_the_default(name, mode):
     model, calls = Parts(), []
-
-    def f(a, b, x):
-        calls.append(a is b)
-        return x
-
-    with default(mode):
-        if mode == TREE:
-            with pytest.raises(ValueError, match="Duplicate"):
-                IMMEDIATE[name](f, model, model, X)
-        else:
-            IMMEDIATE[name](f, model, model, X)
-            assert all(calls)
+    is_refused = pytest.raises(ValueError, match="Duplicate")
+    with default(mode), is_refused if mode == TREE else contextlib.nullcontext():
+        IMMEDIATE[name](lambda a, b, x: (calls.append(a is b), x)[1], model, model, X)
+    assert all(calls)
 
 
 def test_eval_shape_follows_the_default():
@@ -219,10 +215,8 @@ WITH_UPDATES = (
 @pytest.mark.parametrize("name", GRAPH_ONLY + WITH_UPDATES)
 def test_compat_has_the_function_with_other_defaults(name):
     partial = getattr(nnx.compat, name)
-    expected = {"graph": True}
-    if name in WITH_UPDATES:
-        expected["graph_updates"] = True
-    assert partial.keywords == expected and not partial.args
+    updates = {"graph_updates": True} if name in WITH_UPDATES else {}
+    assert partial.keywords == {"graph": True, **updates} and not partial.args
 
 
 @pytest.mark.parametrize("name", ["jit_partial", "make_jaxpr", "transform_metadata"])
@@ -232,14 +226,12 @@ def test_compat_has_nothing_that_could_not_work(name):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_compat_has_graph_updates_whatever_the_default(name):
-    options = OPTIONS[name]
+    options, transform = OPTIONS[name], getattr(nnx.compat, name)
+    without = {**options, "graph_updates": False}
     with default(TREE):
-        seen = observe(lambda f: getattr(nnx.compat, name)(f, **options), options)
-        assert seen == GRAPH_UPDATES
-        assert observe(
-            lambda f: getattr(nnx.compat, name)(f, **options, graph_updates=False),
-            options,
-        ) == expected_of(name, GRAPH)
+        assert observe(lambda f: transform(f, **options), options) == GRAPH_UPDATES
+        seen = observe(lambda f: transform(f, **without), options)
+    assert seen == expected_of(name, GRAPH)
 
 
 def test_keywords_beat_compat():
@@ -313,17 +305,12 @@ def test_stages_are_instances_of_their_classes():
     compilation = nnx.transforms.compilation
     for mode, prefix in ((GRAPH_UPDATES, ""), (TREE, "Simple")):
         jitted = nnx.jit(lambda m, x: m.a * x, **mode)
-        traced = jitted.trace(Parts(), X)
         lowered = jitted.lower(Parts(), X)
-        stages = {
-            "JitWrapped": jitted,
-            "Traced": traced,
-            "Lowered": lowered,
-            "Compiled": lowered.compile(),
-        }
-        for name, stage in stages.items():
+        stages = jitted, jitted.trace(Parts(), X), lowered, lowered.compile()
+        names = "JitWrapped", "Traced", "Lowered", "Compiled"
+        for name, stage in zip(names, stages, strict=True):
             assert isinstance(stage, getattr(compilation, prefix + name))
-        assert flat(stages["Compiled"](Parts(), X)) == [10.0, 40.0]
+        assert flat(stages[-1](Parts(), X)) == [10.0, 40.0]
 
 
 def test_partition_name_is_the_metadata_key():

@@ -134,89 +134,84 @@ def test_arguments_returned_are_new_objects():
 # -------------------------------------------------- merge: dropout and normalization
 
 
-def eager(steps=1):
-    """The loss, the running mean and the count after some eager calls."""
+@pytest.fixture(scope="module")
+def eager():
+    """The losses, running means and counts after one and more eager calls."""
     net = Block()
-    losses = [net(X).sum() for _ in range(steps)]
-    return losses, net.norm.mean[...], net.dropout.rngs.count[...]
+    calls = [
+        (net(X).sum(), net.norm.mean[...], net.dropout.rngs.count[...])
+        for _ in range(3)
+    ]
+    return [*zip(*calls, strict=True)]
 
 
-def check_state(state, steps=1):
-    _, mean, count = eager(steps)
-    assert np.allclose(state["norm"]["mean"][...], mean, atol=1e-6)
-    assert state["dropout"]["rngs"]["count"][...] == count == steps
-
-
+@pytest.fixture
 def split_net():
     return nnx.split(Block(), nnx.Param, ...)
 
 
-def test_merged_model_is_written_under_grad():
-    graphdef, params, rest = split_net()
+def run(graphdef, params, rest, x=X, loss=jnp.sum):
+    """The loss, and the new state beside the Params, of a model that is made anew."""
+    net = nnx.merge(graphdef, params, rest, copy=True)
+    return loss(net(x)), nnx.split(net, nnx.Param, ...)[2]
 
-    def loss(params):
-        net = nnx.merge(graphdef, params, rest, copy=True)
-        y = net(X).sum()
-        return y, nnx.split(net, nnx.Param, ...)[2]
 
+def check(eager, values, new_rest, old_rest):
+    """Asserts that losses and state are those of eager calls."""
+    losses, means, counts = eager
+    steps = len(values)
+    assert np.allclose(values, losses[:steps], atol=1e-5)
+    assert np.allclose(new_rest["norm"]["mean"][...], means[steps - 1], atol=1e-6)
+    assert new_rest["dropout"]["rngs"]["count"][...] == counts[steps - 1] == steps
+    assert old_rest["dropout"]["rngs"]["count"][...] == 0
+
+
+def test_merged_model_is_written_under_grad(split_net, eager):
+    graphdef, params, rest = split_net
+    loss = lambda params: run(graphdef, params, rest)  # noqa: E731
     (value, new_rest), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    assert np.allclose(value, eager()[0][0], atol=1e-6)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
-    check_state(new_rest)
-    assert rest["dropout"]["rngs"]["count"][...] == 0
+    check(eager, [value], new_rest, rest)
     assert not tracers_in([params, rest, grads, new_rest])
 
 
-def test_merged_model_is_written_under_scan():
-    graphdef, params, rest = split_net()
-
-    def step(rest, x):
-        net = nnx.merge(graphdef, params, rest, copy=True)
-        y = net(x).sum()
-        return nnx.split(net, nnx.Param, ...)[2], y
-
+def test_merged_model_is_written_under_scan(split_net, eager):
+    graphdef, params, rest = split_net
+    step = lambda rest, x: run(graphdef, params, rest, x)[::-1]  # noqa: E731
     new_rest, values = jax.lax.scan(step, rest, jnp.stack([X] * 3))
-    assert np.allclose(values, jnp.stack(eager(3)[0]), atol=1e-5)
-    check_state(new_rest, 3)
-    assert rest["dropout"]["rngs"]["count"][...] == 0
+    check(eager, values, new_rest, rest)
 
 
 @pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit])
-def test_merged_model_is_written_under_checkpoint_and_jit(transform):
-    graphdef, params, rest = split_net()
-
-    @transform
-    def forward(params, rest):
-        net = nnx.merge(graphdef, params, rest, copy=True)
-        y = net(X).sum()
-        return y, nnx.split(net, nnx.Param, ...)[2]
-
+def test_merged_model_is_written_under_checkpoint_and_jit(transform, split_net, eager):
+    graphdef, params, rest = split_net
+    forward = transform(functools.partial(run, graphdef))
     (value, new_rest), _ = jax.value_and_grad(forward, has_aux=True)(params, rest)
-    assert np.allclose(value, eager()[0][0], atol=1e-6)
-    check_state(new_rest)
-    assert rest["dropout"]["rngs"]["count"][...] == 0
+    check(eager, [value], new_rest, rest)
 
 
-def test_merged_model_trains_as_the_object_does():
-    graphdef, params, rest = split_net()
+def test_merged_model_trains_as_the_object_does(split_net):
+    graphdef, params, rest = split_net
+    mean_square = lambda y: (y**2).mean()  # noqa: E731
+
+    def descend(params, grads):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
     @jax.jit
     def step(params, rest):
-        def loss(params):
-            net = nnx.merge(graphdef, params, rest, copy=True)
-            return (net(X) ** 2).mean(), nnx.split(net, nnx.Param, ...)[2]
-
+        loss = lambda params: run(graphdef, params, rest, X, mean_square)  # noqa: E731
         grads, new_rest = jax.grad(loss, has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), new_rest
+        return descend(params, grads), new_rest
+
+    @nnx.jit
+    def step_of_object(net):
+        grads = nnx.grad(lambda net: mean_square(net(X)))(net)
+        nnx.update(net, descend(nnx.state(net, nnx.Param), grads))
 
     net = Block()
     for _ in range(3):
         params, rest = step(params, rest)
-        grads = nnx.grad(lambda net: (net(X) ** 2).mean())(net)
-        nnx.update(
-            net,
-            jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(net, nnx.Param), grads),
-        )
+        step_of_object(net)
     merged = nnx.merge(graphdef, params, rest)
     assert np.allclose(merged.linear.kernel[...], net.linear.kernel[...], atol=1e-5)
     assert np.allclose(merged.norm.var[...], net.norm.var[...], atol=1e-5)

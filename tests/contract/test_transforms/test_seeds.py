@@ -1,49 +1,38 @@
-"""The examples of the reference page of transforms run, and print what it shows."""
+"""Programs of others: the examples of the reference page, and reports of users.
+
+The examples print what the page shows.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import graftree as nnx
+from tests import comparisons
 from tests.contract.test_transforms.matrix import tracers_in
+from tests.modes import GRAPH_UPDATES
 from tests.zoo import Box
 
 P = jax.sharding.PartitionSpec
-KERNEL_AND_BIAS = """\
-State({
-  'bias': Param(
-    value=(3,)
-  ),
-  'kernel': Param(
-    value=(2, 3)
-  )
-})"""
-KERNEL = """\
-State({
-  'kernel': Param(
-    value=(2, 3)
-  )
-})"""
-X_AND_Y = """\
-State({
-  'x': Param(
-    value=()
-  ),
-  'y': Param(
-    value=()
-  )
-})"""
-ONLY_X = """\
-State({
-  'x': Param(
-    value=()
-  )
-})"""
 
 
 def shapes(x):
     return repr(jax.tree.map(jnp.shape, x))
+
+
+def shown(**params):
+    """What `shapes` gives of a state of Params, by their shapes."""
+    lines = [
+        f"  '{name}': Param(\n    value={shape}\n  )" for name, shape in params.items()
+    ]
+    return "State({\n" + ",\n".join(lines) + "\n})"
+
+
+KERNEL, KERNEL_AND_BIAS = shown(kernel=(2, 3)), shown(bias=(3,), kernel=(2, 3))
 
 
 def close(a, b, tolerance=1e-6):
@@ -72,10 +61,8 @@ def test_grad_gives_the_state_of_the_model():
 
 def test_grad_of_one_attribute():
     m, x, y = linear_example()
-    kernel_attribute = nnx.PathContains("kernel")
-    diff_state = nnx.DiffState(0, kernel_attribute)
-    grad_fn = nnx.grad(loss_fn, argnums=diff_state)
-    assert shapes(grad_fn(m, x, y)) == KERNEL
+    diff_state = nnx.DiffState(0, nnx.PathContains("kernel"))
+    assert shapes(nnx.grad(loss_fn, argnums=diff_state)(m, x, y)) == KERNEL
 
 
 def test_value_and_grad_gives_both():
@@ -92,7 +79,6 @@ def test_jit_donates_by_name():
     def func(model: nnx.Module, optimizer: nnx.Optimizer, other_args):
         pass
 
-    optax = pytest.importorskip("optax")
     model, x, _ = linear_example()
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     assert func(model, optimizer, x) is None
@@ -104,7 +90,7 @@ def test_jit_donates_by_name():
 
 def test_shard_map_of_the_data():
     mesh = jax.sharding.Mesh(jax.local_devices(), ("data",))
-    m, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((32, 2))
+    m, x = linear_example()[0], jnp.ones((32, 2))
 
     @nnx.shard_map(mesh=mesh, in_specs=(P(None), P("data")), out_specs=P("data"))
     def f(m, x):
@@ -128,21 +114,13 @@ def path_ends_with(*path_suffix):
     return lambda path, value: path[-len(path_suffix) :] == path_suffix
 
 
+COLUMNS, ROWS = P(None, "model"), P("model", None)
 SPECS = {
-    "filters": lambda: nnx.StateSharding(
-        {
-            path_ends_with("linear1", "kernel"): P(None, "model"),
-            path_ends_with("linear2", "kernel"): P("model", None),
-        }
-    ),
-    "state": lambda: nnx.StateSharding(
-        nnx.State(
-            {
-                "linear1": {"kernel": P(None, "model")},
-                "linear2": {"kernel": P("model", None)},
-            }
-        )
-    ),
+    "filters": {
+        path_ends_with("linear1", "kernel"): COLUMNS,
+        path_ends_with("linear2", "kernel"): ROWS,
+    },
+    "state": nnx.State({"linear1": {"kernel": COLUMNS}, "linear2": {"kernel": ROWS}}),
 }
 
 
@@ -150,9 +128,9 @@ SPECS = {
 def test_shard_map_of_the_model(name):
     mesh = jax.sharding.Mesh(jax.local_devices(), ("model",))
     m, x = MLP(2, 64, 3, rngs=nnx.Rngs(0)), jnp.ones((32, 2))
-    expected = m(x)
+    expected, specs = m(x), (nnx.StateSharding(SPECS[name]), P(None))
 
-    @nnx.shard_map(mesh=mesh, in_specs=(SPECS[name](), P(None)), out_specs=P(None))
+    @nnx.shard_map(mesh=mesh, in_specs=specs, out_specs=P(None))
     def f(m, x):
         assert m.linear1.kernel.shape == (2, 8) and m.linear2.kernel.shape == (8, 3)
         return jax.lax.psum(m(x), "model")
@@ -201,11 +179,11 @@ def test_scan_over_blocks_made_by_vmap():
     assert model.blocks.dropout.rngs.count[...].tolist() == [1, 1]
 
     model.eval()
-    y = x
+    y, linear = np.asarray(x), model.blocks.linear
     for kernel, bias in zip(
-        model.blocks.linear.kernel[...], model.blocks.linear.bias[...], strict=True
+        np.asarray(linear.kernel), np.asarray(linear.bias), strict=True
     ):
-        y = jax.nn.relu(y @ kernel + bias[None])
+        y = np.maximum(y @ kernel + bias, 0)
     assert close(model(x), y, 1e-5)
 
 
@@ -213,7 +191,7 @@ def test_scan_over_blocks_made_by_vmap():
 
 
 def test_vmap_over_the_data():
-    model, x = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((5, 2))
+    model, x = linear_example()[0], jnp.ones((5, 2))
 
     @nnx.vmap(in_axes=(None, 0), out_axes=0)
     def forward(model, x):
@@ -258,10 +236,12 @@ def foo():
     return Box(x=nnx.Param(jnp.array(1.0)), y=nnx.Param(jnp.array(2.0)))
 
 
+def sin_x_times_y(m):
+    return jnp.sin(m.x) * m.y
+
+
 def test_custom_vjp_with_states():
-    @nnx.custom_vjp
-    def f(m):
-        return jnp.sin(m.x) * m.y
+    f = nnx.custom_vjp(sin_x_times_y)
 
     def f_fwd(m):
         return f(m), (jnp.cos(m.x), jnp.sin(m.x), m)
@@ -278,18 +258,14 @@ def test_custom_vjp_with_states():
     f.defvjp(f_fwd, f_bwd)
     m = foo()
     grads = nnx.grad(f)(m)
-    assert shapes(grads) == X_AND_Y
+    assert shapes(grads) == shown(x=(), y=())
     assert close(grads["x"][...], 2 * np.cos(1)) and close(grads["y"][...], np.sin(1))
     assert not tracers_in([m, grads])
 
 
 def test_custom_vjp_of_one_attribute():
-    x_attribute = nnx.PathContains("x")
-    diff_state = nnx.DiffState(0, x_attribute)
-
-    @nnx.custom_vjp(nondiff_argnums=(diff_state,))
-    def f(m):
-        return jnp.sin(m.x) * m.y
+    diff_state = nnx.DiffState(0, nnx.PathContains("x"))
+    f = nnx.custom_vjp(nondiff_argnums=(diff_state,))(sin_x_times_y)
 
     def f_fwd(m):
         return f(m), (jnp.cos(m.x), m)
@@ -304,15 +280,13 @@ def test_custom_vjp_of_one_attribute():
         return (m_g,)
 
     f.defvjp(f_fwd, f_bwd)
-    grad = nnx.grad(f, argnums=nnx.DiffState(0, x_attribute))(foo())
-    assert shapes(grad) == ONLY_X
+    grad = nnx.grad(f, argnums=diff_state)(foo())
+    assert shapes(grad) == shown(x=())
     assert close(grad["x"][...], 2 * np.cos(1))
 
 
 def test_custom_vjp_with_modules(value_mode):
-    @nnx.custom_vjp(**value_mode)
-    def f(m):
-        return jnp.sin(m.x) * m.y
+    f = nnx.custom_vjp(**value_mode)(sin_x_times_y)
 
     def f_fwd(m):
         return f(m), (jnp.cos(m.x), jnp.sin(m.x), m)
@@ -333,41 +307,33 @@ def test_custom_vjp_with_modules(value_mode):
 # -------------------------------------------------------------------------- vjp and jvp
 
 
+def sum_of_outputs(m, x):
+    return jnp.sum(m(x))
+
+
 def test_vjp():
     m, x, _ = linear_example()
-
-    def loss_fn(m, x):
-        return jnp.sum(m(x))
-
-    primals_out, vjp_fn = nnx.vjp(loss_fn, m, x, graph=False)
-    m_grad, x_grad = vjp_fn(jnp.ones_like(primals_out))
-    assert close(primals_out, loss_fn(m, x)) and type(m_grad) is nnx.Linear
-    assert close(m_grad.kernel[...], 1) and close(x_grad[0], m.kernel.sum(1))
-
-    @nnx.vjp(graph=False)
-    def f(m, x):
-        return jnp.sum(m(x))
-
-    primals_out, vjp_fn = f(m, x)
-    assert close(vjp_fn(jnp.ones_like(primals_out))[1][0], m.kernel.sum(1))
+    decorated = nnx.vjp(graph=False)(sum_of_outputs)
+    for out, vjp_fn in (nnx.vjp(sum_of_outputs, m, x, graph=False), decorated(m, x)):
+        m_grad, x_grad = vjp_fn(jnp.ones_like(out))
+        assert close(out, sum_of_outputs(m, x)) and type(m_grad) is nnx.Linear
+        assert close(m_grad.kernel[...], 1) and close(x_grad[0], m.kernel.sum(1))
 
 
 def test_jvp():
     m, x, _ = linear_example()
-
-    def f(m, x):
-        return jnp.sum(m(x))
-
-    m_tangent = jax.tree.map(jnp.zeros_like, m)
-    x_tangent = jnp.ones_like(x)
-    expected = f(m, x), m.kernel.sum()
-    out = nnx.jvp(f, (m, x), (m_tangent, x_tangent), graph=False)
+    primals, tangents = (m, x), (jax.tree.map(jnp.zeros_like, m), jnp.ones_like(x))
+    expected = sum_of_outputs(m, x), m.kernel.sum()
+    out = nnx.jvp(sum_of_outputs, primals, tangents, graph=False)
     assert close(out, expected)
-    decorated = nnx.jvp(graph=False)(f)
-    assert close(decorated((m, x), (m_tangent, x_tangent)), expected)
+    assert close(nnx.jvp(graph=False)(sum_of_outputs)(primals, tangents), expected)
 
 
 # ------------------------------------------------------------------------- control flow
+
+
+def square_example():
+    return nnx.Linear(10, 10, rngs=nnx.Rngs(0)), jnp.linspace(-1.0, 1.0, 10)
 
 
 def test_while_loop_calls_the_module_three_times():
@@ -375,8 +341,7 @@ def test_while_loop_calls_the_module_three_times():
         module, x, count = input
         return module, module(x), count - 1.0
 
-    module = nnx.Linear(10, 10, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (10,))
+    module, x = square_example()
     _, y, _ = nnx.while_loop(lambda input: input[-1] > 0, fwd_fn, (module, x, 3.0))
     assert close(y, module(module(module(x))), 1e-5)
 
@@ -387,8 +352,208 @@ def test_fori_loop_writes_the_kernel():
         m.kernel[...] = jnp.identity(10) * i
         return m, m(x)
 
-    module = nnx.Linear(10, 10, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (10,))
+    module, x = square_example()
     _, y = nnx.fori_loop(2, 4, fwd_fn, (module, x))
     np.testing.assert_array_equal(y, x * 2 * 3)
     assert close(module.kernel[...], np.identity(10) * 3)
+
+
+# ----------------------------------------------------------- issue 4520: leaked tracers
+
+
+class Stacked(nnx.Module):
+    """Uses vmap in its constructor and scan in its call."""
+
+    def __init__(self, rngs, mode):
+        self.stem = nnx.Linear(16, 32, rngs=rngs)
+        self.mode = nnx.static(tuple(mode.items()))
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(0,), out_axes=0, **mode)
+        def create_block(rngs: nnx.Rngs):
+            return nnx.Linear(32, 32, rngs=rngs)
+
+        self.backbone = create_block(rngs)
+        self.head = nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, **dict(self.mode))
+        def forward(x: jax.Array, model: nnx.Module):
+            return model(x)
+
+        return self.head(forward(self.stem(x), self.backbone))
+
+
+@functools.cache
+def made_in(mode):
+    return Stacked(nnx.Rngs(0), dict(mode))
+
+
+@pytest.fixture
+def stacked(mode):
+    return nnx.clone(made_in(tuple(mode.items())))
+
+
+def test_eval_shape_of_a_model_leaves_concrete_arrays(stacked):
+    before = comparisons.snapshot(stacked)
+    spec = jax.ShapeDtypeStruct(shape=(8, 16), dtype=jnp.float32)
+    assert jax.eval_shape(stacked, spec) == jax.ShapeDtypeStruct((8, 10), jnp.float32)
+    kinds = jax.tree.map(type, jax.tree.leaves(nnx.split(stacked)[1]))
+    assert len(kinds) == 6 and all(issubclass(kind, jax.Array) for kind in kinds)
+    assert comparisons.snapshot(stacked) == before and not tracers_in(stacked)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.vmap])
+def test_other_transforms_of_a_model_leave_concrete_arrays(transform, stacked):
+    before = comparisons.snapshot(stacked)
+    x = jnp.ones((8, 16))
+    assert np.allclose(transform(stacked)(x), stacked(x), atol=1e-5)
+    assert comparisons.snapshot(stacked) == before and not tracers_in(stacked)
+
+
+def test_models_are_made_under_eval_shape(mode, stacked):
+    shaped = nnx.eval_shape(lambda: Stacked(nnx.Rngs(0), mode))
+    leaves = [[x.shape for x in jax.tree.leaves(model)] for model in (shaped, stacked)]
+    assert leaves[0] == leaves[1] and not tracers_in(shaped)
+
+
+# ------------------------------------------------------------- the proposal: tree mode
+
+
+def test_gradients_are_modules(value_mode):
+    model = Box(w=nnx.Param(jnp.array(2.0)))
+    grads = nnx.grad(lambda model: model.w**2, **value_mode)(model)
+    assert type(grads) is Box and grads.w[...] == 4.0
+
+
+def test_prefix_filters_become_prefix_objects(mode):
+    foo = Box(w=nnx.Param(jnp.arange(3.0)), count=nnx.BatchStat(jnp.array(1.0)))
+    prefix = nnx.StateAxes(axes := {nnx.Param: 0, ...: None})
+    if mode != GRAPH_UPDATES:
+        prefix = nnx.prefix(foo, axes, graph=mode["graph"])
+
+    @nnx.vmap(in_axes=(prefix,), **mode)
+    def f(model):
+        model.w[...] += model.count
+        return model.w * 2
+
+    assert f(foo).tolist() == [2.0, 4.0, 6.0]
+    assert foo.w[...].tolist() == [1.0, 2.0, 3.0] and foo.count[...] == 1.0
+
+
+# ------------------------------------------------------------------- transform_metadata
+
+
+def unplaced(value, names):
+    return nnx.Variable(value, out_sharding=names, eager_sharding=False)
+
+
+def create(rngs):
+    return unplaced(rngs.uniform((16,)), ("dout",))
+
+
+def test_vmap_adds_the_name_of_the_axis():
+    create_stack = nnx.vmap(
+        create, in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "din"}
+    )
+    v_stack = create_stack(nnx.Rngs(0).split(8))
+    assert v_stack.shape == (8, 16)
+    assert v_stack.out_sharding == ("din", "dout")
+
+
+@pytest.mark.parametrize("vmap", [nnx.vmap, jax.vmap])
+def test_transform_metadata_adds_the_name_of_the_axis(graph, vmap):
+    options = {} if vmap is jax.vmap else {"graph": graph, "graph_updates": False}
+    axes = {"in_axes": 0, "out_axes": 0}
+    named = nnx.transform_metadata(create, **axes, partition="din", graph=graph)
+    v_stack = vmap(named, **axes, **options)(nnx.Rngs(0).split(8))
+    assert v_stack.shape == (8, 16)
+    assert v_stack.out_sharding == ("din", "dout")
+
+
+def test_transform_metadata_hides_the_name_inside(graph):
+    @nnx.transform_metadata(in_axes=(0, None), out_axes=0, partition="din", graph=graph)
+    def f(v, x):
+        assert v.out_sharding == ("dout",) and v.shape == (16,)
+        v[...] = v + x
+        return v * 1
+
+    v = unplaced(jnp.zeros((8, 16)), ("din", "dout"))
+    mode = {"graph": graph, "graph_updates": False}
+    y = nnx.vmap(f, in_axes=(0, None), **mode)(v, 1.0)
+    assert y.shape == v.shape == (8, 16) and float(v.sum()) == 128
+    assert v.out_sharding == ("din", "dout")
+
+
+# ------------------------------------------------------------- sow, perturb, capture
+
+
+class Perturbed(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array([2.0, -1.0]))
+
+    def __call__(self, x):
+        x = self.perturb("grad_of_x", x * 3)
+        return self.w * x
+
+
+X, Y = jnp.array([1.0, 2.0]), jnp.array([0.5, 0.5])
+# Of mean((w * z - y)**2) at z = 3 * x, by hand: (w * z - y) * w.
+GRAD_OF_X = (np.array([2.0, -1.0]) * 3 * X - Y) * np.array([2.0, -1.0])
+
+
+def test_gradients_of_perturbations_by_capture(mode):
+    @nnx.jit(**mode)
+    def train_step(model, optimizer, x, y):
+        _, perturbs = nnx.capture(model, nnx.Perturbation)(x)  # init perturbations
+
+        def loss_fn(model, perturbs):
+            y_pred = nnx.capture(model, init=perturbs)(x)
+            return jnp.mean((y_pred - y) ** 2)
+
+        grads, interm_grads = nnx.grad(loss_fn, argnums=(0, 1), **mode)(model, perturbs)
+        optimizer.update(model, grads)
+        return interm_grads
+
+    model = Perturbed()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    interm_grads = train_step(model, optimizer, X, Y)
+    assert np.allclose(interm_grads["grad_of_x"][...], GRAD_OF_X)
+    gradient = (np.array([2.0, -1.0]) * 3 * X - Y) * 3 * X
+    assert np.allclose(model.w[...], np.array([2.0, -1.0]) - 0.1 * gradient)
+    assert vars(model).keys() == vars(Perturbed()).keys()
+
+
+def test_gradients_of_perturbations_by_graph_updates():
+    @nnx.jit
+    def train_step(model, x, y):
+        model(x)  # initialize the perturbation
+
+        def loss_fn(model):
+            return jnp.mean((model(x) - y) ** 2)
+
+        diff_state = nnx.DiffState(0, (nnx.Param, nnx.Perturbation))
+        grads = nnx.grad(loss_fn, argnums=diff_state)(model)
+        grads, interm_grads = nnx.state(grads, nnx.Param, nnx.Perturbation)
+        nnx.pop(model, nnx.Perturbation)  # clean up perturbations
+        return grads, interm_grads
+
+    model = Perturbed()
+    with pytest.warns(DeprecationWarning, match="capture"):
+        grads, interm_grads = train_step(model, X, Y)
+    assert np.allclose(interm_grads["grad_of_x"][...], GRAD_OF_X)
+    assert list(grads) == ["w"] and not hasattr(model, "grad_of_x")
+
+
+# ------------------------------------------------------- clones that can be donated
+
+
+def test_deep_clones_have_buffers_of_their_own():
+    model, x, _ = linear_example()
+    cloned = nnx.clone(model, arrays=True)
+    pairs = list(zip(jax.tree.leaves(model), jax.tree.leaves(cloned), strict=True))
+    assert all(np.array_equal(a, b) for a, b in pairs)
+    assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
+    step = nnx.jit(lambda a, b, x: a(x) + b(x), donate_argnums=(0, 1))
+    step(model, cloned, x)
+    assert cloned(x).shape == (1, 3)

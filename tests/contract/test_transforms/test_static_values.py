@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.modes import GRAPH_UPDATES
+from tests.modes import BY_NAME, GRAPH_UPDATES
 from tests.zoo import Box
 
 
@@ -84,17 +84,16 @@ def test_static_arguments(mode, form, seen):
     assert seen == [*map(told, VALUES)]
 
 
-def test_static_attributes_set_outside(mode, seen):
-    f = nnx.jit(lambda m: seen.append(told(m.k)), **mode)
-    plain = jax.jit(lambda m: seen.append(told(m.k)))
+JITS = {name: functools.partial(nnx.jit, **mode) for name, mode in BY_NAME.items()}
+JITS["jax.jit"] = jax.jit
+
+
+@pytest.mark.parametrize("name", JITS)
+def test_static_attributes_set_outside(name, seen):
+    f = JITS[name](lambda m: seen.append(told(m.k)))
     m = model()
-    for _ in range(3):
-        for m.k in VALUES:
-            f(m)
-    assert seen == [*map(told, VALUES)]
-    seen.clear()
-    for m.k in VALUES * 2:
-        plain(m)
+    for m.k in VALUES * 3:
+        f(m)
     assert seen == [*map(told, VALUES)]
 
 
@@ -182,9 +181,9 @@ DATA = {
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.remat, nnx.pmap])
 def test_data_is_refused_as_a_static_argument(transform, name):
-    argument = "static_broadcasted_argnums" if transform is nnx.pmap else None
+    option = "static_broadcasted_argnums" if transform is nnx.pmap else "static_argnums"
     number = 0 if name == "first Module" else 1
-    f = transform(lambda x, y: 1.0, **{argument or "static_argnums": number})
+    f = transform(lambda x, y: 1.0, **{option: number})
     args = [jnp.ones(1), jnp.ones(1)]
     args[number] = DATA[name]()
     with pytest.raises(nnx.errors.StaticArgumentError) as error:

@@ -40,13 +40,10 @@ def test_abstract_methods_are_enforced():
 
 
 def test_generic_classes_can_be_mixed_in():
-    T = typing.TypeVar("T")
+    class Holder(Node, typing.Generic[typing.TypeVar("T")]):
+        pass
 
-    class Holder(nnx.Pytree, typing.Generic[T]):
-        def __init__(self, x: T):
-            self.x = x
-
-    assert Holder[int](jnp.ones(2)).x.shape == (2,)
+    assert Holder[int](x=jnp.ones(2)).x.shape == (2,)
 
 
 def test_unknown_class_keywords_are_refused():
@@ -86,62 +83,43 @@ def test_hash_and_equality_are_by_identity():
     assert a == a and a != b and hash(a) == hash(a) and len({a, b}) == 2
 
 
-def test_bookkeeping_comes_first_and_can_be_read():
+def test_bookkeeping_comes_first_and_can_be_read_also_by_its_old_names():
     box = Node(x=1)
     assert list(vars(box)) == ["_pytree__nodes", "_pytree__state", "x"]
     state = box._pytree__state
     assert (state.initializing, state.is_setup) == (False, False)
     assert isinstance(state.trace_state, nnx.tracers.TraceState)
-    assert hash(box._pytree__nodes) is not None and dict(box._pytree__nodes) == {
-        "x": False
-    }
-
-
-def test_old_spellings_of_the_bookkeeping_warn():
-    box = Node(x=1)
+    nodes = box._pytree__nodes
+    assert hash(nodes) is not None and dict(nodes) == {"x": False}
     with pytest.warns(DeprecationWarning):
-        assert box._object__nodes is box._pytree__nodes
+        assert box._object__nodes is nodes
     with pytest.warns(DeprecationWarning):
-        assert box._object__state is box._pytree__state
+        assert box._object__state is state
 
 
 # -------------------------------------------------------------------------- is_data
 
-DATA = {
-    "array": jnp.ones(2),
-    "numpy array": np.ones(2),
-    "key": jax.random.key(0),
-    "ref": jax.new_ref(jnp.ones(2)),
-    "variable": nnx.Param(1),
-    "pytree": Node(),
-    "object": nnx.Object(),
-}
-NOT_DATA = {
-    "int": 1,
-    "float": 1.5,
-    "bool": True,
-    "numpy scalar": np.float32(1),
-    "str": "x",
-    "None": None,
-    "function": len,
-    "shape": jax.ShapeDtypeStruct((2,), jnp.float32),
-    "state": nnx.State({"a": jnp.ones(2)}),
-    "list": [jnp.ones(2)],
-    "dict": {"a": jnp.ones(2)},
-    "tuple": (jnp.ones(2),),
-    "record": Record(jnp.ones(2)),
-}
+ARRAY = jnp.ones(2)
+DATA = [ARRAY, np.ones(2), jax.random.key(0), jax.new_ref(ARRAY)]
+DATA += [nnx.Param(1), Node(), nnx.Object()]
+NOT_DATA = [1, 1.5, True, np.float32(1), "x", None, len]
+NOT_DATA += [jax.ShapeDtypeStruct((2,), jnp.float32), nnx.State({"a": ARRAY})]
+NOT_DATA += [[ARRAY], {"a": ARRAY}, (ARRAY,), Record(ARRAY)]
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_data_is_recognized(name):
-    assert nnx.is_data(DATA[name]) is True
-    assert status(Node(x=DATA[name]), "x") is True
+def name_of(value):
+    return type(value).__name__
 
 
-@pytest.mark.parametrize("name", NOT_DATA)
-def test_everything_else_is_not_data(name):
-    assert nnx.is_data(NOT_DATA[name]) is False
+@pytest.mark.parametrize("value", DATA, ids=name_of)
+def test_data_is_recognized(value):
+    assert nnx.is_data(value) is True
+    assert status(Node(x=value), "x") is True
+
+
+@pytest.mark.parametrize("value", NOT_DATA, ids=name_of)
+def test_everything_else_is_not_data(value):
+    assert nnx.is_data(value) is False
 
 
 def test_tracers_are_data():
@@ -202,24 +180,17 @@ def test_data_and_static_are_unwrapped():
 
 
 def test_status_sticks_until_another_is_given():
-    box = Node(x=jnp.ones(2), y=1)
-    box.x, box.y = "text", 2
-    assert status(box, "x") is True and status(box, "y") is False
-    box.y = nnx.data(3)
-    box.x = nnx.static("text")
-    assert status(box, "x") is False and status(box, "y") is True
+    box = Node(x=jnp.ones(2), y=1, z=nnx.data(None))
+    box.x, box.y, box.z = "text", 2, jnp.ones(2)
+    assert [status(box, name) for name in "xyz"] == [True, False, True]
+    box.x, box.y = nnx.static("text"), nnx.data(3)
+    assert [status(box, name) for name in "xy"] == [False, True]
 
 
 def test_deleting_forgets_the_status():
     box = Node(x=1)
     del box.x
     assert "x" not in vars(box)["_pytree__nodes"]
-    box.x = jnp.ones(2)
-    assert status(box, "x") is True
-
-
-def test_none_marked_as_data_can_become_an_array():
-    box = Node(x=nnx.data(None))
     box.x = jnp.ones(2)
     assert status(box, "x") is True
 
@@ -288,23 +259,21 @@ def test_fields_declare_the_status():
     assert declared(a=1, b=2, c=[jnp.ones(2)], d=3) == [True, False, True, False]
 
 
-@pytest.mark.parametrize("form", ["type", "string"])
-def test_annotations_declare_the_status_and_warn(form):
-    data, static = nnx.Data[list], nnx.Static[int]
-    if form == "string":
-        data, static = "nnx.Data[list]", "nnx.Static[int]"
+@pytest.mark.parametrize(
+    ("data", "static"),
+    [(nnx.Data[list], nnx.Static[int]), ("nnx.Data[list]", "nnx.Static[int]")],
+    ids=["types", "strings"],
+)
+def test_annotations_declare_the_status_and_warn(data, static):
     with pytest.warns(DeprecationWarning) as record:
 
-        class Annotated(nnx.Pytree):
+        class Annotated(Node):
             a: data
             b: static
 
-            def __init__(self):
-                self.a = [jnp.ones(2)]
-                self.b = 1
-
     assert len(record) == 2
-    assert status(Annotated(), "a") is True and status(Annotated(), "b") is False
+    annotated = Annotated(a=[jnp.ones(2)], b=1)
+    assert [status(annotated, name) for name in "ab"] == [True, False]
 
 
 def test_subclasses_inherit_the_status_of_all_bases():
@@ -317,27 +286,20 @@ def test_subclasses_inherit_the_status_of_all_bases():
     class Mixin:
         c: list = nnx.data()
 
-    class Both(Mixin, Left, Right):
-        def __init__(self):
-            self.a, self.b, self.c = [jnp.ones(1)], [jnp.ones(1)], [jnp.ones(1)]
+    class Both(Mixin, Left, Right, Node):
+        pass
 
-    assert len(jax.tree.leaves(Both())) == 3
+    assert len(jax.tree.leaves(Both(**{name: [jnp.ones(1)] for name in "abc"}))) == 3
 
 
-def test_unassigned_field_is_a_missing_attribute():
+def test_unassigned_field_is_a_missing_attribute_or_its_default():
     class Lazy(nnx.Pytree):
         x: list = nnx.data()
+        y: int = nnx.static(default=3)
 
     with pytest.raises(AttributeError):
         Lazy().x
-    assert not hasattr(Lazy(), "x")
-
-
-def test_default_of_a_field_is_honoured_without_dataclass():
-    class Defaulted(nnx.Pytree):
-        x: int = nnx.static(default=3)
-
-    assert Defaulted().x == 3
+    assert not hasattr(Lazy(), "x") and Lazy().y == 3
 
 
 def test_field_without_a_value_can_not_be_assigned():
@@ -347,25 +309,18 @@ def test_field_without_a_value_can_not_be_assigned():
 
 @pytest.mark.parametrize("declare", [nnx.data, nnx.static])
 def test_value_and_options_exclude_each_other(declare):
-    with pytest.raises(TypeError):
-        declare(1, default=2)
-    with pytest.raises(TypeError):
-        declare(1, 2)
-    with pytest.raises(TypeError):
-        declare(unknown=1)
+    for args, options in (((1,), {"default": 2}), ((1, 2), {}), ((), {"unknown": 1})):
+        with pytest.raises(TypeError):
+            declare(*args, **options)
     with pytest.raises(ValueError, match="static"):
         declare(metadata={"static": True})
 
 
 def test_field_options_are_those_of_dataclasses():
-    field = nnx.data(default=1, init=False, repr=False, metadata={"a": 1}, kw_only=True)
+    options = {"default": 1, "init": False, "repr": False, "kw_only": True}
+    field = nnx.data(**options, metadata={"a": 1})
     assert isinstance(field, dataclasses.Field)
-    assert (field.default, field.init, field.repr, field.kw_only) == (
-        1,
-        False,
-        False,
-        True,
-    )
+    assert {name: getattr(field, name) for name in options} == options
     assert dict(field.metadata) == {"a": 1, "static": False}
 
 
@@ -430,28 +385,21 @@ def test_check_pytree_wants_a_pytree():
 
 
 def test_array_in_a_declared_static_field():
-    phrase = "Found unexpected data on value of type"
-    refused(phrase, lambda: Declared(b=jnp.ones(2)), None)
-
     @nnx.dataclass
     class Fielded(nnx.Pytree):
         x: int = nnx.static()
 
-    refused(phrase, lambda: Fielded(jnp.ones(2)), None)
-
-
-def test_array_first_assigned_to_a_declared_static_attribute_later():
-    obj = Declared()
-    phrase = "Found data on value of type"
-    refused(phrase, lambda: setattr(obj, "b", jnp.ones(2)), None)
-    assert not hasattr(obj, "b")
+    phrase, later = "Found unexpected data on value of type", Declared()
+    refused(phrase, lambda: Declared(b=ARRAY), None)
+    refused(phrase, lambda: Fielded(ARRAY), None)
+    refused("Found data on value of type", lambda: setattr(later, "b", ARRAY), None)
+    assert not hasattr(later, "b")
 
 
 @pytest.mark.parametrize("mark", [nnx.data, nnx.static])
 def test_marks_inside_another_structure(mark):
-    refused("Found unexpected tags", lambda: Node(x=[mark(1)]), None)
-    refused("Found unexpected tags", lambda: Node(x={"a": (mark(1),)}), None)
-    refused("Found unexpected tags", lambda: Node(x=nnx.data([mark(1)])), None)
+    for value in ([mark(1)], {"a": (mark(1),)}, nnx.data([mark(1)])):
+        refused("Found unexpected tags", lambda: Node(x=value), None)  # noqa: B023
 
 
 def test_contradicting_declarations():

@@ -37,20 +37,23 @@ def values(state):
     return {path: leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
+def captured(function, *args, **options):
+    """The result of a call, and the values of its Intermediates."""
+    out, seen = nnx.capture(function, nnx.Intermediate, **options)(*args)
+    return out, values(seen)
+
+
 # ------------------------------------------------------------------------ the results
 
 
 def test_result_alone_without_types_and_states_in_order():
     model = Model()
     assert nnx.capture(model)(1.0) == 6.0
-    out, perturbations, intermediates = nnx.capture(
-        model, nnx.Perturbation, nnx.Intermediate
-    )(1.0)
+    both = nnx.capture(model, nnx.Perturbation, nnx.Intermediate)
+    out, perturbations, intermediates = both(1.0)
     assert out == 6.0 and type(intermediates) is nnx.State
-    assert values(intermediates) == {
-        ("layers", 0, "y"): (2.0,),
-        ("layers", 1, "y"): (6.0,),
-    }
+    expected = {("layers", 0, "y"): (2.0,), ("layers", 1, "y"): (6.0,)}
+    assert values(intermediates) == expected
     assert list(values(perturbations)) == [("layers", 0, "p"), ("layers", 1, "p")]
 
 
@@ -67,33 +70,31 @@ def test_nothing_sown_gives_an_empty_state():
 def test_shared_module_is_captured_once_at_its_first_path():
     block = Block()
     model = nnx.Dict(a=block, b=block)
-    _, seen = nnx.capture(lambda m: m.a(m.b(1.0)), nnx.Intermediate)(model)
-    assert values(seen) == {("a", "y"): (2.0, 4.0)}
+    assert captured(lambda m: m.a(m.b(1.0)), model)[1] == {("a", "y"): (2.0, 4.0)}
 
 
-@pytest.mark.parametrize(
-    "form", ["function", "module", "bound", "decorator", "keyword"]
-)
+def call(m, x):
+    return m(x)
+
+
+FORMS = {
+    "function": lambda m: nnx.capture(call, nnx.Intermediate)(m, 1.0),
+    "module": lambda m: nnx.capture(m, nnx.Intermediate)(1.0),
+    "bound": lambda m: nnx.capture(m.__call__, nnx.Intermediate)(1.0),
+    "decorator": lambda m: nnx.capture(nnx.Intermediate)(call)(m, 1.0),
+    "keyword": lambda m: nnx.capture(call, nnx.Intermediate)(x=1.0, m=m),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_forms_of_use(form):
-    model = Block()
-    if form == "function":
-        out = nnx.capture(lambda m, x: m(x), nnx.Intermediate)(model, 1.0)
-    elif form == "module":
-        out = nnx.capture(model, nnx.Intermediate)(1.0)
-    elif form == "bound":
-        out = nnx.capture(model.__call__, nnx.Intermediate)(1.0)
-    elif form == "decorator":
-        out = nnx.capture(nnx.Intermediate)(lambda m, x: m(x))(model, 1.0)
-    else:
-        out = nnx.capture(lambda m, x: m(x), nnx.Intermediate)(x=1.0, m=model)
-    assert out[0] == 2.0 and values(out[1]) == {("y",): (2.0,)}
+    out, seen = FORMS[form](Block())
+    assert out == 2.0 and values(seen) == {("y",): (2.0,)}
 
 
 def test_containers_of_modules_are_captured():
-    _, seen = nnx.capture(lambda ms, x: ms["a"][0](x), nnx.Intermediate)(
-        {"a": [Block()]}, 1.0
-    )
-    assert values(seen) == {("a", 0, "y"): (2.0,)}
+    _, seen = captured(lambda ms, x: ms["a"][0](x), {"a": [Block()]}, 1.0)
+    assert seen == {("a", 0, "y"): (2.0,)}
 
 
 def test_wrapper_keeps_the_name():
@@ -132,8 +133,7 @@ def test_exceptions_leave_nothing_behind():
         with pytest.raises(RuntimeError, match="stop"):
             nnx.capture(fails, nnx.Intermediate)(model)
         assert not has_buffers(model)
-    _, seen = nnx.capture(model, nnx.Intermediate)(1.0)
-    assert len(values(seen)) == 2
+    assert len(captured(model, 1.0)[1]) == 2
 
 
 def test_dicts_can_be_iterated_during_a_capture():
@@ -146,39 +146,34 @@ def test_dicts_can_be_iterated_during_a_capture():
         return x
 
     keys = []
-    out, seen = nnx.capture(f, nnx.Intermediate)(model, 1.0)
+    out, seen = captured(f, model, 1.0)
     assert out == 6.0 and keys == [["a", "b"]] and list(model) == ["a", "b"]
-    assert values(seen) == {("a", "y"): (2.0,), ("b", "y"): (6.0,)}
+    assert seen == {("a", "y"): (2.0,), ("b", "y"): (6.0,)}
 
 
 def test_values_sown_on_a_list_are_kept():
-    model = nnx.List([Block()])
-    _, seen = nnx.capture(lambda m: m.sow(nnx.Intermediate, "z", 1), nnx.Intermediate)(
-        model
-    )
-    assert values(seen) == {("z",): (1,)}
+    sow = lambda m: m.sow(nnx.Intermediate, "z", 1)  # noqa: E731
+    assert captured(sow, nnx.List([Block()])) == (True, {("z",): (1,)})
 
 
 def test_nested_captures_do_not_disturb_each_other():
     def outer(model):
         model(1.0)
-        _, inner = nnx.capture(model, nnx.Intermediate)(10.0)
+        _, inner = captured(model, 10.0)
         model(2.0)
-        return values(inner)
+        return inner
 
-    inner, seen = nnx.capture(outer, nnx.Intermediate)(Block())
+    inner, seen = captured(outer, Block())
     assert inner == {("y",): (20.0,)}
-    assert values(seen)[("y",)][0] == 2.0 and values(seen)[("y",)][-1] == 4.0
+    assert seen[("y",)][0] == 2.0 and seen[("y",)][-1] == 4.0
 
 
 def test_captures_in_threads_do_not_disturb_each_other():
     def work(scale):
         block = Block(scale)
         for _ in range(20):
-            _, seen = nnx.capture(block, nnx.Intermediate, method_outputs=nnx.Cache)(
-                1.0
-            )
-            results.append(values(seen) == {("y",): (scale,)})
+            _, seen = captured(block, 1.0, method_outputs=nnx.Cache)
+            results.append(seen == {("y",): (scale,)})
 
     results = []
     threads = [threading.Thread(target=work, args=(s,)) for s in (2.0, 3.0, 5.0)]
@@ -191,16 +186,13 @@ def test_captures_in_threads_do_not_disturb_each_other():
 
 def test_sow_reports_whether_it_stored():
     def f(model):
-        return (
-            model.sow(nnx.Intermediate, "a", 1),
-            model.sow(nnx.Perturbation, "a", 1),
-            model.sow("intermediates", "scale", 2),
-        )
+        given = (nnx.Intermediate, "a", 1), (nnx.Perturbation, "a", 1)
+        return [model.sow(*args) for args in (*given, ("intermediates", "scale", 2))]
 
     model = Block()
-    stored, seen = nnx.capture(f, nnx.Intermediate)(model)
-    assert stored == (True, False, True)
-    assert values(seen) == {("a",): (1,), ("scale",): (2,)}
+    stored, seen = captured(f, model)
+    assert stored == [True, False, True]
+    assert seen == {("a",): (1,), ("scale",): (2,)}
     assert isinstance(model.scale, nnx.Param) and not hasattr(model, "a")
 
 
@@ -220,8 +212,7 @@ def test_init_feeds_perturbations_and_need_not_be_returned():
     model = Block()
     _, zeros = nnx.capture(model, nnx.Perturbation)(1.0)
     moved = jax.tree.map(lambda x: x + 0.5, zeros)
-    out, seen = nnx.capture(model, nnx.Intermediate, init=moved)(1.0)
-    assert out == 2.5 and values(seen) == {("y",): (2.0,)}
+    assert captured(model, 1.0, init=moved) == (2.5, {("y",): (2.0,)})
 
 
 def test_gradients_of_perturbations_are_those_of_the_values():
@@ -240,8 +231,7 @@ def test_gradients_of_perturbations_are_those_of_the_values():
 
 def test_init_accepts_mappings_and_ignores_what_is_no_variable():
     init = {"p": nnx.Perturbation(jnp.array(1.0)), "q": 3}
-    out = nnx.capture(Block(), init=init)(1.0)
-    assert out == 3.0
+    assert nnx.capture(Block(), init=init)(1.0) == 3.0
 
 
 # ---------------------------------------------------------------------- method_outputs
@@ -275,22 +265,15 @@ class Outer(nnx.Module):
 
 
 def test_outputs_of_methods_are_recorded_by_name():
-    _, seen = nnx.capture(Outer(), nnx.Intermediate, method_outputs=nnx.Intermediate)(
-        1.0
-    )
-    found = values(seen)
+    _, found = captured(Outer(), 1.0, method_outputs=nnx.Intermediate)
     assert found[("__call__",)] == (13.0,) and found[("inner", "__call__")] == (13.0,)
     assert found[("inner", "first")] == (2.0,)
     assert ("inner", "_hidden") not in found and ("inner", "size") not in found
 
 
 def test_entry_method_is_not_recorded_when_it_is_bound():
-    outer = Outer()
-    _, seen = nnx.capture(
-        outer.__call__, nnx.Intermediate, method_outputs=nnx.Intermediate
-    )(1.0)
-    assert ("__call__",) not in values(seen)
-    assert ("inner", "__call__") in values(seen)
+    _, found = captured(Outer().__call__, 1.0, method_outputs=nnx.Intermediate)
+    assert ("__call__",) not in found and ("inner", "__call__") in found
 
 
 def test_outputs_are_returned_only_for_the_given_types():
@@ -301,13 +284,9 @@ def test_outputs_are_returned_only_for_the_given_types():
 
 
 def test_capture_around_jit(mode):
-    @nnx.jit(**mode)
-    def forward(model, x):
-        return model(x)
-
     model = Model()
-    out, seen = nnx.capture(forward, nnx.Intermediate)(model, 1.0)
-    assert out == 6.0 and values(seen)[("layers", 1, "y")] == (6.0,)
+    out, seen = captured(nnx.jit(call, **mode), model, 1.0)
+    assert out == 6.0 and seen[("layers", 1, "y")] == (6.0,)
     assert not has_buffers(model)
 
 
@@ -324,28 +303,18 @@ def test_capture_inside_jit_and_grad(mode):
 
 
 def test_capture_around_grad(mode):
-    grad = nnx.grad(lambda model, x: model(x), **mode)
-    _, seen = nnx.capture(grad, nnx.Intermediate)(Block(), 1.0)
-    assert values(seen) == {("y",): (2.0,)}
+    assert captured(nnx.grad(call, **mode), Block(), 1.0)[1] == {("y",): (2.0,)}
 
 
 def test_capture_inside_plain_jit():
-    model = Block()
-
-    @jax.jit
-    def f(model, x):
-        return nnx.capture(model, nnx.Intermediate)(x)
-
-    out, seen = f(model, 1.0)
+    f = jax.jit(lambda model, x: nnx.capture(model, nnx.Intermediate)(x))
+    out, seen = f(Block(), 1.0)
     assert out == 2.0 and values(seen) == {("y",): (2.0,)}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_plain_jit_inside_a_capture_loses_the_values():
-    _, seen = nnx.capture(
-        lambda m, x: jax.jit(lambda m, x: m(x))(m, x), nnx.Intermediate
-    )(Block(), 1.0)
-    assert len(values(seen)) == 0
+    assert captured(lambda m, x: jax.jit(call)(m, x), Block(), 1.0)[1] == {}
 
 
 def test_module_of_an_outer_trace_can_not_be_captured():

@@ -21,8 +21,7 @@ def status(obj, name):
 def test_items_are_attributes_named_by_their_index():
     items = nnx.List([nnx.Param(1), "x"])
     assert isinstance(vars(items)["0"], nnx.Param) and vars(items)["1"] == "x"
-    assert items._length == 2
-    assert isinstance(items, nnx.Module)
+    assert items._length == 2 and isinstance(items, nnx.Module)
 
 
 def test_paths_have_integers_in_numeric_order():
@@ -33,9 +32,8 @@ def test_paths_have_integers_in_numeric_order():
 
 
 def test_every_item_has_a_status_of_its_own():
-    items = nnx.List(
-        [nnx.data(1), nnx.static("a"), jnp.ones(1), nnx.data([nnx.Param(1)])]
-    )
+    given = [nnx.data(1), nnx.static("a"), jnp.ones(1), nnx.data([nnx.Param(1)])]
+    items = nnx.List(given)
     assert [status(items, str(i)) for i in range(4)] == [True, False, True, True]
     with pytest.raises(ValueError, match="Found data on value of type"):
         nnx.List([[jnp.ones(1)]])
@@ -59,10 +57,9 @@ def test_items_are_written_by_index_and_slice():
     items[-1] = 30
     items[0:2] = (10, 20)
     assert list(items) == [10, 20, 30]
-    with pytest.raises(ValueError):
-        items[0:2] = [1]
-    with pytest.raises(TypeError):
-        items[0:2] = 1
+    for value, error in (([1], ValueError), (1, TypeError)):
+        with pytest.raises(error):
+            items[0:2] = value
     assert list(items) == [10, 20, 30]
 
 
@@ -99,11 +96,8 @@ def test_lists_behave_as_lists(change):
     assert a is mine if b is python else a == b
 
 
-def test_empty_list_is_false():
+def test_empty_lists_are_false_and_none_adds_multiplies_or_sorts():
     assert not nnx.List() and nnx.List([0])
-
-
-def test_lists_do_not_add_multiply_or_sort():
     items = nnx.List([1])
     for change in (lambda: items + [2], lambda: items * 2, lambda: items.sort()):
         with pytest.raises((TypeError, AttributeError)):
@@ -171,10 +165,9 @@ def test_items_and_attributes_are_the_same():
 
 def test_missing_items_and_attributes():
     d = nnx.Dict()
-    with pytest.raises(KeyError, match="a"):
-        d["a"]
-    with pytest.raises(KeyError, match="a"):
-        del d["a"]
+    for look in (d.__getitem__, d.__delitem__):
+        with pytest.raises(KeyError, match="a"):
+            look("a")
     with pytest.raises(AttributeError):
         d.a
 
@@ -241,45 +234,25 @@ def test_without_layers_the_input_comes_back():
 
 
 def test_tuples_become_arguments_and_dicts_keywords():
-    model = nnx.Sequential(
-        lambda x: (x, 2), lambda a, b: {"c": a, "d": b}, lambda c, d: c - d
-    )
-    assert model(5) == 3
-
-
-def test_keywords_reach_the_layers_that_take_them():
-    seen = []
-
-    def takes(x, *, scale):
-        seen.append("takes")
-        return x * scale
-
-    def takes_all(x, **kwargs):
-        seen.append(sorted(kwargs))
-        return x
-
-    model = nnx.Sequential(takes, lambda x: x + 1, takes_all)
-    assert model(3, scale=2, unknown=1) == 7
-    assert seen == ["takes", ["scale", "unknown"]]
-
-
-def test_first_input_may_be_given_by_keyword():
+    pair, mapping = lambda x: (x, 2), lambda a, b: {"c": a, "d": b}
+    assert nnx.Sequential(pair, mapping, lambda c, d: c - d)(5) == 3
+    # As the keywords of the call are those of the first layer.
     assert nnx.Sequential(lambda x: x + 1, lambda y: y * 2)(x=1) == 4
 
 
-def test_layers_without_a_signature_get_no_keywords():
-    assert nnx.Sequential(max, lambda x, scale: x * scale)(1, 2, scale=3) == 6
+def test_keywords_reach_the_layers_that_take_them():
+    takes = lambda x, *, scale: x * scale  # noqa: E731
+    takes_all = lambda x, **kwargs: (x, sorted(kwargs))  # noqa: E731
+    model = nnx.Sequential(takes, lambda x: x + 1, takes_all)
+    assert model(3, scale=2, unknown=1) == (7, ["scale", "unknown"])
+    without_signature = nnx.Sequential(max, lambda x, scale: x * scale)
+    assert without_signature(1, 2, scale=3) == 6
 
 
-def test_value_given_twice_is_refused():
-    model = nnx.Sequential(lambda x: {"a": x}, lambda a: a)
-    with pytest.raises(
-        TypeError, match=r"(?s)Got multiple values for arguments.*Sequential\[1\]"
-    ):
-        model(1, a=2)
-
-
-def test_layer_that_can_not_be_called_is_named():
+def test_layers_that_can_not_be_called_so_are_named():
+    twice = r"(?s)Got multiple values for arguments.*Sequential\[1\]"
+    with pytest.raises(TypeError, match=twice):
+        nnx.Sequential(lambda x: {"a": x}, lambda a: a)(1, a=2)
     with pytest.raises(TypeError, match=r"Sequence\[1\]"):
         nnx.Sequential(jnp.sin, 3)(1.0)
 
@@ -295,8 +268,7 @@ def test_has_keyword_arg():
 
 @pytest.fixture
 def train_state():
-    model = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
-    graphdef, params = nnx.split(model)
+    graphdef, params = nnx.split(nnx.Dict(w=nnx.Param(jnp.array(2.0))))
     return nnx.TrainState.create(graphdef, params=params, tx=optax.sgd(0.1))
 
 
@@ -319,16 +291,12 @@ def test_fields_can_be_added_and_replaced(train_state):
         counts: nnx.State
 
     counts = nnx.State({"c": nnx.Variable(jnp.array(0))})
-    state = WithCounts.create(
-        train_state.graphdef,
-        params=train_state.params,
-        tx=train_state.tx,
-        counts=counts,
-    )
+    given = {"params": train_state.params, "tx": train_state.tx, "counts": counts}
+    state = WithCounts.create(train_state.graphdef, **given)
     assert state.counts is counts and state.replace(step=5).step == 5
 
 
-def test_apply_merges_the_states(train_state):
+def test_apply_merges_the_states():
     graphdef, params = nnx.split(Scale(2.0))
     state = nnx.TrainState.create(graphdef, params=params, tx=optax.sgd(0.1))
     out, (graphdef, new) = state.apply("params")(3.0)

@@ -44,12 +44,8 @@ def placed_as(variable, *spec):
 # ----------------------------------------------------------------- the switch itself
 
 
-def test_eager_sharding_is_on_by_default():
-    assert nnx.using_eager_sharding() is True
-    assert nnx.use_eager_sharding.current_value() is True
-
-
-def test_default_comes_from_the_flag():
+def test_default_comes_from_the_flag_and_is_on():
+    assert nnx.using_eager_sharding() is nnx.use_eager_sharding.current_value() is True
     nnx.config.update("flax_always_shard_variable", False)
     try:
         assert nnx.using_eager_sharding() is False
@@ -82,14 +78,13 @@ def test_mesh_is_taken_from_the_metadata():
     assert placed_as(variable, "x", None)
 
 
-def test_missing_mesh_is_named_with_the_annotation():
-    with pytest.raises(ValueError, match=r"(?s)mesh context or metadata.*'x'"):
-        nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
-
-
-def test_annotation_of_nones_needs_a_mesh():
-    with pytest.raises(ValueError, match="mesh"):
-        nnx.Param(jnp.array(VALUE), out_sharding=(None, None))
+@pytest.mark.parametrize(
+    ("names", "phrase"),
+    [(("x", "y"), r"(?s)mesh context or metadata.*'x'"), ((None, None), "mesh")],
+)
+def test_missing_mesh_is_named_with_the_annotation(names, phrase):
+    with pytest.raises(ValueError, match=phrase):
+        nnx.Param(jnp.array(VALUE), out_sharding=names)
 
 
 @pytest.mark.parametrize("annotation", [None, (), P()])
@@ -100,12 +95,9 @@ def test_empty_annotations_are_none(annotation):
 
 @pytest.mark.parametrize("off", ["argument", "context"])
 def test_switched_off_nothing_is_placed(off):
-    value = jnp.array(VALUE)
-    if off == "argument":
-        variable = nnx.Param(value, out_sharding=("x", "y"), eager_sharding=False)
-    else:
-        with nnx.use_eager_sharding(False):
-            variable = nnx.Param(value, out_sharding=("x", "y"))
+    value, switch = jnp.array(VALUE), {"eager_sharding": False}
+    with nnx.use_eager_sharding(off == "argument"):
+        variable = nnx.Param(value, **XY, **(switch if off == "argument" else {}))
     assert variable[...] is value and variable.out_sharding == ("x", "y")
 
 
@@ -188,33 +180,22 @@ def test_shapes_carry_the_sharding(mesh):
 # --------------------------------------------------------------------- logical names
 
 
-def test_rules_of_the_metadata_map_logical_names(mesh):
-    with jax.set_mesh(mesh):
-        variable = nnx.Param(
-            jnp.array(VALUE),
-            out_sharding=("rows", "columns"),
-            sharding_rules=[("rows", "y"), ("columns", "x")],
-        )
-    assert placed_as(variable, "y", "x")
+# Of the context, of the metadata, and the axes that ``("rows", "columns")`` mean then.
+NAMED = {
+    "metadata": ((), [("rows", "y"), ("columns", "x")], ("y", "x")),
+    "context": ((("rows", "x"), ("columns", None)), None, ("x", None)),
+    "both": ((("rows", "x"),), (("columns", "y"), ("rows", "x")), ("x", "y")),
+}
+
+
+@pytest.mark.parametrize(("context", "rules", "axes"), NAMED.values(), ids=NAMED)
+def test_rules_map_logical_names(mesh, context, rules, axes):
+    entries = {"sharding_rules": rules} if rules else {}
+    with jax.set_mesh(mesh), nnx.logical_axis_rules(context):
+        value = jnp.array(VALUE)
+        variable = nnx.Param(value, out_sharding=("rows", "columns"), **entries)
+    assert placed_as(variable, *axes)
     assert variable.out_sharding == ("rows", "columns")
-
-
-def test_rules_of_the_context_map_logical_names(mesh):
-    rules = (("rows", "x"), ("columns", None))
-    with jax.set_mesh(mesh), nnx.logical_axis_rules(rules):
-        variable = nnx.Param(jnp.array(VALUE), out_sharding=("rows", "columns"))
-    assert placed_as(variable, "x", None)
-    assert variable.out_sharding == ("rows", "columns")
-
-
-def test_both_kinds_of_rules_add_up(mesh):
-    with jax.set_mesh(mesh), nnx.logical_axis_rules((("rows", "x"),)):
-        variable = nnx.Param(
-            jnp.array(VALUE),
-            out_sharding=("rows", "columns"),
-            sharding_rules=(("columns", "y"), ("rows", "x")),
-        )
-    assert placed_as(variable, "x", "y")
 
 
 RULES = (("in", "x"), ("out", ("y",)), ("none", None))
@@ -226,15 +207,15 @@ def auto_mesh():
         yield
 
 
-def kernel(names=("in", "out"), **metadata):
-    """A kernel with an axis of each name; made by a layer, as users do."""
+def layer(names=("in", "out"), **metadata):
+    """One whose kernel has an axis of each name."""
     options = {"kernel_metadata": {"out_sharding": names, **metadata}}
-    return nnx.Linear(8, 8, **options, rngs=nnx.Rngs(0)).kernel
+    init = {"kernel_init": nnx.initializers.ones}
+    return nnx.Linear(8, 8, **options, **init, rngs=nnx.Rngs(0))
 
 
-def test_context_yields_nothing():
-    with nnx.logical_axis_rules(RULES) as value:
-        assert value is None
+def kernel(*args, **metadata):
+    return layer(*args, **metadata).kernel
 
 
 @pytest.mark.parametrize(
@@ -247,15 +228,10 @@ def test_context_yields_nothing():
     ],
 )
 def test_logical_names_are_placed_as_the_rules_say(auto_mesh, names, expected):
-    with nnx.logical_axis_rules(RULES):
+    with nnx.logical_axis_rules(RULES) as value:
         variable = kernel(names)
-    assert spec_of(variable) == expected
-
-
-def test_stored_names_stay_logical(auto_mesh):
-    with nnx.logical_axis_rules(RULES):
-        variable = kernel()
-    assert tuple(variable.out_sharding) == ("in", "out")
+    assert spec_of(variable) == expected and value is None
+    assert tuple(variable.out_sharding) == tuple(names)
     assert variable.sharding.spec == variable[...].sharding.spec
 
 
@@ -295,13 +271,12 @@ def test_contradicting_rules_are_named(auto_mesh):
 
 def test_state_of_an_optimizer_is_placed_like_its_params(auto_mesh):
     with nnx.logical_axis_rules(RULES):
-        metadata = {"out_sharding": ("in", "out")}
-        layer = nnx.Linear(8, 8, kernel_metadata=metadata, rngs=nnx.Rngs(0))
-        optimizer = nnx.Optimizer(layer, optax.adam(0.1), wrt=nnx.Param)
-        grads = nnx.grad(lambda m: m(jnp.ones((1, 8))).sum())(layer)
-        optimizer.update(layer, grads)
+        model = layer()
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+        grads = nnx.grad(lambda m: m.kernel.sum() + m.bias.sum())(model)
+        optimizer.update(model, grads)
     moments = optimizer.opt_state[0]
-    for variable in (moments.mu["kernel"], moments.nu["kernel"], layer.kernel):
+    for variable in (moments.mu["kernel"], moments.nu["kernel"], model.kernel):
         assert spec_of(variable) == P("x", "y")
 
 
@@ -316,11 +291,9 @@ def test_mixed_meshes_are_refused():
 
 
 def test_unknown_axes_and_indivisible_sizes_are_refused_by_jax(mesh):
-    with jax.set_mesh(mesh):
-        with pytest.raises(ValueError):
-            nnx.Param(jnp.array(VALUE), out_sharding=("unknown", None))
-        with pytest.raises(ValueError):
-            nnx.Param(jnp.ones((3, 4)), out_sharding=("x", None))
+    for value, name in ((jnp.array(VALUE), "unknown"), (jnp.ones((3, 4)), "x")):
+        with jax.set_mesh(mesh), pytest.raises(ValueError):
+            nnx.Param(value, out_sharding=(name, None))
 
 
 def test_more_entries_than_dimensions_are_refused(mesh):
@@ -334,9 +307,7 @@ def test_more_entries_than_dimensions_are_refused(mesh):
 @pytest.mark.parametrize("kind", KINDS)
 def test_eval_shape_knows_the_sharding(kind):
     with jax.set_mesh(mesh_of(kind)):
-        made = jax.eval_shape(
-            lambda: nnx.Param(jnp.array(VALUE), out_sharding=("x", "y"))
-        )
+        made = jax.eval_shape(lambda: nnx.Param(jnp.array(VALUE), **XY))
     assert made.get_value().shape == (4, 4) and made.out_sharding == ("x", "y")
     if kind == "explicit":
         assert made.get_value().sharding.spec == P("x", "y")

@@ -1,5 +1,7 @@
 """Module: attributes of many, recording, traversal, views (contract, section 13)."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,6 +11,7 @@ from tests.zoo import Box, Node
 
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DEPRECATED = {"match": "capture"}
+NOT_FOUND = "Could not find at least one instance of the following attributes"
 
 
 class Leaf(nnx.Module):
@@ -55,32 +58,21 @@ def test_sow_outside_a_capture_keeps_a_tuple_in_an_attribute():
 
 
 @quiet
-def test_sow_takes_a_name_for_the_type():
+def test_sow_takes_a_name_for_the_type_and_reduces_as_told():
     module = nnx.Module()
     module.sow("intermediates", "x", 1)
     module.sow("sown_just_now", "y", 1)
     assert type(module.x) is nnx.Intermediate
     assert type(module.y) is nnx.variable_type_from_name("sown_just_now")
-
-
-@quiet
-def test_sow_reduces_as_told():
-    module = nnx.Module()
+    module, options = nnx.Module(), {"reduce_fn": operator.add, "init_fn": lambda: 1}
     for value in (3, 4):
-        module.sow(
-            nnx.Intermediate,
-            "x",
-            value,
-            reduce_fn=lambda a, b: a + b,
-            init_fn=lambda: 1,
-        )
+        module.sow(nnx.Intermediate, "x", value, **options)
     assert module.x.get_value() == 8
 
 
 @quiet
 def test_sow_refuses_attributes_of_another_kind():
-    module = nnx.Module()
-    module.x, module.y = 1, nnx.Perturbation((1,))
+    module = Box(x=1, y=nnx.Perturbation((1,)))
     with pytest.raises(ValueError, match="to be a Variable, got"):
         module.sow(nnx.Intermediate, "x", 1)
     with pytest.raises(ValueError, match="to be of type"):
@@ -121,19 +113,12 @@ def test_perturb_outside_a_capture_keeps_a_zero_in_an_attribute():
 
 
 @quiet
-def test_perturb_checks_the_type():
-    module = nnx.Module()
-    module.p = nnx.Param(1.0)
+def test_perturb_checks_the_type_and_adds_leaf_by_leaf():
+    module = Box(p=nnx.Param(1.0), q=nnx.Perturbation(jnp.array(2.0)))
     with pytest.raises(ValueError, match="to be of type"):
         module.perturb("p", 1.0)
-    module.q = nnx.Perturbation(jnp.array(2.0))
     assert module.perturb("q", 1.0, variable_type=nnx.Intermediate) == 3.0
-
-
-@quiet
-def test_perturb_adds_leaf_by_leaf():
-    value = {"a": jnp.ones(2), "b": (jnp.zeros(1),)}
-    out = nnx.Module().perturb("p", value)
+    out = module.perturb("tree", {"a": jnp.ones(2), "b": (jnp.zeros(1),)})
     assert out["a"].tolist() == [1.0, 1.0] and out["b"][0].tolist() == [0.0]
 
 
@@ -142,24 +127,16 @@ def test_perturb_adds_leaf_by_leaf():
 
 def test_attributes_are_set_on_all_modules_that_have_them():
     model = leaves()
+    model.set_attributes(nnx.PathContains("layers"), rate=0.2)
+    assert (model.layers[0].rate, model.leaf.rate) == (0.2, 0.5)
     assert model.set_attributes(rate=0.1, raise_if_not_found=True) is None
     assert model.layers[1].rate == model.plain[0]["a"].rate == model.leaf.rate == 0.1
     assert not hasattr(model, "rate")
 
 
-def test_filters_restrict_the_modules():
-    model = leaves()
-    model.set_attributes(nnx.PathContains("layers"), rate=0.1)
-    assert (model.layers[0].rate, model.leaf.rate) == (0.1, 0.5)
-
-
 def test_attributes_found_nowhere_are_listed_sorted():
-    message = (
-        "Could not find at least one instance of the following attributes: "
-        r"\['a', 'b'\]"
-    )
     model = leaves()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=NOT_FOUND + r": \['a', 'b'\]"):
         model.set_attributes(b=1, a=1, rate=0.1)
     model.set_attributes(b=1, raise_if_not_found=False)
 
@@ -183,13 +160,9 @@ def test_train_and_eval_set_the_presets():
     model = leaves()
     assert model.eval(rate=0.0) is None
     leaf = model.layers[0]
-    assert (leaf.deterministic, leaf.use_running_average, leaf.rate) == (
-        True,
-        True,
-        0.0,
-    )
+    assert leaf.deterministic and leaf.use_running_average and leaf.rate == 0.0
     assert model.train() is None
-    assert (leaf.deterministic, leaf.use_running_average) == (False, False)
+    assert not leaf.deterministic and not leaf.use_running_average
     nnx.Module().eval(unknown=1)
     for mode in (model.train, model.eval):
         with pytest.raises(TypeError):
@@ -214,11 +187,8 @@ def test_iter_modules_yields_shared_modules_once_in_graph_mode():
 
 
 def test_iter_modules_takes_any_node_and_yields_nothing_for_others():
-    assert [path for path, _ in nnx.iter_modules([Leaf(), {"k": Leaf()}])] == [
-        (0,),
-        (1, "k"),
-    ]
-    assert list(nnx.iter_modules(3)) == []
+    found = [path for path, _ in nnx.iter_modules([Leaf(), {"k": Leaf()}])]
+    assert found == [(0,), (1, "k")] and list(nnx.iter_modules(3)) == []
 
 
 @pytest.mark.parametrize("name", ["iter_modules", "iter_children"])
@@ -322,8 +292,7 @@ def test_with_attributes_sets_on_a_copy():
     new = nnx.with_attributes(model, rate=0.1, only=nnx.PathContains("layers"))
     assert (new.layers[0].rate, new.leaf.rate, model.layers[0].rate) == (0.1, 0.5, 0.5)
     assert new.leaf.w is model.leaf.w
-    message = "Could not find at least one instance of the following attributes"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=NOT_FOUND):
         nnx.with_attributes(model, unknown=1)
     assert nnx.with_attributes(model, unknown=1, raise_if_not_found=False) is not model
 

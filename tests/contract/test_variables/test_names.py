@@ -5,8 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree.core.objects import bookkeeping, classes, pytrees
@@ -14,22 +12,19 @@ from graftree.core.variables import variables
 
 # What the contract makes public on objects and Variables, and what subclasses of
 # Variables know of.
-OF_OBJECTS = set(
-    (
-        "_check_valid_context _object__nodes _object__state _pytree__nodes"
-        " _pytree__state eval iter_children iter_modules perturb set_attributes sow"
-        " train"
-    ).split()
-)
-OF_VARIABLES = set(
-    (
-        "_check_valid_context _raw_value _trace_state _var_metadata add_axis copy"
-        " copy_from create_value del_metadata from_metadata get_metadata get_raw_value"
-        " get_value has_metadata has_ref hijax is_hijax raw_value ref remove_axis"
-        " replace required_metadata set_metadata set_raw_value set_value shape"
-        " sharding_names to_state type update_from_state value var_type"
-    ).split()
-)
+OF_OBJECTS = {
+    *"_check_valid_context _object__nodes _object__state _pytree__nodes".split(),
+    *"_pytree__state eval iter_children iter_modules perturb set_attributes".split(),
+    *("sow", "train"),
+}
+OF_VARIABLES = {
+    *"_check_valid_context _raw_value _trace_state _var_metadata add_axis copy".split(),
+    *"copy_from create_value del_metadata from_metadata get_metadata".split(),
+    *"get_raw_value get_value has_metadata has_ref hijax is_hijax raw_value".split(),
+    *"ref remove_axis replace required_metadata set_metadata set_raw_value".split(),
+    *"set_value shape sharding_names to_state type update_from_state value".split(),
+    "var_type",
+}
 
 
 def names_in(*objects):
@@ -59,9 +54,10 @@ OURS = names_in(
     *("data_descriptors", "declared_statuses", "empty_table", "is_module_class"),
     *("is_pytree_class", "find_data_descriptors"),
 }
-FREE_OF_OBJECTS = st.sampled_from(sorted(OURS - OF_OBJECTS))
+# Each is used at once with all others.
+FREE_OF_OBJECTS = sorted(OURS - OF_OBJECTS)
 # `sharding`, a module, is also an older name of `out_sharding`, and warns.
-FREE_OF_VARIABLES = st.sampled_from(sorted(OURS - OF_VARIABLES - {"sharding"}))
+FREE_OF_VARIABLES = sorted(OURS - OF_VARIABLES - {"sharding"})
 
 
 def test_public_names_are_those_of_the_contract():
@@ -71,90 +67,100 @@ def test_public_names_are_those_of_the_contract():
     assert names_in(linear) - OF_OBJECTS == {*vars(linear)} - OF_OBJECTS
 
 
-def use(m, name, expected):
+def check(x, names=FREE_OF_OBJECTS):
+    assert {name: getattr(x, name) for name in names} == dict.fromkeys(names, "mine")
+
+
+def use(m):
     """Takes an object through all that looks at its attributes."""
     call = nnx.jit(lambda m: m.w * 2)
     for _ in range(3):
         assert call(m).tolist() == [2.0, 2.0]
-        assert getattr(nnx.merge(*nnx.split(m)), name) == expected
-    assert getattr(jax.tree.map(lambda x: x, m), name) == expected
-    assert getattr(nnx.clone(m), name) == expected
+        check(nnx.merge(*nnx.split(m)))
+    check(jax.tree.map(lambda x: x, m))
+    check(nnx.clone(m))
     m.other = 1
     del m.other
-    assert repr(m) and getattr(m, name) == expected
+    assert repr(m)
+    check(m)
 
 
-def make(name, namespace, base=nnx.Module):
+def make(body=None, base=nnx.Module):
+    """A class in which all free names stand for the body."""
+
     def init(self):
         self.w = nnx.Param(jnp.ones(2))
 
+    namespace = {} if body is None else dict.fromkeys(FREE_OF_OBJECTS, body)
     return type("Mine", (base,), {"__init__": init, **namespace})
 
 
-@given(name=FREE_OF_OBJECTS, base=st.sampled_from([nnx.Module, nnx.Object]))
-def test_attributes_may_have_any_name(name, base):
-    m = make(name, {}, base)()
-    setattr(m, name, "mine")
+@pytest.mark.parametrize("base", [nnx.Module, nnx.Object])
+def test_attributes_may_have_any_name(base):
+    m = make(base=base)()
+    for name in FREE_OF_OBJECTS:
+        setattr(m, name, "mine")
     if base is nnx.Module:
-        use(m, name, "mine")
-    assert getattr(nnx.merge(*nnx.split(m)), name) == "mine"
+        use(m)
+    check(nnx.merge(*nnx.split(m)))
 
 
-@given(name=FREE_OF_OBJECTS)
-def test_class_attributes_may_have_any_name(name):
-    use(make(name, {name: "mine"})(), name, "mine")
-    assert names_in(make(name, {name: "mine"})) == OF_OBJECTS | {name}
+def test_class_attributes_may_have_any_name():
+    cls = make("mine")
+    use(cls())
+    assert names_in(cls) == OF_OBJECTS | {*FREE_OF_OBJECTS}
 
 
-@given(name=FREE_OF_OBJECTS)
-def test_methods_may_have_any_name(name):
-    m = make(name, {name: lambda self: self.w.shape})()
+def test_methods_may_have_any_name():
+    m = make(lambda self: self.w.shape)()
     nnx.split(m)
-    assert nnx.jit(lambda m: getattr(m, name)())(m) == (2,)
+    results = nnx.jit(lambda m: [getattr(m, name)() for name in FREE_OF_OBJECTS])(m)
+    assert results == [(2,)] * len(FREE_OF_OBJECTS)
 
 
-@given(name=FREE_OF_OBJECTS)
-def test_properties_may_have_any_name(name):
-    inner = property(
-        lambda self: self.inner, lambda self, value: setattr(self, "inner", value)
-    )
-    m = make(name, {name: inner})()
-    setattr(m, name, "mine")
-    assert m.inner == "mine"
-    use(m, name, "mine")
+def test_properties_may_have_any_name():
+    def write(self, value):
+        self.inner = value
+
+    m = make(property(lambda self: self.inner, write))()
+    for name in FREE_OF_OBJECTS:
+        m.inner = None
+        setattr(m, name, "mine")
+        assert m.inner == "mine"
+    use(m)
 
 
-@given(name=FREE_OF_OBJECTS)
-def test_dataclass_fields_may_have_any_name(name):
-    namespace = {
-        "__annotations__": {name: str, "w": object},
-        name: nnx.static(),
-        "w": nnx.data(),
-    }
+def test_dataclass_fields_may_have_any_name():
+    fields = {name: nnx.static() for name in FREE_OF_OBJECTS}
+    types = dict.fromkeys(fields, str) | {"w": object}
+    namespace = {"__annotations__": types, **fields, "w": nnx.data()}
     cls = nnx.dataclass(type("Mine", (nnx.Pytree,), namespace))
-    m = cls(**{name: "mine"}, w=nnx.Param(jnp.ones(2)))
-    assert [field.name for field in dataclasses.fields(m)] == [name, "w"]
-    use(m, name, "mine")
+    m = cls(**dict.fromkeys(fields, "mine"), w=nnx.Param(jnp.ones(2)))
+    assert [field.name for field in dataclasses.fields(m)] == [*fields, "w"]
+    use(m)
 
 
-@given(name=FREE_OF_VARIABLES)
-def test_metadata_may_have_any_name(name):
-    v = nnx.Param(jnp.ones(2), **{name: "mine"})
-    v.set_metadata(name, "mine")
-    assert getattr(v, name) == "mine" and v.get_metadata(name) == "mine"
+def test_metadata_may_have_any_name():
+    v = nnx.Param(jnp.ones(2), **dict.fromkeys(FREE_OF_VARIABLES, "mine"))
+    for name in FREE_OF_VARIABLES:
+        v.set_metadata(name, "mine")
+        assert v.get_metadata(name) == "mine"
     v[...] = jnp.zeros(2)
     m = nnx.merge(*nnx.split(nnx.Dict(v=v)))
-    assert getattr(m["v"], name) == "mine" and getattr(v.copy(), name) == "mine"
+    for variable in (v, m["v"], v.copy()):
+        check(variable, FREE_OF_VARIABLES)
 
 
-@given(name=FREE_OF_VARIABLES, way=st.sampled_from(["class", "property", "method"]))
-def test_names_in_subclasses_of_variables_are_free(name, way):
-    body = {
-        "class": "abc",
-        "property": property(lambda self: self.get_raw_value()),
-        "method": lambda self: 1,
-    }[way]
-    cls = type("Mine", (nnx.Variable,), {name: body})
+BODIES = {
+    "class": "abc",
+    "property": property(lambda self: self.get_raw_value()),
+    "method": lambda self: 1,
+}
+
+
+@pytest.mark.parametrize("way", BODIES)
+def test_names_in_subclasses_of_variables_are_free(way):
+    cls = type("Mine", (nnx.Variable,), dict.fromkeys(FREE_OF_VARIABLES, BODIES[way]))
     v, f = cls(jnp.ones(2), tag="x"), nnx.jit(lambda v: v[...] + 1)
     for _ in range(3):
         assert f(v).tolist() == [2.0, 2.0]

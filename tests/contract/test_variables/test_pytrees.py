@@ -1,4 +1,7 @@
-"""Dataclasses, ``pytree=False``, flattening, copies, `__new__` (contract, 12)."""
+"""Dataclasses, ``pytree=False``, flattening, copies, `__new__` (contract, 12).
+
+At the end rules between the parts (section 17, as far as jit and grad go).
+"""
 
 import copy
 import dataclasses
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.zoo import Node
+from tests.zoo import Box, Node
 
 KEY = jax.tree_util.GetAttrKey
 
@@ -42,12 +45,8 @@ class Affine(nnx.Pytree):
 def test_dataclass_has_fields_init_and_the_repr_of_the_library():
     affine = Affine(jnp.array(2.0), jnp.array(1.0))
     assert affine(3.0) == 7.0 and affine.name == "affine" and affine.extra is None
-    assert [field.name for field in dataclasses.fields(Affine)] == [
-        "scale",
-        "bias",
-        "name",
-        "extra",
-    ]
+    names = [field.name for field in dataclasses.fields(Affine)]
+    assert names == ["scale", "bias", "name", "extra"]
     assert "dtype" in repr(affine) and repr(affine).startswith("Affine(")
 
 
@@ -59,16 +58,8 @@ def test_unmarked_fields_get_automatic_status():
 def test_signature_of_nnx_dataclass():
     parameters = inspect.signature(nnx.dataclass).parameters
     defaults = {name: p.default for name, p in list(parameters.items())[1:]}
-    assert defaults == {
-        "init": True,
-        "eq": True,
-        "order": False,
-        "unsafe_hash": False,
-        "match_args": True,
-        "kw_only": False,
-        "slots": False,
-        "weakref_slot": False,
-    }
+    off = dict.fromkeys("order unsafe_hash kw_only slots weakref_slot".split(), False)
+    assert defaults == {"init": True, "eq": True, "match_args": True, **off}
     with pytest.raises(TypeError):
         nnx.dataclass(frozen=True)
 
@@ -108,17 +99,12 @@ def test_instances_are_leaves_for_jax(cls):
 
 
 @pytest.mark.parametrize("cls", [Leafy, Plain])
-def test_graph_functions_take_them(cls):
+def test_graph_functions_take_them_and_tree_mode_refuses_them(cls):
     obj = cls(x=nnx.Param(jnp.array(1.0)))
     cloned = nnx.clone(obj)
     assert type(cloned) is cls and cloned.x[...] == 1.0 and cloned.x is not obj.x
     nnx.jit(lambda o: o.x.set_value(o.x[...] + 1))(obj)
     assert obj.x[...] == 2.0
-
-
-@pytest.mark.parametrize("cls", [Leafy, Plain])
-def test_tree_mode_refuses_them(cls):
-    obj = cls(x=nnx.Param(jnp.array(1.0)))
     with pytest.raises(ValueError, match="pytree=False"):
         nnx.split(obj, graph=False)
     with pytest.raises(ValueError, match=r"(?s)(pytree=False.*)?Found at path"):
@@ -176,11 +162,9 @@ def test_unhashable_static_values_are_compared_by_value():
     for jit in (jax.jit, nnx.jit):
         traces = []
         jitted = jit(f)
-        assert jitted(Node(x=[1], y=jnp.array(1.0))) == 2.0
-        assert jitted(Node(x=[1], y=jnp.array(3.0))) == 4.0
-        assert len(traces) == 1
-        assert jitted(Node(x=[2], y=jnp.array(1.0))) == 3.0
-        assert len(traces) == 2
+        for x, y, count in ((1, 1.0, 1), (1, 3.0, 1), (2, 1.0, 2)):
+            assert jitted(Node(x=[x], y=jnp.array(y))) == x + y
+            assert len(traces) == count
 
 
 def test_unflattening_runs_neither_init_nor_setattr():
@@ -226,17 +210,18 @@ def check_copied(obj, new):
     new.extra = 1
 
 
-@pytest.mark.parametrize("cls", [Node, Plain, Leafy])
-def test_deep_copy_keeps_sharing_cycles_and_classes(cls):
-    obj = tangled(cls)
-    check_copied(obj, copy.deepcopy(obj))
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "cloudpickle": lambda x: cloudpickle.loads(cloudpickle.dumps(x)),
+}
 
 
 @pytest.mark.parametrize("cls", [Node, Plain, Leafy])
-@pytest.mark.parametrize("library", [pickle, cloudpickle])
-def test_pickling_keeps_sharing_cycles_and_classes(cls, library):
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_keep_sharing_cycles_and_classes(cls, way):
     obj = tangled(cls)
-    check_copied(obj, library.loads(library.dumps(obj)))
+    check_copied(obj, WAYS[way](obj))
 
 
 @pytest.mark.parametrize("cls", [Node, Plain])
@@ -271,21 +256,15 @@ class Described(nnx.Pytree):
         return 1
 
 
-def test_property_stores_under_its_own_name():
+def test_property_stores_under_its_own_name_and_gets_marked_values_unwrapped():
     obj = Described()
     obj.scale = jnp.ones(2)
     assert vars(obj)["_pytree__nodes"]["_scale"] is True and "scale" not in vars(obj)
-
-
-def test_property_gets_marked_values_unwrapped():
-    obj = Described()
-    obj.scale = nnx.data(3)
-    assert obj.scale == 3
-
-
-def test_read_only_property_can_not_be_assigned():
+    marked = Described()
+    marked.scale = nnx.data(3)
+    assert marked.scale == 3
     with pytest.raises(AttributeError):
-        Described().fixed = 2
+        obj.fixed = 2
 
 
 # ---------------------------------------------- `__new__` of classes beside Module
@@ -323,9 +302,8 @@ class Bare:
     pass
 
 
-class Ready:
-    def __init__(self, a=0):
-        self.a = a
+def init(self, a=0):
+    self.a = a
 
 
 PARTS = [Recorded, Single, Strict, Passing, Bare]
@@ -350,7 +328,7 @@ def made(bases, body, args, kwargs):
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("base", [nnx.Module, nnx.Object, nnx.Pytree])
 def test_objects_are_made_as_without_module(base, comes_first, part, ready, call):
-    body = {"__init__": Ready.__init__} if ready else {}
+    body = {"__init__": init} if ready else {}
     expected = made((part,), dict(body), *call)
     part.one = None
     bases = (part, base) if comes_first else (base, part)
@@ -377,3 +355,140 @@ def test_bridge_modules_have_cooperative_new_too():
         units: int
 
     assert Layer(units=3).given == ((), {"units": 3})
+
+
+# ------------------------------------------------------------ rules between the parts
+
+
+class Counter(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3), tag="x")
+        self.count = jnp.array(0)
+        self.name = "counter"
+
+    def __call__(self, x):
+        return self.w * x
+
+
+# ---------------------------------------------------------------------------- shapes
+
+
+def test_shapes_of_a_model_without_making_it():
+    model = jax.eval_shape(Counter)
+    assert isinstance(model.w, nnx.Param) and model.w.tag == "x"
+    assert isinstance(model.w.get_raw_value(), jax.ShapeDtypeStruct)
+    assert (model.w.shape, model.w.dtype, model.count.shape) == ((3,), jnp.float32, ())
+    assert model.w[...] == model.w.get_value() == model.w.get_raw_value()
+
+
+def test_jitted_call_method_inside_eval_shape_keeps_the_model(mode):
+    class Model(Counter):
+        __call__ = nnx.jit(Counter.__call__, **mode)
+
+    model = Model()
+    before = dict(vars(model))
+    assert jax.eval_shape(model, jax.ShapeDtypeStruct((3,), jnp.float32)).shape == (3,)
+    assert vars(model) == before and model(jnp.ones(3)).shape == (3,)
+
+
+# -------------------------------------------------------------------- updates, clones
+
+
+def test_update_adds_attributes_and_sets_static_ones():
+    model = Counter()
+    nnx.update(model, {"new": nnx.Param(jnp.ones(1)), "name": "renamed"})
+    assert model.name == "renamed" and model.new.shape == (1,)
+    nodes = vars(model)["_pytree__nodes"]
+    assert nodes["new"] is True and nodes["name"] is False
+
+
+def test_deep_clone_survives_the_donation_of_its_original():
+    model = Counter()
+    kept = nnx.clone(model, arrays=True)
+    jax.jit(lambda m: m.w[...] * 1, donate_argnums=0)(model)
+    assert kept.w[...].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_merging_restores_statuses_statics_containers_and_sharing():
+    shared = nnx.Param(jnp.ones(1))
+    items = nnx.List([shared, nnx.static("s"), nnx.data("d")])
+    model = nnx.Dict(a=items, b=shared, c=Counter())
+    merged = nnx.merge(*nnx.split(model))
+    assert type(merged.a) is nnx.List and merged.a[0] is merged.b
+    assert merged.a[1:] == ["s", "d"] and merged.c.name == "counter"
+    for mine, theirs in ((merged, model), (merged.a, model.a), (merged.c, model.c)):
+        assert vars(mine)["_pytree__nodes"] == vars(theirs)["_pytree__nodes"]
+
+
+# --------------------------------------------------------------------- weak of the peer
+
+
+def test_lists_of_objects_made_in_a_trace_leave_it_whole():
+    make = lambda x: nnx.Dict(layers=nnx.List([nnx.Param(x), x]), bare=x)  # noqa: E731
+    made = jax.jit(make)(jnp.ones(2))
+    assert made.layers[1].tolist() == made.bare.tolist() == [1.0, 1.0]
+
+
+def test_nothing_about_attributes_depends_on_random_streams():
+    model = nnx.Dict(rngs=nnx.Rngs(0))
+    nnx.split(model)
+    nnx.view(model, raise_if_not_found=False, deterministic=True)
+    repr(model)
+    assert model.rngs.default.count[...] == 0
+
+
+# ---------------------------------------------------------------- idioms that must work
+
+
+def test_shared_ref_variables_are_one_argument_of_jit():
+    p = nnx.Param(jnp.ones(2), ref=True)
+    graphdef, state = nnx.split(Box(a=p, b=p))
+
+    @jax.jit
+    def f(state):
+        nnx.merge(graphdef, state).b[...] *= 3
+
+    f(state)
+    assert p[...].tolist() == [3.0, 3.0]
+    assert nnx.find_duplicates(Box(a=p, b=p)) == [[("a",), ("b",)]]
+
+
+def test_abstract_models_are_filled():
+    abstract = jax.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    pure = nnx.to_pure_dict(nnx.state(model))
+    graphdef, state = nnx.split(abstract)
+    nnx.replace_by_pure_dict(state, pure)
+    merged = nnx.merge(graphdef, state)
+    assert merged.kernel[...] is model.kernel[...]
+    nnx.update(abstract, pure)
+    assert abstract.kernel[...] is model.kernel[...]
+
+
+def test_surgery():
+    a, b = (nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(2))
+    m = Box(a=a, b=b)
+    m.a.kernel = m.b.kernel
+    assert list(nnx.state(m)["b"]) == ["bias"]
+    m.a, m.b = m.b, m.a
+    m.c = jax.nn.relu
+    merged = nnx.merge(*nnx.split(m))
+    assert merged.a.kernel is merged.b.kernel and merged.c is jax.nn.relu
+
+
+def test_the_functional_loop():
+    model, count = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Variable(jnp.array(0))
+    graphdef, state = nnx.split((model, count))
+
+    @jax.jit
+    def step(state):
+        model, count = nnx.merge(graphdef, state)
+        model.bias[...] += 1
+        count[...] += 1
+        return nnx.state((model, count))
+
+    for _ in range(3):
+        state = step(state)
+    assert count[...] == 0
+    nnx.update((model, count), state)
+    assert count[...] == 3 and model.bias[...].tolist() == [3.0, 3.0]

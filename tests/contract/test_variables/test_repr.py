@@ -1,9 +1,10 @@
 """Printing, display, ids (contract, section 16)."""
 
+import concurrent.futures
 import copy
+import itertools
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from graftree import ids
 from tests.zoo import Node
 
 
@@ -33,10 +35,8 @@ def flag():
 
 def test_variable_shows_size_value_and_metadata():
     variable = nnx.Param(jnp.zeros((2, 3)), tag="x")
-    value = repr(jnp.zeros((2, 3))).replace("\n", "\n  ")
     assert repr(variable).startswith("Param( # 6 (24 B)\n  value=Array(")
     assert repr(variable).endswith(",\n  tag='x'\n)")
-    assert value.split("(")[0] in repr(variable)
 
 
 def test_size_is_left_out_for_values_without_arrays():
@@ -44,16 +44,11 @@ def test_size_is_left_out_for_values_without_arrays():
     assert "#" not in repr(nnx.Param(jnp.zeros((0, 3))))
 
 
-@pytest.mark.parametrize(
-    ("count", "size"),
-    [
-        (1, "1 (4 B)"),
-        (250, "250 (1,000 B)"),
-        (500, "500 (2.0 KB)"),
-        (1_000, "1,000 (4.0 KB)"),
-        (500_000, "500,000 (2.0 MB)"),
-    ],
-)
+SIZES = [(1, "1 (4 B)"), (250, "250 (1,000 B)"), (500, "500 (2.0 KB)")]
+SIZES += [(1_000, "1,000 (4.0 KB)"), (500_000, "500,000 (2.0 MB)")]
+
+
+@pytest.mark.parametrize(("count", "size"), SIZES)
 def test_sizes_have_units_of_powers_of_1000(count, size):
     variable = nnx.Param(np.zeros(count, np.float32))
     assert repr(variable).splitlines()[0] == f"Param( # {size}"
@@ -77,19 +72,11 @@ def test_flags_are_shown_where_they_differ_from_the_default(flag):
 # --------------------------------------------------------------------------- Pytrees
 
 
-def test_pytree_counts_its_variables_by_exact_type():
-    obj = Node(
-        a=nnx.Param(jnp.zeros(2_000)),
-        b=nnx.BatchStat(jnp.zeros(4)),
-        c=nnx.Param(jnp.zeros(2)),
-    )
-    first = repr(obj).splitlines()[0]
-    assert first == (
-        "Node( # Param: 2,002 (8.0 KB), BatchStat: 4 (16 B), Total: 2,006 (8.0 KB)"
-    )
-
-
-def test_one_type_has_no_total_and_none_no_comment():
+def test_pytree_counts_its_variables_by_exact_type_and_adds_several_types_up():
+    a, b, c = nnx.Param(np.zeros(2_000, "f")), nnx.BatchStat(jnp.zeros(4)), jnp.zeros(2)
+    first = repr(Node(a=a, b=b, c=nnx.Param(c))).splitlines()[0]
+    sizes = "Param: 2,002 (8.0 KB), BatchStat: 4 (16 B), Total: 2,006 (8.0 KB)"
+    assert first == f"Node( # {sizes}"
     assert repr(Node(a=nnx.Param(jnp.zeros(2)))).startswith("Node( # Param: 2 (8 B)\n")
     assert repr(Node(a=1)) == "Node(\n  a=1\n)"
     assert repr(Node()) == "Node()"
@@ -120,14 +107,11 @@ def test_second_occurrences_and_cycles_are_dots():
     assert text.count("x=1") == 1 and "b=Node(...)" in text and "me=Node(...)" in text
 
 
-def test_containers_show_as_containers():
+def test_containers_show_as_containers_and_their_arrays_in_full():
     assert repr(nnx.Dict(a=1, b="x")) == "Dict({\n  'a': 1,\n  'b': 'x'\n})"
     assert repr(nnx.List([1, "x"])) == "List([\n  1,\n  'x'\n])"
     assert repr(nnx.State({"a": 1})) == "State({\n  'a': 1\n})"
     assert repr(nnx.State({})) == "State({})"
-
-
-def test_arrays_inside_containers_are_printed_in_full():
     assert "Array([0., 0.], dtype=float32)" in repr(nnx.Dict(a=jnp.zeros(2)))
     assert "Array([0., 0.], dtype=float32)" in repr(nnx.List([jnp.zeros(2)]))
 
@@ -195,8 +179,6 @@ def test_display_prints_and_returns_none(capsys):
 
 
 def test_ids_are_unique_numbers():
-    from graftree import ids
-
     a, b = ids.uuid(), ids.uuid()
     assert a != b and a == a and hash(a) == hash(a) and len({a, b}) == 2
     number = int(repr(a).removeprefix("UUID(").removesuffix(")"))
@@ -205,15 +187,9 @@ def test_ids_are_unique_numbers():
 
 
 def test_ids_are_unique_across_threads():
-    from graftree import ids
+    def make(_):
+        return [ids.uuid() for _ in range(200)]
 
-    made = []
-    threads = [
-        threading.Thread(target=lambda: made.extend(ids.uuid() for _ in range(200)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        made = itertools.chain(*threads.map(make, range(4)))
     assert len(set(made)) == 800

@@ -94,12 +94,9 @@ READS = {
     "pickle": lambda m: pickle.loads(pickle.dumps(m)),
 }
 
+NAMES = st.sampled_from(["p", "k", "k2", "p2", "p3"])
 steps = st.one_of(
-    st.tuples(
-        st.sampled_from(sorted(WRITES)),
-        st.sampled_from(["p", "k", "k2", "p2", "p3"]),
-        st.integers(0, 3),
-    ),
+    st.tuples(st.sampled_from(sorted(WRITES)), NAMES, st.integers(0, 3)),
     st.tuples(st.sampled_from(sorted(REMOVALS)), st.sampled_from(["k2", "p2"])),
     st.tuples(st.just("read"), st.sampled_from(sorted(READS))),
 )
@@ -125,9 +122,16 @@ def test_reads_after_any_writes_see_what_is_there(kind, sequence, holds):
         assert content(read(m)) == content(m)
 
 
-def test_state_after_two_splits_has_the_new_variable():
+def known():
+    """A Module that was split before."""
     m = Plain()
-    nnx.split(m), nnx.split(m), nnx.split(m)
+    for _ in range(3):
+        nnx.split(m)
+    return m
+
+
+def test_state_after_two_splits_has_the_new_variable():
+    m = known()
     vars(m)["p"] = nnx.Param(3.0)
     assert nnx.state(m)["p"].get_value() == 3.0
 
@@ -167,9 +171,7 @@ class HasK(Protocol):
 
 
 def test_vars_are_what_python_and_jax_take_for_a_dict():
-    m = Plain()
-    for _ in range(3):
-        nnx.split(m)
+    m = known()
     assert isinstance(m, HasK) and inspect.getattr_static(m, "k") == 1
     assert type(copy.copy(vars(m))) is dict and type(vars(m).copy()) is dict
     assert set(pickle.loads(pickle.dumps(vars(m)))) == set(vars(m))
@@ -188,9 +190,7 @@ def test_touched_objects_are_looked_at_again():
 
 
 def test_class_of_a_variable_may_be_set():
-    m = Plain()
-    for _ in range(3):
-        nnx.split(m)
+    m = known()
     m.p.__class__ = nnx.BatchStat
     assert list(nnx.state(m, nnx.BatchStat)) == ["p"] and not nnx.state(m, nnx.Param)
 

@@ -1,7 +1,8 @@
 """What is taken apart again comes from memory, and never as it was before a change.
 
 The oracle is the law that merge undoes split, to the very objects: it holds after
-anything that was done to an object whose parts are remembered.
+anything that was done to an object whose parts are remembered. And a compiled function
+is traced again for another skeleton only.
 """
 
 import copy
@@ -10,7 +11,6 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,75 +20,39 @@ import graftree as nnx
 # Only by setting them can a thread be interrupted between a write and its stamp.
 from graftree.core import stamps
 from tests import comparisons, strategies, zoo
+from tests.changes import (
+    DATA_IN_TREES,
+    OBJECTS,
+    ONES,
+    STATICS,
+    STRUCTURES,
+    TYPES,
+    VALUES,
+    ZEROS,
+    Hidden,
+    Model,
+    made,
+    param,
+)
 from tests.static_values import Tag
-
-ONES, ZEROS = jnp.ones(2), jnp.zeros(2)
-
-
-def param():
-    return nnx.Param(ONES)
-
-
-class Named(zoo.Box):
-    """Its name is kept under another one, by a property."""
-
-    @property
-    def name(self):
-        return self._name
-
-    @name.setter
-    def name(self, value):
-        self._name = value
-
-
-class Hidden(Named, pytree=False):
-    """No pytree to JAX: the values of its attributes decide what is data."""
-
-
-class Other(Named):
-    pass
-
-
-def made(kind=Named):
-    return kind(
-        name="model",
-        flag=True,
-        rate=0.5,
-        text="a text",
-        none=None,
-        tag=Tag("a"),
-        tags=("x", Tag("a")),
-        unhashable=[1, 2],
-        number=nnx.data(1000),
-        kernel=nnx.Param(ONES, sizes=[1, 2]),
-        array=ZEROS,
-        child=nnx.Dict(a=1),
-        layers=nnx.List([zoo.Box(w=param(), bias=param())]),
-        heads=nnx.Dict(a=param()),
-        plain=nnx.data([param(), 1000, ONES]),
-        by_name=nnx.data({"x": param(), "y": "static"}),
-        state=nnx.data((nnx.State({"a": {"b": param()}}),)),
-        moments=nnx.data(strategies.Moments(param(), ONES)),
-    )
-
 
 OTHER = zoo.Scale()
 
 
-def alone(model):
-    return model
-
-
-def together(model):
-    return {"model": model, "more": [OTHER]}
-
-
-WHOLES = pytest.mark.parametrize("whole", [alone, together])
+WHOLES = pytest.mark.parametrize(
+    "whole",
+    [lambda m: m, lambda m: {"model": m, "more": [OTHER]}],
+    ids=["alone", "beside"],
+)
 KINDS = pytest.mark.parametrize(
     ("kind", "graph"),
-    [(Named, True), (Named, False), (Hidden, True)],
+    [(Model, True), (Model, False), (Hidden, True)],
     ids=["graph", "tree", "no pytree"],
 )
+
+
+OTHERS = STATICS | OBJECTS | STRUCTURES
+OTHERS["ref"] = lambda m, k: m.kernel.set_raw_value(jax.new_ref(ONES))
 
 
 def is_same_leaf(a, b):
@@ -111,119 +75,49 @@ def remembered(whole, graph):
     return graphdefs[2]
 
 
-def put_again(model, name, other):
-    kept = getattr(model, name)
-    setattr(model, name, other)
-    setattr(model, name, kept)
-
-
-def rename(entries, name, other):
-    entries[other] = entries.pop(name)
-
-
-SAME = {
-    "nothing": lambda m: None,
-    "same value": lambda m: setattr(m, "flag", True),
-    "there and back": lambda m: put_again(m, "flag", 1),
-    "equal number": lambda m: setattr(m, "rate", float("0.5")),
-    "equal text": lambda m: setattr(m, "text", "".join(["a ", "text"])),
-    "equal data": lambda m: setattr(m, "number", int("1000")),
-    "same object": lambda m: put_again(m, "tag", None),
-    "same name": lambda m: put_again(m, "name", "other"),
-    "same Variable": lambda m: put_again(m, "kernel", param()),
-    "same child": lambda m: put_again(m, "child", nnx.Dict(a=1)),
-    "same list": lambda m: put_again(m, "plain", nnx.data([])),
-    "another array": lambda m: setattr(m, "array", jnp.ones((2, 3))),
-    "a NumPy array": lambda m: setattr(m, "array", np.ones(3)),
-    "value": lambda m: m.kernel.set_value(ZEROS),
-    "other shape": lambda m: m.kernel.set_value(jnp.ones((2, 3))),
-    "vars": lambda m: vars(m).update(flag=True),
-    "touch": lambda m: [nnx.touch(x) for x in (m, m.layers, m.layers[0], m.heads)],
-    "another object": lambda m: setattr(zoo.Box(a=1), "a", 2),
-}
 # After these, other static values may come again.
-STATICS = {
-    "flag": lambda m: setattr(m, "flag", False),
-    "equal flag": lambda m: setattr(m, "flag", 1),
-    "equal float": lambda m: setattr(m, "flag", 1.0),
-    "vars": lambda m: vars(m).update(flag=False),
-    "number": lambda m: setattr(m, "rate", 0.25),
-    "None": lambda m: setattr(m, "none", 0),
-    "object": lambda m: setattr(m, "tag", Tag("b")),
-    "equal object": lambda m: setattr(m, "tag", Tag("a")),
-    "property": lambda m: setattr(m, "name", "other"),
-}
-CHANGES = STATICS | {
-    "new": lambda m: setattr(m, "new", 1),
-    "deleted": lambda m: delattr(m, "tag"),
-    "another name": lambda m: rename(vars(m), "flag", "flags"),
-    "static to data": lambda m: setattr(m, "flag", nnx.data(True)),
-    "data to static": lambda m: setattr(m, "number", nnx.static(1000)),
-    "data of another type": lambda m: setattr(m, "number", 1000.0),
-    "static in place": lambda m: m.unhashable.append(3),
-    "hash": lambda m: setattr(m.tag, "name", "b"),
-    "hash in a tuple": lambda m: setattr(m.tags[1], "name", "b"),
-    "Variable": lambda m: setattr(m, "kernel", param()),
-    "array to Variable": lambda m: setattr(m, "array", param()),
-    "Variable to array": lambda m: setattr(m, "kernel", ONES),
-    "metadata": lambda m: m.kernel.set_metadata(tag=1),
-    "metadata in place": lambda m: m.kernel.sizes.append(3),
-    "ref": lambda m: m.kernel.set_raw_value(jax.new_ref(ONES)),
-    "child": lambda m: setattr(m, "child", nnx.Dict(a=1)),
-    "child to Variable": lambda m: setattr(m, "child", param()),
-    "no child": lambda m: setattr(m, "child", None),
-    "deep": lambda m: setattr(m.layers[0], "bias", None),
-    "class": lambda m: setattr(m.layers[0], "__class__", Named),
-    "own dict": lambda m: setattr(m, "__dict__", dict(vars(m))),
-    "flags": lambda m: (setattr(m._pytree__state, "is_setup", True), nnx.touch(m)),
-    "list append": lambda m: m.layers.append(1),
-    "list item": lambda m: m.layers.__setitem__(0, param()),
-    "list pop": lambda m: m.layers.pop(),
-    "dict item": lambda m: m.heads.__setitem__("b", 1),
-    "dict delete": lambda m: m.heads.__delitem__("a"),
-    "plain list": lambda m: setattr(m, "plain", nnx.data([*m.plain])),
-    "plain append": lambda m: m.plain.append(2),
-    "plain item": lambda m: m.plain.__setitem__(0, param()),
-    "plain static": lambda m: m.plain.__setitem__(1, 1001),
-    "plain array": lambda m: m.plain.__setitem__(2, jnp.zeros(2)),
-    "plain dict": lambda m: m.by_name.__setitem__("z", ONES),
-    "plain dict value": lambda m: m.by_name.__setitem__("x", param()),
-    "plain dict key": lambda m: rename(m.by_name, "y", "w"),
-    "state item": lambda m: m.state[0]["a"].__setitem__("b", param()),
-    "state array": lambda m: m.state[0]["a"].__setitem__("b", ONES),
-    "state float": lambda m: m.state[0]["a"].__setitem__("b", 1.0),
-    "state type": lambda m: m.state[0]["a"].__setitem__("b", nnx.Cache(ONES)),
-    "state key": lambda m: rename(m.state[0]["a"], "b", "c"),
-    "state new": lambda m: m.state[0].__setitem__("c", param()),
-    "other pytree": lambda m: setattr(m.moments, "mean", param()),
-}
-
-
 @KINDS
 @WHOLES
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", VALUES)
 def test_an_object_that_is_as_it_was_comes_from_memory(whole, kind, graph, name):
     model = made(kind)
     before = remembered(whole(model), graph)
-    SAME[name](model)
+    VALUES[name](model, 0)
     assert checked(whole(model), graph) is before
 
 
 @KINDS
 @WHOLES
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_change_of_structure_is_seen(whole, kind, graph, name):
     model = made(kind)
     before = remembered(whole(model), graph)
-    CHANGES[name](model)
+    OTHERS[name](model, 0)
     assert remembered(whole(model), graph) is not before
+
+
+@pytest.mark.parametrize("name", VALUES | OTHERS)
+def test_compiled_functions_are_traced_for_another_structure_only(name, graph):
+    model, traced = made(), []
+    f = nnx.jit(lambda m: traced.append(nnx.graphdef(m, graph=graph)), graph=graph)
+    for _ in range(3):
+        f(model), nnx.split(model, graph=graph)
+    before = nnx.graphdef(model, graph=graph)
+    (VALUES | OTHERS)[name](model, 0)
+    f(model)
+    after = nnx.graphdef(model, graph=graph)
+    assert len(traced) == 1 + (after != before or name in TYPES)
+    equal = (
+        VALUES.keys() | OBJECTS if graph else VALUES.keys() | OBJECTS | DATA_IN_TREES
+    )
+    assert (after == before) is (name in equal)
 
 
 def test_another_class_is_seen(graph):
     model = made()
     remembered(model, graph)
-    model.__class__ = Other
-    assert nnx.merge(*nnx.split(model, graph=graph)).__class__ is Other
+    model.__class__ = zoo.Box
+    assert nnx.merge(*nnx.split(model, graph=graph)).__class__ is zoo.Box
 
 
 @pytest.mark.parametrize(
@@ -232,58 +126,49 @@ def test_another_class_is_seen(graph):
         (0.0, -0.0, False),
         (0.0, float("0.0"), True),
         (complex(0, 0.0), complex(0, -0.0), False),
+        (float("nan"), float("nan"), False),
     ],
 )
-def test_signs_of_zeros_are_told_apart(value, other, is_same, graph):
+def test_signs_of_zeros_and_nans_are_told_apart(value, other, is_same, graph):
     model = zoo.Box(rate=value)
-    before = remembered(model, graph)
+    before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
     model.rate = other
-    assert (checked(model, graph) is before) is is_same
-
-
-def test_another_nan_is_another_value(graph):
-    model = zoo.Box(rate=float("nan"))
-    for _ in range(3):
-        before = nnx.graphdef(model, graph=graph)
-    model.rate = float("nan")
-    assert nnx.graphdef(model, graph=graph) is not before
+    assert (nnx.graphdef(model, graph=graph) is before) is is_same
 
 
 @WHOLES
-@pytest.mark.parametrize("name", STATICS)
+@pytest.mark.parametrize("name", [*STATICS, "object", "equal object"])
 def test_static_values_that_take_turns_are_remembered(whole, graph, name):
-    model = made()
+    model, change = made(), (STATICS | OTHERS)[name]
     kept = dict(vars(model))
     first = remembered(whole(model), graph)
-    STATICS[name](model)
+    change(model, 0)
     second = remembered(whole(model), graph)
     for key in ("flag", "rate", "none", "tag", "_name"):
         setattr(model, key, kept[key])
     assert checked(whole(model), graph) is first
-    STATICS[name](model)
-    is_another_object = name in ("object", "equal object")
-    assert (checked(whole(model), graph) is second) is not is_another_object
+    change(model, 0)
+    assert (checked(whole(model), graph) is second) is (name in STATICS)
 
 
 def test_a_static_value_that_came_again_may_still_change_in_place(graph):
     model = made()
     tag, before = model.tag, remembered(model, graph)
-    model.tag = Tag("b")
-    checked(model, graph)
-    model.tag = tag
-    assert checked(model, graph) is before
+    for value in (Tag("b"), tag):
+        model.tag = value
+        assert (checked(model, graph) is before) is (value is tag)
     tag.name = "b"
     assert checked(model, graph) is not before
 
 
 @KINDS
 @strategies.examples(60, 300)
-@given(steps=st.lists(st.sampled_from([*SAME.values(), *STATICS.values()]), max_size=6))
-def test_whatever_is_done_to_an_object_it_is_told_as_it_is(kind, graph, steps):
-    model = made(kind)
+@given(data=st.data())
+def test_whatever_is_done_to_an_object_it_is_told_as_it_is(kind, graph, data):
+    model, known = made(kind), [*VALUES.values(), *STATICS.values()]
     remembered(model, graph)
-    for change in steps:
-        change(model)
+    for change in data.draw(st.lists(st.sampled_from(known), max_size=6)):
+        change(model, 0)
         checked(model, graph)
 
 
@@ -305,24 +190,24 @@ def test_modes_have_memories_of_their_own():
 def test_shared_variables_are_refused_in_tree_mode_also_late():
     model, other = made(), made()
     remembered((model, other), graph=False)
-    other.again = model.kernel
-    for _ in range(3):
-        with pytest.raises(ValueError, match="again"):
-            nnx.split((model, other), graph=False)
-        checked((model, other), graph=True)
-    model.again = model.kernel
-    for _ in range(3):
-        with pytest.raises(ValueError, match="again"):
-            nnx.split(model, graph=False)
+    for sharing, refused in ((other, (model, other)), (model, model)):
+        sharing.again = model.kernel
+        for _ in range(3):
+            with pytest.raises(ValueError, match="again"):
+                nnx.split(refused, graph=False)
+            checked(refused, graph=True)
 
 
-def test_copies_have_no_memory_of_the_original():
-    model = made()
+def test_copies_and_references_have_no_memory_of_the_original():
+    model, array = made(), jnp.ones((2, 3))
+    model.ref = nnx.data(weakref.ref(model.child))
     remembered(model, graph=True)
     clone = nnx.clone(model)
-    clone.array = array = jnp.ones((2, 3))
+    clone.array = array
     checked(clone, graph=True)
     assert nnx.state(clone)["array"] is array is not nnx.state(model)["array"]
+    model.ref = model.child
+    checked(model, graph=True)
 
 
 def test_members_of_a_container_may_change_places(graph):
@@ -332,39 +217,23 @@ def test_members_of_a_container_may_change_places(graph):
             checked(node, graph)
 
 
-def test_a_reference_of_the_users_own_is_not_taken_for_its_object():
-    model, child = zoo.Box(), zoo.Box()
-    model.ref = nnx.data(weakref.ref(child))
-    remembered(model, graph=True)
-    model.ref = child
-    checked(model, graph=True)
-
-
-@pytest.mark.parametrize("kind", [Named, Hidden])
+@pytest.mark.parametrize("kind", [Model, Hidden])
 @WHOLES
 def test_the_memory_keeps_nothing_alive(whole, kind):
-    model = made(kind)
-    model.array = jnp.zeros(2)
+    model, other = made(kind), made(kind)
+    model.array, model.others = jnp.zeros(2), nnx.data([other])
     remembered(whole(model), graph=True)
+    for _ in range(3):
+        nnx.split((model, other))
     array = weakref.ref(model.array)
     model.array = jnp.zeros(2)
     gc.collect()
     assert array() is None
-    gone = [weakref.ref(x) for x in (model, model.child, model.layers, model.array)]
-    del model
+    kept = (model, other, other.kernel, model.child, model.layers, model.array)
+    gone = [weakref.ref(x) for x in kept]
+    del model, other, kept
     gc.collect()
     assert [x() for x in gone] == [None] * len(gone)
-
-
-def test_members_of_which_one_refers_to_the_others_are_freed():
-    model, other = made(), made()
-    model.others = nnx.data([other])
-    for _ in range(3):
-        nnx.split((model, other))
-    gone = [weakref.ref(x) for x in (model, other, other.kernel)]
-    del model, other
-    gc.collect()
-    assert [x() for x in gone] == [None] * 3
 
 
 class Registered:
@@ -398,7 +267,7 @@ def test_objects_of_registered_types_are_compared():
         lambda: setattr(node, "a", param()),
         lambda: setattr(node, "b", ONES),
         lambda: setattr(node, "b", ZEROS),
-        lambda: setattr(model, "node", nnx.data([node])),
+        lambda: setattr(model, "node", nnx.data({0: node})),
         lambda: setattr(node, "b", ONES),
     ):
         change()
@@ -438,3 +307,31 @@ def test_making_objects_from_a_state_is_no_structural_change():
     before = stamps.clock.now
     nnx.merge(graphdef, state)
     assert stamps.clock.now == before
+
+
+@pytest.mark.parametrize(
+    ("exchange", "is_ref"),
+    [
+        (lambda v, ref: v.set_raw_value(ref), False),
+        (lambda v, ref: v.set_raw_value(ref), True),
+        (lambda v, ref: v.copy_from(v.from_metadata(ref, v.get_metadata())), True),
+    ],
+)
+def test_another_ref_is_written_once_it_was_exchanged(exchange, is_ref):
+    v, ref = nnx.Variable(ZEROS, ref=is_ref), jax.new_ref(ONES)
+    increment = nnx.jit(lambda v: v.set_value(v + 1))
+    for _ in range(3):
+        increment(v)
+    exchange(v, ref)
+    increment(v)
+    assert v.get_raw_value() is ref and ref[...].tolist() == [2.0, 2.0]
+
+
+def test_abstract_variables_get_refs_when_they_are_filled():
+    v = nnx.Variable(jax.ShapeDtypeStruct((2,), jnp.float32), ref=True)
+    for _ in range(3):
+        nnx.split(nnx.Dict(v=v))
+    before = nnx.graphdef(nnx.Dict(v=v))
+    v.update_from_state(nnx.Variable(ZEROS))
+    assert isinstance(v.get_raw_value(), jax.Ref)
+    assert nnx.graphdef(nnx.Dict(v=v)) != before

@@ -51,6 +51,12 @@ def layers():
     return nnx.List([Layer(2.0), Layer(3.0)])
 
 
+def recorded(call, *args, kind=nnx.Intermediate, **options):
+    """What a call gives, and the values that it records by their path."""
+    result, seen = nnx.capture(call, kind, **options)(*args)
+    return result, values(seen)
+
+
 def run(model, x):
     for layer in model:
         x = layer(x)
@@ -78,8 +84,8 @@ def test_types_of_the_same_name_are_kept_apart():
         model.sow(one, "x", 1)
         model.sow(two, "x", 2)
 
-    _, first, second = nnx.capture(both, one, two)(zoo.Box())
-    assert values(first) == {("x",): (1,)} and values(second) == {("x",): (2,)}
+    _, *states = nnx.capture(both, one, two)(zoo.Box())
+    assert [*map(values, states)] == [{("x",): (1,)}, {("x",): (2,)}]
 
 
 def test_values_sown_on_a_dict_are_no_items_of_it():
@@ -87,8 +93,8 @@ def test_values_sown_on_a_dict_are_no_items_of_it():
         heads.sow(nnx.Intermediate, "sown", 2)
         return list(heads), len(heads), "__captures__" in heads
 
-    result, seen = nnx.capture(f, nnx.Intermediate)(nnx.Dict(a=Layer()))
-    assert result == (["a"], 1, False) and values(seen) == {("sown",): (2,)}
+    expected = (["a"], 1, False), {("sown",): (2,)}
+    assert recorded(f, nnx.Dict(a=Layer())) == expected
 
 
 def test_name_of_a_recording_module_is_refused():
@@ -105,8 +111,7 @@ def test_name_of_a_recording_module_is_refused():
 
 def test_partials_can_be_captured():
     by_partial = functools.partial(Layer.__call__, Layer())
-    _, seen = nnx.capture(by_partial, nnx.Intermediate)(1.0)
-    assert values(seen) == {("x",): (1.0,)}
+    assert recorded(by_partial, 1.0) == (2.0, {("x",): (1.0,)})
 
 
 def test_decorators_take_several_types_and_keep_the_docstring():
@@ -121,15 +126,12 @@ def test_decorators_take_several_types_and_keep_the_docstring():
     assert "scale" not in vars(nnx.capture(Layer(), nnx.Intermediate))
 
 
-def test_missing_subject_is_a_type_error():
-    with pytest.raises(TypeError, match="first argument"):
-        nnx.capture(lambda model: model, nnx.Intermediate)()
-
-
 @pytest.mark.parametrize("args", [(3,), (3, nnx.Intermediate), (len, int), (len, "y")])
-def test_wrong_arguments_are_refused_at_once(args):
+def test_wrong_arguments_are_refused_at_once_and_a_missing_subject_later(args):
     with pytest.raises(TypeError, match="nnx.capture expects"):
         nnx.capture(*args)
+    with pytest.raises(TypeError, match="first argument"):
+        nnx.capture(lambda model: model, nnx.Intermediate)()
 
 
 # ------------------------------------------------------------------------------- init
@@ -140,17 +142,17 @@ def test_gradients_of_perturbations_by_jax():
     _, zeros = nnx.capture(model, nnx.Perturbation)(x)
 
     def loss(model, zeros):
-        y, seen = nnx.capture(model, nnx.Intermediate, init=zeros)(x)
-        return y**2, seen
+        y, seen = recorded(model, x, init=zeros)
+        return y**2, seen["x",]
 
     (_, grads), seen = jax.grad(loss, argnums=(0, 1), has_aux=True)(model, zeros)
-    assert grads["y"][...] == 12 and seen["x"].get_value() == (2,)
+    assert grads["y"][...] == 12 and seen == (2,)
 
 
 def test_init_is_returned_if_its_type_is_asked_for():
     init = {1: {"y": nnx.Perturbation(jnp.array(7.0))}, "y": 3.0, "z": {"y": 1}}
-    result, found = nnx.capture(run, nnx.Perturbation, init=init)(layers(), 1.0)
-    assert result == 13 and values(found) == {(0, "y"): 0, (1, "y"): 7}
+    found = recorded(run, layers(), 1.0, kind=nnx.Perturbation, init=init)
+    assert found == (13, {(0, "y"): 0, (1, "y"): 7})
 
 
 def test_init_at_a_path_without_module_warns():
@@ -162,53 +164,43 @@ def test_init_at_a_path_without_module_warns():
 # ------------------------------------------------------------------------ transforms
 
 
-def test_values_come_out_of_nested_transforms(mode):
-    loss = nnx.jit(lambda model, x: model(x), **mode)
-
-    def value_and_grads(model, x):
-        return nnx.value_and_grad(loss, **mode)(model, x)
-
-    (value, _), seen = nnx.capture(value_and_grads, nnx.Intermediate)(Layer(), 1.0)
-    assert value == 2.0 and seen["x"].get_value() == (1.0,)
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.remat])
+def test_values_come_out_of_nested_transforms(transform, mode):
+    inner = transform(lambda model, x: model(x), **mode)
+    outer = nnx.value_and_grad(lambda model, x: inner(model, x), **mode)
+    (value, _), seen = recorded(outer, Layer(), 3.0)
+    assert value == 6.0 and seen == {("x",): (3.0,)}
 
 
-def test_values_come_out_of_vmap_with_an_axis():
-    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
-    forward = nnx.vmap(lambda model, x: model(x), in_axes=(axes, 0))
-    _, seen = nnx.capture(forward, nnx.Intermediate)(Layer(), jnp.arange(3.0))
-    (recorded,) = seen["x"].get_value()
-    assert recorded.tolist() == [0, 1, 2]
+VMAPPED = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
+SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
 
 
-def test_values_come_out_of_scan_stacked():
-    axes = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
-
-    @nnx.scan(in_axes=(axes, nnx.Carry), out_axes=nnx.Carry, length=3)
-    def forward(model, x):
-        return model(x)
-
-    y, seen = nnx.capture(forward, nnx.Intermediate)(Layer(), jnp.array(1.0))
-    (recorded,) = seen["x"].get_value()
-    assert y == 8 and recorded.tolist() == [1, 2, 4]
+@pytest.mark.parametrize(
+    ("transform", "x", "y", "stacked"),
+    [
+        (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
+        (
+            nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
+            1.0,
+            8,
+            [1, 2, 4],
+        ),
+    ],
+    ids=["vmap", "scan"],
+)
+def test_values_come_out_of_maps_stacked(transform, x, y, stacked):
+    forward = transform(lambda model, x: model(x))
+    result, seen = recorded(forward, Layer(), jnp.array(x))
+    assert result.tolist() == y and seen["x",][0].tolist() == stacked
 
 
 def test_values_come_out_of_scanned_layers_stacked(mode):
-    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry, **mode)
-    def forward(model, x):
-        return model(x)
-
-    stacked = Layer(jnp.array([2.0, 3.0, 5.0]))
-    y, seen = nnx.capture(forward, nnx.Intermediate)(stacked, jnp.array(1.0))
-    (recorded,) = seen["x"].get_value()
-    assert y == 30 and recorded.tolist() == [1, 2, 6]
+    axes = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry}
+    forward, stacked = nnx.scan(Layer.__call__, **axes, **mode), Layer([2.0, 3.0, 5.0])
+    y, seen = recorded(forward, stacked, jnp.array(1.0))
+    assert y == 30 and seen["x",][0].tolist() == [1, 2, 6]
     assert not has_traces(stacked)
-
-
-def test_values_come_out_of_remat(mode):
-    forward = nnx.remat(lambda model, x: model(x), **mode)
-    gradient = nnx.grad(lambda model, x: forward(model, x), **mode)
-    _, seen = nnx.capture(gradient, nnx.Intermediate)(Layer(), 3.0)
-    assert seen["x"].get_value() == (3.0,)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
@@ -266,9 +258,8 @@ class Nested(nnx.Module):
 
 
 def test_inner_call_leaves_other_types_to_the_outer_one():
-    (_, [inner]), outer = nnx.capture(Nested(), nnx.Intermediate)(1.0, nnx.Perturbation)
-    assert list(inner) == ["y"]
-    assert outer["part"]["x"].get_value() == (1.0,)
+    (_, [inner]), outer = recorded(Nested(), 1.0, nnx.Perturbation)
+    assert list(inner) == ["y"] and outer["part", "x"] == (1.0,)
 
 
 def test_calls_nest_inside_jit_as_they_do_outside(mode):
@@ -277,11 +268,10 @@ def test_calls_nest_inside_jit_as_they_do_outside(mode):
         model.part(y)
         return inner
 
+    expected = {("after",): (2.0,), ("before",): (1.0,), ("part", "x"): (2.0,)}
     for call in (forward, nnx.jit(forward, **mode)):
-        inner, outer = nnx.capture(call, nnx.Intermediate)(Nested(), 1.0)
-        assert values(inner) == {("x",): (1.0,)}
-        expected = {"after": (2.0,), "before": (1.0,), "part": {"x": (2.0,)}}
-        assert nnx.to_pure_dict(outer) == expected
+        inner, outer = recorded(call, Nested(), 1.0)
+        assert values(inner) == {("x",): (1.0,)} and outer == expected
 
 
 def test_module_may_capture_itself_again():
@@ -289,12 +279,11 @@ def test_module_may_capture_itself_again():
         def __call__(self, depth):
             self.sow(nnx.Intermediate, "depth", depth)
             if depth:
-                _, inner = nnx.capture(self, nnx.Intermediate)(depth - 1)
-                assert inner["depth"].get_value() == (depth - 1, 1 - depth)
+                _, inner = recorded(self, depth - 1)
+                assert inner["depth",] == (depth - 1, 1 - depth)
             self.sow(nnx.Intermediate, "depth", -depth)
 
-    _, seen = nnx.capture(Recursive(), nnx.Intermediate)(2)
-    assert seen["depth"].get_value() == (2, -2)
+    assert recorded(Recursive(), 2)[1] == {("depth",): (2, -2)}
 
 
 # --------------------------------------------------------------------------- threads
@@ -305,30 +294,28 @@ def test_threads_that_capture_one_module_do_not_mix():
 
     def record(x):
         for _ in range(20):
-            call = nnx.capture(model, nnx.Cache, method_outputs=nnx.Cache)
-            assert call(x)[1]["scaled"].get_value() == (2 * x,)
+            _, seen = recorded(model, x, kind=nnx.Cache, method_outputs=nnx.Cache)
+            assert seen["scaled",] == (2 * x,)
 
     run_in_threads(*(functools.partial(record, float(i)) for i in range(4)))
     assert not has_traces(model)
 
 
 def test_thread_that_only_calls_the_module_does_not_see_the_buffers():
+    def call(model):
+        assert model.sow(nnx.Intermediate, "x", 1, capture_noop=True) is False
+
     def forward(model):
-        def call():
-            assert model.sow(nnx.Intermediate, "x", 1, capture_noop=True) is False
+        run_in_threads(functools.partial(call, model))
 
-        run_in_threads(call)
-
-    _, seen = nnx.capture(forward, nnx.Intermediate)(Layer())
-    assert not seen
+    assert recorded(forward, Layer()) == (None, {})
 
 
 # --------------------------------------------------------------------- method outputs
 
 
 def outputs_of(fn, *args):
-    call = nnx.capture(fn, nnx.Intermediate, method_outputs=nnx.Intermediate)
-    return values(call(*args)[1])
+    return recorded(fn, *args, method_outputs=nnx.Intermediate)[1]
 
 
 def test_inherited_and_overridden_methods_are_recorded_once():
@@ -353,9 +340,8 @@ def test_containers_do_not_record_their_machinery():
 
 
 def test_method_outputs_need_not_be_returned():
-    call = nnx.capture(Layer(), nnx.Intermediate, method_outputs=nnx.BatchStat)
-    result, seen = call(1.0)
-    assert result == 2.0 and list(seen) == ["x"]
+    found = recorded(Layer(), 1.0, method_outputs=nnx.BatchStat)
+    assert found == (2.0, {("x",): (1.0,)})
 
 
 def test_method_outputs_go_through_transforms(mode):
@@ -395,38 +381,24 @@ def test_subclass_hooks_of_the_user_are_not_run():
 
 def test_nested_calls_may_record_outputs_as_different_types():
     def inner(model):
-        return nnx.capture(model, nnx.Cache, method_outputs=nnx.Cache)(1.0)
+        return recorded(model, 1.0, kind=nnx.Cache, method_outputs=nnx.Cache)
 
-    outer = nnx.capture(inner, nnx.Intermediate, method_outputs=nnx.Intermediate)
     model = Layer()
-    (_, cached), seen = outer(model)
-    assert cached["scaled"].get_value() == seen["scaled"].get_value() == (2.0,)
+    (_, cached), seen = recorded(inner, model, method_outputs=nnx.Intermediate)
+    assert cached["scaled",] == seen["scaled",] == (2.0,)
     assert not has_traces(model)
 
 
 # -------------------------------------------------------------------- sow and perturb
 
 
-def captured(call, *types, **attributes):
-    """What `call` gives on a model, the values that it records, and the model."""
-    model = zoo.Box(**attributes)
-    result, *seen = nnx.capture(call, *types)(model)
-    return result, *map(values, seen), model
-
-
-def test_sow_reduces_with_the_functions_given():
-    def largest(model):
+def test_sow_reduces_with_the_functions_given_and_needs_no_leave():
+    def sow(model):
         for x in (3, 1):
             model.sow(nnx.Intermediate, "y", x, reduce_fn=max, init_fn=lambda: 2)
+        model.sow(nnx.Intermediate, "z", 1, capture_noop=True)
 
-    assert captured(largest, nnx.Intermediate)[1] == {("y",): 3}
-
-
-def test_capture_noop_does_not_matter_in_a_capture():
-    def sow(model):
-        model.sow(nnx.Intermediate, "y", 1, capture_noop=True)
-
-    assert captured(sow, nnx.Intermediate)[1] == {("y",): (1,)}
+    assert recorded(sow, zoo.Box())[1] == {("y",): 3, ("z",): (1,)}
 
 
 @pytest.mark.parametrize("kind", [nnx.Variable, nnx.Perturbation])
@@ -450,8 +422,8 @@ def test_sow_into_an_outer_trace_raises(attributes):
 def test_sow_outside_stores_plain_variables_also_with_refs_as_default():
     model = zoo.Box()
     with nnx.var_defaults(ref=True):
-        model.sow(nnx.Intermediate, "y", jnp.ones(2))
-    np.testing.assert_array_equal(model.y.get_value()[0], [1, 1])
+        model.sow(nnx.Intermediate, "y", np.ones(2))
+    assert model.y.get_value()[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -467,7 +439,7 @@ def test_perturb_records_zeros_like_the_value_and_adds_them(value):
     def perturb(model):
         return model.perturb("p", value)
 
-    result, zeros, _ = captured(perturb, nnx.Perturbation)
+    result, zeros = recorded(perturb, zoo.Box(), kind=nnx.Perturbation)
     plain = value[...] if isinstance(value, nnx.Variable) else value
     assert jax.tree.structure(result) == jax.tree.structure(plain)
     for x, y, zero in zip(*map(jax.tree.leaves, (plain, result, zeros)), strict=True):
@@ -477,17 +449,15 @@ def test_perturb_records_zeros_like_the_value_and_adds_them(value):
 
 def test_perturb_without_a_buffer_of_its_type_returns_the_value():
     value = object()
-    result, *_ = captured(lambda model: model.perturb("p", value), nnx.Intermediate)
-    assert result is value
+    assert recorded(lambda model: model.perturb("p", value), zoo.Box()) == (value, {})
 
 
 def test_perturb_of_another_type_goes_to_its_buffer():
     def perturb(model):
         return model.perturb("p", 1.0, variable_type="params")
 
-    kinds = nnx.Perturbation, nnx.Param
-    _, perturbations, params, _ = captured(perturb, *kinds)
-    assert perturbations == {} and params == {("p",): 0}
+    _, *states = nnx.capture(perturb, nnx.Perturbation, nnx.Param)(zoo.Box())
+    assert [*map(values, states)] == [{}, {("p",): 0}]
 
 
 @pytest.mark.parametrize("value", [3, nnx.Intermediate(1)])

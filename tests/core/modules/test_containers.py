@@ -1,7 +1,6 @@
 """Corners of List and Dict; the contract has the rules (test_containers)."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -70,14 +69,14 @@ def test_list_index_of_another_type_is_a_type_error(access, index):
 
 def test_arrays_and_variables_are_compared_by_value():
     def make(x):
-        return nnx.List([jnp.full(2, x), nnx.Param(jnp.full(2, x)), nnx.List([x])])
+        return nnx.List([np.full(2, x), nnx.Param(np.full(2, x)), nnx.List([x])])
 
     assert make(1) == make(1) and make(1) != make(2)
-    assert nnx.List([jnp.ones(2)]) != nnx.List([jnp.ones(3)])
+    assert nnx.List([np.ones(2)]) != nnx.List([np.ones(3)])
     assert nnx.List([1, "a"]) == [1, "a"] and nnx.List([1]) != (1,)
-    items = nnx.List([jnp.ones(2), nnx.Param(jnp.zeros(3)), "a"])
-    assert items.index("a") == 2 and items.count(jnp.ones(2)) == 1
-    assert nnx.Param(jnp.zeros(3)) in items
+    items = nnx.List([np.ones(2), nnx.Param(np.zeros(3)), "a"])
+    assert items.index("a") == 2 and items.count(np.ones(2)) == 1
+    assert nnx.Param(np.zeros(3)) in items
     items.remove("a")
     with pytest.raises(ValueError, match="not in this List"):
         items.remove("a")
@@ -88,35 +87,23 @@ def test_list_item_keeps_its_status_when_it_is_set(mixed):
     mixed[-1] = 30
     assert statuses(mixed) == [(10, True), ("b", False), (30, False)]
     with pytest.raises(ValueError, match="Cannot assign data value of type"):
-        mixed[1] = jnp.ones(2)
-
-
-def test_list_swaps_an_array_and_a_static_value_by_moving():
-    items = nnx.List([jnp.ones(2), "a"])
+        mixed[1] = np.ones(2)
+    items = nnx.List([np.ones(2), "a"])
     items.insert(5, items.pop(0))
     assert items[0] == "a" and len(jax.tree.leaves(items)) == 1
 
 
 def test_refused_change_of_a_list_leaves_it_as_it_was(mixed):
     before = statuses(mixed)
-    for change in (
-        lambda: mixed.append([jnp.ones(2)]),
-        lambda: mixed.__setitem__(slice(0, 2), [9, jnp.ones(2)]),
+    for change, error, phrase in (
+        (lambda: mixed.append([np.ones(2)]), ValueError, "Found data"),
+        (lambda: mixed.__setitem__(slice(2), [9, np.ones(2)]), ValueError, "data"),
+        (lambda: mixed.__setitem__(slice(1, 3), "x"), ValueError, "Length mismatch"),
+        (lambda: mixed.__setitem__(slice(1, 3), 1), TypeError, "Expected an iterable"),
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(error, match=phrase):
             change()
         assert statuses(mixed) == before
-    with pytest.raises(ValueError, match="Length mismatch"):
-        mixed[1:3] = "x"
-    with pytest.raises(TypeError, match="Expected an iterable"):
-        mixed[1:3] = 1
-    assert statuses(mixed) == before
-
-
-def test_cleared_list_has_no_attribute_left(mixed):
-    mixed.clear()
-    assert vars(mixed)["_length"] == 0
-    assert set(vars(mixed)) == {"_length", "_pytree__nodes", "_pytree__state"}
 
 
 def test_list_attribute_named_by_an_index_is_an_item():
@@ -126,6 +113,9 @@ def test_list_attribute_named_by_an_index_is_an_item():
     assert items == ["a", "x", "y"]
     delattr(items, "0")
     assert items == ["x", "y"]
+    items.clear()
+    assert set(vars(items)) == {"_length", "_pytree__nodes", "_pytree__state"}
+    assert vars(items)["_length"] == 0
 
 
 # ------------------------------------------------------------------------------- Dict
@@ -158,17 +148,13 @@ def test_dict_keys_must_be_strings(key):
 def test_dict_key_may_be_the_name_of_a_method(key):
     items = nnx.Dict()
     assert key not in items
-    items[key] = nnx.Param(jnp.ones(2))
+    items[key] = nnx.Param(np.ones(2))
     assert list(items) == [key] and key in items and len(items) == 1
     assert list(items.items()) == [(key, items[key])]
     assert list(nnx.state(items)) == [key]
     assert list(nnx.merge(*nnx.split(items)).keys()) == [key]
     del items[key]
     assert not items
-
-
-def test_dict_attribute_with_the_name_of_a_method_is_an_item():
-    items = nnx.Dict()
     items.keys = 3
     assert items["keys"] == 3 and list(items.keys()) == ["keys"]
 
@@ -190,31 +176,26 @@ def test_dict_leaves_properties_of_subclasses_alone():
 
 
 @pytest.mark.parametrize("key", ["__captures__", "_pytree__nodes", "_pytree__state"])
-def test_dict_keeps_its_bookkeeping_to_itself(key):
+def test_dict_keeps_its_bookkeeping_to_itself_and_refuses_hidden_arrays(key):
     items = nnx.Dict(a=1)
     assert key not in items and items.get(key) is None
     with pytest.raises(ValueError, match="is reserved by Dict"):
         items[key] = 1
+    with pytest.raises(ValueError, match="Found data on value of type"):
+        items["b"] = [np.ones(2)]
     assert list(items) == ["a"]
 
 
 def test_dicts_of_arrays_compare_by_value():
     def make(x):
-        return nnx.Dict(a=jnp.full(2, x), b=nnx.Param(jnp.full(2, x)), c=x)
+        return nnx.Dict(a=np.full(2, x), b=nnx.Param(np.full(2, x)), c=x)
 
     assert make(1) == make(1) and make(1) != make(2)
     assert nnx.Dict(a=1) != {"b": 1} and nnx.Dict(a=1) != [("a", 1)]
 
 
 def test_names_of_methods_are_sorted_and_shown_as_keys():
-    items = nnx.Dict(z=jnp.ones(1), items=jnp.ones(2), a=jnp.ones(3))
+    items = nnx.Dict(z=np.ones(1), items=np.ones(2), a=np.ones(3))
     assert list(nnx.merge(*nnx.split(items))) == ["a", "items", "z"]
     assert [leaf.size for leaf in jax.tree.leaves(items)] == [3, 2, 1]
     assert repr(nnx.Dict(a=1, items=2)) == "Dict({\n  'a': 1,\n  'items': 2\n})"
-
-
-def test_dict_item_that_hides_arrays_is_refused():
-    items = nnx.Dict()
-    with pytest.raises(ValueError, match="Found data on value of type"):
-        items["a"] = [jnp.ones(2)]
-    assert not items

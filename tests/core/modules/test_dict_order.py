@@ -27,7 +27,7 @@ def net_of(order):
 
 
 def with_new_item(net):
-    net.layers.aa = nnx.Param(jnp.ones(2))
+    net.layers.aa = nnx.Param(jnp.ones(()))
 
 
 def without_an_item(net):
@@ -121,7 +121,7 @@ def test_a_loop_in_another_order_is_told(way, order, mode):
 
 def test_new_items_of_a_dict_that_is_sorted_come_last_and_are_told():
     def add(net):
-        net.layers.aa = nnx.Param(jnp.ones(()))
+        with_new_item(net)
         return sum(x[...] for x in net.layers.values())
 
     with pytest.warns(nnx.errors.OrderWarning, match="here: a, b, aa"):
@@ -130,10 +130,7 @@ def test_new_items_of_a_dict_that_is_sorted_come_last_and_are_told():
 
 
 def test_dicts_made_in_the_function_are_in_order():
-    def make():
-        return [*made("ba")] == ["b", "a"] and jnp.ones(())
-
-    nnx.jit(make)()
+    nnx.jit(lambda: [*made("ba")] == ["b", "a"] and jnp.ones(()))()
 
 
 ORDERLESS = {

@@ -104,130 +104,130 @@ def through_pickle(x):
     return pickle.loads(pickle.dumps(x)) == x
 """
 
-# Members of a class; `{i}` is the number of the class.
-MEMBERS = {
-    "m0": '''
+# Members of a class, each below its name; `{i}` is the number of the class.
+MEMBERS = '''
+    # m0
     def m0(self, x, k: int = 2, *, s=1):
         """Doubles."""
         return x * k + s + self.n
-''',
-    "m1": """
+
+    # m1
     def m1(self, x):
         return ("m1 of {i}", super().m1(x) if hasattr(super(), "m1") else x)
-""",
-    "registered": """
+
+    # registered
     @on
     def registered(self, x):
         return ("registered {i}", x)
-""",
-    "counted": """
+
+    # counted
     @counting
     def counted(self, x):
         return self.n * x
-""",
-    "value": """
+
+    # value
     value: typing.Callable = lambda x: x * 3
-""",
-    "other_value": """
+
+    # other_value
     other_value: typing.Callable = outside
-""",
-    "static": """
+
+    # static
     static = staticmethod(outside)
-""",
-    "bound_later": """
+
+    # bound_later
     bound_later = outside_method
-""",
-    "instance": """
+
+    # instance
     instance = Callable()
-""",
-    "made": """
+
+    # made
     @classmethod
     def made(cls, n):
         return cls(n).n
-""",
-    "half": """
+
+    # half
     half = functools.partialmethod(lambda self, a, b: (a, b, self.n), 7)
-""",
-    "twice": """
+
+    # twice
     @property
     def twice(self):
         return self.n * 2
-""",
-    "lazily": """
+
+    # lazily
     lazily = Descriptor()
-""",
-    "dispatched": """
+
+    # dispatched
     @functools.singledispatchmethod
     def dispatched(self, x):
         return ("any", x)
     @dispatched.register
     def _(self, x: int):
         return ("int", x)
-""",
-    "items": """
+
+    # items
     def items_of(self, k):
         yield from range(k + self.n)
-""",
-    "later": """
+
+    # later
     async def later(self, x):
         return x + self.n
-""",
-    "descend": """
+
+    # descend
     def descend(self, k):
         return 0 if k == 0 else 1 + self.descend(k - 1)
-""",
-    "frames": """
+
+    # frames
     def frames(self, k):
         return [sys._getframe(i).f_code.co_name for i in range(k)]
     def called_by(self):
         return self.frames(3)
-""",
-    "warns": """
+
+    # warns
     def warns(self):
         warnings.warn("old", DeprecationWarning, stacklevel=2)
-""",
-    "fails": """
+
+    # fails
     def fails(self, x):
         raise ValueError(x, self.n)
-""",
-    "call": """
+
+    # call
     def __call__(self, x, flag=False):
         if flag:
             return self.fails(x) if hasattr(self, "fails") else 1 // 0
         return ("call of {i}", x, self.n)
-""",
-    "super_call": """
+
+    # super_call
     def __call__(self, x):
         inherited = getattr(super(), "__call__", None)
         return ("{i}", inherited(x) if inherited else x)
-""",
-    "alias_call": """
+
+    # alias_call
     def forward(self, x, scale=3):
         return x * scale + self.n
     __call__ = forward
-""",
-    "partial_call": """
+
+    # partial_call
     def go(self, k, x):
         return ("go", k, x, self.n)
     __call__ = functools.partialmethod(go, 5)
-""",
-    "recursive_call": """
+
+    # recursive_call
     def __call__(self, x):
         return x if x <= 0 else self(x - 1)
-""",
-    "generator_call": """
+
+    # generator_call
     def __call__(self, k):
         yield from range(k)
-""",
-    "static_call": """
+
+    # static_call
     __call__ = staticmethod(outside)
-""",
-    "registered_call": """
+
+    # registered_call
     @counting
     def __call__(self, x):
         return ("counted call", x)
-""",
-}
+'''
+MEMBERS = dict(member.split("\n", 1) for member in MEMBERS.split("    # ")[1:])
 
 # For the members that a class has, what is asked; `C` is the class, `o` an object.
 PROBES = {

@@ -4,7 +4,7 @@ import copy
 import inspect
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
@@ -19,31 +19,23 @@ def test_signature_of_a_class_is_that_of_its_init():
 
 
 def test_objects_that_new_replaces_are_not_initialized():
-    class Other:
-        pass
-
     class Odd(nnx.Pytree):
         def __new__(cls):
-            return Other()
+            return 3
 
         def __init__(self):
             raise AssertionError("not called")
 
-    assert type(Odd()) is Other
+    assert Odd() == 3
 
 
 def test_failed_assignment_changes_nothing():
     node = zoo.Node(a=1)
     graphdefs = [nnx.graphdef(node) for _ in range(3)]
     with pytest.raises(ValueError):
-        node.b = [jnp.ones(1)]
+        node.b = [np.ones(1)]
     assert dict(node._pytree__nodes) == {"a": False} and not hasattr(node, "b")
     assert nnx.graphdef(node) is graphdefs[-1]
-
-
-def test_deleting_what_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError):
-        del zoo.Node().missing
 
 
 def test_descriptors_that_want_an_instance_are_assigned_to():
@@ -54,14 +46,12 @@ def test_descriptors_that_want_an_instance_are_assigned_to():
         def __set__(self, obj, value):
             obj._doubled = 2 * value
 
-    class Holder(nnx.Pytree):
-        x = Halved()
-
-    holder = Holder()
+    holder = type("Holder", (nnx.Pytree,), {"x": Halved()})()
     holder.x = 3
     assert (holder.x, holder._doubled) == (3, 6) and "x" not in vars(holder)
-    with pytest.raises(AttributeError):
-        del holder.x
+    for name in ("x", "missing"):
+        with pytest.raises(AttributeError):
+            delattr(holder, name)
 
 
 class Meter(nnx.Pytree):
@@ -83,18 +73,6 @@ class Meter(nnx.Pytree):
         del vars(self)["_reading"]
 
 
-class Gauge(Meter):
-    pass
-
-
-def set_reading(meter, value):
-    meter.reading = value
-
-
-def set_class(meter):
-    meter.__class__ = Gauge
-
-
 def fail_to_set(meter):
     with pytest.raises(ValueError, match="no reading"):
         meter.reading = None
@@ -103,11 +81,11 @@ def fail_to_set(meter):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda meter: set_reading(meter, 2),
-        lambda meter: set_reading(meter, jnp.ones(1)),
+        lambda meter: setattr(meter, "reading", 2),
+        lambda meter: setattr(meter, "reading", np.ones(1)),
         lambda meter: delattr(meter, "reading"),
         fail_to_set,
-        set_class,
+        lambda meter: setattr(meter, "__class__", zoo.Node),
     ],
 )
 def test_what_descriptors_do_is_seen(change):
@@ -129,16 +107,12 @@ def test_the_base_class_has_descriptors_too():
 
 
 def test_descriptors_may_be_added_to_a_class_later():
-    class Base(nnx.Pytree):
-        pass
-
-    class Child(Base):
-        pass
-
-    before = Child()
+    base = type("Base", (nnx.Pytree,), {})
+    child = type("Child", (base,), {})
+    before = child()
     before.x = 1
-    Base.x = Meter.reading
-    for obj in (before, Child()):
+    base.x = Meter.reading
+    for obj in (before, child()):
         obj.x = 3
         assert obj.x == 3 and vars(obj)["_reading"] == 3
 

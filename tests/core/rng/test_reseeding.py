@@ -4,20 +4,15 @@ import jax
 import pytest
 
 import graftree as nnx
+from tests import zoo
 from tests.core.rng.keys import data, nth_key
 
 
-class Model(nnx.Module):
-    """Three streams, two of them named ``dropout``."""
-
-    def __init__(self, rngs):
-        self.first = rngs.dropout.fork()
-        self.second = nnx.List([rngs.dropout.fork()])
-        self.noise = rngs.noise.fork()
-
-
 def model(dropout=0, noise=1):
-    return Model(nnx.Rngs(dropout=dropout, noise=noise))
+    """Three streams, two of them named ``dropout``."""
+    rngs = nnx.Rngs(dropout=dropout, noise=noise)
+    first, second = rngs.dropout.fork(), rngs.dropout.fork()
+    return zoo.Box(first=first, second=nnx.List([second]), noise=rngs.noise.fork())
 
 
 def drawn(node):
@@ -73,35 +68,25 @@ def test_reseed_repeats_what_a_model_built_with_the_seed_holds(graph):
     assert drawn(node) == drawn(model(dropout=42, noise=43))
 
 
-def test_reseed_draws_one_key_per_stream_in_order():
-    node = model()
-    nnx.reseed(node, dropout=jax.random.key(7))
-    assert data(node.first.key) == data(nth_key(7, 0))
-    assert data(node.second[0].key) == data(nth_key(7, 1))
-
-
-def test_reseed_leaves_other_names_alone():
+def test_reseed_draws_one_key_per_stream_and_leaves_other_names_alone():
     node = model()
     node.noise()
     before = drawn(node)
     nnx.reseed(node, default=3, unknown=4)
     assert drawn(node) == before
+    nnx.reseed(node, dropout=jax.random.key(7))
+    keys = [data(stream.key) for stream in (node.first, node.second[0])]
+    assert keys == [data(nth_key(7, 0)), data(nth_key(7, 1))]
+    assert drawn(node)[1] == before[1]
 
 
-def test_reseed_keeps_variables():
+def test_reseed_goes_by_the_tag_of_the_key_and_keeps_variables():
     rngs = nnx.Rngs(0)
-    key, count = rngs.default.key, rngs.default.count
-    nnx.reseed(rngs, default=3)
-    assert rngs.default.key is key
-    assert rngs.default.count is count
-
-
-def test_reseed_goes_by_the_tag_of_the_key():
-    rngs = nnx.Rngs(0)
-    rngs.extra = nnx.RngStream(1, tag="dropout")
+    rngs.extra = extra = nnx.RngStream(1, tag="dropout")
+    key, count = extra.key, extra.count
     nnx.reseed(rngs, dropout=5)
-    assert data(rngs.extra.key) == data(nth_key(5, 0))
-    assert data(rngs.default.key) == [0, 0]
+    assert data(extra.key) == data(nth_key(5, 0)) and data(rngs.default.key) == [0, 0]
+    assert extra.key is key and extra.count is count
 
 
 def test_reseed_of_an_array_of_keys_needs_a_policy():

@@ -1,13 +1,14 @@
 """Splitting, forking and broadcasting all streams inside an object."""
 
+import contextlib
 import warnings
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import modes
+from tests import modes, zoo
 from tests.core.rng.keys import counts, data, keys, nth_key, shapes
 
 PLACES = {"place": {}, **modes.VALUES}
@@ -17,65 +18,66 @@ FUNCTIONS = pytest.mark.parametrize(
 )
 
 
-class Model(nnx.Module):
-    """Holds parameters and two streams, one of which it was given."""
-
-    def __init__(self, rngs):
-        self.kernel = nnx.Param(rngs.params.normal((2,)))
-        self.dropout = rngs.dropout.fork()
-        self.rngs = rngs
-
-
 def model():
-    return Model(nnx.Rngs(params=0, dropout=1))
+    """Holds a parameter and two streams, one of them forked."""
+    rngs = nnx.Rngs(params=0, dropout=1)
+    kernel = nnx.Param(np.ones(2, np.float32))
+    return zoo.Box(kernel=kernel, dropout=rngs.dropout.fork(), rngs=rngs)
 
 
 # ------------------------------------------------------------------- split_rngs, copy
 
 
-@pytest.mark.parametrize("splits", [3, (2, 3)])
-def test_split_rngs_gives_split_keys(value_mode, splits):
+@IN_PLACE_OR_NOT
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ({"splits": 3}, 3),
+        ({"splits": (2, 3)}, (2, 3)),
+        ({"splits": 1, "squeeze": True}, ()),
+    ],
+)
+def test_split_rngs_gives_split_keys(options, given, size):
     rngs = nnx.Rngs(a=5)
-    new = nnx.split_rngs(rngs, splits=splits, **value_mode)
-    assert data(new.a.key) == data(jax.random.split(nth_key(5, 0), splits))
-    assert new.a.count.shape == new.a.key.shape
-    assert data(rngs.a.key) == [0, 5]
-    assert counts(rngs) == {"a": 1}
+    stream, key, count = rngs.a, rngs.a.key, rngs.a.count
+    result = nnx.split_rngs(rngs, **given, **options)
+    new = result if options else rngs
+    expected = jax.random.split(nth_key(5, 0), size or 1)
+    assert data(new.a.key) == data(expected if size else expected[0])
+    assert counts(new) == {"a": np.zeros(size).tolist()}
+    if options:
+        assert (keys(rngs), counts(rngs)) == ({"a": [0, 5]}, {"a": 1})
+    else:
+        assert type(result) is nnx.rnglib.SplitBackups
+        assert rngs.a is stream and stream.key is key and stream.count is count
 
 
 def test_a_copy_shares_the_other_variables(value_mode):
     node = model()
     new = nnx.split_rngs(node, splits=3, only="params", **value_mode)
-    assert type(new) is Model
-    assert new is not node
-    assert new.kernel is node.kernel
-    assert new.dropout is not node.dropout
+    assert type(new) is zoo.Box and new is not node
+    assert new.kernel is node.kernel and new.dropout is not node.dropout
     assert new.dropout.count is node.dropout.count
     assert shapes(new.rngs) == {"params": (3,), "dropout": ()}
     assert shapes(node.rngs) == {"params": (), "dropout": ()}
 
 
 @pytest.mark.parametrize(
-    ("only", "split"),
+    ("split", "filters"),
     [
-        (..., {"a", "b"}),
-        (nnx.RngState, {"a", "b"}),
-        ("a", {"a"}),
-        (["a", "b"], {"a", "b"}),
-        (nnx.PathContains("b"), {"b"}),
-        (nnx.RngKey, set()),
-        (nnx.RngCount, set()),
-        (nnx.RngStream, set()),
-        (nnx.Not("a"), {"b"}),
-        (None, set()),
+        ("ab", [..., nnx.RngState, ["a", "b"]]),
+        ("a", ["a"]),
+        ("b", [nnx.PathContains("b"), nnx.Not("a")]),
+        ("", [nnx.RngKey, nnx.RngCount, nnx.RngStream, None]),
     ],
 )
 @pytest.mark.parametrize("in_place", [True, False])
-def test_both_variables_must_match(only, split, in_place):
-    rngs = nnx.Rngs(a=0, b=1)
-    result = nnx.split_rngs(rngs, splits=2, only=only, graph_updates=in_place)
-    new = rngs if in_place else result
-    assert {name for name, shape in shapes(new).items() if shape} == split
+def test_both_variables_must_match(split, filters, in_place):
+    for only in filters:
+        rngs = nnx.Rngs(a=0, b=1)
+        result = nnx.split_rngs(rngs, splits=2, only=only, graph_updates=in_place)
+        new = shapes(rngs if in_place else result)
+        assert "".join(name for name, shape in new.items() if shape) == split
 
 
 def test_filters_see_the_paths_of_both_variables():
@@ -88,15 +90,6 @@ def test_filters_see_the_paths_of_both_variables():
     ]
 
 
-@pytest.mark.parametrize("graph_updates", [True, False])
-def test_squeeze_drops_the_axis(graph_updates):
-    rngs = nnx.Rngs(a=0)
-    options = {"squeeze": True, "graph_updates": graph_updates}
-    new = nnx.split_rngs(rngs, splits=1, **options)
-    key = (rngs if graph_updates else new).a.key
-    assert data(key) == data(jax.random.split(nth_key(0, 0), 1)[0])
-
-
 @pytest.mark.parametrize("splits", [2, (1,)])
 def test_squeeze_needs_one_split(splits):
     with pytest.raises(ValueError, match="squeeze=True is only supported for splits=1"):
@@ -104,61 +97,33 @@ def test_squeeze_needs_one_split(splits):
 
 
 @FUNCTIONS
-def test_shared_streams_stay_shared_in_graph_mode(function):
+def test_shared_streams_stay_shared_or_are_refused(function):
     stream = nnx.RngStream(0, tag="a")
-    first, second = function([stream, stream], **modes.GRAPH)
-    assert first is second
-    assert stream.count[...] == 1
-
-
-@FUNCTIONS
-def test_shared_streams_are_refused_in_tree_mode(function):
-    stream = nnx.RngStream(0, tag="a")
-    with pytest.raises(ValueError, match="Duplicate") as error:
+    with pytest.raises(ValueError, match="(?s)Duplicate.*found at paths"):
         function([stream, stream], **modes.TREE)
-    assert "found at paths" in str(error.value)
     assert stream.count[...] == 0
+    first, second = function([stream, stream], **modes.GRAPH)
+    assert first is second and stream.count[...] == 1
 
 
 def test_cycles_are_kept_in_graph_mode():
     node = model()
     node.self = node
     new = nnx.split_rngs(node, splits=2, **modes.GRAPH)
-    assert new.self is new
-    assert new.dropout.key.shape == (2,)
+    assert new.self is new and new.dropout.key.shape == (2,)
 
 
 # --------------------------------------------------------------- split_rngs, in place
 
 
-def test_in_place_is_the_default_and_gives_backups():
-    rngs = nnx.Rngs(a=5)
-    stream, key, count = rngs.a, rngs.a.key, rngs.a.count
-    backups = nnx.split_rngs(rngs, splits=3)
-    assert type(backups) is nnx.rnglib.SplitBackups
-    assert rngs.a is stream and stream.key is key and stream.count is count
-    assert data(key) == data(jax.random.split(nth_key(5, 0), 3))
-    assert count[...].tolist() == [0, 0, 0]
-
-
 @pytest.mark.parametrize("error", [None, KeyError])
-def test_backups_restore_on_exit(error):
+def test_backups_restore_on_exit_so_that_no_key_comes_twice(error):
     rngs = nnx.Rngs(a=5)
-    try:
-        with nnx.split_rngs(rngs, splits=3):
-            assert rngs.a.key.shape == (3,)
-            if error:
-                raise error
-    except KeyError:
-        pass
-    assert keys(rngs) == {"a": [0, 5]}
-    assert counts(rngs) == {"a": 1}
-
-
-def test_restored_streams_give_no_key_twice():
-    rngs = nnx.Rngs(a=0)
-    nnx.restore_rngs(nnx.split_rngs(rngs, splits=2))
-    assert data(rngs.a()) == data(nth_key(0, 1))
+    with contextlib.suppress(KeyError), nnx.split_rngs(rngs, splits=3):
+        assert rngs.a.key.shape == (3,)
+        if error:
+            raise error
+    assert (keys(rngs), counts(rngs)) == ({"a": [0, 5]}, {"a": 1})
 
 
 @FUNCTIONS
@@ -177,13 +142,11 @@ def test_streams_of_another_trace_are_refused(function):
     for mode in PLACES.values():
         with pytest.raises(nnx.errors.TraceContextError, match=phrase):
             jax.jit(lambda mode=mode: function(rngs, **mode) and None)()
-    assert keys(rngs) == {"a": [0, 0]}
-    assert counts(rngs) == {"a": 0}
+    assert (keys(rngs), counts(rngs)) == ({"a": [0, 0]}, {"a": 0})
 
 
 def test_refs_can_be_forked_but_not_split_in_place():
-    with nnx.var_defaults(ref=True):
-        rngs = nnx.Rngs(0)
+    rngs = nnx.with_vars(nnx.Rngs(0), ref=True)
     with nnx.fork_rngs(rngs):
         assert keys(rngs) == {"default": data(nth_key(0, 0))}
     assert keys(rngs) == {"default": [0, 0]}
@@ -196,29 +159,22 @@ def test_refs_can_be_forked_but_not_split_in_place():
 
 
 @IN_PLACE_OR_NOT
-def test_decorator_acts_on_all_arguments(options):
+def test_decorator_acts_on_all_arguments_and_restores_them(options):
     @nnx.split_rngs(splits=3, **options)
     def function(x, rngs, *, other):
         """Says what came."""
-        return x, shapes(rngs), shapes(other)
+        assert x == 7 and shapes(rngs) == shapes(other) == {"default": (3,)}
+        if fails:
+            raise KeyError
+        return x
 
     rngs, other = nnx.Rngs(0), nnx.Rngs(1)
-    result = function(7, rngs, other=other)
-    assert result == (7, {"default": (3,)}, {"default": (3,)})
-    assert shapes(rngs) == shapes(other) == {"default": ()}
-    assert counts(rngs) == counts(other) == {"default": 1}
+    for fails in (False, True):
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+            assert function(7, rngs, other=other) == 7
+        assert shapes(rngs) == shapes(other) == {"default": ()}
+        assert counts(rngs) == counts(other) == {"default": 1 + fails}
     assert function.__doc__ == "Says what came."
-
-
-def test_decorator_restores_after_an_exception():
-    @nnx.split_rngs(splits=3)
-    def function(rngs):
-        raise KeyError
-
-    rngs = nnx.Rngs(0)
-    with pytest.raises(KeyError):
-        function(rngs)
-    assert shapes(rngs) == {"default": ()}
 
 
 def test_paths_of_a_decorator_start_at_args_and_kwargs():
@@ -239,21 +195,13 @@ def test_decorator_reads_the_mode_when_it_is_made():
 
 def test_an_initializer_may_be_decorated():
     class Ensemble(nnx.Module):
-        @nnx.split_rngs(splits=3)
+        @nnx.split_rngs(splits=4)
         def __init__(self, rngs):
             self.kernel = nnx.Param(jax.vmap(lambda r: r.params.normal())(rngs))
 
-    assert Ensemble(nnx.Rngs(0)).kernel.shape == (3,)
-
-
-def test_split_rngs_for_vmap_gives_different_numbers():
-    @nnx.split_rngs(splits=4)
-    def sample(rngs):
-        return jax.vmap(lambda rngs: rngs.params.normal())(rngs)
-
     rngs = nnx.Rngs(0)
-    first, second = sample(rngs), sample(rngs)
-    assert len({*first.tolist(), *second.tolist()}) == 8
+    first, second = (Ensemble(rngs).kernel[...].tolist() for _ in range(2))
+    assert len({*first, *second}) == 8
 
 
 # --------------------------------------------------------------------------- fork_rngs
@@ -263,8 +211,7 @@ def test_fork_rngs_forks_all_streams(value_mode):
     rngs = nnx.Rngs(a=0, b=1)
     new = nnx.fork_rngs(rngs, **value_mode)
     assert keys(new) == {"a": data(nth_key(0, 0)), "b": data(nth_key(1, 0))}
-    assert counts(new) == {"a": 0, "b": 0}
-    assert counts(rngs) == {"a": 1, "b": 1}
+    assert (counts(new), counts(rngs)) == ({"a": 0, "b": 0}, {"a": 1, "b": 1})
 
 
 @IN_PLACE_OR_NOT
@@ -301,36 +248,27 @@ def test_fork_rngs_leaves_streams_that_no_filter_matches():
 
 
 def test_with_rngs_derives_by_rule(value_mode):
-    rngs = nnx.Rngs(a=0, b=1, c=2, d=3)
+    rngs, like = nnx.Rngs(a=0, b=1, c=2, d=3), nnx.Rngs(a=0, b=1, c=2)
     split, broadcast, fork = {"a": 2}, {"b": (3,)}, ["c"]
     new = nnx.with_rngs(rngs, split=split, broadcast=broadcast, fork=fork, **value_mode)
-    like = nnx.Rngs(a=0, b=1, c=2)
-    assert data(new.a.key) == data(like.a.split(2).key)
-    assert data(new.b.key) == data(like.b.broadcast(3).key)
-    assert data(new.c.key) == data(like.c.fork().key)
-    assert new.d.key is rngs.d.key
-    assert new.d is not rngs.d
+    derived = like.a.split(2), like.b.broadcast(3), like.c.fork(), rngs.d
+    assert keys(new) == {n: data(x.key) for n, x in zip("abcd", derived, strict=True)}
+    assert new.d.key is rngs.d.key and new.d is not rngs.d
     assert counts(rngs) == {"a": 1, "b": 1, "c": 1, "d": 0}
 
 
 def test_with_rngs_passes_streams_with_their_paths():
     seen = []
-    node = model()
-    nnx.with_rngs(node, fork=lambda *call: seen.append(call), **modes.TREE)
-    assert [path for path, _ in seen] == [
-        ("dropout",),
-        ("rngs", "dropout"),
-        ("rngs", "params"),
-    ]
-    assert {type(stream) for _, stream in seen} == {nnx.RngStream}
+    nnx.with_rngs(model(), fork=lambda *call: seen.append(call), **modes.TREE)
+    paths = [("dropout",), ("rngs", "dropout"), ("rngs", "params")]
+    assert [(path, type(x)) for path, x in seen] == [(p, nnx.RngStream) for p in paths]
 
 
-@pytest.mark.parametrize("options", [{}, {"graph": True, "graph_updates": True}])
-def test_with_rngs_does_not_work_in_place(options):
+@pytest.mark.parametrize("options", [{}, modes.GRAPH_UPDATES])
+@pytest.mark.parametrize("args", [(nnx.Rngs(0),), ()])
+def test_with_rngs_does_not_work_in_place(options, args):
     with pytest.raises(NotImplementedError, match="not supported for"):
-        nnx.with_rngs(nnx.Rngs(0), split=2, **options)
-    with pytest.raises(NotImplementedError, match="not supported for"):
-        nnx.with_rngs(split=2, **options)
+        nnx.with_rngs(*args, split=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -353,22 +291,20 @@ def test_two_specific_rules_for_one_stream_are_refused(value_mode):
     rngs = nnx.Rngs(a=0, b=1)
     with pytest.raises(ValueError, match="multiple rules") as error:
         nnx.with_rngs(rngs, split={"b": 4}, fork=nnx.PathContains("b"), **value_mode)
-    message = str(error.value)
-    assert "('b',)" in message
-    assert "split matches filter 'b'" in message
-    assert "fork matches filter PathContains('b', exact=True)" in message
+    fork = "fork matches filter PathContains('b', exact=True)"
+    for part in ("('b',)", "split matches filter 'b'", fork):
+        assert part in str(error.value)
     assert counts(rngs) == {"a": 0, "b": 0}
 
 
 def test_with_rngs_as_a_decorator_gives_copies():
-    rngs = nnx.Rngs(0)
-
     @nnx.with_rngs(broadcast=3, graph=False)
-    def sample(inner):
-        return jax.vmap(lambda inner: inner.normal())(inner)
+    def key_of(inner):
+        return data(inner.default.key)
 
-    assert jnp.unique(sample(rngs)).shape == (1,)
-    assert counts(rngs) == {"default": 1}
+    rngs = nnx.Rngs(0)
+    assert key_of(rngs) == [data(nth_key(0, 0))] * 3
+    assert (shapes(rngs), counts(rngs)) == ({"default": ()}, {"default": 1})
 
 
 # ------------------------------------------------------------------------------- peers
@@ -390,23 +326,24 @@ def assert_same_streams(ours, theirs):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(("name", "options"), PEER_CALLS)
-def test_copies_have_the_keys_of_the_peer(name, options, value_mode):
+@pytest.mark.parametrize(
+    ("name", "given", "options"),
+    [
+        (name, given, options)
+        for name, given in PEER_CALLS
+        for options in PLACES.values()
+        if options or name != "with_rngs"
+    ],
+)
+def test_streams_have_the_keys_of_the_peer(name, given, options):
     peer = pytest.importorskip("flax.nnx")
     ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    new = getattr(nnx, name)(ours, **options, **value_mode)
-    assert_same_streams(new, getattr(peer, name)(theirs, **options, **value_mode))
-    assert_same_streams(ours, theirs)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(("name", "options"), PEER_CALLS[:4])
-def test_streams_have_the_keys_of_the_peer_in_place(name, options):
-    peer = pytest.importorskip("flax.nnx")
-    ours, theirs = nnx.Rngs(0, a=1), peer.Rngs(0, a=1)
-    backups = getattr(nnx, name)(ours, **options)
-    peer_backups = getattr(peer, name)(theirs, **options)
-    assert_same_streams(ours, theirs)
-    nnx.restore_rngs(backups)
-    peer.restore_rngs(peer_backups)
+    new = getattr(nnx, name)(ours, **given, **options)
+    peer_new = getattr(peer, name)(theirs, **given, **options)
+    if options:
+        assert_same_streams(new, peer_new)
+    else:
+        assert_same_streams(ours, theirs)
+        nnx.restore_rngs(new)
+        peer.restore_rngs(peer_new)
     assert_same_streams(ours, theirs)

@@ -1,5 +1,6 @@
 """Threads that draw from one object get different keys, and no draw is lost."""
 
+import functools
 import sys
 
 import jax
@@ -36,19 +37,14 @@ WAYS = {
 
 
 def drawn_in_threads(rngs, ways):
-    found = [[] for _ in ways]
+    found = []
 
-    def draw(way, own):
-        for _ in range(DRAWS):
-            own.append(WAYS[way](rngs))
+    def draw(way):
+        own = [WAYS[way](rngs) for _ in range(DRAWS)]
+        found.extend(own)
 
-    run_in_threads(
-        *[
-            lambda way=way, own=own: draw(way, own)
-            for way, own in zip(ways, found, strict=True)
-        ]
-    )
-    return [x for own in found for x in own]
+    run_in_threads(*[functools.partial(draw, way) for way in ways])
+    return found
 
 
 def as_text(drawn):

@@ -7,28 +7,29 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 
-class Model(nnx.Module):
+class Model(zoo.Box):
     setting = 1
-
-    def __init__(self):
-        self.linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-        self._mine = 2
 
     def _helper(self):
         pass
 
 
+def model():
+    return Model(linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), _mine=2)
+
+
 OBJECTS = {
     "class": lambda: Model,
-    "module": Model,
+    "module": model,
     "layer": lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
     "attention": lambda: nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0)),
     "variable class": lambda: nnx.Param,
     "variable": lambda: nnx.Param(jnp.ones(2), tag="x"),
-    "state": lambda: nnx.state(Model()),
-    "graph state": lambda: nnx.unpack(Model()),
+    "state": lambda: nnx.state(model()),
+    "graph state": lambda: nnx.unpack(model()),
     "rngs": lambda: nnx.Rngs(0),
     "list": lambda: nnx.List([1]),
     "dict": lambda: nnx.Dict(a=1),
@@ -54,8 +55,10 @@ def test_what_is_listed_exists_and_is_public(make):
 
 def test_everything_of_a_users_class_is_listed():
     names = {"setting", "linear", "_mine", "_helper", "train", "set_attributes", "sow"}
-    assert names <= set(dir(Model()))
+    assert names <= set(dir(model()))
     assert names - {"linear", "_mine"} <= set(dir(Model))
+    assert {"linear", "items"} <= set(dir(nnx.state(model())))
+    assert "linear" in dir(nnx.unpack(model()))
 
 
 def test_variables_list_their_metadata_and_what_their_value_has():
@@ -63,11 +66,6 @@ def test_variables_list_their_metadata_and_what_their_value_has():
         dir(nnx.Param(jnp.ones(2), ref=True, tag="x"))
     )
     assert "mean" not in dir(nnx.Param("text")) and "upper" in dir(nnx.Param("text"))
-
-
-def test_states_list_their_keys():
-    assert {"linear", "items"} <= set(dir(nnx.state(Model())))
-    assert "linear" in dir(nnx.unpack(Model()))
 
 
 def test_the_namespace_lists_its_names_and_sub_modules():

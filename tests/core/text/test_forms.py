@@ -1,5 +1,7 @@
 """When a text is the full one, and what the compact one says."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +20,8 @@ class Node(zoo.Box):
 @pytest.fixture
 def lines():
     """Sets how many lines a full text may have."""
-
-    def update(limit):
-        nnx.config.update("graftree_repr_lines", limit)
-
-    yield update
-    update(150)
+    yield functools.partial(nnx.config.update, "graftree_repr_lines")
+    nnx.config.update("graftree_repr_lines", 150)
 
 
 @pytest.fixture
@@ -80,22 +78,18 @@ def test_the_first_line_has_the_totals(transformer):
 def test_a_text_is_full_up_to_the_limit(lines):
     model = nnx.List([nnx.Linear(2, 3, rngs=nnx.Rngs(0)) for _ in range(3)])
     full = nnx.debugging.full_repr(model)
-    lines(len(full.splitlines()))
-    assert repr(model) == str(model) == full
-    lines(len(full.splitlines()) - 1)
-    assert repr(model) == str(model) != full
-    lines(None)
-    assert repr(model) == full
+    count = len(full.splitlines())
+    for limit, is_full in ((count, True), (count - 1, False), (None, True)):
+        lines(limit)
+        assert (repr(model) == full) is is_full and repr(model) == str(model)
 
 
 def test_a_text_within_a_text_has_its_form(compact):
     class Foreign:
         def __repr__(self):
-            return f"<{self.node!r}>"
+            return f"<{Node(a=1)!r}>"
 
-    foreign = Foreign()
-    foreign.node = Node(a=1)
-    assert compact(Node(x=foreign)) == "Node(\n  x=<Node(...\n)"
+    assert compact(Node(x=Foreign())) == "Node(\n  x=<Node(...\n)"
 
 
 def test_an_array_counts_as_about_the_lines_that_it_takes(lines):
@@ -109,9 +103,8 @@ def test_an_array_counts_as_about_the_lines_that_it_takes(lines):
 
 def test_a_variable_of_an_array_is_never_shortened(lines):
     lines(0)
-    assert repr(nnx.Param(jnp.ones(2))).splitlines()[1] == (
-        "  value=Array([1., 1.], dtype=float32)"
-    )
+    text = repr(nnx.Param(jnp.ones(2)))
+    assert text.splitlines()[1] == "  value=Array([1., 1.], dtype=float32)"
     assert len(repr(nnx.Param(np.ones((200, 1)))).splitlines()) == 202
 
 
@@ -134,8 +127,7 @@ def test_containers_show_the_values_of_few_numbers_only(wrapped):
 def test_no_array_is_read_for_a_compact_text(lines, monkeypatch):
     array = jnp.ones((2, 2))
     state = nnx.State({i: {"a": array, "b": nnx.Param(array + i)} for i in range(9)})
-    model = Node(x=nnx.data(state), y=jnp.array(1), z=nnx.data([array]))
-    model.rngs = nnx.Rngs(0)
+    model = Node(x=nnx.data(state), z=nnx.data([array]), rngs=nnx.Rngs(0))
 
     def read(self):
         raise AssertionError("an array was read")
@@ -173,20 +165,14 @@ def test_what_fails_is_named_by_its_type(lines, limit):
     assert ("deleted float32[3]" if limit == 0 else "Array(shape=(3,)") in repr(model)
 
 
-def test_a_compact_text_is_coloured_like_a_full_one(lines):
+def test_a_compact_text_is_coloured_like_a_full_one_in_as_many_lines(lines):
     model = Node(a=nnx.Param(jnp.ones(3)), b=[1, None, jnp.float32])
+    model.x = Node(**{f"name{i}": i for i in range(8)})
     lines(0)
     text = nnx.reprlib.get_repr(model, color=nnx.reprlib.COLOR)
     for code in nnx.reprlib.COLOR:
         text = text.replace(code, "")
     assert text == repr(model)
-
-
-def test_colors_take_no_room(lines):
-    lines(0)
-    model = Node(x=Node(**{f"name{i}": i for i in range(8)}))
-    text = nnx.reprlib.get_repr(model, color=nnx.reprlib.COLOR)
-    assert len(text.splitlines()) == len(repr(model).splitlines()) == 3
 
 
 # ---------------------------------------------------------------------- what it says
@@ -265,11 +251,20 @@ def test_the_middle_of_long_sequences_is_left_out(compact):
     assert len(text.splitlines()) == 28
 
 
-def test_deep_chains_end(lines):
+def test_deep_chains_and_cycles_end(lines, compact):
     node = Node()
     for _ in range(200):
         node = Node(inner=node)
+    lines(150)
     assert "Node(...)" in repr(node) and len(repr(node).splitlines()) < 50
+    model = Node(parts=nnx.List(nodes()))
+    for part in model.parts:
+        part.whole = model
+    assert "3 x Node(w=Param(float32[2]), whole=Node(...))" in compact(model)
+    cyclic = [1]
+    cyclic.append(cyclic)
+    text = compact(nnx.reprlib.PrettySequence(cyclic))
+    assert text == "PrettySequence([\n  1,\n  [1, [...]]\n])"
 
 
 # ---------------------------------------------------------------------------- folding
@@ -290,9 +285,9 @@ def test_equal_siblings_are_folded(compact):
     query, key, value = nodes()
     pair = Node(query=query, key=key, last=value)
     assert "\n  query, key, last=3 x Node(w=Param(float32[2]))\n" in compact(pair)
-
-
-def test_sizes_of_folded_siblings_are_those_of_each(compact):
+    text = compact(nnx.List([x for node in nodes(9) for x in (node, Node(b=1))]))
+    assert "(0, 2, ..., 16) 9 x Node(w=Param(float32[2]))" in text
+    assert "(1, 3, ..., 17) 9 x Node(b=1)" in text
     node = [Node(a=nnx.Param(jnp.ones(2)), b=Node(**{"c" * 90: 1})) for _ in range(2)]
     assert "(0-1) 2 x Node( # each Param: 2 (8 B)\n" in compact(nnx.List(node))
 
@@ -347,15 +342,12 @@ def test_siblings_made_alike_are_folded(compact, make):
 def test_what_all_folded_siblings_refer_to_is_the_same(compact):
     shared = Node(dim=3)
     text = compact(nnx.List(nodes(rope=shared)))
-    assert text == (
-        "List([\n  (0-2) 3 x Node(w=Param(float32[2]), rope=the same Node(dim=3))\n])"
-    )
-    assert "3 x Node(w=Param(float32[2]), rope=Node(...))" in compact(
-        Node(rope=shared, blocks=nnx.List(nodes(rope=shared)))
-    )
-    assert compact(nnx.List([shared] * 3)) == (
-        "List([\n  (0-2) 3 x the same Node(dim=3)\n])"
-    )
+    row = "3 x Node(w=Param(float32[2]), rope=the same Node(dim=3))"
+    assert text == f"List([\n  (0-2) {row}\n])"
+    text = compact(Node(rope=shared, blocks=nnx.List(nodes(rope=shared))))
+    assert "3 x Node(w=Param(float32[2]), rope=Node(...))" in text
+    text = compact(nnx.List([shared] * 3))
+    assert text == "List([\n  (0-2) 3 x the same Node(dim=3)\n])"
 
 
 def test_a_sibling_that_is_also_elsewhere_stands_alone(compact):
@@ -366,29 +358,11 @@ def test_a_sibling_that_is_also_elsewhere_stands_alone(compact):
 
 
 def test_weights_tied_within_each_sibling_differ_from_tied_to_another(compact):
-    def tied():
-        weight = nnx.Param(jnp.ones(2))
+    def tied(weight):
         return Node(a=nnx.data([weight]), b=nnx.data([weight]))
 
-    text = compact(nnx.List([tied(), tied()]))
+    text = compact(nnx.List([tied(nnx.Param(jnp.ones(2))) for _ in range(2)]))
     assert "(0-1) 2 x Node(a=[Param(float32[2])], b=[Param(...)])" in text
     weight = nnx.Param(jnp.ones(2))
     text = compact(nnx.List([Node(a=weight), Node(a=weight)]))
     assert "(0-1) 2 x Node(a=the same Param(float32[2]))" in text
-
-
-def test_cycles_end(compact):
-    model = Node(parts=nnx.List(nodes()))
-    for part in model.parts:
-        part.whole = model
-    assert "3 x Node(w=Param(float32[2]), whole=Node(...))" in compact(model)
-    cyclic = [1]
-    cyclic.append(cyclic)
-    text = compact(nnx.reprlib.PrettySequence(cyclic))
-    assert text == "PrettySequence([\n  1,\n  [1, [...]]\n])"
-
-
-def test_long_sequences_that_alternate_are_folded(compact):
-    text = compact(nnx.List([x for node in nodes(9) for x in (node, Node(b=1))]))
-    assert "(0, 2, ..., 16) 9 x Node(w=Param(float32[2]))" in text
-    assert "(1, 3, ..., 17) 9 x Node(b=1)" in text

@@ -10,13 +10,10 @@ import graftree as nnx
 
 def module(base, **attributes):
     """A module of this library or of the peer."""
-
-    class Model(base):
-        def __init__(self):
-            for name, value in attributes.items():
-                setattr(self, name, value)
-
-    return Model()
+    model = type(base)("Model", (base,), {})()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
 
 
 def first_line(x):
@@ -24,34 +21,26 @@ def first_line(x):
     return repr(x).splitlines()[0].partition("( # ")[2]
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (24, "24 B"),
-        (1000, "1,000 B"),
-        (1004, "1.0 KB"),
-        (8008, "8.0 KB"),
-        (1_000_000, "1,000.0 KB"),
-        (1_000_004, "1.0 MB"),
-        (3 * 10**12, "3,000.0 GB"),
-    ],
-)
-def test_bytes_are_given_in_powers_of_1000(count, expected):
-    value = jax.ShapeDtypeStruct((count,), jnp.int8)
-    assert first_line(nnx.Param(value)) == f"{count:,} ({expected})"
+def int8(count):
+    return jax.ShapeDtypeStruct((count,), jnp.int8)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (jnp.ones((2, 3)), "6 (24 B)"),
+        (int8(24), "24 (24 B)"),
+        (int8(1000), "1,000 (1,000 B)"),
+        (int8(1004), "1,004 (1.0 KB)"),
+        (int8(1_000_000), "1,000,000 (1,000.0 KB)"),
+        (int8(1_000_004), "1,000,004 (1.0 MB)"),
+        (int8(3 * 10**12), "3,000,000,000,000 (3,000.0 GB)"),
+        (np.ones((2, 3), np.float32), "6 (24 B)"),
         ({"a": np.ones(2), "b": "x"}, "2 (16 B)"),
-        (jax.ShapeDtypeStruct((250,), jnp.float32), "250 (1,000 B)"),
         (jnp.ones((0, 3)), ""),
         ((2, 3), ""),
-        ({1: jnp.ones(2), "a": 1}, ""),
+        ({1: np.ones(2), "a": 1}, ""),
     ],
-    ids=["array", "dict", "abstract", "empty", "shape", "mixed keys"],
+    ids=repr,
 )
 def test_size_of_a_value(value, expected):
     assert first_line(nnx.Param(value)) == expected
@@ -71,38 +60,26 @@ def test_sizes_by_type_have_a_total_and_count_each_variable_once():
     assert first_line(module(nnx.Module, a=nnx.Param(1))) == ""
 
 
-def test_metadata_at_its_default_is_hidden():
-    assert repr(nnx.Param(1)) == "Param(\n  value=1\n)"
-    assert repr(nnx.Param(1, eager_sharding=False)).endswith("eager_sharding=False\n)")
-    assert repr(nnx.Param(jnp.ones(()), ref=True)).endswith("ref=True\n)")
+class Table(nnx.reprlib.MappingReprMixin, dict):
+    pass
 
 
-def test_mixins_show_mappings_and_sequences():
-    class Table(nnx.reprlib.MappingReprMixin, dict):
-        pass
+class Row(nnx.reprlib.SequenceReprMixin, list):
+    pass
 
-    class Row(nnx.reprlib.SequenceReprMixin, list):
-        pass
 
+def test_mixins_show_mappings_and_sequences_with_arrays_in_full():
     assert repr(Table(a=Row([1]))) == "Table({\n  'a': Row([\n    1\n  ])\n})"
     assert (repr(Table()), repr(Row())) == ("Table({})", "Row([])")
-
-
-def test_arrays_of_a_mixin_are_in_full_also_in_a_node():
-    class Row(nnx.reprlib.SequenceReprMixin, list):
-        pass
-
     model = module(nnx.Module, x=nnx.data(Row([jnp.ones(2)])), y=jnp.ones(2))
     assert "Array([1., 1.], dtype=float32)" in repr(model)
     assert "y=Array(shape=(2,)" in repr(model)
 
 
 def test_classes_must_say_what_they_show():
-    class Silent(nnx.reprlib.Representable):
-        pass
-
+    silent = type("Silent", (nnx.reprlib.Representable,), {})
     with pytest.raises(NotImplementedError, match="Silent"):
-        repr(Silent())
+        repr(silent())
 
 
 # --------------------------------------------------------------------- the peer

@@ -1,7 +1,48 @@
-"""Classes that programs of both libraries are made of."""
+"""What programs of both libraries are made of."""
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
+
+X = jax.random.normal(jax.random.key(7), (4, 3))
+KEY = jax.random.key(0)
+
+
+def compact(nnx):
+    """Decorates the compact call of a bridge Module that has nothing else."""
+
+    def make(call):
+        members = {"__call__": nnx.bridge.compact(call)}
+        return type(call.__name__, (nnx.bridge.Module,), members)
+
+    return make
+
+
+def linen(call):
+    """The same, of a Linen Module."""
+    return type(call.__name__, (nn.Module,), {"__call__": nn.compact(call)})
+
+
+def mapped(cls, size=3, **options):
+    """Linen Modules side by side, each with Variables and keys of its own."""
+    axes = dict.fromkeys(("params", "batch_stats", "Variable"), 0)
+    keys = {"params": True, "dropout": True}
+    options |= {"variable_axes": axes, "split_rngs": keys, "axis_size": size}
+    return nn.vmap(cls, in_axes=None, **options)
+
+
+def scanned(cls, length):
+    """Linen Modules one after the other."""
+    axes = {"params": 0, "batch_stats": 0}
+    keys = {"params": True}
+    return nn.scan(cls, variable_axes=axes, split_rngs=keys, length=length)
+
+
+def on_devices(*names):
+    """A context in which arrays are divided over two devices along the last name."""
+    sizes = (*[1] * (len(names) - 1), 2)
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=auto))
 
 
 def net(nnx):

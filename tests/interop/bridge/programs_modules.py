@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from tests.interop.bridge.comparing import catch
-from tests.interop.bridge.modules import dense, mlp
-
-X = jax.random.normal(jax.random.key(7), (4, 3))
+from tests.interop.bridge.modules import X, compact, dense, mlp
+from tests.interop.bridge.programs_to_nnx import Block
 
 
 def both(nnx, cls, *args, rngs=0, inputs=X, **options):
@@ -86,16 +85,15 @@ def bad_methods(nnx):
 def names(nnx):
     Dense, MLP = dense(nnx), mlp(nnx)
 
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            first = Dense(3, name="x")
-            self.kept, self.other = Dense(3), Dense(3, name="zz")
-            free = Dense(3, parent=None)
-            self.free = free
-            mlp = MLP(4)
-            x = self.other(self.kept(first(x)))
-            return free(x), mlp(x), Dense(3)(x)
+    @compact(nnx)
+    def Net(self, x):
+        first = Dense(3, name="x")
+        self.kept, self.other = Dense(3), Dense(3, name="zz")
+        free = Dense(3, parent=None)
+        self.free = free
+        mlp = MLP(4)
+        x = self.other(self.kept(first(x)))
+        return free(x), mlp(x), Dense(3)(x)
 
     return both(nnx, Net)
 
@@ -122,10 +120,9 @@ def bad_names(nnx):
     errors = []
     for options in {"name": 3}, {"parent": MLP()}:
 
-        class Net(nnx.bridge.Module):
-            @nnx.bridge.compact
-            def __call__(self, x, options=options):
-                return Dense(3, **options)(x)
+        @compact(nnx)
+        def Net(self, x, options=options):
+            return Dense(3, **options)(x)
 
         error = catch(Net().init, 0, X)
         errors += [error, str(error).splitlines()[0]]
@@ -194,13 +191,12 @@ def containers(nnx):
 def list_in_compact(nnx):
     Dense = dense(nnx)
 
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            self.layers = [Dense(2) for _ in range(2)]
-            for layer in self.layers:
-                x = layer(x)
-            return x
+    @compact(nnx)
+    def Net(self, x):
+        self.layers = [Dense(2) for _ in range(2)]
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
     return both(nnx, Net)
 
@@ -227,28 +223,26 @@ def inherited(nnx):
 
 
 def variables_used(nnx):
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            first = self.param("a", nn.initializers.normal(), (2,))
-            again = self.param("a", nn.initializers.normal(), (2,))
+    @compact(nnx)
+    def Net(self, x):
+        first = self.param("a", nn.initializers.normal(), (2,))
+        again = self.param("a", nn.initializers.normal(), (2,))
 
-            def ones(shape, scale):
-                return scale * jnp.ones(shape)
+        def ones(shape, scale):
+            return scale * jnp.ones(shape)
 
-            other = self.variable("readings", "r", ones, (2,), scale=3.0)
-            other[...] += 1
-            return first is again, first[...], other[...], type(other), type(first)
+        other = self.variable("readings", "r", ones, (2,), scale=3.0)
+        other[...] += 1
+        return first is again, first[...], other[...], type(other), type(first)
 
     v = Net().init(0, X)
     return v, Net().apply(v, X), Net().apply(v, X, mutable=["readings"])
 
 
 def without_init_fn(nnx):
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            return self.variable("cache", "a", None)[...]
+    @compact(nnx)
+    def Net(self, x):
+        return self.variable("cache", "a", None)[...]
 
     return catch(Net().init, 0, X), Net().apply({"cache": {"a": X}}, X)
 
@@ -322,12 +316,11 @@ def priorities(nnx):
 
         results.append(both(nnx, Net))
 
-    class Compact(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            self.a = Dense(2)
-            self.set_attr_priority("a", nnx.bridge.AttrPriority.HIGH)
-            return self.a(x)
+    @compact(nnx)
+    def Compact(self, x):
+        self.a = Dense(2)
+        self.set_attr_priority("a", nnx.bridge.AttrPriority.HIGH)
+        return self.a(x)
 
     return results, both(nnx, Compact)
 
@@ -375,12 +368,11 @@ def nnx_in_it(nnx):
     def make(rngs):
         return Layer(3, rngs=rngs)
 
-    class Compact(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            first = nnx.bridge.nnx_in_bridge_mdl(make)
-            second = nnx.bridge.nnx_in_bridge_mdl(make, "named")
-            return second(first(x)) + nnx.bridge.nnx_in_bridge_mdl(make)(x)
+    @compact(nnx)
+    def Compact(self, x):
+        first = nnx.bridge.nnx_in_bridge_mdl(make)
+        second = nnx.bridge.nnx_in_bridge_mdl(make, "named")
+        return second(first(x)) + nnx.bridge.nnx_in_bridge_mdl(make)(x)
 
     class Setup(nnx.bridge.Module):
         def setup(self):
@@ -402,33 +394,21 @@ def nnx_in_it_draws(nnx):
         def __call__(self, x):
             return self.drop(self.lin(x))
 
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            layer = nnx.bridge.nnx_in_bridge_mdl(Layer)
-            return layer(x), self.make_rng("dropout")
+    @compact(nnx)
+    def Net(self, x):
+        layer = nnx.bridge.nnx_in_bridge_mdl(Layer)
+        return layer(x), self.make_rng("dropout")
 
     v = Net().init({"params": 7, "dropout": 8}, X)
     return v, [Net().apply(v, X, rngs=seed) for seed in (9, 10)]
 
 
 def linen_in_it(nnx):
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=False):
-            x = nn.Dense(4)(x)
-            x = nn.BatchNorm(use_running_average=not train)(x)
-            self.sow("intermediates", "h", x)
-            return nn.Dropout(0.5, deterministic=not train)(x)
-
-    class Compact(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x, train=False):
-            block = nnx.bridge.linen_in_bridge_mdl(Block())
-            other = nnx.bridge.linen_in_bridge_mdl(nn.Dense(4), name="named")
-            return block(x, train) + other(x), nnx.bridge.linen_in_bridge_mdl(Block())(
-                x
-            )
+    @compact(nnx)
+    def Compact(self, x, train=False):
+        block = nnx.bridge.linen_in_bridge_mdl(Block())
+        other = nnx.bridge.linen_in_bridge_mdl(nn.Dense(4), name="named")
+        return block(x, train) + other(x), nnx.bridge.linen_in_bridge_mdl(Block())(x)
 
     class Setup(nnx.bridge.Module):
         def setup(self):
@@ -473,16 +453,15 @@ def under_transforms(nnx):
 
 
 def boxes(nnx):
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            ones = nn.initializers.ones
-            linen_box = nn.with_partitioning(ones, ("x", "y"))
-            bridge_box = nnx.bridge.with_partitioning(ones, ("x", None))
-            self.param("a", linen_box, (2, 3))
-            self.param("b", linen_box, (2, 3), unbox=False)
-            self.param("c", bridge_box, (2, 3))
-            return x
+    @compact(nnx)
+    def Net(self, x):
+        ones = nn.initializers.ones
+        linen_box = nn.with_partitioning(ones, ("x", "y"))
+        bridge_box = nnx.bridge.with_partitioning(ones, ("x", None))
+        self.param("a", linen_box, (2, 3))
+        self.param("b", linen_box, (2, 3), unbox=False)
+        self.param("c", bridge_box, (2, 3))
+        return x
 
     with nnx.use_eager_sharding(False):
         return both(nnx, Net)
@@ -491,11 +470,10 @@ def boxes(nnx):
 def sown(nnx):
     Dense = dense(nnx)
 
-    class Net(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "h", x)
-            return Dense(2)(x)
+    @compact(nnx)
+    def Net(self, x):
+        self.sow(nnx.Intermediate, "h", x)
+        return Dense(2)(x)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.interop.bridge.comparing import catch
-from tests.interop.bridge.modules import net
+from tests.interop.bridge.modules import KEY, X, linen, mapped, net, on_devices, scanned
 
-X = jax.random.normal(jax.random.key(7), (4, 3))
-KEY = jax.random.key(0)
 KEYS = {"params": KEY, "dropout": jax.random.key(1)}
+
+
+def run(model, *args, keys=KEY, **options):
+    """What init gives, and apply, with options, too."""
+    v = model.init(keys, *args)
+    return v, model.apply(v, *args), model.apply(v, *args, **options)
 
 
 def simple(nnx, *args, **kwargs):
@@ -75,18 +79,13 @@ def as_submodule(nnx):
         def __call__(self, x):
             return self.net.project(x) + self.net(x)
 
-    class Compact(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            first = nnx.bridge.to_linen(net(nnx), 3, 4, name="first")
-            linear = nnx.bridge.to_linen(nnx.Linear, 4, 2)
-            return linear(first(x) + first.project(x, times=2)), nn.Dense(2)(x)
+    @linen
+    def Compact(self, x):
+        first = nnx.bridge.to_linen(net(nnx), 3, 4, name="first")
+        linear = nnx.bridge.to_linen(nnx.Linear, 4, 2)
+        return linear(first(x) + first.project(x, times=2)), nn.Dense(2)(x)
 
-    results = []
-    for model in Setup(), Compact():
-        v = model.init(KEYS, X)
-        results += [v, model.apply(v, X), model.apply(v, X, mutable=["Variable"])]
-    return results
+    return [run(cls(), X, keys=KEYS, mutable=["Variable"]) for cls in (Setup, Compact)]
 
 
 def called_twice(nnx):
@@ -98,14 +97,12 @@ def called_twice(nnx):
             self.c[...] += 1
             return self.c[...]
 
-    class Twice(nn.Module):
-        @nn.compact
-        def __call__(self):
-            counter = nnx.bridge.to_linen(Counter)
-            return counter(), counter(), counter()
+    @linen
+    def Twice(self):
+        counter = nnx.bridge.to_linen(Counter)
+        return counter(), counter(), counter()
 
-    out, v = Twice().init_with_output(KEY)
-    return out, v, Twice().apply(v), Twice().apply(v, mutable=["batch_stats"])
+    return Twice().init_with_output(KEY), run(Twice(), mutable=["batch_stats"])
 
 
 def ways_of_making(nnx):
@@ -154,11 +151,10 @@ def keys_drawn(nnx):
             data = {n: jax.random.key_data(self.rngs[n]()) for n in self.rngs}
             return data, jax.random.key_data(self.rngs["params"]())
 
-    class Several(nn.Module):
-        @nn.compact
-        def __call__(self):
-            model = nnx.bridge.to_linen(Keys)
-            return model(), model(), nnx.bridge.to_linen(Keys)()
+    @linen
+    def Several(self):
+        model = nnx.bridge.to_linen(Keys)
+        return model(), model(), nnx.bridge.to_linen(Keys)()
 
     results = []
     for cls in functools.partial(nnx.bridge.to_linen, Keys), Several:
@@ -198,9 +194,7 @@ def containers_and_sharing(nnx):
                 x = layer(x)
             return self.named["a"](x) * self.also + self.scale
 
-    model = nnx.bridge.to_linen(Net)
-    v = model.init(KEY, X)
-    return v, model.apply(v, X, mutable=True)
+    return run(nnx.bridge.to_linen(Net), X, mutable=True)
 
 
 def linen_in_it(nnx):
@@ -214,10 +208,9 @@ def linen_in_it(nnx):
         def __call__(self, x):
             return self.norm(self.dense(x))
 
-    class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(2)(nnx.bridge.to_linen(Inner)(x)), nn.Dense(2)(x)
+    @linen
+    def Outer(self, x):
+        return nn.Dense(2)(nnx.bridge.to_linen(Inner)(x)), nn.Dense(2)(x)
 
     class Outermost(nnx.Module):
         def __init__(self, rngs):
@@ -236,13 +229,12 @@ def linen_in_it(nnx):
 
 
 def mutable_of_the_context(nnx):
-    class Count(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            count = self.variable("batch_stats", "m", lambda: jnp.zeros(()))
-            if self.is_mutable_collection("batch_stats"):
-                count.value += 1
-            return x
+    @linen
+    def Count(self, x):
+        count = self.variable("batch_stats", "m", lambda: jnp.zeros(()))
+        if self.is_mutable_collection("batch_stats"):
+            count.value += 1
+        return x
 
     class Inner(nnx.Module):
         def __init__(self, rngs):
@@ -251,17 +243,13 @@ def mutable_of_the_context(nnx):
         def __call__(self, x):
             return self.count(x)
 
-    class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nnx.bridge.to_linen(Inner)(x)
+    @linen
+    def Outer(self, x):
+        return nnx.bridge.to_linen(Inner)(x)
 
-    results = []
-    for model in nnx.bridge.to_linen(Inner), Outer():
-        v = model.init(KEY, X)
-        results += [v, model.apply(v, X), model.apply(v, X, mutable=["batch_stats"])]
-        results += [model.apply(v, X, mutable=["params"])]
-    return results
+    mutable = ["batch_stats"], ["params"]
+    models = nnx.bridge.to_linen(Inner), Outer()
+    return [run(model, X, mutable=m) for model in models for m in mutable]
 
 
 def recorded(nnx):
@@ -345,9 +333,7 @@ def custom_types(nnx):
             self.b[...] += 1
             return x * self.a + self.b
 
-    model = nnx.bridge.to_linen(Net)
-    v = model.init(KEY, X)
-    return v, model.apply(v, X, mutable=["Special", "cache"])
+    return run(nnx.bridge.to_linen(Net), X, mutable=["Special", "cache"])
 
 
 def partial_classes(nnx):
@@ -359,10 +345,9 @@ def partial_classes(nnx):
         def twice(self, x):
             return 2 * self(x)
 
-    class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return Sub(in_features=3)(x), Sub(in_features=3, name="named").twice(x)
+    @linen
+    def Outer(self, x):
+        return Sub(in_features=3)(x), Sub(in_features=3, name="named").twice(x)
 
     model = Sub(in_features=3)
     v = model.init(KEY, X, method="twice")
@@ -418,28 +403,19 @@ def recurrent(nnx):
         def __call__(self, x):
             return self.rnn(x)
 
-    model = nnx.bridge.to_linen(Net)
     keys = {"params": KEY, "carry": KEY}
+    model = nnx.bridge.to_linen(Net)
     v = model.init(keys, X[None])
     return v, model.apply(v, X[None], rngs={"carry": KEY})
 
 
 def linen_vmap(nnx):
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=False):
-            many = nn.vmap(
-                nnx.bridge.ToLinen,
-                variable_axes={"params": 0, "batch_stats": 0, "Variable": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=None,
-                axis_size=3,
-            )
-            return many(net(nnx), args=(3, 4))(x)
+    @linen
+    def Stack(self, x, train=False):
+        return mapped(nnx.bridge.ToLinen)(net(nnx), args=(3, 4))(x)
 
-    v = Stack().init(KEYS, X)
     mutable = ["batch_stats", "Variable"]
-    return v, Stack().apply(v, X), Stack().apply(v, X, mutable=mutable, rngs=KEYS)
+    return run(Stack(), X, keys=KEYS, mutable=mutable, rngs=KEYS)
 
 
 def linen_scan(nnx):
@@ -452,19 +428,11 @@ def linen_scan(nnx):
             self.seen[...] += 1
             return nnx.relu(self.lin(x)), x.sum()
 
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            layers = nn.scan(
-                nnx.bridge.ToLinen,
-                variable_axes={"params": 0, "batch_stats": 0},
-                split_rngs={"params": True},
-                length=4,
-            )
-            return layers(Layer)(x, None)
+    @linen
+    def Stack(self, x):
+        return scanned(nnx.bridge.ToLinen, 4)(Layer)(x, None)
 
-    v = Stack().init(KEY, X)
-    return v, Stack().apply(v, X), Stack().apply(v, X, mutable=["batch_stats"])
+    return run(Stack(), X, mutable=["batch_stats"])
 
 
 def linen_scan_over_steps(nnx):
@@ -476,25 +444,21 @@ def linen_scan_over_steps(nnx):
             carry = nnx.tanh(self.lin(carry) + x)
             return carry, carry.sum()
 
-    class Steps(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            steps = nn.scan(
-                nnx.bridge.ToLinen,
-                variable_broadcast="params",
-                split_rngs={"params": False},
-            )
-            return steps(Cell)(jnp.zeros(3), x)
+    @linen
+    def Steps(self, x):
+        keys = {"params": False}
+        steps = nn.scan(
+            nnx.bridge.ToLinen, variable_broadcast="params", split_rngs=keys
+        )
+        return steps(Cell)(jnp.zeros(3), x)
 
-    v = Steps().init(KEY, X)
-    return v, Steps().apply(v, X)
+    return run(Steps(), X)
 
 
 def linen_remat(nnx):
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.remat(nnx.bridge.ToLinen)(nnx.Linear, args=(3, 4))(x)
+    @linen
+    def Net(self, x):
+        return nn.remat(nnx.bridge.ToLinen)(nnx.Linear, args=(3, 4))(x)
 
     v = Net().init(KEY, X)
 
@@ -515,18 +479,10 @@ def linen_vmap_of_boxes(nnx):
         def __call__(self, x):
             return x @ self.w + x @ self.v
 
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            many = nn.vmap(
-                nnx.bridge.ToLinen,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=None,
-                axis_size=2,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )
-            return many(Annotated)(x)
+    @linen
+    def Stack(self, x):
+        names = {nn.PARTITION_NAME: "layers"}
+        return mapped(nnx.bridge.ToLinen, 2, metadata_params=names)(Annotated)(x)
 
     with nnx.use_eager_sharding(False):
         v = Stack().init(KEY, X)
@@ -542,8 +498,7 @@ def on_a_mesh(nnx):
         def __call__(self, x):
             return self.lin(x)
 
-    auto = (jax.sharding.AxisType.Auto,)
-    with jax.set_mesh(jax.make_mesh((2,), ("a",), axis_types=auto)):
+    with on_devices("a"):
         model = nnx.bridge.to_linen(Net)
         v = jax.jit(model.init)(KEY, X)
         spec = v["params"]["lin"]["kernel"].value.sharding.spec

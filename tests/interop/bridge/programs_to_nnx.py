@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from tests.interop.bridge.comparing import catch
-
-X = jax.random.normal(jax.random.key(7), (4, 3))
+from tests.interop.bridge.modules import X, linen, mapped, on_devices, scanned
 
 
 class Block(nn.Module):
@@ -56,13 +55,12 @@ class Keys(nn.Module):
         return [jax.random.key_data(self.make_rng(name)) for name in self.names]
 
 
-class Annotated(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        init = nn.with_partitioning(nn.initializers.lecun_normal(), ("in", "out"))
-        logical = nn.with_logical_partitioning(nn.initializers.ones, ("out",))
-        kernel = self.param("kernel", init, (x.shape[-1], 4))
-        return x @ kernel + self.param("bias", logical, (4,))
+@linen
+def Annotated(self, x):
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("in", "out"))
+    logical = nn.with_logical_partitioning(nn.initializers.ones, ("out",))
+    kernel = self.param("kernel", init, (x.shape[-1], 4))
+    return x @ kernel + self.param("bias", logical, (4,))
 
 
 def block(nnx, rngs=None, **options):
@@ -165,9 +163,7 @@ def boxes(nnx):
 
 
 def boxes_on_a_mesh(nnx):
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((1, 2), ("in", "out"), axis_types=auto)
-    with jax.set_mesh(mesh):
+    with on_devices("in", "out"):
 
         @nnx.jit
         def make():
@@ -177,34 +173,36 @@ def boxes_on_a_mesh(nnx):
         return model(X), model.kernel, str(model.kernel.get_value().sharding.spec)
 
 
-class Nested:
+def unfilled(nnx, **streams):
     """A Module with two Linen Modules in it; a class for each library."""
 
-    def __new__(cls, nnx, rngs):
-        class Net(nnx.Module):
-            def __init__(self, rngs):
-                self.first = nnx.bridge.ToNNX(Block(5), rngs)
-                self.second = nnx.Linear(5, 2, rngs=rngs)
-                self.third = nnx.bridge.ToNNX(nn.Dense(2), rngs)
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.bridge.ToNNX(Block(5), rngs)
+            self.second = nnx.Linear(5, 2, rngs=rngs)
+            self.third = nnx.bridge.ToNNX(nn.Dense(2), rngs)
 
-            def __call__(self, x, **options):
-                return self.third(self.second(self.first(x, **options)))
+        def __call__(self, x, **options):
+            return self.third(self.second(self.first(x, **options)))
 
-            def encode(self, x):
-                return self.first(x)
+        def encode(self, x):
+            return self.first(x)
 
-        return Net(rngs)
+    return Net(nnx.Rngs(0, **streams))
+
+
+def filled(nnx, **streams):
+    return nnx.bridge.lazy_init(unfilled(nnx, **streams), X)
 
 
 def nested(nnx):
-    model, same = Nested(nnx, nnx.Rngs(0)), Nested(nnx, nnx.Rngs(0))
-    nnx.bridge.lazy_init(model, X)
+    model, same = filled(nnx), unfilled(nnx)
     encode = nnx.bridge.lazy_init(same.encode, X)
     return model(X), everything(nnx, model), encode(X), everything(nnx, same)
 
 
 def stable_graphdef(nnx):
-    model = Nested(nnx, nnx.Rngs(0))
+    model = unfilled(nnx)
     before = nnx.graphdef(model)
     nnx.bridge.lazy_init(model, X)
     after = nnx.graphdef(model)
@@ -213,7 +211,7 @@ def stable_graphdef(nnx):
 
 
 def under_jit(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0, dropout=1)), X)
+    model = filled(nnx, dropout=1)
 
     @nnx.jit
     def step(model, x):
@@ -223,43 +221,33 @@ def under_jit(nnx):
 
 
 def initialized_under_jit(nnx):
-    @nnx.jit
-    def make(rngs):
-        return nnx.bridge.lazy_init(Nested(nnx, rngs), X)
-
-    model = make(nnx.Rngs(0))
+    model = nnx.jit(lambda: filled(nnx))()
     return model(X), everything(nnx, model)
 
 
 def initialized_abstractly(nnx):
-    def make():
-        return nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
-
-    flat = nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Not(nnx.RngState)))
+    abstract = nnx.eval_shape(lambda: filled(nnx))
+    flat = nnx.to_flat_state(nnx.state(abstract, nnx.Not(nnx.RngState)))
     return {"/".join(p): str(v.get_value().shape) for p, v in flat}
 
 
-def gradients(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+def loss(model):
+    return (model(X, train=True, mutable=["batch_stats", "counts"]) ** 2).mean()
 
-    def loss(model):
-        out = model(X, train=True, mutable=["batch_stats"])
-        return (out**2).mean()
+
+def gradients(nnx):
+    model = filled(nnx)
 
     value, grads = nnx.value_and_grad(loss)(model)
     return value, nnx.to_pure_dict(grads), everything(nnx, model)
 
 
 def optimized(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    model = filled(nnx)
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
     @nnx.jit
     def step(model, optimizer):
-        def loss(model):
-            out = model(X, train=True, mutable=["batch_stats", "counts"])
-            return (out**2).mean()
-
         value, grads = nnx.value_and_grad(loss)(model)
         optimizer.update(model, grads)
         return value
@@ -267,19 +255,22 @@ def optimized(nnx):
     return [step(model, optimizer) for _ in range(4)], everything(nnx, model)
 
 
-def made_under_vmap(nnx):
+def stack(nnx, features, in_axes):
     @nnx.split_rngs(splits=3)
-    @nnx.vmap(in_axes=(nnx.StateAxes({nnx.RngState: 0, ...: None}),), out_axes=0)
+    @nnx.vmap(in_axes=(in_axes,), out_axes=0)
     def make(rngs):
-        return nnx.bridge.ToNNX(nn.Dense(2), rngs).lazy_init(X)
+        return nnx.bridge.ToNNX(nn.Dense(features), rngs).lazy_init(X)
 
-    model = make(nnx.Rngs(0))
+    return make(nnx.Rngs(0))
 
-    @nnx.vmap(in_axes=(0, None), out_axes=0)
-    def forward(model, x):
-        return model(x)
 
-    return forward(model, X), everything(nnx, model)
+def each(nnx, layers, x):
+    return nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None), out_axes=0)(layers, x)
+
+
+def made_under_vmap(nnx):
+    layers = stack(nnx, 2, nnx.StateAxes({nnx.RngState: 0, ...: None}))
+    return each(nnx, layers, X), everything(nnx, layers)
 
 
 def initialized_under_vmap(nnx):
@@ -293,23 +284,14 @@ def initialized_under_vmap(nnx):
             self.layers = make(rngs)
 
         def __call__(self, x):
-            @nnx.vmap(in_axes=(0, None), out_axes=0)
-            def forward(layer, x):
-                return layer(x)
-
-            return forward(self.layers, x)
+            return each(nnx, self.layers, x)
 
     model = nnx.bridge.lazy_init(Layers(nnx.Rngs(0)), X)
     return model(X), everything(nnx, model)
 
 
 def under_scan(nnx):
-    @nnx.split_rngs(splits=3)
-    @nnx.vmap(in_axes=(0,), out_axes=0)
-    def make(rngs):
-        return nnx.bridge.ToNNX(nn.Dense(3), rngs).lazy_init(X)
-
-    layers = make(nnx.Rngs(0))
+    layers = stack(nnx, 3, 0)
 
     @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
     def forward(layer, x):
@@ -319,7 +301,7 @@ def under_scan(nnx):
 
 
 def steps_under_scan(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    model = filled(nnx)
 
     @nnx.scan(in_axes=(nnx.Carry, None), out_axes=(nnx.Carry, 0), length=3)
     def steps(model, x):
@@ -330,62 +312,39 @@ def steps_under_scan(nnx):
 
 
 def under_remat(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    model = filled(nnx)
     forward = nnx.remat(lambda model, x: model(x))
     grads = nnx.grad(lambda model: (forward(model, X) ** 2).sum())(model)
     return nnx.to_pure_dict(grads)
 
 
 def split_and_merged(nnx):
-    model = nnx.bridge.lazy_init(Nested(nnx, nnx.Rngs(0)), X)
+    model = filled(nnx)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
     merged = nnx.merge(graphdef, params, rest)
     return merged(X), everything(nnx, merged)
 
 
-class Layer(nn.Module):
-    @nn.compact
-    def __call__(self, x, _):
-        return nn.Dense(x.shape[-1])(x), None
+@linen
+def Layer(self, x, _):
+    return nn.Dense(x.shape[-1])(x), None
 
 
 def linen_transforms(nnx):
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            many = nn.vmap(
-                nn.Dense,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=None,
-                axis_size=3,
-            )
-            layers = nn.scan(
-                Layer,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                length=3,
-            )
-            x, _ = layers()(nn.remat(nn.Dense)(2)(many(5)(x)), None)
-            return x
+    @linen
+    def Stack(self, x):
+        x = nn.remat(nn.Dense)(2)(mapped(nn.Dense)(5)(x))
+        return scanned(Layer, 3)()(x, None)[0]
 
     model = nnx.bridge.ToNNX(Stack(), nnx.Rngs(0)).lazy_init(X)
     return model(X), everything(nnx, model)
 
 
 def boxes_of_a_stack(nnx):
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            many = nn.vmap(
-                Annotated,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=None,
-                axis_size=3,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )
-            return many(name="many")(x)
+    @linen
+    def Stack(self, x):
+        names = {nn.PARTITION_NAME: "layers"}
+        return mapped(Annotated, metadata_params=names)(name="many")(x)
 
     with nnx.use_eager_sharding(False):
         model = nnx.bridge.ToNNX(Stack(), nnx.Rngs(0)).lazy_init(X)
@@ -406,10 +365,9 @@ def decoding(nnx):
 
 
 def perturbed(nnx):
-    class Perturbed(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return (self.perturb("p", nn.Dense(2)(x)) ** 2).sum()
+    @linen
+    def Perturbed(self, x):
+        return (self.perturb("p", nn.Dense(2)(x)) ** 2).sum()
 
     model = nnx.bridge.ToNNX(Perturbed(), nnx.Rngs(0)).lazy_init(X)
     grads = nnx.grad(lambda m: m(X), argnums=nnx.DiffState(0, nnx.Perturbation))(model)

@@ -87,11 +87,8 @@ def test_second_split_refers_to_the_first():
     assert len(state) == 2 and len(rest) == len(inner) == 0
     assert isinstance(second.nodes[0], nnx.graphlib.NodeRef)
     with nnx.merge_context() as ctx:
-        a, b, c = (
-            ctx.merge(first, state),
-            ctx.merge(second, rest),
-            ctx.merge(third, inner),
-        )
+        pairs = (first, state), (second, rest), (third, inner)
+        a, b, c = [ctx.merge(*pair) for pair in pairs]
     assert a is b and c is a.b and a is not model
 
 
@@ -122,9 +119,7 @@ def test_merge_copies_variables_and_unflatten_does_not():
 def test_flatten_without_paths_gives_a_list():
     with nnx.split_context() as ctx:
         graphdef, leaves = ctx.flatten(make(), with_paths=False)
-        with pytest.raises(
-            ValueError, match="Cannot use filters with with_paths=False"
-        ):
+        with pytest.raises(ValueError, match="Cannot use filters with with_paths=Fal"):
             ctx.flatten(make(), nnx.Param, with_paths=False)
     assert leaves == [1.0, 2.0] and all(isinstance(x, jax.Array) for x in leaves)
     with nnx.merge_context() as ctx:
@@ -171,19 +166,15 @@ def test_contexts_are_empty_after_their_block():
 # --------------------------------------------------------------------- update contexts
 
 
-def test_missing_contexts_are_errors():
+def test_missing_contexts_and_directions_are_errors():
     missing = "No update context found for tag"
     with pytest.raises(ValueError, match=missing):
         nnx.current_update_context("missing")
-    for context in (
-        nnx.split_context("missing"),
-        nnx.merge_context("missing", inner=True),
-    ):
-        with pytest.raises(ValueError, match=missing), context:
-            pass
-
-
-def test_merging_in_a_context_needs_the_direction():
+    with pytest.raises(ValueError, match=missing), nnx.split_context("missing"):
+        pass
+    merging = nnx.merge_context("missing", inner=True)
+    with pytest.raises(ValueError, match=missing), merging:
+        pass
     message = "inner_merge must be specified when using ctxtag"
     with nnx.update_context("test"), pytest.raises(ValueError, match=message):
         with nnx.merge_context("test"):
@@ -211,14 +202,11 @@ def test_contexts_nest_per_tag_and_thread():
     assert seen == [True] and not stacks
 
 
-def test_contexts_end_with_exceptions():
+def test_contexts_end_with_exceptions_and_are_equal_and_static_for_jax():
     with pytest.raises(KeyError), nnx.update_context("test"):
         raise KeyError
     with pytest.raises(ValueError):
         nnx.current_update_context("test")
-
-
-def test_contexts_are_equal_and_static_for_jax():
     with nnx.update_context("a") as a, nnx.update_context("b") as b:
         assert a == b and hash(a) == hash(b)
         assert jax.tree.leaves(a) == []

@@ -1,5 +1,7 @@
 """Traced, lowered, compiled: the stages of `jit` (contract, section 6)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,9 @@ import pytest
 
 import graftree as nnx
 from tests import modes, zoo
+from tests.meshes import mesh_of
+
+X = np.ones(2, np.float32)
 
 
 def scale(value=1.0):
@@ -18,9 +23,16 @@ def step(model, x):
     return {"y": model.w * x, "new": nnx.Param(x)}
 
 
-def abstract(x):
-    """The same with ``jax.ShapeDtypeStruct`` in the place of arrays."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x)
+@functools.cache
+def lowered_in(**mode):
+    """The lowered `step` in a mode."""
+    return nnx.jit(step, **mode).lower(scale(), X)
+
+
+@functools.cache
+def compiled_in(**mode):
+    """The compiled `step` in a mode."""
+    return lowered_in(**mode).compile()
 
 
 @pytest.fixture(params=["trace", "lower", "compile"])
@@ -39,29 +51,27 @@ def stage(request):
 # --------------------------------------------------------- shapes instead of arrays
 
 
-ABSTRACT = {
-    "mapped": lambda **mode: abstract(scale()),
-    "eval_shape": lambda **mode: nnx.eval_shape(scale, **mode),
-}
+def abstract(x):
+    """The same with ``jax.ShapeDtypeStruct`` in the place of arrays."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), x)
 
 
-@pytest.mark.parametrize("name", ABSTRACT)
-def test_shapes_stand_for_arrays(name, mode):
-    model = ABSTRACT[name](**mode)
-    lowered = nnx.jit(step, **mode).lower(model, abstract(jnp.ones(2)))
+@pytest.mark.parametrize("make", [lambda: abstract(scale()), None])
+def test_shapes_stand_for_arrays(make, mode):
+    model = make() if make else nnx.eval_shape(scale, **mode)
+    lowered = nnx.jit(step, **mode).lower(model, abstract(X))
     assert "stablehlo.add" in lowered.as_text()
     assert isinstance(model.w.get_value(), jax.ShapeDtypeStruct)
     concrete = scale()
-    out = lowered.compile()(concrete, jnp.full(2, 2.0))
+    out = lowered.compile()(concrete, np.full(2, 2.0, np.float32))
     assert out["y"].tolist() == [6.0, 6.0] and concrete.w[...].tolist() == [3.0, 3.0]
 
 
 def test_eval_shape_gives_the_output_of_the_user(mode):
-    out = nnx.jit(step, **mode).eval_shape(scale(), jnp.ones(2))
+    out = nnx.jit(step, **mode).eval_shape(scale(), X)
     assert set(out) == {"y", "new"} and type(out["new"]) is nnx.Param
-    for x in (out["y"], out["new"].get_value()):
-        assert (x.shape, x.dtype) == ((2,), jnp.float32)
-        assert isinstance(x, jax.ShapeDtypeStruct)
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert out["y"] == out["new"].get_value() == shape
 
 
 def test_eval_shape_of_a_returned_argument_is_a_new_object_with_what_changed():
@@ -80,8 +90,7 @@ def test_eval_shape_of_a_returned_argument_is_a_new_object_with_what_changed():
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_returned_arguments_are_described_as_new_arrays_are(kind):
-    kinds = (jax.sharding.AxisType[kind],)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=kinds)
+    mesh = mesh_of(kind, x=2)
     rows = jax.NamedSharding(mesh, jax.P("x"))
     with jax.set_mesh(mesh):
         variable = nnx.Param(jax.device_put(jnp.ones(4), rows))
@@ -97,10 +106,10 @@ def test_eval_shape_refuses_what_the_call_refuses(value_mode):
 def test_stages_share_their_trace_with_the_call(mode):
     traces = []
     jitted = nnx.jit(lambda m, x: traces.append(None) or step(m, x), **mode)
-    model, x = scale(), jnp.ones(2)
-    jitted.eval_shape(model, x)
-    jitted.lower(model, x)
-    jitted(model, x)
+    model = scale()
+    jitted.eval_shape(model, X)
+    jitted.lower(model, X)
+    jitted(model, X)
     assert len(traces) == 1
 
 
@@ -108,12 +117,11 @@ def test_stages_share_their_trace_with_the_call(mode):
 
 
 def test_compiled_function_updates_what_it_is_given(mode):
-    model, other = scale(), scale(5.0)
-    compiled = nnx.jit(step, **mode).lower(model, jnp.ones(2)).compile()
-    assert compiled(model, jnp.ones(2))["y"].tolist() == [2.0, 2.0]
-    out = compiled(other, jnp.ones(2))
-    assert out["y"].tolist() == [6.0, 6.0] and type(out["new"]) is nnx.Param
-    assert (model.w[0], other.w[0]) == (2.0, 6.0)
+    for value in (1.0, 5.0):
+        model = scale(value)
+        out = compiled_in(**mode)(model, X)
+        assert out["y"].tolist() == model.w[...].tolist() == [value + 1] * 2
+        assert type(out["new"]) is nnx.Param
 
 
 def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
@@ -122,24 +130,17 @@ def test_compiled_function_takes_keywords_and_leaves_static_arguments_out(mode):
 
     jitted = nnx.jit(f, static_argnums=0, static_argnames="m", **mode)
     model = scale()
-    compiled = jitted.lower(2, model, x=jnp.ones(2), m=1).compile()
-    compiled(model, x=jnp.full(2, 3.0))
+    compiled = jitted.lower(2, model, x=X, m=1).compile()
+    compiled(model, x=3 * X)
     assert model.w[...].tolist() == [8.0, 8.0]
-
-
-def test_compiled_function_refuses_static_arguments_by_keyword(mode):
-    """It would go on with those that it was compiled for."""
-    jitted = nnx.jit(lambda model, m: model.w * m, static_argnames="m", **mode)
-    compiled = jitted.lower(scale(), m=3).compile()
     with pytest.raises(TypeError, match=r"(?s)does not match.*kwargs\['m'\]: nothing"):
-        compiled(scale(), m=5)
+        compiled(model, x=X, m=5)  # it would go on with that it was compiled for
 
 
 def test_wrong_shape_is_the_error_of_jax(mode):
-    compiled = nnx.jit(step, **mode).lower(scale(), jnp.ones(2)).compile()
     model = scale()
     with pytest.raises(TypeError, match="compiled with float32.2. and called with"):
-        compiled(model, jnp.ones(3))
+        compiled_in(**mode)(model, np.ones(3, np.float32))
     assert model.w[...].tolist() == [1.0, 1.0]
 
 
@@ -147,35 +148,26 @@ def test_wrong_shape_is_the_error_of_jax(mode):
     ("change", "says"),
     [
         (lambda m: setattr(m, "new", nnx.Param(jnp.ones(1))), r"args\[0\].new"),
-        (
-            lambda m: delattr(m, "w"),
-            r"args\[0\].w: a Param.*compiled, nothing now",
-        ),
+        (lambda m: delattr(m, "w"), r"args\[0\].w: a Param.*compiled, nothing now"),
         (lambda m: setattr(m, "k", 2), "(?s)(k: 1|k=1).*when compiled.*(2|k=2).*now"),
         (lambda m: m.w.set_metadata(tag="x"), "metadata"),
     ],
 )
 def test_other_structure_is_refused(change, says, mode):
-    compiled = nnx.jit(step, **mode).lower(scale(), jnp.ones(2)).compile()
     model = scale()
     change(model)
     with pytest.raises(TypeError, match="input pytree does not match") as error:
-        compiled(model, jnp.ones(2))
-    with pytest.raises(TypeError, match=says):
-        raise error.value
+        compiled_in(**mode)(model, X)
+    assert error.match(says)
 
 
 def test_shared_references_are_part_of_the_structure():
-    compiled = nnx.jit(lambda a, b: a.w + b.w).lower(scale(), scale()).compile()
     model = scale()
+    compiled = nnx.jit(lambda a, b: a.w + b.w).lower(scale(), scale()).compile()
     with pytest.raises(TypeError, match=r"args\[1\]:.*, a known object now"):
         compiled(model, model)
-
-
-def test_duplicates_are_refused_by_compiled_functions():
     jitted = nnx.jit(lambda a, b: None, **modes.TREE)
     compiled = jitted.lower(scale(), scale()).compile()
-    model = scale()
     with pytest.raises(ValueError, match="Duplicate Param"):
         compiled(model, model)
 
@@ -184,15 +176,13 @@ def test_duplicates_are_refused_by_compiled_functions():
 
 
 def test_arguments_and_output_are_those_of_the_user(stage, mode):
-    jitted = nnx.jit(step, donate_argnums=0, **mode)
-    args = (scale(), jnp.ones(2))
-    made = stage(jitted, *args)
+    args = (scale(), X)
+    made = stage(nnx.jit(step, donate_argnums=0, **mode), *args)
     (model, x), kwargs = made.args_info
     assert type(model) is zoo.Box and model.k == 1 and kwargs == {}
     info = model.w.get_value()
     assert (info.shape, info.dtype, info.donated) == ((2,), jnp.float32, True)
-    assert not x.donated
-    assert made.donate_argnums == (0,)
+    assert not x.donated and made.donate_argnums == (0,)
     assert made.in_tree == jax.tree.structure((args, {}))
     assert made.in_avals[0][1].shape == (2,)
     assert made.out_tree == jax.tree.structure(step(*args))
@@ -208,9 +198,8 @@ def test_stages_of_trees_tell_what_jax_tells(stage):
     def f(model, x, *, y):
         return model.w * x, y
 
-    jitted = nnx.jit(f, donate_argnums=1, **modes.TREE)
-    args, kwargs = (scale(), jnp.ones(2)), {"y": jnp.ones(3)}
-    ours = stage(jitted, *args, **kwargs)
+    args, kwargs = (scale(), X), {"y": np.ones(3, np.float32)}
+    ours = stage(nnx.jit(f, donate_argnums=1, **modes.TREE), *args, **kwargs)
     theirs = stage(jax.jit(f, donate_argnums=1), *args, **kwargs)
     for name in ("in_tree", "out_tree", "donate_argnums"):
         assert getattr(ours, name) == getattr(theirs, name)
@@ -219,14 +208,14 @@ def test_stages_of_trees_tell_what_jax_tells(stage):
 
 
 def test_traced_function_shows_its_jaxpr(mode):
-    traced = nnx.jit(step, **mode).trace(scale(), jnp.ones(2))
+    traced = nnx.jit(step, **mode).trace(scale(), X)
     assert str(traced.jaxpr).count(" add ") == 1 and traced.fun_name == "step"
     lowered = traced.lower(lowering_platforms=("cpu",))
     assert isinstance(lowered, nnx.transforms.compilation.Lowered)
 
 
 def test_lowered_function_shows_its_text(mode):
-    lowered = nnx.jit(step, **mode).lower(scale(), jnp.ones(2))
+    lowered = lowered_in(**mode)
     assert "stablehlo.add" in lowered.as_text(dialect="stablehlo")
     assert 'loc("model.w")' in lowered.as_text(debug_info=True)
     assert lowered.compiler_ir(dialect="stablehlo") is not None
@@ -235,19 +224,22 @@ def test_lowered_function_shows_its_text(mode):
 
 
 def test_compiled_function_shows_what_the_compiler_knows(mode):
-    compiled = nnx.jit(step, **mode).lower(scale(), jnp.ones(2)).compile()
+    compiled = compiled_in(**mode)
     assert "add" in compiled.as_text()
     assert compiled.cost_analysis()["flops"] >= 4
     assert compiled.memory_analysis().argument_size_in_bytes == 16
     assert compiled.runtime_executable() is not None
-    device = jax.devices()[0]
-    (model, _), _ = compiled.input_shardings
-    assert model.w.get_value().device_set == {device}
-    assert compiled.output_shardings["y"].device_set == {device}
-    assert compiled.output_shardings["new"].get_value().device_set == {device}
-    (model, _), _ = compiled.input_layouts
-    assert model.w.get_value().sharding.device_set == {device}
-    assert compiled.output_formats["y"].sharding.device_set == {device}
+    (given, _), _ = compiled.input_shardings
+    (laid_out, _), _ = compiled.input_layouts
+    shardings = compiled.output_shardings
+    for sharding in (
+        given.w.get_value(),
+        laid_out.w.get_value().sharding,
+        shardings["y"],
+        shardings["new"].get_value(),
+        compiled.output_formats["y"].sharding,
+    ):
+        assert sharding.device_set == {jax.devices()[0]}
 
 
 def test_shardings_of_a_returned_argument_are_known():

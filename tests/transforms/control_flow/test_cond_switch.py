@@ -44,8 +44,8 @@ def test_pred_is_anything_that_is_true(mode, pred):
 @pytest.mark.parametrize(("index", "number"), [(-5, 0), (0, 0), (1, 1), (2, 2), (9, 2)])
 def test_index_is_clamped(mode, index, number):
     branches = [lambda x, n=n: x + n for n in range(3)]
-    assert nnx.switch(index, branches, 10, **mode) == 10 + number
-    assert nnx.switch(jnp.array(index), branches, 10, **mode) == 10 + number
+    for given in (index, jnp.array(index)):
+        assert nnx.switch(given, branches, 10, **mode) == 10 + number
 
 
 @BOTH
@@ -57,32 +57,19 @@ def test_all_variables_of_the_operands_come_back(mode, name):
 
 @BOTH
 @NUMBERS
-def test_branches_may_write_different_variables(mode, name, number):
-    def first(pair):
+def test_writes_stay_in_their_branch(mode, name, number):
+    def first(variable, pair):
+        variable["x"] = variable["x"] + 1
         pair.a[...] += 3
 
-    def second(pair):
+    def second(variable, pair):
+        variable["x"] = variable["x"] * 10
         pair.b[...] *= 3
 
-    operand = pair()
-    variables = operand.a, operand.b
-    assert choose(name, number, [first, second], operand, **mode) is None
-    assert (operand.a[...], operand.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
-    assert (operand.a, operand.b) == variables and operand.b.tag == "x"
-
-
-@BOTH
-@NUMBERS
-def test_writes_into_containers_stay_in_their_branch(mode, name, number):
-    def first(variable):
-        variable["x"] = variable["x"] + 1
-
-    def second(variable):
-        variable["x"] = variable["x"] * 10
-
-    variable = nnx.Variable({"x": jnp.array(2.0)})
-    choose(name, number, [first, second], variable, **mode)
+    variable, operand = nnx.Variable({"x": jnp.array(2.0)}), pair()
+    choose(name, number, [first, second], variable, operand, **mode)
     assert variable["x"] == [3.0, 20.0][number]
+    assert (operand.a[...], operand.b[...]) == [(4.0, 2.0), (1.0, 6.0)][number]
 
 
 def test_structure_may_change_in_all_branches_alike():
@@ -117,19 +104,17 @@ def test_one_branch_may_replace_an_array_attribute(name, number):
 
 
 def test_works_inside_vmap_with_mixed_axes(mode):
-    @nnx.vmap(in_axes=(0, None, 0), out_axes=0, **mode)
-    def chosen(flag, shared, own):
-        def add(shared, own):
-            own[...] += shared[...]
-            return own * 10
+    def add(shared, own):
+        own[...] += shared[...]
+        return own * 10
 
+    @nnx.vmap(in_axes=(0, None, 0), **mode)
+    def chosen(flag, shared, own):
         return nnx.cond(flag, add, lambda shared, own: own * 1, shared, own, **mode)
 
     shared, own = nnx.Variable(jnp.array(5.0)), nnx.Variable(jnp.arange(3.0))
-    out = chosen(jnp.array([True, False, True]), shared, own)
-    np.testing.assert_array_equal(out, [50, 1, 70])
-    np.testing.assert_array_equal(own[...], [5, 1, 7])
-    assert shared[...] == 5.0
+    assert chosen(np.array([True, False, True]), shared, own).tolist() == [50, 1, 70]
+    assert own[...].tolist() == [5, 1, 7] and shared[...] == 5.0
 
 
 # --------------------------------------------------------------------------- tracing
@@ -149,15 +134,6 @@ def test_one_function_for_all_branches_is_traced_once_in_a_call(mode):
     assert len(calls) == 2 and variable[...] == 2
 
 
-def test_modules_are_branches_and_read_anew(mode):
-    scale = zoo.Scale(2.0)
-    branches = [scale, scale.__call__]
-    for factor in (2.0, 3.0):
-        scale.w[...] = factor
-        found = [nnx.switch(i, branches, 1.0, **mode) for i in range(2)]
-        assert found == [factor, factor]
-
-
 def test_simple_branches_share_a_wrapper():
     wrapper_of = nnx.transforms.transforms._get_simple_cond_fn
 
@@ -172,49 +148,47 @@ def test_simple_branches_share_a_wrapper():
 # ---------------------------------------------------------------------------- errors
 
 
+# Of each difference: how it is told, and what the two branches do.
 DIFFERENCES = {
-    r"out: an array in {0}, \(\*,\) in {1}": (
-        lambda pair: 1.0,
-        lambda pair: (1.0,),
-    ),
+    r"out: an array in {0}, \(\*,\) in {1}": (lambda p: 1.0, lambda p: (1.0,)),
     "out: a Param in {0}, a BatchStat in {1}": (
-        lambda pair: nnx.Param(1.0),
-        lambda pair: nnx.BatchStat(1.0),
+        lambda p: nnx.Param(1.0),
+        lambda p: nnx.BatchStat(1.0),
     ),
-    r"out: \[\*\] in {0}, \(\*,\) in {1}": (lambda pair: [1], lambda pair: (1,)),
+    r"out: \[\*\] in {0}, \(\*,\) in {1}": (lambda p: [1], lambda p: (1,)),
     "out, metadata 'tag': 'y' in {0}, nothing in {1}": (
-        lambda pair: nnx.Param(1.0, tag="y"),
-        lambda pair: nnx.Param(1.0),
+        lambda p: nnx.Param(1.0, tag="y"),
+        lambda p: nnx.Param(1.0),
     ),
     r"out.value: \[\*\] in {0}, \(\*,\) in {1}": (
-        lambda pair: nnx.Param([1.0]),
-        lambda pair: nnx.Param((1.0,)),
+        lambda p: nnx.Param([1.0]),
+        lambda p: nnx.Param((1.0,)),
     ),
     r"operands\[0\]\.b, metadata 'tag': 'y' in {0}, 'x' in {1}": (
-        lambda pair: pair.b.set_metadata(tag="y"),
+        lambda p: p.b.set_metadata(tag="y"),
         nothing,
     ),
     r"operands\[0\]\.a\.value: \[\*\] in {0}, \* in {1}": (
-        lambda pair: pair.a.set_value([1.0]),
+        lambda p: p.a.set_value([1.0]),
         nothing,
     ),
 }
 STRUCTURES = {
     r"operands\[0\]\.static: 1 in {0}, nothing in {1}": (
-        lambda pair: setattr(pair, "static", 1),
+        lambda p: setattr(p, "static", 1),
         nothing,
     ),
     r"operands\[0\]\.b: a BatchStat in {0}, nothing in {1}": (
         nothing,
-        lambda pair: delattr(pair, "b"),
+        lambda p: delattr(p, "b"),
     ),
     r"operands\[0\]\.static: 1 in {0}, 2 in {1}": (
-        lambda pair: setattr(pair, "static", 1),
-        lambda pair: setattr(pair, "static", 2),
+        lambda p: setattr(p, "static", 1),
+        lambda p: setattr(p, "static", 2),
     ),
     "out: a known object in {0}, a Param in {1}": (
-        lambda pair: pair.a,
-        lambda pair: nnx.Param(1.0),
+        lambda p: p.a,
+        lambda p: nnx.Param(1.0),
     ),
 }
 BRANCHES = {
@@ -248,23 +222,23 @@ def test_differences_of_structure_count_with_graph_updates(phrase):
 
 
 @BOTH
-@pytest.mark.parametrize("value", [jnp.ones(3), jnp.array(1)], ids=["shape", "dtype"])
+@pytest.mark.parametrize("value", [np.ones(3), np.int32(1)], ids=["shape", "dtype"])
 def test_other_shapes_and_dtypes_are_refused_by_jax(mode, name, value):
-    def write(pair):
-        pair.a.set_value(value)
-
     operand = pair()
+    branches = [lambda pair: pair.a.set_value(jnp.asarray(value)), nothing]
     with pytest.raises(TypeError, match=r"new pair\['a'\]"):
-        choose(name, 0, [write, lambda pair: None], operand, **mode)
+        choose(name, 0, branches, operand, **mode)
     assert is_untouched(operand)
 
 
+@BOTH
 @pytest.mark.parametrize("pred", [jnp.ones(2), "text", None])
-def test_pred_that_is_no_scalar_is_refused(mode, pred):
+def test_pred_that_is_no_scalar_is_refused(mode, name, pred):
     with pytest.raises(TypeError):
-        nnx.cond(pred, lambda: 1, lambda: 2, **mode)
-    with pytest.raises(TypeError):
-        nnx.switch(pred, [lambda: 1, lambda: 2], **mode)
+        if name == "cond":
+            nnx.cond(pred, nothing, nothing, 1, **mode)
+        else:
+            nnx.switch(pred, [nothing, nothing], 1, **mode)
 
 
 def test_switch_needs_a_branch():
@@ -276,19 +250,14 @@ def test_switch_needs_a_branch():
 
 
 @BOTH
-def test_operands_of_an_outer_trace_may_be_read_not_written(mode, name):
-    def double(pair):
-        return pair.a * 2
-
+def test_a_write_to_an_operand_of_an_outer_trace_is_told_with_its_path(mode, name):
     def write(pair):
         pair.b[...] += 1
         return 0.0
 
-    operand = pair()
-    read = jax.jit(lambda i: choose(name, i, [double, double], operand, **mode))
-    assert read(0) == 2.0
+    operand, branches = pair(), [lambda pair: pair.a * 2, write]
     with pytest.raises(nnx.errors.TraceContextError, match=r"operands\[0\]\.b"):
-        jax.jit(lambda i: choose(name, i, [double, write], operand, **mode))(0)
+        jax.jit(lambda i: choose(name, i, branches, operand, **mode))(0)
     assert is_untouched(operand)
 
 
@@ -312,18 +281,13 @@ def test_same_results_as_flax(number):
     flax = pytest.importorskip("flax.nnx")
 
     def run(nnx):
-        model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-        rngs = nnx.Rngs(1)
-
         def train(model, rngs, x):
-            return model(x) + rngs.normal((2,))[None]
+            model.mean[...] += x
+            return model.mean + rngs.normal((2,))
 
-        def evaluate(model, rngs, x):
-            return x * 2
-
-        x = jnp.arange(6.0).reshape(3, 2)
-        out = nnx.cond(number == 0, train, evaluate, model, rngs, x)
+        model = nnx.Dict(mean=nnx.BatchStat(jnp.ones(2)))
+        rngs, x = nnx.Rngs(1), jnp.arange(2.0)
+        out = nnx.cond(number == 0, train, lambda m, r, x: x * 2, model, rngs, x)
         return out, model.mean[...], rngs.default.count[...]
 
-    for ours, theirs in zip(run(nnx), run(flax), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, run(nnx), run(flax))

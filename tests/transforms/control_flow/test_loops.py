@@ -1,7 +1,4 @@
-"""`while_loop` and `fori_loop`: the same objects in every step."""
-
-import gc
-import weakref
+"""`while_loop` and `fori_loop`: the same objects in every step, as in a `scan`."""
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +10,7 @@ from tests import comparisons, zoo
 from tests.modes import GRAPH_UPDATES
 
 LOOPS = pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
+WITH_SCAN = pytest.mark.parametrize("loop", ["while_loop", "fori_loop", "scan"])
 
 
 def pair():
@@ -20,9 +18,12 @@ def pair():
 
 
 def run(loop, body, value, count=3, **mode):
-    """The body ``count`` times, in either loop."""
+    """The body ``count`` times, in any loop."""
     if loop == "fori_loop":
         return nnx.fori_loop(0, count, lambda i, value: body(value), value, **mode)
+    if loop == "scan":
+        axes = {"in_axes": nnx.Carry, "out_axes": nnx.Carry}
+        return nnx.scan(body, length=count, **axes, **mode)(value)
 
     def step(state):
         number, value = state
@@ -31,30 +32,23 @@ def run(loop, body, value, count=3, **mode):
     return nnx.while_loop(lambda state: state[0] < count, step, (0, value), **mode)[1]
 
 
-@LOOPS
-def test_updates_reach_the_callers_objects(loop, mode):
-    model = pair()
+@WITH_SCAN
+@pytest.mark.parametrize("count", [3, 0])
+def test_updates_reach_the_callers_objects(loop, count, mode):
+    model = zoo.Box(
+        a=nnx.Variable(jnp.array(0.0)), b=nnx.Variable(jnp.array(1.0)), c=jnp.array(1.0)
+    )
 
     def body(model):
         model.a[...] += model.b
+        model.c = model.c * 2
         return model
 
-    out = run(loop, body, model, **mode)
-    assert model.a[...] == 3.0
+    out = run(loop, body, model, count, **mode)
+    assert model.a[...] == count and out.c == 2**count
+    assert model.c == (2**count if mode is GRAPH_UPDATES else 1)
     assert (out is model) == (mode is GRAPH_UPDATES)
     assert out.a is model.a and out.b is model.b
-
-
-@LOOPS
-def test_no_step_changes_nothing(loop, mode):
-    model = pair()
-
-    def body(model):
-        model.a[...] += 1
-        return model
-
-    assert run(loop, body, model, count=0, **mode).a is model.a
-    assert model.a[...] == 0
 
 
 def test_writes_of_the_condition_are_dropped(mode):
@@ -79,28 +73,20 @@ def test_the_number_of_the_step_is_passed(mode):
         total[...] += i
         return total
 
-    nnx.fori_loop(2, 5, add, total, **mode)
-    assert total[...] == 9
-    nnx.fori_loop(jnp.array(2), np.int32(5), add, total, **mode)
-    assert total[...] == 18
+    for bounds, expected in (((2, 5), 9), ((jnp.array(2), np.int32(5)), 18)):
+        nnx.fori_loop(*bounds, add, total, **mode)
+        assert total[...] == expected
 
 
-def test_bounds_may_be_traced(mode):
-    @jax.jit
+def test_bounds_may_be_traced_or_known_for_a_derivative_in_reverse(mode):
     def power(x, n):
         return nnx.fori_loop(0, n, lambda i, y: x * y, 1.0, **mode)
 
-    assert power(2.0, 5) == 32
+    assert jax.jit(power)(2.0, 5) == 32
+    assert jax.grad(lambda x: power(x, 3))(2.0) == 12
 
 
-def test_known_bounds_can_be_differentiated_in_reverse(mode):
-    def power(x):
-        return nnx.fori_loop(0, 3, lambda i, y: x * y, 1.0, **mode)
-
-    assert jax.grad(power)(2.0) == 12
-
-
-@LOOPS
+@WITH_SCAN
 def test_repeated_nodes_and_shared_parts_stay_shared(loop, graph_mode):
     model = pair()
 
@@ -172,34 +158,19 @@ def test_another_structure_is_refused(loop, mode):
         assert not hasattr(model, "extra")
 
 
-def test_functions_are_not_kept_alive():
-    def body(i, x):
-        return x + 1
-
-    nnx.fori_loop(0, 2, body, 0)
-    alive = weakref.ref(body)
-    del body
-    gc.collect()
-    assert alive() is None
+PLAIN = {
+    "while_loop": lambda x: jax.lax.while_loop(
+        lambda state: state[0] < 3, lambda state: (state[0] + 1, state[1] * 2), (0, x)
+    ),
+    "fori_loop": lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x),
+    "scan": lambda x: jax.lax.scan(lambda x, _: (x * 2, None), x, length=3),
+}
 
 
-def test_arrays_of_carried_objects_are_carried(mode):
-    def double(i, holder):
-        holder.array = holder.array * 2
-        return holder
-
-    holder = zoo.Box(array=jnp.array(1.0))
-    out = nnx.fori_loop(0, 3, double, holder, **mode)
-    assert out.array == 8
-    assert holder.array == (8 if mode is GRAPH_UPDATES else 1)
-
-
-@LOOPS
+@WITH_SCAN
 def test_nothing_is_around_the_loop_that_jax_compiles(loop, mode):
     def f(x):
         return run(loop, lambda x: x * 2, x, **mode)
 
-    text = jax.jit(f).lower(1.0).as_text()
-    plain = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x))
-    expected = plain.lower(1.0).as_text() if loop == "fori_loop" else "func.func"
-    assert text.count("func.func") == expected.count("func.func")
+    ours, theirs = (jax.jit(g).lower(1.0).as_text() for g in (f, PLAIN[loop]))
+    assert ours.count("func.func") == theirs.count("func.func")

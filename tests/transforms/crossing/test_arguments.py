@@ -56,28 +56,22 @@ def test_positions_may_count_from_the_end(mode):
     assert static == [[True, False, True, True]]
 
 
-@pytest.mark.parametrize("number", [3, -4])
-def test_positions_out_of_range_are_refused(number):
-    message = rf"f has donate_argnums=\({number},\), but only accepts 3 positional"
+INTERSECT = r"static_arg(nums|names) and donate_arg\1 cannot intersect"
+REFUSED = [
+    (f, {"donate_argnums": 3}, r"f has donate_argnums=\(3,\), but only accepts 3 posi"),
+    (f, {"donate_argnums": -4}, r"f has donate_argnums=\(-4,\), but only accepts 3"),
+    (f, {"static_argnums": 3}, r"f has static_argnums=\(3,\), but only accepts 3 posi"),
+    (f, {"static_argnames": ("c", "x")}, r"invalid argnames \['x'\] in static_argn"),
+    (g, {"static_argnums": (0, 1), "donate_argnums": 1}, INTERSECT),
+    (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, INTERSECT),
+    (f, {"static_argnums": 2, "donate_argnames": "c"}, "cannot intersect"),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "message"), REFUSED)
+def test_wrong_positions_and_names_are_refused(function, options, message):
     with pytest.raises(ValueError, match=message):
-        nnx.jit(f, donate_argnums=number)
-
-
-def test_unknown_names_are_refused():
-    message = r"invalid argnames \['x'\] in static_argnames"
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(f, static_argnames=("c", "x"))
-
-
-@pytest.mark.parametrize(
-    ("static", "donated", "kind"),
-    [((0, 1), (1,), "argnums"), (("x",), ("x", "y"), "argnames")],
-)
-def test_static_arguments_are_not_donated(static, donated, kind):
-    options = {f"static_{kind}": static, f"donate_{kind}": donated}
-    message = f"static_{kind} and donate_{kind} cannot intersect"
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(g, **options)
+        nnx.jit(function, **options)
 
 
 def test_positions_beyond_a_call_are_skipped_and_none_is_before_the_first():

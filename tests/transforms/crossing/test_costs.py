@@ -14,8 +14,8 @@ import pytest
 
 import graftree as nnx
 from tests import zoo
+from tests.changes import variables_in
 from tests.modes import GRAPH_UPDATES, TREE
-from tests.transforms.crossing.changes import variables_in
 from tests.transforms.crossing.test_repeated_calls import (
     EACH,
     TRACED,
@@ -112,10 +112,9 @@ def test_a_switch_inside_is_traced_once_each_way(mode):
 
 
 def test_functions_that_each_have_their_mode_cost_few_python_calls(mode):
-    train, evaluate = nnx.jit(double, **mode), nnx.jit(double, **mode)
-    model = large()
+    steps, model = [nnx.jit(double, **mode) for _ in range(2)], large()
     for k in range(4):
-        for number, step in enumerate((train, evaluate)):
+        for number, step in enumerate(steps):
             switch(model, number)
             assert python_calls(step, model) < FEW or k < 2
 
@@ -131,11 +130,8 @@ def test_other_shapes_and_other_models_cost_few_python_calls(mode):
 def test_objects_in_containers_and_bound_ones_cost_few_python_calls(value_mode):
     model, other = large(), large()
     in_pair = nnx.jit(lambda pair, x: pair[0].w * pair[1].w * x, **value_mode)
-    calls = [lambda x: in_pair((model, other), x)]
-    calls.append(
-        nnx.jit_partial(lambda model, x: model.w.set_value(x * 1), model, **value_mode)
-    )
-    for call in calls:
+    bound = nnx.jit_partial(lambda m, x: m.w.set_value(x * 1), model, **value_mode)
+    for call in (lambda x: in_pair((model, other), x), bound):
         for x in (1.0, 2.0, 3.0):
             call(x)
         assert python_calls(call, 4.0) < FEW
@@ -145,8 +141,7 @@ def test_objects_in_containers_and_bound_ones_cost_few_python_calls(value_mode):
 def test_new_objects_of_a_known_structure_cost_less_in_tree_mode():
     step, model = nnx.jit(double, **TREE), large()
     for _ in range(3):
-        new = large()
-        assert step(new) == 2
+        assert step(large()) == 2
     assert python_calls(step, large()) < 10 * 4 * PARTS
     for _ in range(3):
         step(model)

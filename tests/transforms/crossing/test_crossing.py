@@ -12,8 +12,8 @@ import pytest
 
 import graftree as nnx
 from graftree import config, errors
-from tests import zoo
-from tests.modes import TREE
+from tests import modes, zoo
+from tests.contract.test_transforms.matrix import MESH, SPEC, cases
 
 
 def test_modes_are_two_booleans():
@@ -25,16 +25,14 @@ def test_modes_are_two_booleans():
         assert config.propagation(None, None) == config.GRAPH
 
 
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.grad, nnx.value_and_grad])
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.grad])
 def test_other_callables_are_taken(transform):
     class Plain(nnx.Pytree):
         def __call__(self, x):
             return x * 2
 
-    partial = functools.partial(lambda x: x * 2.0)
-    for f in (Plain().__call__, zoo.Scale(), partial):
-        out = transform(f)(3.0)
-        assert (out[1] if isinstance(out, tuple) else out) in (2.0, 6.0)
+    for f in (Plain().__call__, zoo.Scale(), functools.partial(lambda x: x * 2.0)):
+        assert transform(f)(3.0) == (6 if transform is nnx.jit else 2)
 
 
 def test_compiled_functions_have_keywords_and_defaults(mode):
@@ -48,35 +46,31 @@ def test_compiled_functions_have_keywords_and_defaults(mode):
     assert model.w == 6
 
 
-# How a function is run on a model.
-CALLS = {
-    "jit": nnx.jit,
-    "grad": lambda f, **mode: nnx.grad(lambda m: (f(m), jnp.array(0.0))[1], **mode),
-}
-EACH_CALL = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def takes(*names):
+    return cases(lambda row: row.transform in names)
 
 
-@EACH_CALL
-def test_values_may_change_their_shape_or_a_part(call, mode):
-    def change(model):
+@takes("jit", "grad")
+def test_values_may_change_their_shape_or_a_part(case):
+    def change(model, x):
         model.a.set_value(jnp.full(3, 7.0))
         model.b["x"] = model.b["x"] * 4
 
     model = zoo.Box(a=nnx.Param(jnp.ones(())), b=nnx.Param({"x": jnp.array(2.0)}))
     a = model.a
-    call(change, **mode)(model)
+    case(change, model)
     assert model.a is a and a[...].tolist() == [7, 7, 7] and model.b["x"] == 8
 
 
-@EACH_CALL
-def test_containers_of_the_caller_are_left_alone(call, mode):
-    def change(model):
+@takes("jit", "grad")
+def test_containers_of_the_caller_are_left_alone(case):
+    def change(model, x):
         model.items[0][...] *= 2
         model.items.append(nnx.Param(jnp.array(3.0)))
 
     model = zoo.Box(items=nnx.data([nnx.Param(jnp.array(1.0))]))
     items = model.items
-    call(change, **mode)(model)
+    case(change, model)
     assert len(items) == 1 and items[0] == 2
 
 
@@ -102,44 +96,73 @@ def test_a_write_into_another_trace_is_told_with_its_path(mode):
         step(model)
 
 
-def test_paths_in_keywords_are_named():
-    v = nnx.Param(jnp.ones(()))
-    phrase = r"(?s)Duplicate Param.*\.args\[0\]\n.*\.kwargs\['b'\]\n"
-    with pytest.raises(ValueError, match=phrase):
-        nnx.jit(lambda a, b: None, **TREE)(v, b=v)
-
-
 def test_classes_that_are_no_pytrees_are_arguments_of_graphs(graph_mode):
     model = zoo.Hidden(w=nnx.Param(jnp.array(1.0)))
     nnx.jit(lambda m: m.w.set_value(jnp.array(3.0)), **graph_mode)(model)
     assert model.w == 3
     phrase = "Hidden.*pytree=False.*\n.*not a valid JAX type"
     with pytest.raises(TypeError, match=phrase):
-        nnx.jit(lambda m: None, **TREE)(model)
+        nnx.jit(lambda m: None, **modes.TREE)(model)
 
 
-def test_leaves_return_to_their_places_from_several_axes():
-    def write(model, x):
-        model.a[...] += x
-        model.b[...] += 1
-        return model
+@takes("jit", "remat", "checkify", "cond", "switch")
+def test_numbers_become_arrays(case):
+    def f(model, x):
+        model.a.set_value(7)
+        return 1.0, nnx.Cache(2), None
 
-    model = zoo.Box(a=nnx.Param(jnp.zeros(3)), b=nnx.BatchStat(jnp.zeros(3)))
-    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
-    mapped = nnx.vmap(write, in_axes=(axes, 0), out_axes=axes)
-    assert mapped(model, jnp.arange(3.0)) is model
-    assert model.a[...].tolist() == [0, 1, 2] and model.b[...].tolist() == [1, 1, 1]
+    model = zoo.Parts()
+    number, variable, nothing = case(f, model)
+    values = number, variable.get_value(), model.a.get_value()
+    assert all(isinstance(x, jax.Array) for x in values) and nothing is None
+    assert values == (1.0, 2, 7)
+
+
+NO_KEYWORDS = {
+    "checkify": (nnx.checkify, modes.VALUES),
+    "pmap": (nnx.pmap, {"graph_updates": modes.GRAPH_UPDATES}),
+    "shard_map": (
+        functools.partial(nnx.shard_map, mesh=MESH, in_specs=SPEC, out_specs=SPEC),
+        modes.BY_NAME,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_KEYWORDS)
+def test_keywords_are_refused_by_name(name):
+    transform, refusing = NO_KEYWORDS[name]
+    message = rf"nnx.{name} takes no keyword arguments.*'model'"
+    for mode in refusing.values():
+        model = zoo.Counter()
+        with pytest.raises(TypeError, match=message):
+            transform(lambda model: model(), **mode)(model=model)
+        assert model.count[...] == 0
+
+
+NAMED_TWICE = {
+    "jit": nnx.jit,
+    "remat": nnx.remat,
+    "vmap": nnx.vmap,
+    "eval_shape": lambda f, **mode: lambda *x, **y: nnx.eval_shape(f, *x, **y, **mode),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_TWICE)
+def test_trees_name_an_alias_among_the_keywords(name):
+    f = NAMED_TWICE[name](lambda a, b: 0.0, **modes.TREE)
+    variable = nnx.Param(jnp.ones(2))
+    with pytest.raises(ValueError, match="Duplicate Param") as error:
+        f(zoo.Box(w=variable), b=variable)
+    assert "  - .args[0].w\n  - .kwargs['b']" in str(error.value)
 
 
 # ----------------------------------------------------- objects that are built as before
 
 
-class Fixed(nnx.Module):
+def fixed():
     """Only attributes can change in it; two of them hold nothing, or what is fixed."""
-
-    def __init__(self):
-        self.layer = nnx.LinearGeneral(2, 2, use_bias=False, rngs=nnx.Rngs(0))
-        self.scale = nnx.data(None)
+    layer = zoo.Box(kernel=nnx.Param(jnp.ones(2)), bias=nnx.data(None), use_bias=False)
+    return zoo.Box(layer=layer, scale=nnx.data(None))
 
 
 def containers():
@@ -148,19 +171,17 @@ def containers():
     )
 
 
+def zeros():
+    return nnx.Param(jnp.zeros(2))
+
+
 CHANGES = {
     "nothing": lambda fixed, others: None,
-    "a Variable for None": lambda fixed, others: setattr(
-        fixed, "scale", nnx.Param(jnp.zeros(2))
-    ),
-    "a Variable below": lambda fixed, others: setattr(
-        fixed.layer, "bias", nnx.Param(jnp.zeros(2))
-    ),
+    "a Variable for None": lambda fixed, others: setattr(fixed, "scale", zeros()),
+    "a Variable below": lambda fixed, others: setattr(fixed.layer, "bias", zeros()),
     "an alias": lambda fixed, others: setattr(fixed.layer, "kernel", others.named["a"]),
     "a static value": lambda fixed, others: setattr(fixed.layer, "use_bias", True),
-    "more in a dict": lambda fixed, others: others.named.update(
-        c=nnx.Param(jnp.zeros(1))
-    ),
+    "more in a dict": lambda fixed, others: others.named.update(c=zeros()),
     "an alias in a dict": lambda fixed, others: others.named.update(
         a=fixed.layer.kernel
     ),
@@ -181,15 +202,38 @@ def test_objects_that_are_built_as_before_hide_no_change_in_others(name, swapped
         fixed.layer.kernel[...] += 1
         CHANGES[name](fixed, others)
 
-    ours, theirs = (Fixed(), containers()), (Fixed(), containers())
+    ours, theirs = (fixed(), containers()), (fixed(), containers())
     kernel = ours[0].layer.kernel
     call(*theirs)
     if swapped:
         nnx.jit(lambda others, fixed: call(fixed, others))(*ours[::-1])
     else:
         nnx.jit(call)(*ours)
-    ours_def, ours_state = nnx.split(ours)
-    theirs_def, theirs_state = nnx.split(theirs)
+    (ours_def, ours_state), (theirs_def, theirs_state) = map(nnx.split, (ours, theirs))
     assert ours_def == theirs_def
-    jax.tree.map(np.testing.assert_allclose, ours_state, theirs_state)
+    jax.tree.map(np.testing.assert_array_equal, ours_state, theirs_state)
     assert (kernel is ours[0].layer.kernel) == (name != "an alias")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, **mode: nnx.grad(f, argnums=1, **mode),
+        lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
+        nnx.jit,
+    ],
+    ids=["grad", "vmap", "jit"],
+)
+def test_writes_reach_no_numpy_array_of_the_caller(transform, mode):
+    def count(box, x):
+        box.count[...] += x
+        return x
+
+    given = np.zeros(2, np.float32)
+    box = zoo.Box(count=nnx.BatchStat(given))
+    with pytest.raises(ZeroDivisionError):
+        transform(lambda box, x: (count(box, x), 1 / 0), **mode)(box, 1.0)
+    assert box.count.get_raw_value() is given
+    transform(count, **mode)(box, 1.0)
+    assert box.count[...].tolist() == [1.0, 1.0]
+    assert given.tolist() == [0.0, 0.0]

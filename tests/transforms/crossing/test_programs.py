@@ -138,18 +138,6 @@ def test_without_jit_functions_get_values(mode):
     assert values == [2.0, 3.0, 4.0]
 
 
-def test_refs_may_be_captured():
-    ref = nnx.Variable(jnp.array(0.0), ref=True)
-
-    def add(i, x):
-        ref[...] += x
-        return x
-
-    for _ in range(2):
-        nnx.fori_loop(0, 3, add, 2.0)
-    assert ref[...] == 12.0
-
-
 def test_a_rule_that_fails_fails_where_it_is_asked_for_only():
     @jax.custom_jvp
     def bent(x):

@@ -17,23 +17,23 @@ def in_threads(work, *arguments):
     run_in_threads(*[lambda x=x: work(x) for x in arguments])
 
 
-def double(model):
-    model.w[...] *= 2
+def multiply(model):
+    model.w[...] *= model.factor
     return model.w[...]
 
 
 @EACH
 def test_threads_may_share_a_function(transform, mode):
-    call, rounds = transform(double, **mode), 5
+    call = transform(multiply, **mode)
 
     def work(model):
-        for model.extra in range(rounds):
+        for model.factor in (1, 2, 3, 1, 2):
             call(model)
             call(model)
 
     models = [zoo.Scale(1.0) for _ in range(4)]
     in_threads(work, *models)
-    assert [float(m.w) for m in models] == 4 * [4.0**rounds]
+    assert [float(m.w) for m in models] == 4 * [144.0]
 
 
 def test_threads_may_share_a_function_of_states(mode):
@@ -56,17 +56,6 @@ def test_threads_may_share_a_model(mode):
             assert float(total(model, x)) == 2 + x
 
     in_threads(work, 0, 100, 200, 300)
-
-
-def test_threads_may_switch_their_models(mode):
-    step = nnx.jit(lambda model: model.w * model.flag, **mode)
-
-    def work(model):
-        for count in range(40):
-            model.flag = count % 3
-            assert float(step(model)) == 2 * (count % 3)
-
-    in_threads(work, *[zoo.Scale() for _ in range(4)])
 
 
 def test_a_model_that_another_thread_switches_is_in_one_mode_or_the_other(mode):

@@ -1,39 +1,29 @@
-"""Functions mapped over an axis of objects: `vmap` and `pmap`."""
+"""Functions mapped over an axis of objects: `vmap` and `pmap`.
 
+The rules of all maps are in `tests/contract/test_transforms/test_axes.py`.
+"""
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import zoo
-
-TRANSFORMS = pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
+from tests import strategies, zoo
+from tests.modes import GRAPH_UPDATES
 
 
 def two():
     return zoo.Box(a=nnx.Param(jnp.arange(4.0)), b=nnx.BatchStat(jnp.arange(4.0)))
 
 
-def count(counter, x):
-    counter[...] += 1
-    return x
-
-
 def test_new_objects_are_stacked(mode):
-    make = nnx.vmap(lambda rngs: nnx.Linear(2, 3, rngs=rngs), **mode)
-    stack = make(nnx.Rngs(0).split(4))
+    make = nnx.vmap(lambda rngs: nnx.Param(rngs.uniform((2,))), **mode)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), 4)
-    for i, key in enumerate(keys):
-        expected = nnx.Linear(2, 3, rngs=nnx.Rngs(key)).kernel[...]
-        np.testing.assert_array_equal(stack.kernel[i], expected)
-
-
-@TRANSFORMS
-def test_shared_variables_are_updated_once(mode, transform):
-    counter = nnx.Variable(jnp.array(0))
-    transform(count, in_axes=(None, 0), **mode)(counter, jnp.ones(3))
-    assert counter[...] == 1
+    expected = jax.vmap(lambda key: nnx.Rngs(key).uniform((2,)))(keys)
+    np.testing.assert_array_equal(make(nnx.Rngs(0).split(4)), expected)
 
 
 def test_batched_writes_to_shared_variables_name_the_variable(mode):
@@ -48,28 +38,22 @@ def test_batched_writes_to_shared_variables_name_the_variable(mode):
 
 
 def test_state_axes_assign_axes_by_filter():
-    class Pair(zoo.Box):
-        @nnx.vmap(in_axes=(nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None}),))
-        def product(self):
-            product = self.a * self.b
-            self.b[...] += 1
-            return product
+    axes = nnx.StateAxes({nnx.Param: 0, nnx.BatchStat: None})
 
-    pair = Pair(a=nnx.Param(jnp.arange(4.0)), b=nnx.BatchStat(jnp.arange(4.0)))
+    @nnx.vmap(in_axes=(axes,), out_axes=(0, axes))
+    def product(pair):
+        product = pair.a * pair.b
+        pair.a[...] *= 2
+        pair.b[...] += 1
+        return product, pair
+
+    pair, numbers = two(), np.arange(4.0)
     pair.itself = pair
-    expected = np.outer(np.arange(4.0), np.arange(4.0))
-    np.testing.assert_array_equal(pair.product(), expected)
-    np.testing.assert_array_equal(pair.b[...], np.arange(4.0) + 1)
-    assert pair.itself is pair
-
-
-def test_aliases_with_different_axes_are_refused():
-    foo = two()
-    phrase = r"(?s)Inconsistent aliasing detected.*Param.*0/a: 0.*1/a: None"
-    with pytest.raises(ValueError, match=phrase):
-        nnx.vmap(lambda a, b: 0.0, in_axes=(0, None))(foo, foo)
-    with pytest.raises(ValueError, match="Inconsistent aliasing detected"):
-        nnx.vmap(lambda foo: foo, in_axes=0, out_axes=1)(foo)
+    found, same = product(pair)
+    assert same is pair is pair.itself
+    np.testing.assert_array_equal(found, np.outer(numbers, numbers))
+    np.testing.assert_array_equal(pair.a, 2 * numbers)
+    np.testing.assert_array_equal(pair.b, numbers + 1)
 
 
 def test_aliases_with_equal_axes_stay_aliases():
@@ -84,43 +68,18 @@ def test_aliases_with_equal_axes_stay_aliases():
 
 
 def test_pmap_runs_on_several_devices():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    x = jnp.arange(8.0 * 2).reshape(8, 1, 2)
-    y = nnx.pmap(lambda model, x: model(x), in_axes=(None, 0))(model, x)
+    scale, x = zoo.Scale(), np.arange(8.0)
+    y = nnx.pmap(lambda model, x: model(x), in_axes=(None, 0))(scale, x)
     assert len(y.devices()) == 8
-    np.testing.assert_allclose(y, model(x), rtol=1e-6, atol=1e-6)
-
-
-# --------------------------------------------------------------------- axes and objects
-
-
-@pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap, nnx.scan])
-@pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_any_axis_is_mapped_and_comes_back(mode, transform, axis):
-    variable = nnx.Variable(jnp.arange(6.0).reshape(2, 3))
-
-    def step(variable):
-        variable[...] += 1
-        return nnx.Param(variable[...] * 2)
-
-    out = transform(step, in_axes=axis, out_axes=axis, **mode)(variable)
-    expected = np.arange(6.0).reshape(2, 3) + 1
-    np.testing.assert_array_equal(variable[...], expected)
-    np.testing.assert_array_equal(out[...], 2 * expected)
+    np.testing.assert_array_equal(y, 2 * x)
 
 
 def test_a_size_is_needed_where_nothing_is_mapped(mode):
     make = nnx.vmap(lambda: nnx.Param(jnp.ones(2)), axis_size=3, **mode)
     assert make().shape == (3, 2)
-    counter = nnx.Variable(jnp.array(0))
-    once = nnx.vmap(count, in_axes=None, out_axes=None, axis_size=3, **mode)
-    assert once(counter, 1.0) == 1.0 and counter[...] == 1
 
 
-# -------------------------------------------------------------------- keyword arguments
-
-
-@TRANSFORMS
+@pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap])
 def test_keywords_are_mapped_over_axis_0_without_graph_updates(value_mode, transform):
     foo, x = two(), jnp.arange(4.0)
 
@@ -131,17 +90,6 @@ def test_keywords_are_mapped_over_axis_0_without_graph_updates(value_mode, trans
     y = transform(write, in_axes=(0,), **value_mode)(x, foo=foo)
     np.testing.assert_array_equal(y, 2 * np.arange(4.0))
     np.testing.assert_array_equal(foo.a[...], y)
-
-
-# ----------------------------------------------------------- aliases, refs, other forms
-
-
-def test_aliases_are_checked_before_the_function_runs(graph_mode):
-    variable = nnx.Param(jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match="(?s)Inconsistent aliasing.*0: 0.*1: 1"):
-        nnx.vmap(lambda a, b: a[...] + b[...], in_axes=(0, 1), **graph_mode)(
-            variable, variable
-        )
 
 
 def test_new_objects_with_two_axes_are_refused(mode):
@@ -162,7 +110,7 @@ def test_shared_streams_give_one_key_to_all(mode):
 
 def test_random_streams_without_an_axis_are_told_with_the_way_out(mode):
     """Issue 12, §13."""
-    draw = nnx.vmap(lambda rngs, x: x + rngs.normal(), in_axes=(0, 0), **mode)
+    draw = nnx.vmap(lambda rngs, x: x + rngs.normal(), **mode)
     with pytest.raises(ValueError, match="rank should be") as caught:
         draw(nnx.Rngs(noise=0, default=1), jnp.ones(3))
     notes = " ".join(caught.value.__notes__)
@@ -179,55 +127,93 @@ def test_the_axis_has_a_name_for_collectives(mode):
 
 @pytest.mark.parametrize("in_axes", [0, (0, None, 0), [0, None, 0]])
 def test_static_arguments_of_pmap_are_python_values(mode, in_axes):
-    seen = []
-
     @nnx.pmap(in_axes=in_axes, static_broadcasted_argnums=1, **mode)
     def scale(foo, factor, x):
-        seen.append(factor)
+        assert type(factor) is int
         foo.a[...] *= factor
         return foo.a * x
 
     foo = two()
-    np.testing.assert_array_equal(scale(foo, 2, jnp.ones(4)), 2 * np.arange(4.0))
+    np.testing.assert_array_equal(scale(foo, 2, np.ones(4)), 2 * np.arange(4.0))
     np.testing.assert_array_equal(foo.a[...], 2 * np.arange(4.0))
-    assert set(seen) == {2}
-
-
-def test_donated_objects_of_pmap_stay_readable(mode):
-    @nnx.pmap(donate_argnums=(0, 1), **mode)
-    def add(foo, x):
-        foo.a[...] += x
-        return x + 1
-
-    foo, x = two(), jax.pmap(jnp.array)(jnp.ones(4))  # on its devices
-    foo.a[...] = foo.a + 0  # buffers of their own
-    foo.b[...] = foo.b + 0
-    np.testing.assert_array_equal(add(foo, x), np.full(4, 2.0))
-    assert x.is_deleted()
-    np.testing.assert_array_equal(foo.a[...], np.arange(4.0) + 1)
-    np.testing.assert_array_equal(foo.b[...], np.arange(4.0))
-
-
-def test_a_buffer_that_pmap_donates_twice_is_named(mode):
-    def step(pair):
-        for variable in (pair.a, pair.b):
-            variable[...] += 1
-
-    f = nnx.pmap(step, donate_argnums=0, **mode)
-    pair = nnx.Dict(a=nnx.Param(jnp.ones((2, 2))), b=nnx.Param(jnp.ones((2, 2))))
-    for _ in range(3):
-        f(pair)
-    pair.b[...] = pair.a[...]
-    message = "nnx.pmap can't donate the same buffer"
-    with pytest.raises(ValueError, match=message) as info:
-        f(pair)
-    assert "args[0].a, donated\n  args[0].b, donated" in str(info.value)
-    assert pair.a[...].tolist() == [[4.0, 4.0]] * 2
 
 
 def test_static_arguments_of_pmap_are_not_donated():
     with pytest.raises(ValueError, match="cannot intersect"):
         nnx.pmap(lambda x: x, static_broadcasted_argnums=0, donate_argnums=0)
+
+
+# ------------------------------------------------------ pmap assigns axes as vmap does
+#
+# Whatever the numbers of leaves and groups are: ``jax.pmap`` takes a tuple of axes for
+# those of the single leaves if their number is that of its arguments (issue 12, §5).
+
+AXES = st.sampled_from([0, 1, -1, None])
+COUNTS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+# Each argument: what is in it, the axis of its parameters, that of the rest.
+ARGUMENTS = st.lists(st.tuples(COUNTS | st.none(), AXES, AXES), min_size=1, max_size=3)
+
+
+def leaf(number):
+    return np.arange(8.0, dtype=np.float32).reshape(2, 2, 2) + 10 * number
+
+
+def counted(params, statistics):
+    return zoo.Box(
+        params=nnx.List([nnx.Param(leaf(i)) for i in range(params)]),
+        statistics=nnx.List([nnx.BatchStat(leaf(9 + i)) for i in range(statistics)]),
+    )
+
+
+def axes_of(args, arguments, mode):
+    def axis(path, _):
+        _, of_params, of_rest = arguments[path[0]]
+        return of_params if "params" in path else of_rest
+
+    if mode != GRAPH_UPDATES:
+        return nnx.prefix(args, axis, graph=mode["graph"])
+    return tuple(
+        rest if counts is None else nnx.StateAxes({nnx.Param: params, ...: rest})
+        for counts, params, rest in arguments
+    )
+
+
+def scale(*args):
+    """Writes what is mapped, and returns all that is given."""
+    given = jax.tree.leaves(args)
+    for x in jax.tree.leaves(args, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+        if isinstance(x, nnx.Variable) and x.ndim < 3:
+            x[...] = x[...] * 2
+    return given, nnx.Param(sum(x.sum() for x in given))
+
+
+def outcome(transform, arguments, out_axis, mode):
+    args = tuple(
+        leaf(number) if counts is None else counted(*counts)
+        for number, (counts, _, _) in enumerate(arguments)
+    )
+    axes = axes_of(args, arguments, mode)
+    f = transform(scale, in_axes=axes, out_axes=(out_axis, 0), **mode)
+    return [x.tolist() for x in jax.tree.leaves((f(*args), args))]
+
+
+def is_mapped(argument):
+    counts, of_params, of_rest = argument
+    params, rest = (0, 1) if counts is None else counts
+    return bool((params and of_params is not None) or (rest and of_rest is not None))
+
+
+@strategies.examples(4, 25)
+@hypothesis.given(arguments=ARGUMENTS, out_axis=st.sampled_from([0, 1, -1]))
+@hypothesis.example([((2, 0), 0, None)], 0)
+@hypothesis.example([((0, 2), None, 0)], 0)
+@hypothesis.example([((1, 1), 0, None)], 1)
+@hypothesis.example([((3, 0), 0, 1)], -1)
+@hypothesis.example([(None, 0, 1), ((1, 0), 1, 0)], -1)
+def test_pmap_gives_what_vmap_gives(mode, arguments, out_axis):
+    hypothesis.assume(any(map(is_mapped, arguments)))
+    expected = outcome(nnx.vmap, arguments, out_axis, mode)
+    assert outcome(nnx.pmap, arguments, out_axis, mode) == expected
 
 
 # ----------------------------------------------------------------------------- the peer

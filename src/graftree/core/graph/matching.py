@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from graftree.core import walks
 from graftree.core.graph import differences, flattening, graph_states, nodes
 from graftree.core.graph.graphdefs import GraphDef, VariableDef
-from graftree.core.graph.nodes import Leaf
+from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.attributes import Naming
 from graftree.core.objects.pytrees import Pytree
@@ -258,7 +258,11 @@ def leaves_of(state: Any, start: Path = ()) -> Iterator[tuple[Path, Any]]:
 
     def below(x: Any, _: Path) -> list[tuple[Any, Any]]:
         raw = flattening.raw_of(x)
-        return [] if is_leaf(raw) else [*mapping_of(raw).items()]
+        if is_leaf(raw):
+            return []
+        if is_mapping(raw) or not isinstance(nodes.kind_of(raw), TreeKind):
+            return [*mapping_of(raw).items()]
+        return [child[:2] for child in nodes.children(raw)]
 
     for path, x in walks.walk(state, below, start):
         if is_leaf(flattening.raw_of(x)):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from graftree import errors
@@ -304,19 +303,14 @@ def _out_of_range(given: Given) -> IndexError:
 def _raw_for(variable: Variable[Any], leaf: Any) -> Any:
     """What a leaf of a state gives to a Variable: an array for an array."""
     raw = flattening.raw_of(leaf)
-    if isinstance(raw, _NUMPY) and _is_numeric(raw.dtype):
+    if isinstance(raw, _NUMPY):
         held = variable.get_raw_value()
         if matching.holds_array(held) and not isinstance(held, _NUMPY):
-            # A copy: the buffer is the caller's, who may write to it.
-            return jnp.array(raw)
+            return values.as_jax(raw)
     return raw
 
 
 _NUMPY = (np.ndarray, np.generic)
-
-
-def _is_numeric(dtype: Any) -> bool:
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
 
 
 def check_owned(owner: Pytree | None, key: Any) -> None:

@@ -26,6 +26,15 @@ def is_array(value: Any) -> bool:
     return known
 
 
+def as_jax(value: Any) -> Any:
+    """An array of JAX for one of NumPy, which others may write; all else itself."""
+    if isinstance(value, (np.ndarray, np.generic)) and any(
+        jax.numpy.issubdtype(value.dtype, kind) for kind in (np.number, np.bool_)
+    ):
+        return jax.numpy.array(value)
+    return value
+
+
 def contains_ref(value: Any) -> bool:
     """Whether there is a ref in a value."""
     if is_array(value):

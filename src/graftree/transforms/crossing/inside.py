@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from graftree import _jax
 from graftree.core.graph import flattening, merging
@@ -162,7 +163,8 @@ class Inside:
 
     def __init__(self, row: Row, groups: Sequence[Values]) -> None:
         self.row = row
-        self.signature, self.values, self.roles = packing.join(groups)
+        self.signature, given, self.roles = packing.join(groups)
+        self.values = self._of_jax(given)
         # In-place writes to a list or dict would change what they are compared with.
         self._contents = {
             position: jax.tree.flatten(value)
@@ -176,6 +178,19 @@ class Inside:
         self._loses_structure = not (row.mode.structure or row.is_detached)
         if self._loses_structure:
             self._pytrees = reports.pytrees_in(self.tree)
+
+    def _of_jax(self, given: list[Any]) -> list[Any]:
+        """Raw values without arrays of NumPy in Variables.
+
+        JAX leaves them where it traces nothing of them. Then a write would reach the
+        caller's array at once, also if the function fails, and could not be traced.
+        """
+        if not any(isinstance(value, np.ndarray) for value in given):
+            return given
+        return [
+            values.as_jax(value) if slot.variable else value
+            for slot, value in zip(self.signature.slots, given, strict=True)
+        ]
 
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""

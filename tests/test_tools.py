@@ -1,0 +1,108 @@
+"""What tests rest on: kept programs, and a plugin that checks shapes.
+
+No test depends on what another process is writing (issue 12). The plugin finds
+annotations that are not true, at run time.
+"""
+
+import os
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import compiler
+from jaxtyping import Array, Float
+
+from tests import compiled_programs, shapes, sources
+from tests.threads import run_in_threads
+
+# ------------------------------------------------------------------- compiled programs
+
+
+def test_programs_are_kept_in_a_folder_of_this_version_of_jax():
+    folder = sources.ROOT / "out" / "jax-cache" / jax.__version__
+    for path in folder.glob("jit_programs_are_kept-*"):
+        path.unlink()
+
+    @jax.jit
+    def programs_are_kept(x):
+        return x * 0.12345
+
+    programs_are_kept(jnp.ones(3))
+    assert [*folder.glob("jit_programs_are_kept-*")]
+
+
+@pytest.mark.skipif(not compiled_programs.memory(), reason="needs /proc")
+def test_programs_are_forgotten_when_they_take_much_memory(monkeypatch):
+    compiled = jax.jit(lambda x: x + 1)
+    compiled(jnp.ones(3))
+    assert compiled._cache_size() == 1
+    monkeypatch.setattr(compiled_programs, "_bound", 0)
+    compiled_programs.forget_those_of_a_file()
+    assert compiled._cache_size() == 0
+
+
+def test_entries_are_read_whole_while_another_writes_them(tmp_path):
+    programs = compiled_programs.WholeFiles(tmp_path)
+    entry = bytes(1_000_000)
+    programs.put("key", entry)
+    sizes = []
+
+    run_in_threads(
+        lambda: [programs.put("key", entry) for _ in range(50)],
+        lambda: sizes.extend(len(programs.get("key")) for _ in range(200)),
+    )
+    assert set(sizes) == {len(entry)}
+    assert os.listdir(tmp_path) == ["key"]
+
+
+@pytest.mark.parametrize("verb", ["reading", "writing"])
+def test_warnings_about_the_programs_fail_no_test(verb):
+    warnings.warn(f"Error {verb} persistent compilation cache entry", stacklevel=1)
+
+
+def test_programs_are_compiled_with_little_optimization():
+    # pytest imports JAX before conftest.py sets the environment: it must be told.
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+    chosen = options.executable_build_options.debug_options
+    assert chosen.xla_backend_optimization_level == 0
+
+
+# ------------------------------------------------------------------ annotated shapes
+
+
+@shapes.checked
+def largest(
+    x: Float[Array, "rows columns"], floor: Float[Array, " columns"] | None = None
+) -> Float[Array, " columns"]:
+    if x.size == 0:
+        raise ValueError("nothing to compare")
+    return x.max(axis=0) if floor is None else jnp.maximum(x, floor[None])
+
+
+def test_true_annotations_change_nothing():
+    assert largest(jnp.ones((2, 3))).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("x", [jnp.ones(3)]),
+        ("x", [jnp.ones((2, 3), jnp.int32)]),
+        ("floor", [jnp.ones((2, 3)), jnp.ones(1)]),
+        ("return", [jnp.ones((2, 3)), jnp.ones(3)]),
+    ],
+)
+def test_wrong_rank_dtype_or_size_fails_and_names_the_parameter(name, arguments):
+    with pytest.raises(AssertionError, match=f"largest: `{name}` is (float|int)32"):
+        largest(*arguments)
+
+
+def test_error_of_the_function_itself_passes():
+    with pytest.raises(ValueError, match="nothing to compare"):
+        largest(jnp.ones((0, 3)))
+
+
+def test_layers_and_functions_are_found():
+    found = {f.__qualname__ for m in shapes.modules() for _, f in shapes.functions(m)}
+    assert {"Linear.__call__", "dot_product_attention", "Average.update"} <= found
