@@ -45,8 +45,8 @@ def test_infinity_and_the_nan_made_of_it_are_both_told():
     assert f"First non-finite value: inf {place('exp')}" in str(report)
     assert f"First NaN: {place('sub')}" in str(report)
     assert report.first.example == "exp(91.3) = inf"
-    assert report.first.inputs == ("float32[1, 3] in [0, 91.3], all finite",)
-    assert report.first.output == "float32[1, 3]: 1 +inf of 3, first inf at [0, 1]"
+    assert report.first.inputs == ("float32[1,3] in [0, 91.3], all finite",)
+    assert report.first.output == "float32[1,3]: 1 +inf of 3, first inf at [0, 1]"
     assert report.first_nan.cause is report.first
 
 

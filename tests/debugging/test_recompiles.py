@@ -102,10 +102,10 @@ CAUSES = {
     ),
     "another argument": (
         calling(X, y=X),
-        ("batch['y']", "argument", "not passed", "float32[4, 2]"),
+        ("batch['y']", "argument", "not passed", "float32[4,2]"),
     ),
     "passed otherwise": (calling(x=X), ("x", "passed", "by position", "by keyword")),
-    "another container": (calling([X]), ("x", "argument", "float32[4, 2]", "a list")),
+    "another container": (calling([X]), ("x", "argument", "float32[4,2]", "a list")),
     "attribute added": (
         changing(lambda net: setattr(net.blocks[0], "new", nnx.Param(X))),
         ("net.blocks[0].new", "added", "nothing", "a Param"),

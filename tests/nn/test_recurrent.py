@@ -158,7 +158,7 @@ THREE = {"seq_lengths": [1, 2, 3]}
     ("shape", "options", "error", "phrases"),
     [
         ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
-        ((2, 4, 5), {}, TypeError, "inputs: float32[2, 5]"),
+        ((2, 4, 5), {}, TypeError, "inputs: float32[2,5]"),
         ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
         ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
         ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),

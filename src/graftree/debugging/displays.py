@@ -93,7 +93,7 @@ def full_repr(x: Any) -> str:
         >>> model = nnx.List([nnx.Linear(2, 3, rngs=nnx.Rngs(0)) for _ in range(12)])
         >>> model
         List([
-          (0-11) 12 x Linear(kernel=Param(float32[2, 3]), bias=Param(float32[3]),
+          (0-11) 12 x Linear(kernel=Param(float32[2,3]), bias=Param(float32[3]),
               in_features=2, out_features=3)
         ]) # shortened; in full: print(nnx.debugging.full_repr(...))
         >>> len(nnx.debugging.full_repr(model).splitlines())

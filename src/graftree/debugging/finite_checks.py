@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
+from graftree.core.text import short_forms
 
 # The bits of a code.
 NAN, INF = 1, 2
@@ -68,10 +69,10 @@ def _arising(out: Any, inputs: list[Any]) -> Any:
 
 
 def form_of(x: Any) -> str:
-    """The dtype and the shape of an array, as in ``float32[2, 3]``."""
+    """The dtype and the shape of an array, as in ``float32[2,3]``."""
     if _jax.is_ref(x):
         x = x[...]
-    return f"{_dtype(x)}[{', '.join(map(str, np.shape(x)))}]"
+    return short_forms.describe_form(_dtype(x), np.shape(x))
 
 
 def describe(x: Any, kind: int = 0) -> str:

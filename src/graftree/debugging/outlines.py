@@ -16,6 +16,7 @@ import numpy as np
 from graftree.core.graph import nodes
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects.attributes import DataObject
+from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 
 
@@ -41,11 +42,7 @@ class ArrayRepr:
         return cls(tuple(x.shape), x.dtype)
 
     def __str__(self) -> str:
-        return f"{self.dtype}{_shape(self.shape)}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
+        return short_forms.describe(self)
 
 
 def is_array(x: Any) -> bool:
@@ -107,7 +104,7 @@ def _lines(x: Any) -> list[str]:
     if isinstance(x, (list, tuple)):
         return _list_lines(x) if x else ["[]"]
     if isinstance(x, ArrayRepr):
-        return [f"[dim]{x.dtype}[/dim]{_shape(x.shape)}"]
+        return [f"[dim]{x.dtype}[/dim]{short_forms.describe_shape(x.shape)}"]
     return [escape(str(x).replace("\n", "\\n"))]
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core.objects import observers
-from graftree.core.text import alike_rows, columns
+from graftree.core.text import alike_rows, columns, short_forms
 from graftree.transforms import names, recordings
 from graftree.transforms.crossing import guises, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
@@ -87,7 +87,12 @@ class SavedReport:
     def __str__(self) -> str:
         made = [x for x in self.values if not _is_given(x)]
         cells = [
-            (x.path or "-", x.why, _form(x), "host" if x.is_offloaded else "device")
+            (
+                x.path or "-",
+                x.why,
+                short_forms.describe(x),
+                "host" if x.is_offloaded else "device",
+            )
             for x in made
         ]
         rows = []
@@ -110,10 +115,6 @@ _GIVEN = ("argument", "constant")
 
 def _is_given(value: SavedValue) -> bool:
     return value.why in _GIVEN
-
-
-def _form(value: SavedValue) -> str:
-    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 _HOST = jax.memory.Space.Host

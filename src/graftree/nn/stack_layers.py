@@ -22,6 +22,7 @@ from graftree.core.graph import differences, flattening, functional
 from graftree.core.graph.fits import Misfit
 from graftree.core.graph.graphdefs import LEAF
 from graftree.core.states import states
+from graftree.core.text import short_forms
 from graftree.core.variables import sharding as variable_sharding
 
 # Are layers alike?
@@ -38,7 +39,7 @@ class _Kind:
 
     def __str__(self) -> str:
         weak = ", weak" * self.is_weak + ", abstract" * self.is_abstract
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]{weak}"
+        return f"{short_forms.describe(self)}{weak}"
 
     __repr__ = __str__
 

@@ -14,7 +14,7 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import freshness
 from graftree.core.graph.flattening import raw_of
-from graftree.core.text import columns
+from graftree.core.text import columns, short_forms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Report:
         lines += [
             (
                 row.path,
-                _form(row.dtype, row.shape),
-                _form(row.dtype, row.local_shape),
+                short_forms.describe_form(row.dtype, row.shape),
+                short_forms.describe_form(row.dtype, row.local_shape),
                 _in_words(row.spec),
                 f"{row.num_bytes:,}",
                 f"{row.local_bytes:,}",
@@ -157,10 +157,6 @@ def _row(path: Path, array: Any) -> Row:
         math.prod(local) * size,
         array,
     )
-
-
-def _form(dtype: Any, shape: tuple[int, ...]) -> str:
-    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _in_words(spec: Any) -> str:

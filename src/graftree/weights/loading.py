@@ -20,6 +20,8 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import updates
 from graftree.core.graph.fits import Misfit
+from graftree.core.text import short_forms
+from graftree.core.text.short_forms import describe_shape
 from graftree.weights import placing, slices, sources, tables
 from graftree.weights.layouts import Index
 from graftree.weights.stored_tensors import Source
@@ -320,8 +322,8 @@ def _fit(
                 Misfit(
                     array.path,
                     "shape",
-                    f"{tensor.name} {_shape(tensor.solved.file_shape)}",
-                    _shape(stored.shape),
+                    f"{tensor.name} {describe_shape(tensor.solved.file_shape)}",
+                    describe_shape(stored.shape),
                 )
             )
         dtype, is_allowed = dtypes.of(array, stored.dtype)
@@ -335,10 +337,6 @@ def _fit(
 
 def _is_abstract(array: Array) -> bool:
     return isinstance(array.value, jax.ShapeDtypeStruct)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 _MOST = 12
@@ -358,10 +356,7 @@ def _error(
     lines += _listed("not in the table", [tables.describe(array) for array in without])
     lines += _listed(
         "unexpected in the file",
-        [
-            f"{n}: {source.tensors[n].dtype}{_shape(source.tensors[n].shape)}"
-            for n in extra
-        ],
+        [f"{n}: {short_forms.describe(source.tensors[n])}" for n in extra],
     )
     lines += _listed(
         "that don't fit",

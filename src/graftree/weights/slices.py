@@ -4,8 +4,8 @@ Axes are first merged: one that is taken whole belongs to the axis before it. So
 those that are left, but for the first, is taken in part, and the last one is a run of
 bytes without a gap:
 
-    float32[6, 4, 5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
-    float32[6, 4, 5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes
+    float32[6,4,5], [1:3, :, :]   one axis of 120, from 20 to 60   1 run of 160 bytes
+    float32[6,4,5], [:, 1:2, :]   6 of 6, and 5 to 10 of 20        6 runs of 20 bytes
 """
 
 from __future__ import annotations

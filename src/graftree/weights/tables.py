@@ -22,6 +22,7 @@ from graftree.core import patterns
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.rng.streams import RngState
+from graftree.core.text import short_forms
 from graftree.core.variables.kinds import Cache, Intermediate
 from graftree.core.variables.variables import Variable
 from graftree.nn import stacks
@@ -531,5 +532,4 @@ def arrays_of(model: Any) -> dict[Any, Array]:
 
 def describe(array: Array) -> str:
     """An array of a model, for messages."""
-    form = f"{array.value.dtype}[{','.join(map(str, array.value.shape))}]"
-    return f"{patterns.dotted(array.path)}: {form}"
+    return f"{patterns.dotted(array.path)}: {short_forms.describe(array.value)}"

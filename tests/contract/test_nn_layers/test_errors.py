@@ -132,7 +132,7 @@ MASKS = [ones(shape, bool) for shape in ((2, 4, 3), 4, (1, 2, 5, 3))] + [
 def test_wrong_masks_are_named_and_change_nothing(make, mask):
     x = ones((2, 5, 3))
     message = "boolean" if mask.dtype != bool else "broadcast"
-    note = f"x: float32[2, 5, 3]\n  mask: {mask.dtype}{[*mask.shape]}"
+    note = f"x: float32[2,5,3]\n  mask: {mask.dtype}{[*mask.shape]}"
     fails(make(), lambda layer: layer(x, mask=mask), ValueError, message, note)
 
 

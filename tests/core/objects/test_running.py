@@ -269,10 +269,10 @@ def note_of(f, *args):
 @pytest.mark.parametrize("way", sorted(WAYS.keys() - {"a deeper one", "jit"}))
 def test_errors_tell_where_and_what_was_given(way):
     use, path = WAYS[way]
-    start = f"at Net{path}, a Linear\n  inputs: float32[2, 5]\n"
+    start = f"at Net{path}, a Linear\n  inputs: float32[2,5]\n"
     note = note_of(net(), jnp.ones((2, 5)), use)
     assert note.startswith(start)
-    assert "kernel Param float32[3, 3]" in note
+    assert "kernel Param float32[3,3]" in note
 
 
 def test_errors_tell_the_innermost_method():

@@ -64,7 +64,7 @@ def transformer():
 def test_a_transformer_fits_a_screen(transformer, view):
     text = repr(view(transformer))
     assert len(text.splitlines()) <= 45
-    assert "12 x " in text and "abstract float32[768, 3072]" in text
+    assert "12 x " in text and "abstract float32[768,3072]" in text
 
 
 def test_the_first_line_has_the_totals(transformer):
@@ -181,7 +181,7 @@ def test_a_compact_text_is_coloured_like_a_full_one_in_as_many_lines(lines):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (jnp.ones((2, 3)), "float32[2, 3]"),
+        (jnp.ones((2, 3)), "float32[2,3]"),
         (np.ones(2), "numpy float64[2]"),
         (jax.ShapeDtypeStruct((), jnp.int8), "abstract int8[]"),
         (jax.random.key(0), "key<fry>[]"),
@@ -206,7 +206,7 @@ def test_attributes_at_their_defaults_are_left_out(compact):
 
     rngs = nnx.Rngs(0)
     assert compact(Scaled(2, 3, rngs=rngs)).splitlines()[1:] == [
-        "  kernel=Param(float32[2, 3]),",
+        "  kernel=Param(float32[2,3]),",
         "  bias=Param(float32[3]),",
         "  in_features=2, out_features=3",
         ")",

@@ -26,6 +26,7 @@ from graftree.core.graph import differences, flattening, freshness, matching, no
 from graftree.core.graph.matching import Given, Match
 from graftree.core.graph.nodes import Leaf
 from graftree.core.states import pure_dicts
+from graftree.core.text import short_forms
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -324,6 +325,6 @@ def describe(x: Any, is_plain: bool = False) -> str:
         return f"a {dtype.__name__}"
     if type(x) in _SCALARS:
         return f"a Python {dtype.__name__}"
-    text = f"{dtype}[{','.join(map(str, shape))}]"
+    text = short_forms.describe_form(dtype, shape)
     is_plain = is_plain or not isinstance(x, jax.ShapeDtypeStruct)
     return text if is_plain else f"only {text}, abstract"

@@ -1,8 +1,8 @@
 """What an exception in a method of a Pytree is told: which object, given what.
 
     at net.blocks[3].attn.query, a Linear
-      inputs: float32[2, 5]
-      Params: kernel float32[3, 4], bias float32[4]
+      inputs: float32[2,5]
+      Params: kernel float32[3,4], bias float32[4]
 
 It is one note (`BaseException.add_note`), about the innermost object. The innermost
 call that is known (``methods.py``) writes it. Which method it was in, and what called

@@ -2,7 +2,7 @@
 
 What always holds:
 
-- arrays are written as ``float32[2, 3]``, and no value of one is read;
+- arrays are written as ``float32[2,3]``, and no value of one is read;
 - attributes that equal the defaults of the constructor are left out;
 - neighbours that would read the same (see `folding.py`) are written once, with their
   number and places; what is referred to from outside of them is ``the same``;
@@ -21,7 +21,14 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core.text import colors, constructors, folding, layouts, writing
+from graftree.core.text import (
+    colors,
+    constructors,
+    folding,
+    layouts,
+    short_forms,
+    writing,
+)
 from graftree.core.text.layouts import Block, Part
 
 # Of a mapping or sequence with more entries than this, the middle is left out.
@@ -62,7 +69,7 @@ class Condenser(writing.Writer):
     def array(self, x: Any) -> str:
         """An array as its dtype and shape."""
         c, kind = self.color, folding.array_kind(x)
-        shape = ", ".join(map(str, x.shape))
+        shape = short_forms.describe_shape(x.shape)[1:-1]
         text = f"{c.TYPE}{x.dtype}{c.END}{c.PAREN}[{c.END}{shape}{c.PAREN}]{c.END}"
         return self._marked(x, f"{kind} {text}" if kind else text)
 

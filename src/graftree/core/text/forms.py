@@ -3,7 +3,7 @@
 - The *full form* (`writing.py`) shows every attribute. A ``repr`` has it if it is not
   longer than ``config.graftree_repr_lines``.
 - The *compact form* (`condensing.py`) is for larger objects: equal siblings once, no
-  defaults, arrays as ``float32[2, 3]``. Its last line says how to get the full one.
+  defaults, arrays as ``float32[2,3]``. Its last line says how to get the full one.
 
 A ``repr`` that is asked for while another text is written is a part of that one. Which
 form it is, is found without reading an array: a large model costs no transfer. In the

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
+from graftree.core.text import short_forms
 from graftree.core.variables import operators, sharding
 
 _is_array_type: dict[type, bool] = {}
@@ -172,7 +173,7 @@ def _misfit(what: str, ref: Any, given: Any, where: str) -> ValueError:
         errors.message(
             f"Invalid {what}: a ref cannot change its {what}.",
             where=f"{f'at {where}: ' if where else ''}the ref holds "
-            f"{_describe(ref)}, the value is {_describe(given)}",
+            f"{short_forms.describe(ref)}, the value is {short_forms.describe(given)}",
             way_out="Convert the value, or make the ref anew: nnx.to_arrays(node).",
         )
     )
@@ -185,10 +186,6 @@ def _abstract(array: Any) -> jax.ShapeDtypeStruct:
 
 def _replaced(array: Any, value: Any) -> Any:
     return array.at[...].set(value)
-
-
-def _describe(array: Any) -> str:
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def write_at(raw: Any, index: Any, value: Any) -> Any:
@@ -209,7 +206,8 @@ def write_at(raw: Any, index: Any, value: Any) -> Any:
 def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> Any:
     if index is not Ellipsis:
         raise TypeError(
-            f"The value {_describe(abstract)} is abstract: it has no elements yet.\n"
+            f"The value {short_forms.describe(abstract)} is abstract: it has no "
+            "elements yet.\n"
             "Write all of it, variable[...] = array, before parts of it."
         )
     value = jax.numpy.asarray(value, abstract.dtype)

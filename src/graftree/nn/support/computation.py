@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from graftree import _jax, errors
 from graftree.annotations import Dtype, Shape
 from graftree.core import originals
+from graftree.core.text import short_forms
 from graftree.core.variables import values
 from graftree.core.variables.variables import Variable
 from graftree.nn.support import arguments
@@ -149,7 +150,7 @@ def _as_array(x: Any, dtype: Dtype | None = None) -> jax.Array:
             errors.message(
                 "A layer computes with an abstract array: it has a shape, but no "
                 "values yet.",
-                where=f"{x.dtype}[{','.join(map(str, x.shape))}]",
+                where=short_forms.describe(x),
                 way_out="If it is a parameter, load values first: "
                 "nnx.checkpoints.load_state(model, state) lists all that are missing.",
             )
