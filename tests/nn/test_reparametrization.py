@@ -190,7 +190,7 @@ def test_more_axes_are_an_error_if_asked():
     conv = nnx.Conv(3, 4, (2,), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="3D but error_on_non_matrix is True") as info:
         nnx.SpectralNorm(conv, error_on_non_matrix=True, rngs=rngs)
-    assert "('kernel',) [2, 3, 4]" in str(info.value)
+    assert "('kernel',) [2,3,4]" in str(info.value)
     assert rngs.default.count[...] == 0
 
 

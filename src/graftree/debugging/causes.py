@@ -14,6 +14,7 @@ from graftree.core.graph import differences
 from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repeated
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
+from graftree.core.text import short_forms
 from graftree.transforms.crossing.traces import dependencies
 from graftree.transforms.crossing.traces.dependencies import (
     TYPE,
@@ -145,7 +146,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
             return f"{differences.describe(fact)} in a ref"
         case _ if fact is LEAF and (*path, TYPE) in facts:
             aspects = dependencies.aspects(facts[*path, TYPE])
-            return f"{aspects['dtype']}{[*aspects['shape']]}"
+            return short_forms.describe_form(aspects["dtype"], aspects["shape"])
         case Static() if inspect.isroutine(fact.value):
             return _word_of_function(fact.value)
         case _:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from graftree.annotations import ArrayLike, LaxPadding, PaddingLike
 from graftree.core.modules.modules import Module
+from graftree.core.text import short_forms
 from graftree.nn.support import arguments
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def pool(
         raise AssertionError(
             f"Pooling with window_shape={window_shape} needs inputs with at least "
             f"{rank + 1} axes, [*batch, *window axes, features], got "
-            f"{inputs.dtype}{list(inputs.shape)}."
+            f"{short_forms.describe(inputs)}."
         )
     steps = arguments.per_axis(strides, rank)
     if len(steps) != rank:

@@ -27,6 +27,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng.streams import Rngs
 from graftree.core.states import states
+from graftree.core.text.short_forms import describe_shape
 from graftree.core.variables import variables
 from graftree.core.variables.kinds import BatchStat, Param
 from graftree.core.variables.variables import Variable
@@ -157,8 +158,8 @@ class SpectralNorm(Module):
             ndim = getattr(param.get_value(), "ndim", 0)
             if ndim > 2 and self.error_on_non_matrix:
                 raise ValueError(
-                    f"The parameter {path} {list(param.shape)} of the layer_instance "
-                    f"is {ndim}D but error_on_non_matrix is True.\nPass "
+                    f"The parameter {path} {describe_shape(param.shape)} of the "
+                    f"layer_instance is {ndim}D but error_on_non_matrix is True.\nPass "
                     "error_on_non_matrix=False to take all axes but the last as one."
                 )
             if ndim >= 2:

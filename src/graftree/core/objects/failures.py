@@ -20,6 +20,7 @@ from graftree import _python
 from graftree.core.objects import bookkeeping
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Arguments, Frame
+from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 
 _MOST = 8
@@ -155,7 +156,7 @@ def describe(x: Any) -> str:
     if isinstance(x, Variable):
         return f"{type(x).__name__} {describe(x.get_raw_value())}"
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return f"{x.dtype}{[*x.shape]}"
+        return short_forms.describe(x)
     if isinstance(x, (bool, int, float, complex, str, type(None))):
         text = repr(x)
         return text if len(text) < 40 else f"{text[:36]}..."
