@@ -1,7 +1,7 @@
 """`scan`: steps along axes of objects, with a carry.
 
 That it goes along any axis is asserted with the maps, in
-`tests/contract/test_transforms/test_axes.py`, and what it carries with other loops.
+`tests/contract/test_transforms/test_matrix.py`, and what it carries with other loops.
 """
 
 import jax

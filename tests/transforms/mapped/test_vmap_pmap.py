@@ -1,6 +1,6 @@
 """Functions mapped over an axis of objects: `vmap` and `pmap`.
 
-The rules of all maps are in `tests/contract/test_transforms/test_axes.py`.
+The rules of all maps are in `tests/contract/test_transforms/test_matrix.py`.
 """
 
 import hypothesis
