@@ -2,8 +2,8 @@
 
     paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
     imprints  pickling  places            trace may write; has anything changed since;
-    patterns                              static values told apart; what is in a pickle;
-       |                                  which parts of a model are meant
+    patterns  walks                       static values told apart; what is in a pickle;
+       |                                  which parts of a model are meant; the walk
        v
     text/          how objects print
     variables/     the box: a value, its metadata, the trace that owns it
