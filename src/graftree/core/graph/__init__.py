@@ -16,5 +16,5 @@
 - ``proxy_callers.py``: what `call` returns: a method by attributes and items.
 - ``updates.py``: `update`, `set_metadata`: objects changed in place; ``removals.py``:
   `pop`.
-- ``traversals.py``: `iter_graph`, `map`, `find_duplicates`, on the walk of `core/walks.py`.
+- ``traversals.py``: `iter_graph`, `map`, `find_duplicates`: walks, by `core/walks.py`.
 """
