@@ -206,7 +206,7 @@ def test_what_is_traced_in_a_context_is_used_in_no_other(part):
     call, x = EVERY_PART[part], jnp.ones((4, 2))
     net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     plain = call(net, x)
-    for factor in (2, 3, 5, 3):
+    for factor in (2, 3, 2):
         with nnx.debugging.intercept(net, nnx.Linear, times(factor)):
             for _ in range(2):
                 np.testing.assert_allclose(call(net, x), factor * plain, rtol=1e-6)

@@ -2,28 +2,29 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import zoo
 
 HUGE, BIG, SMALL = 3e38, 1e30, 1e-30
 
 
-class Net(nnx.Module):
+class Net(zoo.Scale):
     """A layer with a parameter before it, whose gradient passes through the layer."""
 
     def __init__(self, layer):
-        self.scale = nnx.Param(jnp.ones(()))
+        super().__init__(1.0)
         self.layer = layer
 
     def __call__(self, x):
         is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        return self.layer(x * self.scale if is_float else x)
+        return self.layer(self.w * x if is_float else x)
 
 
 @dataclasses.dataclass
@@ -31,14 +32,14 @@ class Row:
     """A layer, what makes its output bad, and what makes only its gradient bad.
 
     Attributes:
-        layer: Makes the layer.
+        layer: Makes the layer, given ``rngs``.
         x: Its input, forward and backward.
         plants: Changes the layer, forward and backward.
         weight: What its output is multiplied by: the cotangent.
         inner: Where in the layer that is.
     """
 
-    layer: Callable[[nnx.Rngs], Any]
+    layer: Callable[..., Any]
     x: tuple[Any, Any]
     plants: tuple[Callable[[Any], Any], Callable[[Any], Any]]
     weight: float = BIG
@@ -90,122 +91,97 @@ def norm(layer, shape=(2, 4)):
     return Row(layer, (x, x), (epsilon(0.0), epsilon(1e-35)), weight=1.0)
 
 
-def weight_norm():
+def norm_of_kernel(kind, plant):
+    """One of a kernel of zeros; what makes only its gradient bad is given."""
     x = jnp.ones((2, 4))
-    kernel = "layer_instance", "kernel"
-    plants = epsilon(0.0, *kernel), epsilon(1e-35, *kernel)
-
-    def make(r):
-        return nnx.WeightNorm(nnx.Linear(4, 4, rngs=r), rngs=r)
-
-    return Row(make, (x, x), plants, weight=1.0)
+    plants = epsilon(0.0, *KERNEL), plant
+    return Row(lambda rngs: kind(linear(rngs=rngs), rngs=rngs), (x, x), plants, 1.0)
 
 
-def spectral_norm():
-    x = jnp.ones((2, 4))
-    kernel = "layer_instance", "kernel"
-    plants = epsilon(0.0, *kernel), filled(*kernel, value=1e-12)
+KERNEL = "layer_instance", "kernel"
+IN_CELL = "cell", "ig", "kernel"
+linear = partial(nnx.Linear, 4, 4)
 
-    def make(r):
-        return nnx.SpectralNorm(nnx.Linear(4, 4, rngs=r), rngs=r)
 
-    return Row(make, (x, x), plants, weight=1.0)
+def lstm(rngs):
+    return nnx.RNN(nnx.LSTMCell(4, 4, rngs=rngs))
+
+
+def gru(rngs):
+    return nnx.RNN(nnx.GRUCell(4, 4, rngs=rngs))
 
 
 ROWS = {
-    "Linear": product(lambda r: nnx.Linear(4, 4, rngs=r), (2, 4)),
+    "Linear": product(linear, (2, 4)),
     "LinearGeneral": product(
-        lambda r: nnx.LinearGeneral((2, 2), 4, axis=(-2, -1), rngs=r), (2, 2, 2)
+        partial(nnx.LinearGeneral, (2, 2), 4, axis=(-2, -1)), (2, 2, 2)
     ),
-    "Einsum": product(lambda r: nnx.Einsum("ab,bc->ac", (4, 4), rngs=r), (2, 4)),
-    "Conv": product(lambda r: nnx.Conv(2, 3, (3,), rngs=r), (1, 5, 2)),
-    "ConvTranspose": product(
-        lambda r: nnx.ConvTranspose(2, 3, (3,), rngs=r), (1, 5, 2)
-    ),
+    "Einsum": product(partial(nnx.Einsum, "ab,bc->ac", (4, 4)), (2, 4)),
+    "Conv": product(partial(nnx.Conv, 2, 3, (3,)), (1, 5, 2)),
+    "ConvTranspose": product(partial(nnx.ConvTranspose, 2, 3, (3,)), (1, 5, 2)),
     "LoRA": product(
-        lambda r: nnx.LoRA(4, 2, 4, b_initializer=nnx.initializers.ones, rngs=r),
-        *((2, 4), "lora_a"),
+        partial(nnx.LoRA, 4, 2, 4, b_initializer=nnx.initializers.ones),
+        (2, 4),
+        "lora_a",
     ),
     # A token that isn't in the table; a token twice, whose gradients are added.
     "Embed": Row(
-        lambda r: nnx.Embed(5, 4, rngs=r),
+        partial(nnx.Embed, 5, 4),
         (jnp.array([1, 7]), jnp.array([1, 1])),
         (untouched, filled("embedding", value=SMALL)),
         weight=HUGE,
     ),
-    "LayerNorm": norm(lambda r: nnx.LayerNorm(4, rngs=r)),
-    "RMSNorm": norm(lambda r: nnx.RMSNorm(4, rngs=r)),
-    "BatchNorm": norm(lambda r: nnx.BatchNorm(4, rngs=r)),
-    "GroupNorm": norm(lambda r: nnx.GroupNorm(4, 2, rngs=r)),
-    "InstanceNorm": norm(lambda r: nnx.InstanceNorm(4, rngs=r), (1, 3, 4)),
-    "WeightNorm": weight_norm(),
-    "SpectralNorm": spectral_norm(),
+    "LayerNorm": norm(partial(nnx.LayerNorm, 4)),
+    "RMSNorm": norm(partial(nnx.RMSNorm, 4)),
+    "BatchNorm": norm(partial(nnx.BatchNorm, 4)),
+    "GroupNorm": norm(partial(nnx.GroupNorm, 4, 2)),
+    "InstanceNorm": norm(partial(nnx.InstanceNorm, 4), (1, 3, 4)),
+    "WeightNorm": norm_of_kernel(nnx.WeightNorm, epsilon(1e-35, *KERNEL)),
+    "SpectralNorm": norm_of_kernel(nnx.SpectralNorm, filled(*KERNEL, value=1e-12)),
     "MultiHeadAttention": product(
-        lambda r: nnx.MultiHeadAttention(2, 4, decode=False, rngs=r),
-        *((1, 3, 4), "value", "kernel"),
-    ),
-    "LSTMCell": product(
-        lambda r: Applied(nnx.LSTMCell(4, 4, rngs=r)), (2, 4), "cell", "ig", "kernel"
-    ),
-    "GRUCell": product(
-        lambda r: Applied(nnx.GRUCell(4, 4, rngs=r)),
-        (2, 4),
-        "cell",
-        "dense_i",
+        partial(nnx.MultiHeadAttention, 2, 4, decode=False),
+        (1, 3, 4),
+        "value",
         "kernel",
     ),
-    "RNN": product(
-        lambda r: nnx.RNN(nnx.LSTMCell(4, 4, rngs=r)),
-        *((1, 3, 4), "cell", "ig", "kernel"),
-        inner=".cell",
+    "RNN": product(lstm, (1, 3, 4), *IN_CELL, inner=".cell"),
+    "RNN of GRUCell": product(
+        gru, (1, 3, 4), "cell", "dense_i", "kernel", inner=".cell"
     ),
     "Bidirectional": product(
-        lambda r: nnx.Bidirectional(
-            nnx.RNN(nnx.LSTMCell(4, 4, rngs=r)), nnx.RNN(nnx.LSTMCell(4, 4, rngs=r))
-        ),
-        *((1, 3, 4), "forward_rnn", "cell", "ig", "kernel"),
+        lambda rngs: nnx.Bidirectional(lstm(rngs), lstm(rngs)),
+        *((1, 3, 4), "forward_rnn", *IN_CELL),
         inner=".forward_rnn.cell",
     ),
     "Sequential": product(
-        lambda r: nnx.Sequential(jnp.abs, nnx.Linear(4, 4, rngs=r)),
+        lambda rngs: nnx.Sequential(jnp.abs, linear(rngs=rngs)),
         *((2, 4), "layers", 1, "kernel"),
         inner=".layers[1]",
     ),
     "Dropout": Row(
-        lambda r: nnx.Dropout(0.5, rngs=r),
+        partial(nnx.Dropout, 0.5),
         (jnp.full(8, HUGE), jnp.full(8, SMALL)),
         (untouched, untouched),
         weight=HUGE,
     ),
     "PReLU": Row(
-        lambda r: nnx.PReLU(),
+        lambda rngs: nnx.PReLU(),
         (jnp.full(2, -HUGE), jnp.full(2, -2.0)),
         (filled("negative_slope", value=2.0), filled("negative_slope", value=SMALL)),
         weight=HUGE,
     ),
     "AvgPool": Row(
-        lambda r: nnx.AvgPool((2,)),
+        lambda rngs: nnx.AvgPool((2,)),
         (jnp.full((1, 4, 1), HUGE), None),
         (untouched, untouched),
     ),
     "MaxPool": Row(
-        lambda r: nnx.MaxPool((3,)),
+        lambda rngs: nnx.MaxPool((3,)),
         (None, jnp.array([0.0, 0.0, SMALL, 0.0, 0.0]).reshape(1, 5, 1)),
         (untouched, untouched),
         weight=HUGE,
     ),
 }
-
-
-class Applied(nnx.Module):
-    """A cell, called with a state that is its input."""
-
-    def __init__(self, cell):
-        self.cell = cell
-
-    def __call__(self, x):
-        carry = self.cell.initialize_carry(x.shape, nnx.Rngs(0))
-        return self.cell(jax.tree.map(lambda c: x[:, :4] + c, carry), x)[1]
 
 
 def loss(net, x, weight):
@@ -227,7 +203,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "backward"), CASES)
 def test_layer_is_named_that_makes_a_value_which_is_not_finite(name, backward):
     row = ROWS[name]
-    layer = row.layer(nnx.Rngs(0))
+    layer = row.layer(rngs=nnx.Rngs(0))
     row.plants[backward](layer)
     net, x = Net(layer), row.x[backward]
     if backward:
