@@ -55,7 +55,7 @@ def adam(seed):
 def train_state(seed):
     graphdef, params = nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(seed)))
     state = nnx.TrainState.create(graphdef, params=params, tx=ADAM)
-    return state.apply_gradients(params).replace(step=seed)
+    return state.apply_gradients(params).replace(step=jnp.array(seed))
 
 
 OBJECTS = {
