@@ -69,6 +69,17 @@ def test_cycles_do_not_wear_out_the_stack(name):
             TREE_FUNCTIONS[name]({"a": [m]})
 
 
+@pytest.mark.parametrize(
+    "call", [nnx.split, nnx.state, nnx.clone, lambda x: nnx.pop(x, nnx.Param)]
+)
+def test_containers_that_contain_themselves_are_refused_in_graph_mode(call):
+    mapping = {"a": param()}
+    mapping["b"] = (mapping,)
+    for _ in range(300):  # JAX would have less of the stack with each
+        with pytest.raises(ValueError, match="(?s)Cycle detected.*found at paths"):
+            call(mapping)
+
+
 @EACH
 def test_objects_that_are_no_pytrees_are_refused(name):
     with pytest.raises(ValueError, match="pytree=False.*Found at path.*0") as error:
