@@ -69,7 +69,7 @@ def test_each_step_is_the_formula_of_the_paper(name, options, float64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["LSTMCell", "SimpleCell", "GRUCell"])
+@every_cell
 def test_gradients_are_finite_differences(name, float64):
     cell, x, carry = double(name)
     graphdef, params = nnx.split(cell)
