@@ -47,7 +47,11 @@ def test_layers_equal_those_of_the_peer(peer, table, start):
     assert not found, "\n".join([f"{len(found)} differences:", *found])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.why_different], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.why_different],
+    ids=lambda case: f"{case.name}: {case.why_different}",
+)
 def test_where_the_peer_is_wrong_we_differ(peer, case):
     assert compare(case, peer)
 
