@@ -98,10 +98,6 @@ def with_call(base: Case, *rows: Mapping[str, Any]) -> Iterator[Case]:
     return (base.but(call=row) for row in rows)
 
 
-def with_inputs(base: Case, *rows: Any) -> Iterator[Case]:
-    return (base.of(row) for row in rows)
-
-
 def over_dtypes(base: Case) -> Iterator[Case]:
     """Half precision of the computation, and of Params and inputs."""
     yield base.but(options={"dtype": jnp.bfloat16})
