@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import graftree as nnx
 
@@ -213,6 +214,28 @@ LAYERS: Sequence[Layer] = [
 ]
 
 BY_NAME = {layer.name: layer for layer in LAYERS}
+
+# Of the layers that share the code of promotion and contraction, of moments, of carries
+# or of windows, one; and all that share none.
+FAMILIES = (
+    "Linear Conv Embed LoRALinear PReLU MultiHeadAttention RoPE BatchNorm LayerNorm "
+    "SpectralNorm Dropout OptimizedLSTMCell RNN AvgPool GlobalMaxPool"
+).split()
+
+
+def unless_family(layer: Layer) -> Any:
+    """The mark of a layer that others stand for: only the long run has it."""
+    return () if layer.name in FAMILIES else pytest.mark.long
+
+
+def of_families(layers: Sequence[Layer]) -> Any:
+    """Runs a test with a layer of each family; in the long run with all of them."""
+    rows = [pytest.param(x, id=x.name, marks=unless_family(x)) for x in layers]
+    return pytest.mark.parametrize("row", rows)
+
+
+every_layer = pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+every_family = of_families(LAYERS)
 
 
 def raw(x: Any) -> np.ndarray:

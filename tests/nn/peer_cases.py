@@ -74,13 +74,6 @@ class Case:
     streams: tuple[str, ...] = ()
     why_different: str = ""
 
-    def __str__(self) -> str:
-        shown = [_show(arg) for arg in self.args]
-        shown += [f"{key}={_show(value)}" for key, value in self.options.items()]
-        call = [_show(value) for value in self.inputs]
-        call += [f"{key}={_show(value)}" for key, value in self.call.items()]
-        return f"{self.name}({', '.join(shown)}) called with ({', '.join(call)})"
-
     def but(self, *args: Any, **changes: Any) -> "Case":
         """This case with other fields; options and call are added to those it has."""
         changes["args"] = args or self.args
@@ -97,26 +90,12 @@ class Case:
         return self.of(*(spec._replace(dtype=dtype) for spec in self.inputs))
 
 
-def _show(value: Any) -> str:
-    if isinstance(value, Spec):
-        return f"{value.dtype}{list(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_show, value))})"
-    if isinstance(value, PerLibrary):
-        return _show(value.make)
-    return getattr(value, "__name__", repr(value))
-
-
 def with_options(base: Case, *rows: Mapping[str, Any]) -> Iterator[Case]:
     return (base.but(options=row) for row in rows)
 
 
 def with_call(base: Case, *rows: Mapping[str, Any]) -> Iterator[Case]:
     return (base.but(call=row) for row in rows)
-
-
-def with_inputs(base: Case, *rows: Any) -> Iterator[Case]:
-    return (base.of(row) for row in rows)
 
 
 def over_dtypes(base: Case) -> Iterator[Case]:

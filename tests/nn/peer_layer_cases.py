@@ -17,7 +17,6 @@ from tests.nn.peer_cases import (
     over_dtypes,
     real,
     with_call,
-    with_inputs,
     with_options,
 )
 
@@ -50,16 +49,12 @@ def linear():
     base = Case("Linear", (6, 5), ALL, (real(2, 7, 6),))
     yield from with_kernel(base)
     yield base.but(options={"use_bias": False, "dtype": jnp.complex64})
-    yield base.of(real(0, 6))
 
 
 def linear_general():
     base = Case("LinearGeneral", (6, 5), ALL, (real(2, 7, 6),))
     yield from with_kernel(base)
-    function = {"dot_general": jax.lax.dot_general}
-    made = {"dot_general_cls": lambda: jax.lax.dot_general}
-    yield base.but((7, 6), (4, 5), options={"axis": (-2, -1), **function})
-    yield base.but(6, (4, 5), options={"batch_axis": {0: 2, 1: 7}, **made})
+    yield base.but((7, 6), (4, 5), options={"axis": (-2, -1)})
     yield base.but(7, 5, options={"axis": 1, "batch_axis": {0: 2}, "use_bias": False})
 
 
@@ -67,10 +62,7 @@ def einsum():
     base = Case("Einsum", ("...a,ab->...b", (6, 5), (5,)), ALL, (real(2, 7, 6),))
     yield from with_kernel(base)
     yield base.of(einsum_str="n t a, a b -> t n b")
-    yield base.but("nta , ab -> bnt", (6, 5), 5)
     yield base.but("nta,tab->ntb", (7, 6, 5), (7, 5))
-    d_first = base.but("d...ab,bc...->ad...c", (6, 5, 3), (3, 5))
-    yield d_first.of(real(2, 3, 4, 6))
 
 
 def conv():
@@ -79,16 +71,9 @@ def conv():
     grouped = {"use_bias": False, "feature_group_count": 2}
     causal = {"padding": "CAUSAL", "strides": 2, "kernel_dilation": 2}
     yield from with_options(base, grouped, causal, {"mask": booleans(3, 6, 4)})
-    yield base.of(real(2, 2, 5, 6))
     plane = base.but(3, 4, [3, 2]).of(real(2, 5, 6, 3))
-    yield from with_options(
-        plane,
-        {"padding": "SAME_LOWER", "strides": (2, 1), "kernel_dilation": (1, 2)},
-        {"padding": "CIRCULAR", "strides": None},
-        {"padding": "REFLECT", "kernel_dilation": None},
-        {"padding": [1, (0, 2)], "input_dilation": (1, 3)},
-        {"padding": (1, 2)},
-    )
+    lower = {"padding": "SAME_LOWER", "strides": (2, 1), "kernel_dilation": (1, 2)}
+    yield from with_options(plane, lower, {"padding": [1, (0, 2)]})
     refused = "jax.lax refuses named paddings of dilated inputs"
     yield plane.but(why_different=refused, options={"input_dilation": 2})
     yield plane.but(options={"padding": [[0, 1], 2]}, why_different="a pair is a tuple")
@@ -100,12 +85,9 @@ def conv_transpose():
     yield from with_kernel(base)
     yield base.but(options={"use_bias": False, "mask": booleans(3, 6, 4)})
     plane = base.but(3, 4, (3, 2)).of(real(2, 5, 6, 3))
-    yield from with_options(
-        plane,
-        {"padding": "CIRCULAR", "strides": (2, 1), "kernel_dilation": 2},
-        {"padding": "VALID", "strides": 2, "transpose_kernel": True},
-        {"padding": ((0, 1), (2, 1)), "kernel_dilation": (1, 2)},
-    )
+    circular = {"padding": "CIRCULAR", "strides": (2, 1), "kernel_dilation": 2}
+    valid = {"padding": "VALID", "strides": 2, "transpose_kernel": True}
+    yield from with_options(plane, circular, valid)
 
 
 def embed():
@@ -117,7 +99,7 @@ def embed():
         {"dtype": jnp.float16, "embedding_init": initializers.ones},
     )
     outside = np.array([-1, -7, 6, 7, -8, 100])
-    yield from with_inputs(base, integers(2, 5, dtype="uint8"), integers(), outside)
+    yield from map(base.of, (integers(2, 5, dtype="uint8"), integers(), outside))
     yield base.but(1, 6)
     refused = base.but(1, 6, why_different="a single row needs an axis of inputs")
     yield refused.of(integers())
@@ -178,7 +160,6 @@ def rms_norm():
 
 
 def _over_features(base):
-    yield base.but(options={"reduction_axes": (1, 2)})
     yield base.but(18, options={"feature_axes": (-2, -1)})
     if base.name == "RMSNorm":
         yield base.of(real(4, 3, 6), booleans(4, 3, 6))
@@ -239,7 +220,6 @@ def pooling():
     for name in ("avg_pool", "max_pool", "min_pool"):
         base = Case(name, inputs=(image,), call={"window_shape": (2, 3)})
         yield base.of(real(2, 1, 5, 4, 3), padding="SAME", strides=(2, 1))
-        yield base.of(padding=explicit)
         yield base.of(real(2, 1, 5, 4, 3), padding=explicit).but(
             why_different="explicit padding knows one batch axis only"
         )
@@ -247,11 +227,7 @@ def pooling():
     inside = {"window_shape": (2, 3), "count_include_pad": False}
     average = Case("avg_pool", inputs=(image,), call=inside)
     yield from with_call(average, {"padding": "SAME"}, {"padding": explicit})
-    yield average.cast("int32")
     yield average.cast("bfloat16").but(why_different="upcast to float32")
-    general = {"window_shape": (2, 3), "strides": (1, 1), "padding": "VALID"}
-    product = {"init": 1.0, "reduce_fn": jax.lax.mul}
-    yield Case("pool", inputs=(image,), call={**product, **general})
 
 
 TABLES = {

@@ -10,11 +10,9 @@ from tests.nn.peer_cases import (
     PerLibrary,
     booleans,
     from_key,
-    integers,
     over_dtypes,
     real,
     with_call,
-    with_inputs,
     with_options,
 )
 
@@ -75,27 +73,13 @@ def dot_product_attention():
     dropout = {"dropout_rate": 0.5, "dropout_rng": key}
     base = Case("dot_product_attention", inputs=(heads,) * 3)
     yield base.cast("bfloat16")
-    yield from with_call(
-        base,
-        {"is_causal": True, "bias": real(1, 4, 5, 5), "dtype": BF16},
-        {"bias": real(2, 4, 5, 5), "mask": booleans(1, 1, 5, 5)},
-        {"broadcast_dropout": False, **dropout},
-    )
+    yield base.of(is_causal=True, bias=real(1, 4, 5, 5), dtype=BF16)
+    yield base.of(mask=booleans(1, 1, 5, 5), broadcast_dropout=False, **dropout)
     weights = Case("nn.attention.dot_product_attention_weights", inputs=(heads,) * 2)
     yield weights.cast("bfloat16")
     yield weights.of(heads, few, **dropout)
     deeper = base.of(heads, heads, real(2, 5, 4, 3))
     yield deeper.but(why_different="values must be as deep as keys")
-
-
-def masks():
-    base = Case("make_attention_mask", inputs=(booleans(2, 5), booleans(2, 3)))
-    yield base.of(dtype=bool, extra_batch_dims=2)
-    yield base.of(integers(2, 5), integers(2, 3), pairwise_fn=jnp.greater_equal)
-    yield Case("make_causal_mask", inputs=(real(2, 5),), call={"extra_batch_dims": 1})
-    both = booleans(2, 1, 5, 5)
-    yield from with_inputs(Case("combine_masks"), both, None)
-    yield Case("combine_masks", inputs=(both, None, both), call={"dtype": bool})
 
 
 def rope():
@@ -155,7 +139,6 @@ def _make_cell(name):
         rngs = library.Rngs(5, dropout=6)
         return getattr(library, name)(3, 4, rngs=rngs, **CELL_INITS)
 
-    make.__name__ = name
     return PerLibrary(make)
 
 
@@ -170,7 +153,6 @@ def rnn():
         padded, {"reverse": True}, {"reverse": True, "keep_order": True}
     )
     yield padded.but(_make_cell("OptimizedLSTMCell")).of(return_carry=True)
-    yield padded.but(_make_cell("GRUCell"))
     yield base.but(options={"rngs": own_rngs}).of(real(2, 1, 5, 3))
     yield base.but(options={"rngs": False}).of(initial_carry=real(2, 4))
     yield padded.of(seq_lengths=np.array([0, 5]), return_carry=True).but(
@@ -179,15 +161,11 @@ def rnn():
 
 
 def bidirectional():
-    def both(name):
-        def make(library, rngs):
-            return library.RNN(_make_cell(name).make(library, rngs))
+    def network(library, rngs):
+        return library.RNN(_make_cell("SimpleCell").make(library, rngs))
 
-        make.__name__ = f"RNN({name})"
-        return PerLibrary(make)
-
-    cells = both("SimpleCell"), both("GRUCell")
-    base = Case("Bidirectional", cells, inputs=(real(2, 5, 3),))
+    networks = PerLibrary(network), PerLibrary(network)
+    base = Case("Bidirectional", networks, inputs=(real(2, 5, 3),))
     yield base
     yield base.but(options={"time_major": True, "merge_fn": jnp.add})
     yield base.of(initial_carry=(real(2, 4), real(2, 4)), rngs=own_rngs)
@@ -204,7 +182,6 @@ def inner(name, *args, **options):
     def make(library, rngs):
         return getattr(library, name)(*args, **ALL, **options, rngs=rngs)
 
-    make.__name__ = f"{name}{args}"
     return PerLibrary(make)
 
 
@@ -212,7 +189,6 @@ def lora():
     base = Case("LoRA", (6, 2, 5), LORA, (real(2, 6),))
     yield base
     yield from over_dtypes(base)
-    yield base.of(real(2, 3, 6))
     param = PerLibrary(lambda library, rngs: library.Param)
     yield from with_options(
         base,
@@ -220,8 +196,6 @@ def lora():
         {"lora_param_type": param},
         {"base_module": inner("Linear", 6, 5), "dtype": BF16},
     )
-    general = inner("LinearGeneral", 6, 5, axis=-1)
-    yield base.but(options={"base_module": general}).of(out_sharding=None)
 
 
 def lora_linear():
@@ -233,7 +207,6 @@ def lora_linear():
         {"param_dtype": BF16, "use_bias": False, "a_metadata": {"note": 1}},
         {"lora_dtype": BF16, "kernel_metadata": {"note": 2}},
     )
-    yield base.of(real(2, 3, 6))
     yield base.but(options={"dtype": BF16}).but(
         why_different="a half dtype does not reach the low-rank part"
     )
@@ -244,9 +217,7 @@ def spectral_norm():
     yield from with_options(
         base, {}, {"n_steps": 0}, {"n_steps": 2, "epsilon": 1e-3}, {"dtype": BF16}
     )
-    yield base.but(options={"update_stats": False})
     yield base.of(update_stats=False)
-    yield base.but(prepare=lambda layer: layer.eval())
     yield base.but(options={"param_dtype": BF16})
     yield base.but(inner("Linear", 6, 5, param_dtype=BF16))
 
@@ -278,7 +249,6 @@ def weight_norm():
 TABLES = {
     "MultiHeadAttention": multi_head_attention,
     "dot_product_attention": dot_product_attention,
-    "masks": masks,
     "RoPE": rope,
     "LSTMCell": _cell("LSTMCell", 2),
     "OptimizedLSTMCell": _cell("OptimizedLSTMCell", 2),

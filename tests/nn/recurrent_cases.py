@@ -72,9 +72,8 @@ def scan(cell, carry, xs):
     return carry, np.stack(outputs, 1)
 
 
-def make(library=nnx, name="GRUCell", **options):
-    cell = getattr(library, name)(2, 3, rngs=library.Rngs(0))
-    return library.RNN(cell, **options)
+def make(name="GRUCell", **options):
+    return nnx.RNN(getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0)), **options)
 
 
 normal = functools.partial(random, seed=1)

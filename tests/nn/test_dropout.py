@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.meshes import mesh_of
 from tests.random_arrays import random
 
 
@@ -30,39 +31,31 @@ def test_kept_entries_are_scaled_up(rate):
     np.testing.assert_allclose(y[kept], np.asarray(x)[kept] / (1 - rate), rtol=1e-6)
 
 
-@pytest.mark.parametrize("deterministic", [True, None])
-def test_inputs_pass_through_as_the_same_object(deterministic):
-    layer = nnx.Dropout(0.5, deterministic=deterministic)
-    x = jnp.ones(3)
-    assert layer(x, deterministic=True) is x
-    assert nnx.Dropout(0.0)(x) is x
-
-
-def test_rate_one_drops_everything_without_a_draw():
+def test_inputs_pass_through_as_the_same_object_or_as_zeros_without_a_draw():
     x = jnp.ones((2, 3), jnp.bfloat16)
+    for deterministic in (True, None):
+        layer = nnx.Dropout(0.5, deterministic=deterministic)
+        assert layer(x, deterministic=True) is nnx.Dropout(0.0)(x) is x
     y = nnx.Dropout(1.0)(x)
     assert y.dtype == x.dtype
-    np.testing.assert_array_equal(y, jnp.zeros_like(x))
+    np.testing.assert_array_equal(y, np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize("dims", [(0,), (-1,), [1, 2], (0, 1, 2)])
 def test_broadcast_dims_share_their_fate(dims):
-    shape = (4, 5, 6)
     layer = nnx.Dropout(0.5, broadcast_dims=dims, rngs=nnx.Rngs(0))
-    axes = {d % 3 for d in dims}
-    small = [1 if axis in axes else n for axis, n in enumerate(shape)]
-    kept = jax.random.bernoulli(draw(0, 0, 0), 0.5, small)
-    y = layer(jnp.ones(shape))
-    np.testing.assert_array_equal(y, np.broadcast_to(2.0 * kept, shape))
+    small = np.array((4, 5, 6))
+    small[[*dims]] = 1
+    kept = jax.random.bernoulli(draw(0, 0, 0), 0.5, small.tolist())
+    expected = np.broadcast_to(2.0 * kept, (4, 5, 6))
+    np.testing.assert_array_equal(layer(jnp.ones((4, 5, 6))), expected)
 
 
-@pytest.mark.parametrize("dims", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("dims", [(), (1,), (0, 1)])
 @pytest.mark.parametrize("is_jitted", [True, False])
 @pytest.mark.parametrize("is_in_context", [True, False])
 def test_explicit_sharding_is_kept(dims, is_jitted, is_in_context):
-    explicit = (jax.sharding.AxisType.Explicit,) * 2
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)
-    spec = jax.P("x", "y")
+    mesh, spec = mesh_of("Explicit", x=4, y=2), jax.P("x", "y")
     x = jax.device_put(np.ones((8, 4), np.float32), jax.NamedSharding(mesh, spec))
     layer = nnx.Dropout(0.5, broadcast_dims=dims)
 
@@ -88,10 +81,10 @@ def test_a_missing_setting_is_an_error_with_the_ways_out():
         assert way in str(error.value)
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan"), 50])
-def test_rate_is_checked_at_construction(rate):
-    with pytest.raises(ValueError, match=r"rate.*\[0, 1\]"):
-        nnx.Dropout(rate)
+def test_rate_is_checked_at_construction():
+    for rate in (-0.1, 1.1, float("nan"), 50):
+        with pytest.raises(ValueError, match=r"rate.*\[0, 1\]"):
+            nnx.Dropout(rate)
 
 
 @pytest.mark.parametrize(

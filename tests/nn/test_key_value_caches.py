@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import catalog
 from tests.nn.attention_formulas import make_layer
 from tests.programs import in_one_program
 from tests.random_arrays import random
@@ -36,9 +37,8 @@ def check_equal(decoded, full, tolerance=1e-5):
     np.testing.assert_allclose(decoded, full, rtol=tolerance, atol=tolerance)
 
 
-def contents(layer):
-    cache = (layer.cached_key, layer.cached_value, layer.cache_index)
-    return [np.asarray(variable[...]) for variable in cache]
+def check_same(state, before):
+    jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,8 @@ def test_token_by_token_gives_the_causal_full_pass(batch, options):
     layer, x = make(batch, max_length=6, **options), random(*batch, 4, 8)
     # Compiled as a whole: the many small operations cost more, one by one. Tests below
     # call the layer without.
-    full_pass = nnx.jit(lambda layer, x: layer(x, decode=False, is_causal=True))
+    full = in_one_program(layer, x, decode=False, is_causal=True)
     step = nnx.jit(lambda layer, x: layer(x, decode=True))
-    full = full_pass(layer, x)
     check_equal(decode(layer, x, step), full)
     assert layer.cache_index[...] == 4
     layer.init_cache((*batch, 6, 8))
@@ -75,7 +74,8 @@ def test_decoding_in_nnx_jit_traces_once_and_keeps_the_cache(mode):
         return layer(token, decode=True)
 
     layer, x = make(attention_fn=rotary()), random(2, 4, 8)
-    check_equal(decode(layer, x, step), layer(x, decode=False, is_causal=True))
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    check_equal(decode(layer, x, step), full)
     assert len(traces) == 1
     assert layer.cache_index[...] == 4
 
@@ -87,13 +87,13 @@ def test_decoding_in_a_scan():
     def steps(layer, token):
         return layer, layer(token[:, None], decode=True)[:, 0]
 
-    _, decoded = steps(layer, x)
-    check_equal(decoded, layer(x, decode=False, is_causal=True))
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    check_equal(steps(layer, x)[1], full)
 
 
 def test_ref_backed_cache_decodes_in_plain_jit():
     layer, x = make(), random(2, 4, 8)
-    full = layer(x, decode=False, is_causal=True)
+    full = in_one_program(layer, x, decode=False, is_causal=True)
     layer = nnx.to_refs(layer)
     step = jax.jit(lambda layer, token: layer(token, decode=True))
     check_equal(decode(layer, x, step), full)
@@ -136,12 +136,10 @@ def test_mask_of_the_user_takes_away_more():
 
 
 def test_cross_attention_decodes_keys_and_values_of_their_own():
-    layer, x, other = make(), random(2, 4, 8), random(2, 4, 8) ** 2
-    full = layer(x, other, is_causal=True, decode=False)
-    tokens = [
-        layer(x[:, t : t + 1], other[:, t : t + 1], decode=True) for t in range(4)
-    ]
-    check_equal(jnp.concatenate(tokens, axis=1), full)
+    layer, x, other = make(), random(2, 4, 8), random(2, 4, 8, seed=1)
+    full = in_one_program(layer, x, other, is_causal=True, decode=False)
+    step = nnx.jit(lambda layer, x: layer(*jnp.split(x, 2, -1), decode=True))
+    check_equal(decode(layer, jnp.concatenate([x, other], -1), step), full)
 
 
 # --------------------------------------------------------------------- positions
@@ -166,15 +164,6 @@ def test_function_with_positions_gets_the_index_and_others_do_not():
     )
 
 
-def test_positions_of_the_user_are_those_of_the_query():
-    layer, x = make(attention_fn=rotary()), random(2, 4, 8)
-    expected = layer(x, decode=False, is_causal=True)
-    for t in range(4):
-        positions = jnp.full((2, 1), t)
-        y = layer(x[:, t : t + 1], decode=True, input_positions=positions)
-        check_equal(y, expected[:, t : t + 1])
-
-
 # -------------------------------------------------------- errors, nothing is lost
 
 
@@ -192,24 +181,21 @@ def test_positions_of_the_user_are_those_of_the_query():
 def test_refused_step_leaves_the_cache_untouched(shape, call, message):
     layer = make(dropout_rate=0.5, deterministic=False)
     layer(random(2, 1, 8), decode=True)
-    before, x = contents(layer), random(*shape)
+    before, x = catalog.state_of(layer), random(*shape)
     if "inputs_v" in call:
         call = {"inputs_k": x, **call}
     with pytest.raises((ValueError, TypeError), match=message):
         layer(x, decode=True, **call)
-    for a, b in zip(before, contents(layer), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert layer.rngs.count[...] == 1
+    check_same(catalog.state_of(layer), before)
 
 
 def test_full_cache_is_an_error():
     layer, x = make(max_length=2), random(2, 3, 8)
     decode(layer, x[:, :2])
-    before = contents(layer)
+    before = catalog.state_of(layer)
     with pytest.raises(ValueError, match=r"cache.* is full.*max_length is 2"):
         layer(x[:, 2:], decode=True)
-    for a, b in zip(before, contents(layer), strict=True):
-        np.testing.assert_array_equal(a, b)
+    check_same(catalog.state_of(layer), before)
 
 
 def test_traced_steps_beyond_the_end_replace_the_last_entry_and_are_counted():
@@ -246,9 +232,8 @@ def test_new_cache_is_empty_and_of_new_variables():
 
 def test_cache_can_be_made_in_jit_with_graph_updates():
     layer = make_layer()
-    nnx.jit(lambda layer: layer.init_cache((2, 4, 8)), graph=True, graph_updates=True)(
-        layer
-    )
+    init = nnx.jit(lambda m: m.init_cache((2, 4, 8)), graph=True, graph_updates=True)
+    init(layer)
     check_equal(decode(layer, random(2, 4, 8)), decode(make(), random(2, 4, 8)))
 
 

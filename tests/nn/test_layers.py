@@ -1,17 +1,19 @@
-"""What holds for every layer: one table, one short test per rule."""
+"""What holds for every layer: one table, one short test per rule.
 
-import inspect
+Attributes, signatures and initializers are a layer's own. The other laws are those of a
+family: `make test` runs them for one layer of each, `make test-all` for all.
+"""
+
 import pickle
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftree as nnx
 from tests import catalog
+from tests.catalog import every_family, every_layer
 
-every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
 every_layer_of_the_peer = pytest.mark.parametrize(
     "row", [row for row in catalog.LAYERS if not row.is_ours], ids=lambda row: row.name
 )
@@ -32,56 +34,12 @@ def check_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def check_close(a, b):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b
-    )
-
-
 @every_layer
-def test_attributes_are_set_in_the_order_of_the_contract(row):
-    assert attributes(row.make()) == row.attributes.split()
-
-
-@every_layer
-def test_rngs_are_not_kept(row):
+def test_attributes_are_set_in_the_order_of_the_contract_and_rngs_not_kept(row):
     rngs = nnx.Rngs(0)
     layer = row.make(rngs=rngs) if row.has_rngs else row.make()
+    assert attributes(layer) == row.attributes.split()
     assert all(node is not rngs for _, node in nnx.iter_graph(layer))
-
-
-# The initializers of layers, in the order in which they draw.
-DRAWING = {
-    "kernel_init bias_init": "Linear LinearGeneral Einsum Conv ConvTranspose",
-    "embedding_init": "Embed",
-    "a_initializer b_initializer": "LoRA",
-    "kernel_init bias_init a_initializer b_initializer": "LoRALinear",
-    "scale_init bias_init": "BatchNorm LayerNorm GroupNorm InstanceNorm",
-    "scale_init": "RMSNorm",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [(name, names) for names, layers in DRAWING.items() for name in layers.split()],
-)
-def test_each_initializer_gets_the_next_key(name, names):
-    calls, names = [], names.split()
-
-    def recorder(name):
-        def init(key, shape, dtype):
-            calls.append((name, key))
-            return jnp.asarray(np.full(shape, len(calls), dtype))
-
-        return init
-
-    rngs = nnx.Rngs(params=5)
-    layer = catalog.BY_NAME[name].make(rngs=rngs, **{n: recorder(n) for n in names})
-    assert [n for n, _ in calls] == names
-    for n, (_, key) in enumerate(calls):
-        assert key == jax.random.fold_in(jax.random.key(5), n)
-    values = {int(np.ravel(x)[0]) for x in jax.tree.leaves(nnx.state(layer, nnx.Param))}
-    assert set(range(1, len(names) + 1)) <= values
 
 
 LISTS = [
@@ -91,7 +49,7 @@ LISTS = [
 ]
 
 
-@pytest.mark.parametrize("row", LISTS, ids=lambda row: row.name)
+@catalog.of_families(LISTS)
 def test_what_jax_makes_an_array_of_is_an_input(row):
     (x,) = row.inputs()
     expected = row(row.make(), x)
@@ -101,18 +59,15 @@ def test_what_jax_makes_an_array_of_is_an_input(row):
 
 @every_layer
 def test_layers_that_differ_in_initializers_have_equal_graphdefs(row):
-    exempt = {"negative_slope_init", "carry_init", "scale_init"} - {
-        "scale_init" if row.name != "WeightNorm" else ""
-    }
-    options = {
-        key: nnx.initializers.ones
-        for key in inspect.signature(row.cls()).parameters
-        if key.endswith("_init") and key not in exempt
-    }
-    assert nnx.graphdef(row.make()) == nnx.graphdef(row.make(**options))
+    kept = "negative_slope_init", "carry_init"  # are no initializers, or attributes
+    kept += ("scale_init",) * (row.name == "WeightNorm")
+    names = {key for key in row.parameters() if key.endswith("_init")} - {*kept}
+    options = dict.fromkeys(names, nnx.initializers.ones)
+    layers = [nnx.eval_shape(lambda o=o: row.make(**o)) for o in ({}, options)]
+    assert nnx.graphdef(layers[0]) == nnx.graphdef(layers[1])
 
 
-@every_layer
+@every_family
 def test_abstract_layers_become_callable_by_writing_arrays(row):
     abstract = jax.eval_shape(row.make)
     concrete = row.make()
@@ -127,22 +82,20 @@ def test_abstract_layers_become_callable_by_writing_arrays(row):
     check_same(row(abstract, *x), row(concrete, *x))
 
 
-@every_layer
+@every_family
 def test_construction_works_inside_jit_and_vmap(row):
     expected = jax.tree.leaves(nnx.state(row.make(), nnx.Param))
     jitted = jax.tree.leaves(nnx.state(nnx.jit(row.make)(), nnx.Param))
     for a, b in zip(expected, jitted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    if not row.has_rngs:
-        return
-    keys = jax.random.split(jax.random.key(0), 3)
-    layers = jax.eval_shape(jax.vmap(lambda key: row.make(seed=key)), keys)
-    stacked = jax.tree.leaves(nnx.state(layers, nnx.Param))
-    for a, b in zip(expected, stacked, strict=True):
-        assert b.shape == (3, *a.shape)
+    if row.has_rngs:
+        keys = jax.random.split(jax.random.key(0), 3)
+        layers = jax.eval_shape(jax.vmap(lambda key: row.make(seed=key)), keys)
+        stacked = jax.tree.leaves(nnx.state(layers, nnx.Param))
+        assert [x.shape for x in stacked] == [(3, *x.shape) for x in expected]
 
 
-@every_layer
+@every_family
 def test_layers_can_be_pickled(row):
     layer, x = row.make(), row.inputs()
     copy = pickle.loads(pickle.dumps(layer))

@@ -1,4 +1,8 @@
-"""Every layer does in every transform what it does when it is called: one table."""
+"""Layers do in every transform what they do when they are called: one table.
+
+These are laws of families: `make test` runs them for one layer of each, `make test-all`
+for all.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +14,6 @@ import graftree as nnx
 from tests import catalog, modes
 
 COUNT = 2  # layers, each with keys and inputs of its own
-every_layer = pytest.mark.parametrize("row", catalog.LAYERS, ids=lambda row: row.name)
 
 
 # ----------------------------------------------------------------------- the transforms
@@ -153,31 +156,26 @@ PLAIN = {
     "jax.lax.scan, refs": stacked(scan_with_refs),
 }
 # What a mode lets through is no matter of the layer: all three are tried with one that
-# only reads, one that writes its statistics, one that draws and one that scans.
+# only reads, one that writes its statistics, one that draws and one that scans. The
+# others are in jit anyway, in a program that differentiates them too.
 IN_ALL_MODES = "Linear", "BatchNorm", "Dropout", "RNN"
 
 
-def long_for(row):
-    """The others are in jit anyway, in a program that differentiates them too."""
-    return () if row.name in IN_ALL_MODES else pytest.mark.long
+def case(row, name, run, mode=""):
+    is_for_all = mode and name != "jit"
+    rows = catalog.FAMILIES if is_for_all else IN_ALL_MODES
+    marks = () if row.name in rows else pytest.mark.long
+    id = "-".join([row.name, name, mode]).rstrip("-")
+    return pytest.param(row, run, modes.BY_NAME.get(mode, {}), id=id, marks=marks)
 
 
 CASES = [
-    pytest.param(
-        row,
-        run,
-        modes.BY_NAME[mode],
-        id=f"{row.name}-{name}-{mode}",
-        marks=long_for(row) if name == "jit" else (),
-    )
+    case(row, name, run, mode)
     for row in catalog.LAYERS
     for name, run in LIFTED.items()
     for mode in (modes.BY_NAME if row.name in IN_ALL_MODES else ["graph_updates"])
-] + [
-    pytest.param(row, run, {}, id=f"{row.name}-{name}", marks=long_for(row))
-    for row in catalog.LAYERS
-    for name, run in PLAIN.items()
 ]
+CASES += [case(row, *plain) for row in catalog.LAYERS for plain in PLAIN.items()]
 
 
 # --------------------------------------------------------------------------- the tests
@@ -204,7 +202,7 @@ def test_layers_do_in_a_transform_what_they_do_without(row, run, mode):
         check_close(catalog.state_of(copy), catalog.state_of(layer))
 
 
-@every_layer
+@catalog.every_family
 def test_layers_take_and_give_half_precision(row):
     options = {"dtype": jnp.bfloat16} if row.has_dtype else {}
     layer, inputs = row.make(**options), row.inputs(dtype=jnp.bfloat16)
@@ -229,7 +227,7 @@ def symbolic(inputs):
     return jax.tree.map(spec, inputs)
 
 
-@every_layer
+@catalog.every_family
 def test_layers_export_with_a_symbolic_batch(row):
     leaves, treedef = jax.tree.flatten(nnx.split(row.make()))
     inputs = row.inputs()

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftree as nnx
+from tests.meshes import mesh_of
 
 ONES = {"b_initializer": nnx.initializers.ones}
 
@@ -47,29 +47,20 @@ def test_keywords_are_ignored_without_a_base_module():
     np.testing.assert_array_equal(layer(x, deterministic=True), layer(x))
 
 
-def test_base_module_may_be_assigned_later():
+def test_base_module_may_be_assigned_later_and_must_be_callable():
     layer = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0))
-    assert layer.base_module is None
     layer.base_module = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     x = random(5, 3)
     np.testing.assert_array_equal(layer(x), layer.base_module(x))
-
-
-def test_base_module_must_be_callable():
-    layer = nnx.LoRA(3, 2, 4, base_module=nnx.Module(), rngs=nnx.Rngs(0))
+    layer.base_module = nnx.Module()
     with pytest.raises(ValueError, match="of LoRA must be callable, got .*Module"):
         layer(jnp.ones((1, 3)))
 
 
-def test_the_kernel_of_a_lora_linear_is_that_of_a_linear():
-    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
-    linear = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    np.testing.assert_array_equal(layer.kernel[...], linear.kernel[...])
-
-
-def test_state_of_a_linear_fits():
-    linear = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+def test_a_lora_linear_starts_as_a_linear_whose_state_fits():
+    linear, other = (nnx.Linear(3, 4, rngs=nnx.Rngs(seed)) for seed in (0, 1))
     layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(layer.kernel[...], other.kernel[...])
     nnx.update(layer, nnx.state(linear))
     x = random(5, 3)
     np.testing.assert_array_equal(layer(x), linear(x))
@@ -82,25 +73,15 @@ def test_parameters_are_params_that_a_filter_tells_apart():
     assert paths == [("lora", "lora_a"), ("lora", "lora_b")]
     assert [path for path, _ in nnx.to_flat_state(frozen)] == [("bias",), ("kernel",)]
     assert issubclass(nnx.LoRAParam, nnx.Param)
-
-
-def test_lora_param_has_no_registered_name():
     with pytest.raises(ValueError, match="LoRAParam"):
         nnx.variable_name_from_type(nnx.LoRAParam)
 
 
 def test_class_and_metadata_of_the_variables_may_be_given():
-    layer = nnx.LoRALinear(
-        3,
-        4,
-        lora_rank=2,
-        lora_param_type=nnx.Cache,
-        a_metadata={"a": 1},
-        b_initializer=nnx.with_metadata(nnx.initializers.ones, note="b"),
-        b_metadata={"b": 2},
-        use_bias=False,
-        rngs=nnx.Rngs(0),
-    )
+    ones = nnx.with_metadata(nnx.initializers.ones, note="b")
+    options = {"lora_rank": 2, "lora_param_type": nnx.Cache, "a_metadata": {"a": 1}}
+    options |= {"b_initializer": ones, "b_metadata": {"b": 2}, "use_bias": False}
+    layer = nnx.LoRALinear(3, 4, **options, rngs=nnx.Rngs(0))
     assert type(layer.lora.lora_a) is type(layer.lora.lora_b) is nnx.Cache
     assert (layer.lora.lora_a.a, layer.lora.lora_b.b) == (1, 2)
     assert layer.lora.lora_b.note == "b"
@@ -130,21 +111,21 @@ def test_unknown_keywords_are_those_of_linear():
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("make", ["wrapped", "linear"])
 def test_out_sharding_is_that_of_both_terms(make, named):
-    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = mesh_of("Explicit", x=2, y=2)
     layer = nnx.LoRALinear(4, 6, lora_rank=3, **ONES, rngs=nnx.Rngs(0))
     if make == "wrapped":
         base = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
         layer = nnx.LoRA(4, 3, 6, base_module=base, **ONES, rngs=nnx.Rngs(1))
-    x, spec = random(2, 4), PartitionSpec(None, "y")
+    x, spec = random(2, 4), jax.P(None, "y")
     expected = layer(x)
     with jax.set_mesh(mesh):
         # Split along what is contracted, JAX has to be told the sharding of products.
-        rows, columns = PartitionSpec("x", None), PartitionSpec(None, "x")
+        rows, columns = jax.P("x", None), jax.P(None, "x")
         for path, variable in nnx.to_flat_state(nnx.state(layer)):
             if path[-1] in ("kernel", "lora_a"):
                 variable.set_value(jax.device_put(variable[...], rows))
         x = jax.device_put(x, columns)
-        out_sharding = NamedSharding(mesh, spec) if named else spec
-        y = jax.jit(lambda m, x: m(x, out_sharding=out_sharding))(layer, x)
+        given = jax.NamedSharding(mesh, spec) if named else spec
+        y = jax.jit(lambda m, x: m(x, out_sharding=given))(layer, x)
     assert jax.typeof(y).sharding.spec == spec
     np.testing.assert_allclose(y, expected, rtol=1e-5)

@@ -9,29 +9,22 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests.meshes import mesh_of
 from tests.nn.attention_formulas import layer_output, make_layer, params_of
 from tests.programs import in_one_program
 from tests.random_arrays import random, random_mask
-
-P = jax.sharding.PartitionSpec
-
 
 # ------------------------------------------------------------------------- construction
 
 
 @pytest.mark.parametrize(
     ("options", "draws"),
-    [
-        ({"use_bias": False}, 4),
-        ({"dropout_rate": 0.5}, 9),
-        ({"dropout_rate": 0.5, "keep_rngs": False}, 8),
-    ],
+    [({"use_bias": False}, 4), ({"dropout_rate": 0.5, "keep_rngs": False}, 8)],
 )
-def test_a_stream_is_forked_for_dropout_unless_told_otherwise(options, draws):
+def test_no_stream_is_forked_without_dropout_or_if_told_so(options, draws):
     rngs = nnx.Rngs(0)
     layer = nnx.MultiHeadAttention(2, 4, **options, rngs=rngs)
-    assert rngs.default.count[...] == draws
-    assert (layer.rngs is None) == (draws != 9)
+    assert (rngs.default.count[...], layer.rngs) == (draws, None)
 
 
 def test_shapes_follow_the_sizes():
@@ -54,10 +47,9 @@ def test_settings_of_out_fall_back_to_those_of_the_inputs():
     layer = make_layer(
         kernel_init=ones, kernel_metadata={"a": 1}, bias_metadata={"b": 2}
     )
-    for name in ("query", "key", "value", "out"):
-        assert (getattr(layer, name).kernel[...] == 1).all()
-        assert getattr(layer, name).kernel.a == 1
-        assert getattr(layer, name).bias.b == 2
+    for part in (layer.query, layer.key, layer.value, layer.out):
+        assert (part.kernel[...] == 1).all()
+        assert (part.kernel.a, part.bias.b) == (1, 2)
     layer = make_layer(
         kernel_init=ones,
         out_kernel_init=zeros,
@@ -164,17 +156,9 @@ def test_attention_function_gets_the_settings_as_keywords():
         dtype=jnp.float32,
     )
     layer(random(1, 3, 8), deterministic=True, is_causal=True)
-    assert calls.pop() == {
-        "mask": None,
-        "dropout_rng": None,
-        "dropout_rate": 0.25,
-        "broadcast_dropout": False,
-        "deterministic": True,
-        "dtype": jnp.float32,
-        "precision": "highest",
-        "module": None,
-        "is_causal": True,
-    }
+    given = {"dropout_rate": 0.25, "broadcast_dropout": False, "deterministic": True}
+    given |= {"dtype": jnp.float32, "precision": "highest", "is_causal": True}
+    assert calls.pop() == dict.fromkeys(("mask", "dropout_rng", "module")) | given
     layer(random(1, 3, 8), deterministic=False, sow_weights=True)
     options = calls.pop()
     key = jax.random.fold_in(layer.rngs.key[...], 0)
@@ -291,13 +275,8 @@ def pure_layer(params, x, mask=None, is_causal=False):
         y = jax.lax.dot_general(x, kernel, (((2,), (0,)), ((), ())))
         return y + bias.reshape(1, 1, *bias.shape)
 
-    y = jax.nn.dot_product_attention(
-        project("query"),
-        project("key"),
-        project("value"),
-        mask=mask,
-        is_causal=is_causal,
-    )
+    projected = map(project, ("query", "key", "value"))
+    y = jax.nn.dot_product_attention(*projected, mask=mask, is_causal=is_causal)
     kernel, bias = params["out"]
     y = jax.lax.dot_general(y, kernel, (((2, 3), (0, 1)), ((), ())))
     return y + bias.reshape(1, 1, -1)
@@ -307,7 +286,7 @@ def pure_layer(params, x, mask=None, is_causal=False):
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_program_is_no_longer_than_that_of_pure_jax(options, is_gradient):
     layer, x = make_layer(), random(2, 5, 8)
-    names = ("query", "key", "value", "out")
+    names = "query", "key", "value", "out"
     params = {
         n: [getattr(layer, n).kernel[...], getattr(layer, n).bias[...]] for n in names
     }
@@ -323,8 +302,6 @@ def test_program_is_no_longer_than_that_of_pure_jax(options, is_gradient):
 
 
 def test_shardings_reach_projections_and_output():
-    explicit = (jax.sharding.AxisType.Explicit,)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=explicit)
     seen = []
 
     def attention_fn(query, key, value, **options):
@@ -333,11 +310,10 @@ def test_shardings_reach_projections_and_output():
 
     layer, x = make_layer(attention_fn=attention_fn), random(2, 4, 8)
     expected = layer(x)
-    heads, features = P(None, None, "x", None), P(None, None, "x")
-    with jax.set_mesh(mesh):
-        y = jax.jit(lambda m, x: m(x, qkv_sharding=heads, out_sharding=features))(
-            layer, jnp.array(x)
-        )
+    heads, features = jax.P(None, None, "x", None), jax.P(None, None, "x")
+    with jax.set_mesh(mesh_of("Explicit", x=2)):
+        call = jax.jit(lambda m, x: m(x, qkv_sharding=heads, out_sharding=features))
+        y = call(layer, jnp.array(x))
     assert seen[3:] == [heads] * 3
     assert jax.typeof(y).sharding.spec == features
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
@@ -350,9 +326,7 @@ def test_layer_with_rotary_positions_can_be_pickled_and_jitted():
     y = layer(x)
     copy = pickle.loads(pickle.dumps(layer))
     np.testing.assert_array_equal(copy(x), y)
-    np.testing.assert_allclose(
-        nnx.jit(lambda m, x: m(x))(layer, x), y, rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(in_one_program(layer, x), y, rtol=1e-4, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------- views
@@ -368,23 +342,16 @@ def test_view_sets_modes_and_makes_a_cache_from_both_sizes():
     assert layer.cached_key is None
 
 
-@pytest.mark.parametrize("sizes", [{"batch_size": 3}, {"max_length": 7}])
-def test_one_size_alone_makes_no_cache(sizes):
+def test_one_size_alone_makes_no_cache_and_a_view_keeps_one_that_exists():
     layer = make_layer()
-    layer.set_view(decode=True, **sizes)
-    assert layer.cached_key is None
-
-
-def test_view_keeps_a_cache_that_exists():
-    layer = make_layer()
+    for sizes in ({"batch_size": 3}, {"max_length": 7}):
+        layer.set_view(decode=True, **sizes)
+        assert layer.cached_key is None
     layer.set_view(batch_size=(2, 3), max_length=5)
     cached = layer.cached_key
     assert cached.shape == (2, 3, 5, 4, 2)
     layer.set_view(batch_size=1, max_length=9)
     assert layer.cached_key is cached
-
-
-def test_view_info_describes_the_settings():
     info = nnx.view_info(make_layer())
     for name in ("decode", "batch_size", "max_length"):
         assert f"\n  {name}: " in info

@@ -1,11 +1,15 @@
-"""Layers against those of Flax NNX, over tables of cases; the peer is right in most."""
+"""Layers against those of Flax NNX, over tables of cases; the peer is right in most.
+
+`make test` compares every eighth case of a table, and gradients of one layer of each
+family; `make test-all` all.
+"""
 
 import inspect
 
 import pytest
 
 import graftree as nnx
-from tests import modes
+from tests import catalog, modes
 from tests.nn import peer_layer_cases, peer_sequence_cases
 from tests.nn.peer_grid import Subject, compare, of_outputs, unequal
 
@@ -16,9 +20,7 @@ CASES = [case for table in TABLES.values() for case in table()]
 # Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
 # otherwise than one operation after the other.
 LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
-LAYERS = pytest.mark.parametrize(
-    "name", [name for name in TABLES if inspect.isclass(getattr(nnx, name, 0))]
-)
+ROWS = [row for row in catalog.LAYERS if row.name in TABLES]
 
 
 @pytest.fixture(autouse=True)
@@ -32,41 +34,45 @@ def agreeing(table):
 
 
 @pytest.mark.parametrize(
-    "start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3))]
+    "start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))]
 )
 @pytest.mark.parametrize("table", TABLES)
 def test_layers_equal_those_of_the_peer(peer, table, start):
     limit = LIMITS.get(table, 0)
     found = [
         f"{case}\n    {problem}"
-        for case in agreeing(table)[start::4]
+        for case in agreeing(table)[start::8]
         for problem in compare(case, peer, limit)
     ]
     assert not found, "\n".join([f"{len(found)} differences:", *found])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.why_different], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.why_different],
+    ids=lambda case: f"{case.name}: {case.why_different}",
+)
 def test_where_the_peer_is_wrong_we_differ(peer, case):
     assert compare(case, peer)
 
 
-@LAYERS
+@catalog.of_families(ROWS)
 @pytest.mark.parametrize(
     "mode",
     [pytest.param(modes.GRAPH, marks=pytest.mark.long), modes.TREE],
     ids=["graph", "tree"],
 )
-def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, name, mode):
-    ours, theirs = (Subject(agreeing(name)[0], library) for library in (nnx, peer))
+def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, row, mode):
+    ours, theirs = (Subject(agreeing(row.name)[0], library) for library in (nnx, peer))
     (outputs, gradients), (expected, of_peer) = ours.in_jit(mode), theirs.in_jit(mode)
     assert not [*of_outputs(outputs, expected, limit=8)]
     assert not unequal(gradients, of_peer, limit=8)
     assert not unequal(ours.state(), theirs.state(), limit=8)
 
 
-@LAYERS
-def test_states_are_interchangeable(peer, name):
-    case, limit = agreeing(name)[0], LIMITS.get(name, 0)
+@catalog.of_families(ROWS)
+def test_states_are_interchangeable(peer, row):
+    case, limit = agreeing(row.name)[0], LIMITS.get(row.name, 0)
     for giver, taker in ((nnx, peer), (peer, nnx)):
         source, target = Subject(case, giver), Subject(case, taker, seed=8)
         target.load(source)

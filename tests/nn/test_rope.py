@@ -85,16 +85,11 @@ def test_half_precision_goes_in_and_out_and_is_rounded_once(sizes, dtype):
     np.testing.assert_allclose(y.astype(jnp.float32), full, rtol=half_unit, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"embedding_size": 4}, {"max_seq_len": 4}, {"max_seq_len": 0}]
-)
-def test_one_size_alone_is_refused(sizes):
-    with pytest.raises(ValueError, match=r"both `embedding_size` and `max_seq_len`"):
-        nnx.RoPE(**sizes)
-
-
 @pytest.mark.parametrize("size", [3, 0, -2])
-def test_size_must_be_positive_and_even(size):
+def test_sizes_are_two_and_that_of_the_embedding_is_positive_and_even(size):
+    for sizes in ({"embedding_size": 4}, {"max_seq_len": 4}, {"max_seq_len": 0}):
+        with pytest.raises(ValueError, match="both `embedding_size` and `max_seq_len`"):
+            nnx.RoPE(**sizes)
     with pytest.raises(ValueError, match="must be positive and even"):
         nnx.RoPE(embedding_size=size, max_seq_len=4)
     with pytest.raises(ValueError, match="must be positive and even"):
@@ -102,25 +97,18 @@ def test_size_must_be_positive_and_even(size):
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"),
-    [((5, 4), r"max_seq_len=4.*length 5"), ((2, 6), r"embedding_size=4.*size 6")],
-)
-def test_inputs_that_do_not_fit_the_tables_are_refused(shape, message):
-    with pytest.raises(ValueError, match=message):
-        nnx.RoPE(embedding_size=4, max_seq_len=4)(jnp.ones(shape))
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
+    ("shape", "positions", "sizes", "message"),
     [
-        (jnp.arange(2), "must have the same seq_len"),
-        (jnp.array(1), "must have the same seq_len"),
-        (jnp.ones((1, 1, 3)), "more batch axes"),
+        ((2, 3, 4), jnp.arange(2), {}, "must have the same seq_len"),
+        ((2, 3, 4), jnp.array(1), {}, "must have the same seq_len"),
+        ((2, 3, 4), jnp.ones((1, 1, 3)), {}, "more batch axes"),
+        ((8, 6), None, TABLE, r"max_seq_len=7.*length 8"),
+        ((2, 4), None, TABLE, r"embedding_size=6.*size 4"),
     ],
 )
-def test_positions_must_fit(positions, message):
+def test_positions_and_tables_must_fit(shape, positions, sizes, message):
     with pytest.raises(ValueError, match=message):
-        nnx.RoPE()(jnp.ones((2, 3, 4)), positions)
+        nnx.RoPE(**sizes)(jnp.ones(shape), positions)
 
 
 # --------------------------------------------------------------------- attention
@@ -133,30 +121,23 @@ def over_length(x, positions=None):
     return np.moveaxis(rotated(x, positions), -3, -2)
 
 
+attend = functools.partial(
+    in_one_program, nnx.dot_product_attention_with_rope, rope=nnx.RoPE()
+)
+
+
 @pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
 def test_queries_and_keys_of_all_heads_are_rotated(positions):
     query, key = random(2, 3, 4, 6, seed=1), random(2, 3, 2, 6, seed=2)
     value = random(2, 3, 2, 6, seed=3)
     given = None if positions is None else jnp.array(positions)
-    y = in_one_program(
-        nnx.dot_product_attention_with_rope,
-        query,
-        key,
-        value,
-        rope=nnx.RoPE(),
-        input_positions=given,
-        is_causal=True,
-    )
-    expected = attention_formulas.attention(
-        over_length(query, positions),
-        over_length(key, positions),
-        value,
-        is_causal=True,
-    )
+    y = attend(query, key, value, input_positions=given, is_causal=True)
+    rotated = over_length(query, positions), over_length(key, positions)
+    expected = attention_formulas.attention(*rotated, value, is_causal=True)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"embedding_size": 6, "max_seq_len": 7}])
+@pytest.mark.parametrize("sizes", [{}, TABLE])
 @pytest.mark.parametrize("positions", [None, [4, 5, 9], [[0, 1, 2], [6, 8, 9]]])
 def test_heads_are_rotated_where_they_are(sizes, positions):
     x = random(2, 3, 4, 6)
@@ -177,14 +158,7 @@ def test_a_rope_of_ones_own_is_called_for_attention():
 @pytest.mark.parametrize("positions", [[7, 8], [[7, 8], [1, 3]]])
 def test_positions_are_those_of_the_queries_if_there_are_more_keys(positions):
     query, key = random(2, 2, 1, 6, seed=1), random(2, 9, 1, 6, seed=2)
-    y = in_one_program(
-        nnx.dot_product_attention_with_rope,
-        query,
-        key,
-        key,
-        rope=nnx.RoPE(),
-        input_positions=jnp.array(positions),
-    )
+    y = attend(query, key, key, input_positions=jnp.array(positions))
     expected = attention_formulas.attention(
         over_length(query, positions), over_length(key), key
     )
@@ -193,5 +167,4 @@ def test_positions_are_those_of_the_queries_if_there_are_more_keys(positions):
 
 def test_half_precision_stays_half_through_attention():
     x = random(2, 3, 1, 4).astype(jnp.bfloat16)
-    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
     assert jax.eval_shape(attend, x, x, x).dtype == jnp.bfloat16
