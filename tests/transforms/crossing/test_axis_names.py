@@ -263,6 +263,18 @@ def test_the_decorator_hides_the_name_and_keeps_updates(graph, axis):
     check_stacked(model, [[0, 1, 2], [0, 1, 2]])
 
 
+def test_the_axes_of_the_decorator_are_the_first_ones(graph):
+    @jax.vmap
+    @nnx.transform_metadata(partition="layers", graph=graph)
+    def see(layer):
+        check_names(("features",), layer)
+        return annotated(layer[...] + 1, "features")
+
+    check_names(
+        ("layers", "features"), see(annotated(jnp.ones((3, 2)), "layers", "features"))
+    )
+
+
 def test_the_decorator_works_in_a_scan_of_jax(graph):
     stack = annotated(jnp.arange(6.0).reshape(3, 2), "layers", "features")
     axes = {"in_axes": (nnx.Carry, 0), "out_axes": (nnx.Carry, 0)}
