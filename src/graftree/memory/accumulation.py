@@ -201,7 +201,9 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
     for number, x in objects.items():
         root = (f"args[{number}]",)
         if config.propagation(None, None).structure:
-            facts |= differences.facts(functional.graphdef(x), None, root, False)
+            facts |= differences.facts(
+                functional.graphdef(x), differences.below(root), identity=False
+            )
         for path, part in _objects_in(x):
             found[*root, *path] = differences.Exactly(part)
             if isinstance(part, Variable):

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax, config
 from graftree.core.graph import flattening, functional, traversals
-from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
+from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
@@ -92,13 +92,13 @@ def eval_shape(
 
 def _is_shared(signature: Signature) -> bool:
     """Whether two arguments have an object in common."""
-    seen: set[Any] = set()
-    for entry in signature.entries:
-        nodes = [] if entry is None else entry.nodes
-        numbers = {node.index for node in nodes} - {None}
-        if numbers & seen:
+    owners: dict[int, int] = {}
+    for path, what in signature.skeleton.listed():
+        index = getattr(what, "index", None)
+        if isinstance(what, NodeRef) and owners[what.index] != path[0]:
             return True
-        seen |= numbers
+        if index is not None:
+            owners.setdefault(index, path[0])
     return False
 
 

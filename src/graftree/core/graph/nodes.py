@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -353,21 +352,6 @@ def _fill_pytree(
     # New, so there is nothing to stamp. The layout has the order of the keys.
     names, _, _ = metadata.table.names(classes.facts_of(metadata.type).naming)
     vars(obj).update(zip(names, values, strict=True))
-
-
-def is_as_filled(obj: Any, metadata: Any, values: Sequence[Any]) -> bool:
-    """Whether a Pytree made of these has just these attributes still."""
-    if type(metadata) is not PytreeMetadata or type(obj) is not metadata.type:
-        return False
-    kind, table, *flags = metadata
-    entries, state = vars(obj), bookkeeping.state_of(obj)
-    names, _, _ = table.names(classes.facts_of(kind).naming)
-    return (
-        entries.get(_TABLE) is table
-        and len(entries) == len(names) + len(bookkeeping.NAMES)
-        and [state.initializing, state.is_setup] == flags
-        and all(map(operator.is_, map(entries.get, names), values))
-    )
 
 
 def _refill_pytree(

@@ -14,7 +14,6 @@ last content is written to the caller's.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.graph import flattening
-from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.rng.streams import RngState
 from graftree.transforms.control_flow.rounds import (
     Carry,
@@ -32,7 +30,7 @@ from graftree.transforms.control_flow.rounds import (
     Place,
     Rounds,
 )
-from graftree.transforms.crossing import packing, reports, signatures
+from graftree.transforms.crossing import packing, reports
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
@@ -295,16 +293,11 @@ class Loop:
 
     def _positions(self, signature: Signature, shift: int) -> list[int | None]:
         """For each leaf of a signature the position of the argument in its place."""
-        olds = self.signature.entries
-        starts = [0, *itertools.accumulate(map(signatures.count, olds))]
-        found: list[int | None] = []
-        for number, entry in enumerate(signature.entries, shift):
-            is_argument = 0 <= number < len(olds)
-            if is_argument and _paths(entry) == _paths(olds[number]):
-                found += range(starts[number], starts[number + 1])
-            else:
-                found += [None] * signatures.count(entry)
-        return found
+        known = {path: i for i, path in enumerate(self.signature.skeleton.paths())}
+        return [
+            known.get((number + shift, *path))
+            for number, *path in signature.skeleton.paths()
+        ]
 
 
 class _Notes(NamedTuple):
@@ -323,10 +316,6 @@ class _Notes(NamedTuple):
 
 # A leaf that leaves a step, and the position of the argument in its place.
 _Aligned = tuple[Leaf, int | None]
-
-
-def _paths(entry: GraphDef[Any] | None) -> Any:
-    return None if entry is None else entry.paths()
 
 
 def _are_equal(first: Any, second: Any) -> bool:

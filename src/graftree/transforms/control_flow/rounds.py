@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from graftree.core.graph import differences, tree_checks
 from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
+from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.transforms.crossing import packing, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.rows import Row
@@ -144,11 +144,11 @@ class Rounds:
 
     def with_changes(self, after: dict[int, Signature]) -> Signature:
         """The signature of the arguments, of which these are different."""
-        entries = [*self._signature.entries]
+        skeleton = self._signature.skeleton
         for number, now in after.items():
             start, stop = self._signature.span(number).entries
-            entries[start:stop] = now.entries
-        return dataclasses.replace(self._signature, entries=tuple(entries))
+            skeleton = skeleton.with_part(start, stop, now.skeleton)
+        return dataclasses.replace(self._signature, skeleton=skeleton)
 
     def _take_apart(self, inside: Inside, number: int, value: Any) -> _Now:
         """What is now in the place of an argument.
@@ -157,15 +157,15 @@ class Rounds:
         signatures are objects with equal numbers, which must be the same.
         """
         first, stop = [
-            _first_number(self._signature.entries[start:], len(inside.objects))
+            next(self._signature.numbers(start), len(inside.objects))
             for start in self._signature.span(number).entries
         ]
         olds = [inside.objects[number] for number in range(stop)]
         refs = RefMap([(olds[number], number) for number in range(first)])
-        treedef, entries, leaves = packing.take_apart(
+        skeleton, leaves = packing.take_apart(
             value, self._row.mode, refs, RefMap(), self._row.name
         )
-        return _Now(Signature(treedef, tuple(entries)), olds, [*refs], leaves)
+        return _Now(Signature(skeleton), olds, [*refs], leaves)
 
     def _take_carry(
         self, inside: Inside, carry: Any, after: dict[int, Signature]
@@ -181,7 +181,7 @@ class Rounds:
         if self.before[number] != now.signature and not self._may_settle(number, now):
             raise self.error(number, now.signature)
         if self._row.mode.structure:
-            tops = _tops(now.signature)
+            tops = now.signature.tops()
             free = {top.index for top in tops if self._place.may_be_new(top)}
             pairs = enumerate(zip(now.olds, now.news, strict=True))
             if not all(x is y or index in free for index, (x, y) in pairs):
@@ -193,8 +193,8 @@ class Rounds:
         """Objects that must be the same, whatever else is wrong."""
         if not self._row.mode.structure:
             return [*filter(tree_checks.is_variable_or_ref, objects)]
-        tops = [top for top in _tops(signature) if not self._place.may_be_new(top)]
-        return [objects[top.index] for top in tops]
+        tops = [top for top in signature.tops() if top is not LEAF]
+        return [objects[x.index] for x in tops if not self._place.may_be_new(x)]
 
     def _identity_error(self) -> ValueError:
         if self._row.mode.structure:
@@ -234,27 +234,8 @@ class Rounds:
             and self._row.mode.structure
             and len(now.olds) == len(now.news)
             and before.treedef == now.signature.treedef
-            and _leaves(before) == _leaves(now.signature)
+            and before.skeleton.leaves() == now.signature.skeleton.leaves()
         )
-
-
-def _leaves(signature: Signature) -> list[Any]:
-    """The paths and the definitions of its leaves."""
-    return [*map(signatures.leaves_of, signature.entries)]
-
-
-def _tops(signature: Signature) -> list[Any]:
-    """What the entries of a signature define, or refer to."""
-    return [entry.nodes[0] for entry in signature.entries if entry is not None]
-
-
-def _first_number(entries: Sequence[GraphDef[Any] | None], default: int) -> int:
-    """The number of the first object that is new in some entries of a signature."""
-    for entry in entries:
-        for node in () if entry is None else entry.nodes:
-            if not isinstance(node, NodeRef) and node.index is not None:
-                return node.index
-    return default
 
 
 def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from graftree import _jax
 from graftree.config import Propagation
 from graftree.core import paths
 from graftree.core.graph import flattening, tree_checks
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import LEAF
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import packing, prefixes
@@ -194,7 +194,7 @@ class Prefix:
         if self._is_uniform:
             numbers = [0] * len(leaves)
         else:
-            values = self._match(signature.treedef, signature.entries)
+            values = self._match(signature.treedef, signature)
             numbers = [
                 self._numbers[_resolve(values[slot.entry], slot.path, leaf)]
                 for slot, leaf in zip(signature.slots, leaves, strict=True)
@@ -210,7 +210,7 @@ class Prefix:
             return
         is_leaf = packing.is_entry(sharing)
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-        values = self._match(treedef, None)
+        values = self._match(treedef)
         for (jax_path, x), value in zip(flat, values, strict=True):
             if is_leaf(x):
                 start = paths.from_jax(jax_path)
@@ -219,9 +219,7 @@ class Prefix:
                     if tree_checks.is_variable_or_ref(leaf):
                         yield start + inner, leaf, _resolve(value, inner, leaf)
 
-    def _match(
-        self, treedef: Any, entries: Sequence[GraphDef[Any] | None] | None
-    ) -> list[Any]:
+    def _match(self, treedef: Any, signature: Signature | None = None) -> list[Any]:
         """The value for each leaf of a treedef; checks its place if it is known."""
         full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
         try:
@@ -234,9 +232,11 @@ class Prefix:
                 "what it is for; an object counts as one leaf there.\n"
                 + _jax.prefix_error(*pair, _is_value, self._argument)
             ) from None
-        if entries is not None and self._has_mappings:
-            for (value, is_whole), entry in zip(matched, entries, strict=True):
-                self._check_place(value, is_whole, entry is not None)
+        if signature is not None and self._has_mappings:
+            for (value, is_whole), entry in zip(
+                matched, signature.entries, strict=True
+            ):
+                self._check_place(value, is_whole, entry is not LEAF)
         return [value for value, _ in matched]
 
     def _check_place(self, value: Any, is_whole: bool, is_object: bool) -> None:

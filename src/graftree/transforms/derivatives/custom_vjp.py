@@ -25,6 +25,7 @@ import jax
 from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.graphdefs import LEAF
 from graftree.core.pickling import Rebuilt
 from graftree.transforms.crossing import decorators, guises, outside, packing, reports
 from graftree.transforms.crossing.decorators import MISSING, P, R
@@ -232,12 +233,12 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         )
         found = [i for i, x in positions if not isinstance(x, DiffState)]
         for number in found if self._mode.structure else ():
-            for entry in signature.of_argument(number).entries:
-                if entry is not None:
+            for top in signature.of_argument(number).tops():
+                if top is not LEAF:
                     raise TypeError(
                         "Passing integers to nondiff_argnums for graph nodes arguments "
                         "in nnx.custom_vjp is not supported: argument "
-                        f"{number} has a {entry.nodes[0].type.__name__}.\n"
+                        f"{number} has a {getattr(top, 'type', Any).__name__}.\n"
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
         return found

@@ -224,7 +224,8 @@ def _commit(
     if not has_aux:
         return out, (), form
     treedef = form.treedef.children()[0]
-    return out[0], (out[1],), Signature(treedef, form.entries[: treedef.num_leaves])
+    part = form.skeleton.part(treedef, 0, treedef.num_leaves)
+    return out[0], (out[1],), Signature(part)
 
 
 def _vjp(

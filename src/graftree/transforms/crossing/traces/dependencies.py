@@ -11,7 +11,7 @@ placements of arrays for which the same trace was compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 
 from graftree.core import paths
 from graftree.core.graph import differences, flattening
-from graftree.core.graph.differences import Node, Repeated
+from graftree.core.graph.differences import Node
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF, GraphDef
 from graftree.transforms.crossing import packing
@@ -91,21 +91,17 @@ def _of_arguments(signature: Signature, types: Sequence[Any]) -> Facts:
 
 def _of_objects(graphdef: GraphDef[Any], starts: Sequence[str]) -> Facts:
     """The facts of the skeleton of a tuple of arguments with these names."""
-    found: Facts = {}
-    for (number, *keys), fact in _below_root(differences.facts(graphdef)):
-        path = (starts[number], *keys)
-        if isinstance(fact, Repeated) and fact.path is not None:
-            earlier, *rest = fact.path
-            fact = Repeated((starts[earlier], *rest))
-        found[path] = fact
+
+    def located(path: Path) -> Path | None:
+        return (starts[path[0]], *path[1:]) if path else None
+
+    found = differences.facts(graphdef, located)
+    for path, fact in [*found.items()]:
         if isinstance(fact, Node) and fact.type is GraphDef:
             treedef, _ = fact.metadata
-            found |= differences.facts(treedef.unflatten(()), root=path)
+            skeleton = treedef.unflatten(())
+            found |= differences.facts(skeleton, differences.below(path))
     return found
-
-
-def _below_root(facts: Facts) -> Iterable[tuple[Path, Any]]:
-    return ((path, fact) for path, fact in facts.items() if path)
 
 
 def _of_leaf(path: Path, kind: Any) -> Facts:
