@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import paths, walks
+from graftree.core import imprints, paths, walks
 from graftree.core.graph import nodes, tree_checks
 from graftree.core.graph.graphdefs import (
     LEAF,
@@ -31,6 +31,7 @@ from graftree.core.graph.graphdefs import (
     Static,
     Tree,
     VariableDef,
+    make_static,
     tree_row,
 )
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -51,13 +52,19 @@ class RefMap(MutableMapping[Any, Any]):
 
     def __init__(self, mapping: Any = None, /) -> None:
         self._entries: dict[int, tuple[Any, Any]] = {}
-        if mapping is not None:
+        if mapping:
             self.update(mapping)
 
     @staticmethod
     def from_indexmap(indexmap: Mapping[Any, Any]) -> RefMap:
         """The inverse of an `IndexMap`."""
-        return RefMap([(obj, index) for index, obj in indexmap.items()])
+        made = RefMap()
+        made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
+        return made
+
+    def by_number(self) -> IndexMap:
+        """The inverse, if the values are numbers."""
+        return IndexMap({index: obj for obj, index in self._entries.values()})
 
     def take(self, other: RefMap) -> None:
         """Takes on all entries of another one."""
@@ -98,7 +105,7 @@ class IndexMap(dict[int, Any]):
     @staticmethod
     def from_refmap(refmap: Mapping[Any, int]) -> IndexMap:
         """The inverse of a `RefMap`."""
-        return IndexMap((index, obj) for obj, index in refmap.items())
+        return IndexMap([(index, obj) for obj, index in refmap.items()])
 
 
 # Flattening.
@@ -135,13 +142,14 @@ def flatten_leaves(
     these numbers there: what has not changed has the skeleton that it had, whatever
     metadata its Variables have now.
     """
-    is_object = nodes.is_graph_node if sharing else tree_checks.is_variable_or_ref
     flattener = _Flattener(refs, outer, as_before)
     flattener.rows.append(None)
-    cells = []
+    cells: list[Cell] = []
     for x in members:
-        if is_object(x):
-            cells.append(flattener.cell_of(x, nodes.kind_of(x)))
+        kind = nodes.kind_of(x)
+        is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
+        if is_object or (sharing and isinstance(kind, GraphKind)):
+            cells.append(flattener.cell_of(x, kind))
         else:
             cells.append(LEAF)
             flattener.leaves.append(x)
@@ -187,13 +195,15 @@ class _Flattener:
     def _list_children(self, row: _OpenRow) -> bool:
         """Lists children, until one has children itself; whether that was so."""
         cells, leaves = row.cells, self.leaves
+        # This runs for each attribute of a model; each call of a function counts.
+        kinds, plain = nodes.KINDS, imprints.PLAIN
         for _, value, is_data in row.children:
-            if is_data is False:
-                cells.append(Static(value))
-                continue
-            kind = nodes.kind_of(value)
-            if is_data is None and kind is Leaf.STATIC:
-                cells.append(Static(value))
+            kind = kinds.get(type(value)) or nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                is_plain = type(value) in plain
+                cells.append(
+                    make_static((type(value), value)) if is_plain else Static(value)
+                )
             elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                 cells.append(LEAF)
                 leaves.append(value)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -73,6 +74,11 @@ class Static(tuple[Any, Any]):
 
     def __repr__(self) -> str:
         return f"Static(value={self[1]!r})"
+
+
+# The same of an imprint and a value; in C.
+make_static: Callable[[tuple[Any, Any]], Static]
+make_static = functools.partial(tuple.__new__, Static)
 
 
 class NodeRef(NamedTuple):
@@ -144,11 +150,9 @@ class NodeRow(NamedTuple):
 
     def below(self, path: Path) -> Iterator[tuple[Path, Cell]]:
         """Each cell with its path, given that of the row."""
-        if type(self.metadata) is Tree:
-            paths = [(*path, *key) for key in self.keys]
-        else:
-            paths = [(*path, key) for key in self.keys]
-        return zip(paths, self.cells, strict=True)
+        keys, is_tree = self.keys, type(self.metadata) is Tree
+        places = [(*path, *k) for k in keys] if is_tree else [(*path, k) for k in keys]
+        return zip(places, self.cells, strict=True)
 
 
 # The form in which clients know a skeleton: `GraphDef.nodes`, `GraphDef.attributes`.
@@ -310,34 +314,38 @@ class GraphDef(Generic[Node]):
         """
         return _callers[0](self, (state, *states), graph)
 
-    def listed(self) -> Iterator[tuple[Path, NodeRow | Cell]]:
+    def listed(self) -> list[tuple[Path, Any]]:
         """Each row, and each other cell, with its path, in preorder."""
         if self.root is not NODE:
-            yield (), self.root
-            return
+            return [((), self.root)]
         rows = iter(self.rows)
         top = next(rows)
-        yield (), top
+        found: list[tuple[Path, Any]] = [((), top)]
         # What remains of each row above. No recursion, whose depth Python limits.
         pending = [top.below(())]
         while pending:
-            for path, cell in pending[-1]:
+            for item in pending[-1]:
+                path, cell = item
                 if cell is NODE:
                     row = next(rows)
-                    yield path, row
+                    found.append((path, row))
                     pending.append(row.below(path))
                     break
-                yield path, cell
+                found.append(item)
             else:
                 pending.pop()
+        return found
 
     def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
         """For each leaf its path, and its definition unless it is plain; cached."""
         found = self._cache.get("leaves")
         if found is None:
-            listed: Any = [item for item in self.listed() if is_leaf(item[1])]
             found = self._cache["leaves"] = tuple(
-                [(path, None if what is LEAF else what) for path, what in listed]
+                [
+                    (path, None if what is LEAF else what)
+                    for path, what in self.listed()
+                    if what is LEAF or type(what) in _DEFINITIONS
+                ]
             )
         return found
 
@@ -405,9 +413,12 @@ class GraphDef(Generic[Node]):
 jax.tree_util.register_static(GraphDef)
 
 
+_DEFINITIONS = (VariableDef, ArrayRefDef)
+
+
 def is_leaf(what: Any) -> bool:
     """Whether a row or cell is that of a leaf."""
-    return what is LEAF or isinstance(what, (VariableDef, ArrayRefDef))
+    return what is LEAF or type(what) in _DEFINITIONS
 
 
 def tree_row(

@@ -72,7 +72,7 @@ def pack(
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
         reports.check_inputs(tree, transform, labels)
-    return Packed(signature, leaves, IndexMap.from_refmap(refs))
+    return Packed(signature, leaves, refs.by_number())
 
 
 def is_repeated(entry: Cell) -> bool:

@@ -93,7 +93,7 @@ class Row:
         return (
             self.mode.sharing
             and len(distinct) > 1
-            and any(x is not None and x.has_references() for x in signatures)
+            and any([x is not None and x.has_references for x in signatures])
         )
 
     @property

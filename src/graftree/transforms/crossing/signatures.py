@@ -266,11 +266,15 @@ class Signature:
         ]
         return _shortened(f"<call with {', '.join(listed)}>")
 
+    @functools.cached_property
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
+        listed = [what for _, what in self.skeleton.listed()]
         return any(
-            isinstance(what, NodeRef) or getattr(what, "outer_index", None) is not None
-            for _, what in self.skeleton.listed()
+            [
+                type(x) is NodeRef or getattr(x, "outer_index", None) is not None
+                for x in listed
+            ]
         )
 
     def numbers(self, entry: int) -> Iterator[int]:

@@ -10,6 +10,7 @@ them as a place to put values that it needs only while it is traced.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 import warnings
@@ -75,12 +76,22 @@ def _describe(path: Any) -> str:
 def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
     """The path and the object of all that a static attribute holds and may change."""
     is_new = walks.Once()
+    statics: list[tuple[Path, Any]] = []
 
-    def below(x: Any, _: Path) -> list[tuple[Any, Any]] | None:
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         if not is_new(x):
             return None
-        listed = [child[:2] for child in nodes.children(x) if not _is_static(child)]
-        return [item for item in listed if nodes.is_node(item[1])]
+        listed = []
+        for key, value, is_data in nodes.children(x):
+            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                if type(value) not in attributes.ATOMS:
+                    statics.append(((*path, key), value))
+            elif not isinstance(kind, Leaf):
+                listed.append((key, value))
+        return listed
+
+    collections.deque(walks.walk(tree, below), maxlen=0)
 
     def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
         is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
@@ -88,17 +99,11 @@ def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
             return None
         return _members(x) if len(path) <= deepest else []
 
-    for path, node in walks.walk(tree, below):
-        deepest = len(path) + _DEPTH
-        for child in filter(_is_static, nodes.children(node)):
-            for where, x in walks.walk(child.value, content, (*path, child.key)):
-                if _content(x) is not None:
-                    yield where, x
-
-
-def _is_static(child: nodes.Child) -> bool:
-    _, value, is_data = child
-    return is_data is False or (is_data is None and nodes.kind_of(value) is Leaf.STATIC)
+    for start, static in statics:
+        deepest = len(start) - 1 + _DEPTH
+        for path, x in walks.walk(static, content, start):
+            if _content(x) is not None:
+                yield path, x
 
 
 def _members(x: Any) -> list[tuple[Any, Any]]:
