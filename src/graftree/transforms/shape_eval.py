@@ -19,7 +19,7 @@ from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import arguments, decorators, guises, inside, reports
+from graftree.transforms.crossing import debug_info, decorators, inside, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -85,7 +85,7 @@ def eval_shape(
 
     with _jax.hidden_frames:
         (group,) = call.groups
-        named = guises.named_after(function, traced)
+        named = debug_info.named_after(function, traced)
         result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
 
@@ -270,7 +270,7 @@ def make_jaxpr(
                 "nnx.make_jaxpr does not support graph_updates=True.\n"
                 "Pass graph_updates=False, or graph=False."
             )
-        statics = arguments.choose(function, "static", static_argnums)
+        statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
         trace = jax.make_jaxpr(inside.interior(function, row))
 

@@ -35,18 +35,18 @@ from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
-    arguments,
-    axis_names,
-    guises,
+    debug_info,
+    decorators,
+    guards,
     packing,
-    parameters,
     reports,
-    static_contents,
+    rows,
+    traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
-from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
-from graftree.transforms.crossing.traces import counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,14 +192,14 @@ class Inside:
 
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
-        args, kwargs = arguments.put(self.tree, self.signature.statics)
+        args, kwargs = decorators.put(self.tree, self.signature.statics)
         with (
             self._guard(),
-            running.inside(self.row.identity, parameters.named(f), args, kwargs),
+            running.inside(self.row.identity, debug_info.named(f), args, kwargs),
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = axis_names.Hidden(self._given, self.row.axis_metadata)
+            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out
@@ -209,10 +209,10 @@ class Inside:
         signature = self.signature
         if signature.has_no_contents and not self._contents:
             return contextlib.nullcontext()
-        noted = static_contents.note(self.tree)
+        noted = guards.note(self.tree)
         if not noted and not self._contents:
             signature.has_no_contents = True
-        return static_contents.guarded(noted, self.row.name)
+        return guards.guarded(noted, self.row.name)
 
     # What leaves.
 
@@ -477,10 +477,10 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values)
-            counters.heed(row.traces, f)
+            traces.heed(row.traces, f)
         return result
 
-    return guises.named_after(f, traced)
+    return debug_info.named_after(f, traced)
 
 
 def _in_groups(

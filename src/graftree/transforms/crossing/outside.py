@@ -25,14 +25,13 @@ from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.transforms.crossing import (
-    arguments,
+    debug_info,
     decorators,
     inside,
     packing,
-    parameters,
     reports,
 )
-from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
@@ -72,7 +71,7 @@ class Call:
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
         running.note_arguments(row.identity, args, kwargs)
         if statics is None:
-            args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
+            args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         self._row, self._axis = row, None
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
@@ -82,7 +81,7 @@ class Call:
             row.name,
             statics,
             row.labels,
-            parameters.source_of(f),
+            debug_info.source_of(f),
         )
         if row.signatures is not None:
             known = row.signatures.intern(self.packed.signature)

@@ -24,7 +24,7 @@ from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
 from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import reports, signatures
-from graftree.transforms.crossing.parameters import Source
+from graftree.transforms.crossing.debug_info import Source
 from graftree.transforms.crossing.signatures import (
     ARGS,
     Key,

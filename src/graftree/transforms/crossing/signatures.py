@@ -28,8 +28,8 @@ from graftree.core.graph.graphdefs import (
     VariableDef,
 )
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import parameters
-from graftree.transforms.crossing.parameters import Source
+from graftree.transforms.crossing import debug_info
+from graftree.transforms.crossing.debug_info import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Signature:
 
     def name_of_argument(self, where: int | str) -> str:
         """What a positional or keyword argument is called in the function."""
-        known = parameters.read(self.parameters or parameters.UNKNOWN)
+        known = debug_info.read(self.parameters or debug_info.UNKNOWN)
         if isinstance(where, str):
             return known.called(where)
         return known.at(where + self.labels.skipped)

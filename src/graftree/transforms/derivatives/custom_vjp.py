@@ -27,7 +27,13 @@ from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import LEAF
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import decorators, guises, outside, packing, reports
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    outside,
+    packing,
+    reports,
+)
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
@@ -295,13 +301,13 @@ class _Lifted:
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
-            guises.named_after(self.fun, lambda *groups: self._fun(*groups))
+            debug_info.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
         function.defvjp(
-            guises.named_after(
+            debug_info.named_after(
                 self.rules.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
             ),
-            guises.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
+            debug_info.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
             symbolic_zeros=self.rules.symbolic_zeros,
         )
         return function
