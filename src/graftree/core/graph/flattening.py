@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from graftree import _jax
 from graftree.annotations import Path
-from graftree.core import imprints, paths, walks
-from graftree.core.graph import nodes, tree_checks
+from graftree.core import paths, walks
+from graftree.core.graph import graphdefs, nodes, tree_checks
 from graftree.core.graph.graphdefs import (
     LEAF,
     NODE,
@@ -28,10 +28,8 @@ from graftree.core.graph.graphdefs import (
     GraphDef,
     NodeRef,
     NodeRow,
-    Static,
     Tree,
     VariableDef,
-    make_static,
     tree_row,
 )
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
@@ -196,14 +194,13 @@ class _Flattener:
         """Lists children, until one has children itself; whether that was so."""
         cells, leaves = row.cells, self.leaves
         # This runs for each attribute of a model; each call of a function counts.
-        kinds, plain = nodes.KINDS, imprints.PLAIN
+        kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
         for _, value, is_data in row.children:
             kind = kinds.get(type(value)) or nodes.kind_of(value)
             if is_data is False or (is_data is None and kind is Leaf.STATIC):
-                is_plain = type(value) in plain
-                cells.append(
-                    make_static((type(value), value)) if is_plain else Static(value)
-                )
+                is_atom = type(value) in atoms
+                known = statics.get((type(value), value)) if is_atom else None
+                cells.append(known or graphdefs.static_of(value))
             elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
                 cells.append(LEAF)
                 leaves.append(value)

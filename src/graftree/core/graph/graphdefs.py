@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -76,9 +75,20 @@ class Static(tuple[Any, Any]):
         return f"Static(value={self[1]!r})"
 
 
-# The same of an imprint and a value; in C.
-make_static: Callable[[tuple[Any, Any]], Static]
-make_static = functools.partial(tuple.__new__, Static)
+# Those of atoms, by their type and value. A model has many that are equal.
+STATICS: dict[tuple[type, Any], Static] = {}
+ATOMS = frozenset({int, bool, str, type(None)})
+_MOST_STATICS = 4096
+
+
+def static_of(value: Any) -> Static:
+    """The `Static` of a value; for an atom the same one each time."""
+    made = Static(value)
+    if type(value) in ATOMS:
+        if len(STATICS) > _MOST_STATICS:
+            STATICS.clear()
+        STATICS[type(value), value] = made
+    return made
 
 
 class NodeRef(NamedTuple):

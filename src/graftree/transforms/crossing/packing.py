@@ -27,7 +27,6 @@ from graftree.transforms.crossing import reports, signatures
 from graftree.transforms.crossing.debug_info import Source
 from graftree.transforms.crossing.signatures import (
     ARGS,
-    Key,
     Labels,
     Signature,
     Slot,
@@ -249,7 +248,7 @@ class Named(list[Any]):
 jax.tree_util.register_pytree_with_keys(
     Named,
     lambda group: (
-        [*zip(map(Key, group.names.listed()), group, strict=True)],
+        [*zip(group.names.listed(), group, strict=True)],
         group.names,
     ),
     Named.of,
@@ -265,7 +264,7 @@ class Parts(tuple[Any, ...]):
 
 jax.tree_util.register_pytree_with_keys(
     Parts,
-    lambda parts: ([(Key(), part) for part in parts], Parts),
+    lambda parts: ([("", part) for part in parts], Parts),
     tuple.__new__,  # of the class, which is the static data: in C, for cached calls
     lambda parts: (parts, Parts),
 )
@@ -292,7 +291,7 @@ def _flatten_whole_with_keys(result: Whole) -> Any:
     changed, out = result[0].names
     unnamed = [f"[{number}]" for number in range(len(result[2]))]
     names = *changed.listed(), *unnamed, *out.listed()
-    return [*zip(map(Key, names), leaves, strict=True)], static
+    return [*zip(names, leaves, strict=True)], static
 
 
 def _whole_again(static: Any, leaves: Any) -> Whole:

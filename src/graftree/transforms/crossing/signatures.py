@@ -104,10 +104,6 @@ class Slot(NamedTuple):
         return None if self.definition is None else self.definition.outer_index
 
 
-class Key(str):
-    """A path entry that JAX prints as it is."""
-
-
 def _paths(treedef: Any) -> list[Any]:
     places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
@@ -180,9 +176,9 @@ class Signature:
         )
 
     @functools.cached_property
-    def keys(self) -> list[Key]:
-        """What JAX calls its leaves."""
-        return [Key(slot.name_in_function) for slot in self.slots]
+    def keys(self) -> list[str]:
+        """What JAX calls its leaves; it prints the entries of a path as they are."""
+        return [slot.name_in_function for slot in self.slots]
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """What it says, for `differences`, by paths that `name_of` prints."""
@@ -360,6 +356,7 @@ _numbers = itertools.count()
 _KWARGS = jax.tree_util.SequenceKey(1)
 
 
+@functools.lru_cache(maxsize=4096, typed=True)  # layers have the same keys
 def _key_text(key: Any) -> str:
     if isinstance(key, differences.MetadataKey):
         return f", metadata {key!r}"
