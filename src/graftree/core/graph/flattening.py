@@ -113,37 +113,45 @@ def flatten_graph(
     node: Any,
     ref_index: RefMap | None = None,
     ref_outer_index: RefMap | None = None,
+    members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays."""
+    """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays.
+
+    Fills ``members`` with the object or container of each row.
+    """
     kind = nodes.kind_of(node)
     if kind is Leaf.ARRAY or kind is Leaf.STATIC:
         return GraphDef.of(LEAF, (), 1), [node]
     flattener = _Flattener(
         RefMap() if ref_index is None else ref_index,
         RefMap() if ref_outer_index is None else ref_outer_index,
+        members=members,
     )
     return flattener.result(flattener.cell_of(node, kind))
 
 
 def flatten_leaves(
     treedef: Any,
-    members: Sequence[Any],
+    given: Sequence[Any],
     sharing: bool,
     refs: RefMap,
     outer: RefMap,
+    *,
     as_before: Mapping[int, VariableDef] | None = None,
+    members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton and the leaves of what JAX takes apart into these members.
+    """The skeleton and the leaves of what JAX takes apart into what is given.
 
-    With ``sharing`` the objects among them are taken apart, too. With ``as_before``
+    With ``sharing`` the objects among that are taken apart, too. With ``as_before``
     they keep the numbers that they have in ``outer``, and Variables are defined as by
     these numbers there: what has not changed has the skeleton that it had, whatever
-    metadata its Variables have now.
+    metadata its Variables have now. Fills ``members`` as `flatten_graph` does.
     """
-    flattener = _Flattener(refs, outer, as_before)
+    flattener = _Flattener(refs, outer, as_before, members)
     flattener.rows.append(None)
+    flattener.members.append(None)
     cells: list[Cell] = []
-    for x in members:
+    for x in given:
         kind = nodes.kind_of(x)
         is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
         if is_object or (sharing and isinstance(kind, GraphKind)):
@@ -164,12 +172,14 @@ class _Flattener:
         refs: RefMap,
         outer: RefMap,
         as_before: Mapping[int, VariableDef] | None = None,
+        members: list[Any] | None = None,
     ) -> None:
         # The dicts behind the maps: asking them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
         self.as_before = as_before
         self.rows: list[Any] = []
+        self.members = [] if members is None else members
         self.leaves: list[Any] = []
         # The nodes above, of which children remain. No recursion, whose depth Python
         # limits.
@@ -229,6 +239,7 @@ class _Flattener:
         node = type(x), index, outer, metadata, tuple([child[0] for child in children])
         self._open.append(_OpenRow(node, *counts, iter(children), []))
         self.rows.append(None)
+        self.members.append(x)
         return NODE
 
     def _close(self, row: _OpenRow) -> None:
