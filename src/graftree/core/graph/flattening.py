@@ -197,7 +197,9 @@ class _Flattener:
                 if len(pending) == _DEEP:
                     _check_for_cycles(x)
             else:
-                self._close(pending.pop())
+                node, number, before, _, cells = pending.pop()
+                counts = len(self.rows) - number, len(self.leaves) - before
+                self.rows[number] = _make_row((*node, tuple(cells), *counts))
         return root
 
     def _list_children(self, row: _OpenRow) -> bool:
@@ -242,18 +244,16 @@ class _Flattener:
         self.members.append(x)
         return NODE
 
-    def _close(self, row: _OpenRow) -> None:
-        node, number, before, _, cells = row
-        counts = len(self.rows) - number, len(self.leaves) - before
-        self.rows[number] = _make_row((*node, tuple(cells), *counts))
-
     def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
         if self.as_before and index in self.as_before:
             return self.as_before[index]
         entries = variables.metadata_of(variable)
         if not entries.is_fixed:
             entries = entries.noted()
-        ref = self._ref_of(variable)
+        raw, ref = variable.get_raw_value(), None
+        if _jax.is_ref(raw):
+            known = self.refs.get(id(raw))
+            ref = NodeRef(known[1]) if known else ArrayRefDef(*self._number(raw))
         return VariableDef(type(variable), index, outer, entries, ref)
 
     def _number(self, x: Any) -> tuple[int, int | None]:
@@ -269,13 +269,6 @@ class _Flattener:
         # Both may be one map.
         outer = self.outer.get(id(x))
         return index, None if outer is None else outer[1]
-
-    def _ref_of(self, variable: Variable[Any]) -> ArrayRefDef | NodeRef | None:
-        raw = variable.get_raw_value()
-        if not _jax.is_ref(raw):
-            return None
-        known = self.refs.get(id(raw))
-        return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
 
 
 # The constructor of a named tuple is a function in Python.

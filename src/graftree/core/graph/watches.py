@@ -70,12 +70,16 @@ def flatten_node(
         if sharing:
             return flattening.flatten_graph(node)
         return flattening.flatten_tree(node, function)
+    refs, met = RefMap(), []
     if sharing:
-        graphdef, leaves = flattening.flatten_graph(node)
+        graphdef, leaves = flattening.flatten_graph(node, refs, members=met)
     else:
         graphdef, leaves = flattening.flatten_tree(node, function)
     memos[sharing] = ()
-    watch = StructureWatch.over(members or [node], made)
+    if sharing and not members:
+        watch = StructureWatch(graphdef, met, refs.by_number(), made)
+    else:
+        watch = StructureWatch.over(members or [node], made)
     if watch.is_complete and not (members and watch.reaches(members)):
         memo = Memo(node, graphdef, list(leaves), watch)
         memos[sharing] = with_newest(memo, known)
@@ -209,11 +213,9 @@ class StructureWatch:
     ) -> None:
         self.checked = made
         self._rows = skeleton.rows
-        # Containers, and graph nodes as weak references; other objects by number.
+        # Containers, and graph nodes as weak references, by row; all objects by number.
         self._members = [*members]
-        self._numbered = {
-            number: x for number, x in objects.items() if not nodes.is_node_module(x)
-        }
+        self._numbered = dict(objects)
         self._stamped: list[Any] = [classes.changes]
         self._places = [0]  # of their rows
         self._states: dict[int, tuple[Any, type]] = {}
@@ -398,7 +400,7 @@ class StructureWatch:
 
     def _add_statics(self, row: graphdefs.NodeRow) -> None:
         for cell in row.cells:
-            if type(cell) is Static:
+            if type(cell) is Static and type(cell[1]) not in imprints.PLAIN:
                 self._add_static(cell[1])
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
