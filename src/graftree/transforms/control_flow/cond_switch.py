@@ -215,7 +215,7 @@ class _Branches:
         def branch() -> Any:
             # Containers are new for each branch: it may write into them.
             groups = jax.tree.unflatten(self.treedef, self.leaves)
-            inside = Inside(self.row, groups)
+            inside = Inside.of(self.row, groups)
             slots = enumerate(inside.signature.slots)
             in_objects = frozenset(i for i, slot in slots if not slot.is_plain)
             result = inside.leave(inside.run(f), in_objects)

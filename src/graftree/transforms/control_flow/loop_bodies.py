@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from graftree import _jax
 from graftree.core.graph import differences, flattening, tree_checks
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, VariableDef
 from graftree.core.rng.streams import RngState
-from graftree.transforms.crossing import packing, reports, signatures
+from graftree.transforms.crossing import packing, programs, reports, signatures
 from graftree.transforms.crossing.inside import (
     Collected,
     Inside,
@@ -386,9 +385,7 @@ class Loop:
                     values[position] = value
         for position in self._moved:
             values[position] = _jax.new_ref(values[position])
-        count = len(self.row.inputs.values)
-        groups = packing.part(values, self.signature, self.roles, count)
-        return Inside(self.row, groups)
+        return Inside(self.row, self.signature, values, self.roles)
 
     def _step(
         self, f: Callable[..., Any], carried: Values, scanned: Values | None
@@ -472,7 +469,7 @@ class Loop:
 
             return jax.make_jaxpr(program)(carried, scanned)
 
-        if not _are_equal(program_of(self), program_of(second)):
+        if not programs.are_equal(program_of(self), program_of(second)):
             raise error
 
     def _new_data_error(self) -> TypeError:
@@ -538,26 +535,6 @@ class _Notes(NamedTuple):
 
 # A leaf that leaves a step, and the position of the argument in its place.
 _Aligned = tuple[Leaf, int | None]
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Whether two programs are the same; when in doubt they are not."""
-    return str(first) == str(second) and all(
-        map(_is_same_constant, first.consts, second.consts)
-    )
-
-
-def _is_same_constant(x: Any, y: Any) -> bool:
-    return x is y or (
-        _has_numbers(x)
-        and _has_numbers(y)
-        and x.dtype == y.dtype
-        and np.array_equal(x, y)
-    )
-
-
-def _has_numbers(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or _jax.is_concrete(type(x))
 
 
 def _lacks_axis(slot: Slot, value: Any, axis: int) -> str:

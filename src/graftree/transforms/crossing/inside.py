@@ -159,9 +159,15 @@ class Inside:
         tree: ``(args, kwargs)``, rebuilt, without the static arguments.
     """
 
-    def __init__(self, row: Row, groups: Sequence[Values]) -> None:
+    def __init__(
+        self,
+        row: Row,
+        signature: Signature,
+        given: Sequence[Any],
+        roles: Sequence[int],
+    ) -> None:
         self.row = row
-        self.signature, given, self.roles = packing.join(groups)
+        self.signature, self.roles = signature, roles
         self.values = self._of_jax(given)
         # In-place writes to a list or dict would change what they are compared with.
         self._contents = {
@@ -177,7 +183,12 @@ class Inside:
         if self._loses_structure:
             self._pytrees = reports.pytrees_in(self.tree)
 
-    def _of_jax(self, given: list[Any]) -> list[Any]:
+    @staticmethod
+    def of(row: Row, groups: Sequence[Values]) -> Inside:
+        """The inside of a call with these groups of leaves."""
+        return Inside(row, *packing.join(groups))
+
+    def _of_jax(self, given: Sequence[Any]) -> Sequence[Any]:
         """Raw values without arrays of NumPy in Variables.
 
         JAX leaves them where it traces nothing of them. Then a write would reach the
@@ -473,7 +484,7 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     """What JAX traces: a function of groups of leaves that returns a result."""
 
     def traced(*groups: Values) -> Any:
-        inside = Inside(row, groups)
+        inside = Inside.of(row, groups)
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values)

@@ -296,7 +296,7 @@ class _Lifted:
 
     def _inside(self, chosen: Values, others: Values) -> Inside:
         others = _group(self.signature, others.by_position() | self.fixed)
-        return Inside(self.row, [chosen, others])
+        return Inside.of(self.row, [chosen, others])
 
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""

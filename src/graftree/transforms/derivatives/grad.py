@@ -301,7 +301,7 @@ def _interior_of_gradient(
     f: Callable[..., Any], row: Row, has_aux: bool
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
-        inside = Inside(row, groups)
+        inside = Inside.of(row, groups)
         out = inside.run(f)
         value, aux = cotangents.pair(out) if has_aux else (out, None)
         return flattening.raw_of(value), inside.leave((None, aux))

@@ -205,7 +205,7 @@ def _interior_of_product(
     f: Callable[..., Any], row: Row, has_aux: bool
 ) -> Callable[..., Any]:
     def traced(*groups: Values) -> Any:
-        inside = Inside(row, groups)
+        inside = Inside.of(row, groups)
         out = inside.run(f)
         *rest, part = inside.leave(cotangents.pair(out) if has_aux else out)
         values, *aux = packing.groups_of(part)
