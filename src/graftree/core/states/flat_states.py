@@ -101,7 +101,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
             return FlatState.from_sorted_keys_values(paths, leaves)
         return self._paths[index], self._leaves[index]
 
-    def __nnx_repr__(self) -> Iterable[descriptions.Object | descriptions.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         """Yields one entry per pair."""
         return representations.sequence_items(type(self), self)
 

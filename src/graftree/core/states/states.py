@@ -153,7 +153,7 @@ class State(MutableMapping[K, V], representations.Representable):
         """Takes over the nested dicts in a pickle of Flax NNX."""
         _set_mapping(self, state["_mapping"])
 
-    def __nnx_repr__(self) -> Iterable[descriptions.Object | descriptions.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         """Yields one entry per item; sub-mappings stand without a class name."""
         return _items_repr(type(self), self._mapping, "({", "})")
 
@@ -233,7 +233,7 @@ def _view(cls: type[S], mapping: dict) -> S:
 
 def _items_repr(
     name: str | type, mapping: Mapping, start: str, end: str
-) -> Iterator[descriptions.Object | descriptions.Attr]:
+) -> Iterator[descriptions.Item]:
     shown = {
         key: _NestedRepr(value) if isinstance(value, (dict, State)) else value
         for key, value in mapping.items()
@@ -252,7 +252,7 @@ class _NestedRepr(representations.Representable):
         """The mapping."""
         return self._mapping
 
-    def __nnx_repr__(self) -> Iterable[descriptions.Object | descriptions.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         return _items_repr("", self._mapping, "{", "}")
 
 

@@ -85,6 +85,9 @@ class Attr:
     use_raw_key: bool = False
 
 
+Item = Object | Attr
+
+
 def described(obj: Any) -> tuple[Object, list[Attr]]:
     """What an object says about itself: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
@@ -122,7 +125,8 @@ def contents(x: Any) -> tuple[Object | None, list[Attr]]:
         named = [(str(key).strip(".[]"), child) for key, child in children]
     else:
         return None, []
-    return Object(cls), [Attr(name, value) for name, value in named]
+    frame = Object(cls, same_line=True)
+    return frame, [Attr(name, value) for name, value in named]
 
 
 def describes_itself(x: Any) -> bool:
@@ -172,14 +176,10 @@ def is_deleted(x: Any) -> bool:
 
 def array_form(x: Any) -> str:
     """An array in short, with a word for what is special about it."""
-    kinds = {
-        "ref": _jax.is_ref(x),
-        "numpy": isinstance(x, np.ndarray),
-        "abstract": isinstance(x, jax.ShapeDtypeStruct),
-        "deleted": is_deleted(x),
-    }
-    words = [word for word, is_so in kinds.items() if is_so]
-    return " ".join([*words, short_forms.describe(x)])
+    word = "ref " if _jax.is_ref(x) else "deleted " if is_deleted(x) else ""
+    if isinstance(x, (np.ndarray, jax.ShapeDtypeStruct)):
+        word = "numpy " if isinstance(x, np.ndarray) else "abstract "
+    return word + short_forms.describe(x)
 
 
 # What is made of what stands in this file is known here by registration.

@@ -27,13 +27,12 @@ import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from graftree import _jax, _python
 from graftree.core import imprints
 from graftree.core.text import descriptions
-from graftree.core.text.descriptions import Attr, Object
+from graftree.core.text.descriptions import Attr
 
+_ATOMS = {bool, int, float, complex, str, bytes, type(None)}
 # Names are listed if they take no more characters.
 _LONGEST_NAMES = 40
 # A sequence with more runs than this may be one that alternates.
@@ -48,24 +47,27 @@ class Group(NamedTuple):
 
     Attributes:
         place: Where they are: keys, or in a sequence indices, if some are folded.
-        entry: The first of them; ``None`` if they are left out.
+        entry: The first of them.
         count: How many they are.
         shared: The ids of what all of them refer to, with others.
     """
 
     place: str
-    entry: Attr | None
+    entry: Attr
     count: int = 1
     shared: Set[int] = frozenset()
 
 
-def parts(x: Any) -> tuple[Any, Sequence[Any] | None]:
-    """A label of a value, which is safe to compare, and what is in it, if any."""
+def parts(x: Any) -> tuple[Any, Sequence[Any]]:
+    """A value as a label, which is safe to compare, and what is in it.
+
+    The label tells how many these are. They are a list if the value has an identity.
+    """
     kind: Any = type(x)
+    if kind in _ATOMS:
+        return (kind, repr(x)), ()  # as text: NaN equals itself then
     if descriptions.is_array(x):
-        return descriptions.array_form(x), None
-    if isinstance(x, (float, complex, np.generic)):
-        return (kind, repr(x)), None  # as text: NaN equals itself then
+        return descriptions.array_form(x), [] if _jax.is_ref(x) else ()
     if descriptions.is_variable(x):
         named = {"": x.get_raw_value(), **x.get_metadata()}
     elif descriptions.is_node(x):
@@ -76,7 +78,7 @@ def parts(x: Any) -> tuple[Any, Sequence[Any] | None]:
         captured = [*_python.contents_of(x), x.__defaults__, x.__kwdefaults__]
         kind, named = id(x.__code__), dict(enumerate(captured))
     elif isinstance(x, (list, tuple)):
-        named = dict(enumerate(x))
+        return (kind, len(x)), x
     elif dataclasses.is_dataclass(kind):
         fields = dataclasses.fields(kind)
         named = {field.name: getattr(x, field.name, None) for field in fields}
@@ -85,7 +87,7 @@ def parts(x: Any) -> tuple[Any, Sequence[Any] | None]:
     return (kind, *named), [*named.values()]
 
 
-def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any] | None]:
+def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
     """The parts of a value of which nothing is known but what it shows."""
     frame, entries = descriptions.contents(x)
     if frame is not None:
@@ -96,7 +98,7 @@ def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any] | None]:
         return (type(x), frame.type, *names), [entry.value for entry in entries]
     # And it may say of different values that they are equal.
     is_known = isinstance(x, Hashable) and not imprints.may_change(x)
-    return ((imprints.imprint(x), x) if is_known else (type(x), id(x))), None
+    return ((imprints.imprint(x), x) if is_known else (type(x), id(x))), ()
 
 
 class Siblings:
@@ -134,33 +136,29 @@ class Siblings:
             label, below = parts(x)
             # Some are made when asked for; no other object may take their id.
             self._alive.append(below)
-            is_shared = below is not None and not isinstance(x, tuple)
-            key = id(x) if is_shared or _jax.is_ref(x) else 0
+            key = id(x) if isinstance(below, list) else 0
             if key in external or key in numbers:
                 yield key, numbers.get(key, key)
                 continue
             if key:
                 numbers[key] = -len(numbers)  # no id
-            yield key, (label, below is not None and len(below))
-            pending += reversed(below or ())
+            yield key, label
+            pending += reversed(below)
 
     def groups(self, entries: Sequence[Attr], *, may_omit: bool) -> list[Group]:
         """Groups the entries that read the same; of many, omits those in the middle."""
         keys = [str(entry.key) for entry in entries]
         runs = self._runs(entries, keys)
         is_folded = len(runs) < len(entries)
-        groups = [
-            Group(
-                _place(run, keys, is_folded),
-                entries[run[0]],
-                len(run),
-                self.external(entries[run[0]].value) if len(run) > 1 else frozenset(),
-            )
-            for run in runs
-        ]
+        groups: list[Group] = []
+        for run in runs:
+            entry, place = entries[run[0]], _place(run, keys, is_folded)
+            shared = self.external(entry.value) if len(run) > 1 else frozenset[int]()
+            groups.append(Group(place, entry, len(run), shared))
         if may_omit and len(groups) > _MOST_ENTRIES:
             count = sum(map(len, runs[_FIRST:-_LAST]))
-            groups[_FIRST:-_LAST] = [Group(f"... {count:,} more ...", None)]
+            omitted = Attr("", f"... {count:,} more ...", use_raw_value=True)
+            groups[_FIRST:-_LAST] = [Group("", omitted)]
         return groups
 
     def _runs(self, entries: Sequence[Attr], keys: list[str]) -> list[list[int]]:
@@ -171,8 +169,8 @@ class Siblings:
         ]
         runs: list[list[int]] = []
         for i, token in enumerate(tokens):
-            may_join = runs and _may_join(values[i], keys[runs[-1][0] : i + 1])
-            if may_join and token == tokens[i - 1]:
+            is_equal = runs and token == tokens[i - 1]
+            if is_equal and _may_join(values[i], keys, runs[-1]):
                 runs[-1].append(i)
             else:
                 runs.append([i])
@@ -190,12 +188,14 @@ def _takes_a_line(x: Any) -> bool:
     return is_container or descriptions.is_object(x) or callable(x)
 
 
-def _may_join(value: Any, keys: list[str]) -> bool:
-    """Whether the last of these keys may join the others: numbered, or all short."""
-    if not keys[-1] or _is_next(*keys[-2:]):
+def _may_join(value: Any, keys: list[str], run: list[int]) -> bool:
+    """Whether the next key may join those of a run: numbered, or few and short."""
+    last, key = keys[run[-1]], keys[run[-1] + 1]
+    if not key or _is_next(last, key):
         return True
-    if descriptions.is_variable(value) or len(", ".join(keys)) > _LONGEST_NAMES:
-        return False  # it takes no more room than the keys
+    names = ", ".join(keys[run[0] : run[-1] + 2])
+    if descriptions.is_variable(value) or len(names) > _LONGEST_NAMES:
+        return False  # it takes no more room than its key
     return isinstance(value, Mapping) or descriptions.describes_itself(value)
 
 
@@ -219,25 +219,14 @@ def _place(run: list[int], keys: list[str], is_folded: bool) -> str:
     steps = {later - i for i, later in itertools.pairwise(run)}
     if len(run) > 3 and len(steps) == 1 and steps != {1}:
         return f"({run[0]}, {run[1]}, ..., {run[-1]}) "
-    # Neighbours have the same distance to their rank.
-    ranges = itertools.groupby(enumerate(run), lambda pair: pair[1] - pair[0])
-    found = [[i for _, i in pairs] for _, pairs in ranges]
-    texts = [f"{x[0]}-{x[-1]}" if len(x) > 1 else f"{x[0]}" for x in found]
-    return f"({', '.join(texts)}) "
+    known = set(run)
+    firsts = [i for i in run if i - 1 not in known]
+    lasts = [i for i in run if i + 1 not in known]
+    ends = zip(firsts, lasts, strict=True)
+    return f"({', '.join(f'{i}-{j}' if i < j else f'{i}' for i, j in ends)}) "
 
 
-def essentials(x: Any) -> tuple[Object | None, list[Attr]]:
-    """The frame and the entries of a value, without what goes without saying."""
-    frame, entries = descriptions.contents(x)
-    if descriptions.is_variable(x) and entries and entries[0].key == "value":
-        entries[0] = dataclasses.replace(entries[0], key="")
-    elif descriptions.is_node(x):
-        defaults = _defaults_of(type(x))
-        entries = [e for e in entries if not _is_default(e.value, defaults, e.key)]
-    return frame, entries
-
-
-def _defaults_of(cls: type) -> dict[str, Any]:
+def defaults_of(cls: type) -> dict[str, Any]:
     """The defaults of the constructors of a class and its bases, by parameter.
 
     A parameter is that of the first class which has it.
@@ -252,13 +241,12 @@ def _defaults_of(cls: type) -> dict[str, Any]:
     return found
 
 
-def _is_default(value: Any, defaults: Mapping[str, Any], name: str) -> bool:
-    if name not in defaults:
-        return False
-    default = defaults[name]
+def is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether an attribute has the default of the parameter of its name."""
+    default = defaults.get(name)
     # A constructor that takes one axis or several keeps a tuple.
-    is_one_axis = type(default) is int and _equal(value, (default,))
-    return is_one_axis or _equal(value, default)
+    axes = (default,) if type(default) is int else default
+    return name in defaults and (_equal(value, default) or _equal(value, axes))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -268,4 +256,4 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         a, b = dict(a), dict(b)  # a constructor may keep another kind of mapping
     (label, below), (other_label, others) = parts(a), parts(b)
-    return label == other_label and all(map(_equal, below or (), others or ()))
+    return label == other_label and all(map(_equal, below, others))

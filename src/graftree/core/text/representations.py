@@ -7,6 +7,7 @@ defined above this file and known here by their methods and bookkeeping only.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import operator
@@ -15,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from graftree import _jax, config
 from graftree.core import paths, walks
-from graftree.core.text import descriptions, writing
-from graftree.core.text.descriptions import Attr, Object
+from graftree.core.text import descriptions, folding, writing
+from graftree.core.text.descriptions import Attr, Item, Object
 
 
 class Representable:
@@ -37,7 +38,7 @@ class Representable:
     __nnx_repr_full__: ClassVar[bool] = False
     """Whether arrays directly in the object are written in full, also in a node."""
 
-    def __nnx_repr__(self) -> Iterable[Object | Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields one `Object`, then one `Attr` per attribute.
 
         Raises:
@@ -84,7 +85,7 @@ class MappingReprMixin(Representable):
     __slots__ = ()
     __nnx_repr_full__ = True
 
-    def __nnx_repr__(self) -> Iterable[Object | Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per entry."""
         return mapping_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
@@ -105,7 +106,7 @@ class SequenceReprMixin(Representable):
     __slots__ = ()
     __nnx_repr_full__ = True
 
-    def __nnx_repr__(self) -> Iterable[Object | Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per element."""
         return sequence_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
@@ -126,7 +127,7 @@ class PrettyMapping(Representable):
 
     mapping: Mapping
 
-    def __nnx_repr__(self) -> Iterable[Object | Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per entry."""
         return mapping_items(type(self), self.mapping)
 
@@ -147,21 +148,21 @@ class PrettySequence(Representable):
 
     sequence: Sequence
 
-    def __nnx_repr__(self) -> Iterable[Object | Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per element."""
         return sequence_items(type(self), self.sequence)
 
 
 def mapping_items(
     name: str | type, mapping: Mapping, start: str = "({", end: str = "})"
-) -> Iterator[Object | Attr]:
+) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a mapping yields."""
     yield Object(name, start=start, end=end, kv_sep=": ")
     for key, value in mapping.items():
         yield Attr(repr(key), value)
 
 
-def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Object | Attr]:
+def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a sequence yields."""
     yield Object(name, start="([", end="])", kv_sep="")
     for value in sequence:
@@ -198,14 +199,16 @@ def format_bytes(count: int) -> str:
     return f"{size:,.1f} {unit}"
 
 
-def variable_repr(
-    variable: Any, metadata: Mapping[str, Any]
-) -> Iterator[Object | Attr]:
+# What ours say depends on who asks: the compact form wants no values, and no defaults.
+
+
+def variable_repr(variable: Any, metadata: Mapping[str, Any]) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Variable yields."""
-    raw = variable.get_raw_value()
+    raw, writer = variable.get_raw_value(), writing.active()
     size = size_of(raw)
     yield _frame(variable, str(size) if size.bytes else "")
-    yield Attr("value", _shown_value(variable, raw))
+    name = "" if writer and writer.siblings else "value"
+    yield Attr(name, _shown_value(variable, raw, writer))
     for name, entry in metadata.items():
         is_default = name in _DEFAULTS and entry == getattr(config, _DEFAULTS[name])
         if not is_default and (entry or name != "ref"):
@@ -223,8 +226,7 @@ def _frame(obj: Any, comment: str) -> Object:
     return Object(type(obj), comment=f" # {comment}" if comment else "")
 
 
-def _shown_value(variable: Any, raw: Any) -> Any:
-    writer = writing.active()
+def _shown_value(variable: Any, raw: Any, writer: writing.Writer | None) -> Any:
     if writer and not writer.reads_values:
         return raw
     if _jax.is_ref(raw):
@@ -241,30 +243,29 @@ def _shown_value(variable: Any, raw: Any) -> Any:
 
 def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
-) -> Iterator[Object | Attr]:
+) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Pytree yields."""
     yield _frame(obj, _sizes_by_type(variables_in(obj)))
+    writer = writing.active()
+    defaults = folding.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
-        if not name.startswith("_") or is_data.get(name, False):
+        is_shown = not name.startswith("_") or is_data.get(name, False)
+        if is_shown and not folding.is_default(name, value, defaults):
             yield Attr(name, value)
 
 
 def _sizes_by_type(variables: Iterable[Any]) -> str:
     """Prints the sizes of Variables by type; random state counts as one type."""
-    sizes: dict[type, Size] = {}
+    elements, sizes = collections.Counter[type](), collections.Counter[type]()
     for variable in variables:
-        size = size_of(variable.get_raw_value())
+        size, kind = size_of(variable.get_raw_value()), _kind(type(variable))
         if size.bytes:
-            kind = _kind(type(variable))
-            sizes[kind] = _total([size, sizes.get(kind, Size(0, 0))])
-    parts = [f"{kind.__name__}: {size}" for kind, size in sizes.items()]
-    if len(sizes) > 1:
-        parts.append(f"Total: {_total(sizes.values())}")
+            elements[kind] += size.elements
+            sizes[kind] += size.bytes
+    parts = [f"{kind.__name__}: {Size(elements[kind], sizes[kind])}" for kind in sizes]
+    if len(parts) > 1:
+        parts.append(f"Total: {Size(elements.total(), sizes.total())}")
     return ", ".join(parts)
-
-
-def _total(sizes: Iterable[Size]) -> Size:
-    return Size(*map(sum, zip(*sizes, strict=True)))
 
 
 def _kind(cls: type) -> type:

@@ -16,13 +16,13 @@ by itself, which prints as its array does.
 
 The *compact form* is for larger objects. Its last line says how to get the full one.
 
-- Arrays are written as ``float32[2,3]``, and no value of one is read, not even to find
-  out which form a text has: a large model costs no transfer.
+- Arrays are written as ``float32[2,3]``. No value of one is read, not even to find out
+  which form a text has: a large model costs no transfer.
 - Attributes that equal the defaults of the constructor are left out.
 - Neighbours that would read the same (`folding.py`) are written once, with their number
   and places; what is referred to from outside of them is ``the same``.
-- What fits stands on one line.
-- Variables are written out once, too, and objects deeper than `_DEEPEST` are not.
+- What fits within a width stands on one line.
+- Variables, too, are written out once, and objects no deeper than `_DEEPEST`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def get_repr(obj: Any, *, color: Color = NO_COLOR) -> str:
     writer, limit = active(), config.graftree_repr_lines
     if writer is not None:
         return writer.value(obj)
-    if limit is None or _is_variable_of_array(obj):
+    raw = obj.get_raw_value() if descriptions.is_variable(obj) else None
+    if limit is None or descriptions.is_array(raw):
         return full(obj, color)
     counter = Writer(NO_COLOR, MAX_ELEMENTS, limit)
     if counter.write(obj).count("\n") < limit and counter.count <= limit:
@@ -144,16 +145,12 @@ def full(x: Any, color: Color = NO_COLOR) -> str:
     return Writer(color).write(x)
 
 
-def _is_variable_of_array(x: Any) -> bool:
-    return descriptions.is_variable(x) and descriptions.is_array(x.get_raw_value())
-
-
 # ------------------------------------------------------------------------ lines
 
 
 @dataclasses.dataclass
 class Piece:
-    """Text to be laid out: a start, parts between commas, and an end.
+    """Text to be laid out: a start, parts, each with its comma, and an end.
 
     Attributes:
         start: The text before the parts, or all of it.
@@ -174,50 +171,42 @@ class Piece:
     @property
     def flat(self) -> str:
         """All of it on one line, but for line breaks in the text."""
-        return self.start + ", ".join(part.flat for part in self.parts) + self.end
+        return self.start + " ".join(part.flat for part in self.parts) + self.end
 
     def lines(self, width: int, margin: str = "", *, inside: bool = False) -> list[str]:
         """Its lines; inside of another piece, what fits within a width is on one."""
-        room = width - len(margin)
         if not self.parts:
             return [margin + self.flat.replace("\n", "\n" + margin)]
-        if inside and (short := self._short(room)):
+        if inside and width and (short := self._short(width - len(margin))):
             return [margin + line for line in short]
-        lines = [margin + self.start + self.comment]
-        margin += self.indent
-        *rows, last = _rows(self.parts, width - len(margin))
-        for row in rows:
-            row.end += ","
-        for row in (*rows, last):
-            lines += row.lines(width, margin, inside=True)
-        return [*lines, margin.removesuffix(self.indent) + self.end]
+        lines, inner = [margin + self.start + self.comment], margin + self.indent
+        for row in _filled(self.parts, width - len(inner)):
+            lines += row.lines(width, inner, inside=True)
+        return [*lines, margin + self.end]
 
     def joined(self) -> Piece:
         """The same with its parts side by side, also where they have several lines."""
-        text = ", ".join("\n".join(part.lines(0)) for part in self.parts)
+        text = " ".join("\n".join(part.lines(0)) for part in self.parts)
         return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
 
     def _short(self, room: int) -> list[str]:
         """A small piece on one line or two; nothing if it is larger."""
-        if _fits(self.flat, room):
-            return [self.flat]
-        texts = [part.flat for part in self.parts]
-        for count in range(len(texts) - 1, 0, -1):
-            first = self.start + ", ".join(texts[:count]) + ","
-            if _fits(first, room):
-                second = "    " + ", ".join(texts[count:]) + self.end
-                return [first, second] if _fits(second, room) else []
-        return []
+        pieces = [Piece(part.flat, is_small=True) for part in self.parts]
+        pieces[0].start = self.start + pieces[0].start
+        pieces[-1].start += self.end
+        first, *others = [row.start for row in _filled(pieces, room)]
+        rows = [first, *["    " + row for row in others]]
+        return rows if len(rows) <= 2 and all(_fits(row, room) for row in rows) else []
 
 
-def _rows(pieces: Sequence[Piece], room: int) -> list[Piece]:
+def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
     """Joins small neighbours, as many as fit on a line."""
     rows: list[Piece] = []
     for piece in pieces:
         if rows and rows[-1].is_small and piece.is_small:
-            joined = f"{rows[-1].flat}, {piece.flat}"
-            if _fits(joined + ",", room):
-                rows[-1] = Piece(joined, is_small=True)
+            joined = Piece(f"{rows[-1].flat} {piece.flat}", is_small=True)
+            if _fits(joined.flat, room):
+                rows[-1] = joined
                 continue
         rows.append(piece)
     return rows
@@ -269,9 +258,10 @@ class Writer:
         self.max_elements, self.limit = max_elements, limit
         self.reads_values = siblings is None and limit == math.inf
         self.width = _WIDTH if siblings else 0
-        self.max_depth: float | None = config.flax_max_repr_depth
-        if self.max_depth is None:
-            self.max_depth = _DEEPEST if siblings else math.inf
+        deepest = config.flax_max_repr_depth
+        if deepest is None:
+            deepest = _DEEPEST if siblings else math.inf
+        self.deepest = deepest
         # Where it is; the ids of what all of the values that are folded here refer to.
         self.short, self.depth, self.same = False, 0, frozenset[int]()
         self.count = 0
@@ -304,44 +294,39 @@ class Writer:
         start = self.painted("TYPE", name) + self.painted("PAREN", frame.start)
         if self._is_abbreviated(x):
             return Piece(start + self.painted("PAREN", "..." + frame.end))
-        start = self._marked(x, start)
-        parts = self._parts(x, frame, entries)
-        if not parts:
-            return Piece(start + self.painted("PAREN", frame.empty_repr + frame.end))
-        end, comment = frame.end, self.painted("COMMENT", frame.comment)
-        piece = Piece(start, parts, self.painted("PAREN", end), comment)
-        if not self.siblings:
-            piece.indent = frame.indent
-            return piece.joined() if frame.same_line else piece
-        return piece
+        start = self._marked(x, start) + ("" if entries else frame.empty_repr)
+        parts, end = self._parts(x, frame, entries), self.painted("PAREN", frame.end)
+        piece = Piece(start, parts, end, self.painted("COMMENT", frame.comment))
+        if self.siblings:
+            return piece
+        piece.indent = frame.indent
+        return piece.joined() if frame.same_line else piece
 
     def _contents(self, x: Any) -> tuple[Object | None, list[Attr]]:
         """The frame and the entries of what is written by its parts."""
-        if self.siblings:
-            return folding.essentials(x)
-        if descriptions.describes_itself(x) or type(x) in (list, tuple, dict):
-            return descriptions.contents(x)
-        if descriptions.is_array(x) and self._is_shortened(x):
+        if _has_values(x) and self._is_shortened(x) and not self.siblings:
             name = "ArrayRef" if _jax.is_ref(x) else "Array"
             facts = [Attr("shape", x.shape), Attr("dtype", x.dtype)]
             return Object(name, same_line=True), facts
+        # The repr of a foreign container reads the arrays in it.
+        is_open = descriptions.describes_itself(x) or not self.reads_values
+        if is_open or type(x) in (list, tuple, dict):
+            return descriptions.contents(x)
         return None, []
 
     def _is_shortened(self, x: Any) -> bool:
-        """Whether the values of an array are left out; an abstract one has none."""
-        is_large = x.size > self.max_elements and not isinstance(x, _jax.Tracer)
-        is_shortened = is_large or (self.short and x.size > 1)
-        is_abstract = isinstance(x, jax.ShapeDtypeStruct)
-        return not is_abstract and (is_shortened or descriptions.is_deleted(x))
+        """Whether the values of an array are left out."""
+        if (self.short and x.size > 1) or descriptions.is_deleted(x):
+            return True
+        return x.size > self.max_elements and not isinstance(x, _jax.Tracer)
 
     def _is_abbreviated(self, x: Any) -> bool:
         """Whether a value is written as dots: it is too deep, or was written."""
         is_object = descriptions.describes_itself(x)
         self.count += is_object
-        is_over = self.count > self.limit or (
-            is_object and self.depth >= self.max_depth
-        )
-        return is_over or id(x) in self.written or id(x) in self.open
+        if is_object and (self.depth >= self.deepest or self.count > self.limit):
+            return True
+        return id(x) in self.written or id(x) in self.open
 
     def _parts(self, x: Any, frame: Object, entries: list[Attr]) -> list[Piece]:
         """The texts of the entries of a value."""
@@ -357,18 +342,19 @@ class Writer:
         self.depth += descriptions.describes_itself(x)
         self.open[id(x)] = x
         try:
-            return [self._part(frame, group) for group in groups]
+            parts = [self._part(frame, group) for group in groups]
         finally:
             self.short, self.depth = outer
             del self.open[id(x)]
+        for part in parts[:-1]:
+            part.end += ","
+        return parts
 
     def _part(self, frame: Object, group: folding.Group) -> Piece:
         """The text of one entry, which may stand for several."""
         place, entry, count, shared = group
-        if entry is None:
-            return Piece(place)
         if entry.use_raw_value:
-            piece = Piece(str(entry.value), is_small=True)
+            piece = Piece(str(entry.value))
         else:
             outer, self.same = self.same, self.same | shared
             piece = self._piece(entry.value)
@@ -388,17 +374,11 @@ class Writer:
 
     def _leaf(self, x: Any) -> str:
         """The text of a part that is written as a whole."""
-        is_array = descriptions.is_array(x)
-        if self.siblings and is_array:
+        if self.siblings and descriptions.is_array(x):
             return self._marked(x, self.painted("TYPE", descriptions.array_form(x)))
-        if self.limit < math.inf and not isinstance(x, jax.ShapeDtypeStruct):
-            if is_array:  # about as many lines as NumPy writes
-                *rows, columns = x.shape or (1,)
-                return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
-            if _jax.is_pytree_type(type(x)) and x is not None:
-                # Its repr would read the arrays in it.
-                children, _ = _jax.flatten_one_level(x)
-                return "".join(self.value(child) for _, child in children)
+        if _has_values(x) and not self.reads_values:
+            *rows, columns = x.shape or (1,)  # about as many lines as NumPy writes
+            return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
         if isinstance(x, type) or (self.siblings and _name_of(x)):
             return self.painted("TYPE", x.__name__)
         text = descriptions.safe_repr(x)
@@ -407,6 +387,11 @@ class Writer:
             if "\n" in text or len(text) > _LONGEST_VALUE:
                 text = _CODES.sub("", text).partition("\n")[0][:_LONGEST_VALUE] + "..."
         return self.painted(_KINDS[type(x)], text) if type(x) in _KINDS else text
+
+
+def _has_values(x: Any) -> bool:
+    """Whether a value is an array, and not an abstract one."""
+    return descriptions.is_array(x) and not isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _name_of(x: Any) -> str:
