@@ -91,7 +91,7 @@ Item = Object | Attr
 def described(obj: Any) -> tuple[Object, list[Attr]]:
     """What an object says about itself: its frame and its attributes."""
     frame, *attributes = [*obj.__nnx_repr__()] or [None]
-    expected = [("First item", frame, Object)]
+    expected: list[tuple[str, Any, type]] = [("First item", frame, Object)]
     expected += [("Item", attribute, Attr) for attribute in attributes]
     for which, item, kind in expected:
         if not isinstance(item, kind):
@@ -105,18 +105,19 @@ def described(obj: Any) -> tuple[Object, list[Attr]]:
 def contents(x: Any) -> tuple[Object | None, list[Attr]]:
     """The frame and the entries of any value; no frame if nothing is in it."""
     cls = type(x)
+    frame = Object(cls, same_line=True)
     if describes_itself(x):
         return described(x)
     if isinstance(x, Mapping):
         name, start, end = ("", "{", "}") if cls is dict else (cls, "({", "})")
-        entries = [Attr(_key_text(key), value) for key, value in x.items()]
-        return Object(name, start, end, ": ", indent="", same_line=True), entries
-    if cls in (list, tuple):
+        frame = Object(name, start, end, kv_sep=": ", indent="", same_line=True)
+        named = [(_key_text(key), value) for key, value in x.items()]
+    elif cls in (list, tuple):
         start, end = "[]" if cls is list else "()"
         end = "," + end if cls is tuple and len(x) == 1 else end
         frame = Object("", start, end, kv_sep="", indent="", same_line=True)
-        return frame, [Attr("", value) for value in x]
-    if isinstance(x, functools.partial):
+        named = [("", value) for value in x]
+    elif isinstance(x, functools.partial):
         named = [("", x.func), *[("", value) for value in x.args], *x.keywords.items()]
     elif isinstance(x, tuple) and hasattr(cls, "_fields"):
         named = [*zip(cls._fields, x, strict=False)]
@@ -125,7 +126,6 @@ def contents(x: Any) -> tuple[Object | None, list[Attr]]:
         named = [(str(key).strip(".[]"), child) for key, child in children]
     else:
         return None, []
-    frame = Object(cls, same_line=True)
     return frame, [Attr(name, value) for name, value in named]
 
 

@@ -48,13 +48,13 @@ class Group(NamedTuple):
     Attributes:
         place: Where they are: keys, or in a sequence indices, if some are folded.
         entry: The first of them.
-        count: How many they are.
+        size: How many they are.
         shared: The ids of what all of them refer to, with others.
     """
 
     place: str
     entry: Attr
-    count: int = 1
+    size: int = 1
     shared: Set[int] = frozenset()
 
 
