@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ def display(*args: Any) -> None:
           value=2
         )
     """
-    show = _show_tree if in_ipython() else print
+    show = _show_tree if writing.in_ipython() else print
     for arg in args:
         show(arg)
 
@@ -100,12 +99,6 @@ def full_repr(x: Any) -> str:
         206
     """
     return writing.full(x)
-
-
-def in_ipython() -> bool:
-    """Whether this runs in IPython, as notebooks do."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
 
 
 def _show_tree(x: Any) -> None:

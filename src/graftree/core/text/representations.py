@@ -190,13 +190,10 @@ def size_of(value: Any) -> Size:
 
 def format_bytes(count: int) -> str:
     """Prints a number of bytes in powers of 1000, as in ``8.0 KB``."""
-    if count <= 1000:
-        return f"{count:,} B"
-    size, unit = count / 1000, "KB"
-    for larger in ("MB", "GB"):
-        if size > 1000:
-            size, unit = size / 1000, larger
-    return f"{size:,.1f} {unit}"
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
+        if count > 1000**power:
+            return f"{count / 1000**power:,.1f} {unit}"
+    return f"{count:,} B"
 
 
 # What ours say depends on who asks: the compact form wants no values, and no defaults.

@@ -78,10 +78,13 @@ def supports_color() -> bool:
     """Whether ``str`` is colored: in a terminal or IPython, unless NO_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
+    return in_ipython() or bool(getattr(sys.stdout, "isatty", bool)())
+
+
+def in_ipython() -> bool:
+    """Whether this runs in IPython, as notebooks do."""
     ipython = sys.modules.get("IPython")
-    if ipython is not None and ipython.get_ipython() is not None:
-        return True
-    return bool(getattr(sys.stdout, "isatty", bool)())
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 def default_color() -> Color:
