@@ -320,6 +320,18 @@ class Setting:
     __hash__ = None
 
 
+@jax.tree_util.register_pytree_node_class
+class Tagged:
+    """A pytree whose treedef compares a foreign value."""
+
+    def tree_flatten(self):
+        return (), Setting(1)
+
+    @classmethod
+    def tree_unflatten(cls, data, children):
+        return cls()
+
+
 def partial_of(x):
     def f():
         return x
@@ -344,6 +356,7 @@ def partial_of(x):
         (object(), object()),
         (Setting(1), Setting(1)),
         (bytearray(b"x"), bytearray(b"x")),
+        (jax.tree.structure(Tagged()), jax.tree.structure(Tagged())),
         (Node(_hidden=1), Node(_hidden=2)),
         (Node(a=1), Node(b=1)),
     ],

@@ -27,6 +27,8 @@ import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax
+
 from graftree import _jax, _python
 from graftree.core import imprints
 from graftree.core.text import descriptions
@@ -96,9 +98,11 @@ def _parts_by_text(x: Any) -> tuple[Any, Sequence[Any]]:
         # A foreign class may hold more than it shows.
         names = [str(entry.key) for entry in entries] if is_whole else [id(x)]
         return (type(x), frame.type, *names), [entry.value for entry in entries]
-    # And it may say of different values that they are equal.
-    is_known = isinstance(x, Hashable) and not imprints.may_change(x)
-    return ((imprints.imprint(x), x) if is_known else (type(x), id(x))), ()
+    # And it may say of different values that they are equal, also within a treedef.
+    is_foreign = imprints.may_change(x) or isinstance(x, jax.tree_util.PyTreeDef)
+    if is_foreign or not isinstance(x, Hashable):
+        return (type(x), id(x)), ()
+    return (imprints.imprint(x), x), ()
 
 
 class Siblings:
