@@ -10,11 +10,10 @@ from __future__ import annotations
 import html
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graftree.core.text import forms, representations, writing
+from graftree.core.text import descriptions, representations, writing
 
 
 def display(*args: Any) -> None:
@@ -29,7 +28,7 @@ def display(*args: Any) -> None:
           value=2
         )
     """
-    show = _show_tree if in_ipython() else print
+    show = _show_tree if writing.in_ipython() else print
     for arg in args:
         show(arg)
 
@@ -99,13 +98,7 @@ def full_repr(x: Any) -> str:
         >>> len(nnx.debugging.full_repr(model).splitlines())
         206
     """
-    return forms.full(x)
-
-
-def in_ipython() -> bool:
-    """Whether this runs in IPython, as notebooks do."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
+    return writing.full(x)
 
 
 def _show_tree(x: Any) -> None:
@@ -163,14 +156,14 @@ def render_object_constructor(
         (f"{name}=", subtree_renderer(value, path=_join(path, f".{name}")))
         for name, value in attributes.items()
     ]
-    frame = writing.Object(object_type)
+    frame = descriptions.Object(object_type)
     return _node(frame, drawn, path, color, first_line_annotation, roundtrippable)
 
 
 def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
     """Draws what ``repr`` writes: the same attributes, the same comment."""
     parts = _treescope().rendering_parts
-    frame, attributes = writing.described(obj)
+    frame, attributes = descriptions.described(obj)
     drawn = []
     for index, attribute in enumerate(attributes):
         step = _step(frame, attribute.key, index)
@@ -185,7 +178,7 @@ def _render(obj: Any, path: str | None, subtree_renderer: Any) -> Any:
     return _node(frame, drawn, path, color, comment if frame.comment else None)
 
 
-def _step(frame: writing.Object, key: Any, index: int) -> str:
+def _step(frame: descriptions.Object, key: Any, index: int) -> str:
     if frame.kv_sep == "=":
         return f".{key}"
     return f"[{key}]" if key else f"[{index}]"
@@ -202,7 +195,7 @@ def _color(cls: Any) -> str:
 
 
 def _node(
-    frame: writing.Object,
+    frame: descriptions.Object,
     drawn: Iterable[tuple[str, Any]],
     path: str | None,
     color: str | None,

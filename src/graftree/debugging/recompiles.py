@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from graftree import errors
-from graftree.core.text import columns
+from graftree.core.text import short_forms
 from graftree.debugging import causes
 from graftree.debugging.causes import Cause
 from graftree.transforms.compiled.jit import JitWrapped
@@ -237,7 +237,7 @@ def _table(rows: Sequence[Cause]) -> list[str]:
         lines.append(
             (f"... and those of {len(numbers) - _MOST_TRACES} earlier traces",)
         )
-    return columns.aligned(lines, indent="  ")
+    return short_forms.aligned(lines, indent="  ")
 
 
 def _alike(rows: Sequence[Cause]) -> list[list[Cause]]:

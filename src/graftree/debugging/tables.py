@@ -14,10 +14,10 @@ from graftree.core.graph import nodes
 from graftree.core.modules.containers import Dict, List
 from graftree.core.objects import methods
 from graftree.core.states.states import State
-from graftree.core.text import representations
+from graftree.core.text import representations, writing
 from graftree.core.text.representations import Size
 from graftree.core.variables.variables import Variable
-from graftree.debugging import calls, displays, object_infos, outlines
+from graftree.debugging import calls, object_infos, outlines
 from graftree.debugging.calls import CallInfo
 from graftree.debugging.costs import Counter
 from graftree.debugging.object_infos import ObjectInfo
@@ -173,7 +173,7 @@ def _rich() -> Any:
 def _print(rich: Any, table: Any, options: Mapping[str, Any]) -> str:
     # For rich a notebook is a place to draw at once, and it would draw nothing there.
     defaults: dict[str, Any] = {"force_terminal": True, "force_jupyter": False}
-    if displays.in_ipython():
+    if writing.in_ipython():
         defaults["width"] = _NOTEBOOK_WIDTH
     console = rich.console.Console(**{**defaults, **options})
     with console.capture() as captured:

@@ -80,9 +80,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "reprlib": {
         "core.text.representations": "Representable MappingReprMixin"
         " SequenceReprMixin PrettyMapping PrettySequence",
-        "core.text.writing": "Attr Object",
-        "core.text.forms": "colorized get_repr",
-        "core.text.colors": "COLOR Color NO_COLOR supports_color",
+        "core.text.descriptions": "Attr Object",
+        "core.text.writing": "colorized get_repr COLOR Color NO_COLOR supports_color",
     },
     "visualization": {"debugging.displays": "display render_object_constructor"},
     "summary": {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from graftree.core.objects import observers
-from graftree.core.text import alike_rows, columns, short_forms
+from graftree.core.text import short_forms
 from graftree.transforms import policies, recordings
 from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
@@ -96,7 +96,7 @@ class SavedReport:
             for x in made
         ]
         rows = []
-        for row, numbers in alike_rows.groups(cells):
+        for row, numbers in short_forms.groups_of_rows(cells):
             size = sum([made[number].bytes for number in numbers])
             rows.append((*row, str(len(numbers)), f"{size:,}"))
         given = sum([x.bytes for x in self.values if _is_given(x)])
@@ -105,7 +105,7 @@ class SavedReport:
             size = f"{self.offloaded_bytes:,}"
             total.insert(0, ("total on the host", "", "", "", "", size))
         head = ("module", "kept", "type", "memory", "count", "bytes")
-        lines = columns.aligned([head, *rows, *total])
+        lines = short_forms.aligned([head, *rows, *total])
         return "\n".join([*lines, f"and {given:,} bytes of arguments and constants"])
 
 

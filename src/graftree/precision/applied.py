@@ -9,7 +9,7 @@ from typing import Any
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.text import alike_rows, columns
+from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 from graftree.precision.policies import Policy
 
@@ -65,7 +65,9 @@ class Applied:
             cells = [str(getattr(layer.policy, part) or "-") for part in parts]
             rows.append((patterns.dotted(layer.path), layer.kind, *cells))
         text = "\n".join(
-            columns.aligned([("layer", "class", *parts), *alike_rows.folded(rows)])
+            short_forms.aligned(
+                [("layer", "class", *parts), *short_forms.folded_rows(rows)]
+            )
         )
         if self.unknown:
             text += "\n\n" + unknown_message(self.unknown)
@@ -92,7 +94,7 @@ def unknown_message(unknown: Sequence[UnknownLayer]) -> str:
     return errors.message(
         "A policy can set nothing in these layers: they have Params, but no attribute "
         "`dtype`. They are as they were.",
-        where="\n".join(columns.aligned(alike_rows.folded(rows))),
+        where="\n".join(short_forms.aligned(short_forms.folded_rows(rows))),
         way_out="Give their class `dtype` and `param_dtype`, which its methods use; or "
         'say that they are to stay: exceptions={Class: "keep"}.',
     )

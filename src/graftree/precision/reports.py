@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from graftree.core.text import alike_rows, columns
+from graftree.core.text import short_forms
 from graftree.transforms import recordings
 from graftree.transforms.crossing import jaxprs
 from graftree.transforms.recordings import Place
@@ -100,10 +100,10 @@ class DtypeReport:
             rows.append((x.path or "-", x.direction, x.name, dtypes))
         listed = [
             (*row, str(sum([self.operations[number].count for number in numbers])))
-            for row, numbers in alike_rows.groups(rows)
+            for row, numbers in short_forms.groups_of_rows(rows)
         ]
         head = ("module", "pass", "operation", "dtypes", "count")
-        return "\n".join(columns.aligned([head, *listed]))
+        return "\n".join(short_forms.aligned([head, *listed]))
 
 
 def report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DtypeReport:

@@ -14,7 +14,7 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import watches
 from graftree.core.graph.flattening import raw_of
-from graftree.core.text import columns, short_forms
+from graftree.core.text import short_forms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Report:
             for row in self.rows
         ]
         total = f"{self.num_bytes:,}", f"{self.bytes_per_device:,}"
-        return "\n".join(columns.aligned([*lines, ("total", "", "", "", *total)]))
+        return "\n".join(short_forms.aligned([*lines, ("total", "", "", "", *total)]))
 
     __repr__ = __str__
 

@@ -1,5 +1,6 @@
 """When a text is the full one, and what the compact one says."""
 
+import dataclasses
 import functools
 
 import jax
@@ -99,6 +100,13 @@ def test_an_array_counts_as_about_the_lines_that_it_takes(lines):
     assert repr(table) == written
     lines(written.count("\n") * 2 // 3)
     assert repr(table).endswith(HINT)
+
+
+def test_an_abstract_array_takes_one_line(lines):
+    table = nnx.List([jax.ShapeDtypeStruct((1000, 8), jnp.float32)] * 2)
+    lines(4)
+    assert repr(table) == nnx.debugging.full_repr(table)
+    assert len(repr(table).splitlines()) == 4
 
 
 def test_a_variable_of_an_array_is_never_shortened(lines):
@@ -278,8 +286,10 @@ def test_equal_siblings_are_folded(compact):
     assert compact(nnx.List(nodes(12))) == (
         "List([\n  (0-11) 12 x Node(w=Param(float32[2]))\n])"
     )
-    rows = Node(**{f"layer_{i}": node for i, node in enumerate(nodes(12))})
-    assert "\n  layer_0 to layer_11=12 x Node(w=Param(float32[2]))\n" in compact(rows)
+    for name in ("layer_{}", "layer_{:02}"):
+        rows = Node(**{name.format(i): node for i, node in enumerate(nodes(12))})
+        places = f"{name.format(0)} to {name.format(11)}"
+        assert f"\n  {places}=12 x Node(w=Param(float32[2]))\n" in compact(rows)
     state = nnx.state(nnx.List(nodes(12)))
     assert compact(state) == ("State({\n  0 to 11: 12 x {'w': Param(float32[2])}\n})")
     query, key, value = nodes()
@@ -290,6 +300,36 @@ def test_equal_siblings_are_folded(compact):
     assert "(1, 3, ..., 17) 9 x Node(b=1)" in text
     node = [Node(a=nnx.Param(jnp.ones(2)), b=Node(**{"c" * 90: 1})) for _ in range(2)]
     assert "(0-1) 2 x Node( # each Param: 2 (8 B)\n" in compact(nnx.List(node))
+
+
+@dataclasses.dataclass
+class Sizes:
+    width: int
+    depths: tuple[int, ...] = (1, 2)
+
+
+class Setting:
+    """A foreign value that equals what it likes."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        raise AssertionError("compared")
+
+    __hash__ = None
+
+
+@jax.tree_util.register_pytree_node_class
+class Tagged:
+    """A pytree whose treedef compares a foreign value."""
+
+    def tree_flatten(self):
+        return (), Setting(1)
+
+    @classmethod
+    def tree_unflatten(cls, data, children):
+        return cls()
 
 
 def partial_of(x):
@@ -312,7 +352,11 @@ def partial_of(x):
         ([1, [2]], [1, 2]),
         ({"a": 1}, {"b": 1}),
         (partial_of(1), partial_of(2)),
+        (Sizes(1), Sizes(2)),
         (object(), object()),
+        (Setting(1), Setting(1)),
+        (bytearray(b"x"), bytearray(b"x")),
+        (jax.tree.structure(Tagged()), jax.tree.structure(Tagged())),
         (Node(_hidden=1), Node(_hidden=2)),
         (Node(a=1), Node(b=1)),
     ],
@@ -330,6 +374,8 @@ def test_siblings_that_differ_are_not_folded(compact, first, second):
         lambda: partial_of([1, {"a": (2,)}]),
         lambda: jax.sharding.PartitionSpec("x", None),
         lambda: jnp.dtype("int8"),
+        lambda: Sizes(3),
+        lambda: functools.partial(partial_of(1), Sizes(2), axis=-1),
         lambda: Node(a=nnx.data({"b": nnx.Rngs(0)})),
         lambda: nnx.State({"a": {"b": jnp.ones(2)}}),
     ],

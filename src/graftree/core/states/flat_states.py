@@ -17,7 +17,7 @@ from graftree.annotations import Filter, Path
 from graftree.core import filters as filterlib
 from graftree.core import paths
 from graftree.core.states import nested
-from graftree.core.text import representations, writing
+from graftree.core.text import descriptions, representations
 from graftree.core.variables.variables import Variable
 
 L = TypeVar("L")
@@ -101,7 +101,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
             return FlatState.from_sorted_keys_values(paths, leaves)
         return self._paths[index], self._leaves[index]
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         """Yields one entry per pair."""
         return representations.sequence_items(type(self), self)
 

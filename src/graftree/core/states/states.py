@@ -20,7 +20,7 @@ from graftree.annotations import Filter, Key, Path
 from graftree.core import definitions, paths
 from graftree.core.states import flat_states, nested, pure_dicts
 from graftree.core.states.flat_states import FlatState
-from graftree.core.text import completions, representations, writing
+from graftree.core.text import completions, descriptions, representations
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -153,7 +153,7 @@ class State(MutableMapping[K, V], representations.Representable):
         """Takes over the nested dicts in a pickle of Flax NNX."""
         _set_mapping(self, state["_mapping"])
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         """Yields one entry per item; sub-mappings stand without a class name."""
         return _items_repr(type(self), self._mapping, "({", "})")
 
@@ -233,7 +233,7 @@ def _view(cls: type[S], mapping: dict) -> S:
 
 def _items_repr(
     name: str | type, mapping: Mapping, start: str, end: str
-) -> Iterator[writing.Object | writing.Attr]:
+) -> Iterator[descriptions.Item]:
     shown = {
         key: _NestedRepr(value) if isinstance(value, (dict, State)) else value
         for key, value in mapping.items()
@@ -252,7 +252,7 @@ class _NestedRepr(representations.Representable):
         """The mapping."""
         return self._mapping
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[descriptions.Item]:
         return _items_repr("", self._mapping, "{", "}")
 
 

@@ -1,13 +1,11 @@
 """How objects print.
 
-    obj.__nnx_repr__()  ->  writing.Object, writing.Attr ...  ->  text, in colors
+    obj.__nnx_repr__()  ->  Object, Attr ...  ->  Piece  ->  lines
 
-- ``representations.py``: the base classes of what prints, and lines of totals.
-- ``forms.py``: which form a text has, full or compact.
-- ``writing.py``: the full form: what an object yields about itself becomes text.
-- ``condensing.py``: the compact form, with ``folding.py`` (which siblings are equal),
-  ``constructors.py`` (which attributes have their defaults) and ``layouts.py`` (lines).
+- ``representations.py``: the base classes of what prints, and what ours print.
+- ``descriptions.py``: what any value says about itself: a frame, and what is in it.
+- ``writing.py``: the one writer: full form or compact form, lines, colors.
+- ``folding.py``: what the compact form leaves out: equal siblings, defaults.
 - ``completions.py``: what ``dir`` lists.
-- ``columns.py``: plain tables; ``alike_rows.py``: one row for layers that are alike.
-- ``colors.py``: escape codes, and whether the terminal takes them.
+- ``short_forms.py``: arrays in short, and tables, for reports and messages.
 """

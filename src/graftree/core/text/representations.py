@@ -1,4 +1,4 @@
-"""What objects say about themselves in ``repr`` and ``str``.
+"""What classes of objects that print derive from, and what ours print.
 
 Classes derive from `Representable` and define ``__nnx_repr__``; `writing.py` turns what
 it yields into text. The functions at the end serve Variables and Pytrees, which are
@@ -7,16 +7,17 @@ defined above this file and known here by their methods and bookkeeping only.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-
 from graftree import _jax, config
 from graftree.core import paths, walks
-from graftree.core.text import colors, forms, writing
+from graftree.core.text import descriptions, folding, writing
+from graftree.core.text.descriptions import Attr, Item, Object
 
 
 class Representable:
@@ -37,7 +38,7 @@ class Representable:
     __nnx_repr_full__: ClassVar[bool] = False
     """Whether arrays directly in the object are written in full, also in a node."""
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields one `Object`, then one `Attr` per attribute.
 
         Raises:
@@ -49,10 +50,10 @@ class Representable:
         )
 
     def __repr__(self) -> str:
-        return forms.get_repr(self)
+        return writing.get_repr(self)
 
     def __str__(self) -> str:
-        return forms.get_repr(self, color=colors.default())
+        return writing.get_repr(self, color=writing.default_color())
 
     def __treescope_repr__(self, path: str, subtree_renderer: Any) -> Any:
         """Shows the object in a notebook, if a renderer for treescope is registered."""
@@ -84,7 +85,7 @@ class MappingReprMixin(Representable):
     __slots__ = ()
     __nnx_repr_full__ = True
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per entry."""
         return mapping_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
@@ -105,7 +106,7 @@ class SequenceReprMixin(Representable):
     __slots__ = ()
     __nnx_repr_full__ = True
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per element."""
         return sequence_items(type(self), self)  # pyright: ignore[reportArgumentType]
 
@@ -126,7 +127,7 @@ class PrettyMapping(Representable):
 
     mapping: Mapping
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per entry."""
         return mapping_items(type(self), self.mapping)
 
@@ -147,34 +148,25 @@ class PrettySequence(Representable):
 
     sequence: Sequence
 
-    def __nnx_repr__(self) -> Iterable[writing.Object | writing.Attr]:
+    def __nnx_repr__(self) -> Iterable[Item]:
         """Yields the frame and one item per element."""
         return sequence_items(type(self), self.sequence)
 
 
 def mapping_items(
     name: str | type, mapping: Mapping, start: str = "({", end: str = "})"
-) -> Iterator[writing.Object | writing.Attr]:
+) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a mapping yields."""
-    yield writing.Object(name, start=start, end=end, kv_sep=": ")
+    yield Object(name, start=start, end=end, kv_sep=": ")
     for key, value in mapping.items():
-        yield writing.Attr(repr(key), value)
+        yield Attr(repr(key), value)
 
 
-def sequence_items(
-    name: str | type, sequence: Iterable
-) -> Iterator[writing.Object | writing.Attr]:
+def sequence_items(name: str | type, sequence: Iterable) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a sequence yields."""
-    yield writing.Object(name, start="([", end="])", kv_sep="")
+    yield Object(name, start="([", end="])", kv_sep="")
     for value in sequence:
-        yield writing.Attr("", value)
-
-
-# Required metadata is shown only where it differs from the default; value: the flag.
-_DEFAULTS = {
-    "hijax": "flax_hijax_variable",
-    "eager_sharding": "flax_always_shard_variable",
-}
+        yield Attr("", value)
 
 
 class Size(NamedTuple):
@@ -189,82 +181,55 @@ class Size(NamedTuple):
 
 def size_of(value: Any) -> Size:
     """Adds up the arrays in a value."""
-    elements = size = 0
-    for leaf in _leaves(value):
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            count = math.prod(leaf.shape)
-            elements += count
-            size += count * leaf.dtype.itemsize
-    return Size(elements, size)
-
-
-def _leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    try:
-        return jax.tree.leaves(value, is_leaf=is_leaf)
-    except (TypeError, ValueError):
-        return []  # keys that JAX can't sort: no reason for repr to fail
+    leaves = descriptions.leaves(value)
+    arrays = [x for x in leaves if hasattr(x, "shape") and hasattr(x, "dtype")]
+    counts = [math.prod(x.shape) for x in arrays]
+    sizes = [x.dtype.itemsize for x in arrays]
+    return Size(sum(counts), sum(map(operator.mul, counts, sizes)))
 
 
 def format_bytes(count: int) -> str:
     """Prints a number of bytes in powers of 1000, as in ``8.0 KB``."""
-    if count <= 1000:
-        return f"{count:,} B"
-    size, unit = count / 1000, "KB"
-    for larger in ("MB", "GB"):
-        if size > 1000:
-            size, unit = size / 1000, larger
-    return f"{size:,.1f} {unit}"
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
+        if count > 1000**power:
+            return f"{count / 1000**power:,.1f} {unit}"
+    return f"{count:,} B"
 
 
-def variable_comment(raw_value: Any) -> str:
-    """Prints the size of a raw value, as in ``6 (24 B)``; empty if it has none."""
-    size = size_of(raw_value)
-    return str(size) if size.bytes else ""
+# What ours say depends on who asks: the compact form wants no values, and no defaults.
 
 
-def pytree_comment(variables: Iterable[Any]) -> str:
-    """Prints the sizes of Variables by type; random state counts as one type."""
-    sizes: dict[type, Size] = {}
-    for variable in variables:
-        size = size_of(variable.get_raw_value())
-        if size.bytes:
-            kind = _kind(type(variable))
-            known = sizes.get(kind, Size(0, 0))
-            sizes[kind] = Size(known.elements + size.elements, known.bytes + size.bytes)
-    parts = [f"{kind.__name__}: {size}" for kind, size in sizes.items()]
-    if len(sizes) > 1:
-        parts.append(f"Total: {Size(*map(sum, zip(*sizes.values(), strict=True)))}")
-    return ", ".join(parts)
-
-
-def _kind(cls: type) -> type:
-    # By name, since random state is defined above this file.
-    return next((base for base in cls.__mro__ if base.__name__ == "RngState"), cls)
-
-
-def variable_repr(
-    variable: Any, metadata: Mapping[str, Any]
-) -> Iterator[writing.Object | writing.Attr]:
+def variable_repr(variable: Any, metadata: Mapping[str, Any]) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Variable yields."""
-    raw = variable.get_raw_value()
-    comment = variable_comment(raw)
-    yield writing.Object(type(variable), comment=f" # {comment}" if comment else "")
-    yield writing.Attr("value", _shown_value(variable, raw))
+    raw, writer = variable.get_raw_value(), writing.active()
+    size = size_of(raw)
+    yield _frame(variable, str(size) if size.bytes else "")
+    name = "" if writer and writer.siblings else "value"
+    yield Attr(name, _shown_value(variable, raw, writer))
     for name, entry in metadata.items():
-        if name in _DEFAULTS and entry == getattr(config, _DEFAULTS[name]):
-            continue
-        if name == "ref" and not entry:
-            continue
-        yield writing.Attr(name, entry)
+        is_default = name in _DEFAULTS and entry == getattr(config, _DEFAULTS[name])
+        if not is_default and (entry or name != "ref"):
+            yield Attr(name, entry)
 
 
-def _shown_value(variable: Any, raw: Any) -> Any:
-    if not writing.reads_values():
+# Required metadata is shown only where it differs from the default; value: the flag.
+_DEFAULTS = {
+    "hijax": "flax_hijax_variable",
+    "eager_sharding": "flax_always_shard_variable",
+}
+
+
+def _frame(obj: Any, comment: str) -> Object:
+    return Object(type(obj), comment=f" # {comment}" if comment else "")
+
+
+def _shown_value(variable: Any, raw: Any, writer: writing.Writer | None) -> Any:
+    if writer and not writer.reads_values:
         return raw
     if _jax.is_ref(raw):
         # Reading a traced ref would add an equation to the program. And shortened, a
         # ref says that it is one; in full, its elements say more.
-        is_short = writing.shortens_arrays() and raw.size > 1
+        is_short = writer is not None and writer.short and raw.size > 1
         if is_short or isinstance(raw, _jax.Tracer):
             return raw
     try:
@@ -275,13 +240,34 @@ def _shown_value(variable: Any, raw: Any) -> Any:
 
 def pytree_repr(
     obj: Any, attributes: Iterable[tuple[str, Any]], is_data: Mapping[str, bool]
-) -> Iterator[writing.Object | writing.Attr]:
+) -> Iterator[Item]:
     """Yields what ``__nnx_repr__`` of a Pytree yields."""
-    comment = pytree_comment(variables_in(obj))
-    yield writing.Object(type(obj), comment=f" # {comment}" if comment else "")
+    yield _frame(obj, _sizes_by_type(variables_in(obj)))
+    writer = writing.active()
+    defaults = folding.defaults_of(type(obj)) if writer and writer.siblings else {}
     for name, value in attributes:
-        if not name.startswith("_") or is_data.get(name, False):
-            yield writing.Attr(name, value)
+        is_shown = not name.startswith("_") or is_data.get(name, False)
+        if is_shown and not folding.is_default(name, value, defaults):
+            yield Attr(name, value)
+
+
+def _sizes_by_type(variables: Iterable[Any]) -> str:
+    """Prints the sizes of Variables by type; random state counts as one type."""
+    elements, sizes = collections.Counter[type](), collections.Counter[type]()
+    for variable in variables:
+        size, kind = size_of(variable.get_raw_value()), _kind(type(variable))
+        if size.bytes:
+            elements[kind] += size.elements
+            sizes[kind] += size.bytes
+    parts = [f"{kind.__name__}: {Size(elements[kind], sizes[kind])}" for kind in sizes]
+    if len(parts) > 1:
+        parts.append(f"Total: {Size(elements.total(), sizes.total())}")
+    return ", ".join(parts)
+
+
+def _kind(cls: type) -> type:
+    # By name, since random state is defined above this file.
+    return next((base for base in cls.__mro__ if base.__name__ == "RngState"), cls)
 
 
 def variables_in(root: Any) -> list[Any]:
@@ -291,17 +277,17 @@ def variables_in(root: Any) -> list[Any]:
     def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
         if not is_new(x):
             return None
-        if writing.is_variable(x):
+        if descriptions.is_variable(x):
             return []
-        if writing.is_node(x):
+        if descriptions.is_node(x):
             return paths.sorted_items(vars(x))
         if isinstance(x, Mapping):
             return [*x.items()]
         is_sequence = isinstance(x, (list, tuple))
-        return [*enumerate(x if is_sequence else _leaves(x, _is_end))]
+        return [*enumerate(x if is_sequence else descriptions.leaves(x, _is_end))]
 
-    return [x for _, x in walks.walk(root, below) if writing.is_variable(x)]
+    return [x for _, x in walks.walk(root, below) if descriptions.is_variable(x)]
 
 
 def _is_end(x: Any) -> bool:
-    return writing.is_variable(x) or writing.is_node(x)
+    return descriptions.is_variable(x) or descriptions.is_node(x)

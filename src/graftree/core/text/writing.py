@@ -1,137 +1,237 @@
-"""Writes objects as text, in the full form (see `forms.py`).
+"""Writes values as text: in full, or where that is long, in the compact form.
 
-An object describes itself by yielding one `Object` and then its `Attr` items from
-``__nnx_repr__``; this file decides how that looks. What always holds:
+What a value says about itself (`descriptions.py`) becomes a `Piece`, a text with parts,
+and pieces are laid out in lines. What always holds:
 
 - ``repr`` is plain; only ``str`` is colored, and only on a terminal;
 - in one text each node is written out once and abbreviated as ``Type(...)`` after
-  that, so cycles end; objects deeper than ``config.flax_max_repr_depth`` are
-  abbreviated, too;
-- arrays that are attributes of a node are shortened to shape and dtype;
-- a value whose own ``repr`` fails is named by its type.
+  that, so cycles end; so are objects deeper than ``config.flax_max_repr_depth``;
+- a value whose own ``repr`` fails is named by its type;
+- a ``repr`` that is asked for while another text is written is a part of that one.
+
+The *full form* shows every attribute, one a line, and of arrays in nodes shape and
+dtype. A ``repr`` has it if it is not longer than ``config.graftree_repr_lines``. Arrays
+of more than `MAX_ELEMENTS` elements are then shortened everywhere, except in a Variable
+by itself, which prints as its array does.
+
+The *compact form* is for larger objects. Its last line says how to get the full one.
+
+- Arrays are written as ``float32[2,3]``. No value of one is read, not even to find out
+  which form a text has: a large model costs no transfer.
+- Attributes that equal the defaults of the constructor are left out.
+- Neighbours that would read the same (`folding.py`) are written once, with their number
+  and places; what is referred to from outside of them is ``the same``.
+- What fits within a width stands on one line.
+- Variables, too, are written out once, and objects no deeper than `_DEEPEST`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import re
+import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from graftree import _jax, config
-from graftree.core.text import colors
+from graftree.core.text import descriptions, folding
+from graftree.core.text.descriptions import Attr, Object
+
+MAX_ELEMENTS = 100
+_HINT = " # shortened; in full: print(nnx.debugging.full_repr(...))"
+_WIDTH = 88
+_LONGEST_VALUE = 60
+_DEEPEST = 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Object:
-    """The frame of an object: the first item that ``__nnx_repr__`` yields.
+class Color(NamedTuple):
+    """The escape code that starts each kind of text, and the one that ends them all."""
+
+    TYPE: str = ""
+    ATTRIBUTE: str = ""
+    SEP: str = ""
+    PAREN: str = ""
+    COMMENT: str = ""
+    INT: str = ""
+    STRING: str = ""
+    FLOAT: str = ""
+    BOOL: str = ""
+    NONE: str = ""
+    END: str = ""
+
+
+NO_COLOR = Color()
+# Of the sixteen basic colors, which every terminal shows in its own scheme.
+_NUMBERS = (36, 94, 37, 33, 90, 32, 91, 32, 34, 34, 0)
+COLOR = Color(*[f"\033[{number}m" for number in _NUMBERS])
+_CODES = re.compile("\033\\[\\d+m")
+_KINDS = {int: "INT", str: "STRING", float: "FLOAT", bool: "BOOL", type(None): "NONE"}
+
+
+def supports_color() -> bool:
+    """Whether ``str`` is colored: in a terminal or IPython, unless NO_COLOR is set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return in_ipython() or bool(getattr(sys.stdout, "isatty", bool)())
+
+
+def in_ipython() -> bool:
+    """Whether this runs in IPython, as notebooks do."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def default_color() -> Color:
+    """The colors for output to the user: none where they would not be shown."""
+    return COLOR if supports_color() else NO_COLOR
+
+
+# ------------------------------------------------------------------ which form
+
+
+def get_repr(obj: Any, *, color: Color = NO_COLOR) -> str:
+    """Writes an object as text, in the form that ``repr`` has.
 
     Args:
-        type: The class, or the name to show.
-        start: The text after the name.
-        end: The last text.
-        kv_sep: The text between key and value.
-        indent: The indentation of the attributes.
-        empty_repr: The text between ``start`` and ``end`` if there are no attributes.
-        comment: The text after ``start`` on the first line.
-        same_line: Whether to put all attributes on one line, without the comment.
+        obj: The object.
+        color: The colors; plain by default.
+
+    Returns:
+        The text, without a line break at its end.
+
+    Raises:
+        TypeError: If ``__nnx_repr__`` yields anything but one `Object` and then
+            `Attr` items.
 
     Example:
-        >>> class Point(nnx.reprlib.Representable):
-        ...     def __nnx_repr__(self):
-        ...         yield nnx.reprlib.Object("Point", start="<", end=">", kv_sep=": ")
-        ...         yield nnx.reprlib.Attr("x", 1)
-        >>> Point()
-        Point<
-          x: 1
-        >
+        >>> nnx.reprlib.get_repr(nnx.reprlib.PrettyMapping({}))
+        'PrettyMapping({})'
     """
+    writer, limit = active(), config.graftree_repr_lines
+    if writer is not None:
+        return writer.value(obj)
+    raw = obj.get_raw_value() if descriptions.is_variable(obj) else None
+    if limit is None or descriptions.is_array(raw):
+        return full(obj, color)
+    counter = Writer(NO_COLOR, MAX_ELEMENTS, limit)
+    if counter.write(obj).count("\n") < limit and counter.count <= limit:
+        return Writer(color, MAX_ELEMENTS).write(obj)
+    compact = Writer(color, siblings=folding.Siblings(obj))
+    return compact.write(obj) + compact.painted("COMMENT", _HINT)
 
-    type: str | type
-    start: str = "("
-    end: str = ")"
-    kv_sep: str = "="
-    indent: str = "  "
-    empty_repr: str = ""
-    comment: str = ""
-    same_line: bool = False
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attr:
-    """One attribute of an object: what ``__nnx_repr__`` yields after the `Object`.
+def colorized(x: Any, /) -> str:
+    """Writes any value as text, in color where `supports_color`.
 
     Args:
-        key: The name to show.
-        value: The value to show.
-        start: The text before the key.
-        end: The text after the value.
-        use_raw_value: Whether ``value`` is text to be shown without quotes.
-        use_raw_key: Whether ``key`` is text that already has its colors.
+        x: The value.
+
+    Returns:
+        Its ``repr``, with the bare name for a class.
 
     Example:
-        >>> class Length(nnx.reprlib.Representable):
-        ...     def __nnx_repr__(self):
-        ...         yield nnx.reprlib.Object("Length")
-        ...         yield nnx.reprlib.Attr("x", "3 m", use_raw_value=True)
-        >>> Length()
-        Length(
-          x=3 m
-        )
+        >>> nnx.reprlib.colorized([int, "a"])
+        "[int, 'a']"
+    """
+    writer = active()
+    return full(x, default_color()) if writer is None else writer.value(x)
+
+
+def full(x: Any, color: Color = NO_COLOR) -> str:
+    """Writes any value as text in the full form."""
+    return Writer(color).write(x)
+
+
+# ------------------------------------------------------------------------ lines
+
+
+@dataclasses.dataclass
+class Piece:
+    """Text to be laid out: a start, parts, each with its comma, and an end.
+
+    Attributes:
+        start: The text before the parts, or all of it.
+        parts: The parts.
+        end: The text after the parts.
+        comment: What follows the start where the parts are on lines of their own.
+        indent: The indentation of these lines.
+        is_small: Whether it may share a line with its neighbours.
     """
 
-    key: Any
-    value: Any
-    start: str = ""
+    start: str
+    parts: Sequence[Piece] = ()
     end: str = ""
-    use_raw_value: bool = False
-    use_raw_key: bool = False
+    comment: str = ""
+    indent: str = "  "
+    is_small: bool = False
+
+    @property
+    def flat(self) -> str:
+        """All of it on one line, but for line breaks in the text."""
+        return self.start + " ".join(part.flat for part in self.parts) + self.end
+
+    def lines(self, width: int, margin: str = "", *, inside: bool = False) -> list[str]:
+        """Its lines; inside of another piece, what fits within a width is on one."""
+        if not self.parts:
+            return [margin + self.flat.replace("\n", "\n" + margin)]
+        if inside and width and (short := self._short(width - len(margin))):
+            return [margin + line for line in short]
+        lines, inner = [margin + self.start + self.comment], margin + self.indent
+        for row in _filled(self.parts, width - len(inner)):
+            lines += row.lines(width, inner, inside=True)
+        return [*lines, margin + self.end]
+
+    def joined(self) -> Piece:
+        """The same with its parts side by side, also where they have several lines."""
+        text = " ".join("\n".join(part.lines(0)) for part in self.parts)
+        return Piece(self.start + text.replace("\n", "\n" + self.indent) + self.end)
+
+    def _short(self, room: int) -> list[str]:
+        """A small piece on one line or two; nothing if it is larger."""
+        pieces = [Piece(part.flat, is_small=True) for part in self.parts]
+        pieces[0].start = self.start + pieces[0].start
+        pieces[-1].start += self.end
+        first, *others = [row.start for row in _filled(pieces, room)]
+        rows = [first, *["    " + row for row in others]]
+        return rows if len(rows) <= 2 and all(_fits(row, room) for row in rows) else []
 
 
-def shortens_arrays() -> bool:
-    """Whether arrays are abbreviated at the current position."""
-    return _active.writer is not None and _active.writer.short
+def _filled(pieces: Sequence[Piece], room: int) -> list[Piece]:
+    """Joins small neighbours, as many as fit on a line."""
+    rows: list[Piece] = []
+    for piece in pieces:
+        if rows and rows[-1].is_small and piece.is_small:
+            joined = Piece(f"{rows[-1].flat} {piece.flat}", is_small=True)
+            if _fits(joined.flat, room):
+                rows[-1] = joined
+                continue
+        rows.append(piece)
+    return rows
 
 
-def reads_values() -> bool:
-    """Whether the text being written shows values, which have to be computed."""
-    return _active.writer is None or _active.writer.reads_values
+def _fits(text: str, room: int) -> bool:
+    """Whether a text is one line and not too long; the codes of colors don't count."""
+    return "\n" not in text and len(_CODES.sub("", text)) <= room
 
 
-def described(obj: Any) -> tuple[Object, list[Attr]]:
-    """What an object says about itself: its frame and its attributes."""
-    frame, *attributes = [*obj.__nnx_repr__()] or [None]
-    method = f"{type(obj).__name__}.__nnx_repr__"
-    if not isinstance(frame, Object):
-        raise TypeError(
-            f"First item of {method} must be an Object, got {type(frame).__name__}."
-        )
-    for attribute in attributes:
-        if not isinstance(attribute, Attr):
-            raise TypeError(
-                f"Item of {method} must be an Attr, got {type(attribute).__name__}."
-            )
-    return frame, attributes
+# ----------------------------------------------------------------------- writer
+
+# Part of the text may be asked for by a foreign container, which calls repr() on what
+# it holds: that belongs to the text being written.
 
 
-# The writer at work. Part of the text may be asked for by a foreign container, which
-# calls repr() on what it holds: that belongs to the text being written.
-
-
-class _Active(threading.local):
-    """The writer at work in this thread, if any."""
-
-    writer: Writer | None = None
-
-
-_active = _Active()
+_active = threading.local()
 
 
 def active() -> Writer | None:
     """The writer at work in this thread, if any."""
-    return _active.writer
+    return getattr(_active, "writer", None)
 
 
 class Writer:
@@ -139,186 +239,168 @@ class Writer:
 
     Args:
         color: The colors.
-        max_elements: Arrays with more elements are shortened wherever they are, except
-            by themselves; ``None`` for no limit.
+        max_elements: Arrays with more elements are shortened wherever they are.
+        limit: Given where only the number of lines is asked for, and whether it is
+            larger than this.
+        siblings: Given for the compact form: says which values read the same.
 
     Attributes:
         reads_values: Whether it shows values, and not only shapes.
         short: Whether the arrays at the current place are shortened.
+        count: How many objects it has come to.
     """
 
-    reads_values = True
-
     def __init__(
-        self, color: colors.Color = colors.NO_COLOR, max_elements: int | None = None
+        self,
+        color: Color = NO_COLOR,
+        max_elements: float = math.inf,
+        limit: float = math.inf,
+        siblings: folding.Siblings | None = None,
     ):
-        self.color = color
-        self.max_elements = max_elements
-        self.max_depth = config.flax_max_repr_depth
-        self.short = False
-        self.depth = 0
+        self.color, self.siblings = color, siblings
+        self.max_elements, self.limit = max_elements, limit
+        self.reads_values = siblings is None and limit == math.inf
+        self.width = _WIDTH if siblings else 0
+        deepest = config.flax_max_repr_depth
+        if deepest is None:
+            deepest = _DEEPEST if siblings else math.inf
+        self.deepest = deepest
+        # Where it is; the ids of what all of the values that are folded here refer to.
+        self.short, self.depth, self.same = False, 0, frozenset[int]()
+        self.count = 0
         # By identity; the objects are kept alive, so that no other takes their id.
-        self.nodes: dict[int, Any] = {}
+        self.written: dict[int, Any] = {}
         self.open: dict[int, Any] = {}
 
     def write(self, x: Any) -> str:
         """The text of an object or value, which is no part of another text."""
-        outer, _active.writer = _active.writer, self
+        outer, _active.writer = active(), self
         try:
             return self.value(x)
         finally:
             _active.writer = outer
 
-    def is_abbreviated(self, x: Any) -> bool:
-        """Whether an object is written as dots: it is too deep, or was written."""
-        too_deep = self.max_depth is not None and self.depth >= self.max_depth
-        return too_deep or id(x) in self.nodes or id(x) in self.open
-
-    def object(self, x: Any) -> str:
-        """The text of a part that has a ``__nnx_repr__``."""
-        frame, attributes = described(x)
-        if self.is_abbreviated(x):
-            return self.framed(frame, "..." + frame.end)
-        if is_node(x):
-            self.nodes[id(x)] = x
-        self.open[id(x)] = x
-        outer_short = self.short
-        self.short = (outer_short or is_node(x)) and not getattr(
-            type(x), "__nnx_repr_full__", False
-        )
-        self.depth += 1
-        try:
-            lines = [self._attribute(frame, attribute) for attribute in attributes]
-        finally:
-            self.depth -= 1
-            self.short = outer_short
-            del self.open[id(x)]
-        return self._joined(frame, lines)
-
-    def _attribute(self, frame: Object, attribute: Attr) -> str:
-        key, c = str(attribute.key), self.color
-        if key and not attribute.use_raw_key:
-            key = f"{c.ATTRIBUTE}{key}{c.END}"
-        if frame.kv_sep:
-            key += f"{c.SEP}{frame.kv_sep}{c.END}"
-        value = attribute.value
-        text = str(value) if attribute.use_raw_value else self.value(value)
-        text = text.replace("\n", "\n" + frame.indent)
-        return f"{attribute.start}{key}{text}{attribute.end}"
-
-    def _joined(self, frame: Object, lines: list[str]) -> str:
-        if not lines:
-            return self.framed(frame, frame.empty_repr + frame.end)
-        if frame.same_line:
-            return self.framed(frame, frame.end, ", ".join(lines))
-        c = self.color
-        comment = f"{c.COMMENT}{frame.comment}{c.END}" if frame.comment else ""
-        body = ",\n".join(frame.indent + line for line in lines)
-        return self.framed(frame, frame.end, f"{comment}\n{body}\n")
-
-    def framed(self, frame: Object, end: str, body: str = "") -> str:
-        """The frame of an object around a text."""
-        c = self.color
-        return f"{self.opening(frame)}{body}{c.PAREN}{end}{c.END}"
-
-    def opening(self, frame: Object) -> str:
-        """The name of an object and what follows it."""
-        c, kind = self.color, frame.type
-        name = kind if isinstance(kind, str) else kind.__name__
-        colored = f"{c.TYPE}{name}{c.END}" if name else ""
-        return f"{colored}{c.PAREN}{frame.start}{c.END}"
-
     def value(self, x: Any) -> str:
         """The text of any part."""
-        if hasattr(type(x), "__nnx_repr__"):
-            return self.object(x)
-        if type(x) in (list, tuple, dict):
-            return self._container(x)
-        if isinstance(x, (jax.Array, np.ndarray)) or _jax.is_ref(x):
-            return self.array(x)
-        return self.plain(x)
+        return "\n".join(self._piece(x).lines(self.width))
 
-    def plain(self, x: Any) -> str:
-        """The text of a part in which nothing is known."""
-        if isinstance(x, type):
-            return f"{self.color.TYPE}{x.__name__}{self.color.END}"
-        name = _COLOR_NAMES.get(type(x))
-        code = getattr(self.color, name) if name else ""
-        return f"{code}{x!r}{self.color.END}" if code else safe_repr(x)
+    def painted(self, kind: str, text: str) -> str:
+        """A text in the color of its kind."""
+        return f"{getattr(self.color, kind)}{text}{self.color.END}" if text else ""
 
-    def _container(self, x: list | tuple | dict) -> str:
-        if id(x) in self.open:
-            return "{...}" if isinstance(x, dict) else "[...]"
-        self.open[id(x)] = x
-        c = self.color
-        if isinstance(x, dict):
-            start, end = "{", "}"
-            parts = [
-                f"{self.value(k)}{c.SEP}: {c.END}{self.value(v)}" for k, v in x.items()
-            ]
-        else:
-            start, end = "()" if isinstance(x, tuple) else "[]"
-            parts = [self.value(element) for element in x]
-        del self.open[id(x)]
-        comma = "," if isinstance(x, tuple) and len(x) == 1 else ""
-        return f"{c.PAREN}{start}{c.END}{', '.join(parts)}{comma}{c.PAREN}{end}{c.END}"
+    def _piece(self, x: Any) -> Piece:
+        """The text of any part, not yet laid out."""
+        frame, entries = self._contents(x)
+        if frame is None:
+            return Piece(self._leaf(x), is_small=not descriptions.is_array(x))
+        name = frame.type if isinstance(frame.type, str) else frame.type.__name__
+        start = self.painted("TYPE", name) + self.painted("PAREN", frame.start)
+        if self._is_abbreviated(x):
+            return Piece(start + self.painted("PAREN", "..." + frame.end))
+        start = self._marked(x, start) + ("" if entries else frame.empty_repr)
+        parts, end = self._parts(x, frame, entries), self.painted("PAREN", frame.end)
+        piece = Piece(start, parts, end, self.painted("COMMENT", frame.comment))
+        if self.siblings:
+            return piece
+        piece.indent = frame.indent
+        return piece.joined() if frame.same_line else piece
 
-    def array(self, x: Any) -> str:
-        """The text of an array or ref."""
-        if not self.is_shortened(x):
-            try:
-                return repr(x)
-            except Exception:  # a donated array has a shape but no values
-                pass
-        c = self.color
-        name = "ArrayRef" if _jax.is_ref(x) else "Array"
-        facts = ", ".join(
-            f"{c.ATTRIBUTE}{key}{c.END}{c.SEP}={c.END}{self.value(fact)}"
-            for key, fact in (("shape", x.shape), ("dtype", x.dtype))
-        )
-        return f"{c.TYPE}{name}{c.END}{c.PAREN}({c.END}{facts}{c.PAREN}){c.END}"
+    def _contents(self, x: Any) -> tuple[Object | None, list[Attr]]:
+        """The frame and the entries of what is written by its parts."""
+        if _has_values(x) and self._is_shortened(x) and not self.siblings:
+            name = "ArrayRef" if _jax.is_ref(x) else "Array"
+            facts = [Attr("shape", x.shape), Attr("dtype", x.dtype)]
+            return Object(name, same_line=True), facts
+        # The repr of a foreign container reads the arrays in it.
+        is_open = descriptions.describes_itself(x) or not self.reads_values
+        if is_open or type(x) in (list, tuple, dict):
+            return descriptions.contents(x)
+        return None, []
 
-    def is_shortened(self, x: Any) -> bool:
-        """Whether an array is written as its shape and dtype."""
-        if self.short and x.size > 1:
+    def _is_shortened(self, x: Any) -> bool:
+        """Whether the values of an array are left out."""
+        if (self.short and x.size > 1) or descriptions.is_deleted(x):
             return True
-        # A traced array has no values to show.
-        limit = None if isinstance(x, _jax.Tracer) else self.max_elements
-        return limit is not None and x.size > limit
+        return x.size > self.max_elements and not isinstance(x, _jax.Tracer)
+
+    def _is_abbreviated(self, x: Any) -> bool:
+        """Whether a value is written as dots: it is too deep, or was written."""
+        is_object = descriptions.describes_itself(x)
+        self.count += is_object
+        if is_object and (self.depth >= self.deepest or self.count > self.limit):
+            return True
+        return id(x) in self.written or id(x) in self.open
+
+    def _parts(self, x: Any, frame: Object, entries: list[Attr]) -> list[Piece]:
+        """The texts of the entries of a value."""
+        is_node = descriptions.is_node(x)
+        if is_node or (self.siblings and descriptions.is_variable(x)):
+            self.written[id(x)] = x
+        groups = [folding.Group(str(entry.key), entry) for entry in entries]
+        if self.siblings:
+            groups = self.siblings.groups(entries, may_omit=frame.kv_sep != "=")
+        outer = self.short, self.depth
+        is_full = getattr(type(x), "__nnx_repr_full__", False)
+        self.short = (self.short or is_node) and not is_full
+        self.depth += descriptions.describes_itself(x)
+        self.open[id(x)] = x
+        try:
+            parts = [self._part(frame, group) for group in groups]
+        finally:
+            self.short, self.depth = outer
+            del self.open[id(x)]
+        for part in parts[:-1]:
+            part.end += ","
+        return parts
+
+    def _part(self, frame: Object, group: folding.Group) -> Piece:
+        """The text of one entry, which may stand for several."""
+        place, entry, count, shared = group
+        if entry.use_raw_value:
+            piece = Piece(str(entry.value))
+        else:
+            outer, self.same = self.same, self.same | shared
+            piece = self._piece(entry.value)
+            self.same = outer
+        if count > 1:
+            piece.start = f"{count} x {piece.start}"
+            piece.comment = piece.comment.replace(" # ", " # each ", 1)
+        if str(entry.key) or not self.siblings:
+            place = place if entry.use_raw_key else self.painted("ATTRIBUTE", place)
+            place += self.painted("SEP", frame.kv_sep)
+        piece.start = entry.start + place + piece.start
+        piece.end += entry.end
+        return piece
+
+    def _marked(self, x: Any, text: str) -> str:
+        return f"the same {text}" if id(x) in self.same else text
+
+    def _leaf(self, x: Any) -> str:
+        """The text of a part that is written as a whole."""
+        if self.siblings and descriptions.is_array(x):
+            return self._marked(x, self.painted("TYPE", descriptions.array_form(x)))
+        if _has_values(x) and not self.reads_values:
+            *rows, columns = x.shape or (1,)  # about as many lines as NumPy writes
+            return "\n" * (math.prod(rows) * math.ceil(columns / 8) - 1)
+        if isinstance(x, type) or (self.siblings and _name_of(x)):
+            return self.painted("TYPE", x.__name__)
+        text = descriptions.safe_repr(x)
+        if self.siblings:
+            text = str(x) if isinstance(x, np.dtype) else text
+            if "\n" in text or len(text) > _LONGEST_VALUE:
+                text = _CODES.sub("", text).partition("\n")[0][:_LONGEST_VALUE] + "..."
+        return self.painted(_KINDS[type(x)], text) if type(x) in _KINDS else text
 
 
-def safe_repr(x: Any) -> str:
-    """The ``repr`` of a foreign value; it names the type if that fails."""
+def _has_values(x: Any) -> bool:
+    """Whether a value is an array, and not an abstract one."""
+    return descriptions.is_array(x) and not isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _name_of(x: Any) -> str:
+    """The name of a class or function; empty for anything else."""
     try:
-        return repr(x)
-    except Exception as error:
-        return f"<{type(x).__name__}, whose repr raises {type(error).__name__}>"
-
-
-_COLOR_NAMES = {
-    int: "INT",
-    str: "STRING",
-    float: "FLOAT",
-    bool: "BOOL",
-    type(None): "NONE",
-}
-
-
-def is_node(x: Any) -> bool:
-    """Whether ``x`` is a Pytree."""
-    # Any attribute of a class may be the user's, also one of this name in a Variable.
-    return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
-
-
-def is_variable(x: Any) -> bool:
-    """Whether ``x`` is a Variable."""
-    return isinstance(x, tuple(_variable_types))
-
-
-# The class Variable, which puts itself here: it is made of what stands in this file.
-_variable_types: list[type] = []
-
-
-def register_variable_type(cls: type) -> None:
-    """Makes the instances of a class Variables for `is_variable`."""
-    _variable_types.append(cls)
+        name = x.__name__ if callable(x) else ""
+    except Exception:  # what a foreign class raises; it has no name then
+        return ""
+    return name if isinstance(name, str) else ""

@@ -30,7 +30,7 @@ import jax
 from graftree import _jax, errors
 from graftree.core import definitions, ownership, stamps
 from graftree.core.imprints import HashableMapping, Noted
-from graftree.core.text import completions, representations, writing
+from graftree.core.text import completions, descriptions, representations
 from graftree.core.variables import (
     copying,
     older_accessors,
@@ -533,7 +533,7 @@ class Variable(
     _check_valid_context = _check_trace
 
 
-writing.register_variable_type(Variable)
+descriptions.register_variable_type(Variable)
 
 
 def touch(variable: Variable[Any]) -> None:

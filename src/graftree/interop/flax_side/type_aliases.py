@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from graftree.annotations import Collection, Key, ShapeDtype
+from graftree.core.text import representations
 from graftree.interop.flax_side import frozen_dicts
 
 T = TypeVar("T")
@@ -135,14 +136,7 @@ class SizeBytes:
         return bool(self.size)
 
     def __repr__(self) -> str:
-        return f"{self.size:,} ({_byte_text(self.bytes)})"
-
-
-def _byte_text(count: int) -> str:
-    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
-        if count > 1000**power:
-            return f"{count / 1000**power:,.1f} {unit}"
-    return f"{count:,} B"
+        return f"{self.size:,} ({representations.format_bytes(self.bytes)})"
 
 
 class AttributeStatus(NamedTuple):

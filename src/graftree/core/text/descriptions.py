@@ -1,0 +1,204 @@
+"""What a value says about itself: a frame, and what is in it by name.
+
+Objects of this library say so in ``__nnx_repr__``, which yields one `Object` and then
+its `Attr` items; of containers and other values it is found here. All that prints or
+compares values (`writing.py`, `folding.py`) goes by this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftree import _jax
+from graftree.core.text import short_forms
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Object:
+    """The frame of an object: the first item that ``__nnx_repr__`` yields.
+
+    Args:
+        type: The class, or the name to show.
+        start: The text after the name.
+        end: The last text.
+        kv_sep: The text between key and value.
+        indent: The indentation of the attributes.
+        empty_repr: The text between ``start`` and ``end`` if there are no attributes.
+        comment: The text after ``start`` on the first line.
+        same_line: Whether to put all attributes on one line, without the comment.
+
+    Example:
+        >>> class Point(nnx.reprlib.Representable):
+        ...     def __nnx_repr__(self):
+        ...         yield nnx.reprlib.Object("Point", start="<", end=">", kv_sep=": ")
+        ...         yield nnx.reprlib.Attr("x", 1)
+        >>> Point()
+        Point<
+          x: 1
+        >
+    """
+
+    type: str | type
+    start: str = "("
+    end: str = ")"
+    kv_sep: str = "="
+    indent: str = "  "
+    empty_repr: str = ""
+    comment: str = ""
+    same_line: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attr:
+    """One attribute of an object: what ``__nnx_repr__`` yields after the `Object`.
+
+    Args:
+        key: The name to show.
+        value: The value to show.
+        start: The text before the key.
+        end: The text after the value.
+        use_raw_value: Whether ``value`` is text to be shown without quotes.
+        use_raw_key: Whether ``key`` is text that already has its colors.
+
+    Example:
+        >>> class Length(nnx.reprlib.Representable):
+        ...     def __nnx_repr__(self):
+        ...         yield nnx.reprlib.Object("Length")
+        ...         yield nnx.reprlib.Attr("x", "3 m", use_raw_value=True)
+        >>> Length()
+        Length(
+          x=3 m
+        )
+    """
+
+    key: Any
+    value: Any
+    start: str = ""
+    end: str = ""
+    use_raw_value: bool = False
+    use_raw_key: bool = False
+
+
+Item = Object | Attr
+
+
+def described(obj: Any) -> tuple[Object, list[Attr]]:
+    """What an object says about itself: its frame and its attributes."""
+    frame, *attributes = [*obj.__nnx_repr__()] or [None]
+    expected: list[tuple[str, Any, type]] = [("First item", frame, Object)]
+    expected += [("Item", attribute, Attr) for attribute in attributes]
+    for which, item, kind in expected:
+        if not isinstance(item, kind):
+            raise TypeError(
+                f"{which} of {type(obj).__name__}.__nnx_repr__ must be an "
+                f"{kind.__name__}, got {type(item).__name__}."
+            )
+    return frame, attributes
+
+
+def contents(x: Any) -> tuple[Object | None, list[Attr]]:
+    """The frame and the entries of any value; no frame if nothing is in it."""
+    cls = type(x)
+    frame = Object(cls, same_line=True)
+    if describes_itself(x):
+        return described(x)
+    if isinstance(x, Mapping):
+        name, start, end = ("", "{", "}") if cls is dict else (cls, "({", "})")
+        frame = Object(name, start, end, kv_sep=": ", indent="", same_line=True)
+        named = [(_key_text(key), value) for key, value in x.items()]
+    elif cls in (list, tuple):
+        start, end = "[]" if cls is list else "()"
+        end = "," + end if cls is tuple and len(x) == 1 else end
+        frame = Object("", start, end, kv_sep="", indent="", same_line=True)
+        named = [("", value) for value in x]
+    elif isinstance(x, functools.partial):
+        named = [("", x.func), *[("", value) for value in x.args], *x.keywords.items()]
+    elif isinstance(x, tuple) and hasattr(cls, "_fields"):
+        named = [*zip(cls._fields, x, strict=False)]
+    elif _jax.is_pytree_type(cls) and any(map(is_object, leaves(x, is_object))):
+        children, _ = _jax.flatten_one_level(x)
+        named = [(str(key).strip(".[]"), child) for key, child in children]
+    else:
+        return None, []
+    return frame, [Attr(name, value) for name, value in named]
+
+
+def describes_itself(x: Any) -> bool:
+    """Whether a value has a ``__nnx_repr__``."""
+    return hasattr(type(x), "__nnx_repr__")
+
+
+def is_object(x: Any) -> bool:
+    """Whether a value is an array, or describes itself."""
+    return is_array(x) or describes_itself(x)
+
+
+def _key_text(key: Any) -> str:
+    return key.__name__ if isinstance(key, type) else safe_repr(key)
+
+
+def leaves(x: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a pytree; none if JAX can't take it apart."""
+    try:
+        return jax.tree.leaves(x, is_leaf=is_leaf)
+    except Exception:  # keys that can't be sorted, or the code of a foreign class
+        return []
+
+
+def safe_repr(x: Any) -> str:
+    """The ``repr`` of a foreign value; it names the type if that fails."""
+    try:
+        return repr(x)
+    except Exception as error:
+        return f"<{type(x).__name__}, whose repr raises {type(error).__name__}>"
+
+
+# Arrays, which are known by shape and dtype.
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array, a ref, or stands for an array."""
+    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    return isinstance(x, kinds) or _jax.is_ref(x)
+
+
+def is_deleted(x: Any) -> bool:
+    """Whether an array was donated: it has a shape, but no values."""
+    is_concrete = isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer)
+    return is_concrete and not _jax.is_ref(x) and x.is_deleted()
+
+
+def array_form(x: Any) -> str:
+    """An array in short, with a word for what is special about it."""
+    word = "ref " if _jax.is_ref(x) else "deleted " if is_deleted(x) else ""
+    if isinstance(x, (np.ndarray, jax.ShapeDtypeStruct)):
+        word = "numpy " if isinstance(x, np.ndarray) else "abstract "
+    return word + short_forms.describe(x)
+
+
+# What is made of what stands in this file is known here by registration.
+
+
+def is_node(x: Any) -> bool:
+    """Whether ``x`` is a Pytree."""
+    # Any attribute of a class may be the user's, also one of this name in a Variable.
+    return not is_variable(x) and hasattr(type(x), "_pytree__nodes")
+
+
+def is_variable(x: Any) -> bool:
+    """Whether ``x`` is a Variable."""
+    return isinstance(x, tuple(_variable_types))
+
+
+_variable_types: list[type] = []
+
+
+def register_variable_type(cls: type) -> None:
+    """Makes the instances of a class Variables for `is_variable`."""
+    _variable_types.append(cls)
