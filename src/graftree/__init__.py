@@ -52,7 +52,6 @@ from graftree.core.graph.functional import (
 )
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.graph.removals import pop
 from graftree.core.graph.traversals import (
     find_duplicates,
     iter_children,
@@ -61,7 +60,7 @@ from graftree.core.graph.traversals import (
     map,
     recursive_map,
 )
-from graftree.core.graph.updates import set_metadata, update
+from graftree.core.graph.updates import pop, set_metadata, update
 from graftree.core.modules.capturing import capture
 from graftree.core.modules.containers import Dict, List
 from graftree.core.modules.modules import M, Module, iter_modules

@@ -22,7 +22,7 @@ import jax
 
 from graftree import _jax, config, errors
 from graftree.core import paths
-from graftree.core.graph import flattening, merging, nodes
+from graftree.core.graph import flattening, nodes
 from graftree.core.states import nested
 from graftree.core.variables import values as variable_values
 from graftree.core.variables import variables
@@ -119,7 +119,7 @@ class Layout:
         """
         rest = iter(new)
         raw = [_as_stored(leaf, rest) for leaf in self.leaves]
-        objects = merging.unflatten(self._skeleton, raw[: self._num_owned])
+        objects = flattening.unflatten(self._skeleton, raw[: self._num_owned])
         others = iter(raw[self._num_owned :])
         parts = [
             objects[i] if _is_object(part) else next(others)

@@ -75,7 +75,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         _PUBLIC: "Dict List Sequential TrainState GraphDef Module Rngs State Variable",
         "nn.sequential": "has_keyword_arg",
         "interop.flax_side.type_aliases": "ModuleDefApply",
-        "core.graph.proxy_callers": "ApplyCaller",
+        "core.graph.functional": "ApplyCaller",
     },
     "reprlib": {
         "core.text.representations": "Representable MappingReprMixin"
@@ -114,7 +114,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " UpdateContextManager=update_context",
         "interop.older_functions": "graph_pop static_cache",
         "annotations": "Key PathParts=Path",
-        "core.graph.proxy_callers": "ApplyCaller CallableProxy DelayedAccessor",
+        "core.graph.functional": "ApplyCaller CallableProxy DelayedAccessor",
         "interop.helpers": "GRAPH_REGISTRY PYTREE_REGISTRY",
         "interop.deprecations": "deprecated",
         "_jax": "is_array_ref=is_ref",
@@ -195,7 +195,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "transforms.control_flow.cond_switch": "_get_simple_cond_fn=branch_of",
         "transforms.crossing.decorators": "resolve_kwargs=to_positions",
         "interop.flax_side.type_aliases": "Leaf Index MISSING Missing",
-        "core.graph.proxy_callers": "CallableProxy DelayedAccessor",
+        "core.graph.functional": "CallableProxy DelayedAccessor",
     },
     "spmd": {
         _PUBLIC: "PARTITION_NAME with_partitioning get_partition_spec"
@@ -332,7 +332,7 @@ ALIASES: Mapping[str, str] = {
     "metrics": "training.metrics",
     "object": "pytreelib",
     "optimizer": "training.optimizer",
-    "proxy_caller": "core.graph.proxy_callers",
+    "proxy_caller": "core.graph.functional",
     "wrappers": "bridge.wrappers",
 }
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree.annotations import Filter
-from graftree.core.graph import removals
+from graftree.core.graph import updates
 from graftree.core.modules import views
 from graftree.core.states.states import State
 from graftree.nn import conv
@@ -78,7 +78,7 @@ def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:
         (['b'], False)
     """
     # With one filter there is no tuple around its State.
-    popped: Any = removals.pop(node, *filters)
+    popped: Any = updates.pop(node, *filters)
     return (popped,) if len(filters) == 1 else popped
 
 

@@ -1,19 +1,17 @@
 """An object taken apart, put together again, and compared with what it was.
 
     object --nodes, flattening--> GraphDef + leaves --states--> State
-    object <--merging.Builder-- GraphDef + leaves <--matching-- State
+    object <--flattening.Builder-- GraphDef + leaves <--matching-- State
 
 - ``nodes.py``: what is a node, and its children; ``tree_checks.py``: what tree mode
   refuses.
 - ``graphdefs.py``: `GraphDef`, drawn; ``graph_states.py``: `GraphState`.
-- ``flattening.py``: objects taken apart; ``merging.py``: the builder that makes them.
+- ``flattening.py``: objects taken apart; the builder that makes them.
 - ``matching.py``: which part of a state belongs where in an object or a GraphDef;
   ``fits.py``: how far it fits there, for strict loads.
 - ``watches.py``: detects structural changes; caches the GraphDef until there is one.
 - ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
-- ``proxy_callers.py``: what `call` returns: a method by attributes and items.
-- ``updates.py``: `update`, `set_metadata`: objects changed in place; ``removals.py``:
-  `pop`.
+- ``updates.py``: `update`, `pop`, `set_metadata`: objects changed in place.
 - ``traversals.py``: `iter_graph`, `map`, `find_duplicates`: walks, by `core/walks.py`.
 """

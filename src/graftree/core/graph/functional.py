@@ -1,30 +1,23 @@
 """The functional form of objects: split and merge, state, clone, call.
 
 The leaves of a State *are* the Variables of the object; only `clone`, and functions
-asked to with an argument, copy them.
-`merge` matches a state to a skeleton by path. What changes an object in place is in
-`updates.py`.
+asked to with an argument, copy them. `merge` matches a state to a skeleton by path.
+What `call` returns finds a method by attributes and items. What changes an object in
+place is in `updates.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import jax
 
 from graftree import _jax, config
 from graftree.annotations import Filter
 from graftree.core import filters
-from graftree.core.graph import (
-    flattening,
-    graph_states,
-    graphdefs,
-    matching,
-    merging,
-    proxy_callers,
-    watches,
-)
+from graftree.core.graph import flattening, graph_states, graphdefs, matching, watches
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
@@ -132,7 +125,7 @@ def unflatten(
             f"Unsupported state type: {type(state).__name__}. Expected a State, a "
             "mapping, a FlatState or a list of leaves."
         )
-    return merging.unflatten(
+    return flattening.unflatten(
         graphdef,
         _copied(leaves) if copy_variables else leaves,
         index_ref=index_ref,
@@ -334,7 +327,7 @@ def merge(
     if not state_list:
         raise TypeError("merge() missing 1 required positional argument: 'state'")
     leaves = matching.match_leaves(graphdef, state_list)
-    return merging.unflatten(
+    return flattening.unflatten(
         graphdef,
         _copied(leaves) if copy else leaves,
         recreate_variables=recreate_variables,
@@ -426,7 +419,7 @@ def clone(
     graphdef, leaves = watches.flatten_node(node, graph, "clone")
     if variables:
         leaves = list(map(_copier(arrays), leaves))
-    return merging.unflatten(graphdef, leaves)
+    return flattening.unflatten(graphdef, leaves)
 
 
 def _copier(arrays: bool) -> Callable[[Any], Any]:
@@ -483,13 +476,102 @@ def call(graphdef_state: Any, /) -> Any:
 def _caller(
     skeleton: GraphDef[Any], state_list: Sequence[Any], graph: bool | None
 ) -> Any:
-    def call(accessor: proxy_callers.DelayedAccessor, *args: Any, **kwargs: Any) -> Any:
+    def call(accessor: DelayedAccessor, *args: Any, **kwargs: Any) -> Any:
         node = merge(skeleton, *state_list)
         out = accessor(node)(*args, **kwargs)
         return out, split(node, graph=graph)
 
-    return proxy_callers.CallableProxy(call)
+    return CallableProxy(call)
 
 
 # GraphDef.apply is defined below split and merge, which it needs.
 graphdefs.register_caller(_caller)
+
+
+A = TypeVar("A", covariant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class GetItem:
+    """Takes the item of a key."""
+
+    key: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x[self.key]
+
+
+@dataclasses.dataclass(frozen=True)
+class GetAttr:
+    """Takes the attribute of a name."""
+
+    name: str
+
+    def __call__(self, x: Any) -> Any:
+        return getattr(x, self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedAccessor:
+    """A chain of accesses; its attributes and items are longer chains.
+
+    Attributes:
+        actions: The accesses, the first one first.
+
+    Example:
+        >>> bias = nnx.proxy_caller.DelayedAccessor().layers[0].bias
+        >>> model = nnx.Dict(layers=nnx.List([nnx.Dict(bias=1.0)]))
+        >>> bias(model)
+        1.0
+    """
+
+    actions: tuple[GetItem | GetAttr, ...] = ()
+
+    def __call__(self, x: Any) -> Any:
+        for action in self.actions:
+            x = action(x)
+        return x
+
+    def __getattr__(self, name: str) -> DelayedAccessor:
+        return DelayedAccessor((*self.actions, GetAttr(name)))
+
+    def __getitem__(self, key: Any) -> DelayedAccessor:
+        return DelayedAccessor((*self.actions, GetItem(key)))
+
+
+class ApplyCaller(Protocol[A]):
+    """What `nnx.call` returns: reaches a method, and gives its output and the state."""
+
+    def __getattr__(self, name: str, /) -> ApplyCaller[A]: ...
+    def __getitem__(self, key: Any, /) -> ApplyCaller[A]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, A]: ...
+
+
+class CallableProxy:
+    """A function of an accessor, called like the method that the accessor reaches.
+
+    Args:
+        callable: Called with the accessor, then the arguments.
+        accessor: The accesses so far.
+
+    Example:
+        >>> def call(accessor, *args):
+        ...     return accessor("abc")(*args)
+        >>> nnx.proxy_caller.CallableProxy(call).upper()
+        'ABC'
+    """
+
+    def __init__(
+        self, callable: Callable[..., Any], accessor: DelayedAccessor | None = None
+    ):
+        self._callable = callable
+        self._accessor = DelayedAccessor() if accessor is None else accessor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._callable(self._accessor, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> CallableProxy:
+        return CallableProxy(self._callable, getattr(self._accessor, name))
+
+    def __getitem__(self, key: Any) -> CallableProxy:
+        return CallableProxy(self._callable, self._accessor[key])

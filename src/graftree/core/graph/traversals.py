@@ -13,7 +13,7 @@ from typing import Any
 
 from graftree import _jax, config
 from graftree.core import filters, paths, walks
-from graftree.core.graph import flattening, merging, nodes, tree_checks, watches
+from graftree.core.graph import flattening, nodes, tree_checks, watches
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.attributes import AttributeTable, is_data
@@ -257,7 +257,7 @@ def map(
     mapped = [
         f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)
     ]
-    return merging.unflatten(graphdef, mapped, recreate_variables=recreate_variables)
+    return flattening.unflatten(graphdef, mapped, recreate_variables=recreate_variables)
 
 
 def recursive_map(

@@ -19,7 +19,7 @@ import jax
 
 from graftree import _jax, errors
 from graftree.core import filters, paths
-from graftree.core.graph import flattening, merging, traversals
+from graftree.core.graph import flattening, traversals
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 
@@ -176,7 +176,7 @@ def _convert(
         change(leaf) if is_picked(path, leaf) else leaf
         for path, leaf in zip(graphdef.paths(), leaves, strict=True)
     ]
-    return merging.unflatten(graphdef, changed)
+    return flattening.unflatten(graphdef, changed)
 
 
 def _refuse_duplicates(groups: list[list[Any]]) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 
 import jax
 
-from graftree.core.graph import flattening, functional, matching, merging
+from graftree.core.graph import flattening, functional, matching
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef, NodeRef, VariableDef
 from graftree.core.states.flat_states import FlatState
@@ -334,7 +334,7 @@ class MergeContext:
         return found
 
     def _build(self, graphdef: GraphDef[Any], leaves: list[Any]) -> Any:
-        return merging.unflatten(
+        return flattening.unflatten(
             graphdef,
             leaves,
             index_ref=self.index_ref,

@@ -10,7 +10,7 @@ import jax
 
 from graftree import _jax, config
 from graftree.core import ownership, stamps
-from graftree.core.graph import flattening, functional, merging
+from graftree.core.graph import flattening, functional
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.watches import StructureWatch
@@ -267,7 +267,7 @@ class _Snapshot(Rebuilt):
     def restore(self, values: list[Any]) -> None:
         """Makes the object what it was, except for values with donated buffers."""
         leaves = zip(self._leaves, values, strict=True)
-        merging.unflatten(
+        flattening.unflatten(
             self._graphdef,
             [flattening.raw_of(x) if _is_deleted(v) else v for x, v in leaves],
             outer_index_outer_ref=IndexMap.from_refmap(self._numbers),

@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.flattening import KEEP, Builder, IndexMap
 from graftree.core.graph.graphdefs import ArrayRefDef
-from graftree.core.graph.merging import KEEP, Builder
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables

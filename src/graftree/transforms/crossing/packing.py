@@ -20,9 +20,8 @@ import jax
 
 from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes, tree_checks
-from graftree.core.graph.flattening import IndexMap, RefMap
+from graftree.core.graph.flattening import Builder, IndexMap, RefMap
 from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
-from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import reports, signatures
 from graftree.transforms.crossing.debug_info import Source
 from graftree.transforms.crossing.signatures import (

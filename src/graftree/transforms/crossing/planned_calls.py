@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from graftree.core import paths
-from graftree.core.graph import merging, nodes, watches
+from graftree.core.graph import flattening, nodes, watches
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.nodes import GraphKind, Leaf
 from graftree.core.graph.watches import Attribute
@@ -254,7 +254,7 @@ class Plan:
         return [
             next(given)
             if definition is None
-            else merging.make_variable(definition, next(given))
+            else flattening.make_variable(definition, next(given))
             if definition.outer_index is None
             else objects[definition.outer_index]
             for definition in returned.variables

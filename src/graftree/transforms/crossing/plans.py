@@ -47,9 +47,9 @@ from graftree.transforms.crossing.planned_calls import (
 )
 from graftree.transforms.crossing.rows import Keywords, Row
 
-# How many combinations of objects a function remembers. Those that are gone are
-# forgotten at once; so this is about how many models take turns. For each there are as
-# many plans as `watches.with_newest` keeps.
+# How many combinations of objects, or structures of trees, a function remembers. Those
+# that are gone are forgotten at once; so this is about how many models take turns. For
+# each there are as many plans as `watches.with_newest` keeps.
 LIMIT = 64
 
 
@@ -278,9 +278,6 @@ class PlanOfObjects(Plan):
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
-
-# How many structures a function remembers.
-LIMIT = 64
 
 _BOX = Leaf.VARIABLE
 _LEAVES = (_BOX, Leaf.ARRAY, Leaf.STATIC)

@@ -19,10 +19,9 @@ from typing import Any
 import jax
 
 from graftree.config import Propagation
-from graftree.core.graph import differences, flattening, merging, nodes
-from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph import differences, flattening, nodes
+from graftree.core.graph.flattening import Builder, IndexMap
 from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, Cell, VariableDef
-from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.states.states import State
@@ -94,7 +93,7 @@ def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     if isinstance(definition, VariableDef):
         # The builder looks for the ref of a Variable, so there has to be a Variable.
         if number in given or definition.array_refdef is not None:
-            return merging.make_variable(definition, value)
+            return flattening.make_variable(definition, value)
     return value
 
 
