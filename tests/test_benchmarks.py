@@ -310,8 +310,7 @@ def test_peaks_are_known_by_kind(kind, peak):
 @pytest.mark.long
 def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
     # It compares what the loaders have loaded.
-    options = ["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"]
-    weights.main(options)
+    weights.main(["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"])
     printed = capsys.readouterr().out
     assert weights.LOADERS[0] == libraries.GRAFTREE
     for layout in weights.LAYOUTS:

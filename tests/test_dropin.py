@@ -172,8 +172,7 @@ def test_the_startup_file_is_there_on_request_only(
         for _ in range(2):  # each is done again without harm
             dropin.main(["--install-startup"])
             assert capsys.readouterr().out == said + "GRAFTREE_DROPIN.\n"
-        script = write(LOADED + textwrap.dedent(TRAINING))
-        trained = start(script, GRAFTREE_DROPIN="1")
+        trained = start(write(LOADED + textwrap.dedent(TRAINING)), GRAFTREE_DROPIN="1")
         check(trained, "[]", "3.0 graftree.nn.linear")  # all comes with Flax
         check(start("-I", "-c", WHOSE, GRAFTREE_DROPIN="1"), "graftree.nn.linear")
         # To import Flax takes seconds: with it, one of three.

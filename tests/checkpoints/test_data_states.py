@@ -59,8 +59,7 @@ def test_anything_else_is_refused_by_name(state, where):
 
 
 def test_each_process_gets_its_own_state(tmp_path):
-    folder = stored(tmp_path, [10, 20, 30])
-    assert data_states.from_json("data", folder, 1, 3) == 20
+    assert data_states.from_json("data", stored(tmp_path, [10, 20, 30]), 1, 3) == 20
 
 
 def test_other_process_count_is_one_clear_error(tmp_path):
@@ -80,5 +79,4 @@ def test_objects_of_ours_are_no_iterators():
         get_state = set_state = lambda self: None
 
     assert data_states.is_iterator(Iterator(0))
-    assert not data_states.is_iterator(Model())
-    assert not data_states.is_iterator([1])
+    assert not data_states.is_iterator(Model()) and not data_states.is_iterator([1])

@@ -83,8 +83,7 @@ def test_restored_object_has_every_value_and_the_other_stays(tmp_path, name):
     before = contents(like)
     checkpoints.save(tmp_path / "a", saved)
     restored = checkpoints.restore(tmp_path / "a", like)
-    assert type(restored) is type(saved)
-    assert contents(restored) == contents(saved)
+    assert type(restored) is type(saved) and contents(restored) == contents(saved)
     assert contents(like) == before
 
 
@@ -270,8 +269,7 @@ def test_tree_mode_stores_pytrees_and_refuses_shared_variables(tmp_path):
         )
         with pytest.raises(ValueError, match="nnx.checkpoints.save with graph=False"):
             checkpoints.save(tmp_path / "b", {"x": model, "y": model})
-    assert restored["step"] == 3
-    assert contents(restored["model"]) == contents(model)
+    assert restored["step"] == 3 and contents(restored["model"]) == contents(model)
 
 
 # Refusals.

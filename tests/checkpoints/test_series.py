@@ -68,8 +68,7 @@ def test_error_in_the_background_reaches_the_next_call(tmp_path, monkeypatch):
     assert str(e.value).startswith(f"Saving step 1 to {tmp_path} failed.")
     assert "No space left" in str(e.value.__cause__)
     monkeypatch.undo()
-    assert checkpoints.save(1, rngs=nnx.Rngs(0))
-    assert checkpoints.steps() == [1]
+    assert checkpoints.save(1, rngs=nnx.Rngs(0)) and checkpoints.steps() == [1]
     checkpoints.close()
     assert os.listdir(tmp_path) == ["1"]
 
@@ -95,8 +94,7 @@ def test_old_steps_that_can_not_be_deleted_do_not_unsay_the_save(tmp_path, monke
     with pytest.raises(errors.CheckpointError, match="Step 2 is saved, but deleting"):
         checkpoints.wait()
     monkeypatch.undo()
-    assert checkpoints.steps() == [2]
-    assert checkpoints.save(3, rngs=nnx.Rngs(0))
+    assert checkpoints.steps() == [2] and checkpoints.save(3, rngs=nnx.Rngs(0))
     checkpoints.close()
     assert os.listdir(tmp_path) == ["3"]
 
@@ -117,8 +115,7 @@ def break_commits(monkeypatch):
     def fail(self, folder):
         raise OSError(28, "No space left on device")
 
-    handler = orbax.checkpoint.CompositeCheckpointHandler
-    monkeypatch.setattr(handler, "finalize", fail)
+    monkeypatch.setattr(orbax.checkpoint.CompositeCheckpointHandler, "finalize", fail)
 
 
 PROGRAM = """

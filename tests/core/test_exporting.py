@@ -33,8 +33,7 @@ class Model(nnx.Module):
 
 def written_and_read(tree):
     """What a function that returns its argument is after it was in a file."""
-    exported = export.export(jax.jit(lambda x: x))(tree)
-    return export.deserialize(exported.serialize())
+    return export.deserialize(export.export(jax.jit(lambda x: x))(tree).serialize())
 
 
 def assert_returns(exported, tree):
@@ -145,8 +144,7 @@ def test_types_have_the_name_that_was_registered_or_that_of_their_module():
         pass
 
     def write():
-        exported = export.export(jax.jit(lambda x: x))(Local(jnp.ones(1)))
-        return exported.serialize()
+        return export.export(jax.jit(lambda x: x))(Local(jnp.ones(1))).serialize()
 
     by_place = write()
     nnx.register_variable_name("test_exporting_local", Local)

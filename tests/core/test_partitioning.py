@@ -20,8 +20,7 @@ def mesh():
 
 def annotated(*annotation, shape=(8, 16), **metadata):
     metadata.setdefault("out_sharding", annotation)
-    value = np.ones(shape, np.float32)
-    return nnx.Param(value, eager_sharding=False, **metadata)
+    return nnx.Param(np.ones(shape, np.float32), eager_sharding=False, **metadata)
 
 
 # ------------------------------------------------------------------ with_partitioning
@@ -32,8 +31,7 @@ def test_with_partitioning_boxes_the_value_with_its_annotation():
     boxed = init(jax.random.key(0), shape=(2, 3), dtype=jnp.int32)
     assert isinstance(boxed, nnx.VariableMetadata)
     assert (boxed.raw_value.shape, boxed.raw_value.dtype) == ((2, 3), jnp.int32)
-    expected = {"out_sharding": ("a", None), "mesh": None, "tag": "x"}
-    assert boxed.metadata == expected
+    assert boxed.metadata == {"out_sharding": ("a", None), "mesh": None, "tag": "x"}
 
 
 def test_variables_take_the_box_apart(mesh):
@@ -182,8 +180,7 @@ def test_partition_specs_become_tuples_and_named_shardings_keep_their_mesh(mesh)
     spec = annotated(out_sharding=P("a"))
     placed = annotated(out_sharding=NamedSharding(mesh, P("a")))
     nnx.spmd.add_axis([spec, placed], 0, {nnx.PARTITION_NAME: "b"})
-    assert spec.out_sharding == ("b", "a")
-    assert type(spec.out_sharding) is tuple
+    assert spec.out_sharding == ("b", "a") and type(spec.out_sharding) is tuple
     assert placed.out_sharding == NamedSharding(mesh, P("b", "a"))
 
 

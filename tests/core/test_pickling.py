@@ -97,8 +97,7 @@ def test_partials_survive_with_what_is_bound(partial):
     mode = {"graph": False} if partial is nnx.jit_partial else {}
     function = partial(scaled, MODEL, **mode)
     for _ in range(2):
-        again = cloudpickled(function)
-        np.testing.assert_array_equal(again(ROW), scaled(MODEL, ROW))
+        np.testing.assert_array_equal(cloudpickled(function)(ROW), scaled(MODEL, ROW))
         function(ROW)
 
 

@@ -226,8 +226,7 @@ MAPPINGS = {"state": example(), "dict": example().raw_mapping, "raw": Wrapper()}
 
 @pytest.mark.parametrize("state", MAPPINGS.values(), ids=MAPPINGS)
 def test_every_function_takes_any_mapping(state):
-    paths = (("a",), ("b", "c", "e"), ("b", "d"))
-    assert nnx.to_flat_state(state).paths == paths
+    assert nnx.to_flat_state(state).paths == (("a",), ("b", "c", "e"), ("b", "d"))
     assert nnx.map_state(lambda path, x: path, state)["b"]["d"] == ("b", "d")
     assert nnx.filter_state(state, nnx.PathContains("a")) == {"a": 3}
     assert nnx.merge_state(state) == example()
@@ -368,8 +367,7 @@ def test_replacing_makes_new_variables_and_leaves_the_old_ones():
 
 def test_string_may_stand_for_an_integer_key():
     state = state_of(*range(12))
-    new = {"layers": {str(i): 100 + i for i in range(12)}}
-    nnx.replace_by_pure_dict(state, new)
+    nnx.replace_by_pure_dict(state, {"layers": {str(i): 100 + i for i in range(12)}})
     nnx.replace_by_pure_dict(state, {"other": {}, "layers": {0: {}}})
     assert [state["layers"][i].get_value() for i in range(12)] == [*range(100, 112)]
     state = nnx.State({"0": 1, 0: 2})

@@ -38,8 +38,7 @@ def test_outputs_are_seen_with_path_and_arguments():
         (("layers", 2), "Linear"),
         ((), "Sequential"),
     ]
-    assert calls[0][2] == (x,)
-    assert calls[-1][3] is y
+    assert calls[0][2] == (x,) and calls[-1][3] is y
 
 
 def test_filters_choose_modules():

@@ -23,8 +23,7 @@ class Net(zoo.Scale):
         self.layer = layer
 
     def __call__(self, x):
-        is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        return self.layer(self.w * x if is_float else x)
+        return self.layer(self.w * x if jnp.issubdtype(x.dtype, jnp.floating) else x)
 
 
 @dataclasses.dataclass

@@ -146,8 +146,7 @@ def test_one_row_per_object_method_and_shapes():
             self.layer(x)
             return self.decode(self.encode(x))
 
-    text = table(Coder(), X)
-    assert paths(text) == ["", "layer", "encode", "decode", "layer"]
+    assert paths(table(Coder(), X)) == ["", "layer", "encode", "decode", "layer"]
     assert paths(table(Coder(), X, method="encode")) == ["encode", "layer"]
     assert paths(table(Coder(), X, method="_hidden")) == []
     assert paths(table(Coder(), X, depth=0)) == [""]
@@ -392,8 +391,7 @@ def test_refs_are_written_in_the_trace_alone():
 
 
 def test_containers_are_listed_without_calls():
-    text = table([linear(), nnx.Dict(a=linear())])
-    assert paths(text) == ["", "0", "1", "1/a"]
+    assert paths(table([linear(), nnx.Dict(a=linear())])) == ["", "0", "1", "1/a"]
     with pytest.raises(KeyError, match="list has no method '__call__'"):
         table([linear()], X)
 

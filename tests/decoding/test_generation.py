@@ -73,8 +73,7 @@ def test_padding_has_no_position_behind_the_last_one():
     short = gpt2.GPT2(config, rngs=nnx.Rngs(0))
     config = dataclasses.replace(config, n_positions=12)
     model = gpt2.GPT2(config, rngs=nnx.Rngs(0))
-    table = short.positions.embedding[:12]
-    model.positions.embedding[...] = table
+    model.positions.embedding[...] = short.positions.embedding[:12]
     prompt = [7, 3, 1, 4, 1, 5, 9, 2]
     for length in (None, 16):
         made = generate(model, [prompt], max_new_tokens=4, padded_length=length)

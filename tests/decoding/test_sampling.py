@@ -33,8 +33,7 @@ def kept(logits, temperature, top_k, top_p):
 def shares_of(sampler, logits, count):
     """How often each token is drawn."""
     rows = np.broadcast_to(np.asarray(logits, np.float32), (count, len(logits)))
-    tokens = sampler(rows, jax.random.key(0))
-    return np.bincount(tokens, minlength=len(logits)) / count
+    return np.bincount(sampler(rows, jax.random.key(0)), minlength=len(logits)) / count
 
 
 def drawn(sampler, logits, count=400):
@@ -154,6 +153,5 @@ def test_all_of_the_probability_is_all_tokens():
     """Also those behind a sum that is rounded to one."""
     logits = np.array([20.0, *np.zeros(50)])
     sampler = Sampler(top_p=1.0)
-    rows = jnp.broadcast_to(jnp.asarray(logits), (64, 51))
-    cut, _ = jax.lax.top_k(rows, 51)
+    cut, _ = jax.lax.top_k(jnp.broadcast_to(jnp.asarray(logits), (64, 51)), 51)
     assert bool(sampling._reach(cut, sampler.top_p).all())

@@ -76,8 +76,7 @@ def main():
     makers = [MAKERS[given.kind]] if given.kind else list(MAKERS.values())
     counts = Counts()
     for number in range(given.programs):
-        make = makers[number % len(makers)]
-        program, steps = make(given.seed + number)
+        program, steps = makers[number % len(makers)](given.seed + number)
         counts.run += 1
         check(program, steps, counts)
         if given.peer:

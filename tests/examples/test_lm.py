@@ -337,8 +337,7 @@ def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
     assert process.returncode == 128 + cause, error
     last = out.splitlines()[-1]
     assert last.startswith("stopped after step"), last
-    record = curves.read(tmp_path)
-    step = len(record.curve.training)
+    step = len(curves.read(tmp_path).curve.training)
     assert f"step {step}," in last and step < 2000
     assert (tmp_path / "checkpoints" / str(step)).is_dir()
 

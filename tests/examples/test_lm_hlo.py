@@ -68,8 +68,7 @@ def test_each_kind_counts_with_its_bytes_once_for_each_turn_of_a_loop(turns):
 def test_an_all_reduce_of_which_a_device_keeps_its_part_is_no_other(also_whole, kind):
     def scattered_by_hand(x):
         total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
-        start = 2 * jax.lax.axis_index("x")
-        part = jax.lax.dynamic_slice_in_dim(total, start, 2)
+        part = jax.lax.dynamic_slice_in_dim(total, 2 * jax.lax.axis_index("x"), 2)
         return part + jnp.sin(total).sum() if also_whole else part
 
     assert collectives_of(scattered_by_hand, 16, 24) == {kind: (1, 16 * 24 * 4)}

@@ -52,8 +52,7 @@ def test_other_families_and_positions_are_refused(config, said):
 
 @pytest.mark.long
 def test_the_check_compares_logits_tokens_and_files(capsys):
-    folder = checkpoints_of_hf.folder("qwen3")
-    assert program.main([str(folder), "--check"]) == 0
+    assert program.main([str(checkpoints_of_hf.folder("qwen3")), "--check"]) == 0
     *_, row = capsys.readouterr().out.splitlines()
     _, name, difference, tokens, files, _ = row.split("|")
     assert name.strip() == "qwen3" and float(difference) < 1e-4

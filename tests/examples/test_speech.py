@@ -69,8 +69,7 @@ def wav(tmp_path):
 @pytest.mark.peers
 def test_probabilities_are_those_of_onnxruntime(comparison, weights):
     found = comparison.compare(weights, recordings.read(recordings.EXAMPLE))
-    assert found.of_safetensors <= 1e-4
-    assert found.of_onnx <= 1e-4
+    assert found.of_safetensors <= 1e-4 and found.of_onnx <= 1e-4
     assert round(found.of_weights, 2) == 0.23  # as the docstring of the example says
 
 
@@ -205,8 +204,7 @@ def test_other_recordings_are_refused(options, words, wav):
 
 
 def test_the_command_finds_both_sentences_and_draws_them(weights, tmp_path, capsys):
-    arguments = ["--weights", str(weights.parent), "--out", str(tmp_path)]
-    assert command.main(arguments) == 0
+    assert command.main(["--weights", str(weights.parent), "--out", str(tmp_path)]) == 0
     found = re.findall(r"speech from (\S+) s to (\S+) s", capsys.readouterr().out)
     # They are spoken from 0.8 s to 4.1 s, and from 6.4 s to 7.7 s.
     expected = [[0.8, 4.1], [6.4, 7.7]]

@@ -192,8 +192,7 @@ def test_names_that_are_gone_say_what_to_write(name):
         AttributeError, match=rf"'{name}'\. Write nnx\.\w+ in"
     ) as caught:
         getattr(nnx, name)
-    current = str(caught.value).partition("Write nnx.")[2].split()[0]
-    assert hasattr(nnx, current)
+    assert hasattr(nnx, str(caught.value).partition("Write nnx.")[2].split()[0])
 
 
 def test_older_modes_are_views():

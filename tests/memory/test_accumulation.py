@@ -272,8 +272,7 @@ def test_half_precision_is_summed_in_float32():
     x = jnp.concatenate([jnp.full(1, 256.0), jnp.ones(255)]).astype(jnp.bfloat16)
     weight = jnp.ones((), jnp.bfloat16)
     _, grad = nnx.memory.value_and_grad(loss, 256)(weight, x)
-    assert grad.dtype == jnp.bfloat16
-    assert grad == jnp.bfloat16((256 + 255) / 256)
+    assert grad.dtype == jnp.bfloat16 and grad == jnp.bfloat16((256 + 255) / 256)
 
 
 def test_memory_is_that_of_a_part():
@@ -292,8 +291,7 @@ def test_memory_is_that_of_a_part():
 
 def test_a_divided_batch_stays_where_it_is():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(mesh, P("data"))
-    batch = jax.device_put(BATCH, rows)
+    batch = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
     model = Net()
     nnx.update(model, jax.device_put(nnx.state(model), NamedSharding(mesh, P())))
     step = nnx.jit(nnx.memory.value_and_grad(loss_fn, 4))

@@ -24,8 +24,7 @@ def test_initializers_are_those_of_jax(name):
 
 
 def test_tanh_is_that_of_jax_numpy_and_synonyms_are_one_object():
-    assert nnx.tanh is jnp.tanh
-    assert nnx.swish is nnx.silu
+    assert nnx.tanh is jnp.tanh and nnx.swish is nnx.silu
     assert nnx.hard_swish is nnx.hard_silu
 
 

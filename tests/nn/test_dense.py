@@ -114,8 +114,7 @@ def test_equation_is_kept_without_spaces_and_the_call_may_give_another():
     layer, x = einsum("a b , b c -> a c", (3, 4), 4), random(2, 3)
     assert layer.einsum_str == "ab,bc->ac"
     np.testing.assert_allclose(layer(x, "ab,bc->c a"), layer(x).T, rtol=1e-6)
-    later = einsum(None, (3, 4), 4)
-    np.testing.assert_array_equal(later(x, "ab,bc->ac"), layer(x))
+    np.testing.assert_array_equal(einsum(None, (3, 4), 4)(x, "ab,bc->ac"), layer(x))
 
 
 @pytest.mark.parametrize(
@@ -232,8 +231,7 @@ def test_strides_and_dilations_of_none_mean_one_and_others_are_kept_as_given():
     given = conv(2, 3, 3, None, input_dilation=None, kernel_dilation=None)
     np.testing.assert_array_equal(given(x), conv(2, 3, 3)(x))
     layer = conv(2, 3, [3], [2], padding=[1], kernel_dilation=2)
-    kept = layer.strides, layer.padding, layer.kernel_dilation
-    assert kept == ([2], [1], 2)
+    assert (layer.strides, layer.padding, layer.kernel_dilation) == ([2], [1], 2)
 
 
 def test_groups_must_divide_the_channels():

@@ -31,8 +31,7 @@ def kernel(initializer, shape, dtype=jnp.float32, rngs=None):
     """The kernel of a layer; no initializer: the default one."""
     options = {} if initializer is None else {"kernel_init": initializer}
     rngs = nnx.Rngs(0) if rngs is None else rngs
-    layer = nnx.Einsum(None, shape, param_dtype=dtype, **options, rngs=rngs)
-    return layer.kernel[...]
+    return nnx.Einsum(None, shape, param_dtype=dtype, **options, rngs=rngs).kernel[...]
 
 
 def check(initializer, shape, dtype=jnp.float32):

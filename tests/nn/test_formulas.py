@@ -254,8 +254,7 @@ def test_conv_transpose_adds_copies_of_the_flipped_kernel(size, stride, dilation
     options = {"padding": "VALID", "kernel_dilation": dilation}
     layer, x = make("ConvTranspose", 2, 3, size, stride, **options), random(2, 5, 2)
     kernel = value(layer.kernel)[::-1]
-    extent = (size - 1) * dilation + 1
-    y = np.zeros((2, 5 * stride + max(extent - stride, 0), 3))
+    y = np.zeros((2, 5 * stride + max((size - 1) * dilation + 1 - stride, 0), 3))
     for at, tap in itertools.product(range(5), range(size)):
         y[:, at * stride + tap * dilation] += x[:, at] @ kernel[tap]
     agree(in_one_program(layer, x), y + value(layer.bias))
@@ -343,8 +342,7 @@ def test_norms_divide_by_the_deviation_scale_and_shift(
 )
 def test_running_statistics_move_by_the_momentum(options, axes):
     x = 3 + random(*((4, 6) if axes == 0 else (4, 3, 5, 2)))
-    count = np.size(x.mean(axes))
-    layer = make("BatchNorm", count, momentum=0.75, **options)
+    layer = make("BatchNorm", np.size(x.mean(axes)), momentum=0.75, **options)
     mean, var = value(layer.mean), value(layer.var)
     call = nnx.jit(lambda layer, x: layer(x))
     for batch in (x, 2 * x):

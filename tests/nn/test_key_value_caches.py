@@ -57,8 +57,7 @@ def test_token_by_token_gives_the_causal_full_pass(batch, options):
     # Compiled as a whole: the many small operations cost more, one by one. Tests below
     # call the layer without.
     full = in_one_program(layer, x, decode=False, is_causal=True)
-    step = nnx.jit(lambda layer, x: layer(x, decode=True))
-    check_equal(decode(layer, x, step), full)
+    check_equal(decode(layer, x, nnx.jit(lambda layer, x: layer(x, decode=True))), full)
     assert layer.cache_index[...] == 4
     layer.init_cache((*batch, 6, 8))
     causal = nnx.jit(lambda layer, x: layer(x, decode=True, is_causal=True))
@@ -200,12 +199,10 @@ def test_full_cache_is_an_error():
 
 def test_traced_steps_beyond_the_end_replace_the_last_entry_and_are_counted():
     layer, x = make(max_length=2), random(2, 4, 8)
-    step = nnx.jit(lambda layer, token: layer(token, decode=True))
-    decoded = decode(layer, x, step)
+    decoded = decode(layer, x, nnx.jit(lambda layer, token: layer(token, decode=True)))
     assert np.isfinite(decoded).all()
     assert layer.cache_index[...] == 4 > layer.cached_key.shape[1]
-    keys = layer.key(x)
-    check_equal(layer.cached_key[...], keys[:, jnp.array([0, 3])])
+    check_equal(layer.cached_key[...], layer.key(x)[:, jnp.array([0, 3])])
 
 
 def test_closed_over_cache_can_not_be_written():
@@ -232,8 +229,7 @@ def test_new_cache_is_empty_and_of_new_variables():
 
 def test_cache_can_be_made_in_jit_with_graph_updates():
     layer = make_layer()
-    init = nnx.jit(lambda m: m.init_cache((2, 4, 8)), graph=True, graph_updates=True)
-    init(layer)
+    nnx.jit(lambda m: m.init_cache((2, 4, 8)), graph=True, graph_updates=True)(layer)
     check_equal(decode(layer, random(2, 4, 8)), decode(make(), random(2, 4, 8)))
 
 

@@ -98,8 +98,7 @@ def test_construction_works_inside_jit_and_vmap(row):
 @every_family
 def test_layers_can_be_pickled(row):
     layer, x = row.make(), row.inputs()
-    copy = pickle.loads(pickle.dumps(layer))
-    check_same(row(copy, *x), row(layer, *x))
+    check_same(row(pickle.loads(pickle.dumps(layer)), *x), row(layer, *x))
 
 
 # A layer, and the attribute that says its mode.
@@ -121,8 +120,7 @@ def test_modes_are_set_by_views_and_methods(name, flag):
     assert getattr(layer, flag) is True
     layer.train()
     assert getattr(layer, flag) is False
-    info = nnx.view_info(layer)
-    assert info.startswith(f"{name}:\n  {flag}: bool | None = None\n")
+    assert nnx.view_info(layer).startswith(f"{name}:\n  {flag}: bool | None = None\n")
 
 
 @pytest.mark.parametrize("name", ["Dropout", "MultiHeadAttention"])

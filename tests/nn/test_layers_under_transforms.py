@@ -162,8 +162,7 @@ IN_ALL_MODES = "Linear", "BatchNorm", "Dropout", "RNN"
 
 
 def case(row, name, run, mode=""):
-    is_for_all = mode and name != "jit"
-    rows = catalog.FAMILIES if is_for_all else IN_ALL_MODES
+    rows = catalog.FAMILIES if mode and name != "jit" else IN_ALL_MODES
     marks = () if row.name in rows else pytest.mark.long
     id = "-".join([row.name, name, mode]).rstrip("-")
     return pytest.param(row, run, modes.BY_NAME.get(mode, {}), id=id, marks=marks)

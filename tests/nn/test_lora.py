@@ -84,8 +84,7 @@ def test_class_and_metadata_of_the_variables_may_be_given():
     layer = nnx.LoRALinear(3, 4, **options, rngs=nnx.Rngs(0))
     assert type(layer.lora.lora_a) is type(layer.lora.lora_b) is nnx.Cache
     assert (layer.lora.lora_a.a, layer.lora.lora_b.b) == (1, 2)
-    assert layer.lora.lora_b.note == "b"
-    assert layer.bias is None
+    assert layer.lora.lora_b.note == "b" and layer.bias is None
 
 
 @pytest.mark.parametrize(

@@ -297,8 +297,7 @@ def test_state_axes_by_filter(kind):
 
     rnn = nnx.RNN(Cell(), state_axes=axes)
     assert rnn.state_axes == nnx.StateAxes(axes)
-    y = rnn(SEQUENCE)
-    np.testing.assert_array_equal(y[0, :, 0], [1, 3, 6, 10])
+    np.testing.assert_array_equal(rnn(SEQUENCE)[0, :, 0], [1, 3, 6, 10])
     cell = rnn.cell
     assert (cell.fixed[...], cell.carried[...]) == (0, 4)
     np.testing.assert_array_equal(cell.scanned[...], [1, 2, 3, 4])

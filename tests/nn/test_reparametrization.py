@@ -93,8 +93,7 @@ def test_statistics_have_the_paths_of_matrices_only():
     assert list(model.batch_stats) == paths
     flat = nnx.to_flat_state(nnx.state(model, nnx.BatchStat))
     assert {path for path, _ in flat} == {("batch_stats", path) for path in paths}
-    shapes = [model.batch_stats[path].shape for path in paths]
-    assert shapes == [(1, 4), (), (1, 2), ()]
+    assert [model.batch_stats[path].shape for path in paths] == [(1, 4), (), (1, 2), ()]
 
 
 def test_one_key_is_drawn_per_matrix():
@@ -315,8 +314,7 @@ def test_weights_keep_their_dtype_unless_told_otherwise(param_dtype, options, ex
     new = old / np.linalg.norm(old, axis=0, keepdims=True)
     np.testing.assert_allclose(np.float64(layer.kernel[...]), new, rtol=2e-2)
     if model.scales:
-        dtype = options.get("param_dtype", jnp.float32)
-        assert model.scales["kernel",].dtype == dtype
+        assert model.scales["kernel",].dtype == options.get("param_dtype", jnp.float32)
 
 
 def test_ref_backed_weights_keep_their_dtype():
@@ -409,8 +407,7 @@ def test_failed_call_gives_back_what_was_stored(wrap, kind):
         model.layer_instance.kernel = Doubled(kernel_of(model)[...])
 
     def stored():
-        raw = kernel_of(model).get_raw_value()
-        return np.asarray(raw[...])
+        return np.asarray(kernel_of(model).get_raw_value()[...])
 
     before = stored()
     with pytest.raises(TypeError, match="contracting dimensions"):

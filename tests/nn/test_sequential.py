@@ -16,14 +16,12 @@ class Scale(nnx.Module):
 
 
 def test_layers_are_applied_in_order():
-    model = nnx.Sequential(lambda x: x + 1, lambda x: x * 10)
-    assert model(2) == 30
+    assert nnx.Sequential(lambda x: x + 1, lambda x: x * 10)(2) == 30
 
 
 def test_layers_are_kept_in_a_list():
     model = nnx.Sequential(Scale(2.0), jnp.sin)
-    assert type(model.layers) is nnx.List
-    assert list(model) == list(model.layers)
+    assert type(model.layers) is nnx.List and list(model) == list(model.layers)
     assert nnx.state(model)["layers"][0]["factor"][...] == 2
     with pytest.raises(TypeError):
         len(model)

@@ -88,8 +88,7 @@ def test_gradients_are_those_of_a_list_also_with_remat(remat):
     found = nnx.grad(lambda stack: jnp.sum(stack(X) ** 2))(stack)
     for path, leaf in nnx.to_flat_state(found["layers"]):
         for i in range(3):
-            each = dict(nnx.to_flat_state(expected[i]))[path]
-            assert_close(leaf[...][i], each[...])
+            assert_close(leaf[...][i], dict(nnx.to_flat_state(expected[i]))[path][...])
 
 
 class Decoder(nnx.Module):
@@ -456,8 +455,7 @@ def test_devices_apply_the_layers_that_they_have():
         mesh=mesh, in_specs=(jax.P("stage"), jax.P()), out_specs=jax.P("stage")
     )
     def apply(stack, x):
-        assert len(stack) == 2
-        assert stack[1].kernel.shape == (4, 4)
+        assert len(stack) == 2 and stack[1].kernel.shape == (4, 4)
         return stack(x)[None]
 
     expected = [in_turn(layers[i : i + 2], X) for i in range(0, 8, 2)]
@@ -466,6 +464,5 @@ def test_devices_apply_the_layers_that_they_have():
 
 def test_x_goes_where_layers_of_an_explicit_mesh_put_it():
     with jax.set_mesh(mesh_of("Explicit", model=4)):
-        stack = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))
-        y = stack(jnp.ones((1, 4)))
+        y = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))(jnp.ones((1, 4)))
         assert jax.typeof(y).sharding.spec == jax.P(None, "model")

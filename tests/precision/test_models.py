@@ -158,8 +158,7 @@ def test_a_base_class_computes_in_half_before_the_result_is_cast():
 
 def test_the_output_is_cast_in_transforms(model, mode):
     set_policy(model, POLICY)
-    run = nnx.jit(lambda m, x: m(x), **mode)
-    assert run(model, TOKENS).dtype == jnp.float32
+    assert nnx.jit(lambda m, x: m(x), **mode)(model, TOKENS).dtype == jnp.float32
 
     def loss(m):
         return m(TOKENS).sum()
@@ -201,8 +200,7 @@ def test_a_later_policy_takes_the_place_of_an_earlier_one(model):
     set_policy(model, "params=f32, compute=f32")
     assert output_dtype(model) == jnp.float32
     assert all("_output" not in str(k) for k in vars(model.blocks[0].norm))
-    state = everything(model)[1]
-    same = jax.tree.map(np.array_equal, state, before[1])
+    same = jax.tree.map(np.array_equal, everything(model)[1], before[1])
     assert all(jax.tree.leaves(same))
 
 
@@ -290,8 +288,7 @@ def test_exceptions_are_a_dict(model):
 def with_scales():
     """A model with two layers of a user that say nothing of dtypes."""
     scales = [zoo.Box(factors=nnx.List([nnx.Param(jnp.ones(8))])) for _ in range(2)]
-    linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    return nnx.Dict(linear=linear, scales=nnx.List(scales))
+    return nnx.Dict(linear=nnx.Linear(8, 8, rngs=nnx.Rngs(0)), scales=nnx.List(scales))
 
 
 def test_unknown_layers_are_returned_and_warned_of():
@@ -382,8 +379,7 @@ def test_statistics_streams_and_caches_stay_as_they_are():
 
 
 def test_shared_layers_are_set_once_and_contradictions_are_refused():
-    rngs = nnx.Rngs(0)
-    shared = nnx.Linear(2, 2, rngs=rngs)
+    shared = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     model = nnx.Dict(a=shared, b=shared)
     applied = set_policy(model, HALF)
     assert [layer.path for layer in applied.layers] == [("a",)]
@@ -482,8 +478,7 @@ def test_output_is_what_any_layer_returns_that_is_the_model(row):
     layer, inputs = row.make(), row.inputs()
     for output in ("float32", "bfloat16", "float16"):
         set_policy(layer, f"params=f32, compute=bf16, output={output}")
-        abstract = nnx.eval_shape(nnx.jit(row), layer, *inputs)
-        assert floating_dtypes(abstract) == {output}
+        assert floating_dtypes(nnx.eval_shape(nnx.jit(row), layer, *inputs)) == {output}
     assert floating_dtypes(row(layer, *inputs)) == {output}
 
 

@@ -37,8 +37,7 @@ RULES = [("embed", None), ("mlp", "model"), ("batch", "data")]
 
 @KINDS
 def test_values_are_those_without_a_mesh_and_lie_as_annotated(kind):
-    mesh = mesh_of(kind, data=2, model=4)
-    model = nnx.sharding.init(make_model, mesh, RULES)
+    model = nnx.sharding.init(make_model, mesh_of(kind, data=2, model=4), RULES)
     with nnx.use_eager_sharding(False):
         expected = make_model()
     states = [nnx.to_flat_state(nnx.state(x)) for x in (model, expected)]
@@ -191,8 +190,7 @@ def test_numbers_that_jax_would_cut_are_those_without_a_mesh(kind):
         made["kernel"] = nnx.Param(jnp.ones((8, 8)), out_sharding=("data", None))
         return nnx.Dict(made)
 
-    mesh = mesh_of(kind, data=2)
-    model = nnx.sharding.init(make, mesh)
+    model = nnx.sharding.init(make, mesh_of(kind, data=2))
     for name, value in host_values().items():
         found, same = jax.tree.leaves(model[name].get_value()), jax.tree.leaves(value)
         for one, two in zip(found, same, strict=True):

@@ -20,8 +20,7 @@ def sharding_of(kind, spec):
 @KINDS
 def test_rows_are_divided_among_the_devices(kind):
     batch = {"x": np.arange(32.0).reshape(16, 2), "y": [np.arange(8)]}
-    spec = P(("data", "model"))
-    placed = nnx.sharding.global_batch(batch, sharding_of(kind, spec))
+    placed = nnx.sharding.global_batch(batch, sharding_of(kind, P(("data", "model"))))
     assert placed["x"].sharding.shard_shape((16, 2)) == (2, 2)
     np.testing.assert_array_equal(placed["x"], batch["x"])
     np.testing.assert_array_equal(placed["y"][0], batch["y"][0])

@@ -162,8 +162,7 @@ def test_gradients_per_example_are_for_those_who_take_them():
         lambda params: (),
         lambda x, state, _: (jax.tree.map(lambda x: x.mean(0), x), ()),
     )
-    private = optax.chain(mean, optax.adam(0.1))
-    optimizer = nnx.Optimizer(model, private, wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.chain(mean, optax.adam(0.1)), wrt=nnx.Param)
     grads = jax.tree.map(lambda x: jnp.stack([x, x, x]), gradients(model))
     optimizer.update(model, grads)
     assert model.layers[0].kernel.shape == (2, 1)

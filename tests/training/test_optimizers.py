@@ -89,8 +89,7 @@ def test_init_sees_variables_and_update_sees_arrays():
 
     model, optimizer = started(optax.masked(optax.sgd(1.0), spy))
     optimizer.update(model, ones_like(model))
-    assert seen[0] is nnx.Param
-    assert issubclass(seen[-1], jax.Array)
+    assert seen[0] is nnx.Param and issubclass(seen[-1], jax.Array)
 
 
 def is_variable(x):
@@ -121,8 +120,7 @@ def test_skeletons_are_equal_for_the_same_transformation_only():
     def skeleton(tx, wrt=nnx.Param):
         return nnx.graphdef(nnx.Optimizer(affine(), tx, wrt=wrt))
 
-    assert skeleton(tx) == skeleton(tx)
-    assert skeleton(tx) != skeleton(optax.sgd(0.1))
+    assert skeleton(tx) == skeleton(tx) and skeleton(tx) != skeleton(optax.sgd(0.1))
     assert skeleton(tx) != skeleton(tx, (nnx.Param,))
 
 
@@ -234,8 +232,7 @@ def test_update_does_not_run_user_accessors():
 
 def test_params_keep_their_dtype():
     model, optimizer = started(optax.sgd(0.5), w=nnx.Param(jnp.ones(2, jnp.bfloat16)))
-    grads = nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))})
-    optimizer.update(model, grads)
+    optimizer.update(model, nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))}))
     assert model.w[...].dtype == jnp.bfloat16
 
 
@@ -281,8 +278,7 @@ def test_pytree_values_are_optimized():
 )
 def test_wrt_may_be_any_filter(wrt):
     model = nnx.Dict(kernel=nnx.Param(jnp.ones(2), tag="chosen"), rest=jnp.ones(2))
-    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt)
-    optimizer.update(model, ones_like(model, ...))
+    nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt).update(model, ones_like(model, ...))
     np.testing.assert_array_equal(model.kernel[...], [0.0, 0.0])
     np.testing.assert_array_equal(model.rest, [1.0, 1.0])
 
@@ -335,8 +331,7 @@ def test_labels_of_a_partition_may_be_a_state():
     tx = optax.partition(
         {"kernel": optax.sgd(1.0), "bias": optax.set_to_zero()}, labels
     )
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    optimizer.update(model, ones_like(model))
+    nnx.Optimizer(model, tx, wrt=nnx.Param).update(model, ones_like(model))
     np.testing.assert_array_equal(model.bias[...], [0.25, -0.75])
     np.testing.assert_array_equal(model.kernel[...], [[0.0, -3.0], [2.0, -0.5]])
 

@@ -95,8 +95,7 @@ def test_training_under_plain_jit():
     def train_step(state, x):
         def loss(params):
             # Copied, so that the inner trace may write them.
-            stats = jax.tree.map(jnp.copy, state.stats)
-            y, (_, new) = state.apply(params, stats)(x)
+            y, (_, new) = state.apply(params, jax.tree.map(jnp.copy, state.stats))(x)
             return jnp.sum(y**2) / 2, nnx.filter_state(new, nnx.BatchStat)
 
         grads, stats = jax.grad(loss, has_aux=True)(state.params)

@@ -128,8 +128,7 @@ def test_keyword_arguments_have_no_sharding(mode):
 def test_sharding_of_an_argument_wins_over_a_constraint_inside():
     @nnx.jit(in_shardings=(ROWS,))
     def step(model):
-        value = jax.lax.with_sharding_constraint(model.kernel * 2, COLUMNS)
-        model.kernel[...] = value
+        model.kernel[...] = jax.lax.with_sharding_constraint(model.kernel * 2, COLUMNS)
 
     model = pair()
     step(model)

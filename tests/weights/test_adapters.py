@@ -23,8 +23,7 @@ def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
     model = pretrained.load(folder)
     if is_prepared:
         nnx.surgery.add_lora(model, LAYERS, rank=4, alpha=8, rngs=nnx.Rngs(0))
-    paths = nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)
-    assert len(paths) == 9
+    assert len(nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)) == 9
     logits = in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     nnx.weights.save_adapter(tmp_path, model, llama.WEIGHTS)
@@ -77,8 +76,7 @@ def test_ranks_and_scales_by_layer(tmp_path):
     nnx.weights.save_adapter(tmp_path, model, TABLE)
     plain = make()
     nnx.weights.load_adapter(tmp_path, plain, TABLE)
-    scales = [layer.lora.scale for layer in plain.blocks]
-    assert scales == pytest.approx([3, 3, 5 / 3])
+    assert [layer.lora.scale for layer in plain.blocks] == pytest.approx([3, 3, 5 / 3])
 
 
 def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
@@ -138,8 +136,7 @@ def test_there_must_be_something_to_load_and_to_save(tmp_path):
 def write_adapter(folder, factors, **config):
     """An adapter of rank 2 and scale 3, as PEFT writes it."""
     named = {f"base_model.model.{name}": nnx.Param(x) for name, x in factors.items()}
-    path = folder / "adapter_model.safetensors"
-    nnx.weights.save(path, nnx.Dict(named), {"": ""})
+    nnx.weights.save(folder / "adapter_model.safetensors", nnx.Dict(named), {"": ""})
     usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "init_lora_weights": True}
     (folder / "adapter_config.json").write_text(json.dumps(usual | config))
 

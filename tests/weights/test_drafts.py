@@ -13,8 +13,7 @@ def test_the_table_of_llama_is_found():
     tensors = nnx.weights.Mapping(llama.WEIGHTS).tensors(model)
     weights = {t.name: np.zeros(t.solved.file_shape, np.float32) for t in tensors}
     draft = nnx.weights.draft(weights, model)
-    assert dict(draft.entries) == llama.WEIGHTS
-    assert not draft.names
+    assert dict(draft.entries) == llama.WEIGHTS and not draft.names
     assert not draft.paths
     table = eval(str(draft), {"nnx": nnx})  # what it prints is the table
     nnx.weights.load(weights, model, table)
@@ -37,8 +36,7 @@ def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
 def test_what_has_no_counterpart_is_listed():
     model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     draft = nnx.weights.draft({"b.weight": np.zeros((9, 9))}, model)
-    assert not draft.entries
-    assert draft.names == {"b.weight": (9, 9)}
+    assert not draft.entries and draft.names == {"b.weight": (9, 9)}
     assert draft.paths == {"a.bias": (3,), "a.weight": (3, 2)}
     assert "# in the file: 'b.weight' [9, 9]" in str(draft)
 

@@ -20,8 +20,7 @@ from tests.weights.tensors import mesh
 )
 def test_files_of_hugging_face_come_back_byte_for_byte(name, shard_bytes, tmp_path):
     folder = checkpoints_of_hf.folder(name)
-    content = json.loads((folder / "config.json").read_text())
-    make, weights = pretrained.family(content)
+    make, weights = pretrained.family(json.loads((folder / "config.json").read_text()))
     model = nnx.weights.load(folder, nnx.eval_shape(make), weights)
     nnx.weights.save(tmp_path, model, weights, shard_bytes=shard_bytes)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -93,8 +93,7 @@ def test_values_sown_on_a_dict_are_no_items_of_it():
         heads.sow(nnx.Intermediate, "sown", 2)
         return list(heads), len(heads), "__captures__" in heads
 
-    expected = (["a"], 1, False), {("sown",): (2,)}
-    assert recorded(f, nnx.Dict(a=Layer())) == expected
+    assert recorded(f, nnx.Dict(a=Layer())) == ((["a"], 1, False), {("sown",): (2,)})
 
 
 def test_name_of_a_recording_module_is_refused():
@@ -190,8 +189,7 @@ SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
     ids=["vmap", "scan"],
 )
 def test_values_come_out_of_maps_stacked(transform, x, y, stacked):
-    forward = transform(lambda model, x: model(x))
-    result, seen = recorded(forward, Layer(), jnp.array(x))
+    result, seen = recorded(transform(lambda model, x: model(x)), Layer(), jnp.array(x))
     assert result.tolist() == y and seen["x",][0].tolist() == stacked
 
 
@@ -350,8 +348,7 @@ def test_method_outputs_go_through_transforms(mode):
         def __call__(self, x):
             return self.scaled(x)
 
-    expected = {("__call__",): (2.0,), ("scaled",): (2.0,)}
-    assert outputs_of(Jitted(), 1.0) == expected
+    assert outputs_of(Jitted(), 1.0) == {("__call__",): (2.0,), ("scaled",): (2.0,)}
 
 
 def test_classes_and_their_other_instances_do_not_record():

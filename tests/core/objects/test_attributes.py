@@ -93,8 +93,7 @@ def test_data_is_found_in_whatever_jax_takes_apart(register):
 def test_numbers_can_be_registered_as_data():
     nnx.register_data_type(complex)
     try:
-        node = zoo.Node(a=1j, b=1)
-        assert jax.tree.leaves(node) == [1j] and nnx.has_data(1j) == [1j]
+        assert jax.tree.leaves(zoo.Node(a=1j, b=1)) == [1j] and nnx.has_data(1j) == [1j]
     finally:
         attributes.DATA_REGISTRY.discard(complex)
         nnx.register_data_type(type("Clears", (), {}))

@@ -71,8 +71,7 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_objects_made_past_new_are_like_others(by_hand, use):
-    m = Bare(by_hand)
-    got = USES[use](m)
+    got = USES[use](Bare(by_hand))
     assert got.made and got.w[...].tolist() == [1.0, 1.0]
     assert dict(got._pytree__nodes) == {"made": False, "w": True}
 

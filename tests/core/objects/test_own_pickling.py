@@ -169,8 +169,7 @@ def made(choice, base):
     module = types.ModuleType(f"made_{next(NUMBERS)}")
     vars(module).update(nnx=nnx)
     sys.modules[module.__name__] = module
-    source = HEAD.format(bases=bases, lock=choice["lock"]) + "".join(bodies)
-    exec(source, vars(module))
+    exec(HEAD.format(bases=bases, lock=choice["lock"]) + "".join(bodies), vars(module))
     module.ONE = module.Made()
     return module.Made
 

@@ -214,8 +214,7 @@ def test_objects_put_in_place_during_a_call_are_found():
             self.second = Attention().query
             return self.second(x)
 
-    names = seen_names(Lazy(), jnp.ones((1, 3)))
-    assert names == ["Lazy", "Lazy.first", "Lazy.second"]
+    assert seen_names(Lazy(), jnp.ones((1, 3))) == ["Lazy", "Lazy.first", "Lazy.second"]
 
 
 # ---------------------------------------------------------------------- operations

@@ -51,8 +51,7 @@ def test_restore_takes_any_tuples(with_count):
 
 
 def test_backups_are_a_pytree():
-    backups = nnx.split_rngs(nnx.Rngs(0), splits=2)
-    copied = jax.tree.map(lambda leaf: leaf, backups)
+    copied = jax.tree.map(lambda leaf: leaf, nnx.split_rngs(nnx.Rngs(0), splits=2))
     assert type(copied) is nnx.rnglib.SplitBackups
     [(stream, key, count)] = copied
     assert (stream.key.shape, key.shape, count) == ((2,), (), 1)

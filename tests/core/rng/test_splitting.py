@@ -230,8 +230,7 @@ def test_first_match_gives_the_split(options, split, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = nnx.fork_rngs(rngs, split=split, **options)
-    new = result if options else rngs
-    assert shapes(new) == expected
+    assert shapes(result if options else rngs) == expected
     if not options:
         nnx.restore_rngs(result)
         assert keys(rngs) == {"a": [0, 0], "b": [0, 1]}

@@ -40,8 +40,7 @@ def drawn_in_threads(rngs, ways):
     found = []
 
     def draw(way):
-        own = [WAYS[way](rngs) for _ in range(DRAWS)]
-        found.extend(own)
+        found.extend([WAYS[way](rngs) for _ in range(DRAWS)])
 
     run_in_threads(*[functools.partial(draw, way) for way in ways])
     return found

@@ -273,8 +273,7 @@ def test_the_originals_come_back_updated(lib, transform):
 
 def make_with_refs(lib):
     raw = jax.new_ref(0.0)
-    w = lib.Param(jnp.zeros(2), ref=True, tag="old")
-    return lib.Dict(w=w, raw=raw, same=raw)
+    return lib.Dict(w=lib.Param(jnp.zeros(2), ref=True, tag="old"), raw=raw, same=raw)
 
 
 def change_refs(lib, m):

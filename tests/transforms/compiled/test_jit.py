@@ -176,15 +176,13 @@ def test_donated_models_keep_their_array_attributes():
 def test_refs_of_donated_models_are_written_in_place():
     variable = nnx.Param(jnp.zeros(2), ref=True)
     ref = variable.get_raw_value()
-    step = nnx.jit(lambda v: v.__setitem__(..., v + 1), donate_argnums=0)
-    step(variable)
+    nnx.jit(lambda v: v.__setitem__(..., v + 1), donate_argnums=0)(variable)
     assert variable.get_raw_value() is ref and ref[...].tolist() == [1.0, 1.0]
 
 
 def test_shared_variables_are_donated_once():
     model = box()
-    step = nnx.jit(lambda a, b: a.w.set_value(a.w + b.w), donate_argnums=0)
-    step(model, model)
+    nnx.jit(lambda a, b: a.w.set_value(a.w + b.w), donate_argnums=0)(model, model)
     assert model.w[...].tolist() == [2.0, 2.0]
 
 

@@ -243,8 +243,7 @@ def test_compiled_function_shows_what_the_compiler_knows(mode):
 
 
 def test_shardings_of_a_returned_argument_are_known():
-    compiled = nnx.jit(lambda m: (m, m.w * 2)).lower(scale()).compile()
-    model, _ = compiled.output_shardings
+    model, _ = nnx.jit(lambda m: (m, m.w * 2)).lower(scale()).compile().output_shardings
     assert model.w.get_value().device_set == {jax.devices()[0]}
 
 

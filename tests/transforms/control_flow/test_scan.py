@@ -251,8 +251,7 @@ def test_steps_that_would_differ_are_refused(step):
     model = Switched()
     with pytest.raises(ValueError, match=r"structure of the carry|Carry references"):
         nnx.scan(step)(model, jnp.ones(3))
-    assert model.mode == "off"
-    assert not hasattr(model, "part")
+    assert model.mode == "off" and not hasattr(model, "part")
 
 
 @pytest.mark.parametrize("step", [_set_after_use, _toggled, _counting])
@@ -297,8 +296,7 @@ def test_a_training_loop_may_begin_with_train():
         x = jax.random.normal(jax.random.key(1), (5, 3, 2))
         _, losses = nnx.scan(step)((model, optimizer), x)
         assert not model.norm.use_running_average
-        kinds = nnx.Param, nnx.BatchStat
-        return losses, nnx.to_pure_dict(nnx.state(model, kinds))
+        return losses, nnx.to_pure_dict(nnx.state(model, (nnx.Param, nnx.BatchStat)))
 
     jax.tree.map(np.testing.assert_array_equal, train(False), train(True))
 

@@ -131,16 +131,14 @@ def test_skeletons_are_those_of_now(graph):
     config = model.kernel.config
     before = [nnx.graphdef(model, graph=graph) for _ in range(3)][-1]
     for config["a"] in (2, 1):
-        same = nnx.graphdef(model, graph=graph) == before
-        assert same is (config["a"] == 1)
+        assert (nnx.graphdef(model, graph=graph) == before) is (config["a"] == 1)
 
 
 def test_a_treedef_keeps_what_it_was_made_of():
     model = model_of(Config(1))
     config, before = model.kernel.config, jax.tree.structure(model)
     for config.content in (True, 1):
-        same = jax.tree.structure(model) == before
-        assert same is (type(config.content) is int)
+        assert (jax.tree.structure(model) == before) is (type(config.content) is int)
 
 
 def test_what_returns_has_the_metadata_of_the_caller_not_a_note_of_it(mode):

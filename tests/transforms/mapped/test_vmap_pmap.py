@@ -104,8 +104,7 @@ def test_new_objects_with_two_axes_are_refused(mode):
 def test_shared_streams_give_one_key_to_all(mode):
     rngs = nnx.Rngs(0)
     draw = nnx.vmap(lambda rngs, x: rngs.uniform(()), in_axes=(None, 0), **mode)
-    draws = draw(rngs, jnp.ones(3))
-    assert len(np.unique(draws)) == 1 and rngs.default.count[...] == 1
+    assert len(np.unique(draw(rngs, jnp.ones(3)))) == 1 and rngs.default.count[...] == 1
 
 
 def test_random_streams_without_an_axis_are_told_with_the_way_out(mode):
