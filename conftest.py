@@ -64,7 +64,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--modes-by-turns",
         action="store_true",
-        help="run each test in one of its modes, with half of many other parameters",
+        help="run each test in one of its modes, with a part of many other parameters",
     )
 
 

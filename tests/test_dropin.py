@@ -160,7 +160,7 @@ def test_without_a_program_the_usage_is_shown(arguments):
 # ------------------------------------------------------------------ other processes
 
 
-@in_both
+@environments("with Flax", pytest.param("without Flax", marks=pytest.mark.long))
 def test_the_startup_file_is_there_on_request_only(
     start, write, python, has_flax, monkeypatch, capsys
 ):

@@ -7,7 +7,10 @@ import json
 import sys
 import types
 
+import pytest
+
 import graftree as nnx
+from graftree import errors
 from tests import interpreters, sources
 
 # STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
@@ -236,3 +239,25 @@ def test_import_loads_nothing_that_jax_does_not_load():
 
     before = loaded("import jax.numpy, jax.export, jax.experimental;")
     assert loaded("import graftree;") - before - sys.stdlib_module_names == {"graftree"}
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def test_all_errors_of_the_library_have_one_base():
+    assert errors.FlaxError is errors.GraftreeError
+    for error in (errors.TraceContextError, errors.ImmutableVariableError):
+        assert error.__mro__[1:3] == (errors.GraftreeError, Exception)
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({}, "What."),
+        ({"where": "a\nb"}, "What.\n  a\n  b"),
+        ({"way_out": "Do."}, "What.\nDo."),
+        ({"where": "a", "way_out": "Do\nit."}, "What.\n  a\nDo\nit."),
+    ],
+)
+def test_message_says_what_where_and_the_way_out(parts, text):
+    assert errors.message("What.", **parts) == text

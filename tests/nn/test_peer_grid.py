@@ -1,7 +1,7 @@
 """Layers against those of Flax NNX, over tables of cases; the peer is right in most.
 
-`make test` compares every eighth case of a table, and gradients of one layer of each
-family; `make test-all` all.
+`make test` compares the first case of `STEP` of a table, and gradients of one layer of
+each family; `make test-all` all.
 """
 
 import inspect
@@ -16,11 +16,12 @@ from tests.nn.peer_grid import Subject, compare, of_outputs, unequal
 pytestmark = pytest.mark.peers
 
 TABLES = {**peer_layer_cases.TABLES, **peer_sequence_cases.TABLES}
-CASES = [case for table in TABLES.values() for case in table()]
+DIFFERENT = [x for table in TABLES.values() for x in table() if x.why_different]
 # Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
 # otherwise than one operation after the other.
 LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
 ROWS = [row for row in catalog.LAYERS if row.name in TABLES]
+STEP, LONG = 16, pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +35,14 @@ def agreeing(table):
 
 
 @pytest.mark.parametrize(
-    "start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))]
+    "start", [0, *(pytest.param(n, marks=LONG) for n in range(1, STEP))]
 )
 @pytest.mark.parametrize("table", TABLES)
 def test_layers_equal_those_of_the_peer(peer, table, start):
     limit = LIMITS.get(table, 0)
     found = [
         f"{case}\n    {problem}"
-        for case in agreeing(table)[start::8]
+        for case in agreeing(table)[start::STEP]
         for problem in compare(case, peer, limit)
     ]
     assert not found, "\n".join([f"{len(found)} differences:", *found])
@@ -49,7 +50,7 @@ def test_layers_equal_those_of_the_peer(peer, table, start):
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case.why_different],
+    [pytest.param(x, marks=LONG if i % 4 else ()) for i, x in enumerate(DIFFERENT)],
     ids=lambda case: f"{case.name}: {case.why_different}",
 )
 def test_where_the_peer_is_wrong_we_differ(peer, case):
@@ -59,7 +60,7 @@ def test_where_the_peer_is_wrong_we_differ(peer, case):
 @catalog.of_families(ROWS)
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(modes.GRAPH, marks=pytest.mark.long), modes.TREE],
+    [pytest.param(modes.GRAPH, marks=LONG), modes.TREE],
     ids=["graph", "tree"],
 )
 def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, row, mode):

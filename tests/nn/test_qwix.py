@@ -10,6 +10,7 @@ from tests import sources
 
 pytestmark = [
     pytest.mark.peers,
+    pytest.mark.long,
     pytest.mark.skipif(not importlib.util.find_spec("qwix"), reason="needs qwix"),
 ]
 

@@ -1,4 +1,4 @@
-"""Policies for layers that are made in a context."""
+"""Policies: their text, layers made in their context, and the report of dtypes."""
 
 import threading
 
@@ -200,3 +200,209 @@ def test_a_constructor_that_fails_leaves_the_next_one_alone():
             nnx.Linear()
         model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     assert model(jnp.ones((1, 2))).dtype == jnp.float32
+
+
+# --------------------------------------------------------------------- what a policy is
+
+
+Policy = nnx.precision.Policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["params=f32, compute=bf16, output=f32", "output = f32,compute=bf16 , params=f32"],
+)
+def test_a_text_names_parts_in_any_order(text):
+    policy = Policy.parse(text)
+    assert policy == Policy(jnp.float32, jnp.bfloat16, "f32")
+    assert hash(policy) == hash(Policy("f32", "bf16", "f32"))
+    assert str(policy) == "params=float32, compute=bfloat16, output=float32"
+    assert Policy.parse(str(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "not of the form"),
+        ("f32", "'f32' is not of the form"),
+        ("params=f32, ", "'' is not of the form"),
+        ("compute=", "'compute=' is not of the form"),
+        ("param=f32", "no part 'param' (did you mean 'params'?)"),
+        ("params=f32, params=bf16", "params is given twice"),
+        ("compute=bf61", "no floating dtype of a policy (did you mean 'bf16'?)"),
+        ("compute=int8", "'int8' is no floating dtype"),
+        ("compute=f64", "64-bit types switched off"),
+    ],
+)
+def test_a_text_that_cannot_be_read_says_why(text, told):
+    with pytest.raises(ValueError) as caught:
+        Policy.parse(text)
+    assert told in str(caught.value)
+
+
+def test_a_policy_that_is_no_text_is_refused():
+    with pytest.raises(TypeError, match="got int"):
+        Policy.parse(32)
+    with pytest.raises(ValueError, match="no floating dtype"):
+        Policy(params=jnp.int32)
+
+
+def test_float64_is_taken_where_jax_has_it(float64):
+    assert Policy(compute="f64").compute == jnp.float64
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("compute=f32", "lacks params"), ("output=f32", "lacks params and compute")],
+)
+def test_the_policy_of_a_model_needs_params_and_compute(text, told):
+    with pytest.raises(ValueError, match=told):
+        nnx.precision.set_policy(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), text)
+
+
+def test_a_policy_without_an_output_has_none():
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    applied = nnx.precision.set_policy(layer, "params=f32, compute=f16")
+    assert applied.policy.output is None
+
+
+# ------------------------------------------------------------------------------ reports
+
+
+F32, BF16 = "float32", "bfloat16"
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(3)])
+        self.count = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+X = jnp.ones((2, 4))
+
+
+def step(net, x):
+    return nnx.grad(lambda net: net(x).astype(jnp.float32).mean())(net)
+
+
+@pytest.fixture
+def net():
+    return Net(nnx.Rngs(0))
+
+
+def dots(report, direction):
+    """Path and number of the products of a direction."""
+    found = [x for x in report.operations if x.name == "dot"]
+    return {x.path: x.count for x in found if x.direction == direction}
+
+
+def test_dots_are_listed_by_module_forward_and_backward(net):
+    report = nnx.precision.report(step, net, X)
+    paths = [f"net.layers[{i}]" for i in range(3)]
+    assert dots(report, "forward") == dict.fromkeys(paths, 1)
+    # By the weights, and but for the first layer by the inputs.
+    assert dots(report, "backward") == {paths[0]: 1, paths[1]: 2, paths[2]: 2}
+    assert report.counts() == {(F32, F32, F32): 8}
+
+
+def test_a_policy_shows_before_and_after(net):
+    before = nnx.precision.report(net, X).counts("dot")
+    nnx.precision.set_policy(net, "params=f32, compute=bf16, output=f32")
+    after = nnx.precision.report(net, X).counts("dot")
+    assert before == {(F32, F32, F32): 3} and after == {(BF16, BF16, BF16): 3}
+    assert "Net.layers[0-2]  forward  dot        bf16 bf16 -> bf16  3" in str(
+        nnx.precision.report(net, X)
+    )
+
+
+def test_nothing_is_computed_or_changed(net):
+    graphdef = nnx.graphdef(net)
+
+    def fail(x):
+        raise AssertionError
+
+    def run(net, x, word):
+        assert word == "a constant"
+        jax.debug.callback(fail, x)
+        return net(x)
+
+    nnx.precision.report(run, net, X, "a constant")
+    assert net.count[...] == 0 and nnx.graphdef(net) == graphdef
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, jax.jit])
+def test_compiled_functions_are_gone_into(net, jit):
+    assert nnx.precision.report(jit(step), net, X).counts() == {(F32, F32, F32): 8}
+
+
+def test_steps_of_scan_are_counted(net):
+    def run(net, xs):
+        return nnx.scan(lambda net, x: net.layers[0](x), in_axes=(None, 0), out_axes=0)(
+            net, xs
+        )
+
+    report = nnx.precision.report(run, net, jnp.ones((5, 2, 4)))
+    assert dots(report, "forward") == {"net.layers[0]": 5}
+
+
+def test_recomputed_parts_are_told_apart(net):
+    def run(net, x):
+        @nnx.remat
+        def part(net, x):
+            return jnp.sin(net.layers[1](jnp.sin(net.layers[0](x))))
+
+        return nnx.grad(lambda net: part(net, x).mean())(net)
+
+    report = nnx.precision.report(run, net, X)
+    assert dots(report, "recomputed") == {"net.layers[0]": 1, "net.layers[1]": 1}
+    assert dots(report, "backward") == {"net.layers[0]": 1, "net.layers[1]": 2}
+
+
+def test_rules_of_derivatives_are_gone_into():
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    product.defvjp(
+        lambda x, w: (product(x, w), (x, w)), lambda xw, g: (g @ xw[1].T, xw[0].T @ g)
+    )
+
+    class Own(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones((4, 4)))
+
+        def __call__(self, x):
+            return product(x, self.w[...])
+
+    report = nnx.precision.report(step, Own(), X)
+    assert dots(report, "forward") == {"net": 1}
+    assert dots(report, "backward") == {"net": 2}
+
+
+def test_convolutions_and_reductions_of_norms_are_listed():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        nnx.Conv(2, 2, (3,), rngs=rngs), nnx.LayerNorm(2, rngs=rngs), nnx.softmax
+    )
+    nnx.precision.set_policy(model, "params=f32, compute=bf16")
+    report = nnx.precision.report(model, jnp.ones((1, 5, 2)))
+    assert report.counts("conv") == {(BF16, BF16, BF16): 1}
+    sums = [x for x in report.operations if x.name == "sum"]
+    assert sums[0].path == "Sequential.layers[1]" and sums[0].operands == (F32,)
+
+
+def test_abstract_arguments_and_methods_are_taken(net):
+    abstract = nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
+    x = jax.ShapeDtypeStruct((2, 4), jnp.bfloat16)
+    assert nnx.precision.report(abstract, x).counts() == {(F32, F32, F32): 3}
+    assert nnx.precision.report(net.layers[0].__call__, X).counts() != {}
+
+
+def test_a_program_without_such_operations_says_so():
+    assert "no dots" in str(nnx.precision.report(jnp.sin, 1.0))

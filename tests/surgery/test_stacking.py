@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests.catalog import LAYERS
+from tests import catalog
 
 
 class Block(nnx.Module):
@@ -300,7 +300,7 @@ def test_the_way_back_gives_the_same_bits_or_nothing_has_changed(seed):
     assert jax.tree.map(bits, held_by(model)[1]) == jax.tree.map(bits, before[1])
 
 
-@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+@catalog.every_family
 def test_layers_of_one_make_are_alike(row):
     stack = nnx.Stack(lambda rngs: row.make(), 2, rngs=nnx.Rngs(0))
     layers = [row.make(), row.make(seed=1)]

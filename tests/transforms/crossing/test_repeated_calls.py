@@ -291,7 +291,7 @@ def test_calls_with_new_objects_equal_those_of_the_function(form, mode, data):
 
 
 @pytest.mark.parametrize("transform", TRACED)
-@examples(3, 25)
+@examples(2, 25)
 @given(data=st.data())
 def test_traced_calls_equal_first_ones(transform, mode, data):
     make, (_, arguments, changes) = TRACED[transform], form_of("together", mode)
