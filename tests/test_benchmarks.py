@@ -188,6 +188,7 @@ def test_fresh_models_are_counted_after_the_first_tenth():
     assert course.objects < 5  # below zero where objects of other tests go meanwhile
 
 
+@pytest.mark.long
 def test_imports_are_timed_in_a_process_of_their_own():
     (row, *_) = rows.importing().rows
     assert 0 < row.set_up()() < 60

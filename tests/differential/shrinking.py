@@ -7,13 +7,13 @@ import dataclasses
 from tests.differential import running
 
 
-def shrunk(program, mode, library="graftree"):
+def shrunk(program, mode):
     """The program with as little left as still gives a difference of the same kind."""
 
     def failure(statements):
         smaller = dataclasses.replace(program, statements=statements)
         expected = running.expected_of(smaller, mode)
-        found = running.difference(smaller, mode, library, expected)
+        found = running.difference(smaller, mode, expected)
         return found and (found[0], found[1], expected[found[0]].error)
 
     found = failure(program.statements)

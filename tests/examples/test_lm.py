@@ -359,7 +359,7 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert "has no run in it" in error_line(capsys, compare.main, [f"{tmp_path}"])
 
 
-# ---------------------------- two processes; tests/stress/neighbours.py kills one
+# ----------------------------------------------------------------------- two processes
 
 
 @pytest.mark.long  # tests/test_stress.py has two that load and save

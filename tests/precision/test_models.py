@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
-from tests.catalog import LAYERS
+from tests import catalog, zoo
 from tests.random_arrays import initializer
 
 set_policy = nnx.precision.set_policy
@@ -473,7 +472,7 @@ def floating_dtypes(outputs):
 
 
 @pytest.mark.filterwarnings("ignore::graftree.errors.UnknownLayerWarning")
-@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+@catalog.every_family
 def test_output_is_what_any_layer_returns_that_is_the_model(row):
     layer, inputs = row.make(), row.inputs()
     for output in ("float32", "bfloat16", "float16"):
