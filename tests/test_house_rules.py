@@ -7,11 +7,9 @@ import json
 import sys
 import types
 
-import pytest
-
 import graftree as nnx
 from graftree import errors
-from tests import interpreters, sources
+from tests import interpreters, sources, tables
 
 # STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
 MAX_FILE_LINES = 700
@@ -250,14 +248,12 @@ def test_all_errors_of_the_library_have_one_base():
         assert error.__mro__[1:3] == (errors.GraftreeError, Exception)
 
 
-@pytest.mark.parametrize(
-    ("parts", "text"),
-    [
-        ({}, "What."),
-        ({"where": "a\nb"}, "What.\n  a\n  b"),
-        ({"way_out": "Do."}, "What.\nDo."),
-        ({"where": "a", "way_out": "Do\nit."}, "What.\n  a\nDo\nit."),
-    ],
+@tables.cases(
+    "parts, text",
+    ({}, "What."),
+    ({"where": "a\nb"}, "What.\n  a\n  b"),
+    ({"way_out": "Do."}, "What.\nDo."),
+    ({"where": "a", "way_out": "Do\nit."}, "What.\n  a\nDo\nit."),
 )
 def test_message_says_what_where_and_the_way_out(parts, text):
     assert errors.message("What.", **parts) == text

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import checkpoints, errors
-from tests import strategies, zoo
+from tests import strategies, tables, zoo
 from tests.checkpoints.saved_objects import contents
 
 ADAM = optax.adam(1e-3)
@@ -205,9 +205,8 @@ def is_rngs(seed, folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("to", "again"),
-    [("a b#c?d%20é", "a b#c?d%20é"), ("made/by/save", "~/made/by/save")],
+@tables.cases(
+    "to, again", ("a b#c?d%20é", "a b#c?d%20é"), ("made/by/save", "~/made/by/save")
 )
 def test_path_may_be_relative_or_in_the_home_folder_and_have_any_characters(
     tmp_path, monkeypatch, to, again

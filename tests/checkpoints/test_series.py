@@ -17,6 +17,7 @@ import pytest
 import graftree as nnx
 from graftree import errors
 from graftree.checkpoints import data_states
+from tests import tables
 from tests.checkpoints.saved_objects import Iterator
 
 Checkpoints = nnx.checkpoints.Checkpoints
@@ -382,14 +383,12 @@ def test_arrays_come_back_with_their_dtype(tmp_path, dtype):
     np.testing.assert_array_equal(back, array)
 
 
-@pytest.mark.parametrize(
-    ("state", "where"),
-    [
-        ({"a": [1, {2}]}, r"data\['a'\]\[1\] is a builtins.set"),
-        ({"a": jnp.ones(1)}, r"data\['a'\] is a jax"),
-        (np.array([object()]), "data is a numpy.ndarray"),
-        ({object(): 1}, "data, key .* is a builtins.object"),
-    ],
+@tables.cases(
+    "state, where",
+    ({"a": [1, {2}]}, r"data\['a'\]\[1\] is a builtins.set"),
+    ({"a": jnp.ones(1)}, r"data\['a'\] is a jax"),
+    (np.array([object()]), "data is a numpy.ndarray"),
+    ({object(): 1}, "data, key .* is a builtins.object"),
 )
 def test_anything_else_is_refused_by_name(state, where):
     with pytest.raises(TypeError, match=where):

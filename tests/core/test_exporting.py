@@ -10,7 +10,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 # JAX needs it to write and read files, and does not require it.
 pytest.importorskip("flatbuffers")
@@ -73,12 +73,10 @@ def test_trees_of_arrays_are_written_and_read(make):
     assert_returns(written_and_read(tree), tree)
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "entry",
-    [
-        *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
-        *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), zoo.Kind),
-    ],
+    *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
+    *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), zoo.Kind),
     ids=repr,
 )
 def test_metadata_of_plain_values_is_written_and_read(entry):
@@ -120,18 +118,16 @@ def test_derivatives_are_written_if_wanted():
     assert type(gradient) is nnx.Param and gradient[...] == 4.0
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (zoo.Scale, r"takes or returns a \w+ can't be saved(?s:.*)nnx\.split"),
-        (lambda: nnx.split(zoo.Scale()), r"takes or returns a GraphDef can't be saved"),
-        (
-            lambda: nnx.Param(jnp.ones(1), init=jnp.ones),
-            r"this Param can't be saved(?s:.*)'init': <function ones",
-        ),
-        (lambda: nnx.State({b"x": jnp.ones(1)}), r"this State (?s:.*)b'x'"),
-        (lambda: nnx.State({"a": {b"x": jnp.ones(1)}}), r"this Level (?s:.*)b'x'"),
-    ],
+@tables.cases(
+    "make, says",
+    (zoo.Scale, r"takes or returns a \w+ can't be saved(?s:.*)nnx\.split"),
+    (lambda: nnx.split(zoo.Scale()), r"takes or returns a GraphDef can't be saved"),
+    (
+        lambda: nnx.Param(jnp.ones(1), init=jnp.ones),
+        r"this Param can't be saved(?s:.*)'init': <function ones",
+    ),
+    (lambda: nnx.State({b"x": jnp.ones(1)}), r"this State (?s:.*)b'x'"),
+    (lambda: nnx.State({"a": {b"x": jnp.ones(1)}}), r"this Level (?s:.*)b'x'"),
 )
 def test_what_is_not_plain_is_refused(make, says):
     exported = export.export(jax.jit(lambda x: jnp.ones(1)))(make())

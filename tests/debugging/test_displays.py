@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 
 @pytest.fixture
@@ -61,13 +62,11 @@ def test_states_are_drawn_like_dicts(treescope):
     assert text == "State({'a': {0: Param(value=1)}})"
 
 
-@pytest.mark.parametrize(
-    ("x", "text"),
-    [
-        (nnx.List([1, 2]), "List([1, 2])"),
-        (nnx.Dict(a=1), "Dict({'a': 1})"),
-        (nnx.Module(), "Module()"),
-    ],
+@tables.cases(
+    "x, text",
+    (nnx.List([1, 2]), "List([1, 2])"),
+    (nnx.Dict(a=1), "Dict({'a': 1})"),
+    (nnx.Module(), "Module()"),
 )
 def test_short_objects_take_one_line(x, text, treescope):
     assert treescope.render_to_text(x, ignore_exceptions=False) == text

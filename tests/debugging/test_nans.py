@@ -13,7 +13,7 @@ import pytest
 
 import graftree as nnx
 from graftree.debugging import finite_checks, nan_reports, nan_search
-from tests import zoo
+from tests import tables, zoo
 
 find_nans = nnx.debugging.find_nans
 
@@ -333,23 +333,21 @@ def test_arrays_of_other_devices_are_looked_at_there(monkeypatch):
     assert finite_checks.code_of(jnp.array([jnp.nan, jnp.inf])) == nan + inf
 
 
-@pytest.mark.parametrize(
-    ("names", "path", "backward"),
-    [
-        ("net/blocks[3] attn", "net.blocks[3].attn", False),
-        ("jvp() net attn", "net.attn", False),
-        ("transpose() jvp() net vmap() attn/query", "net.attn.query", True),
-        # As JAX names the backward pass of what is rematerialized.
-        (
-            "transpose() jvp() net jvp() net rematted_computation blocks[0]",
-            "net.blocks[0]",
-            True,
-        ),
-        ("transpose() jvp() net blocks[0] attn", "net.blocks[0].attn", True),
-        ("net attn BTNH,BSNH->BNTS", "net.attn", False),
-        ("my_scope net", "my_scope.net", False),
-        ("", "", False),
-    ],
+@tables.cases(
+    "names, path, backward",
+    ("net/blocks[3] attn", "net.blocks[3].attn", False),
+    ("jvp() net attn", "net.attn", False),
+    ("transpose() jvp() net vmap() attn/query", "net.attn.query", True),
+    # As JAX names the backward pass of what is rematerialized.
+    (
+        "transpose() jvp() net jvp() net rematted_computation blocks[0]",
+        "net.blocks[0]",
+        True,
+    ),
+    ("transpose() jvp() net blocks[0] attn", "net.blocks[0].attn", True),
+    ("net attn BTNH,BSNH->BNTS", "net.attn", False),
+    ("my_scope net", "my_scope.net", False),
+    ("", "", False),
 )
 def test_names_around_an_operation_are_a_path(names, path, backward):
     scopes = [(n.removesuffix("()"), n.endswith("()")) for n in names.split()]

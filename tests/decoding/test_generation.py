@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graftree as nnx
 from examples.models import gpt2, llama
 from graftree.decoding import sampling
-from tests import strategies
+from tests import strategies, tables
 from tests.tiny_llamas import CONFIG
 
 generate = nnx.decoding.generate
@@ -127,16 +127,14 @@ def test_samples_depend_on_the_key_only(model):
     assert (sample(0) != sample(1)).any()
 
 
-@pytest.mark.parametrize(
-    ("prompts", "more", "error"),
-    [
-        ([[]], {}, "at least one token"),
-        ([], {}, "at least one token"),
-        ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
-        ([[1]], {"padded_length": 0}, "longest prompt"),
-        ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
-        ([[1]], {"max_new_tokens": 0}, "at least 1"),
-    ],
+@tables.cases(
+    "prompts, more, error",
+    ([[]], {}, "at least one token"),
+    ([], {}, "at least one token"),
+    ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
+    ([[1]], {"padded_length": 0}, "longest prompt"),
+    ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
+    ([[1]], {"max_new_tokens": 0}, "at least 1"),
     ids=["empty", "none", "too long", "padding", "no key", "no tokens"],
 )
 def test_what_can_not_be_continued(model, prompts, more, error):
@@ -292,24 +290,22 @@ def drawn(sampler, logits, count=400):
 SHARES = np.array([0.1, 0.4, 0.2, 0.3])
 
 
-@pytest.mark.parametrize(
-    ("options", "weights"),
-    [
-        ({}, SHARES),
-        ({"temperature": 0.5}, SHARES**2),
-        ({"temperature": 2.0}, SHARES**0.5),
-        ({"temperature": 0}, [0, 1, 0, 0]),
-        ({"top_k": 2}, [0, 4, 0, 3]),
-        ({"top_k": 9}, SHARES),
-        # The smallest set that reaches it.
-        ({"top_p": 0.3}, [0, 1, 0, 0]),
-        ({"top_p": 0.4}, [0, 1, 0, 0]),
-        ({"top_p": 0.45}, [0, 4, 0, 3]),
-        ({"top_p": 0.75}, [0, 4, 2, 3]),
-        ({"top_p": 1.0}, SHARES),
-        # Of the two that are left, 4/7 and 3/7, the first reaches one half.
-        ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),
-    ],
+@tables.cases(
+    "options, weights",
+    ({}, SHARES),
+    ({"temperature": 0.5}, SHARES**2),
+    ({"temperature": 2.0}, SHARES**0.5),
+    ({"temperature": 0}, [0, 1, 0, 0]),
+    ({"top_k": 2}, [0, 4, 0, 3]),
+    ({"top_k": 9}, SHARES),
+    # The smallest set that reaches it.
+    ({"top_p": 0.3}, [0, 1, 0, 0]),
+    ({"top_p": 0.4}, [0, 1, 0, 0]),
+    ({"top_p": 0.45}, [0, 4, 0, 3]),
+    ({"top_p": 0.75}, [0, 4, 2, 3]),
+    ({"top_p": 1.0}, SHARES),
+    # Of the two that are left, 4/7 and 3/7, the first reaches one half.
+    ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),
     ids=str,
 )
 def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
@@ -318,8 +314,8 @@ def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
     np.testing.assert_array_equal(found > 0, np.asarray(weights) > 0)
 
 
-@pytest.mark.parametrize(
-    "values", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}], ids=str
+@tables.cases(
+    "values", {"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}, ids=str
 )
 def test_values_out_of_range_are_refused(values):
     with pytest.raises(ValueError, match=next(iter(values))):
@@ -362,9 +358,12 @@ def test_no_token_outside_of_the_set_is_drawn(logits, temperature, top_k, top_p)
         assert found == allowed
 
 
-@pytest.mark.parametrize(
-    ("options", "left"),
-    [({"top_k": 1}, 1), ({"top_k": 7}, 7), ({"top_p": 0.1}, 10), ({"top_p": 0.5}, 50)],
+@tables.cases(
+    "options, left",
+    ({"top_k": 1}, 1),
+    ({"top_k": 7}, 7),
+    ({"top_p": 0.1}, 10),
+    ({"top_p": 0.5}, 50),
     ids=str,
 )
 def test_of_equal_logits_the_first_are_left(options, left):
@@ -373,13 +372,11 @@ def test_of_equal_logits_the_first_are_left(options, left):
     assert drawn(sampler, np.array([0.0, -0.0] * 50), 4000) == {*range(left)}
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "options",
-    [
-        *({"temperature": x} for x in (1e-10, 1e-37, 1e-40, 1e-300)),
-        *({"top_p": x} for x in (1e-7, 1e-38, 1e-50)),
-        {"temperature": 1e-37, "top_k": 3, "top_p": 1e-50},
-    ],
+    *({"temperature": x} for x in (1e-10, 1e-37, 1e-40, 1e-300)),
+    *({"top_p": x} for x in (1e-7, 1e-38, 1e-50)),
+    {"temperature": 1e-37, "top_k": 3, "top_p": 1e-50},
     ids=str,
 )
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])

@@ -8,7 +8,7 @@ import textwrap
 import jax
 import pytest
 
-from tests import sources
+from tests import sources, tables
 from website import building, outputs, pages, running, writing
 
 PAGES = pages.all_pages()
@@ -135,26 +135,24 @@ def block(code, said=None):
     return f"```python\n{code}\n```\n" + ("" if said is None else OUTPUT.format(said))
 
 
-@pytest.mark.parametrize(
-    ("said", "printed", "agrees"),
-    [
-        ("a b", "a b", True),
-        ("a b", "a c", False),
-        ("a b", "a  b", True),
-        ("a b", "ab", False),
-        ("(3, 4)", "(3, 5)", False),
-        ("0.25", "0.2659", True),
-        ("0.25", "0.2759", False),
-        ("-0.00", "0.01", True),
-        ("1.5e-06", "1.6e-06", True),
-        ("1.5e-06", "1.5e-05", False),
-        ("took ... s\nend", "took 3 or\nfour s\nend", True),
-        ("... end", "no", False),
-        ("[1.0, 2.0]", "[ 1.0, 2.0]", True),
-        ("1.0", "nan", False),
-        ("a\nb", "a b", False),
-        ("Linear(3)", "Linear(3) and more", False),
-    ],
+@tables.cases(
+    "said, printed, agrees",
+    ("a b", "a b", True),
+    ("a b", "a c", False),
+    ("a b", "a  b", True),
+    ("a b", "ab", False),
+    ("(3, 4)", "(3, 5)", False),
+    ("0.25", "0.2659", True),
+    ("0.25", "0.2759", False),
+    ("-0.00", "0.01", True),
+    ("1.5e-06", "1.6e-06", True),
+    ("1.5e-06", "1.5e-05", False),
+    ("took ... s\nend", "took 3 or\nfour s\nend", True),
+    ("... end", "no", False),
+    ("[1.0, 2.0]", "[ 1.0, 2.0]", True),
+    ("1.0", "nan", False),
+    ("a\nb", "a b", False),
+    ("Linear(3)", "Linear(3) and more", False),
 )
 def test_an_output_agrees_up_to_spaces_and_last_digits(said, printed, agrees):
     assert outputs.agree(said, printed) is agrees

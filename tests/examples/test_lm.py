@@ -30,7 +30,7 @@ from examples.lm import (
     train,
 )
 from examples.lm.model import Config, LanguageModel
-from tests import interpreters
+from tests import interpreters, tables
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -116,12 +116,10 @@ OTHER_LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "changes",
-    [
-        {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
-        *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHER_LAYOUTS),
-    ],
+    {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
+    *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHER_LAYOUTS),
     ids=lambda changes: dataclasses.replace(TINY, **changes).label,
 )
 def test_losses_are_those_of_one_device(undivided, changes):
@@ -158,9 +156,8 @@ def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_
         assert array.tobytes() == expected[path].tobytes(), path
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [OTHER_LAYOUTS[0], pytest.param(OTHER_LAYOUTS[3], marks=pytest.mark.long)],
+@tables.cases(
+    "changes", OTHER_LAYOUTS[0], pytest.param(OTHER_LAYOUTS[3], marks=pytest.mark.long)
 )
 def test_resuming_in_another_layout_is_exact_up_to_rounding(
     whole, stopped, tmp_path, changes
@@ -206,9 +203,7 @@ def test_folder_of_another_experiment_is_refused(stopped, capsys):
     assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
 
 
-@pytest.mark.parametrize(
-    ("cause", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-)
+@tables.cases("cause, code", (signal.SIGINT, 130), (signal.SIGTERM, 143))
 def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause, code):
     monkeypatch.setattr(experiment, "run", lambda *_, **__: cause)
     assert command.main([f"--output={tmp_path}"]) == code
@@ -285,26 +280,24 @@ def test_losses_fall_below_the_entropy_of_a_byte_after_another():
 # ----------------------------------------------------------------------- wrong options
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--mesh=data=4", "data=4 is a mesh of 4 devices, but there are 8"),
-        ("--mesh=model=8", "no axis 'model': expected some of data, fsdp, tensor"),
-        ("--mesh=data", "expected a size from 1 to 4096 for data, got ''"),
-        ("--mesh=data=0", "expected a size from 1 to 4096 for data, got '0'"),
-        ("--mesh=data=2,data=4", "the axis data is given twice"),
-        ("--mesh=data=6", "--batch-size: expected a multiple of 6"),
-        ("--mesh=tensor=8", "--kv-heads: expected a multiple of 8 (tensor of --mesh)"),
-        ("--accumulate=5", "--batch-size: expected a multiple of 5"),
-        ("--heads=3", "--heads: expected a multiple of 4 (--kv-heads), got 3"),
-        ("--width=100", "--width: expected a multiple of 16"),
-        ("--precision=bf15", "--precision: "),
-        ("--steps=0", "--steps: expected a whole number from 1 to"),
-        ("--temperature=hot", "expected a number from 0 to 10, got 'hot'"),
-        ("--prompt=", "--prompt: expected some text"),
-        ("--devices=3", "data=3 is a mesh of 3 devices, but there are 8"),
-        ("--speed=9", "--speed"),
-    ],
+@tables.cases(
+    "option, message",
+    ("--mesh=data=4", "data=4 is a mesh of 4 devices, but there are 8"),
+    ("--mesh=model=8", "no axis 'model': expected some of data, fsdp, tensor"),
+    ("--mesh=data", "expected a size from 1 to 4096 for data, got ''"),
+    ("--mesh=data=0", "expected a size from 1 to 4096 for data, got '0'"),
+    ("--mesh=data=2,data=4", "the axis data is given twice"),
+    ("--mesh=data=6", "--batch-size: expected a multiple of 6"),
+    ("--mesh=tensor=8", "--kv-heads: expected a multiple of 8 (tensor of --mesh)"),
+    ("--accumulate=5", "--batch-size: expected a multiple of 5"),
+    ("--heads=3", "--heads: expected a multiple of 4 (--kv-heads), got 3"),
+    ("--width=100", "--width: expected a multiple of 16"),
+    ("--precision=bf15", "--precision: "),
+    ("--steps=0", "--steps: expected a whole number from 1 to"),
+    ("--temperature=hot", "expected a number from 0 to 10, got 'hot'"),
+    ("--prompt=", "--prompt: expected some text"),
+    ("--devices=3", "data=3 is a mesh of 3 devices, but there are 8"),
+    ("--speed=9", "--speed"),
 )
 def test_wrong_option_is_refused_in_one_line(capsys, tmp_path, option, message):
     folder = tmp_path / "out"
@@ -385,15 +378,13 @@ def test_devices_that_processes_can_not_share_are_refused(tmp_path, capsys):
     assert "--processes: 3 can't share 4 devices equally" in error
 
 
-@pytest.mark.parametrize(
-    ("codes", "code", "words"),
-    [
-        ([0, 0], 0, ""),
-        ([1, -9], 1, "process 1 ended (killed by SIGKILL)"),
-        ([None, 3], 1, "process 1 ended (exit code 3)"),
-        ([-6, None], 1, "process 0 ended (killed by SIGABRT)"),
-        ([2, 2], 2, "--mesh: wrong"),
-    ],
+@tables.cases(
+    "codes, code, words",
+    ([0, 0], 0, ""),
+    ([1, -9], 1, "process 1 ended (killed by SIGKILL)"),
+    ([None, 3], 1, "process 1 ended (exit code 3)"),
+    ([-6, None], 1, "process 0 ended (killed by SIGABRT)"),
+    ([2, 2], 2, "--mesh: wrong"),
 )
 def test_one_line_says_which_process_failed(tmp_path, capsys, codes, code, words):
     logs = [tmp_path / f"process-{number}.log" for number in range(2)]

@@ -8,7 +8,7 @@ import pytest
 import graftree as nnx
 from examples.models import __main__ as program
 from examples.models import gpt2, llama, pretrained, qwen3
-from tests import programs
+from tests import programs, tables
 from tests.weights import checkpoints_of_hf
 
 
@@ -35,12 +35,10 @@ def test_tables_are_short():
     assert max(len(x.WEIGHTS) for x in (llama, qwen3, gpt2)) <= 20
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "bert"}, "model_type is 'bert'"),
-        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-    ],
+@tables.cases(
+    "config, said",
+    ({"model_type": "bert"}, "model_type is 'bert'"),
+    ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "yarn"),
 )
 def test_other_families_and_positions_are_refused(config, said):
     with pytest.raises(ValueError, match=said):
@@ -93,17 +91,15 @@ def test_parameters_are_divided_along_their_longest_axis():
     assert shares(3, 5) == ((3, 5), (5,))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["bert", "llama"], "model_type is 'bert'; known are gpt2, llama and qwen3"),
-        (["no/such"], "no/such/config.json can't be read: No such file"),
-        (["llama/lora"], "llama/lora/config.json can't be read"),
-        (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
-        (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
-        (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
-        (["llama", "--adapter=/no/such"], "adapter_config.json"),
-    ],
+@tables.cases(
+    "options, said",
+    (["bert", "llama"], "model_type is 'bert'; known are gpt2, llama and qwen3"),
+    (["no/such"], "no/such/config.json can't be read: No such file"),
+    (["llama/lora"], "llama/lora/config.json can't be read"),
+    (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
+    (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
+    (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
+    (["llama", "--adapter=/no/such"], "adapter_config.json"),
     ids=str,
 )
 def test_what_does_not_fit_is_said(checkpoint, options, said, capsys):

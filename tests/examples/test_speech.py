@@ -14,6 +14,7 @@ import pytest
 import graftree as nnx
 from examples.speech import __main__ as command
 from examples.speech import model, pretrained, recordings, segments
+from tests import tables
 from tests.examples.commands import PNG_SIGNATURE
 
 
@@ -124,22 +125,20 @@ def test_a_batch_as_a_whole_is_each_recording_chunk_by_chunk(untrained):
 # --------------------------------------------------------------------------- segments
 
 
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        # Each run is a probability and its chunks; a segment has its chunks, too.
-        ([(0.1, 5), (0.9, 10), (0.1, 9)], [(5, 15)]),
-        # 96 ms from low to low.
-        ([(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)], [(0, 24)]),
-        ([(0.9, 10), (0.1, 5), (0.9, 10), (0.1, 9)], [(0, 10), (15, 25)]),
-        ([(0.4, 20)], []),
-        ([(0.5, 10), (0.4, 20), (0.1, 9)], [(0, 30)]),
-        ([(0.9, 10), (0.1, 1), (0.4, 3), (0.1, 1), (0.9, 9)], [(0, 10), (15, 24)]),
-        ([(0.9, 7), (0.1, 9)], []),  # 224 ms
-        ([(0.9, 8), (0.1, 9)], [(0, 8)]),
-        ([(0.1, 5), (0.9, 10), (0.1, 4)], [(5, 19)]),
-        ([], []),
-    ],
+@tables.cases(
+    "runs, expected",
+    # Each run is a probability and its chunks; a segment has its chunks, too.
+    ([(0.1, 5), (0.9, 10), (0.1, 9)], [(5, 15)]),
+    # 96 ms from low to low.
+    ([(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)], [(0, 24)]),
+    ([(0.9, 10), (0.1, 5), (0.9, 10), (0.1, 9)], [(0, 10), (15, 25)]),
+    ([(0.4, 20)], []),
+    ([(0.5, 10), (0.4, 20), (0.1, 9)], [(0, 30)]),
+    ([(0.9, 10), (0.1, 1), (0.4, 3), (0.1, 1), (0.9, 9)], [(0, 10), (15, 24)]),
+    ([(0.9, 7), (0.1, 9)], []),  # 224 ms
+    ([(0.9, 8), (0.1, 9)], [(0, 8)]),
+    ([(0.1, 5), (0.9, 10), (0.1, 4)], [(5, 19)]),
+    ([], []),
 )
 def test_segments_begin_and_end_as_the_rule_says(runs, expected):
     curve = [probability for probability, chunks in runs for _ in range(chunks)]
@@ -185,14 +184,12 @@ def test_recordings_are_read_as_fractions(wav):
     np.testing.assert_array_equal(audio, np.full(1600, -0.5))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
-        ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
-        ({"frames": 0}, "has no samples"),
-        (None, "can't be read as WAV: .*\nConvert it: sox"),
-    ],
+@tables.cases(
+    "options, words",
+    ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
+    ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
+    ({"frames": 0}, "has no samples"),
+    (None, "can't be read as WAV: .*\nConvert it: sox"),
 )
 def test_other_recordings_are_refused(options, words, wav):
     path = pathlib.Path(__file__) if options is None else wav(**options)

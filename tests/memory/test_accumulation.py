@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")
@@ -185,13 +186,11 @@ def replacing(model, x):
 
 
 @pytest.mark.filterwarnings("ignore:Calling Module.sow")
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
-        (counting, "count: 1 before a part, 2 after it"),
-        (replacing, "last: one Intermediate before a part, another one after it"),
-    ],
+@tables.cases(
+    "change, where",
+    (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
+    (counting, "count: 1 before a part, 2 after it"),
+    (replacing, "last: one Intermediate before a part, another one after it"),
 )
 def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, where):
     def loss(batch, model):
@@ -222,14 +221,12 @@ def test_what_is_sown_can_be_returned():
     np.testing.assert_allclose(sown["sown"].get_value()[0], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("aux", "where"),
-    [
-        (lambda model: "name", "aux: a str"),
-        (lambda model: {"m": model}, r"aux\['m'\]: a Net with parts of an argument"),
-        (lambda model: nnx.state(model), "with parts of an argument"),
-        (lambda model: (1.0, len), r"aux\[1\]: a builtin"),
-    ],
+@tables.cases(
+    "aux, where",
+    (lambda model: "name", "aux: a str"),
+    (lambda model: {"m": model}, r"aux\['m'\]: a Net with parts of an argument"),
+    (lambda model: nnx.state(model), "with parts of an argument"),
+    (lambda model: (1.0, len), r"aux\[1\]: a builtin"),
 )
 def test_what_can_not_be_stacked_is_refused_as_second_output(aux, where):
     def loss(model, batch):
@@ -241,9 +238,7 @@ def test_what_can_not_be_stacked_is_refused_as_second_output(aux, where):
     assert model.calls[...] == 0
 
 
-@pytest.mark.parametrize(
-    ("parts", "error"), [(0, ValueError), (-2, ValueError), (2.5, TypeError)]
-)
+@tables.cases("parts, error", (0, ValueError), (-2, ValueError), (2.5, TypeError))
 def test_the_number_of_parts_is_checked_first(parts, error):
     with pytest.raises(error, match=f"got micro_batches={parts}"):
         nnx.memory.value_and_grad(loss_fn, parts)

@@ -11,7 +11,7 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms import policies  # its list of memories is replaced
-from tests import zoo
+from tests import tables, zoo
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
 save, offload = nnx.memory.save, nnx.memory.offload
@@ -87,19 +87,17 @@ def assert_close(found, expected):
 # --------------------------------------------------------------------- what is kept
 
 
-@pytest.mark.parametrize(
-    ("where", "names"),
-    [
-        (["hidden"], ["hidden"]),
-        (["attention"], ["attention()"]),
-        (["attention", ["hidden"]], ["attention()", "hidden"]),
-        (["attention.scores"], ["attention.scores()"]),
-        (["attention.*"], ["attention.scores()"]),
-        (["{attention,up}"], ["attention()", "up()"]),
-        ([Attention], ["attention()"]),
-        ([lambda path, module: path == ("up",)], ["up()"]),
-        ([nnx.All(nnx.Linear, nnx.PathContains("up"))], ["up()"]),
-    ],
+@tables.cases(
+    "where, names",
+    (["hidden"], ["hidden"]),
+    (["attention"], ["attention()"]),
+    (["attention", ["hidden"]], ["attention()", "hidden"]),
+    (["attention.scores"], ["attention.scores()"]),
+    (["attention.*"], ["attention.scores()"]),
+    (["{attention,up}"], ["attention()", "up()"]),
+    ([Attention], ["attention()"]),
+    ([lambda path, module: path == ("up",)], ["up()"]),
+    ([nnx.All(nnx.Linear, nnx.PathContains("up"))], ["up()"]),
 )
 def test_names_and_outputs_of_modules_are_kept_and_nothing_else(where, names):
     found = kept(nnx.remat(Block.__call__, policy=save(*where)), Block(nnx.Rngs(0)), X)

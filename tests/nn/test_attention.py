@@ -9,6 +9,7 @@ import pytest
 from jax import test_util
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 from tests.nn import attention_formulas
 from tests.programs import in_one_program
@@ -34,9 +35,7 @@ class Silent(nnx.Module):
         return False
 
 
-PATHS = pytest.mark.parametrize(
-    "path", [{}, {"module": Silent()}], ids=["fused", "explicit"]
-)
+PATHS = tables.cases("path", {}, {"module": Silent()}, ids=["fused", "explicit"])
 LAYOUTS = [
     {"batch": (), "kv_heads": 4},
     {"batch": (2,), "kv_heads": 2},
@@ -129,15 +128,13 @@ def test_gradients_are_those_of_finite_differences(path, float64):
     test_util.check_grads(loss, (*arrays, bias), order=1, modes=["fwd", "rev"])
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "dtype", "expected"),
-    [
-        ((jnp.bfloat16,) * 3, None, jnp.bfloat16),
-        ((jnp.float16,) * 3, None, jnp.float16),
-        ((jnp.bfloat16, jnp.float32, jnp.bfloat16), None, jnp.float32),
-        ((jnp.int32,) * 3, None, jnp.float32),
-        ((jnp.float32,) * 3, jnp.float16, jnp.float16),
-    ],
+@tables.cases(
+    "dtypes, dtype, expected",
+    ((jnp.bfloat16,) * 3, None, jnp.bfloat16),
+    ((jnp.float16,) * 3, None, jnp.float16),
+    ((jnp.bfloat16, jnp.float32, jnp.bfloat16), None, jnp.float32),
+    ((jnp.int32,) * 3, None, jnp.float32),
+    ((jnp.float32,) * 3, jnp.float16, jnp.float16),
 )
 @PATHS
 def test_output_dtype_is_the_common_or_the_given_one(path, dtypes, dtype, expected):
@@ -156,13 +153,11 @@ def lowered(*arrays, **options):
     return jax.jit(call).lower(*arrays).as_text()
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "options",
-    [
-        {},
-        {"dropout_rate": 0.5, "deterministic": True},
-        {"dropout_rng": jax.random.key(0)},
-    ],
+    {},
+    {"dropout_rate": 0.5, "deterministic": True},
+    {"dropout_rng": jax.random.key(0)},
 )
 def test_fused_path_is_the_program_of_jax(options):
     arrays = qkv(kv_heads=2)
@@ -466,15 +461,13 @@ def test_sizes_are_two_and_that_of_the_embedding_is_positive_and_even(size):
         nnx.RoPE()(jnp.ones((2, max(size, 0))))
 
 
-@pytest.mark.parametrize(
-    ("shape", "positions", "sizes", "message"),
-    [
-        ((2, 3, 4), jnp.arange(2), {}, "must have the same seq_len"),
-        ((2, 3, 4), jnp.array(1), {}, "must have the same seq_len"),
-        ((2, 3, 4), jnp.ones((1, 1, 3)), {}, "more batch axes"),
-        ((8, 6), None, TABLE, r"max_seq_len=7.*length 8"),
-        ((2, 4), None, TABLE, r"embedding_size=6.*size 4"),
-    ],
+@tables.cases(
+    "shape, positions, sizes, message",
+    ((2, 3, 4), jnp.arange(2), {}, "must have the same seq_len"),
+    ((2, 3, 4), jnp.array(1), {}, "must have the same seq_len"),
+    ((2, 3, 4), jnp.ones((1, 1, 3)), {}, "more batch axes"),
+    ((8, 6), None, TABLE, r"max_seq_len=7.*length 8"),
+    ((2, 4), None, TABLE, r"embedding_size=6.*size 4"),
 )
 def test_positions_and_tables_must_fit(shape, positions, sizes, message):
     with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.nn import recurrent_cases
 from tests.random_arrays import random
 
@@ -49,9 +50,8 @@ def double(name, **options):
     return cell, x, jax.tree.map(np.float64, carry_of(name, 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, {}) for name in CELLS), ("SimpleCell", {"residual": True})],
+@tables.cases(
+    "name, options", *((name, {}) for name in CELLS), ("SimpleCell", {"residual": True})
 )
 def test_each_step_is_the_formula_of_the_paper(name, options, float64):
     cell, x, carry = double(name, **options)
@@ -149,9 +149,8 @@ def test_older_arguments_warn_and_work(name):
     assert cell.rngs.count[...] == (2 if name in TWO_STATES else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)],
+@tables.cases(
+    "name, dtype", *((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)
 )
 def test_params_may_have_half_precision(name, dtype):
     cell, wide = make(name, param_dtype=dtype), make(name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 from tests.programs import in_one_program
 from tests.random_arrays import random
@@ -77,22 +78,20 @@ def test_initializers_get_the_flattened_shapes():
     assert (kernel.shape, kernel.tag) == ((2, 3, 4), "kernel")
 
 
-@pytest.mark.parametrize(
-    ("args", "options", "error", "message"),
-    [
-        (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
-        *(
-            (
-                (2, 4),
-                {"batch_axis": axes},
-                ValueError,
-                "consecutive leading dimensions starting from 0",
-            )
-            for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
-        ),
-        (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),
-        (((2, 2), 4), {"axis": (-1, 1)}, TypeError, None),
-    ],
+@tables.cases(
+    "args, options, error, message",
+    (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
+    *(
+        (
+            (2, 4),
+            {"batch_axis": axes},
+            ValueError,
+            "consecutive leading dimensions starting from 0",
+        )
+        for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
+    ),
+    (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),
+    (((2, 2), 4), {"axis": (-1, 1)}, TypeError, None),
 )
 def test_axes_that_do_not_fit_are_refused(args, options, error, message):
     with pytest.raises(error, match=message):
@@ -117,13 +116,11 @@ def test_equation_is_kept_without_spaces_and_the_call_may_give_another():
     np.testing.assert_array_equal(einsum(None, (3, 4), 4)(x, "ab,bc->ac"), layer(x))
 
 
-@pytest.mark.parametrize(
-    ("equation", "message"),
-    [
-        ("ab,bc", 'must be explicit and include "->"'),
-        ("ab->a", "exactly two operands.*instead of 0"),
-        ("ab,bc,cd->ad", "exactly two operands.*instead of 2"),
-    ],
+@tables.cases(
+    "equation, message",
+    ("ab,bc", 'must be explicit and include "->"'),
+    ("ab->a", "exactly two operands.*instead of 0"),
+    ("ab,bc,cd->ad", "exactly two operands.*instead of 2"),
 )
 def test_equations_of_another_form_are_refused(equation, message):
     with pytest.raises(ValueError, match=message):
@@ -186,16 +183,14 @@ def transpose(*args, **options):
     return nnx.ConvTranspose(*args, **options, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(
-    ("padding", "pairs"),
-    [
-        (1, ((1, 1), (1, 1))),
-        (np.int64(2), ((2, 2), (2, 2))),
-        ([2, 0], ((2, 2), (0, 0))),
-        ([1, (0, 2)], ((1, 1), (0, 2))),
-        ([[1, 2], [0, 1]], ((1, 2), (0, 1))),
-        (np.array([[1, 2], [1, 1]]), ((1, 2), (1, 1))),
-    ],
+@tables.cases(
+    "padding, pairs",
+    (1, ((1, 1), (1, 1))),
+    (np.int64(2), ((2, 2), (2, 2))),
+    ([2, 0], ((2, 2), (0, 0))),
+    ([1, (0, 2)], ((1, 1), (0, 2))),
+    ([[1, 2], [0, 1]], ((1, 2), (0, 1))),
+    (np.array([[1, 2], [1, 1]]), ((1, 2), (1, 1))),
 )
 def test_explicit_padding_has_many_forms(padding, pairs):
     x = random(1, 5, 4, 2)
@@ -289,9 +284,10 @@ def test_outputs_are_strides_times_as_long(stride, padding):
     assert y.shape == (2, 5 * factor, 4 * factor, 3)
 
 
-@pytest.mark.parametrize(
-    ("transpose_kernel", "expected"),
-    [(False, [3, 2, 1, 0, 0, 0, 0, 0]), (True, [2, 3, 0, 0, 0, 0, 0, 1])],
+@tables.cases(
+    "transpose_kernel, expected",
+    (False, [3, 2, 1, 0, 0, 0, 0, 0]),
+    (True, [2, 3, 0, 0, 0, 0, 0, 1]),
 )
 def test_circular_example_of_the_contract(transpose_kernel, expected):
     options = {"padding": "CIRCULAR", "transpose_kernel": transpose_kernel}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog
+from tests import catalog, tables
 from tests.nn.attention_formulas import make_layer
 from tests.programs import in_one_program
 from tests.random_arrays import random
@@ -41,15 +41,13 @@ def check_same(state, before):
     jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
-@pytest.mark.parametrize(
-    ("batch", "options"),
-    [
-        ((), {}),
-        ((2, 3), {"num_kv_heads": 2, "normalize_qk": True}),
-        ((2,), {"attention_fn": rotary()}),
-        ((2,), {"attention_fn": rotary(embedding_size=2, max_seq_len=9)}),
-        ((2,), {"attention_fn": rotary(), "num_kv_heads": 2}),
-    ],
+@tables.cases(
+    "batch, options",
+    ((), {}),
+    ((2, 3), {"num_kv_heads": 2, "normalize_qk": True}),
+    ((2,), {"attention_fn": rotary()}),
+    ((2,), {"attention_fn": rotary(embedding_size=2, max_seq_len=9)}),
+    ((2,), {"attention_fn": rotary(), "num_kv_heads": 2}),
     ids=["plain", "grouped", "rotary", "rotary with tables", "grouped rotary"],
 )
 def test_token_by_token_gives_the_causal_full_pass(batch, options):
@@ -113,9 +111,7 @@ def test_decoding_with_64_bit_types_on(float64):
     check_equal(decode(layer, x), full, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"), [(jnp.bfloat16, jnp.float32), (None, jnp.bfloat16)]
-)
+@tables.cases("dtype, cache_dtype", (jnp.bfloat16, jnp.float32), (None, jnp.bfloat16))
 def test_layer_and_cache_may_differ_in_dtype(dtype, cache_dtype):
     layer, x = make(dtype=dtype, cache_dtype=cache_dtype), random(2, 4, 8)
     full = in_one_program(layer, x, decode=False, is_causal=True)
@@ -166,16 +162,14 @@ def test_function_with_positions_gets_the_index_and_others_do_not():
 # -------------------------------------------------------- errors, nothing is lost
 
 
-@pytest.mark.parametrize(
-    ("shape", "call", "message"),
-    [
-        ((2, 2, 8), {}, r"shape error, expected key shape \(2, 1, 4, 2\) .*\(2, 2,"),
-        ((3, 1, 8), {}, "Autoregressive cache shape error"),
-        ((1, 8), {}, "Autoregressive cache shape error"),
-        ((2, 1, 8), {"mask": jnp.ones(4)}, "masks must have same rank"),
-        ((2, 1, 8), {"mask": jnp.ones((2, 1, 1, 3))}, "mask|broadcast"),
-        ((2, 1, 8), {"inputs_v": jnp.ones((2, 2, 8))}, "expected value shape"),
-    ],
+@tables.cases(
+    "shape, call, message",
+    ((2, 2, 8), {}, r"shape error, expected key shape \(2, 1, 4, 2\) .*\(2, 2,"),
+    ((3, 1, 8), {}, "Autoregressive cache shape error"),
+    ((1, 8), {}, "Autoregressive cache shape error"),
+    ((2, 1, 8), {"mask": jnp.ones(4)}, "masks must have same rank"),
+    ((2, 1, 8), {"mask": jnp.ones((2, 1, 1, 3))}, "mask|broadcast"),
+    ((2, 1, 8), {"inputs_v": jnp.ones((2, 2, 8))}, "expected value shape"),
 )
 def test_refused_step_leaves_the_cache_untouched(shape, call, message):
     layer = make(dropout_rate=0.5, deterministic=False)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 
 ONES = {"b_initializer": nnx.initializers.ones}
@@ -87,12 +88,10 @@ def test_class_and_metadata_of_the_variables_may_be_given():
     assert layer.lora.lora_b.note == "b" and layer.bias is None
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "layer",
-    [
-        nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0)),
-        nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0)),
-    ],
+    nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0)),
+    nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0)),
     ids=lambda layer: type(layer).__name__,
 )
 @pytest.mark.parametrize("shape", [(1, 5), (5,), ()])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 from tests.nn.attention_formulas import layer_output, make_layer, params_of
 from tests.programs import in_one_program
@@ -17,9 +18,10 @@ from tests.random_arrays import random, random_mask
 # ------------------------------------------------------------------------- construction
 
 
-@pytest.mark.parametrize(
-    ("options", "draws"),
-    [({"use_bias": False}, 4), ({"dropout_rate": 0.5, "keep_rngs": False}, 8)],
+@tables.cases(
+    "options, draws",
+    ({"use_bias": False}, 4),
+    ({"dropout_rate": 0.5, "keep_rngs": False}, 8),
 )
 def test_no_stream_is_forked_without_dropout_or_if_told_so(options, draws):
     rngs = nnx.Rngs(0)
@@ -66,14 +68,12 @@ def test_settings_of_out_fall_back_to_those_of_the_inputs():
     assert (layer.query_ln.scale.c, layer.key_ln.scale.c) == (5, 6)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((3, 4), r"\(4\) must be divisible by 'num_heads' heads \(3\)"),
-        ((4, 8, None, None, 3), r"\(4\) must be divisible by num_kv_heads \(3\)"),
-        ((4, 8, None, None, 0), "must be divisible by num_kv_heads"),
-        ((0, 8, None, None, 1), "must be divisible by 'num_heads' heads"),
-    ],
+@tables.cases(
+    "sizes, message",
+    ((3, 4), r"\(4\) must be divisible by 'num_heads' heads \(3\)"),
+    ((4, 8, None, None, 3), r"\(4\) must be divisible by num_kv_heads \(3\)"),
+    ((4, 8, None, None, 0), "must be divisible by num_kv_heads"),
+    ((0, 8, None, None, 1), "must be divisible by 'num_heads' heads"),
 )
 def test_heads_must_divide_each_other_and_the_features(sizes, message):
     with pytest.raises(ValueError, match=message):
@@ -83,14 +83,12 @@ def test_heads_must_divide_each_other_and_the_features(sizes, message):
 # -------------------------------------------------------------------------------- calls
 
 
-@pytest.mark.parametrize(
-    ("batch", "options"),
-    [
-        ((), {}),
-        ((2, 3), {"num_kv_heads": 2, "qkv_features": 16, "out_features": 5}),
-        ((2,), {"num_kv_heads": 1, "qkv_features": 16, "normalize_qk": True}),
-        ((2,), {"in_kv_features": 3}),
-    ],
+@tables.cases(
+    "batch, options",
+    ((), {}),
+    ((2, 3), {"num_kv_heads": 2, "qkv_features": 16, "out_features": 5}),
+    ((2,), {"num_kv_heads": 1, "qkv_features": 16, "normalize_qk": True}),
+    ((2,), {"in_kv_features": 3}),
 )
 def test_it_is_attention_of_projections(batch, options, float64):
     layer = make_layer(**options, param_dtype=jnp.float64)
@@ -105,22 +103,20 @@ def test_it_is_attention_of_projections(batch, options, float64):
         np.testing.assert_array_equal(y, in_one_program(layer, query, key, key))
 
 
-@pytest.mark.parametrize(
-    ("options", "call", "message"),
-    [
-        ({"decode": None}, {}, "No `decode` argument was provided"),
-        ({"dropout_rate": 0.5}, {}, "No `deterministic` argument was provided"),
-        (
-            {"dropout_rate": 0.5, "keep_rngs": False},
-            {"deterministic": False},
-            "'rngs' must be provided",
-        ),
-        ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
-        ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
-        ({}, {"decode": True}, "Autoregressive cache not initialized"),
-        ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
-        ({"dropout_rate": 1.0}, {"deterministic": True}, "must be in the range"),
-    ],
+@tables.cases(
+    "options, call, message",
+    ({"decode": None}, {}, "No `decode` argument was provided"),
+    ({"dropout_rate": 0.5}, {}, "No `deterministic` argument was provided"),
+    (
+        {"dropout_rate": 0.5, "keep_rngs": False},
+        {"deterministic": False},
+        "'rngs' must be provided",
+    ),
+    ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
+    ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
+    ({}, {"decode": True}, "Autoregressive cache not initialized"),
+    ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
+    ({"dropout_rate": 1.0}, {"deterministic": True}, "must be in the range"),
 )
 def test_bad_calls_are_refused(options, call, message):
     with pytest.raises(ValueError, match=message):
@@ -221,14 +217,12 @@ def test_rngs_of_the_call_take_precedence():
     assert (rngs.default.count[...], layer.rngs.count[...]) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        ({"mask": jnp.ones((3, 4))}, ValueError, None),
-        ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
-        ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-        ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
-    ],
+@tables.cases(
+    "call, error, message",
+    ({"mask": jnp.ones((3, 4))}, ValueError, None),
+    ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
+    ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
+    ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
 )
 def test_call_that_fails_draws_nothing(call, error, message):
     layer = make_layer(dropout_rate=0.5, deterministic=False)

@@ -9,7 +9,7 @@ import inspect
 import pytest
 
 import graftree as nnx
-from tests import catalog, modes
+from tests import catalog, modes, tables
 from tests.nn import peer_layer_cases, peer_sequence_cases
 from tests.nn.peer_grid import Subject, compare, of_outputs, unequal
 
@@ -34,9 +34,7 @@ def agreeing(table):
     return [case for case in TABLES[table]() if not case.why_different]
 
 
-@pytest.mark.parametrize(
-    "start", [0, *(pytest.param(n, marks=LONG) for n in range(1, STEP))]
-)
+@tables.cases("start", 0, *(pytest.param(n, marks=LONG) for n in range(1, STEP)))
 @pytest.mark.parametrize("table", TABLES)
 def test_layers_equal_those_of_the_peer(peer, table, start):
     limit = LIMITS.get(table, 0)
@@ -58,10 +56,8 @@ def test_where_the_peer_is_wrong_we_differ(peer, case):
 
 
 @catalog.of_families(ROWS)
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(modes.GRAPH, marks=LONG), modes.TREE],
-    ids=["graph", "tree"],
+@tables.cases(
+    "mode", pytest.param(modes.GRAPH, marks=LONG), modes.TREE, ids=["graph", "tree"]
 )
 def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, row, mode):
     ours, theirs = (Subject(agreeing(row.name)[0], library) for library in (nnx, peer))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.nn import recurrent_cases
 from tests.nn.recurrent_cases import SEQUENCE, Sum, make, normal
 from tests.random_arrays import random
@@ -17,9 +18,7 @@ from tests.random_arrays import random
 # ----------------------------------------------------------------- layout and options
 
 
-@pytest.mark.parametrize(
-    ("batch", "time_major"), [((), False), ((2, 3), False), ((2, 3), True)]
-)
+@tables.cases("batch, time_major", ((), False), ((2, 3), False), ((2, 3), True))
 def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
     rnn, x = make(return_carry=True), normal(*batch, 4, 2)
     flat = jnp.reshape(x, (-1, 4, 2))
@@ -34,19 +33,17 @@ def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
 LENGTHS = jnp.array([3, 1])
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
-        ({"reverse": True}, [[10, 13, 15, 16], [40, 70, 90, 94]]),
-        ({"reverse": True, "keep_order": True}, [[16, 15, 13, 10], [94, 90, 70, 40]]),
-        ({"seq_lengths": LENGTHS}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
-        ({"seq_lengths": LENGTHS, "reverse": True}, [[3, 5, 6, 16], [4, 44, 74, 94]]),
-        (
-            {"seq_lengths": LENGTHS, "reverse": True, "keep_order": True},
-            [[6, 5, 3, 16], [4, 94, 74, 44]],
-        ),
-    ],
+@tables.cases(
+    "options, expected",
+    ({}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
+    ({"reverse": True}, [[10, 13, 15, 16], [40, 70, 90, 94]]),
+    ({"reverse": True, "keep_order": True}, [[16, 15, 13, 10], [94, 90, 70, 40]]),
+    ({"seq_lengths": LENGTHS}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
+    ({"seq_lengths": LENGTHS, "reverse": True}, [[3, 5, 6, 16], [4, 44, 74, 94]]),
+    (
+        {"seq_lengths": LENGTHS, "reverse": True, "keep_order": True},
+        [[6, 5, 3, 16], [4, 94, 74, 44]],
+    ),
 )
 @pytest.mark.parametrize("time_major", [False, True])
 def test_reversed_sequences_keep_their_padding_at_the_end(
@@ -117,14 +114,12 @@ def test_flip_sequences(time_major, batch):
 # ------------------------------------------------------------------- dtypes and errors
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "given"),
-    [
-        ("LSTMCell", "param_dtype", jnp.float32),
-        ("GRUCell", "param_dtype", jnp.bfloat16),
-        ("SimpleCell", "param_dtype", jnp.bfloat16),
-        ("SimpleCell", "dtype", jnp.float32),
-    ],
+@tables.cases(
+    "name, option, given",
+    ("LSTMCell", "param_dtype", jnp.float32),
+    ("GRUCell", "param_dtype", jnp.bfloat16),
+    ("SimpleCell", "param_dtype", jnp.bfloat16),
+    ("SimpleCell", "dtype", jnp.float32),
 )
 def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
     cell = getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0), **{option: jnp.bfloat16})
@@ -146,21 +141,19 @@ WIDE = {"initial_carry": jnp.ones((2, 4))}
 THREE = {"seq_lengths": [1, 2, 3]}
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "error", "phrases"),
-    [
-        ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
-        ((2, 4, 5), {}, TypeError, "inputs: float32[2,5]"),
-        ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
-        ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
-        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
-        ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
-        ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
-        ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
-        ((2, 4, 2), WIDE, TypeError, "GRUCell expects a carry; hidden_features=3"),
-        ((2, 4, 2), WIDE, TypeError, "(2, 4)"),
-        ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-    ],
+@tables.cases(
+    "shape, options, error, phrases",
+    ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
+    ((2, 4, 5), {}, TypeError, "inputs: float32[2,5]"),
+    ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
+    ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
+    ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
+    ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
+    ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
+    ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
+    ((2, 4, 2), WIDE, TypeError, "GRUCell expects a carry; hidden_features=3"),
+    ((2, 4, 2), WIDE, TypeError, "(2, 4)"),
+    ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
     rnn = make()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog
+from tests import catalog, tables
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 HALF = jnp.bfloat16
@@ -139,15 +139,13 @@ def test_zero_matrix_stays_zero():
     assert model.batch_stats["kernel", "sigma"][...] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("param_dtype", "stats_dtype", "dtype"),
-    [
-        (HALF, jnp.float32, None),
-        (HALF, HALF, None),
-        (jnp.float16, jnp.float16, jnp.float32),
-        (jnp.float32, HALF, None),
-        (jnp.float32, jnp.float32, HALF),
-    ],
+@tables.cases(
+    "param_dtype, stats_dtype, dtype",
+    (HALF, jnp.float32, None),
+    (HALF, HALF, None),
+    (jnp.float16, jnp.float16, jnp.float32),
+    (jnp.float32, HALF, None),
+    (jnp.float32, jnp.float32, HALF),
 )
 def test_weights_and_statistics_keep_their_dtype(param_dtype, stats_dtype, dtype):
     layer = linear(param_dtype=param_dtype)
@@ -196,17 +194,15 @@ def test_more_axes_are_an_error_if_asked():
 # -------------------------------------------------------------------------- WeightNorm
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape"),
-    [
-        (-1, (4,)),
-        (0, (2,)),
-        ((0, -1), (2, 4)),
-        ([1], (3,)),
-        (None, ()),
-        ((), ()),
-        ((0, 1, 2), (2, 3, 4)),
-    ],
+@tables.cases(
+    "axes, shape",
+    (-1, (4,)),
+    (0, (2,)),
+    ((0, -1), (2, 4)),
+    ([1], (3,)),
+    (None, ()),
+    ((), ()),
+    ((0, 1, 2), (2, 3, 4)),
 )
 @pytest.mark.parametrize("use_scale", [True, False])
 def test_weight_norm_normalizes_over_all_but_the_feature_axes(axes, shape, use_scale):
@@ -292,17 +288,15 @@ def test_variable_filter_chooses_what_is_normalized():
     assert weight(variable_filter="bias").variable_filter == nnx.WithTag("bias")
 
 
-@pytest.mark.parametrize(
-    ("param_dtype", "options", "expected"),
-    [
-        (jnp.float32, {}, jnp.float32),
-        (HALF, {}, HALF),
-        (jnp.float16, {}, jnp.float16),
-        (HALF, {"param_dtype": HALF}, HALF),
-        (HALF, {"use_scale": False}, HALF),
-        (jnp.float32, {"dtype": HALF}, HALF),
-        (HALF, {"dtype": jnp.float32}, jnp.float32),
-    ],
+@tables.cases(
+    "param_dtype, options, expected",
+    (jnp.float32, {}, jnp.float32),
+    (HALF, {}, HALF),
+    (jnp.float16, {}, jnp.float16),
+    (HALF, {"param_dtype": HALF}, HALF),
+    (HALF, {"use_scale": False}, HALF),
+    (jnp.float32, {"dtype": HALF}, HALF),
+    (HALF, {"dtype": jnp.float32}, jnp.float32),
 )
 def test_weights_keep_their_dtype_unless_told_otherwise(param_dtype, options, expected):
     layer = linear(param_dtype=param_dtype)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.meshes import mesh_of
 
 
@@ -159,16 +159,14 @@ def replace_value(layer):
 
 
 @pytest.mark.parametrize("change", [init_cache, add_variable, replace_value])
-@pytest.mark.parametrize(
+@tables.cases(
     "use",
-    [
-        lambda stack: stack(X[:1, None]),
-        lambda stack: stack.scan(X[:1, None], jnp.ones(3)),
-        lambda stack: stack[0],
-        lambda stack: stack[:2],
-        lambda stack: stack.each(lambda layer: None),
-        len,
-    ],
+    lambda stack: stack(X[:1, None]),
+    lambda stack: stack.scan(X[:1, None], jnp.ones(3)),
+    lambda stack: stack[0],
+    lambda stack: stack[:2],
+    lambda stack: stack.each(lambda layer: None),
+    len,
 )
 def test_variables_without_an_entry_per_layer_are_refused_with_the_way_out(change, use):
     stack = nnx.Stack(Decoder, 3, rngs=nnx.Rngs(0))
@@ -301,14 +299,12 @@ class Turns(nnx.Module):
         return self.f(x)
 
 
-@pytest.mark.parametrize(
-    ("f", "words"),
-    [
-        (lambda x: x[..., :2], r"float32\[3,4\] in, float32\[3,2\] out"),
-        (lambda x: x.astype(int), r"float32\[3,4\] in, int32\[3,4\] out"),
-        (lambda x: x.astype("f2" if x.dtype == "f4" else "f4"), "float16"),
-        (lambda x: (x, x), r"stack.scan\(x, values\)"),
-    ],
+@tables.cases(
+    "f, words",
+    (lambda x: x[..., :2], r"float32\[3,4\] in, float32\[3,2\] out"),
+    (lambda x: x.astype(int), r"float32\[3,4\] in, int32\[3,4\] out"),
+    (lambda x: x.astype("f2" if x.dtype == "f4" else "f4"), "float16"),
+    (lambda x: (x, x), r"stack.scan\(x, values\)"),
 )
 def test_layers_that_change_x_are_refused_in_words(f, words):
     stack = nnx.Stack(lambda rngs: Turns(f), 2, rngs=nnx.Rngs(0))
@@ -500,15 +496,13 @@ def test_tuples_become_positional_and_dicts_keyword_arguments():
     assert model(1) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "expected"),
-    [
-        ((), {}, None),
-        ((1,), {}, 1),
-        ((1, 2), {}, (1, 2)),
-        ((), {"a": 1}, {"a": 1}),
-        ((1,), {"a": 2}, 1),
-    ],
+@tables.cases(
+    "args, kwargs, expected",
+    ((), {}, None),
+    ((1,), {}, 1),
+    ((1, 2), {}, (1, 2)),
+    ((), {"a": 1}, {"a": 1}),
+    ((1,), {"a": 2}, 1),
 )
 def test_without_layers_the_arguments_are_returned(args, kwargs, expected):
     assert nnx.Sequential()(*args, **kwargs) == expected

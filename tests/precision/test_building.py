@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.precision.test_models import HALF, POLICY, Model, everything, output_dtype
 
 
@@ -18,17 +18,15 @@ def made(make, policy=POLICY, **options):
 
 
 @pytest.mark.parametrize("policy", [POLICY, HALF])
-@pytest.mark.parametrize(
+@tables.cases(
     "make",
-    [
-        lambda: Model(nnx.Rngs(0)),
-        lambda: nnx.Conv(1, 2, (3,), rngs=nnx.Rngs(0)),
-        lambda: nnx.LoRALinear(2, 3, lora_rank=1, rngs=nnx.Rngs(0)),
-        lambda: nnx.RNN(nnx.SimpleCell(2, 3, rngs=nnx.Rngs(0)), rngs=False),
-        lambda: nnx.RNN(nnx.LSTMCell(2, 3, rngs=nnx.Rngs(0)), rngs=False),
-        lambda: nnx.Sequential(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.relu),
-        lambda: nnx.WeightNorm(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)),
-    ],
+    lambda: Model(nnx.Rngs(0)),
+    lambda: nnx.Conv(1, 2, (3,), rngs=nnx.Rngs(0)),
+    lambda: nnx.LoRALinear(2, 3, lora_rank=1, rngs=nnx.Rngs(0)),
+    lambda: nnx.RNN(nnx.SimpleCell(2, 3, rngs=nnx.Rngs(0)), rngs=False),
+    lambda: nnx.RNN(nnx.LSTMCell(2, 3, rngs=nnx.Rngs(0)), rngs=False),
+    lambda: nnx.Sequential(nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.relu),
+    lambda: nnx.WeightNorm(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)),
     ids=["model", "conv", "lora", "simple", "lstm", "norm", "weight norm"],
 )
 def test_a_model_is_as_if_the_policy_were_set_afterwards(make, policy):
@@ -208,9 +206,10 @@ def test_a_constructor_that_fails_leaves_the_next_one_alone():
 Policy = nnx.precision.Policy
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "text",
-    ["params=f32, compute=bf16, output=f32", "output = f32,compute=bf16 , params=f32"],
+    "params=f32, compute=bf16, output=f32",
+    "output = f32,compute=bf16 , params=f32",
 )
 def test_a_text_names_parts_in_any_order(text):
     policy = Policy.parse(text)
@@ -220,19 +219,17 @@ def test_a_text_names_parts_in_any_order(text):
     assert Policy.parse(str(policy)) == policy
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "not of the form"),
-        ("f32", "'f32' is not of the form"),
-        ("params=f32, ", "'' is not of the form"),
-        ("compute=", "'compute=' is not of the form"),
-        ("param=f32", "no part 'param' (did you mean 'params'?)"),
-        ("params=f32, params=bf16", "params is given twice"),
-        ("compute=bf61", "no floating dtype of a policy (did you mean 'bf16'?)"),
-        ("compute=int8", "'int8' is no floating dtype"),
-        ("compute=f64", "64-bit types switched off"),
-    ],
+@tables.cases(
+    "text, told",
+    ("", "not of the form"),
+    ("f32", "'f32' is not of the form"),
+    ("params=f32, ", "'' is not of the form"),
+    ("compute=", "'compute=' is not of the form"),
+    ("param=f32", "no part 'param' (did you mean 'params'?)"),
+    ("params=f32, params=bf16", "params is given twice"),
+    ("compute=bf61", "no floating dtype of a policy (did you mean 'bf16'?)"),
+    ("compute=int8", "'int8' is no floating dtype"),
+    ("compute=f64", "64-bit types switched off"),
 )
 def test_a_text_that_cannot_be_read_says_why(text, told):
     with pytest.raises(ValueError) as caught:
@@ -251,9 +248,10 @@ def test_float64_is_taken_where_jax_has_it(float64):
     assert Policy(compute="f64").compute == jnp.float64
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [("compute=f32", "lacks params"), ("output=f32", "lacks params and compute")],
+@tables.cases(
+    "text, told",
+    ("compute=f32", "lacks params"),
+    ("output=f32", "lacks params and compute"),
 )
 def test_the_policy_of_a_model_needs_params_and_compute(text, told):
     with pytest.raises(ValueError, match=told):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 INF = jnp.inf
 
@@ -168,16 +168,14 @@ def test_models_in_array_refs_are_left_alone_too():
         assert same(contents(net, optimizer), before) is not moves
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "options",
-    [
-        {"growth_factor": 1.0},
-        {"backoff_factor": 1.5},
-        {"growth_interval": 0},
-        {"scale": 0.0},
-        {"scale": 1.0, "minimum_scale": 2.0},
-        {"scale": 1e39},
-    ],
+    {"growth_factor": 1.0},
+    {"backoff_factor": 1.5},
+    {"growth_interval": 0},
+    {"scale": 0.0},
+    {"scale": 1.0, "minimum_scale": 2.0},
+    {"scale": 1e39},
 )
 def test_arguments_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match="DynamicScale expects"):
@@ -185,14 +183,12 @@ def test_arguments_out_of_range_are_refused(options):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(
+@tables.cases(
     "options",
-    [
-        {"scale": 2.0**16, "growth_interval": 2},
-        {"scale": 3.0, "growth_interval": 1, "growth_factor": 3.0},
-        {"scale": 1.0, "backoff_factor": 0.25, "minimum_scale": 0.1},
-        {"scale": 2.0**127, "growth_interval": 1},
-    ],
+    {"scale": 2.0**16, "growth_interval": 2},
+    {"scale": 3.0, "growth_interval": 1, "growth_factor": 3.0},
+    {"scale": 1.0, "backoff_factor": 0.25, "minimum_scale": 0.1},
+    {"scale": 2.0**127, "growth_interval": 1},
 )
 def test_the_scale_moves_as_that_of_the_peer(options):
     pytest.importorskip("flax")

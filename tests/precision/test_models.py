@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog, zoo
+from tests import catalog, tables, zoo
 from tests.random_arrays import initializer
 
 set_policy = nnx.precision.set_policy
@@ -259,14 +259,12 @@ def test_keep_leaves_a_part_as_it_is(model):
     assert model.head.kernel[...].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("exceptions", "told"),
-    [
-        ({"blok[*]": "compute=f32"}, "exceptions='blok[*]' matches no module"),
-        ({nnx.Conv: "compute=f32"}, "exceptions=Conv matches no module"),
-        ({"head": "compute=f33"}, "'f33' is no floating dtype"),
-        ({"blocks": "output=f32"}, "List has no plain method __call__"),
-    ],
+@tables.cases(
+    "exceptions, told",
+    ({"blok[*]": "compute=f32"}, "exceptions='blok[*]' matches no module"),
+    ({nnx.Conv: "compute=f32"}, "exceptions=Conv matches no module"),
+    ({"head": "compute=f33"}, "'f33' is no floating dtype"),
+    ({"blocks": "output=f32"}, "List has no plain method __call__"),
 )
 def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, told):
     before = everything(model)
@@ -327,9 +325,7 @@ def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
 
 
 @pytest.mark.parametrize("policy", [POLICY, "params=bf16, compute=f32"])
-@pytest.mark.parametrize(
-    "make", [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
-)
+@tables.cases("make", nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell)
 def test_recurrent_networks_run_with_any_policy(make, policy):
     model = nnx.RNN(make(2, 3, rngs=nnx.Rngs(0)))
     applied = set_policy(model, policy, strict=True)

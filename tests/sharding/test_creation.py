@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 
@@ -105,15 +106,13 @@ def make_blocks(names, size):
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("names", "size", "words"),
-    [
-        (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
-        (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
-        (("embed", None), 6, r"axis 0 \('embed'\) has the size 6, which 4 devices"),
-        (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
-        (("embed", None, None), 8, r"3 names .* for the shape \(8, 8\)"),
-    ],
+@tables.cases(
+    "names, size, words",
+    (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
+    (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
+    (("embed", None), 6, r"axis 0 \('embed'\) has the size 6, which 4 devices"),
+    (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
+    (("embed", None, None), 8, r"3 names .* for the shape \(8, 8\)"),
 )
 def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     mesh = mesh_of(kind, data=2, model=4)
@@ -267,18 +266,16 @@ def test_rows_are_divided_among_the_devices(kind):
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        ({"x": np.ones((7, 3))}, r"x has 7 rows .* its 2 parts of the axis data"),
-        ([np.ones(8), {"y": np.ones(3)}], r"\[1\].y has 3 rows"),
-        (np.ones(3), "the batch has 3 rows in this process, no multiple of its 2"),
-        (np.float32(1), r"the batch has the shape \(\), and .* for 1 axes"),
-        ({"s": "text", "x": np.ones(3)}, r"s has the dtype <U4.*\n  x has 3 rows"),
-        ({"n": [None, object()]}, r"n\[1\] has the dtype object"),
-        ({"k": jax.random.split(jax.random.key(0), 3)}, "k has 3 rows"),
-        ({"k": jax.random.key(0)}, r"k has the shape \(\)"),
-    ],
+@tables.cases(
+    "batch, words",
+    ({"x": np.ones((7, 3))}, r"x has 7 rows .* its 2 parts of the axis data"),
+    ([np.ones(8), {"y": np.ones(3)}], r"\[1\].y has 3 rows"),
+    (np.ones(3), "the batch has 3 rows in this process, no multiple of its 2"),
+    (np.float32(1), r"the batch has the shape \(\), and .* for 1 axes"),
+    ({"s": "text", "x": np.ones(3)}, r"s has the dtype <U4.*\n  x has 3 rows"),
+    ({"n": [None, object()]}, r"n\[1\] has the dtype object"),
+    ({"k": jax.random.split(jax.random.key(0), 3)}, "k has 3 rows"),
+    ({"k": jax.random.key(0)}, r"k has the shape \(\)"),
 )
 def test_rows_that_can_not_be_divided_are_named(kind, batch, words):
     with pytest.raises(ValueError, match=words):
@@ -333,9 +330,7 @@ def test_what_is_no_array_is_fetched_as_it_is():
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 ALIKE = pytest.mark.parametrize("kinds", [(AUTO, AUTO), (EXPLICIT, EXPLICIT)], ids=str)
-ALL_KINDS = pytest.mark.parametrize(
-    "kinds", [(AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT)]
-)
+ALL_KINDS = tables.cases("kinds", (AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT))
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
@@ -410,19 +405,17 @@ def test_axes_of_a_shard_map_are_left_out():
 
 
 @ALIKE
-@pytest.mark.parametrize(
-    ("names", "shape", "words"),
-    [
-        (("batch", "depth"), (8, 4), "'depth' means 'depth', no axis of the mesh"),
-        (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
-        (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
-        (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
-        (("batch", "data"), (8, 4), "'batch' and 'data' both stand for the axis"),
-        (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
-        (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
-        (("batch",), (7, 4), r"2 devices can't divide \(axis data of the mesh\)"),
-        (("batch",), (7, 4), r"at x\[0\]\n  array of shape \(7, 4\)"),
-    ],
+@tables.cases(
+    "names, shape, words",
+    (("batch", "depth"), (8, 4), "'depth' means 'depth', no axis of the mesh"),
+    (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
+    (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
+    (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
+    (("batch", "data"), (8, 4), "'batch' and 'data' both stand for the axis"),
+    (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
+    (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
+    (("batch",), (7, 4), r"2 devices can't divide \(axis data of the mesh\)"),
+    (("batch",), (7, 4), r"at x\[0\]\n  array of shape \(7, 4\)"),
 )
 def test_what_does_not_fit_is_refused(kinds, names, shape, words):
     rules = nnx.logical_axis_rules([("batch", "data"), ("heads", "tensor")])

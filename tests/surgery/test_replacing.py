@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 replace = nnx.surgery.replace
 Pair = collections.namedtuple("Pair", "a b")
@@ -60,18 +60,16 @@ def test_modules_of_a_class_are_replaced_in_all_kinds_of_containers():
     assert type(model.by_name["b"]) is Pair and model.layers[1] is nnx.relu
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ("first", [3]),
-        ("layers[2]", [5]),
-        ("layers.*", [4, 5]),
-        ("by_name.**", [0, 1, 2]),
-        ("by_name.b.{a,b[0]}", [1, 2]),
-        (["first", "layers[:1]"], [3, 4]),
-        (lambda path, x: path[-1:] == (0,), [0, 2, 4]),
-        (nnx.All(nnx.Linear, nnx.surgery.at("layers.**")), [4, 5]),
-    ],
+@tables.cases(
+    "where, expected",
+    ("first", [3]),
+    ("layers[2]", [5]),
+    ("layers.*", [4, 5]),
+    ("by_name.**", [0, 1, 2]),
+    ("by_name.b.{a,b[0]}", [1, 2]),
+    (["first", "layers[:1]"], [3, 4]),
+    (lambda path, x: path[-1:] == (0,), [0, 2, 4]),
+    (nnx.All(nnx.Linear, nnx.surgery.at("layers.**")), [4, 5]),
 )
 def test_modules_are_selected_by_path_class_or_predicate(where, expected):
     model = make_model()

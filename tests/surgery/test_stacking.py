@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog
+from tests import catalog, tables
 
 
 class Block(nnx.Module):
@@ -223,13 +223,11 @@ def test_the_error_lists_what_differs():
     assert_untouched(before, stack)
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: jnp.ones((3, 2)), "shape"),
-        (lambda: jnp.ones((2, 2), "bfloat16"), "dtype"),
-        (lambda: {"a": jnp.ones((2, 2))}, "value"),
-    ],
+@tables.cases(
+    "make, what",
+    (lambda: jnp.ones((3, 2)), "shape"),
+    (lambda: jnp.ones((2, 2), "bfloat16"), "dtype"),
+    (lambda: {"a": jnp.ones((2, 2))}, "value"),
     ids=["shape", "dtype", "value"],
 )
 def test_the_error_says_how_a_leaf_differs(make, what):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 
 def ones(shape):
@@ -29,12 +30,10 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("make", [nnx.Optimizer, nnx.ModelAndOptimizer])
-@pytest.mark.parametrize(
-    ("tx", "phrases"),
-    [
-        (1e-3, ["`tx`, got 0.001", "Pass e.g. optax.adam(1e-3)"]),
-        (optax.adam, ["`tx`, got the function adam", "Call it to make one"]),
-    ],
+@tables.cases(
+    "tx, phrases",
+    (1e-3, ["`tx`, got 0.001", "Pass e.g. optax.adam(1e-3)"]),
+    (optax.adam, ["`tx`, got the function adam", "Call it to make one"]),
 )
 def test_what_is_no_transformation_is_refused(make, tx, phrases):
     with pytest.raises(TypeError, match="expects an Optax transformation") as caught:

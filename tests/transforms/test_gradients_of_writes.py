@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.contract.test_transforms.matrix import cases
 from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES, TREE
 
@@ -97,8 +98,8 @@ def bwd_of_graph_updates(x, g):
     return (nnx.Param((out_g + v_g[...]) * jnp.cos(x) * 2),)
 
 
-OUTER = pytest.mark.parametrize(
-    "outer", [lambda f, **mode: f, nnx.jit, nnx.remat], ids=["eager", "jit", "remat"]
+OUTER = tables.cases(
+    "outer", lambda f, **mode: f, nnx.jit, nnx.remat, ids=["eager", "jit", "remat"]
 )
 
 
@@ -125,13 +126,11 @@ def test_custom_vjp_may_write_what_the_gradient_does_not_need(value_mode, outer)
     np.testing.assert_allclose((found, v), (np.cos(X) * 2, np.sin(X) * 2), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("bwd", "mode"),
-    [
-        (bwd_with_updates, GRAPH),
-        (bwd_with_updates, TREE),
-        (bwd_of_graph_updates, GRAPH_UPDATES),
-    ],
+@tables.cases(
+    "bwd, mode",
+    (bwd_with_updates, GRAPH),
+    (bwd_with_updates, TREE),
+    (bwd_of_graph_updates, GRAPH_UPDATES),
     ids=["graph", "tree", "graph_updates"],
 )
 def test_custom_vjp_gives_the_rule_what_was_written(bwd, mode):

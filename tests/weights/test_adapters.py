@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama, pretrained
+from tests import tables
 from tests.programs import in_one_program
 from tests.weights import checkpoints_of_hf
 from tests.weights.tensors import numbers
@@ -104,16 +105,14 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     check_refused(tmp_path, make(), {"h.0": "blocks[0]"}, r"h\.2\.lora_B\.weight")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"r": 5}, "have other shapes"),
-        ({"use_dora": True}, "use_dora"),
-        ({"bias": "all"}, "bias"),
-        ({"modules_to_save": ["head"]}, "modules_to_save"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"an_invention_of_next_year": {"a": 1}}, "an_invention_of_next_year"),
-    ],
+@tables.cases(
+    "change, said",
+    ({"r": 5}, "have other shapes"),
+    ({"use_dora": True}, "use_dora"),
+    ({"bias": "all"}, "bias"),
+    ({"modules_to_save": ["head"]}, "modules_to_save"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    ({"an_invention_of_next_year": {"a": 1}}, "an_invention_of_next_year"),
     ids=str,
 )
 def test_other_shapes_and_more_than_lora_are_refused(change, said, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama
+from tests import tables
 from tests.tiny_llamas import CONFIG
 
 
@@ -67,9 +68,7 @@ def test_attention_is_what_the_file_has():
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["layers.{i}.self_attn.qkv_proj", "h.{i}.qkv", "h.{i}.attn.c_attn"]
-)
+@tables.cases("name", "layers.{i}.self_attn.qkv_proj", "h.{i}.qkv", "h.{i}.attn.c_attn")
 def test_attention_is_not_taken_for_an_mlp_of_its_shape(name):
     def block():
         up = nnx.Linear(2, 6, use_bias=False, rngs=nnx.Rngs(0))

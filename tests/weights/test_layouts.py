@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 rng = np.random.default_rng(0)
 
@@ -127,13 +128,11 @@ def test_sizes_are_of_axes_and_positive(sizes):
         mapping("(o p) -> o p", sizes)
 
 
-@pytest.mark.parametrize(
-    ("layout", "shapes", "sizes", "reason"),
-    [
-        ("(g h) -> (h g)", [(8,)], {"g": 3}, "can't cut 8"),
-        ("(g h) -> (h g)", [(3, 4)], {"g": 3}, "1 axes on its right"),
-        ("+o i -> i o", [(2, 4), (3, 4)], None, r"i has the sizes \[2, 3\]"),
-    ],
+@tables.cases(
+    "layout, shapes, sizes, reason",
+    ("(g h) -> (h g)", [(8,)], {"g": 3}, "can't cut 8"),
+    ("(g h) -> (h g)", [(3, 4)], {"g": 3}, "1 axes on its right"),
+    ("+o i -> i o", [(2, 4), (3, 4)], None, r"i has the sizes \[2, 3\]"),
 )
 def test_shapes_that_do_not_fit(layout, shapes, sizes, reason):
     with pytest.raises(ValueError, match=reason):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.weights.tensors import mesh, numbers
 
 
@@ -159,12 +160,10 @@ def test_tied_tensors_must_be_equal():
     np.testing.assert_array_equal(model.embed.embedding, table)
 
 
-@pytest.mark.parametrize(
-    ("tied", "reason"),
-    [
-        ({"head.weight": "wte"}, "to which no line leads"),
-        ({"w.weight": "w.weight"}, "an array of its own"),
-    ],
+@tables.cases(
+    "tied, reason",
+    ({"head.weight": "wte"}, "to which no line leads"),
+    ({"w.weight": "w.weight"}, "an array of its own"),
     ids=["misspelt", "itself"],
 )
 def test_what_a_name_is_tied_to_is_in_the_table(tied, reason):
@@ -182,14 +181,12 @@ HALF, SINGLE = jnp.bfloat16, jnp.float32
 
 
 @pytest.mark.parametrize("make", [make_list, make_stack])
-@pytest.mark.parametrize(
-    ("given", "dtype", "kernel", "bias"),
-    [
-        (HALF, None, SINGLE, SINGLE),
-        (SINGLE, HALF, HALF, HALF),
-        (SINGLE, {"**.kernel": HALF}, HALF, SINGLE),
-        (HALF, "file", HALF, HALF),
-    ],
+@tables.cases(
+    "given, dtype, kernel, bias",
+    (HALF, None, SINGLE, SINGLE),
+    (SINGLE, HALF, HALF, HALF),
+    (SINGLE, {"**.kernel": HALF}, HALF, SINGLE),
+    (HALF, "file", HALF, HALF),
 )
 def test_dtypes_are_those_of_the_model_or_the_call(make, given, dtype, kernel, bias):
     weights = make_weights(given)
@@ -207,14 +204,12 @@ def test_each_array_may_have_its_own_dtype_in_the_file():
     assert model.blocks[0].up.bias.dtype == jnp.float16
 
 
-@pytest.mark.parametrize(
-    ("given", "held", "dtype", "error", "said"),
-    [
-        (SINGLE, HALF, None, nnx.errors.StateMismatchError, "dtype="),
-        (np.float64, SINGLE, "file", nnx.errors.StateMismatchError, "float64"),
-        (SINGLE, SINGLE, {"**.kernal": HALF}, ValueError, "matches no floating array"),
-        (SINGLE, SINGLE, np.float64, ValueError, "jax_enable_x64"),
-    ],
+@tables.cases(
+    "given, held, dtype, error, said",
+    (SINGLE, HALF, None, nnx.errors.StateMismatchError, "dtype="),
+    (np.float64, SINGLE, "file", nnx.errors.StateMismatchError, "float64"),
+    (SINGLE, SINGLE, {"**.kernal": HALF}, ValueError, "matches no floating array"),
+    (SINGLE, SINGLE, np.float64, ValueError, "jax_enable_x64"),
 )
 def test_what_loses_precision_or_is_no_dtype_of_jax_is_refused(
     given, held, dtype, error, said
@@ -318,12 +313,10 @@ def test_a_stack_is_read_in_the_order_of_the_file():
     np.testing.assert_array_equal(found, np.stack([x.T for x in layers.values()]))
 
 
-@pytest.mark.parametrize(
-    ("table", "advice"),
-    [
-        ({"fc": "up"}, "2 of them fit with 'model.' in front of the names"),
-        ({"x.model.fc": "up"}, "2 of them fit with 'x.' taken off the names"),
-    ],
+@tables.cases(
+    "table, advice",
+    ({"fc": "up"}, "2 of them fit with 'model.' in front of the names"),
+    ({"x.model.fc": "up"}, "2 of them fit with 'x.' taken off the names"),
     ids=["longer", "shorter"],
 )
 def test_names_with_another_prefix_are_told(table, advice):

@@ -10,14 +10,12 @@ import pytest
 
 import graftree as nnx
 from examples.models import pretrained
-from tests import zoo
+from tests import tables, zoo
 from tests.weights import checkpoints_of_hf
 from tests.weights.tensors import mesh
 
 
-@pytest.mark.parametrize(
-    ("name", "shard_bytes"), [("llama", None), ("gpt2", None), ("qwen3", 60_000)]
-)
+@tables.cases("name, shard_bytes", ("llama", None), ("gpt2", None), ("qwen3", 60_000))
 def test_files_of_hugging_face_come_back_byte_for_byte(name, shard_bytes, tmp_path):
     folder = checkpoints_of_hf.folder(name)
     make, weights = pretrained.family(json.loads((folder / "config.json").read_text()))

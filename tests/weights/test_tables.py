@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 
 def make_block(rngs):
@@ -122,10 +122,8 @@ def test_refused_when_the_table_is_made(table, reason):
         nnx.weights.Mapping(table)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, ["a", "b"], ("a",), (["a"], "o -> o"), ("a", "o -> o", 2)],
-    ids=str,
+@tables.cases(
+    "value", None, 3, ["a", "b"], ("a",), (["a"], "o -> o"), ("a", "o -> o", 2), ids=str
 )
 def test_lines_of_another_form(value):
     with pytest.raises(TypeError, match="has another form"):

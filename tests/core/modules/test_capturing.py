@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.threads import run_in_threads
 
 quiet = pytest.mark.filterwarnings("ignore:Calling Module")
@@ -175,17 +175,15 @@ VMAPPED = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
 SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
 
 
-@pytest.mark.parametrize(
-    ("transform", "x", "y", "stacked"),
-    [
-        (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
-        (
-            nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
-            1.0,
-            8,
-            [1, 2, 4],
-        ),
-    ],
+@tables.cases(
+    "transform, x, y, stacked",
+    (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
+    (
+        nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
+        1.0,
+        8,
+        [1, 2, 4],
+    ),
     ids=["vmap", "scan"],
 )
 def test_values_come_out_of_maps_stacked(transform, x, y, stacked):
@@ -423,13 +421,11 @@ def test_sow_outside_stores_plain_variables_also_with_refs_as_default():
     assert model.y.get_value()[0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "value",
-    [
-        jnp.ones((2, 3), jnp.bfloat16),
-        {"a": jnp.ones(2), "b": (1.0,)},
-        nnx.Param(jnp.ones(2)),
-    ],
+    jnp.ones((2, 3), jnp.bfloat16),
+    {"a": jnp.ones(2), "b": (1.0,)},
+    nnx.Param(jnp.ones(2)),
     ids=["array", "tree", "Variable"],
 )
 def test_perturb_records_zeros_like_the_value_and_adds_them(value):

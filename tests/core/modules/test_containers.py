@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 
 def statuses(items):
@@ -27,17 +27,15 @@ def mixed():
 # ------------------------------------------------------------------------------- List
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "use",
-    [
-        lambda x: x[np.int64(1)],
-        lambda x: x[None:None:-2],
-        lambda x: x[9:],
-        lambda x: x.index("c", 1, 3),
-        lambda x: x.extend(x),
-        lambda x: x.extend(iter("xy")),
-        lambda x: x.__delitem__(slice(1, 9)),
-    ],
+    lambda x: x[np.int64(1)],
+    lambda x: x[None:None:-2],
+    lambda x: x[9:],
+    lambda x: x.index("c", 1, 3),
+    lambda x: x.extend(x),
+    lambda x: x.extend(iter("xy")),
+    lambda x: x.__delitem__(slice(1, 9)),
 )
 def test_lists_behave_as_lists(use):
     items, expected = nnx.List("abcd"), list("abcd")
@@ -127,13 +125,11 @@ def test_list_attribute_named_by_an_index_is_an_item():
 # ------------------------------------------------------------------------------- Dict
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "access",
-    [
-        lambda d: d.pop("z"),
-        lambda d: d.__delitem__("z"),
-        lambda d: nnx.Dict().popitem(),
-    ],
+    lambda d: d.pop("z"),
+    lambda d: d.__delitem__("z"),
+    lambda d: nnx.Dict().popitem(),
 )
 def test_dict_without_a_key_raises_key_error(access):
     with pytest.raises(KeyError):

@@ -13,7 +13,7 @@ import graftree as nnx
 
 # Only there can the registration of a type be taken back.
 from graftree.core.objects import attributes
-from tests import zoo
+from tests import tables, zoo
 
 
 def test_tables_are_replaced_not_changed():
@@ -45,13 +45,11 @@ def test_classes_share_no_order():
         assert node._pytree__nodes == items._pytree__nodes
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "assignments",
-    [
-        [(f"x{i}", nnx.data(1)) for i in range(300)],
-        # The status of an attribute may change without an end.
-        [("x", (nnx.data, nnx.static)[i % 2](1)) for i in range(300)],
-    ],
+    [(f"x{i}", nnx.data(1)) for i in range(300)],
+    # The status of an attribute may change without an end.
+    [("x", (nnx.data, nnx.static)[i % 2](1)) for i in range(300)],
 )
 def test_what_a_table_keeps_alive_is_bounded(assignments):
     made, own = [], type("Own", (nnx.Pytree,), {})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 
 def test_signature_of_a_class_is_that_of_its_init():
@@ -78,15 +78,13 @@ def fail_to_set(meter):
         meter.reading = None
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "change",
-    [
-        lambda meter: setattr(meter, "reading", 2),
-        lambda meter: setattr(meter, "reading", np.ones(1)),
-        lambda meter: delattr(meter, "reading"),
-        fail_to_set,
-        lambda meter: setattr(meter, "__class__", zoo.Node),
-    ],
+    lambda meter: setattr(meter, "reading", 2),
+    lambda meter: setattr(meter, "reading", np.ones(1)),
+    lambda meter: delattr(meter, "reading"),
+    fail_to_set,
+    lambda meter: setattr(meter, "__class__", zoo.Node),
 )
 def test_what_descriptors_do_is_seen(change):
     """They are code of the user, which may write into ``vars`` itself."""

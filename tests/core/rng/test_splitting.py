@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import modes, zoo
+from tests import modes, tables, zoo
 from tests.core.rng.keys import counts, data, keys, nth_key, shapes
 
 PLACES = {"place": {}, **modes.VALUES}
 IN_PLACE_OR_NOT = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
-FUNCTIONS = pytest.mark.parametrize(
-    "function", [lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs]
+FUNCTIONS = tables.cases(
+    "function", lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs
 )
 
 
@@ -29,13 +29,11 @@ def model():
 
 
 @IN_PLACE_OR_NOT
-@pytest.mark.parametrize(
-    ("given", "size"),
-    [
-        ({"splits": 3}, 3),
-        ({"splits": (2, 3)}, (2, 3)),
-        ({"splits": 1, "squeeze": True}, ()),
-    ],
+@tables.cases(
+    "given, size",
+    ({"splits": 3}, 3),
+    ({"splits": (2, 3)}, (2, 3)),
+    ({"splits": 1, "squeeze": True}, ()),
 )
 def test_split_rngs_gives_split_keys(options, given, size):
     rngs = nnx.Rngs(a=5)
@@ -62,14 +60,12 @@ def test_a_copy_shares_the_other_variables(value_mode):
     assert shapes(node.rngs) == {"params": (), "dropout": ()}
 
 
-@pytest.mark.parametrize(
-    ("split", "filters"),
-    [
-        ("ab", [..., nnx.RngState, ["a", "b"]]),
-        ("a", ["a"]),
-        ("b", [nnx.PathContains("b"), nnx.Not("a")]),
-        ("", [nnx.RngKey, nnx.RngCount, nnx.RngStream, None]),
-    ],
+@tables.cases(
+    "split, filters",
+    ("ab", [..., nnx.RngState, ["a", "b"]]),
+    ("a", ["a"]),
+    ("b", [nnx.PathContains("b"), nnx.Not("a")]),
+    ("", [nnx.RngKey, nnx.RngCount, nnx.RngStream, None]),
 )
 @pytest.mark.parametrize("in_place", [True, False])
 def test_both_variables_must_match(split, filters, in_place):
@@ -215,15 +211,13 @@ def test_fork_rngs_forks_all_streams(value_mode):
 
 
 @IN_PLACE_OR_NOT
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (3, {"a": (3,), "b": (3,)}),
-        ((2, 3), {"a": (2, 3), "b": (2, 3)}),
-        ({"a": 3}, {"a": (3,), "b": ()}),
-        ({"a": 3, nnx.RngState: 2, ...: None}, {"a": (3,), "b": (2,)}),
-        ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
-    ],
+@tables.cases(
+    "split, expected",
+    (3, {"a": (3,), "b": (3,)}),
+    ((2, 3), {"a": (2, 3), "b": (2, 3)}),
+    ({"a": 3}, {"a": (3,), "b": ()}),
+    ({"a": 3, nnx.RngState: 2, ...: None}, {"a": (3,), "b": (2,)}),
+    ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
 )
 def test_first_match_gives_the_split(options, split, expected):
     rngs = nnx.Rngs(a=0, b=1)
@@ -270,17 +264,15 @@ def test_with_rngs_does_not_work_in_place(options, args):
         nnx.with_rngs(*args, split=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        ({"split": {"a": 2}, "broadcast": 3, "fork": ...}, {"a": (2,), "b": (3,)}),
-        ({"split": {"a": 2}, "fork": ...}, {"a": (2,), "b": ()}),
-        ({"split": 2, "fork": "a"}, {"a": (2,), "b": (2,)}),
-        ({"split": {"a": 2, ...: 4}, "broadcast": 3}, {"a": (2,), "b": (4,)}),
-        ({"split": {True: 2}, "fork": ["a", "b"]}, {"a": (2,), "b": (2,)}),
-        ({"split": 2, "only": "b"}, {"a": (), "b": (2,)}),
-        ({}, {"a": (), "b": ()}),
-    ],
+@tables.cases(
+    "rules, expected",
+    ({"split": {"a": 2}, "broadcast": 3, "fork": ...}, {"a": (2,), "b": (3,)}),
+    ({"split": {"a": 2}, "fork": ...}, {"a": (2,), "b": ()}),
+    ({"split": 2, "fork": "a"}, {"a": (2,), "b": (2,)}),
+    ({"split": {"a": 2, ...: 4}, "broadcast": 3}, {"a": (2,), "b": (4,)}),
+    ({"split": {True: 2}, "fork": ["a", "b"]}, {"a": (2,), "b": (2,)}),
+    ({"split": 2, "only": "b"}, {"a": (), "b": (2,)}),
+    ({}, {"a": (), "b": ()}),
 )
 def test_split_goes_before_broadcast_before_fork(rules, expected):
     assert shapes(nnx.with_rngs(nnx.Rngs(a=0, b=1), **rules, **modes.TREE)) == expected

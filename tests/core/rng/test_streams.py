@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.core.rng.keys import counts, data, keys, nth_key, shapes
 from tests.threads import run_in_threads
 
@@ -55,8 +56,8 @@ def test_a_typed_key_is_kept_as_it_is(implementation):
     assert nnx.Rngs(key).default.key.get_raw_value() is key
 
 
-@pytest.mark.parametrize(
-    "value", [1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])]
+@tables.cases(
+    "value", 1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])
 )
 def test_anything_else_is_refused(value):
     with pytest.raises(ValueError, match="Invalid rng value") as error:
@@ -207,9 +208,7 @@ def test_no_default_stream():
         rngs()
 
 
-@pytest.mark.parametrize(
-    ("rngs", "has"), [(nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'")]
-)
+@tables.cases("rngs, has", (nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'"))
 def test_a_missing_stream_is_told_with_those_there_are(rngs, has):
     # Issue 12: it said no more than that.
     with pytest.raises(AttributeError, match="named 'params' found") as caught:
@@ -267,9 +266,7 @@ def test_first_filter_that_matches_the_stream_gives_the_size():
     assert shapes(nnx.Rngs(a=1).split({nnx.PathContains("a"): 2})) == {"a": ()}
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}, {}, None]
-)
+@tables.cases("sizes", {"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}, {}, None)
 @pytest.mark.parametrize("method", ["split", "broadcast"])
 def test_other_streams_are_copied_with_their_count(method, sizes):
     rngs = nnx.Rngs(a=0, b=1)

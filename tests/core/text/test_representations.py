@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 
 def module(base, **attributes):
@@ -25,21 +26,19 @@ def int8(count):
     return jax.ShapeDtypeStruct((count,), jnp.int8)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (int8(24), "24 (24 B)"),
-        (int8(1000), "1,000 (1,000 B)"),
-        (int8(1004), "1,004 (1.0 KB)"),
-        (int8(1_000_000), "1,000,000 (1,000.0 KB)"),
-        (int8(1_000_004), "1,000,004 (1.0 MB)"),
-        (int8(3 * 10**12), "3,000,000,000,000 (3,000.0 GB)"),
-        (np.ones((2, 3), np.float32), "6 (24 B)"),
-        ({"a": np.ones(2), "b": "x"}, "2 (16 B)"),
-        (jnp.ones((0, 3)), ""),
-        ((2, 3), ""),
-        ({1: np.ones(2), "a": 1}, ""),
-    ],
+@tables.cases(
+    "value, expected",
+    (int8(24), "24 (24 B)"),
+    (int8(1000), "1,000 (1,000 B)"),
+    (int8(1004), "1,004 (1.0 KB)"),
+    (int8(1_000_000), "1,000,000 (1,000.0 KB)"),
+    (int8(1_000_004), "1,000,004 (1.0 MB)"),
+    (int8(3 * 10**12), "3,000,000,000,000 (3,000.0 GB)"),
+    (np.ones((2, 3), np.float32), "6 (24 B)"),
+    ({"a": np.ones(2), "b": "x"}, "2 (16 B)"),
+    (jnp.ones((0, 3)), ""),
+    ((2, 3), ""),
+    ({1: np.ones(2), "a": 1}, ""),
     ids=repr,
 )
 def test_size_of_a_value(value, expected):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons, zoo
+from tests import comparisons, tables, zoo
 
 
 def box(value=1.0):
@@ -201,12 +201,10 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("transform", "calls", "name"),
-    [
-        *((nnx.jit, calls, name) for calls in (0, 3) for name in SHARED),
-        (nnx.pmap, 3, "array"),
-    ],
+@tables.cases(
+    "transform, calls, name",
+    *((nnx.jit, calls, name) for calls in (0, 3) for name in SHARED),
+    (nnx.pmap, 3, "array"),
 )
 def test_arrays_in_two_donated_variables_are_named(transform, calls, name, mode):
     def step(model):

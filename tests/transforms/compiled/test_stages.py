@@ -9,7 +9,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import modes, zoo
+from tests import modes, tables, zoo
 from tests.meshes import mesh_of
 
 X = np.ones(2, np.float32)
@@ -145,14 +145,12 @@ def test_wrong_shape_is_the_error_of_jax(mode):
     assert model.w[...].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda m: setattr(m, "new", nnx.Param(jnp.ones(1))), r"args\[0\].new"),
-        (lambda m: delattr(m, "w"), r"args\[0\].w: a Param.*compiled, nothing now"),
-        (lambda m: setattr(m, "k", 2), "(?s)(k: 1|k=1).*when compiled.*(2|k=2).*now"),
-        (lambda m: m.w.set_metadata(tag="x"), "metadata"),
-    ],
+@tables.cases(
+    "change, says",
+    (lambda m: setattr(m, "new", nnx.Param(jnp.ones(1))), r"args\[0\].new"),
+    (lambda m: delattr(m, "w"), r"args\[0\].w: a Param.*compiled, nothing now"),
+    (lambda m: setattr(m, "k", 2), "(?s)(k: 1|k=1).*when compiled.*(2|k=2).*now"),
+    (lambda m: m.w.set_metadata(tag="x"), "metadata"),
 )
 def test_other_structure_is_refused(change, says, mode):
     model = scale()
@@ -328,12 +326,10 @@ def test_static_arguments_are_left_out(mode):
     np.testing.assert_array_equal(exported.call(model, x=jnp.ones(2)), [5.0, 7.0])
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda m: m.count.set_value(m.count[...] + 1), r"args\[0\].count changes"),
-        (lambda m: m.w.set_metadata(tag="x"), r"args\[0\].w changes"),
-    ],
+@tables.cases(
+    "change, says",
+    (lambda m: m.count.set_value(m.count[...] + 1), r"args\[0\].count changes"),
+    (lambda m: m.w.set_metadata(tag="x"), r"args\[0\].w changes"),
 )
 def test_function_that_changes_its_arguments_is_refused(change, says, mode):
     def step(model):

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import comparisons, zoo
+from tests import comparisons, tables, zoo
 from tests.modes import GRAPH_UPDATES, TREE
 
 
@@ -123,31 +123,29 @@ def test_a_default_is_scanned_if_the_axes_have_an_entry_for_it():
     assert last == 6.0 and ys.shape == (3, 3)
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"in_axes": ((nnx.Carry, 0), 0)}, "Carry must"),
-        ({"in_axes": (nnx.Carry, nnx.Carry)}, "Found multiple Carry definitions"),
-        ({"in_axes": (0, 0)}, "If one of in_axes or out_axes has Carry, the other"),
-        ({"out_axes": 0}, "If one of in_axes or out_axes has Carry, the other"),
-        ({"out_axes": (nnx.Carry, None)}, "Cannot broadcast output state"),
-        (
-            {"out_axes": (nnx.Carry, nnx.StateAxes({...: None}))},
-            "Cannot broadcast output state. Got StateAxes",
-        ),
-        (
-            {"out_axes": (nnx.Carry, nnx.StateAxes({...: nnx.Carry}))},
-            "Cannot carry output state",
-        ),
-        ({"in_axes": (nnx.Carry, "0")}, "Invalid axis '0' in `in_axes`"),
-        ({"out_axes": (nnx.Carry, 0.5)}, "Invalid axis 0.5 in `out_axes`"),
-        (
-            {"in_axes": nnx.Carry(), "out_axes": nnx.Carry(), "length": 3},
-            "in `in_axes` of nnx.scan: an axis is an integer, None, or the class",
-        ),
-        ({"in_axes": (nnx.Carry, nnx.StateAxes({...: "0"}))}, "Invalid axis '0'"),
-        ({"in_axes": (nnx.Carry, nnx.Param(0))}, r"found a Param at in_axes\[1\]"),
-    ],
+@tables.cases(
+    "axes, message",
+    ({"in_axes": ((nnx.Carry, 0), 0)}, "Carry must"),
+    ({"in_axes": (nnx.Carry, nnx.Carry)}, "Found multiple Carry definitions"),
+    ({"in_axes": (0, 0)}, "If one of in_axes or out_axes has Carry, the other"),
+    ({"out_axes": 0}, "If one of in_axes or out_axes has Carry, the other"),
+    ({"out_axes": (nnx.Carry, None)}, "Cannot broadcast output state"),
+    (
+        {"out_axes": (nnx.Carry, nnx.StateAxes({...: None}))},
+        "Cannot broadcast output state. Got StateAxes",
+    ),
+    (
+        {"out_axes": (nnx.Carry, nnx.StateAxes({...: nnx.Carry}))},
+        "Cannot carry output state",
+    ),
+    ({"in_axes": (nnx.Carry, "0")}, "Invalid axis '0' in `in_axes`"),
+    ({"out_axes": (nnx.Carry, 0.5)}, "Invalid axis 0.5 in `out_axes`"),
+    (
+        {"in_axes": nnx.Carry(), "out_axes": nnx.Carry(), "length": 3},
+        "in `in_axes` of nnx.scan: an axis is an integer, None, or the class",
+    ),
+    ({"in_axes": (nnx.Carry, nnx.StateAxes({...: "0"}))}, "Invalid axis '0'"),
+    ({"in_axes": (nnx.Carry, nnx.Param(0))}, r"found a Param at in_axes\[1\]"),
 )
 def test_wrong_axes_are_refused_at_creation(axes, message):
     with pytest.raises(ValueError, match=message):
@@ -244,9 +242,7 @@ def _with_another_object(model, x):
     return model, x
 
 
-@pytest.mark.parametrize(
-    "step", [_set_after_use, _toggled, _counting, _with_another_object]
-)
+@tables.cases("step", _set_after_use, _toggled, _counting, _with_another_object)
 def test_steps_that_would_differ_are_refused(step):
     model = Switched()
     with pytest.raises(ValueError, match=r"structure of the carry|Carry references"):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 
 def f(a, b, /, c, *, d=0):
@@ -112,20 +112,18 @@ def names(function, *args, kwargs=(), **options):
     return " ".join(traced.jaxpr.jaxpr.debug_info.arg_names)
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "kwargs", "expected"),
-    [
-        (named, (1, 2), {}, "net x"),
-        (named, (1, 2, 3, {"k": 4}), {}, "net x rest[0] rest[1]['k']"),
-        (named, (1,), {"train": True, "x": 2, "z": 3}, "net train x others['z']"),
-        (wrapper, (1, 2), {}, "net x"),
-        (functools.partial(named, 1), (2,), {}, "x"),
-        (Callable.method, (0, 1), {"b": 2}, "self a b"),
-        (Callable().method, (1,), {"b": 2}, "a b"),
-        (Callable(), (1,), {}, "q"),
-        (dict, ({"a": 1},), {"b": [2]}, "args[0]['a'] kwargs['b'][0]"),
-        (named, ({"k": nnx.List([zoo.Scale()])},), {"x": 1}, "net['k'][0].w x"),
-    ],
+@tables.cases(
+    "function, args, kwargs, expected",
+    (named, (1, 2), {}, "net x"),
+    (named, (1, 2, 3, {"k": 4}), {}, "net x rest[0] rest[1]['k']"),
+    (named, (1,), {"train": True, "x": 2, "z": 3}, "net train x others['z']"),
+    (wrapper, (1, 2), {}, "net x"),
+    (functools.partial(named, 1), (2,), {}, "x"),
+    (Callable.method, (0, 1), {"b": 2}, "self a b"),
+    (Callable().method, (1,), {"b": 2}, "a b"),
+    (Callable(), (1,), {}, "q"),
+    (dict, ({"a": 1},), {"b": [2]}, "args[0]['a'] kwargs['b'][0]"),
+    (named, ({"k": nnx.List([zoo.Scale()])},), {"x": 1}, "net['k'][0].w x"),
 )
 def test_arguments_are_called_as_in_the_function(function, args, kwargs, expected):
     assert names(function, *args, kwargs=kwargs) == expected

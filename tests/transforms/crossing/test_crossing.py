@@ -12,7 +12,7 @@ import pytest
 
 import graftree as nnx
 from graftree import config, errors
-from tests import modes, zoo
+from tests import modes, tables, zoo
 from tests.contract.test_transforms.matrix import MESH, SPEC, cases
 
 
@@ -215,13 +215,11 @@ def test_objects_that_are_built_as_before_hide_no_change_in_others(name, swapped
     assert (kernel is ours[0].layer.kernel) == (name != "an alias")
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "transform",
-    [
-        lambda f, **mode: nnx.grad(f, argnums=1, **mode),
-        lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
-        nnx.jit,
-    ],
+    lambda f, **mode: nnx.grad(f, argnums=1, **mode),
+    lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
+    nnx.jit,
     ids=["grad", "vmap", "jit"],
 )
 def test_writes_reach_no_numpy_array_of_the_caller(transform, mode):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.static_values import Tag
 from tests.transforms.crossing.test_costs import PARTS, python_calls
 
@@ -94,9 +94,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrap"), [(Bag, bag_of), (Bag, owner), (Slotted, bag_of)]
-)
+@tables.cases("kind, wrap", (Bag, bag_of), (Bag, owner), (Slotted, bag_of))
 def test_changes_are_seen(graph_mode, kind, wrap):
     x, y = wrap(make(kind)), wrap(make(kind))
     called = nnx.jit(step, **graph_mode)

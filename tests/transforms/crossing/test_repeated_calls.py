@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import errors
-from tests import changes, strategies, zoo
+from tests import changes, strategies, tables, zoo
 from tests.changes import ALIASES, changed, layer, made, param, plain, variables_in
 from tests.modes import BY_NAME, GRAPH, GRAPH_UPDATES, TREE
 
@@ -631,14 +631,12 @@ def test_filters_that_look_at_shapes_are_asked_at_each_call():
         assert model.w[...].sharding.is_equivalent_to(expected, 1)
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "chosen",
-    [
-        nnx.Param,
-        nnx.Not(nnx.Cache),
-        (nnx.All(nnx.Param, nnx.PathContains("w")), nnx.Param),
-        nnx.Any(nnx.Param, nnx.filterlib.PathIn(("other",))),
-    ],
+    nnx.Param,
+    nnx.Not(nnx.Cache),
+    (nnx.All(nnx.Param, nnx.PathContains("w")), nnx.Param),
+    nnx.Any(nnx.Param, nnx.filterlib.PathIn(("other",))),
 )
 def test_filters_of_classes_and_paths_follow_replaced_variables(chosen):
     grad = nnx.grad(lambda m: m.w**2 + m.a, argnums=nnx.DiffState(0, chosen))

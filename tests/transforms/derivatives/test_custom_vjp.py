@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons, zoo
+from tests import comparisons, tables, zoo
 from tests.modes import GRAPH, GRAPH_UPDATES
 
 
@@ -63,15 +63,13 @@ def gradient(f, mode):
 # ------------------------------------------------------- updates, under all transforms
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "wrap",
-    [
-        lambda f, mode: gradient(f, mode),
-        lambda f, mode: nnx.jit(gradient(f, mode), **mode),
-        lambda f, mode: gradient(nnx.jit(f, **mode), mode),
-        lambda f, mode: gradient(nnx.remat(f, **mode), mode),
-        lambda f, mode: nnx.jit(gradient(nnx.remat(f, **mode), mode), **mode),
-    ],
+    lambda f, mode: gradient(f, mode),
+    lambda f, mode: nnx.jit(gradient(f, mode), **mode),
+    lambda f, mode: gradient(nnx.jit(f, **mode), mode),
+    lambda f, mode: gradient(nnx.remat(f, **mode), mode),
+    lambda f, mode: nnx.jit(gradient(nnx.remat(f, **mode), mode), **mode),
     ids=["grad", "jit-grad", "grad-jit", "grad-remat", "jit-grad-remat"],
 )
 def test_updates_propagate_exactly_once(mode, wrap):
