@@ -12,7 +12,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
-from tests.differential import captures, generator, running, shrinking
+from tests.differential import captures, generator, running
 
 MAKERS = {"objects": generator.make, "captures": captures.make}
 FREED_EVERY = 100
@@ -23,7 +23,7 @@ def is_right(program, steps):
     for mode in program.modes:
         expected = steps if mode == running.GRAPH_UPDATES else None
         if running.difference(program, mode, expected=expected) is not None:
-            smaller = shrinking.shrunk(program, mode)
+            smaller = running.shrunk(program, mode)
             print(f"\n--- seed {program.seed}, {mode}", *smaller.statements, sep="\n")
             print("---", *(running.difference(smaller, mode) or ["not found again"]))
             return False

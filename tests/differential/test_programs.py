@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.differential import captures, generator, running, shrinking
+from tests.differential import captures, generator, running
 
 LONG = pytest.mark.long
 SEEDS = [*range(17), *(pytest.param(seed, marks=LONG) for seed in range(17, 50))]
@@ -42,5 +42,5 @@ def test_every_control_flow_sees_the_present_state(call):
 def check(program, mode, expected):
     found = running.difference(program, mode, expected=expected)
     if found:
-        smaller = shrinking.shrunk(program, mode)
+        smaller = running.shrunk(program, mode)
         pytest.fail(f"{found[2]}\n\n{smaller.script(mode)}", pytrace=False)

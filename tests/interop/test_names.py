@@ -20,7 +20,7 @@ import pytest
 
 import graftree as nnx
 from graftree.interop import flax_names, foreign_names
-from tests.interop import absent_names, returned_objects
+from tests.interop import absent_names
 
 # What the contract names and what exists, by path.
 PATHS = """
@@ -292,7 +292,7 @@ def test_sub_modules_lack_no_name_that_is_not_listed():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # to read `raw_value` warns
 def test_returned_objects_lack_no_attribute_that_is_not_listed():
     peer = importlib.import_module("flax.nnx")
-    theirs, ours = returned_objects.made(peer), returned_objects.made(nnx)
+    theirs, ours = absent_names.made(peer), absent_names.made(nnx)
     assert theirs.keys() == ours.keys() and len(ours) > 70
     found = differences(theirs, ours, lambda x, name: True, absent_names.OF_OBJECTS)
     assert found == (set(), set())

@@ -1,4 +1,4 @@
-"""Corners of List and Dict, whose rules the contract has; the order of a Dict."""
+"""Corners of List and Dict, of attributes, views and conversions of Modules."""
 
 import warnings
 
@@ -349,3 +349,182 @@ def test_equality_is_that_of_mappings(other):
     assert (nnx.Dict(a=2, b=1) == other) is (other == {"a": 2, "b": 1})
     if isinstance(other, dict):
         assert (nnx.Dict(other) == nnx.Dict(a=2, b=1)) is (other == {"a": 2, "b": 1})
+
+
+# ------------------------------------------------------- attributes, views, conversions
+
+
+class Leaf(nnx.Module):
+    def __init__(self):
+        self.rate = 0.5
+        self.deterministic = self.decode = False
+        self.weight = nnx.Param(jnp.ones(2))
+        self.array = jnp.zeros(2)
+
+    def set_view(
+        self, deterministic: bool | None = None, *, decode: bool | None = None
+    ):
+        """Configures the leaf.
+
+        Args:
+            deterministic: whether dropout is off,
+                also in the attention.
+            decode (bool): whether to use the cache
+        """
+        self.deterministic = deterministic
+        self.decode = decode
+
+
+class Settings(nnx.Pytree):
+    def set_view(self, **options):
+        self.seen = tuple(sorted(options))
+
+
+def model():
+    return zoo.Box(leaf=Leaf(), norm=zoo.Box(size=1), plain=nnx.data([Leaf()]))
+
+
+def test_modules_have_a_metaclass_and_take_no_arguments():
+    assert type(nnx.Module) is nnx.module.ModuleMeta
+    assert issubclass(nnx.module.ModuleMeta, nnx.pytreelib.PytreeMeta)
+    with pytest.raises(TypeError):
+        nnx.Module(1)
+
+
+# ------------------------------------------------------------------- set_attributes
+
+
+def test_set_attributes_matches_any_of_the_filters():
+    node = nnx.Dict(a=Leaf(), b=Leaf(), c=zoo.Box(rate=0.5))
+    node.set_attributes(nnx.PathContains("b"), zoo.Box, rate=0.1)
+    assert (node.a.rate, node.b.rate, node.c.rate) == (0.5, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "attributes", "missing"),
+    [((zoo.Box,), {"rate": 0.1}, "rate"), ((), {"rate": 0.1, "unknown": 1}, "unknown")],
+    ids=["among the matching modules only", "nothing is set"],
+)
+def test_failed_set_attributes_changes_nothing(filters, attributes, missing):
+    node = model()
+    with pytest.raises(ValueError, match=rf"Could not find.*\['{missing}'\]"):
+        node.set_attributes(*filters, **attributes)
+    assert node.leaf.rate == 0.5
+
+
+def test_set_attributes_refuses_modules_of_other_traces():
+    leaf = Leaf()
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Leaf'"):
+        jax.jit(lambda: leaf.set_attributes(rate=0.1))()
+    assert leaf.rate == 0.5
+
+
+# ----------------------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": True}])
+def test_views_are_copies_that_share_variables_and_arrays(options):
+    node = model()
+    view = nnx.view(node, **options)
+    assert view is not node and view.leaf is not node.leaf
+    assert view.leaf.weight is node.leaf.weight and view.leaf.array is node.leaf.array
+
+
+def test_views_pass_each_node_the_options_it_names():
+    view = nnx.view([Leaf(), Settings()], decode=True, other=1)
+    assert view[0].decode and view[1].seen == ("decode", "other")
+    with pytest.raises(ValueError, match=r"Unused keys .*\['deterministic'\]"):
+        nnx.view(nnx.Rngs(0), deterministic=True)
+
+
+def test_views_and_attributes_are_made_in_both_modes(graph):
+    view = nnx.view({"m": [Leaf()]}, decode=True, graph=graph)
+    changed = nnx.with_attributes([model()], decode=True, graph=graph)
+    assert view["m"][0].decode and changed[0].leaf.decode
+
+
+def test_view_info_lists_each_class_once_by_name_with_its_parameters():
+    expected = """\
+Leaf:
+  deterministic: bool | None = None
+    whether dropout is off,
+    also in the attention.
+  decode: bool | None = None
+    whether to use the cache"""
+    assert nnx.view_info([model(), nnx.Rngs(0)]) == expected
+    lines = nnx.view_info([Settings(), Leaf(), Leaf()]).splitlines()
+    assert [x for x in lines if not x.startswith(" ")] == ["Leaf:", "Settings:"]
+    assert nnx.view_info([Settings(), Leaf()], only=Settings).startswith("Settings:")
+    assert nnx.view_info([nnx.Rngs(0), 1]) == ""
+
+
+def test_view_info_does_without_descriptions():
+    class Undescribed(nnx.Module):
+        def set_view(self, a: int, b: str = "x", *args: int, **kwargs: int):
+            """Says nothing of the first.
+
+            Args:
+                b: the second
+
+            Returns:
+                nothing
+            """
+
+    lines = nnx.view_info(Undescribed()).splitlines()[1:]
+    assert lines == ["  a: <class 'int'>", "  b: <class 'str'> = x", "    the second"]
+
+
+@pytest.mark.peers
+def test_view_info_equals_that_of_a_peer():
+    peer = pytest.importorskip("flax.nnx")
+
+    def set_view(self, a: int | None = None, *, b: "str" = "x", **kwargs) -> None:
+        """Configures.
+
+        Args:
+          a: first line
+            second line
+          b: the other
+        """
+
+    def info(nnx):
+        Documented = type(nnx.Module)("Documented", (nnx.Module,), {})
+        Bare = type(nnx.Module)("Bare", (nnx.Module,), {})
+        Documented.set_view = set_view
+        Bare.set_view = lambda self, a, b=1: None
+        return nnx.view_info([Documented(), Bare()])
+
+    assert info(nnx) == info(peer)
+
+
+# ----------------------------------------------------------------- conversion to refs
+
+
+def test_hijax_variables_are_a_filter():
+    matches = nnx.filterlib.to_predicate(nnx.variablelib.HijaxVariable)
+    variables = nnx.Param(1, hijax=True), nnx.Param(1)
+    assert [matches((), v) for v in variables] == [True, False]
+
+
+def test_cyclic_objects_and_shared_refs_are_converted():
+    node = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    node.self = node
+    converted = nnx.with_vars(node, ref=True)
+    assert converted.self is converted and converted.w.ref
+    converted.bare = ref = converted.w.get_raw_value()
+    arrays = nnx.to_arrays(converted)
+    assert not arrays.w.ref and isinstance(arrays.bare, jax.Array)
+    arrays = nnx.to_arrays({"a": ref, "b": ref}, allow_duplicates=True)
+    assert arrays["a"] is arrays["b"]
+
+
+def test_what_is_no_array_of_jax_stays_or_is_refused():
+    state = {"a": np.ones(2)}
+    assert nnx.to_refs(state)["a"] is state["a"]
+    with pytest.raises(TypeError):
+        nnx.to_refs(nnx.Dict(a=nnx.Param((1.0, 2.0))))
+    converted = nnx.to_refs(nnx.Dict(a=nnx.Cache((1.0,))), only=nnx.Param)
+    assert converted.a.get_value() == (1.0,)
+    v = nnx.Param(jnp.ones(2))
+    with pytest.raises(ValueError, match="allow_duplicates=True"):
+        nnx.with_vars([v, v], ref=True)
