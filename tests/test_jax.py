@@ -117,8 +117,7 @@ def test_way_by_a_name_that_is_there_says_nothing(said):
 def test_way_by_a_missing_name_goes_otherwise_and_tells_once(monkeypatch, said):
     taken(monkeypatch, PLACE)
     made = way()
-    assert made(1) == ("otherwise", 1) == made(1)
-    assert said == [(PLACE,)]
+    assert made(1) == ("otherwise", 1) == made(1) and said == [(PLACE,)]
 
 
 def test_way_that_can_not_be_prepared_is_never_gone(said):
@@ -126,8 +125,7 @@ def test_way_that_can_not_be_prepared_is_never_gone(said):
         raise _jax_names.ChangedError
 
     made = way(lambda *x: pytest.fail("it was gone"), prepare=refuse)
-    assert made(1) == ("otherwise", 1) == made(1)
-    assert said == [(PLACE,)]
+    assert made(1) == ("otherwise", 1) == made(1) and said == [(PLACE,)]
 
 
 def test_way_that_fails_later_is_left_for_good(said):

@@ -126,8 +126,7 @@ def test_selections_are_patterns_classes_predicates_and_lists_of_these():
         predicate = patterns.to_predicate(where)
         return "".join("01"[predicate((name,), x)] for name, x in cases)
 
-    assert chosen("a") == "1010"
-    assert chosen(zoo.Scale) == "1100"
+    assert chosen("a") == "1010" and chosen(zoo.Scale) == "1100"
     assert chosen(zoo.Scale | zoo.Counter) == chosen(...) == "1111"
     assert chosen(lambda path, x: path == ("b",)) == "0101"
     assert chosen(["a", zoo.Scale]) == "1110"

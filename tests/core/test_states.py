@@ -107,8 +107,7 @@ def test_union():
     state = example()
     assert state | {} is state
     assert (state | {"b": {"d": 7}}) == {"b": {"d": 7, "c": {"e": 2}}, "a": 3}
-    assert ({"a": 0, "z": 1} | state)["a"] == 3
-    assert state["b"]["d"] == 1
+    assert ({"a": 0, "z": 1} | state)["a"] == 3 and state["b"]["d"] == 1
 
 
 def test_shallow_copies_share_what_is_below():

@@ -413,8 +413,7 @@ def test_what_is_no_graph_node_is_refused(obj):
 
 def test_titles_and_options_of_rich_can_be_given():
     text = table(linear(), X, table_kwargs={"title": "Mine", "show_footer": False})
-    assert text.split("\n")[0].strip() == "Mine"
-    assert "Total │" not in text
+    assert text.split("\n")[0].strip() == "Mine" and "Total │" not in text
 
 
 def test_without_rich_it_says_what_to_install(monkeypatch):
@@ -531,8 +530,7 @@ def test_outside_notebooks_each_argument_is_printed(capsys):
 def test_notebooks_show_trees(treescope, notebook, monkeypatch):
     shown = []
     monkeypatch.setattr(treescope, "display", lambda x, **options: shown.append(x))
-    assert nnx.display(1, 2) is None
-    assert shown == [1, 2]
+    assert nnx.display(1, 2) is None and shown == [1, 2]
 
 
 def test_notebooks_without_treescope_show_text(notebook, monkeypatch, capsys):
@@ -545,8 +543,7 @@ def test_trees_show_attributes_and_sizes(treescope):
     text = treescope.render_to_text(Block(), ignore_exceptions=False)
     assert text.startswith("Block( # Param: 6 (24 B)")
     assert "kernel=Param( # 6 (24 B)" in text
-    assert "tag='x'" in text
-    assert "width=3" in text
+    assert "tag='x'" in text and "width=3" in text
     assert "_pytree" not in text
 
 

@@ -332,8 +332,7 @@ def test_one_program_for_all_temperatures_but_zero():
 
     for temperature in (0.5, 0.7, 0.0, 0):
         draw(Sampler(temperature, top_p=0.9))
-    assert len(traced) == 2
-    assert int(draw(Sampler(0))) == 1
+    assert len(traced) == 2 and int(draw(Sampler(0))) == 1
 
 
 def rows(n):

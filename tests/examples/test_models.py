@@ -91,8 +91,7 @@ def test_parameters_are_divided_along_their_longest_axis():
         kernel, bias = found["kernel"].get_value(), found["bias"].get_value()
         return kernel.shard_shape(sizes), bias.shard_shape(sizes[1:])
 
-    assert shares(6, 16) == ((6, 4), (4,))
-    assert shares(3, 5) == ((3, 5), (5,))
+    assert shares(6, 16) == ((6, 4), (4,)) and shares(3, 5) == ((3, 5), (5,))
 
 
 @tables.cases(

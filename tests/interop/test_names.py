@@ -48,8 +48,7 @@ def test_paths_are_importable_and_attributes(path):
     reached = nnx
     for name in path.split("."):
         reached = getattr(reached, name)
-    assert reached is module
-    assert flax_names.has_path(path)
+    assert reached is module and flax_names.has_path(path)
 
 
 def look_up(path, name):
@@ -227,8 +226,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
         AttributeError, match=f"'{name}'. Write .* in its place"
     ) as told:
         getattr(nnx, name)
-    assert foreign_names.HINTS[name] in str(told.value)
-    assert name not in dir(nnx)
+    assert foreign_names.HINTS[name] in str(told.value) and name not in dir(nnx)
     form = foreign_names.HINTS[name]
     made = {"in_features": 2, "out_features": 3, "hidden_features": 4}
     made |= {"nnx": nnx, "optax": optax, "rngs": nnx.Rngs(0)}

@@ -224,8 +224,7 @@ def test_programs_are_those_of_a_policy_of_jax(lift):
         found.append((lowered.as_text(), sorted(scopes)))
         line = inner.__code__.co_firstlineno + 2
         assert re.search(rf'test_keeping.py":{line}\b', text)
-    assert found[0] == found[1] == found[2]
-    assert len(traced) == len(policies)
+    assert found[0] == found[1] == found[2] and len(traced) == len(policies)
     assert any("here" in scope for scope in found[0][1])
 
 

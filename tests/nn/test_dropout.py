@@ -130,8 +130,7 @@ def test_rngs_of_the_call_take_precedence():
         np.testing.assert_array_equal(layer(jnp.ones(16), rngs=key), 2.0 * kept)
     stream = nnx.RngStream(4, tag="any")
     layer(jnp.ones(16), rngs=stream)
-    assert stream.count[...] == 1
-    assert layer.rngs.count[...] == 0
+    assert stream.count[...] == 1 and layer.rngs.count[...] == 0
 
 
 def test_layer_with_rngs_stays_in_step_with_one_without():

@@ -208,5 +208,4 @@ def test_prelu_is_a_pytree_for_jax_grad():
     layer = nnx.PReLU(0.25)
     x = jnp.array([-3.0, 2.0, -1.0])
     value, grads = jax.jit(jax.value_and_grad(lambda m: m(x).sum()))(layer)
-    assert value == 1.0
-    assert grads.negative_slope[...] == -4.0
+    assert value == 1.0 and grads.negative_slope[...] == -4.0

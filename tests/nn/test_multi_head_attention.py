@@ -202,8 +202,7 @@ def test_each_active_call_draws_one_key():
     layer = make_layer(dropout_rate=0.5, deterministic=False)
     x = random(2, 3, 8)
     first, second = layer(x), layer(x)
-    assert layer.rngs.count[...] == 2
-    assert (first != second).any()
+    assert layer.rngs.count[...] == 2 and (first != second).any()
     layer(x, deterministic=True)
     assert layer.rngs.count[...] == 2
 
@@ -245,8 +244,7 @@ def test_weights_are_captured_if_asked_for():
     np.testing.assert_allclose(weights.sum(-1), np.ones((2, 4, 3)), rtol=1e-5)
     np.testing.assert_array_equal(weights, np.tril(weights))
     np.testing.assert_allclose(y, layer(x, is_causal=True), rtol=1e-4, atol=1e-5)
-    assert not forward(x)[1]
-    assert not hasattr(layer, "attention_weights")
+    assert not forward(x)[1] and not hasattr(layer, "attention_weights")
 
 
 def test_weights_become_an_attribute_outside_of_a_capture():
@@ -308,8 +306,7 @@ def test_shardings_reach_projections_and_output():
     with jax.set_mesh(mesh_of("Explicit", x=2)):
         call = jax.jit(lambda m, x: m(x, qkv_sharding=heads, out_sharding=features))
         y = call(layer, jnp.array(x))
-    assert seen[3:] == [heads] * 3
-    assert jax.typeof(y).sharding.spec == features
+    assert seen[3:] == [heads] * 3 and jax.typeof(y).sharding.spec == features
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -412,8 +409,7 @@ def test_decoding_in_nnx_jit_traces_once_and_keeps_the_cache(mode):
     layer, x = make(attention_fn=rotary()), random(2, 4, 8)
     full = in_one_program(layer, x, decode=False, is_causal=True)
     check_equal(decode(layer, x, step), full)
-    assert len(traces) == 1
-    assert layer.cache_index[...] == 4
+    assert len(traces) == 1 and layer.cache_index[...] == 4
 
 
 def test_decoding_in_a_scan():

@@ -152,8 +152,7 @@ def test_weights_and_statistics_keep_their_dtype(param_dtype, stats_dtype, dtype
     weights = np.float64(layer.kernel[...])
     model = spectral(layer, dtype=dtype, param_dtype=stats_dtype)
     u = np.float64(model.batch_stats["kernel", "u"][...])
-    assert model(X).shape == (2, 2, 4)
-    assert layer.kernel.dtype == param_dtype
+    assert model(X).shape == (2, 2, 4) and layer.kernel.dtype == param_dtype
     assert model.batch_stats["kernel", "u"].dtype == stats_dtype
     assert model.batch_stats["kernel", "sigma"].dtype == stats_dtype
     expected = power_iteration(weights, u, 1)[0]
@@ -254,8 +253,7 @@ def test_random_scales_differ_by_path_and_leave_the_counts():
         return [scale[...] for scale in model.scales.values()]
 
     first, second = scales()
-    assert (first != second).all()
-    assert rngs.default.count[...] == 0
+    assert (first != second).all() and rngs.default.count[...] == 0
     np.testing.assert_array_equal(first, scales()[0])
     rngs.params()
     assert (first != scales()[0]).all()

@@ -114,15 +114,13 @@ def test_only_what_is_called_for_casts_its_output():
 
     layers, model = made(make)
     x = jnp.ones((1, 2))
-    assert model(x).dtype == jnp.float32
-    assert layers[0](x).dtype == jnp.bfloat16
+    assert model(x).dtype == jnp.float32 and layers[0](x).dtype == jnp.bfloat16
 
 
 def test_what_was_made_elsewhere_stays_as_it_is():
     outside = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     model = made(lambda: nnx.Sequential(outside, nnx.Linear(2, 2, rngs=nnx.Rngs(1))))
-    assert outside.dtype is None
-    assert model.layers[1].dtype is jnp.bfloat16
+    assert outside.dtype is None and model.layers[1].dtype is jnp.bfloat16
 
 
 def test_models_made_by_transforms_get_it_too(mode):

@@ -144,8 +144,7 @@ def held_by(model):
 
 def assert_untouched(before, model):
     (graphdef, values), (now, found) = before, held_by(model)
-    assert now == graphdef
-    assert all(map(lambda x, y: x is y, found, values))
+    assert now == graphdef and all(map(lambda x, y: x is y, found, values))
 
 
 def put_into_a_stack(layer):

@@ -172,8 +172,7 @@ def test_sgd_step_in_closed_form():
     updates = optimizer.update(model, ones_like(model))
     np.testing.assert_array_equal(model.kernel[...], before - 0.125)
     np.testing.assert_array_equal(updates["bias"], [-0.125, -0.125])
-    assert isinstance(updates, nnx.State)
-    assert optimizer.step[...] == 1
+    assert isinstance(updates, nnx.State) and optimizer.step[...] == 1
 
 
 def test_adam_steps_against_numpy():
@@ -373,8 +372,7 @@ def test_missing_gradients_are_named():
     with pytest.raises(ValueError, match="pytree structure") as caught:
         optimizer.update(model, grads)
     message = str(caught.value)
-    assert "wrt=Param" in message
-    assert "missing: bias" in message
+    assert "wrt=Param" in message and "missing: bias" in message
     assert "unexpected: scale" in message
 
 

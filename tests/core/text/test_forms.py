@@ -226,8 +226,7 @@ def test_no_comparison_of_arrays_or_foreign_objects_is_asked_for(compact):
 
     changed = Layer(Foreign(), np.ones(2), np.ones(()))
     expected = "Layer(\n  x=foreign,\n  y=numpy float64[2],\n  z=numpy float64[]\n)"
-    assert compact(changed) == expected
-    assert compact(Layer()) == "Layer()"
+    assert compact(changed) == expected and compact(Layer()) == "Layer()"
     assert "x 2" not in compact(nnx.List([Layer(Foreign()), Layer(Foreign())]))
 
 
@@ -312,8 +311,7 @@ def partial_of(x):
     (Node(a=1), Node(b=1)),
 )
 def test_siblings_that_differ_are_not_folded(compact, first, second):
-    pair = [Node(x=nnx.data(value)) for value in (first, second)]
-    text = compact(nnx.List(pair))
+    text = compact(nnx.List([Node(x=nnx.data(value)) for value in (first, second)]))
     assert text.count("Node(x=") == 2 and " x Node" not in text
 
 

@@ -116,8 +116,7 @@ def test_results_are_those_of_flax(group):
         for name in theirs
         if text(ours[name]) != text(theirs[name])
     }
-    assert different == {}
-    assert len(theirs) > 5
+    assert different == {} and len(theirs) > 5
 
 
 # ------------------------------------------------------------------- states and bytes

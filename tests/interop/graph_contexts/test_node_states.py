@@ -99,8 +99,7 @@ def test_objects_become_node_states_with_one_numbering(lib, graph):
     m = make(lib)
     with lib.set_graph_mode(graph):
         first, again, inner, plain = lib.to_tree((m, {"a": m}, m.inner, [1, None]))
-    assert plain == [1, None]
-    assert first.state["w"] is m.w
+    assert plain == [1, None] and first.state["w"] is m.w
     for node in (again["a"], inner):
         assert isinstance(node.graphdef.nodes[0], lib.graphlib.NodeRef)
         assert isinstance(node.state, lib.State) and len(node.state) == 0

@@ -1,4 +1,4 @@
-"""jit: its cache, donation, shardings (contract, 6); arguments: test_arguments."""
+"""jit: its cache, donation, shardings (contract, section 6)."""
 
 import pickle
 

@@ -398,8 +398,7 @@ def test_one_function_takes_objects_and_arrays_in_any_place(mode):
             assert f(model, 5.0) == 10.0
             assert f(model, nnx.Param(jnp.array(3.0))) == 6.0
         assert f(zoo.Scale(), 5.0) == f(5.0, zoo.Scale()) == 10.0
-        assert f(zoo.Scale(), b=7.0) == 14.0
-        assert f(a=zoo.Scale()) == 2.0
+        assert f(zoo.Scale(), b=7.0) == 14.0 and f(a=zoo.Scale()) == 2.0
         assert f(zoo.Scale(), zoo.Scale(3.0)) == 6.0
 
 
@@ -651,8 +650,7 @@ def test_a_compiled_function_is_called_under_other_transforms(mode):
     scale, model = nnx.jit(lambda model, x: model.w * x, **mode), zoo.Scale()
     for _ in range(2):
         gradients = jax.vmap(jax.grad(lambda x: scale(model, x)))(jnp.ones(3))
-        assert gradients.tolist() == [2, 2, 2]
-        assert scale(model, 3.0) == 6
+        assert gradients.tolist() == [2, 2, 2] and scale(model, 3.0) == 6
 
 
 def test_copies_of_vars_are_not_taken_for_the_object():
