@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from graftree import _jax, _jax_names
-from tests import interpreters, sources, threads
+from tests import interpreters, sources, tables, threads
 
 
 def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
@@ -65,12 +65,15 @@ def cases_without(*arguments):
     return sum(line.startswith("ok ") for line in printed.splitlines())
 
 
-@pytest.mark.parametrize(
-    "sample", [SAMPLE[:1], pytest.param(SAMPLE[1:], marks=pytest.mark.long)]
+# To compare numbers takes a run of the program with all names.
+@tables.cases(
+    "sample, options",
+    (SAMPLE[:2], ["--alone"]),
+    pytest.param(SAMPLE, [], marks=pytest.mark.long),
 )
-def test_package_works_without_some_names(sample):
+def test_package_works_without_some_names(sample, options):
     cases = [f"--case={case}" for case in sample]
-    assert cases_without("--jobs=1", *cases) == len(sample)
+    assert cases_without("--jobs=1", *options, *cases) == len(sample)
 
 
 @pytest.mark.long

@@ -156,9 +156,8 @@ def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_
         assert array.tobytes() == expected[path].tobytes(), path
 
 
-@tables.cases(
-    "changes", OTHER_LAYOUTS[0], pytest.param(OTHER_LAYOUTS[3], marks=pytest.mark.long)
-)
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [OTHER_LAYOUTS[0], OTHER_LAYOUTS[3]])
 def test_resuming_in_another_layout_is_exact_up_to_rounding(
     whole, stopped, tmp_path, changes
 ):

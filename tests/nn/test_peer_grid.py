@@ -1,7 +1,6 @@
 """Layers against those of Flax NNX, over tables of cases; the peer is right in most.
 
-`make test` compares the first case of `STEP` of a table, and gradients of one layer of
-each family; `make test-all` all.
+`make test` compares one case in `STEP` of a table; `make test-all` all, and gradients.
 """
 
 import inspect
@@ -55,10 +54,9 @@ def test_where_the_peer_is_wrong_we_differ(peer, case):
     assert compare(case, peer)
 
 
-@catalog.of_families(ROWS)
-@tables.cases(
-    "mode", pytest.param(modes.GRAPH, marks=LONG), modes.TREE, ids=["graph", "tree"]
-)
+@LONG
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE], ids=["graph", "tree"])
 def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, row, mode):
     ours, theirs = (Subject(agreeing(row.name)[0], library) for library in (nnx, peer))
     (outputs, gradients), (expected, of_peer) = ours.in_jit(mode), theirs.in_jit(mode)
