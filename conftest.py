@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests import compiled_programs, crosses, modes
+from tests import compiled_programs, modes, tables
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_disable_most_optimizations", True)
@@ -64,14 +64,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--modes-by-turns",
         action="store_true",
-        help="run each test in one of its modes, with half of many other parameters",
+        help="run each test in one of its modes, with a part of many other parameters",
     )
 
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out what the options leave out, and says what `make test` does."""
     # Layers compile something for each case.
-    for item in crosses.repeated(items):
+    for item in tables.repeated(items):
         if item.nodeid.startswith("tests/nn/"):
             item.add_marker(pytest.mark.long)
     if config.getoption("--modes-by-turns"):

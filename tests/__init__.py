@@ -1,1 +1,1 @@
-"""The tests mirror the package, file for file."""
+"""The tests mirror the package, folder for folder."""

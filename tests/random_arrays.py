@@ -6,8 +6,7 @@ import numpy as np
 
 def random(*shape, seed=0, mean=0.0, scale=1.0, dtype=jnp.float32):
     """Normal numbers."""
-    numbers = np.random.default_rng(seed).normal(mean, scale, shape)
-    return jnp.asarray(numbers, dtype)
+    return jnp.asarray(np.random.default_rng(seed).normal(mean, scale, shape), dtype)
 
 
 def initializer(key, shape, dtype):

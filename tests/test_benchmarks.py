@@ -188,6 +188,7 @@ def test_fresh_models_are_counted_after_the_first_tenth():
     assert course.objects < 5  # below zero where objects of other tests go meanwhile
 
 
+@pytest.mark.long
 def test_imports_are_timed_in_a_process_of_their_own():
     (row, *_) = rows.importing().rows
     assert 0 < row.set_up()() < 60
@@ -310,8 +311,7 @@ def test_peaks_are_known_by_kind(kind, peak):
 @pytest.mark.long
 def test_all_loaders_load_a_small_checkpoint_in_all_layouts(tmp_path, capsys):
     # It compares what the loaders have loaded.
-    options = ["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"]
-    weights.main(options)
+    weights.main(["--layers=1", "--width=64", "--turns=1", f"--folder={tmp_path}"])
     printed = capsys.readouterr().out
     assert weights.LOADERS[0] == libraries.GRAFTREE
     for layout in weights.LAYOUTS:

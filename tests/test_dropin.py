@@ -160,7 +160,7 @@ def test_without_a_program_the_usage_is_shown(arguments):
 # ------------------------------------------------------------------ other processes
 
 
-@in_both
+@environments("with Flax", pytest.param("without Flax", marks=pytest.mark.long))
 def test_the_startup_file_is_there_on_request_only(
     start, write, python, has_flax, monkeypatch, capsys
 ):
@@ -172,8 +172,7 @@ def test_the_startup_file_is_there_on_request_only(
         for _ in range(2):  # each is done again without harm
             dropin.main(["--install-startup"])
             assert capsys.readouterr().out == said + "GRAFTREE_DROPIN.\n"
-        script = write(LOADED + textwrap.dedent(TRAINING))
-        trained = start(script, GRAFTREE_DROPIN="1")
+        trained = start(write(LOADED + textwrap.dedent(TRAINING)), GRAFTREE_DROPIN="1")
         check(trained, "[]", "3.0 graftree.nn.linear")  # all comes with Flax
         check(start("-I", "-c", WHOSE, GRAFTREE_DROPIN="1"), "graftree.nn.linear")
         # To import Flax takes seconds: with it, one of three.

@@ -8,14 +8,15 @@ import sys
 import types
 
 import graftree as nnx
-from tests import interpreters, sources
+from graftree import errors
+from tests import interpreters, sources, tables
 
 # STYLE §3: 500 as a rule; a file that is one class with its helpers may reach 700.
 MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 60
 
 # Tests of what nothing but the insides of the package show, each with its reason.
-MOST_TESTS_OF_INTERNALS = 28
+MOST_TESTS_OF_INTERNALS = 25
 
 # Names with an underscore that are public all the same: those that the API publishes,
 # and those of named tuples.
@@ -235,5 +236,24 @@ def test_import_loads_nothing_that_jax_does_not_load():
         return {name.split(".")[0] for name in names}
 
     before = loaded("import jax.numpy, jax.export, jax.experimental;")
-    ours = loaded("import graftree;") - before - sys.stdlib_module_names
-    assert ours == {"graftree"}
+    assert loaded("import graftree;") - before - sys.stdlib_module_names == {"graftree"}
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def test_all_errors_of_the_library_have_one_base():
+    assert errors.FlaxError is errors.GraftreeError
+    for error in (errors.TraceContextError, errors.ImmutableVariableError):
+        assert error.__mro__[1:3] == (errors.GraftreeError, Exception)
+
+
+@tables.cases(
+    "parts, text",
+    ({}, "What."),
+    ({"where": "a\nb"}, "What.\n  a\n  b"),
+    ({"way_out": "Do."}, "What.\nDo."),
+    ({"where": "a", "way_out": "Do\nit."}, "What.\n  a\nDo\nit."),
+)
+def test_message_says_what_where_and_the_way_out(parts, text):
+    assert errors.message("What.", **parts) == text

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from graftree import _jax, _jax_names
-from tests import interpreters, sources, threads
+from tests import interpreters, sources, tables, threads
 
 
 def test_token_of_a_trace_is_stable_and_dies_with_the_trace():
@@ -65,12 +65,15 @@ def cases_without(*arguments):
     return sum(line.startswith("ok ") for line in printed.splitlines())
 
 
-@pytest.mark.parametrize(
-    "sample", [SAMPLE[:2], pytest.param(SAMPLE[2:], marks=pytest.mark.long)]
+# To compare numbers takes a run of the program with all names.
+@tables.cases(
+    "sample, options",
+    (SAMPLE[:2], ["--alone"]),
+    pytest.param(SAMPLE, [], marks=pytest.mark.long),
 )
-def test_package_works_without_some_names(sample):
+def test_package_works_without_some_names(sample, options):
     cases = [f"--case={case}" for case in sample]
-    assert cases_without("--jobs=1", *cases) == len(sample)
+    assert cases_without("--jobs=1", *options, *cases) == len(sample)
 
 
 @pytest.mark.long
@@ -117,8 +120,7 @@ def test_way_by_a_name_that_is_there_says_nothing(said):
 def test_way_by_a_missing_name_goes_otherwise_and_tells_once(monkeypatch, said):
     taken(monkeypatch, PLACE)
     made = way()
-    assert made(1) == ("otherwise", 1) == made(1)
-    assert said == [(PLACE,)]
+    assert made(1) == ("otherwise", 1) == made(1) and said == [(PLACE,)]
 
 
 def test_way_that_can_not_be_prepared_is_never_gone(said):
@@ -126,8 +128,7 @@ def test_way_that_can_not_be_prepared_is_never_gone(said):
         raise _jax_names.ChangedError
 
     made = way(lambda *x: pytest.fail("it was gone"), prepare=refuse)
-    assert made(1) == ("otherwise", 1) == made(1)
-    assert said == [(PLACE,)]
+    assert made(1) == ("otherwise", 1) == made(1) and said == [(PLACE,)]
 
 
 def test_way_that_fails_later_is_left_for_good(said):

@@ -52,8 +52,7 @@ def law_of_all(*others):
 def test_merge_undoes_split(node, graph):
     before = comparisons.snapshot(node)
     graphdef, state = nnx.split(node, graph=graph)
-    merged = nnx.merge(graphdef, state)
-    pairs = comparisons.check_same(node, merged)
+    pairs = comparisons.check_same(node, nnx.merge(graphdef, state))
     assert all(a is b for a, b in comparisons.variables_of(pairs))
     assert not any(a is b for a, b in comparisons.nodes_of(pairs))
     assert comparisons.snapshot(node) == before

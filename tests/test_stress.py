@@ -11,8 +11,8 @@ from tests.stress import shared_weights
 
 def test_threads_that_call_new_functions_at_once_do_not_crash():
     # Issue 12, §7: the process died. So it is not the one that runs the tests.
-    command = ["-m", "tests.stress.threads", "--rounds=2"]
-    assert interpreters.printed(*command, PYTHONFAULTHANDLER="1").startswith("2 rounds")
+    command = ["-m", "tests.stress.threads", "--rounds=1"]
+    assert interpreters.printed(*command, PYTHONFAULTHANDLER="1").startswith("1 rounds")
 
 
 def test_two_processes_load_and_save_weights():
@@ -31,11 +31,11 @@ mutants.run([*killed, same], ["tests/core/test_patterns.py"], folder)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs sys.monitoring")
 def test_planted_faults_are_seen_and_what_changes_nothing_survives(tmp_path):
     # A fork of the process that runs the tests would have its backend.
     interpreters.printed("-c", PLANTED, tmp_path)
     lines = (tmp_path / "faults.jsonl").read_text().splitlines()
     outcomes = {x["key"]: x["outcome"] for x in map(json.loads, lines)}
-    assert outcomes.pop("same") == "survived"
-    assert [*outcomes.values()] == ["killed"]
+    assert outcomes.pop("same") == "survived" and [*outcomes.values()] == ["killed"]

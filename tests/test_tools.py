@@ -13,7 +13,7 @@ import pytest
 from jax._src import compiler
 from jaxtyping import Array, Float
 
-from tests import compiled_programs, shapes, sources
+from tests import compiled_programs, shapes, sources, tables
 from tests.threads import run_in_threads
 
 # ------------------------------------------------------------------- compiled programs
@@ -52,8 +52,7 @@ def test_entries_are_read_whole_while_another_writes_them(tmp_path):
         lambda: [programs.put("key", entry) for _ in range(50)],
         lambda: sizes.extend(len(programs.get("key")) for _ in range(200)),
     )
-    assert set(sizes) == {len(entry)}
-    assert os.listdir(tmp_path) == ["key"]
+    assert set(sizes) == {len(entry)} and os.listdir(tmp_path) == ["key"]
 
 
 @pytest.mark.parametrize("verb", ["reading", "writing"])
@@ -84,14 +83,12 @@ def test_true_annotations_change_nothing():
     assert largest(jnp.ones((2, 3))).shape == (3,)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("x", [jnp.ones(3)]),
-        ("x", [jnp.ones((2, 3), jnp.int32)]),
-        ("floor", [jnp.ones((2, 3)), jnp.ones(1)]),
-        ("return", [jnp.ones((2, 3)), jnp.ones(3)]),
-    ],
+@tables.cases(
+    "name, arguments",
+    ("x", [jnp.ones(3)]),
+    ("x", [jnp.ones((2, 3), jnp.int32)]),
+    ("floor", [jnp.ones((2, 3)), jnp.ones(1)]),
+    ("return", [jnp.ones((2, 3)), jnp.ones(3)]),
 )
 def test_wrong_rank_dtype_or_size_fails_and_names_the_parameter(name, arguments):
     with pytest.raises(AssertionError, match=f"largest: `{name}` is (float|int)32"):

@@ -16,14 +16,14 @@ import jax
 import pytest
 
 from graftree import checkpoints
+from tests import tables
 from tests.stress import faults, kills, resumes, trainings
 
 
 @pytest.mark.parametrize("make", faults.READS, ids=lambda make: make.__name__)
 def test_what_is_no_fitting_checkpoint_is_one_clear_error(tmp_path, make):
     make(tmp_path / "there")
-    message = faults.read_fault(tmp_path / "there")
-    assert len(message.splitlines()) < 8
+    assert len(faults.read_fault(tmp_path / "there").splitlines()) < 8
 
 
 @pytest.fixture
@@ -59,9 +59,7 @@ def test_a_damaged_file_is_one_clear_error_or_does_no_harm(tmp_path, damage):
     gc.collect()  # what is told then belongs to this test
 
 
-@pytest.mark.parametrize(
-    ("number", "seed"), [(2, 0), pytest.param(6, 1, marks=pytest.mark.long)]
-)
+@tables.cases("number, seed", (1, 0), pytest.param(6, 1, marks=pytest.mark.long))
 def test_a_killed_save_loses_nothing_and_leaves_nothing_that_loads(number, seed):
     options = kills.read_options(["--kills", f"{number}", "--seed", f"{seed}"])
     _, expected = kills.run(options)

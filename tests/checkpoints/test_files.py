@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import checkpoints, errors
-from tests import strategies, zoo
+from tests import strategies, tables, zoo
 from tests.checkpoints.saved_objects import contents
 
 ADAM = optax.adam(1e-3)
@@ -83,8 +83,7 @@ def test_restored_object_has_every_value_and_the_other_stays(tmp_path, name):
     before = contents(like)
     checkpoints.save(tmp_path / "a", saved)
     restored = checkpoints.restore(tmp_path / "a", like)
-    assert type(restored) is type(saved)
-    assert contents(restored) == contents(saved)
+    assert type(restored) is type(saved) and contents(restored) == contents(saved)
     assert contents(like) == before
 
 
@@ -206,9 +205,8 @@ def is_rngs(seed, folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("to", "again"),
-    [("a b#c?d%20é", "a b#c?d%20é"), ("made/by/save", "~/made/by/save")],
+@tables.cases(
+    "to, again", ("a b#c?d%20é", "a b#c?d%20é"), ("made/by/save", "~/made/by/save")
 )
 def test_path_may_be_relative_or_in_the_home_folder_and_have_any_characters(
     tmp_path, monkeypatch, to, again
@@ -270,8 +268,7 @@ def test_tree_mode_stores_pytrees_and_refuses_shared_variables(tmp_path):
         )
         with pytest.raises(ValueError, match="nnx.checkpoints.save with graph=False"):
             checkpoints.save(tmp_path / "b", {"x": model, "y": model})
-    assert restored["step"] == 3
-    assert contents(restored["model"]) == contents(model)
+    assert restored["step"] == 3 and contents(restored["model"]) == contents(model)
 
 
 # Refusals.
@@ -319,8 +316,7 @@ def test_what_cannot_be_stored_is_refused_by_path(tmp_path, name):
     make, kind, text = REFUSED[name]
     with pytest.raises(kind) as caught:
         checkpoints.save(tmp_path / "a", make())
-    assert text in str(caught.value)
-    assert not os.listdir(tmp_path)
+    assert text in str(caught.value) and not os.listdir(tmp_path)
 
 
 def test_saving_in_a_trace_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 load_state = nnx.checkpoints.load_state
 
@@ -92,28 +92,26 @@ def test_options_see_paths_as_the_object_spells_them():
     assert seen == [(1,)] and done.dropped == ((1,),)
 
 
-@pytest.mark.parametrize(
-    ("held", "given", "fits"),
-    [
-        (jnp.ones(2), jnp.full(2, 3, jnp.bfloat16), True),
-        (jnp.ones(2, jnp.float16), np.full(2, 3.0), True),
-        (np.ones(2), jnp.full(2, 3.0), True),
-        (jnp.ones(2, jnp.int8), jnp.full(2, 3), True),
-        (jnp.ones(2, jnp.int8), jnp.array([3, 300]), False),
-        (jnp.ones(2, jnp.uint32), jnp.array([3, -1]), False),
-        (jnp.ones(2, jnp.int4), jnp.full(2, 3, jnp.uint8), True),
-        (jnp.ones(2, jnp.float16), jnp.full(2, 1e30), False),
-        (jnp.ones(2), np.full(2, 1e300), False),
-        (jnp.ones(2, jnp.float8_e4m3fn), jnp.full(2, 3, jnp.bfloat16), True),
-        (jnp.ones(2, jnp.float8_e4m3fn), np.full(2, 1e5, jnp.bfloat16), False),
-        (jnp.ones(2), jnp.full(2, 3), False),
-        (jnp.ones(2, int), jnp.full(2, 3.0), False),
-        (jnp.ones(2, bool), jnp.full(2, 1), False),
-        (jnp.ones(2), jnp.full(2, 3, jnp.complex64), False),
-        (jnp.ones(2, jnp.complex64), jnp.full(2, 3), False),
-        (jax.random.key(0), jax.random.key(1, impl="rbg"), False),
-        ([jnp.ones(2)], [jnp.full(2, 3, jnp.bfloat16)], True),
-    ],
+@tables.cases(
+    "held, given, fits",
+    (jnp.ones(2), jnp.full(2, 3, jnp.bfloat16), True),
+    (jnp.ones(2, jnp.float16), np.full(2, 3.0), True),
+    (np.ones(2), jnp.full(2, 3.0), True),
+    (jnp.ones(2, jnp.int8), jnp.full(2, 3), True),
+    (jnp.ones(2, jnp.int8), jnp.array([3, 300]), False),
+    (jnp.ones(2, jnp.uint32), jnp.array([3, -1]), False),
+    (jnp.ones(2, jnp.int4), jnp.full(2, 3, jnp.uint8), True),
+    (jnp.ones(2, jnp.float16), jnp.full(2, 1e30), False),
+    (jnp.ones(2), np.full(2, 1e300), False),
+    (jnp.ones(2, jnp.float8_e4m3fn), jnp.full(2, 3, jnp.bfloat16), True),
+    (jnp.ones(2, jnp.float8_e4m3fn), np.full(2, 1e5, jnp.bfloat16), False),
+    (jnp.ones(2), jnp.full(2, 3), False),
+    (jnp.ones(2, int), jnp.full(2, 3.0), False),
+    (jnp.ones(2, bool), jnp.full(2, 1), False),
+    (jnp.ones(2), jnp.full(2, 3, jnp.complex64), False),
+    (jnp.ones(2, jnp.complex64), jnp.full(2, 3), False),
+    (jax.random.key(0), jax.random.key(1, impl="rbg"), False),
+    ([jnp.ones(2)], [jnp.full(2, 3, jnp.bfloat16)], True),
     ids=str,
 )
 def test_casts_are_asked_for_and_keep_the_kind(held, given, fits):

@@ -175,8 +175,7 @@ def test_pattern_4_a_layer_is_replaced_in_an_abstract_model(folder):
 
 
 def test_pattern_5_partial_initialization(folder):
-    pure = restored(folder / "pure")
-    old = nnx.State(nnx.restore_int_paths(pure))
+    old = nnx.State(nnx.restore_int_paths(restored(folder / "pure")))
 
     @nnx.jit(donate_argnums=0)
     def load(old_state):

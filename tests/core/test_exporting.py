@@ -1,8 +1,12 @@
-"""States and Variables in the files of exported functions (issue 20)."""
+"""States and Variables in exported functions (issue 20), and in pickles (issue 12)."""
 
+import copy
+import pickle
 import subprocess
 import sys
+import types
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 from jax import export
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 # JAX needs it to write and read files, and does not require it.
 pytest.importorskip("flatbuffers")
@@ -33,8 +37,7 @@ class Model(nnx.Module):
 
 def written_and_read(tree):
     """What a function that returns its argument is after it was in a file."""
-    exported = export.export(jax.jit(lambda x: x))(tree)
-    return export.deserialize(exported.serialize())
+    return export.deserialize(export.export(jax.jit(lambda x: x))(tree).serialize())
 
 
 def assert_returns(exported, tree):
@@ -74,12 +77,10 @@ def test_trees_of_arrays_are_written_and_read(make):
     assert_returns(written_and_read(tree), tree)
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "entry",
-    [
-        *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
-        *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), zoo.Kind),
-    ],
+    *(None, True, 1, -0.0, "x", (1, ("y",)), [1.5], {"k": 1, 2: "v"}),
+    *(jnp.dtype(jnp.bfloat16), jax.P("a", None, ("b", "c")), zoo.Kind),
     ids=repr,
 )
 def test_metadata_of_plain_values_is_written_and_read(entry):
@@ -121,18 +122,16 @@ def test_derivatives_are_written_if_wanted():
     assert type(gradient) is nnx.Param and gradient[...] == 4.0
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (zoo.Scale, r"takes or returns a \w+ can't be saved(?s:.*)nnx\.split"),
-        (lambda: nnx.split(zoo.Scale()), r"takes or returns a GraphDef can't be saved"),
-        (
-            lambda: nnx.Param(jnp.ones(1), init=jnp.ones),
-            r"this Param can't be saved(?s:.*)'init': <function ones",
-        ),
-        (lambda: nnx.State({b"x": jnp.ones(1)}), r"this State (?s:.*)b'x'"),
-        (lambda: nnx.State({"a": {b"x": jnp.ones(1)}}), r"this Level (?s:.*)b'x'"),
-    ],
+@tables.cases(
+    "make, says",
+    (zoo.Scale, r"takes or returns a \w+ can't be saved(?s:.*)nnx\.split"),
+    (lambda: nnx.split(zoo.Scale()), r"takes or returns a GraphDef can't be saved"),
+    (
+        lambda: nnx.Param(jnp.ones(1), init=jnp.ones),
+        r"this Param can't be saved(?s:.*)'init': <function ones",
+    ),
+    (lambda: nnx.State({b"x": jnp.ones(1)}), r"this State (?s:.*)b'x'"),
+    (lambda: nnx.State({"a": {b"x": jnp.ones(1)}}), r"this Level (?s:.*)b'x'"),
 )
 def test_what_is_not_plain_is_refused(make, says):
     exported = export.export(jax.jit(lambda x: jnp.ones(1)))(make())
@@ -145,8 +144,7 @@ def test_types_have_the_name_that_was_registered_or_that_of_their_module():
         pass
 
     def write():
-        exported = export.export(jax.jit(lambda x: x))(Local(jnp.ones(1)))
-        return exported.serialize()
+        return export.export(jax.jit(lambda x: x))(Local(jnp.ones(1))).serialize()
 
     by_place = write()
     nnx.register_variable_name("test_exporting_local", Local)
@@ -230,3 +228,111 @@ assert b"graftree.BatchStat" in exported.serialize()
 def test_programs_for_flax_tell_jax_by_themselves():
     """Flax NNX tells it nothing, and JAX takes no second word on a type."""
     subprocess.run([sys.executable, "-c", WITH_ITS_OWN_WORDS], check=True)
+
+
+# ------------------------------------------------------------------------------ pickles
+
+
+# JAX wraps these, and its wrappers are not what plain pickle finds under their name.
+# As attributes of objects they can be pickled.
+_WRAPPED_BY_JAX = {
+    name for name in nnx.__all__ if hasattr(getattr(nnx, name), "__wrapped__")
+}
+_NAMES = [
+    name
+    for name in nnx.__all__
+    if not isinstance(getattr(nnx, name), types.ModuleType)  # no module can
+]
+
+
+def cloudpickled(x):
+    return pickle.loads(cloudpickle.dumps(x))
+
+
+def pickled(x):
+    return pickle.loads(pickle.dumps(x))
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_public_names_survive(name):
+    value = getattr(nnx, name)
+    cloudpickled(value)
+    copy.deepcopy(value)
+    if name not in _WRAPPED_BY_JAX:
+        assert pickled(value) == value
+
+
+@pytest.mark.parametrize("name", sorted(_WRAPPED_BY_JAX))
+def test_activations_survive_as_attributes(name):
+    model = nnx.Sequential(getattr(nnx, name))
+    graphdef = nnx.graphdef(model)
+    for copied in (pickled, cloudpickled, copy.deepcopy):
+        assert copied(model).layers[0] is getattr(nnx, name)
+        again = copied(graphdef)
+        assert again == graphdef and hash(again) == hash(graphdef)
+
+
+def loss(model, x):
+    return (model(x) ** 2).sum()
+
+
+def scaled(model, x):
+    return model(x) * 2
+
+
+def custom(**mode):
+    function = nnx.custom_vjp(loss, **mode)
+    function.defvjp(lambda m, x: (loss(m, x), None), lambda r, g: (None, None))
+    return function
+
+
+MODEL = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+ROW = jnp.ones(2)
+TRANSFORMED = {
+    "jit": lambda **mode: nnx.jit(scaled, **mode),
+    "grad": lambda **mode: nnx.grad(loss, **mode),
+    "value_and_grad": lambda **mode: nnx.value_and_grad(loss, **mode),
+    "remat": lambda **mode: nnx.remat(scaled, **mode),
+    "vmap": lambda **mode: nnx.vmap(scaled, in_axes=(None, 0), **mode),
+    "scan": lambda **mode: nnx.scan(scaled, in_axes=(None, 0), out_axes=0, **mode),
+    "custom_vjp": custom,
+    "checkify": lambda **mode: nnx.checkify(scaled, **mode),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformed_functions_survive_before_and_after_calls(name, mode):
+    function = TRANSFORMED[name](**mode)
+    x = np.ones((3, 2) if name in ("vmap", "scan") else 2, np.float32)
+    loaded = cloudpickled(function)
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(function(MODEL, x))]
+    for again in (loaded, cloudpickled(function), copy.deepcopy(function)):
+        found = [np.asarray(leaf) for leaf in jax.tree.leaves(again(MODEL, x))]
+        np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("partial", [nnx.jit_partial, nnx.cached_partial])
+def test_partials_survive_with_what_is_bound(partial):
+    mode = {"graph": False} if partial is nnx.jit_partial else {}
+    function = partial(scaled, MODEL, **mode)
+    for _ in range(2):
+        np.testing.assert_array_equal(cloudpickled(function)(ROW), scaled(MODEL, ROW))
+        function(ROW)
+
+
+@nnx.jit
+def decorated(x):
+    return x + 1
+
+
+def test_plain_pickle_takes_functions_of_a_module():
+    assert pickled(decorated) is decorated
+    assert pickled(nnx.jit(scaled))(MODEL, ROW).tolist() == scaled(MODEL, ROW).tolist()
+
+
+def test_another_process_gets_the_same_numbers():
+    step = cloudpickle.dumps(nnx.jit(lambda x: jnp.sum(x * 2.0)))
+    program = "import sys, pickle\nprint(float(pickle.load(sys.stdin.buffer)(3.0)))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=step, capture_output=True, check=True)
+    assert float(done.stdout) == 6.0

@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 LAYERS = {nnx.PARTITION_NAME: "layers"}
 
@@ -20,8 +21,7 @@ def mesh():
 
 def annotated(*annotation, shape=(8, 16), **metadata):
     metadata.setdefault("out_sharding", annotation)
-    value = np.ones(shape, np.float32)
-    return nnx.Param(value, eager_sharding=False, **metadata)
+    return nnx.Param(np.ones(shape, np.float32), eager_sharding=False, **metadata)
 
 
 # ------------------------------------------------------------------ with_partitioning
@@ -32,8 +32,7 @@ def test_with_partitioning_boxes_the_value_with_its_annotation():
     boxed = init(jax.random.key(0), shape=(2, 3), dtype=jnp.int32)
     assert isinstance(boxed, nnx.VariableMetadata)
     assert (boxed.raw_value.shape, boxed.raw_value.dtype) == ((2, 3), jnp.int32)
-    expected = {"out_sharding": ("a", None), "mesh": None, "tag": "x"}
-    assert boxed.metadata == expected
+    assert boxed.metadata == {"out_sharding": ("a", None), "mesh": None, "tag": "x"}
 
 
 def test_variables_take_the_box_apart(mesh):
@@ -49,21 +48,19 @@ def test_variables_take_the_box_apart(mesh):
 # ------------------------------------------------------------------------------ specs
 
 
-@pytest.mark.parametrize(
-    ("annotation", "spec"),
-    [
-        (("a", None), P("a", None)),
-        (["a", "other"], P("a", "other")),
-        (P("a"), P("a")),
-        ((("a", "b"),), P(("a", "b"))),
-        (None, P()),
-        ((), P()),
-        (P(), P()),
-        (("in", "out"), P("a", None)),
-        (["in", "other"], P("a", "other")),
-        ((("in", "z"), None), P(("a", "z"), None)),
-        (P("in"), P("a")),
-    ],
+@tables.cases(
+    "annotation, spec",
+    (("a", None), P("a", None)),
+    (["a", "other"], P("a", "other")),
+    (P("a"), P("a")),
+    ((("a", "b"),), P(("a", "b"))),
+    (None, P()),
+    ((), P()),
+    (P(), P()),
+    (("in", "out"), P("a", None)),
+    (["in", "other"], P("a", "other")),
+    ((("in", "z"), None), P(("a", "z"), None)),
+    (P("in"), P("a")),
     ids=str,
 )
 def test_the_spec_of_a_variable_is_its_annotation_with_names_mapped(annotation, spec):
@@ -146,21 +143,19 @@ def test_value_of_one_device_gets_on_the_mesh_inside_a_gradient():
 # ------------------------------------------------------------------------------- axes
 
 
-@pytest.mark.parametrize(
-    ("annotation", "shape", "index", "expected"),
-    [
-        ("ab", (8, 16), 0, ("layers", "a", "b")),
-        ("ab", (8, 16), 1, ("a", "layers", "b")),
-        ("ab", (8, 16), 2, ("a", "b", "layers")),
-        ("ab", (8, 16), 4, ("a", "b", None, None, "layers")),
-        ("ab", (8, 16), -1, ("a", "b", "layers")),
-        ("ab", (8, 16), -2, ("a", "layers", "b")),
-        ("ab", (8, 16), -3, ("layers", "a", "b")),
-        # The last axis is last, whether the value has it already, and is there if not.
-        ("a", (8,), -1, ("a", "layers")),
-        ("a", (8, 16), -1, ("a", "layers")),
-        ("a", (2, 3, 4), -1, ("a", None, "layers")),
-    ],
+@tables.cases(
+    "annotation, shape, index, expected",
+    ("ab", (8, 16), 0, ("layers", "a", "b")),
+    ("ab", (8, 16), 1, ("a", "layers", "b")),
+    ("ab", (8, 16), 2, ("a", "b", "layers")),
+    ("ab", (8, 16), 4, ("a", "b", None, None, "layers")),
+    ("ab", (8, 16), -1, ("a", "b", "layers")),
+    ("ab", (8, 16), -2, ("a", "layers", "b")),
+    ("ab", (8, 16), -3, ("layers", "a", "b")),
+    # The last axis is last, whether the value has it already, and is there if not.
+    ("a", (8,), -1, ("a", "layers")),
+    ("a", (8, 16), -1, ("a", "layers")),
+    ("a", (2, 3, 4), -1, ("a", None, "layers")),
 )
 @pytest.mark.parametrize("name", ["layers", None])
 def test_added_axes_stand_at_their_index(annotation, shape, index, expected, name):
@@ -182,8 +177,7 @@ def test_partition_specs_become_tuples_and_named_shardings_keep_their_mesh(mesh)
     spec = annotated(out_sharding=P("a"))
     placed = annotated(out_sharding=NamedSharding(mesh, P("a")))
     nnx.spmd.add_axis([spec, placed], 0, {nnx.PARTITION_NAME: "b"})
-    assert spec.out_sharding == ("b", "a")
-    assert type(spec.out_sharding) is tuple
+    assert spec.out_sharding == ("b", "a") and type(spec.out_sharding) is tuple
     assert placed.out_sharding == NamedSharding(mesh, P("b", "a"))
 
 
@@ -229,9 +223,7 @@ def test_the_name_of_the_axis_is_required(change):
         change(annotated("a"), 0, {"nickname": "x"})
 
 
-@pytest.mark.parametrize(
-    ("index", "found"), [(0, "'a'"), (1, "'b'"), (5, "None"), (-1, "'b'")]
-)
+@tables.cases("index, found", (0, "'a'"), (1, "'b'"), (5, "None"), (-1, "'b'"))
 def test_removing_another_name_is_an_error_that_shows_both(index, found):
     message = rf"Expected to remove 'layers' at index {index} from \('a', 'b'\)"
     with pytest.raises(ValueError, match=f"{message}, but found {found}"):
@@ -257,8 +249,7 @@ def test_variables_of_another_trace_are_not_changed():
             nnx.spmd.add_axis([mine, model], 0, LAYERS)
         return mine.out_sharding == ("a",)
 
-    assert f()
-    assert model["x"].out_sharding == ("a",)
+    assert f() and model["x"].out_sharding == ("a",)
 
 
 @pytest.mark.peers

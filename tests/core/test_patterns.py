@@ -1,8 +1,9 @@
-"""Paths, and patterns of them: what they match, and what is said of malformed ones.
+"""Paths, patterns of them, and the places by which messages name an object.
 
 Both are parts of the package that no public function gives or takes without a model.
 """
 
+import copy
 import itertools
 import pickle
 import re
@@ -125,8 +126,7 @@ def test_selections_are_patterns_classes_predicates_and_lists_of_these():
         predicate = patterns.to_predicate(where)
         return "".join("01"[predicate((name,), x)] for name, x in cases)
 
-    assert chosen("a") == "1010"
-    assert chosen(zoo.Scale) == "1100"
+    assert chosen("a") == "1010" and chosen(zoo.Scale) == "1100"
     assert chosen(zoo.Scale | zoo.Counter) == chosen(...) == "1111"
     assert chosen(lambda path, x: path == ("b",)) == "0101"
     assert chosen(["a", zoo.Scale]) == "1110"
@@ -197,3 +197,60 @@ def test_paths_are_printed_with_slashes_or_as_expressions():
     assert paths.keystr(path) == "['a'][0]"
     for path in [("blocks", 0, "mlp"), ("a",), ("a", "b", 12)]:
         assert patterns.Pattern(paths.to_string(path))(path)
+
+
+# ------------------------------------------------------------------- places in messages
+
+
+def message_of(write):
+    with pytest.raises(nnx.errors.TraceContextError) as caught:
+        jax.jit(lambda x: write())(1.0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, nnx.jit])
+def test_an_object_of_another_trace_is_named_by_where_it_was_reached(transform):
+    # Issue 12: it said which type, not which of them.
+    model = nnx.Dict(layers=nnx.List([zoo.Scale()]))
+
+    def write(layer, x):
+        layer.w[...] = layer.w[...] * x
+
+    def rename(layer, x):
+        layer.tag = "x"
+
+    for change, where in ((write, "layers[0].w"), (rename, "layers[0]")):
+        with pytest.raises(nnx.errors.TraceContextError) as caught:
+            transform(lambda x, change=change: change(model.layers[0], x))(1.0)
+        assert f"at model.{where}\n" in str(caught.value)
+
+
+def test_the_longest_path_from_a_local_name_is_found():
+    weight = nnx.Param(1.0)
+    model = nnx.Dict(layers=nnx.List([nnx.Dict(weight=weight)]))
+    assert "at model.layers[0].weight\n" in message_of(lambda: weight.set_value(2))
+    message = message_of(lambda: setattr(model, "a", 2))
+    assert "at model\n" in message and "'a'" in message
+    model.back = model
+    message = message_of(lambda: setattr(model.back.layers, "a", 2))
+    assert "at model.layers\n" in message
+    hidden = iter([nnx.Param(1.0)])
+    assert "\n  at " not in message_of(lambda: next(hidden).set_value(2))
+
+
+def test_the_dict_of_a_programs_names_is_no_part_of_a_path():
+    names = {"model": zoo.Scale(), "message_of": message_of}
+    exec("found = message_of(lambda: model.w.set_value(2))", names)
+    assert "at model.w\n" in names["found"]
+
+
+def test_snapshots_of_a_trace_are_taken_anew_by_copies():
+    state, seen = nnx.tracers.TraceState(), []
+
+    @jax.jit
+    def f(given):
+        copies = given, pickle.loads(pickle.dumps(given)), copy.deepcopy(given)
+        seen.extend(copied.is_valid() for copied in copies)
+
+    f(state)
+    assert seen == [True, True, True] and copy.deepcopy(state).is_valid()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import graftree as nnx
 from graftree import statelib, traversals
+from tests import tables
 
 FlatState = statelib.FlatState
 A, B = ("a",), ("b", 0)
@@ -106,8 +107,7 @@ def test_union():
     state = example()
     assert state | {} is state
     assert (state | {"b": {"d": 7}}) == {"b": {"d": 7, "c": {"e": 2}}, "a": 3}
-    assert ({"a": 0, "z": 1} | state)["a"] == 3
-    assert state["b"]["d"] == 1
+    assert ({"a": 0, "z": 1} | state)["a"] == 3 and state["b"]["d"] == 1
 
 
 def test_shallow_copies_share_what_is_below():
@@ -226,8 +226,7 @@ MAPPINGS = {"state": example(), "dict": example().raw_mapping, "raw": Wrapper()}
 
 @pytest.mark.parametrize("state", MAPPINGS.values(), ids=MAPPINGS)
 def test_every_function_takes_any_mapping(state):
-    paths = (("a",), ("b", "c", "e"), ("b", "d"))
-    assert nnx.to_flat_state(state).paths == paths
+    assert nnx.to_flat_state(state).paths == (("a",), ("b", "c", "e"), ("b", "d"))
     assert nnx.map_state(lambda path, x: path, state)["b"]["d"] == ("b", "d")
     assert nnx.filter_state(state, nnx.PathContains("a")) == {"a": 3}
     assert nnx.merge_state(state) == example()
@@ -246,12 +245,10 @@ def test_flat_forms_become_states(form):
         nnx.to_flat_state([1])
 
 
-@pytest.mark.parametrize(
-    ("items", "says"),
-    [
-        ([(("a",), 1), (("a", "b"), 2)], r"Conflicting entries at path \('a',\)"),
-        ([((), 1)], "The empty path"),
-    ],
+@tables.cases(
+    "items, says",
+    ([(("a",), 1), (("a", "b"), 2)], r"Conflicting entries at path \('a',\)"),
+    ([((), 1)], "The empty path"),
 )
 def test_paths_that_can_not_be_nested_are_refused(items, says):
     with pytest.raises(ValueError, match=says):
@@ -368,8 +365,7 @@ def test_replacing_makes_new_variables_and_leaves_the_old_ones():
 
 def test_string_may_stand_for_an_integer_key():
     state = state_of(*range(12))
-    new = {"layers": {str(i): 100 + i for i in range(12)}}
-    nnx.replace_by_pure_dict(state, new)
+    nnx.replace_by_pure_dict(state, {"layers": {str(i): 100 + i for i in range(12)}})
     nnx.replace_by_pure_dict(state, {"other": {}, "layers": {0: {}}})
     assert [state["layers"][i].get_value() for i in range(12)] == [*range(100, 112)]
     state = nnx.State({"0": 1, 0: 2})
@@ -377,14 +373,12 @@ def test_string_may_stand_for_an_integer_key():
     assert state == {"0": 3, 0: 2}
 
 
-@pytest.mark.parametrize(
-    ("pure", "path"),
-    [
-        ({"b": 1}, "('b',)"),
-        ({"layers": {"x": 1}}, "('layers', 'x')"),
-        ({"layers": 1}, "('layers',)"),
-        ({"layers": {0: {"x": 1}}}, "('layers', 0, 'x')"),
-    ],
+@tables.cases(
+    "pure, path",
+    ({"b": 1}, "('b',)"),
+    ({"layers": {"x": 1}}, "('layers', 'x')"),
+    ({"layers": 1}, "('layers',)"),
+    ({"layers": {0: {"x": 1}}}, "('layers', 0, 'x')"),
 )
 def test_unknown_path_is_refused_before_anything_changes(pure, path):
     state = state_of(1, 2)
@@ -487,21 +481,19 @@ def test_flat_mappings_equal_those_of_the_peer(mapping, keep, sep):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(
+@tables.cases(
     "expression",
-    [
-        lambda n, s: n.to_flat_state(s).paths,
-        lambda n, s: repr(s),
-        lambda n, s: repr(n.to_flat_state(s)),
-        lambda n, s: repr(n.map_state(lambda path, x: path, s)),
-        lambda n, s: repr(n.merge_state(s, n.State({"a": 7, "n": {"m": 1}, "e": {}}))),
-        lambda n, s: repr(n.filter_state(s, int, n.PathContains("b"))),
-        lambda n, s: n.to_pure_dict(s),
-        lambda n, s: repr(n.statelib.diff(s, n.State({"a": 0, "b": {"d": 0}}))),
-        lambda n, s: [repr(x) for x in s.values()],
-        lambda n, s: str(jax.tree.structure(s)),
-        lambda n, s: n.restore_int_paths({"0": {"1_0": 1, "x": 2}}),
-    ],
+    lambda n, s: n.to_flat_state(s).paths,
+    lambda n, s: repr(s),
+    lambda n, s: repr(n.to_flat_state(s)),
+    lambda n, s: repr(n.map_state(lambda path, x: path, s)),
+    lambda n, s: repr(n.merge_state(s, n.State({"a": 7, "n": {"m": 1}, "e": {}}))),
+    lambda n, s: repr(n.filter_state(s, int, n.PathContains("b"))),
+    lambda n, s: n.to_pure_dict(s),
+    lambda n, s: repr(n.statelib.diff(s, n.State({"a": 0, "b": {"d": 0}}))),
+    lambda n, s: [repr(x) for x in s.values()],
+    lambda n, s: str(jax.tree.structure(s)),
+    lambda n, s: n.restore_int_paths({"0": {"1_0": 1, "x": 2}}),
 )
 def test_results_equal_those_of_the_peer(expression):
     peer = pytest.importorskip("flax.nnx")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 ImmutableVariableError = nnx.errors.ImmutableVariableError
 
@@ -16,13 +17,11 @@ ImmutableVariableError = nnx.errors.ImmutableVariableError
 # ----------------------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "value",
-    [
-        jax.ShapeDtypeStruct((2,), jnp.float32),
-        jax.sharding.PartitionSpec("x"),
-        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-    ],
+    jax.ShapeDtypeStruct((2,), jnp.float32),
+    jax.sharding.PartitionSpec("x"),
+    jax.sharding.SingleDeviceSharding(jax.devices()[0]),
     ids=lambda value: type(value).__name__,
 )
 def test_stand_ins_for_arrays_are_never_in_a_ref(value):
@@ -68,14 +67,12 @@ def test_what_fits_a_ref_is_what_fits_an_array(stored, value):
     assert fits or (variable[...] == stored).all()
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "index",
-    [
-        *(..., 0, -1, (0, -1), slice(1, None), (..., 0), np.array([0, 2]), (), None),
-        *((None, 0), (slice(None), None), (..., None), np.array([True, False, True])),
-        *(np.arange(12).reshape(3, 4) > 4, slice(None, None, -1), True),
-        (0, slice(3, 0, -1)),
-    ],
+    *(..., 0, -1, (0, -1), slice(1, None), (..., 0), np.array([0, 2]), (), None),
+    *((None, 0), (slice(None), None), (..., None), np.array([True, False, True])),
+    *(np.arange(12).reshape(3, 4) > 4, slice(None, None, -1), True),
+    (0, slice(3, 0, -1)),
     ids=str,
 )
 def test_refs_take_every_index_of_arrays(index):
@@ -90,9 +87,10 @@ def test_refs_take_every_index_of_arrays(index):
 # -------------------------------------------------------------------- all or nothing
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "second",
-    [nnx.Param(jnp.ones(3), ref=True), nnx.Param(jnp.ones(2), mutable=False)],
+    nnx.Param(jnp.ones(3), ref=True),
+    nnx.Param(jnp.ones(2), mutable=False),
     ids=["other shape", "read-only"],
 )
 def test_nothing_is_written_if_one_value_can_not_be(second):

@@ -38,8 +38,7 @@ def test_outputs_are_seen_with_path_and_arguments():
         (("layers", 2), "Linear"),
         ((), "Sequential"),
     ]
-    assert calls[0][2] == (x,)
-    assert calls[-1][3] is y
+    assert calls[0][2] == (x,) and calls[-1][3] is y
 
 
 def test_filters_choose_modules():
@@ -327,8 +326,7 @@ def test_other_threads_see_methods_as_they_are():
 
     with nnx.debugging.intercept(coder, ..., recorder(calls)):
         run_in_threads(use)
-    assert found == [vars(Coder)["encode"]]
-    assert calls == []
+    assert found == [vars(Coder)["encode"]] and calls == []
 
 
 def test_calls_of_all_kinds_are_seen():

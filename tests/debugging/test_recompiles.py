@@ -303,8 +303,7 @@ def test_an_array_added_to_the_container_of_a_variable_is_one_line():
     step, model = nnx.jit(lambda model: 1), nnx.Dict(v=nnx.Variable({"a": X}))
     step(model)
     model.v.set_value({"a": X, "b": jnp.ones(3)})
-    added = "model['v'].b", "added", "nothing", "float32[3]"
-    assert rows(step, (model,)) == [added]
+    assert rows(step, (model,)) == [("model['v'].b", "added", "nothing", "float32[3]")]
 
 
 def test_a_graphdef_and_a_state_as_arguments_are_looked_into():
@@ -341,8 +340,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_functions_with_bound_arguments_are_accepted(name):
-    expected = "x", "shape", "(2,)", "(4, 2)"
-    assert rows(ACCEPTED[name], (X[0],), (X,)) == [expected]
+    assert rows(ACCEPTED[name], (X[0],), (X,)) == [("x", "shape", "(2,)", "(4, 2)")]
 
 
 @pytest.mark.parametrize(

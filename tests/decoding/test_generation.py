@@ -1,14 +1,18 @@
-"""Generation: equal to a loop without a cache, for any lengths and any batch."""
+"""Generation equals a loop without a cache, samplers their definition in NumPy."""
 
 import dataclasses
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import graftree as nnx
 from examples.models import gpt2, llama
+from graftree.decoding import sampling
+from tests import strategies, tables
 from tests.tiny_llamas import CONFIG
 
 generate = nnx.decoding.generate
@@ -73,8 +77,7 @@ def test_padding_has_no_position_behind_the_last_one():
     short = gpt2.GPT2(config, rngs=nnx.Rngs(0))
     config = dataclasses.replace(config, n_positions=12)
     model = gpt2.GPT2(config, rngs=nnx.Rngs(0))
-    table = short.positions.embedding[:12]
-    model.positions.embedding[...] = table
+    model.positions.embedding[...] = short.positions.embedding[:12]
     prompt = [7, 3, 1, 4, 1, 5, 9, 2]
     for length in (None, 16):
         made = generate(model, [prompt], max_new_tokens=4, padded_length=length)
@@ -124,16 +127,14 @@ def test_samples_depend_on_the_key_only(model):
     assert (sample(0) != sample(1)).any()
 
 
-@pytest.mark.parametrize(
-    ("prompts", "more", "error"),
-    [
-        ([[]], {}, "at least one token"),
-        ([], {}, "at least one token"),
-        ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
-        ([[1]], {"padded_length": 0}, "longest prompt"),
-        ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
-        ([[1]], {"max_new_tokens": 0}, "at least 1"),
-    ],
+@tables.cases(
+    "prompts, more, error",
+    ([[]], {}, "at least one token"),
+    ([], {}, "at least one token"),
+    ([[1] * 40], {}, "would get 49 tokens, and the model takes 48"),
+    ([[1]], {"padded_length": 0}, "longest prompt"),
+    ([[1]], {"sampler": nnx.decoding.Sampler()}, "needs key="),
+    ([[1]], {"max_new_tokens": 0}, "at least 1"),
     ids=["empty", "none", "too long", "padding", "no key", "no tokens"],
 )
 def test_what_can_not_be_continued(model, prompts, more, error):
@@ -256,3 +257,146 @@ def test_what_is_no_model_is_told_what_one_has(model):
     ):
         with pytest.raises(TypeError, match=f"init_cache.*got {got}"):
             generate(wrong, [[1]], max_new_tokens=1)
+
+
+# ----------------------------------------------------------------------------- samplers
+
+
+Sampler = nnx.decoding.Sampler
+
+
+def kept(logits, temperature, top_k, top_p):
+    """The tokens left to choose from, by the words of the docstring, in float64."""
+    logits = np.asarray(logits, np.float64)
+    order = np.argsort(-logits, kind="stable")[:top_k]
+    weights = np.exp((logits[order] - logits.max()) / temperature)
+    shares = weights / weights.sum()
+    for count in range(1, len(order) + 1):
+        if shares[:count].sum() >= top_p - 1e-9:
+            return set(order[:count].tolist())
+    return set(order.tolist())
+
+
+def shares_of(sampler, logits, count):
+    """How often each token is drawn."""
+    rows = np.broadcast_to(np.asarray(logits, np.float32), (count, len(logits)))
+    return np.bincount(sampler(rows, jax.random.key(0)), minlength=len(logits)) / count
+
+
+def drawn(sampler, logits, count=400):
+    return {*np.flatnonzero(shares_of(sampler, logits, count)).tolist()}
+
+
+SHARES = np.array([0.1, 0.4, 0.2, 0.3])
+
+
+@tables.cases(
+    "options, weights",
+    ({}, SHARES),
+    ({"temperature": 0.5}, SHARES**2),
+    ({"temperature": 2.0}, SHARES**0.5),
+    ({"temperature": 0}, [0, 1, 0, 0]),
+    ({"top_k": 2}, [0, 4, 0, 3]),
+    ({"top_k": 9}, SHARES),
+    # The smallest set that reaches it.
+    ({"top_p": 0.3}, [0, 1, 0, 0]),
+    ({"top_p": 0.4}, [0, 1, 0, 0]),
+    ({"top_p": 0.45}, [0, 4, 0, 3]),
+    ({"top_p": 0.75}, [0, 4, 2, 3]),
+    ({"top_p": 1.0}, SHARES),
+    # Of the two that are left, 4/7 and 3/7, the first reaches one half.
+    ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),
+    ids=str,
+)
+def test_shares_are_those_of_the_softmax_of_what_is_left(options, weights):
+    found = shares_of(Sampler(**options), np.log(SHARES), 4000)
+    np.testing.assert_allclose(found, weights / np.sum(weights), atol=0.03)
+    np.testing.assert_array_equal(found > 0, np.asarray(weights) > 0)
+
+
+@tables.cases(
+    "values", {"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.5}, ids=str
+)
+def test_values_out_of_range_are_refused(values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Sampler(**values)
+
+
+def test_one_program_for_all_temperatures_but_zero():
+    traced = []
+
+    @jax.jit
+    def draw(sampler):
+        traced.append(sampler)
+        return sampler(jnp.log(SHARES), jax.random.key(0))
+
+    for temperature in (0.5, 0.7, 0.0, 0):
+        draw(Sampler(temperature, top_p=0.9))
+    assert len(traced) == 2 and int(draw(Sampler(0))) == 1
+
+
+def rows(n):
+    return st.lists(st.sampled_from(np.arange(-3, 4) / 2), min_size=n, max_size=n)
+
+
+@strategies.examples(few=40, many=1000)
+@hypothesis.given(
+    # Each number of tokens is a program.
+    logits=st.sampled_from([1, 3, 12]).flatmap(rows),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    top_k=st.sampled_from([None, 1, 2, 5, 14]),
+    # None of these is within rounding of a sum of shares that are equal.
+    top_p=st.sampled_from([1e-50, 1e-6, 0.0999, 0.35, 0.501, 0.77, 0.913, 1.0]),
+)
+def test_no_token_outside_of_the_set_is_drawn(logits, temperature, top_k, top_p):
+    sampler = Sampler(temperature, top_k=top_k, top_p=top_p)
+    allowed = kept(logits, temperature, top_k, top_p)
+    found = drawn(sampler, logits)
+    assert found <= allowed
+    if len({*np.asarray(logits)[[*allowed]]}) == 1:  # each with at least 1/12
+        assert found == allowed
+
+
+@tables.cases(
+    "options, left",
+    ({"top_k": 1}, 1),
+    ({"top_k": 7}, 7),
+    ({"top_p": 0.1}, 10),
+    ({"top_p": 0.5}, 50),
+    ids=str,
+)
+def test_of_equal_logits_the_first_are_left(options, left):
+    sampler = Sampler(**options)
+    assert drawn(sampler, np.zeros(100), 4000) == {*range(left)}
+    assert drawn(sampler, np.array([0.0, -0.0] * 50), 4000) == {*range(left)}
+
+
+@tables.cases(
+    "options",
+    *({"temperature": x} for x in (1e-10, 1e-37, 1e-40, 1e-300)),
+    *({"top_p": x} for x in (1e-7, 1e-38, 1e-50)),
+    {"temperature": 1e-37, "top_k": 3, "top_p": 1e-50},
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
+def test_extremes_give_the_likeliest_token(options, scale):
+    logits = np.array([-3.0, 1.0, -2.0, 5.0, 4.0]) * scale
+    sampler = Sampler(**options)
+    assert drawn(sampler, logits) == {3}
+    assert {
+        *jax.jit(sampler)(jnp.asarray(logits)[None], jax.random.key(0)).tolist()
+    } == {3}
+
+
+def test_what_is_masked_is_never_drawn():
+    logits = np.array([-np.inf, 1.0, -np.inf, 1.0])
+    for options in ({}, {"top_k": 4}, {"top_p": 1.0}, {"temperature": 1e-37}):
+        assert drawn(Sampler(**options), logits) == {1, 3}
+
+
+def test_all_of_the_probability_is_all_tokens():
+    """Also those behind a sum that is rounded to one."""
+    logits = np.array([20.0, *np.zeros(50)])
+    sampler = Sampler(top_p=1.0)
+    cut, _ = jax.lax.top_k(jnp.broadcast_to(jnp.asarray(logits), (64, 51)), 51)
+    assert bool(sampling._reach(cut, sampler.top_p).all())

@@ -4,9 +4,7 @@
 - `generator`, `bodies`, `captures`: programs from a seed, as lists of statements.
 - `plain`: what the transforms mean in plain Python; the expected results.
 - `records`: what is noted of a run, and how two notes differ.
-- `running`: runs a program as plain Python, with each mode, and on the peer.
-- `shrinking`: fewer statements that still differ.
-- `known`: the differences that are by design.
+- `running`: runs a program as plain Python, and with each mode; makes it smaller.
 
 ``python -m tests.differential --help`` says how to run many of them.
 """

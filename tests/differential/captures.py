@@ -392,6 +392,4 @@ def make(seed, ways=None, calls=None):
         add("show(call(jnp.float32(1)))")
     for text in PLAIN_WAYS.get(way, ())[2:]:
         add(text)
-    traits = frozenset({f"way: {way}", f"call: {call}"})
-    program = running.Program(statements, tuple(running.MODES), seed, traits)
-    return program, session.steps
+    return running.Program(statements, tuple(running.MODES), seed), session.steps

@@ -52,7 +52,6 @@ class Generator:
         self.functions = []
         self.modes = [GRAPH_UPDATES, GRAPH, TREE]
         self.sharing = self.chance(0.4)
-        self.traits = set()
 
     def chance(self, share):
         return self.random.random() < share
@@ -70,9 +69,7 @@ class Generator:
             for _ in range(self.pick([0, 1, 1, 2])):
                 self.add_change()
             self.add_call()
-        program = running.Program(
-            self.statements, tuple(self.modes), self.seed, frozenset(self.traits)
-        )
+        program = running.Program(self.statements, tuple(self.modes), self.seed)
         return program, self.session.steps
 
     @property
@@ -109,12 +106,11 @@ class Generator:
         name = self.lines.free_name(self.root)
         if not name:
             return []
-        self.traits.add("writes past the class")
         value = self.lines.static()
         forms = [
             f"vars(m)[{name!r}] = {value}",
             # As docs/look_up/differences.md asks for.
-            f"object.__setattr__(m, {name!r}, {value})\ntouch(m)",
+            f"object.__setattr__(m, {name!r}, {value})\nnnx.touch(m)",
             f"m.__dict__.update({name}={value})",
         ]
         return [self.pick(forms)]

@@ -1,11 +1,10 @@
-"""Runs programs: as plain Python, with the transforms in each mode, on the peer."""
+"""Runs programs: as plain Python, and with the transforms in each mode."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import importlib
 import linecache
 import pathlib
 import types
@@ -13,6 +12,7 @@ import warnings
 
 import jax
 
+import graftree
 from tests.differential import plain, records
 
 GRAPH_UPDATES, GRAPH, TREE = "graph updates", "graph", "tree"
@@ -28,13 +28,11 @@ class Program:
         statements: What runs, one after the other; an exception ends only its own.
         modes: The modes in which the library allows it.
         seed: What it was made from.
-        traits: Names of what it does, for the differences that are by design.
     """
 
     statements: list[str]
     modes: tuple[str, ...] = (GRAPH_UPDATES,)
     seed: int = 0
-    traits: frozenset[str] = frozenset()
 
     def script(self, mode=GRAPH_UPDATES, errors=()):
         """The program as a script that shows what it does."""
@@ -52,9 +50,9 @@ class Program:
 
 
 @functools.cache
-def library_words(library):
-    """The vocabulary with a library, by its module's name."""
-    return _words(importlib.import_module(library))
+def library_words():
+    """The vocabulary with the library."""
+    return _words(graftree)
 
 
 @functools.cache
@@ -142,14 +140,14 @@ def expected_of(program, mode):
     return run(program.statements, plain_words(mode == GRAPH_UPDATES))
 
 
-def difference(program, mode, library="graftree", expected=None):
-    """How a library differs from plain Python in a program; ``None`` if it doesn't.
+def difference(program, mode, expected=None):
+    """How the library differs from plain Python in a program; ``None`` if it doesn't.
 
     Returns:
         The number of the statement, ``error``, ``shown`` or ``state``, and the text.
     """
     expected = expected or expected_of(program, mode)
-    actual = run(program.statements, library_words(library), mode)
+    actual = run(program.statements, library_words(), mode)
     return records.first_difference(expected, actual)
 
 
@@ -157,3 +155,59 @@ def clear():
     """Frees what JAX keeps of the programs so far."""
     jax.clear_caches()
     _compiled.cache_clear()
+
+
+# --------------------------------------------------------------------- smaller programs
+
+
+def shrunk(program, mode):
+    """The program with as little left as still gives a difference of the same kind."""
+
+    def failure(statements):
+        smaller = dataclasses.replace(program, statements=statements)
+        expected = expected_of(smaller, mode)
+        found = difference(smaller, mode, expected)
+        return found and (found[0], found[1], expected[found[0]].error)
+
+    found = failure(program.statements)
+    if not found:
+        return program
+
+    def fails(statements):
+        smaller = failure(statements)
+        return smaller and smaller[1:] == found[1:]
+
+    statements = program.statements[: found[0] + 1]
+    before = None
+    while statements != before:
+        before = statements
+        statements = without_parts(statements, fails)
+        for number in range(len(statements)):
+            statements = without_lines(statements, number, fails)
+    return dataclasses.replace(program, statements=statements)
+
+
+def without_lines(statements, number, fails):
+    """The statements with as few lines of one of them as possible."""
+
+    def given(lines):
+        return [*statements[:number], "\n".join(lines), *statements[number + 1 :]]
+
+    lines = statements[number].split("\n")
+    return given(without_parts(lines, lambda fewer: fails(given(fewer))))
+
+
+def without_parts(items, fails):
+    """A sublist from which nothing can be dropped; larger parts are tried first."""
+    size = max(len(items) // 2, 1)
+    while True:
+        start = 0
+        while start < len(items):
+            fewer = [*items[:start], *items[start + size :]]
+            if fewer and fails(fewer):
+                items = fewer
+            else:
+                start += size
+        if size == 1:
+            return items
+        size //= 2

@@ -1,7 +1,7 @@
 """What random programs are made of: classes, static values, and numbers for them.
 
-It is executed once for each library, with that as ``nnx``, and printed at the top of a
-program that was found to fail.
+It is executed with the library, or with its stand-in, as ``nnx``, and printed at the
+top of a program that was found to fail.
 """
 
 import dataclasses
@@ -96,11 +96,6 @@ def logged(f):
         return f(*args)
 
     return call
-
-
-def touch(x):
-    """Tells the library of an attribute that was set past it, if it has to be told."""
-    getattr(nnx, "touch", lambda x: None)(x)
 
 
 def derivative(f, x):

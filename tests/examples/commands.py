@@ -11,8 +11,7 @@ def error_line(capsys, main, arguments):
         main(arguments)
     assert refusal.value.code == 2
     out, error = capsys.readouterr()
-    assert out == ""
-    assert error.count("\n") == 1
+    assert out == "" and error.count("\n") == 1
     return error
 
 

@@ -41,8 +41,7 @@ def trained_for_nothing(seed):
 
 def test_a_run_tells_each_epoch_and_the_accuracy_and_reads_what_it_saved(finished):
     _, lines = finished
-    accuracy = re.fullmatch(r"test accuracy: (\d{2,3}\.\d) %", lines[-1])
-    assert float(accuracy[1]) >= 97.0
+    assert float(re.fullmatch(r"test accuracy: (\d{2,3}\.\d) %", lines[-1])[1]) >= 97.0
     assert sum("test: loss" in line for line in lines) == 10
     assert "all 360 test predictions are identical" in lines[-2]
 

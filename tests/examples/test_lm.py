@@ -1,11 +1,13 @@
-"""The language-model example: equal losses in all layouts, resuming, wrong options."""
+"""The language-model example: equal losses in all layouts, resuming, what is sent."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import shutil
 import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,16 +19,18 @@ from examples.lm import (
     curves,
     data,
     experiment,
+    hlo,
     layouts,
     loops,
     processes,
     restacking,
     samples,
     settings,
+    simulate,
     train,
 )
 from examples.lm.model import Config, LanguageModel
-from tests import interpreters
+from tests import interpreters, tables
 from tests.examples import commands
 from tests.examples.commands import PNG_SIGNATURE, error_line
 
@@ -112,12 +116,10 @@ OTHER_LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "changes",
-    [
-        {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
-        *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHER_LAYOUTS),
-    ],
+    {"mesh": ALL_AXES, "stack": True, "remat": True, "accumulate": 2},
+    *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHER_LAYOUTS),
     ids=lambda changes: dataclasses.replace(TINY, **changes).label,
 )
 def test_losses_are_those_of_one_device(undivided, changes):
@@ -154,10 +156,8 @@ def test_resuming_on_the_same_mesh_is_exact_to_the_last_bit(whole, stopped, tmp_
         assert array.tobytes() == expected[path].tobytes(), path
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [OTHER_LAYOUTS[0], pytest.param(OTHER_LAYOUTS[3], marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [OTHER_LAYOUTS[0], OTHER_LAYOUTS[3]])
 def test_resuming_in_another_layout_is_exact_up_to_rounding(
     whole, stopped, tmp_path, changes
 ):
@@ -202,9 +202,7 @@ def test_folder_of_another_experiment_is_refused(stopped, capsys):
     assert "--steps was 4, is 9" in error and "--width was 16, is 128" in error
 
 
-@pytest.mark.parametrize(
-    ("cause", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-)
+@tables.cases("cause, code", (signal.SIGINT, 130), (signal.SIGTERM, 143))
 def test_exit_code_says_which_signal_stopped_a_run(tmp_path, monkeypatch, cause, code):
     monkeypatch.setattr(experiment, "run", lambda *_, **__: cause)
     assert command.main([f"--output={tmp_path}"]) == code
@@ -281,26 +279,24 @@ def test_losses_fall_below_the_entropy_of_a_byte_after_another():
 # ----------------------------------------------------------------------- wrong options
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--mesh=data=4", "data=4 is a mesh of 4 devices, but there are 8"),
-        ("--mesh=model=8", "no axis 'model': expected some of data, fsdp, tensor"),
-        ("--mesh=data", "expected a size from 1 to 4096 for data, got ''"),
-        ("--mesh=data=0", "expected a size from 1 to 4096 for data, got '0'"),
-        ("--mesh=data=2,data=4", "the axis data is given twice"),
-        ("--mesh=data=6", "--batch-size: expected a multiple of 6"),
-        ("--mesh=tensor=8", "--kv-heads: expected a multiple of 8 (tensor of --mesh)"),
-        ("--accumulate=5", "--batch-size: expected a multiple of 5"),
-        ("--heads=3", "--heads: expected a multiple of 4 (--kv-heads), got 3"),
-        ("--width=100", "--width: expected a multiple of 16"),
-        ("--precision=bf15", "--precision: "),
-        ("--steps=0", "--steps: expected a whole number from 1 to"),
-        ("--temperature=hot", "expected a number from 0 to 10, got 'hot'"),
-        ("--prompt=", "--prompt: expected some text"),
-        ("--devices=3", "data=3 is a mesh of 3 devices, but there are 8"),
-        ("--speed=9", "--speed"),
-    ],
+@tables.cases(
+    "option, message",
+    ("--mesh=data=4", "data=4 is a mesh of 4 devices, but there are 8"),
+    ("--mesh=model=8", "no axis 'model': expected some of data, fsdp, tensor"),
+    ("--mesh=data", "expected a size from 1 to 4096 for data, got ''"),
+    ("--mesh=data=0", "expected a size from 1 to 4096 for data, got '0'"),
+    ("--mesh=data=2,data=4", "the axis data is given twice"),
+    ("--mesh=data=6", "--batch-size: expected a multiple of 6"),
+    ("--mesh=tensor=8", "--kv-heads: expected a multiple of 8 (tensor of --mesh)"),
+    ("--accumulate=5", "--batch-size: expected a multiple of 5"),
+    ("--heads=3", "--heads: expected a multiple of 4 (--kv-heads), got 3"),
+    ("--width=100", "--width: expected a multiple of 16"),
+    ("--precision=bf15", "--precision: "),
+    ("--steps=0", "--steps: expected a whole number from 1 to"),
+    ("--temperature=hot", "expected a number from 0 to 10, got 'hot'"),
+    ("--prompt=", "--prompt: expected some text"),
+    ("--devices=3", "data=3 is a mesh of 3 devices, but there are 8"),
+    ("--speed=9", "--speed"),
 )
 def test_wrong_option_is_refused_in_one_line(capsys, tmp_path, option, message):
     folder = tmp_path / "out"
@@ -337,8 +333,7 @@ def test_signal_leaves_a_run_that_goes_on(tmp_path, cause):
     assert process.returncode == 128 + cause, error
     last = out.splitlines()[-1]
     assert last.startswith("stopped after step"), last
-    record = curves.read(tmp_path)
-    step = len(record.curve.training)
+    step = len(curves.read(tmp_path).curve.training)
     assert f"step {step}," in last and step < 2000
     assert (tmp_path / "checkpoints" / str(step)).is_dir()
 
@@ -356,9 +351,10 @@ def test_comparison_of_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert "has no run in it" in error_line(capsys, compare.main, [f"{tmp_path}"])
 
 
-# ---------------------------- two processes; tests/stress/neighbours.py kills one
+# ----------------------------------------------------------------------- two processes
 
 
+@pytest.mark.long  # tests/test_stress.py has two that load and save
 def test_two_processes_train_as_one_does(tmp_path):
     mesh = {"data": 2, "fsdp": 2}
     options = dataclasses.replace(TINY, mesh=mesh, steps=2, batch_size=64, length=64)
@@ -381,15 +377,13 @@ def test_devices_that_processes_can_not_share_are_refused(tmp_path, capsys):
     assert "--processes: 3 can't share 4 devices equally" in error
 
 
-@pytest.mark.parametrize(
-    ("codes", "code", "words"),
-    [
-        ([0, 0], 0, ""),
-        ([1, -9], 1, "process 1 ended (killed by SIGKILL)"),
-        ([None, 3], 1, "process 1 ended (exit code 3)"),
-        ([-6, None], 1, "process 0 ended (killed by SIGABRT)"),
-        ([2, 2], 2, "--mesh: wrong"),
-    ],
+@tables.cases(
+    "codes, code, words",
+    ([0, 0], 0, ""),
+    ([1, -9], 1, "process 1 ended (killed by SIGKILL)"),
+    ([None, 3], 1, "process 1 ended (exit code 3)"),
+    ([-6, None], 1, "process 0 ended (killed by SIGABRT)"),
+    ([2, 2], 2, "--mesh: wrong"),
 )
 def test_one_line_says_which_process_failed(tmp_path, capsys, codes, code, words):
     logs = [tmp_path / f"process-{number}.log" for number in range(2)]
@@ -398,3 +392,161 @@ def test_one_line_says_which_process_failed(tmp_path, capsys, codes, code, words
     assert processes.judge(codes, logs) == code
     text = capsys.readouterr().err
     assert words in text and text.count("\n") == (1 if code else 0)
+
+
+# -------------------------------------------------------- what a compiled program sends
+
+
+CONFIG = Config(vocabulary=96, layers=1, width=64, heads=4, kv_heads=2, hidden=160)
+DEVICES = 8
+
+
+def fsdp_step():
+    """The text of a training step, and the model."""
+    layout = layouts.make({"fsdp": DEVICES})
+    make = functools.partial(train.make_objects, CONFIG, train.Recipe())
+    tokens = jax.ShapeDtypeStruct((16, 9), jnp.int32, sharding=layout.batch)
+    with layout.in_force():
+        model, optimizer = nnx.merge(*nnx.get_abstract_model(make, layout.mesh))
+        lowered = train.train_step.lower(model, optimizer, tokens)
+    return lowered.compile().as_text(), model
+
+
+# --------------------------------------------------------------------------- counting
+
+
+def collectives_of(function, *shape):
+    """Those of a function of the part that each of eight devices has of an array."""
+    mesh = jax.make_mesh((DEVICES,), ("x",))
+    divided = jax.shard_map(
+        function, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False
+    )
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+    return hlo.collectives(jax.jit(divided).lower(x).compile().as_text())
+
+
+def exchange_all(x):
+    whole = jax.lax.all_gather(x, "x", tiled=True)
+    x = x + jax.lax.psum_scatter(whole * x.sum(), "x", tiled=True)
+    x = x * jax.lax.psum(jnp.cos(x), "x")
+    x = jax.lax.all_to_all(x, "x", split_axis=1, concat_axis=1, tiled=True)
+    return jax.lax.ppermute(x, "x", [(i, (i + 1) % DEVICES) for i in range(DEVICES)])
+
+
+REDUCE = "all-reduce"
+ROWS_OF_EACH = {"all-gather": 16, "reduce-scatter": 16, REDUCE: 2}
+ROWS_OF_EACH |= {"all-to-all": 2, "collective-permute": 2}
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_each_kind_counts_with_its_bytes_once_for_each_turn_of_a_loop(turns):
+    def in_turns(x):
+        return jax.lax.fori_loop(0, turns, lambda _, x: exchange_all(x), x)
+
+    found = collectives_of(exchange_all if turns == 1 else in_turns, 16, 24)
+    assert found == {k: (turns, turns * n * 24 * 4) for k, n in ROWS_OF_EACH.items()}
+
+
+@pytest.mark.parametrize(("also_whole", "kind"), [(False, hlo.SLICED), (True, REDUCE)])
+def test_an_all_reduce_of_which_a_device_keeps_its_part_is_no_other(also_whole, kind):
+    def scattered_by_hand(x):
+        total = jax.lax.psum(jnp.tile(x, (DEVICES, 1)), "x")
+        part = jax.lax.dynamic_slice_in_dim(total, 2 * jax.lax.axis_index("x"), 2)
+        return part + jnp.sin(total).sum() if also_whole else part
+
+    assert collectives_of(scattered_by_hand, 16, 24) == {kind: (1, 16 * 24 * 4)}
+
+
+def test_text_of_other_programs_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.collectives(jax.jit(jnp.sin).lower(1.0).as_text())
+
+
+def test_spellings_of_accelerators_are_recognized():
+    text = """
+%all-reduce-scatter.1 (input: f32[16,8]) -> f32[2,8] {
+  %input = f32[16,8]{1,0:T(8,128)} parameter(0)
+  %at = s32[] constant(2)
+  %zero = s32[] constant(0)
+  %all-reduce.1 = f32[16,8]{1,0:T(8,128)} all-reduce(%input), to_apply=%add
+  ROOT %slice = f32[2,8]{1,0} dynamic-slice(%all-reduce.1, %at, %zero)
+}
+
+ENTRY %main (param: f32[2,8]) -> f32[2,8] {
+  %param = f32[2,8]{1,0} parameter(0)
+  %start = (f32[2,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%param), dimensions={0}
+  %whole = f32[16,8]{1,0} all-gather-done(%start)
+  ROOT %fusion = f32[2,8]{1,0} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+    assert hlo.collectives(text) == {"all-gather": (1, 512), "reduce-scatter": (1, 512)}
+
+
+# -------------------------------------------------------------------------- the layouts
+
+
+def test_fsdp_gathers_all_kernels_and_scatters_their_gradients():
+    """It sums only scalars over all devices, and no parameter is whole on one."""
+    text, model = fsdp_step()
+    found, params = hlo.collectives(text), jax.tree.leaves(nnx.state(model, nnx.Param))
+    num_bytes = 4 * sum(x.size for x in params)
+    assert found["all-gather"].num_bytes >= num_bytes
+    scattered = found.get("reduce-scatter", found.get(hlo.SLICED))
+    assert scattered == (len(params), num_bytes)
+    assert found[REDUCE].num_bytes == 4 * found[REDUCE].count
+    assert hlo.whole_arrays(text, {x.shape for x in params}) == []
+
+
+def test_what_is_whole_on_each_device_is_listed_where_it_goes_in_and_comes_out():
+    def update(weights, batch):
+        return weights - batch.sum(0), batch * 2
+
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    weights, batch = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in (((24,), jax.P()), ((16, 24), jax.P("x")))
+    )
+    text = jax.jit(update).lower(weights, batch).compile().as_text()
+    assert hlo.whole_arrays(text, [(24,), (16, 24)]) == [
+        "parameter weights: f32[24]",
+        "result 0: f32[24]",
+    ]
+
+
+# -------------------------------------------------------------------- simulated devices
+
+
+def test_a_step_is_compiled_from_shapes_and_described(capsys):
+    before = len(jax.live_arrays())
+    simulate.simulate(simulate.TINY)
+    assert len(jax.live_arrays()) == before
+    out = capsys.readouterr().out
+    assert "8 simulated devices: fsdp=4 x tensor=2" in out
+    # 2 blocks of 32 (4 + 2 x 2 + 4) 8 + 3 x 32 x 64 + 2 x 32; 2 x 256 x 32 + 32.
+    assert "parameters: 34,976\n" in out
+    for words in ("temporaries", "all-gather", "all-reduce", "not run"):
+        assert words in out
+
+
+def test_a_process_is_started_that_has_the_devices(monkeypatch):
+    calls = []
+
+    def run(command, *, env, check):
+        calls.append((command, env))
+        return type("Done", (), {"returncode": 3})
+
+    monkeypatch.setattr(simulate.subprocess, "run", run)
+    assert simulate.main(["--mesh", "data=2,fsdp=128", "--layers=1"]) == 3
+    ((command, environment),) = calls
+    assert command[1:3] == ["-m", "examples.lm.simulate"]
+    assert environment["XLA_FLAGS"].endswith("device_count=256")
+
+
+def test_plans_are_read_or_refused(capsys):
+    plan = simulate.plan_of(["--mesh=fsdp=8,tensor=2", "--kv_heads=8"])
+    assert (plan.devices, plan.kv_heads, plan.width) == (16, 8, 4096)
+    for wrong in ("--mesh=8", "--mesh=fsdp=0", "--layers=0"):
+        with pytest.raises(SystemExit):
+            simulate.plan_of([wrong])
+    assert "--mesh: expected axis=size" in capsys.readouterr().err

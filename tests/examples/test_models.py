@@ -1,4 +1,4 @@
-"""The language models of examples/models: the numbers of Hugging Face; the command."""
+"""The models of examples/models have the numbers of Hugging Face; the pipeline."""
 
 import sys
 
@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from examples.lm import hlo
+from examples.lm.model import Config
 from examples.models import __main__ as program
 from examples.models import gpt2, llama, pretrained, qwen3
-from tests import programs
+from examples.pipeline import __main__ as command
+from examples.pipeline import pipeline, training
+from tests import programs, tables
 from tests.weights import checkpoints_of_hf
 
 
@@ -35,12 +39,10 @@ def test_tables_are_short():
     assert max(len(x.WEIGHTS) for x in (llama, qwen3, gpt2)) <= 20
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "bert"}, "model_type is 'bert'"),
-        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-    ],
+@tables.cases(
+    "config, said",
+    ({"model_type": "bert"}, "model_type is 'bert'"),
+    ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "yarn"),
 )
 def test_other_families_and_positions_are_refused(config, said):
     with pytest.raises(ValueError, match=said):
@@ -52,8 +54,7 @@ def test_other_families_and_positions_are_refused(config, said):
 
 @pytest.mark.long
 def test_the_check_compares_logits_tokens_and_files(capsys):
-    folder = checkpoints_of_hf.folder("qwen3")
-    assert program.main([str(folder), "--check"]) == 0
+    assert program.main([str(checkpoints_of_hf.folder("qwen3")), "--check"]) == 0
     *_, row = capsys.readouterr().out.splitlines()
     _, name, difference, tokens, files, _ = row.split("|")
     assert name.strip() == "qwen3" and float(difference) < 1e-4
@@ -90,21 +91,18 @@ def test_parameters_are_divided_along_their_longest_axis():
         kernel, bias = found["kernel"].get_value(), found["bias"].get_value()
         return kernel.shard_shape(sizes), bias.shard_shape(sizes[1:])
 
-    assert shares(6, 16) == ((6, 4), (4,))
-    assert shares(3, 5) == ((3, 5), (5,))
+    assert shares(6, 16) == ((6, 4), (4,)) and shares(3, 5) == ((3, 5), (5,))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["bert", "llama"], "model_type is 'bert'; known are gpt2, llama and qwen3"),
-        (["no/such"], "no/such/config.json can't be read: No such file"),
-        (["llama/lora"], "llama/lora/config.json can't be read"),
-        (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
-        (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
-        (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
-        (["llama", "--adapter=/no/such"], "adapter_config.json"),
-    ],
+@tables.cases(
+    "options, said",
+    (["bert", "llama"], "model_type is 'bert'; known are gpt2, llama and qwen3"),
+    (["no/such"], "no/such/config.json can't be read: No such file"),
+    (["llama/lora"], "llama/lora/config.json can't be read"),
+    (["llama", "--prompt=1,128"], "no token 128: the vocabulary has 0 to 127"),
+    (["llama", "--prompt=1,2", "--tokens=63"], "65 tokens, and the model takes 64"),
+    (["llama", "--mesh=fsdp=9"], "there are 8 devices, not 9"),
+    (["llama", "--adapter=/no/such"], "adapter_config.json"),
     ids=str,
 )
 def test_what_does_not_fit_is_said(checkpoint, options, said, capsys):
@@ -139,3 +137,62 @@ def test_text_needs_a_tokenizer(checkpoint, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert program.main([str(checkpoint), "--text=hello"]) == 2
     assert "pip install tokenizers" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------- the pipeline
+
+
+CONFIG = Config(vocabulary=16, layers=4, width=8, heads=2, kv_heads=1, hidden=16)
+STAGES, MICRO_BATCHES = 2, 3
+TOKENS = np.random.default_rng(0).integers(16, size=(6, 9)).astype("int32")
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return training.layout_of(STAGES)
+
+
+@pytest.fixture(scope="module")
+def objects(layout):
+    return training.make(CONFIG, layout)
+
+
+def test_loss_and_gradients_are_those_of_the_model_without_a_pipeline(layout, objects):
+    with layout.in_force():
+        call = training.loss_and_gradients
+        loss, gradients = call(objects[0], TOKENS, layout.mesh, MICRO_BATCHES)
+        expected, expected_gradients = call(objects[0], TOKENS)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert training.largest_difference(gradients, expected_gradients) < 1e-5
+
+
+def test_each_stage_has_its_layers_only(objects):
+    for row in nnx.sharding.report(objects).rows:
+        if "blocks" in row.path:
+            assert row.local_shape == (2, *row.shape[1:]), row.path
+
+
+def test_each_turn_sends_once_and_training_learns(layout, objects):
+    with layout.in_force():
+        step = training.train_step.lower(*objects, TOKENS, layout.mesh, MICRO_BATCHES)
+        compiled = step.compile()
+        losses = [compiled(*objects, TOKENS) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    turns = pipeline.turns(STAGES, MICRO_BATCHES)
+    sent = hlo.collectives(compiled.as_text())["collective-permute"]
+    assert sent.count >= 2 * turns  # forward, and backward
+
+
+def test_the_bubble_is_what_gpipe_says():
+    assert pipeline.bubble_fraction(4, 4) == 3 / 7
+    assert pipeline.bubble_fraction(1, 4) == 0.0
+
+
+def test_what_does_not_come_out_even_is_refused(layout, objects, capsys):
+    x = np.zeros((6, 8, 8), "float32")
+    with pytest.raises(ValueError, match="6 rows in 4 micro-batches"):
+        pipeline.apply(objects[0].blocks, x, layout.mesh, 4)
+    for wrong in (["--layers=3"], ["--batch=3"], ["--steps=0"]):
+        with pytest.raises(SystemExit):
+            command.main(wrong)
+    assert "can't share 3 layers" in capsys.readouterr().err

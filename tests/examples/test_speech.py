@@ -14,6 +14,7 @@ import pytest
 import graftree as nnx
 from examples.speech import __main__ as command
 from examples.speech import model, pretrained, recordings, segments
+from tests import tables
 from tests.examples.commands import PNG_SIGNATURE
 
 
@@ -69,8 +70,7 @@ def wav(tmp_path):
 @pytest.mark.peers
 def test_probabilities_are_those_of_onnxruntime(comparison, weights):
     found = comparison.compare(weights, recordings.read(recordings.EXAMPLE))
-    assert found.of_safetensors <= 1e-4
-    assert found.of_onnx <= 1e-4
+    assert found.of_safetensors <= 1e-4 and found.of_onnx <= 1e-4
     assert round(found.of_weights, 2) == 0.23  # as the docstring of the example says
 
 
@@ -125,22 +125,20 @@ def test_a_batch_as_a_whole_is_each_recording_chunk_by_chunk(untrained):
 # --------------------------------------------------------------------------- segments
 
 
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        # Each run is a probability and its chunks; a segment has its chunks, too.
-        ([(0.1, 5), (0.9, 10), (0.1, 9)], [(5, 15)]),
-        # 96 ms from low to low.
-        ([(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)], [(0, 24)]),
-        ([(0.9, 10), (0.1, 5), (0.9, 10), (0.1, 9)], [(0, 10), (15, 25)]),
-        ([(0.4, 20)], []),
-        ([(0.5, 10), (0.4, 20), (0.1, 9)], [(0, 30)]),
-        ([(0.9, 10), (0.1, 1), (0.4, 3), (0.1, 1), (0.9, 9)], [(0, 10), (15, 24)]),
-        ([(0.9, 7), (0.1, 9)], []),  # 224 ms
-        ([(0.9, 8), (0.1, 9)], [(0, 8)]),
-        ([(0.1, 5), (0.9, 10), (0.1, 4)], [(5, 19)]),
-        ([], []),
-    ],
+@tables.cases(
+    "runs, expected",
+    # Each run is a probability and its chunks; a segment has its chunks, too.
+    ([(0.1, 5), (0.9, 10), (0.1, 9)], [(5, 15)]),
+    # 96 ms from low to low.
+    ([(0.9, 10), (0.1, 4), (0.9, 10), (0.1, 9)], [(0, 24)]),
+    ([(0.9, 10), (0.1, 5), (0.9, 10), (0.1, 9)], [(0, 10), (15, 25)]),
+    ([(0.4, 20)], []),
+    ([(0.5, 10), (0.4, 20), (0.1, 9)], [(0, 30)]),
+    ([(0.9, 10), (0.1, 1), (0.4, 3), (0.1, 1), (0.9, 9)], [(0, 10), (15, 24)]),
+    ([(0.9, 7), (0.1, 9)], []),  # 224 ms
+    ([(0.9, 8), (0.1, 9)], [(0, 8)]),
+    ([(0.1, 5), (0.9, 10), (0.1, 4)], [(5, 19)]),
+    ([], []),
 )
 def test_segments_begin_and_end_as_the_rule_says(runs, expected):
     curve = [probability for probability, chunks in runs for _ in range(chunks)]
@@ -186,14 +184,12 @@ def test_recordings_are_read_as_fractions(wav):
     np.testing.assert_array_equal(audio, np.full(1600, -0.5))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
-        ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
-        ({"frames": 0}, "has no samples"),
-        (None, "can't be read as WAV: .*\nConvert it: sox"),
-    ],
+@tables.cases(
+    "options, words",
+    ({"rate": 8000}, "has 8000 Hz, 16 bits and 1 channel"),
+    ({"channels": 2}, "has 16000 Hz, 16 bits and 2 channel"),
+    ({"frames": 0}, "has no samples"),
+    (None, "can't be read as WAV: .*\nConvert it: sox"),
 )
 def test_other_recordings_are_refused(options, words, wav):
     path = pathlib.Path(__file__) if options is None else wav(**options)
@@ -205,8 +201,7 @@ def test_other_recordings_are_refused(options, words, wav):
 
 
 def test_the_command_finds_both_sentences_and_draws_them(weights, tmp_path, capsys):
-    arguments = ["--weights", str(weights.parent), "--out", str(tmp_path)]
-    assert command.main(arguments) == 0
+    assert command.main(["--weights", str(weights.parent), "--out", str(tmp_path)]) == 0
     found = re.findall(r"speech from (\S+) s to (\S+) s", capsys.readouterr().out)
     # They are spoken from 0.8 s to 4.1 s, and from 6.4 s to 7.7 s.
     expected = [[0.8, 4.1], [6.4, 7.7]]

@@ -20,7 +20,7 @@ import pytest
 
 import graftree as nnx
 from graftree.interop import flax_names, foreign_names
-from tests.interop import absent_names, returned_objects
+from tests.interop import absent_names
 
 # What the contract names and what exists, by path.
 PATHS = """
@@ -48,8 +48,7 @@ def test_paths_are_importable_and_attributes(path):
     reached = nnx
     for name in path.split("."):
         reached = getattr(reached, name)
-    assert reached is module
-    assert flax_names.has_path(path)
+    assert reached is module and flax_names.has_path(path)
 
 
 def look_up(path, name):
@@ -192,8 +191,7 @@ def test_names_that_are_gone_say_what_to_write(name):
         AttributeError, match=rf"'{name}'\. Write nnx\.\w+ in"
     ) as caught:
         getattr(nnx, name)
-    current = str(caught.value).partition("Write nnx.")[2].split()[0]
-    assert hasattr(nnx, current)
+    assert hasattr(nnx, str(caught.value).partition("Write nnx.")[2].split()[0])
 
 
 def test_older_modes_are_views():
@@ -228,8 +226,7 @@ def test_names_of_other_libraries_are_told_what_to_write(name):
         AttributeError, match=f"'{name}'. Write .* in its place"
     ) as told:
         getattr(nnx, name)
-    assert foreign_names.HINTS[name] in str(told.value)
-    assert name not in dir(nnx)
+    assert foreign_names.HINTS[name] in str(told.value) and name not in dir(nnx)
     form = foreign_names.HINTS[name]
     made = {"in_features": 2, "out_features": 3, "hidden_features": 4}
     made |= {"nnx": nnx, "optax": optax, "rngs": nnx.Rngs(0)}
@@ -293,7 +290,7 @@ def test_sub_modules_lack_no_name_that_is_not_listed():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # to read `raw_value` warns
 def test_returned_objects_lack_no_attribute_that_is_not_listed():
     peer = importlib.import_module("flax.nnx")
-    theirs, ours = returned_objects.made(peer), returned_objects.made(nnx)
+    theirs, ours = absent_names.made(peer), absent_names.made(nnx)
     assert theirs.keys() == ours.keys() and len(ours) > 70
     found = differences(theirs, ours, lambda x, name: True, absent_names.OF_OBJECTS)
     assert found == (set(), set())

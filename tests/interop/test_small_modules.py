@@ -107,10 +107,8 @@ def test_equal_numbers_are_equal_and_pickling_keeps_them():
 
 def test_accesses_are_recorded_for_later():
     accessor = proxy_caller.DelayedAccessor().layers[0]
-    recorded = proxy_caller.GetAttr("layers"), proxy_caller.GetItem(0)
-    assert accessor.actions == recorded
+    assert accessor.actions == (proxy_caller.GetAttr("layers"), proxy_caller.GetItem(0))
     same = proxy_caller.DelayedAccessor().layers[0]
     assert accessor == same != proxy_caller.DelayedAccessor()
     proxy = proxy_caller.CallableProxy(lambda accessor, *args: accessor("ab")(*args))
-    assert proxy.replace("a", "b") == "bb"
-    assert proxy[1].upper() == "B"
+    assert proxy.replace("a", "b") == "bb" and proxy[1].upper() == "B"

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")
@@ -185,13 +186,11 @@ def replacing(model, x):
 
 
 @pytest.mark.filterwarnings("ignore:Calling Module.sow")
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
-        (counting, "count: 1 before a part, 2 after it"),
-        (replacing, "last: one Intermediate before a part, another one after it"),
-    ],
+@tables.cases(
+    "change, where",
+    (sowing, r"sown.value: \(\*,\) before a part, \(\*, \*\) after it"),
+    (counting, "count: 1 before a part, 2 after it"),
+    (replacing, "last: one Intermediate before a part, another one after it"),
 )
 def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, where):
     def loss(batch, model):
@@ -204,8 +203,7 @@ def test_a_structure_that_never_settles_is_refused_in_words_of_the_call(change, 
         nnx.memory.value_and_grad(loss, 2, argnums=1)(BATCH, model)
     assert "args[1]" in str(caught.value)
     assert "nnx.scan" not in str(caught.value)
-    assert nnx.graphdef(model) == graphdef
-    assert model.calls[...] == 0
+    assert nnx.graphdef(model) == graphdef and model.calls[...] == 0
     nnx.memory.value_and_grad(loss, 1, argnums=1)(BATCH, model)
     assert nnx.graphdef(model) != graphdef
 
@@ -222,14 +220,12 @@ def test_what_is_sown_can_be_returned():
     np.testing.assert_allclose(sown["sown"].get_value()[0], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("aux", "where"),
-    [
-        (lambda model: "name", "aux: a str"),
-        (lambda model: {"m": model}, r"aux\['m'\]: a Net with parts of an argument"),
-        (lambda model: nnx.state(model), "with parts of an argument"),
-        (lambda model: (1.0, len), r"aux\[1\]: a builtin"),
-    ],
+@tables.cases(
+    "aux, where",
+    (lambda model: "name", "aux: a str"),
+    (lambda model: {"m": model}, r"aux\['m'\]: a Net with parts of an argument"),
+    (lambda model: nnx.state(model), "with parts of an argument"),
+    (lambda model: (1.0, len), r"aux\[1\]: a builtin"),
 )
 def test_what_can_not_be_stacked_is_refused_as_second_output(aux, where):
     def loss(model, batch):
@@ -241,9 +237,7 @@ def test_what_can_not_be_stacked_is_refused_as_second_output(aux, where):
     assert model.calls[...] == 0
 
 
-@pytest.mark.parametrize(
-    ("parts", "error"), [(0, ValueError), (-2, ValueError), (2.5, TypeError)]
-)
+@tables.cases("parts, error", (0, ValueError), (-2, ValueError), (2.5, TypeError))
 def test_the_number_of_parts_is_checked_first(parts, error):
     with pytest.raises(error, match=f"got micro_batches={parts}"):
         nnx.memory.value_and_grad(loss_fn, parts)
@@ -272,8 +266,7 @@ def test_half_precision_is_summed_in_float32():
     x = jnp.concatenate([jnp.full(1, 256.0), jnp.ones(255)]).astype(jnp.bfloat16)
     weight = jnp.ones((), jnp.bfloat16)
     _, grad = nnx.memory.value_and_grad(loss, 256)(weight, x)
-    assert grad.dtype == jnp.bfloat16
-    assert grad == jnp.bfloat16((256 + 255) / 256)
+    assert grad.dtype == jnp.bfloat16 and grad == jnp.bfloat16((256 + 255) / 256)
 
 
 def test_memory_is_that_of_a_part():
@@ -292,8 +285,7 @@ def test_memory_is_that_of_a_part():
 
 def test_a_divided_batch_stays_where_it_is():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(mesh, P("data"))
-    batch = jax.device_put(BATCH, rows)
+    batch = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
     model = Net()
     nnx.update(model, jax.device_put(nnx.state(model), NamedSharding(mesh, P())))
     step = nnx.jit(nnx.memory.value_and_grad(loss_fn, 4))

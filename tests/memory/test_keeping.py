@@ -11,7 +11,7 @@ import pytest
 
 import graftree as nnx
 from graftree.transforms import policies  # its list of memories is replaced
-from tests import zoo
+from tests import tables, zoo
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
 save, offload = nnx.memory.save, nnx.memory.offload
@@ -87,23 +87,20 @@ def assert_close(found, expected):
 # --------------------------------------------------------------------- what is kept
 
 
-@pytest.mark.parametrize(
-    ("where", "names"),
-    [
-        (["hidden"], ["hidden"]),
-        (["attention"], ["attention()"]),
-        (["attention", ["hidden"]], ["attention()", "hidden"]),
-        (["attention.scores"], ["attention.scores()"]),
-        (["attention.*"], ["attention.scores()"]),
-        (["{attention,up}"], ["attention()", "up()"]),
-        ([Attention], ["attention()"]),
-        ([lambda path, module: path == ("up",)], ["up()"]),
-        ([nnx.All(nnx.Linear, nnx.PathContains("up"))], ["up()"]),
-    ],
+@tables.cases(
+    "where, names",
+    (["hidden"], ["hidden"]),
+    (["attention"], ["attention()"]),
+    (["attention", ["hidden"]], ["attention()", "hidden"]),
+    (["attention.scores"], ["attention.scores()"]),
+    (["attention.*"], ["attention.scores()"]),
+    (["{attention,up}"], ["attention()", "up()"]),
+    ([Attention], ["attention()"]),
+    ([lambda path, module: path == ("up",)], ["up()"]),
+    ([nnx.All(nnx.Linear, nnx.PathContains("up"))], ["up()"]),
 )
 def test_names_and_outputs_of_modules_are_kept_and_nothing_else(where, names):
-    function = nnx.remat(Block.__call__, policy=save(*where))
-    found = kept(function, Block(nnx.Rngs(0)), X)
+    found = kept(nnx.remat(Block.__call__, policy=save(*where)), Block(nnx.Rngs(0)), X)
     # Of an output that is not needed on the way back, nothing is kept.
     assert [x for x in found if x != "attention.out()"] == names
 
@@ -145,8 +142,7 @@ def test_paths_lead_through_transforms_inside():
 
     rngs = nnx.Rngs(0)
     net = zoo.Box(stack=nnx.Stack(Block, 3, rngs=rngs), last=Block(rngs))
-    policy = save("stack.layers.attention", "last.attention")
-    function = nnx.remat(run, policy=policy)
+    function = nnx.remat(run, policy=save("stack.layers.attention", "last.attention"))
     whole = str(jax.make_jaxpr(lambda x: function(net, x))(X))
     assert "name=stack.layers.attention()" in whole
     assert "name=last.attention()" in whole
@@ -160,8 +156,7 @@ def test_layers_of_a_stack_begin_at_the_layer():
         _, backward = jax.vjp(stack(policy), X)
         return sum(x.nbytes for x in jax.tree.leaves(backward))
 
-    more = residuals(save("attention")) - residuals(True)
-    assert more == 3 * X.nbytes
+    assert residuals(save("attention")) - residuals(True) == 3 * X.nbytes
     plain, found = stack(False), stack(save("hidden"))
     assert_close(*(gradient(nnx.Stack.__call__, x, X) for x in (found, plain)))
 
@@ -180,8 +175,7 @@ def test_compiled_programs_need_less_memory():
     def temporaries(policy):
         stack = nnx.Stack(Wide, 6, remat=policy, rngs=nnx.Rngs(0))
         step = nnx.jit(nnx.grad(lambda stack, x: stack(x).sum()))
-        analysis = step.lower(stack, x).compile().memory_analysis()
-        return analysis.temp_size_in_bytes
+        return step.lower(stack, x).compile().memory_analysis().temp_size_in_bytes
 
     hidden = 6 * 64 * 128 * 4
     nothing, named, everything = map(temporaries, (True, save("hidden"), False))
@@ -218,22 +212,19 @@ def test_programs_are_those_of_a_policy_of_jax(lift):
     def f(policy, x):
         layer, around = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.cos(x)
         with jax.named_scope("here"):
-            run = nnx.remat(functools.partial(inner, around), policy=policy)
-            return run(layer, x)
+            return nnx.remat(functools.partial(inner, around), policy=policy)(layer, x)
 
     jaxs = jax.checkpoint_policies.save_only_these_names("a")
     policies = [save("a"), save("a") | jaxs, jaxs]
     found = []
     for policy in policies:
-        lifted = LIFTS[lift](functools.partial(f, policy))
-        lowered = jax.jit(lifted).lower(X)
+        lowered = jax.jit(LIFTS[lift](functools.partial(f, policy))).lower(X)
         text = lowered.as_text(debug_info=True)
         scopes = {x for x in re.findall(r'loc\("([^"]+)"', text) if ".py" not in x}
         found.append((lowered.as_text(), sorted(scopes)))
         line = inner.__code__.co_firstlineno + 2
         assert re.search(rf'test_keeping.py":{line}\b', text)
-    assert found[0] == found[1] == found[2]
-    assert len(traced) == len(policies)
+    assert found[0] == found[1] == found[2] and len(traced) == len(policies)
     assert any("here" in scope for scope in found[0][1])
 
 
@@ -342,8 +333,7 @@ def test_nothing_is_left_behind_after_an_error():
         nnx.remat(fails, policy=save("attention"))(block, X)
     with pytest.raises(ValueError, match="matches no name"):
         nnx.remat(Block.__call__, policy=save("typo"))(block, X)
-    program = jax.make_jaxpr(lambda x: block(x))(X)
-    assert "attention()" not in str(program)
+    assert "attention()" not in str(jax.make_jaxpr(lambda x: block(x))(X))
 
 
 # ------------------------------------------------------------------------- policies

@@ -120,8 +120,7 @@ def prelu():
 def batch_norm():
     base = Case("BatchNorm", (6,), SCALE_AND_BIAS, (real(4, 3, 6),), calls=2)
     yield from _norms(base, booleans(4, 1, 1))
-    moved = {"axis": -2, "momentum": 0.5}
-    yield base.but(3, options=moved).of(mask=booleans(4, 1, 6))
+    yield base.but(3, options={"axis": -2, "momentum": 0.5}).of(mask=booleans(4, 1, 6))
     yield base.but(prepare=_train_once_then_evaluate)
     yield from with_call(
         base, {"use_running_average": True}, {"use_running_average": False}

@@ -50,8 +50,7 @@ def gru(cell, h, x):
     w, u = product(cell.dense_i, x), product(cell.dense_h, h)
     (w_r, w_z, w_n), (u_r, u_z, u_n) = np.split(w, 3, -1), np.split(u, 3, -1)
     r, z = sigmoid(w_r + u_r), sigmoid(w_z + u_z)
-    n = np.tanh(w_n + r * u_n)
-    h = (1 - z) * n + z * h
+    h = (1 - z) * np.tanh(w_n + r * u_n) + z * h
     return h, h
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.nn import recurrent_cases
 from tests.random_arrays import random
 
@@ -49,15 +50,13 @@ def double(name, **options):
     return cell, x, jax.tree.map(np.float64, carry_of(name, 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, {}) for name in CELLS), ("SimpleCell", {"residual": True})],
+@tables.cases(
+    "name, options", *((name, {}) for name in CELLS), ("SimpleCell", {"residual": True})
 )
 def test_each_step_is_the_formula_of_the_paper(name, options, float64):
     cell, x, carry = double(name, **options)
     rnn = nnx.RNN(cell, return_carry=True)
-    call = nnx.jit(lambda rnn, x, carry: rnn(x, initial_carry=carry))
-    got = call(rnn, x, carry)
+    got = nnx.jit(lambda rnn, x, carry: rnn(x, initial_carry=carry))(rnn, x, carry)
     expected = recurrent_cases.scan(cell, carry, x)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
@@ -117,8 +116,7 @@ def test_the_first_carry_may_have_an_initializer(name):
     for n, x in enumerate(jax.tree.leaves(carry)):
         key = jax.random.fold_in(jax.random.key(7), n)
         np.testing.assert_array_equal(x, init(key, (4, 3), jnp.float32))
-    stream = nnx.RngStream(7, tag="any")
-    again = cell.initialize_carry((4, 2), stream, carry_init=init)
+    again = cell.initialize_carry((4, 2), nnx.RngStream(7, tag="any"), carry_init=init)
     np.testing.assert_array_equal(numbers(again), numbers(carry))
 
 
@@ -151,9 +149,8 @@ def test_older_arguments_warn_and_work(name):
     assert cell.rngs.count[...] == (2 if name in TWO_STATES else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)],
+@tables.cases(
+    "name, dtype", *((name, jnp.bfloat16) for name in CELLS), ("GRUCell", jnp.float16)
 )
 def test_params_may_have_half_precision(name, dtype):
     cell, wide = make(name, param_dtype=dtype), make(name)
@@ -162,8 +159,7 @@ def test_params_may_have_half_precision(name, dtype):
     full = jax.tree.map(lambda x: x.astype(dtype), full)
     jax.tree.map(np.testing.assert_array_equal, half, full)
     carry = cell.initialize_carry((4, 2), nnx.Rngs(0))
-    dtypes = {x.dtype for x in jax.tree.leaves((cell, carry))}
-    assert dtypes == {jnp.dtype(dtype)}
+    assert {x.dtype for x in jax.tree.leaves((cell, carry))} == {jnp.dtype(dtype)}
     y = jax.eval_shape(cell, carry, normal(4, 2, dtype=dtype))[1]
     assert y.dtype == (jnp.float32 if name == "SimpleCell" else dtype)
 

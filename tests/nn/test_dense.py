@@ -1,4 +1,4 @@
-"""Linear, LinearGeneral, Einsum, Embed, Conv: arguments, hooks, what they refuse.
+"""Linear, LinearGeneral, Einsum, Embed, Conv, LoRA: arguments, hooks, what they refuse.
 
 Their formulas are in `test_formulas.py`, their dtypes in `test_dtypes.py`.
 """
@@ -7,10 +7,12 @@ import types
 
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 from tests.programs import in_one_program
 from tests.random_arrays import random
@@ -77,22 +79,20 @@ def test_initializers_get_the_flattened_shapes():
     assert (kernel.shape, kernel.tag) == ((2, 3, 4), "kernel")
 
 
-@pytest.mark.parametrize(
-    ("args", "options", "error", "message"),
-    [
-        (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
-        *(
-            (
-                (2, 4),
-                {"batch_axis": axes},
-                ValueError,
-                "consecutive leading dimensions starting from 0",
-            )
-            for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
-        ),
-        (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),
-        (((2, 2), 4), {"axis": (-1, 1)}, TypeError, None),
-    ],
+@tables.cases(
+    "args, options, error, message",
+    (((2, 3), 4), {}, ValueError, r"the same length. Got \(2, 3\) and \(-1,\)"),
+    *(
+        (
+            (2, 4),
+            {"batch_axis": axes},
+            ValueError,
+            "consecutive leading dimensions starting from 0",
+        )
+        for axes in ({1: 3}, {-1: 3}, {0: 3, 2: 4})
+    ),
+    (((2, 2), 4), {"axis": (1, 1)}, TypeError, None),
+    (((2, 2), 4), {"axis": (-1, 1)}, TypeError, None),
 )
 def test_axes_that_do_not_fit_are_refused(args, options, error, message):
     with pytest.raises(error, match=message):
@@ -114,17 +114,14 @@ def test_equation_is_kept_without_spaces_and_the_call_may_give_another():
     layer, x = einsum("a b , b c -> a c", (3, 4), 4), random(2, 3)
     assert layer.einsum_str == "ab,bc->ac"
     np.testing.assert_allclose(layer(x, "ab,bc->c a"), layer(x).T, rtol=1e-6)
-    later = einsum(None, (3, 4), 4)
-    np.testing.assert_array_equal(later(x, "ab,bc->ac"), layer(x))
+    np.testing.assert_array_equal(einsum(None, (3, 4), 4)(x, "ab,bc->ac"), layer(x))
 
 
-@pytest.mark.parametrize(
-    ("equation", "message"),
-    [
-        ("ab,bc", 'must be explicit and include "->"'),
-        ("ab->a", "exactly two operands.*instead of 0"),
-        ("ab,bc,cd->ad", "exactly two operands.*instead of 2"),
-    ],
+@tables.cases(
+    "equation, message",
+    ("ab,bc", 'must be explicit and include "->"'),
+    ("ab->a", "exactly two operands.*instead of 0"),
+    ("ab,bc,cd->ad", "exactly two operands.*instead of 2"),
 )
 def test_equations_of_another_form_are_refused(equation, message):
     with pytest.raises(ValueError, match=message):
@@ -187,16 +184,14 @@ def transpose(*args, **options):
     return nnx.ConvTranspose(*args, **options, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(
-    ("padding", "pairs"),
-    [
-        (1, ((1, 1), (1, 1))),
-        (np.int64(2), ((2, 2), (2, 2))),
-        ([2, 0], ((2, 2), (0, 0))),
-        ([1, (0, 2)], ((1, 1), (0, 2))),
-        ([[1, 2], [0, 1]], ((1, 2), (0, 1))),
-        (np.array([[1, 2], [1, 1]]), ((1, 2), (1, 1))),
-    ],
+@tables.cases(
+    "padding, pairs",
+    (1, ((1, 1), (1, 1))),
+    (np.int64(2), ((2, 2), (2, 2))),
+    ([2, 0], ((2, 2), (0, 0))),
+    ([1, (0, 2)], ((1, 1), (0, 2))),
+    ([[1, 2], [0, 1]], ((1, 2), (0, 1))),
+    (np.array([[1, 2], [1, 1]]), ((1, 2), (1, 1))),
 )
 def test_explicit_padding_has_many_forms(padding, pairs):
     x = random(1, 5, 4, 2)
@@ -232,8 +227,7 @@ def test_strides_and_dilations_of_none_mean_one_and_others_are_kept_as_given():
     given = conv(2, 3, 3, None, input_dilation=None, kernel_dilation=None)
     np.testing.assert_array_equal(given(x), conv(2, 3, 3)(x))
     layer = conv(2, 3, [3], [2], padding=[1], kernel_dilation=2)
-    kept = layer.strides, layer.padding, layer.kernel_dilation
-    assert kept == ([2], [1], 2)
+    assert (layer.strides, layer.padding, layer.kernel_dilation) == ([2], [1], 2)
 
 
 def test_groups_must_divide_the_channels():
@@ -291,9 +285,10 @@ def test_outputs_are_strides_times_as_long(stride, padding):
     assert y.shape == (2, 5 * factor, 4 * factor, 3)
 
 
-@pytest.mark.parametrize(
-    ("transpose_kernel", "expected"),
-    [(False, [3, 2, 1, 0, 0, 0, 0, 0]), (True, [2, 3, 0, 0, 0, 0, 0, 1])],
+@tables.cases(
+    "transpose_kernel, expected",
+    (False, [3, 2, 1, 0, 0, 0, 0, 0]),
+    (True, [2, 3, 0, 0, 0, 0, 0, 1]),
 )
 def test_circular_example_of_the_contract(transpose_kernel, expected):
     options = {"padding": "CIRCULAR", "transpose_kernel": transpose_kernel}
@@ -315,3 +310,125 @@ def test_bias_is_added_once_after_the_fold():
     options = {"padding": "CIRCULAR", "bias_init": nnx.initializers.ones}
     layer = transpose(1, 1, 5, **options)
     np.testing.assert_array_equal(layer(jnp.zeros((1, 3, 1))), jnp.ones((1, 3, 1)))
+
+
+# --------------------------------------------------------------------------------- LoRA
+
+
+ONES = {"b_initializer": nnx.initializers.ones}
+
+
+def array(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def numbers(variable):
+    return np.float64(variable[...])
+
+
+def test_a_new_lora_changes_nothing():
+    base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(base)
+    x = array(5, 3)
+    before = model(x)
+    model.layers[0] = nnx.LoRA(3, 2, 4, base_module=base, rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(model(x), before)
+
+
+def test_base_module_gets_the_promoted_inputs_and_the_keywords():
+    seen = []
+
+    def base(x, **kwargs):
+        seen.append((x.dtype, kwargs))
+        return x.sum(keepdims=True)
+
+    layer = nnx.LoRA(3, 2, 4, base_module=base, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    layer(jnp.ones((1, 3)), scale=2)
+    assert seen == [(jnp.bfloat16, {"scale": 2})]
+
+
+def test_keywords_are_ignored_without_a_base_module():
+    layer = nnx.LoRA(3, 2, 4, **ONES, rngs=nnx.Rngs(0))
+    x = array(5, 3)
+    np.testing.assert_array_equal(layer(x, deterministic=True), layer(x))
+
+
+def test_base_module_may_be_assigned_later_and_must_be_callable():
+    layer = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0))
+    layer.base_module = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    x = array(5, 3)
+    np.testing.assert_array_equal(layer(x), layer.base_module(x))
+    layer.base_module = nnx.Module()
+    with pytest.raises(ValueError, match="of LoRA must be callable, got .*Module"):
+        layer(jnp.ones((1, 3)))
+
+
+def test_a_lora_linear_starts_as_a_linear_whose_state_fits():
+    linear, other = (nnx.Linear(3, 4, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(layer.kernel[...], other.kernel[...])
+    nnx.update(layer, nnx.state(linear))
+    x = array(5, 3)
+    np.testing.assert_array_equal(layer(x), linear(x))
+
+
+def test_parameters_are_params_that_a_filter_tells_apart():
+    layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+    _, adapted, frozen = nnx.split(layer, nnx.LoRAParam, nnx.Param)
+    paths = [path for path, _ in nnx.to_flat_state(adapted)]
+    assert paths == [("lora", "lora_a"), ("lora", "lora_b")]
+    assert [path for path, _ in nnx.to_flat_state(frozen)] == [("bias",), ("kernel",)]
+    assert issubclass(nnx.LoRAParam, nnx.Param)
+    with pytest.raises(ValueError, match="LoRAParam"):
+        nnx.variable_name_from_type(nnx.LoRAParam)
+
+
+def test_class_and_metadata_of_the_variables_may_be_given():
+    ones = nnx.with_metadata(nnx.initializers.ones, note="b")
+    options = {"lora_rank": 2, "lora_param_type": nnx.Cache, "a_metadata": {"a": 1}}
+    options |= {"b_initializer": ones, "b_metadata": {"b": 2}, "use_bias": False}
+    layer = nnx.LoRALinear(3, 4, **options, rngs=nnx.Rngs(0))
+    assert type(layer.lora.lora_a) is type(layer.lora.lora_b) is nnx.Cache
+    assert (layer.lora.lora_a.a, layer.lora.lora_b.b) == (1, 2)
+    assert layer.lora.lora_b.note == "b" and layer.bias is None
+
+
+@tables.cases(
+    "layer",
+    nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0)),
+    nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0)),
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("shape", [(1, 5), (5,), ()])
+def test_wrong_number_of_features_is_an_error_that_names_the_layer(layer, shape):
+    phrase = "contracting dimensions" if shape else "number of axes"
+    with pytest.raises(TypeError, match=f"{phrase}(.|\n)*at {type(layer).__name__}\n"):
+        layer(jnp.ones(shape))
+
+
+def test_unknown_keywords_are_those_of_linear():
+    with pytest.raises(TypeError, match="use_bais"):
+        nnx.LoRALinear(3, 4, lora_rank=2, use_bais=False, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("make", ["wrapped", "linear"])
+def test_out_sharding_is_that_of_both_terms(make, named):
+    mesh = mesh_of("Explicit", x=2, y=2)
+    layer = nnx.LoRALinear(4, 6, lora_rank=3, **ONES, rngs=nnx.Rngs(0))
+    if make == "wrapped":
+        base = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        layer = nnx.LoRA(4, 3, 6, base_module=base, **ONES, rngs=nnx.Rngs(1))
+    x, spec = array(2, 4), jax.P(None, "y")
+    expected = layer(x)
+    with jax.set_mesh(mesh):
+        # Split along what is contracted, JAX has to be told the sharding of products.
+        rows, columns = jax.P("x", None), jax.P(None, "x")
+        for path, variable in nnx.to_flat_state(nnx.state(layer)):
+            if path[-1] in ("kernel", "lora_a"):
+                variable.set_value(jax.device_put(variable[...], rows))
+        x = jax.device_put(x, columns)
+        given = jax.NamedSharding(mesh, spec) if named else spec
+        y = jax.jit(lambda m, x: m(x, out_sharding=given))(layer, x)
+    assert jax.typeof(y).sharding.spec == spec
+    np.testing.assert_allclose(y, expected, rtol=1e-5)

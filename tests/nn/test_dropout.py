@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.meshes import mesh_of
 from tests.random_arrays import random
 
@@ -87,9 +88,7 @@ def test_rate_is_checked_at_construction():
             nnx.Dropout(rate)
 
 
-@pytest.mark.parametrize(
-    "rngs", [0, jax.random.key(0), "dropout", np.zeros(2, np.uint32)]
-)
+@tables.cases("rngs", 0, jax.random.key(0), "dropout", np.zeros(2, np.uint32))
 def test_something_other_than_rngs_is_refused(rngs):
     with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream or None"):
         nnx.Dropout(0.5, rngs=rngs)
@@ -131,8 +130,7 @@ def test_rngs_of_the_call_take_precedence():
         np.testing.assert_array_equal(layer(jnp.ones(16), rngs=key), 2.0 * kept)
     stream = nnx.RngStream(4, tag="any")
     layer(jnp.ones(16), rngs=stream)
-    assert stream.count[...] == 1
-    assert layer.rngs.count[...] == 0
+    assert stream.count[...] == 1 and layer.rngs.count[...] == 0
 
 
 def test_layer_with_rngs_stays_in_step_with_one_without():

@@ -15,6 +15,7 @@ import pytest
 import scipy.signal
 
 import graftree as nnx
+from tests import tables
 from tests.programs import in_one_program
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -246,16 +247,13 @@ def test_conv_transpose_is_the_transpose_of_conv_with_that_padding(padding, stri
     agree(in_one_program(up, y), expected)
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (2, 3, 1), (3, 2, 2)]
-)
+@tables.cases("size, stride, dilation", (3, 1, 1), (3, 2, 1), (2, 3, 1), (3, 2, 2))
 def test_conv_transpose_adds_copies_of_the_flipped_kernel(size, stride, dilation):
     # As everywhere in deep learning it is the correlation that is transposed.
     options = {"padding": "VALID", "kernel_dilation": dilation}
     layer, x = make("ConvTranspose", 2, 3, size, stride, **options), random(2, 5, 2)
     kernel = value(layer.kernel)[::-1]
-    extent = (size - 1) * dilation + 1
-    y = np.zeros((2, 5 * stride + max(extent - stride, 0), 3))
+    y = np.zeros((2, 5 * stride + max((size - 1) * dilation + 1 - stride, 0), 3))
     for at, tap in itertools.product(range(5), range(size)):
         y[:, at * stride + tap * dilation] += x[:, at] @ kernel[tap]
     agree(in_one_program(layer, x), y + value(layer.bias))
@@ -337,14 +335,12 @@ def test_norms_divide_by_the_deviation_scale_and_shift(
         agree(output, y, 1e-10)  # the variance of two numbers may be small
 
 
-@pytest.mark.parametrize(
-    ("options", "axes"),
-    [({}, 0), ({"axis": (1, -1)}, (0, 2)), ({"axis": 1}, (0, 2, 3))],
+@tables.cases(
+    "options, axes", ({}, 0), ({"axis": (1, -1)}, (0, 2)), ({"axis": 1}, (0, 2, 3))
 )
 def test_running_statistics_move_by_the_momentum(options, axes):
     x = 3 + random(*((4, 6) if axes == 0 else (4, 3, 5, 2)))
-    count = np.size(x.mean(axes))
-    layer = make("BatchNorm", count, momentum=0.75, **options)
+    layer = make("BatchNorm", np.size(x.mean(axes)), momentum=0.75, **options)
     mean, var = value(layer.mean), value(layer.var)
     call = nnx.jit(lambda layer, x: layer(x))
     for batch in (x, 2 * x):

@@ -1,4 +1,4 @@
-"""MultiHeadAttention: projections, settings, dropout, views, sharding, its program."""
+"""MultiHeadAttention: projections, settings, views, sharding; decoding by its cache."""
 
 import functools
 import pickle
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import catalog, tables
 from tests.meshes import mesh_of
 from tests.nn.attention_formulas import layer_output, make_layer, params_of
 from tests.programs import in_one_program
@@ -17,9 +18,10 @@ from tests.random_arrays import random, random_mask
 # ------------------------------------------------------------------------- construction
 
 
-@pytest.mark.parametrize(
-    ("options", "draws"),
-    [({"use_bias": False}, 4), ({"dropout_rate": 0.5, "keep_rngs": False}, 8)],
+@tables.cases(
+    "options, draws",
+    ({"use_bias": False}, 4),
+    ({"dropout_rate": 0.5, "keep_rngs": False}, 8),
 )
 def test_no_stream_is_forked_without_dropout_or_if_told_so(options, draws):
     rngs = nnx.Rngs(0)
@@ -66,14 +68,12 @@ def test_settings_of_out_fall_back_to_those_of_the_inputs():
     assert (layer.query_ln.scale.c, layer.key_ln.scale.c) == (5, 6)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((3, 4), r"\(4\) must be divisible by 'num_heads' heads \(3\)"),
-        ((4, 8, None, None, 3), r"\(4\) must be divisible by num_kv_heads \(3\)"),
-        ((4, 8, None, None, 0), "must be divisible by num_kv_heads"),
-        ((0, 8, None, None, 1), "must be divisible by 'num_heads' heads"),
-    ],
+@tables.cases(
+    "sizes, message",
+    ((3, 4), r"\(4\) must be divisible by 'num_heads' heads \(3\)"),
+    ((4, 8, None, None, 3), r"\(4\) must be divisible by num_kv_heads \(3\)"),
+    ((4, 8, None, None, 0), "must be divisible by num_kv_heads"),
+    ((0, 8, None, None, 1), "must be divisible by 'num_heads' heads"),
 )
 def test_heads_must_divide_each_other_and_the_features(sizes, message):
     with pytest.raises(ValueError, match=message):
@@ -83,14 +83,12 @@ def test_heads_must_divide_each_other_and_the_features(sizes, message):
 # -------------------------------------------------------------------------------- calls
 
 
-@pytest.mark.parametrize(
-    ("batch", "options"),
-    [
-        ((), {}),
-        ((2, 3), {"num_kv_heads": 2, "qkv_features": 16, "out_features": 5}),
-        ((2,), {"num_kv_heads": 1, "qkv_features": 16, "normalize_qk": True}),
-        ((2,), {"in_kv_features": 3}),
-    ],
+@tables.cases(
+    "batch, options",
+    ((), {}),
+    ((2, 3), {"num_kv_heads": 2, "qkv_features": 16, "out_features": 5}),
+    ((2,), {"num_kv_heads": 1, "qkv_features": 16, "normalize_qk": True}),
+    ((2,), {"in_kv_features": 3}),
 )
 def test_it_is_attention_of_projections(batch, options, float64):
     layer = make_layer(**options, param_dtype=jnp.float64)
@@ -105,22 +103,20 @@ def test_it_is_attention_of_projections(batch, options, float64):
         np.testing.assert_array_equal(y, in_one_program(layer, query, key, key))
 
 
-@pytest.mark.parametrize(
-    ("options", "call", "message"),
-    [
-        ({"decode": None}, {}, "No `decode` argument was provided"),
-        ({"dropout_rate": 0.5}, {}, "No `deterministic` argument was provided"),
-        (
-            {"dropout_rate": 0.5, "keep_rngs": False},
-            {"deterministic": False},
-            "'rngs' must be provided",
-        ),
-        ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
-        ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
-        ({}, {"decode": True}, "Autoregressive cache not initialized"),
-        ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
-        ({"dropout_rate": 1.0}, {"deterministic": True}, "must be in the range"),
-    ],
+@tables.cases(
+    "options, call, message",
+    ({"decode": None}, {}, "No `decode` argument was provided"),
+    ({"dropout_rate": 0.5}, {}, "No `deterministic` argument was provided"),
+    (
+        {"dropout_rate": 0.5, "keep_rngs": False},
+        {"deterministic": False},
+        "'rngs' must be provided",
+    ),
+    ({}, {"inputs_v": jnp.ones((1, 3, 8))}, "cannot be None if `inputs_v`"),
+    ({"in_features": 4}, {}, "Incompatible input dimension, got 8 .* expects 4"),
+    ({}, {"decode": True}, "Autoregressive cache not initialized"),
+    ({}, {"inputs_k": jnp.ones((2, 3, 8))}, "batch dims must match"),
+    ({"dropout_rate": 1.0}, {"deterministic": True}, "must be in the range"),
 )
 def test_bad_calls_are_refused(options, call, message):
     with pytest.raises(ValueError, match=message):
@@ -206,8 +202,7 @@ def test_each_active_call_draws_one_key():
     layer = make_layer(dropout_rate=0.5, deterministic=False)
     x = random(2, 3, 8)
     first, second = layer(x), layer(x)
-    assert layer.rngs.count[...] == 2
-    assert (first != second).any()
+    assert layer.rngs.count[...] == 2 and (first != second).any()
     layer(x, deterministic=True)
     assert layer.rngs.count[...] == 2
 
@@ -221,14 +216,12 @@ def test_rngs_of_the_call_take_precedence():
     assert (rngs.default.count[...], layer.rngs.count[...]) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        ({"mask": jnp.ones((3, 4))}, ValueError, None),
-        ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
-        ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-        ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
-    ],
+@tables.cases(
+    "call, error, message",
+    ({"mask": jnp.ones((3, 4))}, ValueError, None),
+    ({"inputs_k": jnp.ones((1, 3, 8))}, ValueError, None),
+    ({"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
+    ({"rngs": nnx.Rngs(params=0)}, AttributeError, "No RngStream named 'dropout'"),
 )
 def test_call_that_fails_draws_nothing(call, error, message):
     layer = make_layer(dropout_rate=0.5, deterministic=False)
@@ -251,8 +244,7 @@ def test_weights_are_captured_if_asked_for():
     np.testing.assert_allclose(weights.sum(-1), np.ones((2, 4, 3)), rtol=1e-5)
     np.testing.assert_array_equal(weights, np.tril(weights))
     np.testing.assert_allclose(y, layer(x, is_causal=True), rtol=1e-4, atol=1e-5)
-    assert not forward(x)[1]
-    assert not hasattr(layer, "attention_weights")
+    assert not forward(x)[1] and not hasattr(layer, "attention_weights")
 
 
 def test_weights_become_an_attribute_outside_of_a_capture():
@@ -314,8 +306,7 @@ def test_shardings_reach_projections_and_output():
     with jax.set_mesh(mesh_of("Explicit", x=2)):
         call = jax.jit(lambda m, x: m(x, qkv_sharding=heads, out_sharding=features))
         y = call(layer, jnp.array(x))
-    assert seen[3:] == [heads] * 3
-    assert jax.typeof(y).sharding.spec == features
+    assert seen[3:] == [heads] * 3 and jax.typeof(y).sharding.spec == features
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -324,8 +315,7 @@ def test_layer_with_rotary_positions_can_be_pickled_and_jitted():
     attention_fn = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
     layer, x = make_layer(attention_fn=attention_fn), random(2, 3, 8)
     y = layer(x)
-    copy = pickle.loads(pickle.dumps(layer))
-    np.testing.assert_array_equal(copy(x), y)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(layer))(x), y)
     np.testing.assert_allclose(in_one_program(layer, x), y, rtol=1e-4, atol=1e-5)
 
 
@@ -355,3 +345,237 @@ def test_one_size_alone_makes_no_cache_and_a_view_keeps_one_that_exists():
     info = nnx.view_info(make_layer())
     for name in ("decode", "batch_size", "max_length"):
         assert f"\n  {name}: " in info
+
+
+# -------------------------------------------------------------- decoding token by token
+
+
+def rotary(**sizes):
+    return functools.partial(
+        nnx.dot_product_attention_with_rope, rope=nnx.RoPE(**sizes)
+    )
+
+
+def make(batch=(2,), max_length=4, cache_dtype=jnp.float32, **options):
+    """A layer with 4 heads of size 2, and a cache."""
+    layer = make_layer(decode=None, **options)
+    layer.init_cache((*batch, max_length, 8), cache_dtype)
+    return layer
+
+
+def decode(layer, x, step=lambda layer, token: layer(token, decode=True)):
+    """Feeds the tokens of a sequence one by one."""
+    tokens = np.split(np.asarray(x), x.shape[-2], axis=-2)
+    return np.concatenate([step(layer, jnp.asarray(token)) for token in tokens], -2)
+
+
+def check_equal(decoded, full, tolerance=1e-5):
+    np.testing.assert_allclose(decoded, full, rtol=tolerance, atol=tolerance)
+
+
+def check_same(state, before):
+    jax.tree.map(np.testing.assert_array_equal, state, before)
+
+
+@tables.cases(
+    "batch, options",
+    ((), {}),
+    ((2, 3), {"num_kv_heads": 2, "normalize_qk": True}),
+    ((2,), {"attention_fn": rotary()}),
+    ((2,), {"attention_fn": rotary(embedding_size=2, max_seq_len=9)}),
+    ((2,), {"attention_fn": rotary(), "num_kv_heads": 2}),
+    ids=["plain", "grouped", "rotary", "rotary with tables", "grouped rotary"],
+)
+def test_token_by_token_gives_the_causal_full_pass(batch, options):
+    layer, x = make(batch, max_length=6, **options), random(*batch, 4, 8)
+    # Compiled as a whole: the many small operations cost more, one by one. Tests below
+    # call the layer without.
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    check_equal(decode(layer, x, nnx.jit(lambda layer, x: layer(x, decode=True))), full)
+    assert layer.cache_index[...] == 4
+    layer.init_cache((*batch, 6, 8))
+    causal = nnx.jit(lambda layer, x: layer(x, decode=True, is_causal=True))
+    check_equal(decode(layer, x, causal), full)
+
+
+def test_decoding_in_nnx_jit_traces_once_and_keeps_the_cache(mode):
+    traces = []
+
+    @nnx.jit(**mode)
+    def step(layer, token):
+        traces.append(1)
+        return layer(token, decode=True)
+
+    layer, x = make(attention_fn=rotary()), random(2, 4, 8)
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    check_equal(decode(layer, x, step), full)
+    assert len(traces) == 1 and layer.cache_index[...] == 4
+
+
+def test_decoding_in_a_scan():
+    layer, x = make(attention_fn=rotary()), random(2, 4, 8)
+
+    @nnx.scan(in_axes=(nnx.Carry, 1), out_axes=(nnx.Carry, 1))
+    def steps(layer, token):
+        return layer, layer(token[:, None], decode=True)[:, 0]
+
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    check_equal(steps(layer, x)[1], full)
+
+
+def test_ref_backed_cache_decodes_in_plain_jit():
+    layer, x = make(), random(2, 4, 8)
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    layer = nnx.to_refs(layer)
+    step = jax.jit(lambda layer, token: layer(token, decode=True))
+    check_equal(decode(layer, x, step), full)
+    assert layer.cache_index[...] == 4
+
+
+def test_decoding_with_64_bit_types_on(float64):
+    layer = make(param_dtype=jnp.float64, cache_dtype=jnp.float64)
+    x = random(2, 4, 8, dtype=jnp.float64)
+    assert layer.cache_index.dtype == jnp.int32
+    step = jax.jit(lambda layer, token: (layer(token, decode=True), layer))
+    full, tokens = in_one_program(layer, x, decode=False, is_causal=True), []
+    for t in range(4):
+        y, layer = step(layer, x[:, t : t + 1])
+        tokens.append(y)
+    check_equal(np.concatenate(tokens, axis=1), full, 1e-12)
+    layer.init_cache((2, 4, 8), jnp.float64)
+    check_equal(decode(layer, x), full, 1e-12)
+
+
+@tables.cases("dtype, cache_dtype", (jnp.bfloat16, jnp.float32), (None, jnp.bfloat16))
+def test_layer_and_cache_may_differ_in_dtype(dtype, cache_dtype):
+    layer, x = make(dtype=dtype, cache_dtype=cache_dtype), random(2, 4, 8)
+    full = in_one_program(layer, x, decode=False, is_causal=True)
+    decoded = decode(layer, x, nnx.jit(lambda layer, x: layer(x, decode=True)))
+    assert decoded.dtype == full.dtype
+    assert layer.cached_key.dtype == layer.cached_value.dtype == cache_dtype
+    check_equal(decoded.astype(float), full.astype(float), 0.05)
+
+
+def test_mask_of_the_user_takes_away_more():
+    layer, x = make(), random(2, 4, 8)
+    padding = jnp.array([[1, 1, 1, 1], [0, 1, 1, 1]]).reshape(2, 1, 1, 4)
+    mask = nnx.combine_masks(padding, nnx.make_causal_mask(x[..., 0]))
+    full = in_one_program(layer, x, decode=False, mask=mask)
+    step = nnx.jit(lambda layer, token: layer(token, decode=True, mask=padding))
+    check_equal(decode(layer, x, step)[:, 1:], full[:, 1:])
+
+
+def test_cross_attention_decodes_keys_and_values_of_their_own():
+    layer, x, other = make(), random(2, 4, 8), random(2, 4, 8, seed=1)
+    full = in_one_program(layer, x, other, is_causal=True, decode=False)
+    step = nnx.jit(lambda layer, x: layer(*jnp.split(x, 2, -1), decode=True))
+    check_equal(decode(layer, jnp.concatenate([x, other], -1), step), full)
+
+
+# --------------------------------------------------------------------- positions
+
+
+def test_function_with_positions_gets_the_index_and_others_do_not():
+    seen = []
+
+    def with_positions(query, key, value, input_positions=None, **options):
+        seen.append(input_positions)
+        return nnx.dot_product_attention(query, key, value, mask=options["mask"])
+
+    layer, x = make(attention_fn=functools.partial(with_positions)), random(2, 3, 8)
+    decode(layer, x)
+    assert [list(positions) for positions in seen] == [[0], [1], [2]]
+    layer(x[:, :1], decode=True, input_positions=jnp.array([7]))
+    assert list(seen[-1]) == [7]
+    layer(x, decode=False)
+    assert seen[-1] is None
+    check_equal(
+        decode(make(attention_fn=nnx.dot_product_attention), x), decode(make(), x)
+    )
+
+
+# -------------------------------------------------------- errors, nothing is lost
+
+
+@tables.cases(
+    "shape, call, message",
+    ((2, 2, 8), {}, r"shape error, expected key shape \(2, 1, 4, 2\) .*\(2, 2,"),
+    ((3, 1, 8), {}, "Autoregressive cache shape error"),
+    ((1, 8), {}, "Autoregressive cache shape error"),
+    ((2, 1, 8), {"mask": jnp.ones(4)}, "masks must have same rank"),
+    ((2, 1, 8), {"mask": jnp.ones((2, 1, 1, 3))}, "mask|broadcast"),
+    ((2, 1, 8), {"inputs_v": jnp.ones((2, 2, 8))}, "expected value shape"),
+)
+def test_refused_step_leaves_the_cache_untouched(shape, call, message):
+    layer = make(dropout_rate=0.5, deterministic=False)
+    layer(random(2, 1, 8), decode=True)
+    before, x = catalog.state_of(layer), random(*shape)
+    if "inputs_v" in call:
+        call = {"inputs_k": x, **call}
+    with pytest.raises((ValueError, TypeError), match=message):
+        layer(x, decode=True, **call)
+    check_same(catalog.state_of(layer), before)
+
+
+def test_full_cache_is_an_error():
+    layer, x = make(max_length=2), random(2, 3, 8)
+    decode(layer, x[:, :2])
+    before = catalog.state_of(layer)
+    with pytest.raises(ValueError, match=r"cache.* is full.*max_length is 2"):
+        layer(x[:, 2:], decode=True)
+    check_same(catalog.state_of(layer), before)
+
+
+def test_traced_steps_beyond_the_end_replace_the_last_entry_and_are_counted():
+    layer, x = make(max_length=2), random(2, 4, 8)
+    decoded = decode(layer, x, nnx.jit(lambda layer, token: layer(token, decode=True)))
+    assert np.isfinite(decoded).all()
+    assert layer.cache_index[...] == 4 > layer.cached_key.shape[1]
+    check_equal(layer.cached_key[...], layer.key(x)[:, jnp.array([0, 3])])
+
+
+def test_closed_over_cache_can_not_be_written():
+    layer = make()
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Cache"):
+        jax.jit(lambda x: layer(x, decode=True))(random(2, 1, 8))
+    assert layer.cache_index[...] == 0
+
+
+# ------------------------------------------------------------------------ making
+
+
+def test_new_cache_is_empty_and_of_new_variables():
+    layer = make((2, 3), max_length=5, num_kv_heads=2)
+    old = layer.cached_key
+    layer.init_cache((2, 3, 5, 8), dtype=jnp.bfloat16)
+    assert layer.cached_key is not old
+    assert type(layer.cached_key) is type(layer.cache_index) is nnx.Cache
+    for variable in (layer.cached_key, layer.cached_value):
+        assert (variable.shape, variable.dtype) == ((2, 3, 5, 2, 2), jnp.bfloat16)
+        assert (variable[...] == 0).all()
+    assert (layer.cache_index.shape, layer.cache_index.dtype) == ((), jnp.int32)
+
+
+def test_cache_can_be_made_in_jit_with_graph_updates():
+    layer = make_layer()
+    nnx.jit(lambda m: m.init_cache((2, 4, 8)), graph=True, graph_updates=True)(layer)
+    check_equal(decode(layer, random(2, 4, 8)), decode(make(), random(2, 4, 8)))
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_shape_of_a_cache_has_length_and_features(shape):
+    layer = make_layer()
+    with pytest.raises(ValueError, match="max_length, features"):
+        layer.init_cache(shape)
+    assert layer.cached_key is None
+
+
+def test_a_cache_that_is_a_constant_of_the_program_is_decoded_into():
+    layer, token = make(), random(2, 1, 8)
+    graphdef, state = nnx.split(layer)
+
+    @jax.jit
+    def step(token):
+        return nnx.merge(graphdef, state, copy=True)(token, decode=True)
+
+    check_equal(step(token), layer(token, decode=True))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog, random_arrays
+from tests import catalog, random_arrays, tables
 from tests.programs import in_one_program
 
 random = functools.partial(random_arrays.random, mean=3, scale=2)
@@ -45,17 +45,15 @@ def reference(layer, x, axes, epsilon, mask=None):
     return y if is_rms else y + layer.bias[...][None]
 
 
-@pytest.mark.parametrize(
-    ("name", "fast", "dtype"),
-    [
-        ("BatchNorm", True, jnp.float32),
-        ("RMSNorm", True, jnp.float32),
-        *(
-            ("LayerNorm", fast, dtype)
-            for fast in (True, False)
-            for dtype in (jnp.float32, jnp.bfloat16)
-        ),
-    ],
+@tables.cases(
+    "name, fast, dtype",
+    ("BatchNorm", True, jnp.float32),
+    ("RMSNorm", True, jnp.float32),
+    *(
+        ("LayerNorm", fast, dtype)
+        for fast in (True, False)
+        for dtype in (jnp.float32, jnp.bfloat16)
+    ),
 )
 def test_norms_are_bit_equal_to_the_reference_formula(name, fast, dtype):
     layer = make(name, 8, use_fast_variance=fast, promote_dtype=identity)
@@ -68,9 +66,7 @@ def test_norms_are_bit_equal_to_the_reference_formula(name, fast, dtype):
     np.testing.assert_array_equal(layer(x, **options), expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["BatchNorm", "LayerNorm", "RMSNorm", "InstanceNorm", "GroupNorm"]
-)
+@tables.cases("name", "BatchNorm", "LayerNorm", "RMSNorm", "InstanceNorm", "GroupNorm")
 def test_statistics_of_halves_are_computed_in_float32(name):
     args = (4, 2) if name == "GroupNorm" else (4,)
     layer = make(name, *args, dtype=jnp.float16)
@@ -220,17 +216,15 @@ def test_an_empty_part_of_a_named_axis_leaves_the_statistics():
 # -------------------------------------------------------------------- axes and groups
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "options", "message"),
-    [
-        ("LayerNorm", (4,), {"reduction_axes": 3}, "out of bounds"),
-        ("LayerNorm", (4,), {"reduction_axes": -4}, "out of bounds"),
-        ("GroupNorm", (4, 2), {"reduction_axes": (1,)}, "must include the last axis"),
-        *(
-            ("InstanceNorm", (4,), {"feature_axes": axes}, "the leading dimension")
-            for axes in (0, -3, (0, 2))
-        ),
-    ],
+@tables.cases(
+    "name, args, options, message",
+    ("LayerNorm", (4,), {"reduction_axes": 3}, "out of bounds"),
+    ("LayerNorm", (4,), {"reduction_axes": -4}, "out of bounds"),
+    ("GroupNorm", (4, 2), {"reduction_axes": (1,)}, "must include the last axis"),
+    *(
+        ("InstanceNorm", (4,), {"feature_axes": axes}, "the leading dimension")
+        for axes in (0, -3, (0, 2))
+    ),
 )
 def test_axes_that_do_not_fit_are_refused(name, args, options, message):
     with pytest.raises(ValueError, match=message):
@@ -240,19 +234,17 @@ def test_axes_that_do_not_fit_are_refused(name, args, options, message):
 EITHER = "Either `num_groups` or `group_size` should be specified"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((32, 2), EITHER),
-        ((None, None), EITHER),
-        ((None, 4), "not multiple of the group size"),
-        ((None, 0), "not multiple of the group size"),
-        ((4, None), "does not divide the number"),
-        ((0, None), "does not divide the number"),
-        ((-2, None), "does not divide the number"),
-        ((2.0, None), "does not divide the number"),
-        ((), r"groups \(32\) does not divide.*\(6\)"),
-    ],
+@tables.cases(
+    "sizes, message",
+    ((32, 2), EITHER),
+    ((None, None), EITHER),
+    ((None, 4), "not multiple of the group size"),
+    ((None, 0), "not multiple of the group size"),
+    ((4, None), "does not divide the number"),
+    ((0, None), "does not divide the number"),
+    ((-2, None), "does not divide the number"),
+    ((2.0, None), "does not divide the number"),
+    ((), r"groups \(32\) does not divide.*\(6\)"),
 )
 def test_groups_that_do_not_fit_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,6 @@
 """Layers against those of Flax NNX, over tables of cases; the peer is right in most.
 
-`make test` compares every eighth case of a table, and gradients of one layer of each
-family; `make test-all` all.
+`make test` compares one case in `STEP` of a table; `make test-all` all, and gradients.
 """
 
 import inspect
@@ -9,18 +8,19 @@ import inspect
 import pytest
 
 import graftree as nnx
-from tests import catalog, modes
+from tests import catalog, modes, tables
 from tests.nn import peer_layer_cases, peer_sequence_cases
 from tests.nn.peer_grid import Subject, compare, of_outputs, unequal
 
 pytestmark = pytest.mark.peers
 
 TABLES = {**peer_layer_cases.TABLES, **peer_sequence_cases.TABLES}
-CASES = [case for table in TABLES.values() for case in table()]
+DIFFERENT = [x for table in TABLES.values() for x in table() if x.why_different]
 # Ulps. Elsewhere every bit is equal. These were compiled as a whole once, which rounds
 # otherwise than one operation after the other.
 LIMITS = {"MultiHeadAttention": 4, "dot_product_attention": 4, "RoPE": 4}
 ROWS = [row for row in catalog.LAYERS if row.name in TABLES]
+STEP, LONG = 16, pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +33,13 @@ def agreeing(table):
     return [case for case in TABLES[table]() if not case.why_different]
 
 
-@pytest.mark.parametrize(
-    "start", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))]
-)
+@tables.cases("start", 0, *(pytest.param(n, marks=LONG) for n in range(1, STEP)))
 @pytest.mark.parametrize("table", TABLES)
 def test_layers_equal_those_of_the_peer(peer, table, start):
     limit = LIMITS.get(table, 0)
     found = [
         f"{case}\n    {problem}"
-        for case in agreeing(table)[start::8]
+        for case in agreeing(table)[start::STEP]
         for problem in compare(case, peer, limit)
     ]
     assert not found, "\n".join([f"{len(found)} differences:", *found])
@@ -49,19 +47,16 @@ def test_layers_equal_those_of_the_peer(peer, table, start):
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case.why_different],
+    [pytest.param(x, marks=LONG if i % 4 else ()) for i, x in enumerate(DIFFERENT)],
     ids=lambda case: f"{case.name}: {case.why_different}",
 )
 def test_where_the_peer_is_wrong_we_differ(peer, case):
     assert compare(case, peer)
 
 
-@catalog.of_families(ROWS)
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(modes.GRAPH, marks=pytest.mark.long), modes.TREE],
-    ids=["graph", "tree"],
-)
+@LONG
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("mode", [modes.GRAPH, modes.TREE], ids=["graph", "tree"])
 def test_outputs_and_gradients_inside_jit_equal_those_of_the_peer(peer, row, mode):
     ours, theirs = (Subject(agreeing(row.name)[0], library) for library in (nnx, peer))
     (outputs, gradients), (expected, of_peer) = ours.in_jit(mode), theirs.in_jit(mode)
@@ -86,5 +81,4 @@ def test_every_layer_is_in_the_grid(peer):
 
     layers = {name for name in nnx.__all__ if is_layer(name, getattr(nnx, name))}
     theirs = {name for name in layers if hasattr(peer, name)}
-    without_numbers = {"LoRAParam", "RNNCellBase", "Sequential"}
-    assert theirs - without_numbers <= set(TABLES)
+    assert theirs - {"LoRAParam", "RNNCellBase", "Sequential"} <= set(TABLES)

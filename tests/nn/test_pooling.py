@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.random_arrays import random
 
 LAYERS = {
@@ -32,13 +33,11 @@ def windows(x, window, strides, pads):
     return view.reshape(*view.shape[: x.ndim], -1)
 
 
-@pytest.mark.parametrize(
-    ("window", "strides", "pads"),
-    [
-        ((2,), (1,), ((0, 0),)),
-        ((3,), (2,), ((1, 1),)),
-        ((2, 3), (2, 1), ((0, 1), (1, 1))),
-    ],
+@tables.cases(
+    "window, strides, pads",
+    ((2,), (1,), ((0, 0),)),
+    ((3,), (2,), ((1, 1),)),
+    ((2, 3), (2, 1), ((0, 1), (1, 1))),
 )
 def test_pooling_equals_numpy(window, strides, pads):
     x = random(2, *(7, 6)[: len(window)], 3)
@@ -64,16 +63,14 @@ def test_any_number_of_batch_axes(pool, padding):
 
 
 @every_layer
-@pytest.mark.parametrize(
+@tables.cases(
     "args",
-    [
-        (2, 2, 1),
-        ([2, 2], [2, 2], [1, 1]),
-        ((2, 2), np.array([2, 2]), [[1, 1], (1, 1)]),
-        (np.int64(2), (2, 2), ((1, 1), 1)),
-        (np.int64(2), np.array([2, 2]), np.int32(1)),
-        (2, np.int64(2), np.ones((2, 2), int)),
-    ],
+    (2, 2, 1),
+    ([2, 2], [2, 2], [1, 1]),
+    ((2, 2), np.array([2, 2]), [[1, 1], (1, 1)]),
+    (np.int64(2), (2, 2), ((1, 1), 1)),
+    (np.int64(2), np.array([2, 2]), np.int32(1)),
+    (2, np.int64(2), np.ones((2, 2), int)),
 )
 def test_ints_and_lists_are_taken_also_by_layers(cls, args):
     x, pool = random(1, 6, 5, 2), LAYERS[cls]
@@ -101,14 +98,12 @@ def test_an_int_is_the_extent_along_all_spatial_axes():
     assert shapes == [(1, 4, 4, 4, 2), (4, 2)]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "args",
-    [
-        ((2, 2, 2), None, "VALID"),
-        ((2,), (1, 1), "VALID"),
-        ((2,), None, ((1, 1), (1, 1))),
-        ((2,), None, ((1, 1, 1),)),
-    ],
+    ((2, 2, 2), None, "VALID"),
+    ((2,), (1, 1), "VALID"),
+    ((2,), None, ((1, 1), (1, 1))),
+    ((2,), None, ((1, 1, 1),)),
 )
 @every_layer
 def test_wrong_lengths_are_refused(cls, args):
@@ -181,9 +176,7 @@ def test_number_of_spatial_axes_frees_the_batch_axes(cls, batch):
 
 
 @every_global
-@pytest.mark.parametrize(
-    ("number", "shape"), [(None, (4, 3)), (None, (3,)), (2, (5, 3)), (1, (3,))]
-)
+@tables.cases("number, shape", (None, (4, 3)), (None, (3,)), (2, (5, 3)), (1, (3,)))
 def test_inputs_without_spatial_axes_are_refused(cls, number, shape):
     message = f"num_spatial_axes={number} found no spatial axes"
     with pytest.raises(ValueError, match=message) as info:

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from tests import sources
+from tests import sources, tables
 
 pytestmark = [
     pytest.mark.peers,
+    pytest.mark.long,
     pytest.mark.skipif(not importlib.util.find_spec("qwix"), reason="needs qwix"),
 ]
 
@@ -64,12 +65,10 @@ for kind, first in (argument.split(":") for argument in sys.argv[1:]):
 """
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "runs",
-    [
-        ["qt:quantized", "ptq:plain"],
-        pytest.param(["ptq:quantized", "qt:plain"], marks=pytest.mark.long),
-    ],
+    ["qt:quantized", "ptq:plain"],
+    pytest.param(["ptq:quantized", "qt:plain"], marks=pytest.mark.long),
 )
 def test_only_the_quantized_model_is_quantized(runs):
     command = [sys.executable, "-c", PROGRAM, *runs]

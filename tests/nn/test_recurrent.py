@@ -1,5 +1,7 @@
-"""RNN: a loop over the cell, with all of its options; keys, state, and transforms."""
+"""RNN and Bidirectional: a loop over the cell, options, keys, state, and transforms."""
 
+import functools
+import logging
 import pickle
 
 import jax
@@ -8,15 +10,15 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.nn import recurrent_cases
 from tests.nn.recurrent_cases import SEQUENCE, Sum, make, normal
+from tests.random_arrays import random
 
 # ----------------------------------------------------------------- layout and options
 
 
-@pytest.mark.parametrize(
-    ("batch", "time_major"), [((), False), ((2, 3), False), ((2, 3), True)]
-)
+@tables.cases("batch, time_major", ((), False), ((2, 3), False), ((2, 3), True))
 def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
     rnn, x = make(return_carry=True), normal(*batch, 4, 2)
     flat = jnp.reshape(x, (-1, 4, 2))
@@ -31,19 +33,17 @@ def test_any_number_of_batch_axes_and_both_layouts(batch, time_major):
 LENGTHS = jnp.array([3, 1])
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
-        ({"reverse": True}, [[10, 13, 15, 16], [40, 70, 90, 94]]),
-        ({"reverse": True, "keep_order": True}, [[16, 15, 13, 10], [94, 90, 70, 40]]),
-        ({"seq_lengths": LENGTHS}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
-        ({"seq_lengths": LENGTHS, "reverse": True}, [[3, 5, 6, 16], [4, 44, 74, 94]]),
-        (
-            {"seq_lengths": LENGTHS, "reverse": True, "keep_order": True},
-            [[6, 5, 3, 16], [4, 94, 74, 44]],
-        ),
-    ],
+@tables.cases(
+    "options, expected",
+    ({}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
+    ({"reverse": True}, [[10, 13, 15, 16], [40, 70, 90, 94]]),
+    ({"reverse": True, "keep_order": True}, [[16, 15, 13, 10], [94, 90, 70, 40]]),
+    ({"seq_lengths": LENGTHS}, [[1, 3, 6, 16], [4, 24, 54, 94]]),
+    ({"seq_lengths": LENGTHS, "reverse": True}, [[3, 5, 6, 16], [4, 44, 74, 94]]),
+    (
+        {"seq_lengths": LENGTHS, "reverse": True, "keep_order": True},
+        [[6, 5, 3, 16], [4, 94, 74, 44]],
+    ),
 )
 @pytest.mark.parametrize("time_major", [False, True])
 def test_reversed_sequences_keep_their_padding_at_the_end(
@@ -114,14 +114,12 @@ def test_flip_sequences(time_major, batch):
 # ------------------------------------------------------------------- dtypes and errors
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "given"),
-    [
-        ("LSTMCell", "param_dtype", jnp.float32),
-        ("GRUCell", "param_dtype", jnp.bfloat16),
-        ("SimpleCell", "param_dtype", jnp.bfloat16),
-        ("SimpleCell", "dtype", jnp.float32),
-    ],
+@tables.cases(
+    "name, option, given",
+    ("LSTMCell", "param_dtype", jnp.float32),
+    ("GRUCell", "param_dtype", jnp.bfloat16),
+    ("SimpleCell", "param_dtype", jnp.bfloat16),
+    ("SimpleCell", "dtype", jnp.float32),
 )
 def test_the_carry_is_as_wide_as_what_the_steps_return(name, option, given):
     cell = getattr(nnx, name)(2, 3, rngs=nnx.Rngs(0), **{option: jnp.bfloat16})
@@ -143,21 +141,19 @@ WIDE = {"initial_carry": jnp.ones((2, 4))}
 THREE = {"seq_lengths": [1, 2, 3]}
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "error", "phrases"),
-    [
-        ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
-        ((2, 4, 5), {}, TypeError, "inputs: float32[2,5]"),
-        ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
-        ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
-        ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
-        ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
-        ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
-        ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
-        ((2, 4, 2), WIDE, TypeError, "GRUCell expects a carry; hidden_features=3"),
-        ((2, 4, 2), WIDE, TypeError, "(2, 4)"),
-        ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
-    ],
+@tables.cases(
+    "shape, options, error, phrases",
+    ((2, 4, 5), {}, TypeError, "contracting dimensions; at RNN.cell.dense_i"),
+    ((2, 4, 5), {}, TypeError, "inputs: float32[2,5]"),
+    ((2,), {}, ValueError, "nnx.RNN expects inputs [*batch, time; float32[2]"),
+    ((2, 4, 2), THREE, ValueError, "broadcasting; int32[3]; int32[2]"),
+    ((2, 4, 2), {"seq_lengths": 1.5}, ValueError, "must be integers; float32"),
+    ((2, 4, 2), {"initial_carry": (1, 2)}, ValueError, "one array as carry"),
+    ((2, 4, 2), OTHER_BATCH, TypeError, "carry input and carry output"),
+    ((2, 4, 2), OTHER_BATCH, TypeError, "float32[1,3]; float32[2,3]"),
+    ((2, 4, 2), WIDE, TypeError, "GRUCell expects a carry; hidden_features=3"),
+    ((2, 4, 2), WIDE, TypeError, "(2, 4)"),
+    ((2, 4, 2), {"rngs": 0}, TypeError, "rngs must be a Rngs, RngStream or None"),
 )
 def test_wrong_arguments_are_named_and_change_nothing(shape, options, error, phrases):
     rnn = make()
@@ -297,8 +293,7 @@ def test_state_axes_by_filter(kind):
 
     rnn = nnx.RNN(Cell(), state_axes=axes)
     assert rnn.state_axes == nnx.StateAxes(axes)
-    y = rnn(SEQUENCE)
-    np.testing.assert_array_equal(y[0, :, 0], [1, 3, 6, 10])
+    np.testing.assert_array_equal(rnn(SEQUENCE)[0, :, 0], [1, 3, 6, 10])
     cell = rnn.cell
     assert (cell.fixed[...], cell.carried[...]) == (0, 4)
     np.testing.assert_array_equal(cell.scanned[...], [1, 2, 3, 4])
@@ -389,3 +384,95 @@ def test_a_failed_call_changes_nothing():
         with pytest.raises(TypeError):
             rnn(jnp.ones((1, 4, 3)), rngs=given)
     assert counts(rnn) == [0, 0, 0] and rngs.carry.count[...] == 0
+
+
+# ------------------------------------------------------------------------ Bidirectional
+
+
+def make_both(**options):
+    cells = [nnx.LSTMCell(2, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
+    return nnx.Bidirectional(*map(nnx.RNN, cells), **options)
+
+
+drawn = functools.partial(random, seed=1)
+
+
+@pytest.mark.parametrize(("time_major", "lengths"), [(True, None), (False, [3, 1])])
+def test_each_direction_is_an_rnn_of_its_own(time_major, lengths):
+    both = make_both(time_major=time_major)
+    x = drawn(4, 2, 2) if time_major else drawn(2, 4, 2)
+    options = {"time_major": time_major, "seq_lengths": lengths, "return_carry": True}
+    first, a = both.forward_rnn(x, **options)
+    last, b = both.backward_rnn(x, reverse=True, keep_order=True, **options)
+    carries, y = both(x, seq_lengths=lengths, return_carry=True)
+    np.testing.assert_array_equal(y, jnp.concatenate([a, b], -1))
+    jax.tree.map(np.testing.assert_array_equal, carries, (first, last))
+    ignored = both(x, seq_lengths=lengths, reverse=True, keep_order=False)
+    np.testing.assert_array_equal(ignored, y)
+
+
+def test_outputs_are_merged_leaf_by_leaf():
+    both, x = make_both(), drawn(2, 4, 2)
+    total = make_both(merge_fn=jnp.add)(x)
+    np.testing.assert_allclose(total, sum(jnp.split(both(x), 2, -1)), rtol=1e-6)
+
+
+def test_the_first_carries_are_a_pair():
+    both, x = make_both(return_carry=True), drawn(2, 4, 2)
+    pair = both.forward_rnn.cell.initialize_carry((2, 2), nnx.Rngs(0))
+    (_, (c, _)), _ = both(x, initial_carry=(pair, pair))
+    assert c.shape == (2, 3)
+    both.rngs.count[...] = 0
+    for wrong in (pair[0], (pair,), {"a": pair}):
+        with pytest.raises(ValueError, match="initial_carry must be a pair"):
+            both(x, initial_carry=wrong)
+    assert both.rngs.count[...] == 0
+
+
+def test_one_stream_gives_the_keys_of_both_forward_first():
+    both, x = make_both(), drawn(1, 4, 2)
+    both(x)
+    inner = (both.forward_rnn.rngs, both.backward_rnn.rngs)
+    assert both.rngs.count[...] == 4
+    assert [int(stream.count[...]) for stream in inner] == [0, 0]
+    rngs = nnx.Rngs(carry=0)
+    both(x, rngs=rngs)
+    both(x, rngs=rngs.carry)
+    assert (rngs.carry.count[...], both.rngs.count[...]) == (8, 4)
+    without = make_both(rngs=False)
+    without(x)
+    assert without.forward_rnn.rngs.count[...] == 2
+
+
+def test_rngs_are_made_kept_or_left_out():
+    stream = nnx.RngStream(3, tag="any")
+    assert make_both(rngs=stream).rngs is stream
+    assert (make_both().rngs.tag, make_both().rngs.key[...]) == (
+        "carry",
+        jax.random.key(0),
+    )
+    absent = make_both(rngs=False)
+    assert absent.rngs is None
+    with pytest.raises(ValueError, match="static attribute"):
+        absent.rngs = stream
+    for wrong in (0, None, jax.random.key(0)):
+        with pytest.raises(TypeError, match="rngs must be a Rngs"):
+            make_both(rngs=wrong)
+
+
+def test_one_network_for_both_directions_is_logged(caplog):
+    network = nnx.RNN(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0)))
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        both = nnx.Bidirectional(network, network)
+    assert "same object" in caplog.text and "share" in caplog.text
+    assert both(drawn(1, 4, 2)).shape == (1, 4, 6)
+
+
+def test_it_may_be_closed_over_and_pickled():
+    both, x = make_both(), drawn(2, 4, 2)
+    expected = both(x)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(both))(x), expected)
+    count = both.rngs.count[...]
+    y = jax.jit(lambda x: both(x))(x)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert both.rngs.count[...] == count

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import catalog
+from tests import catalog, tables
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
 HALF = jnp.bfloat16
@@ -93,8 +93,7 @@ def test_statistics_have_the_paths_of_matrices_only():
     assert list(model.batch_stats) == paths
     flat = nnx.to_flat_state(nnx.state(model, nnx.BatchStat))
     assert {path for path, _ in flat} == {("batch_stats", path) for path in paths}
-    shapes = [model.batch_stats[path].shape for path in paths]
-    assert shapes == [(1, 4), (), (1, 2), ()]
+    assert [model.batch_stats[path].shape for path in paths] == [(1, 4), (), (1, 2), ()]
 
 
 def test_one_key_is_drawn_per_matrix():
@@ -140,23 +139,20 @@ def test_zero_matrix_stays_zero():
     assert model.batch_stats["kernel", "sigma"][...] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("param_dtype", "stats_dtype", "dtype"),
-    [
-        (HALF, jnp.float32, None),
-        (HALF, HALF, None),
-        (jnp.float16, jnp.float16, jnp.float32),
-        (jnp.float32, HALF, None),
-        (jnp.float32, jnp.float32, HALF),
-    ],
+@tables.cases(
+    "param_dtype, stats_dtype, dtype",
+    (HALF, jnp.float32, None),
+    (HALF, HALF, None),
+    (jnp.float16, jnp.float16, jnp.float32),
+    (jnp.float32, HALF, None),
+    (jnp.float32, jnp.float32, HALF),
 )
 def test_weights_and_statistics_keep_their_dtype(param_dtype, stats_dtype, dtype):
     layer = linear(param_dtype=param_dtype)
     weights = np.float64(layer.kernel[...])
     model = spectral(layer, dtype=dtype, param_dtype=stats_dtype)
     u = np.float64(model.batch_stats["kernel", "u"][...])
-    assert model(X).shape == (2, 2, 4)
-    assert layer.kernel.dtype == param_dtype
+    assert model(X).shape == (2, 2, 4) and layer.kernel.dtype == param_dtype
     assert model.batch_stats["kernel", "u"].dtype == stats_dtype
     assert model.batch_stats["kernel", "sigma"].dtype == stats_dtype
     expected = power_iteration(weights, u, 1)[0]
@@ -197,17 +193,15 @@ def test_more_axes_are_an_error_if_asked():
 # -------------------------------------------------------------------------- WeightNorm
 
 
-@pytest.mark.parametrize(
-    ("axes", "shape"),
-    [
-        (-1, (4,)),
-        (0, (2,)),
-        ((0, -1), (2, 4)),
-        ([1], (3,)),
-        (None, ()),
-        ((), ()),
-        ((0, 1, 2), (2, 3, 4)),
-    ],
+@tables.cases(
+    "axes, shape",
+    (-1, (4,)),
+    (0, (2,)),
+    ((0, -1), (2, 4)),
+    ([1], (3,)),
+    (None, ()),
+    ((), ()),
+    ((0, 1, 2), (2, 3, 4)),
 )
 @pytest.mark.parametrize("use_scale", [True, False])
 def test_weight_norm_normalizes_over_all_but_the_feature_axes(axes, shape, use_scale):
@@ -259,8 +253,7 @@ def test_random_scales_differ_by_path_and_leave_the_counts():
         return [scale[...] for scale in model.scales.values()]
 
     first, second = scales()
-    assert (first != second).all()
-    assert rngs.default.count[...] == 0
+    assert (first != second).all() and rngs.default.count[...] == 0
     np.testing.assert_array_equal(first, scales()[0])
     rngs.params()
     assert (first != scales()[0]).all()
@@ -293,17 +286,15 @@ def test_variable_filter_chooses_what_is_normalized():
     assert weight(variable_filter="bias").variable_filter == nnx.WithTag("bias")
 
 
-@pytest.mark.parametrize(
-    ("param_dtype", "options", "expected"),
-    [
-        (jnp.float32, {}, jnp.float32),
-        (HALF, {}, HALF),
-        (jnp.float16, {}, jnp.float16),
-        (HALF, {"param_dtype": HALF}, HALF),
-        (HALF, {"use_scale": False}, HALF),
-        (jnp.float32, {"dtype": HALF}, HALF),
-        (HALF, {"dtype": jnp.float32}, jnp.float32),
-    ],
+@tables.cases(
+    "param_dtype, options, expected",
+    (jnp.float32, {}, jnp.float32),
+    (HALF, {}, HALF),
+    (jnp.float16, {}, jnp.float16),
+    (HALF, {"param_dtype": HALF}, HALF),
+    (HALF, {"use_scale": False}, HALF),
+    (jnp.float32, {"dtype": HALF}, HALF),
+    (HALF, {"dtype": jnp.float32}, jnp.float32),
 )
 def test_weights_keep_their_dtype_unless_told_otherwise(param_dtype, options, expected):
     layer = linear(param_dtype=param_dtype)
@@ -315,8 +306,7 @@ def test_weights_keep_their_dtype_unless_told_otherwise(param_dtype, options, ex
     new = old / np.linalg.norm(old, axis=0, keepdims=True)
     np.testing.assert_allclose(np.float64(layer.kernel[...]), new, rtol=2e-2)
     if model.scales:
-        dtype = options.get("param_dtype", jnp.float32)
-        assert model.scales["kernel",].dtype == dtype
+        assert model.scales["kernel",].dtype == options.get("param_dtype", jnp.float32)
 
 
 def test_ref_backed_weights_keep_their_dtype():
@@ -409,8 +399,7 @@ def test_failed_call_gives_back_what_was_stored(wrap, kind):
         model.layer_instance.kernel = Doubled(kernel_of(model)[...])
 
     def stored():
-        raw = kernel_of(model).get_raw_value()
-        return np.asarray(raw[...])
+        return np.asarray(kernel_of(model).get_raw_value()[...])
 
     before = stored()
     with pytest.raises(TypeError, match="contracting dimensions"):

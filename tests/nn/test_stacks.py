@@ -1,4 +1,4 @@
-"""A Stack computes what a list of its layers computes, by a loop."""
+"""A Stack computes what a list of its layers computes, by a loop; Sequential."""
 
 import contextlib
 import re
@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.meshes import mesh_of
 
 
@@ -88,8 +88,7 @@ def test_gradients_are_those_of_a_list_also_with_remat(remat):
     found = nnx.grad(lambda stack: jnp.sum(stack(X) ** 2))(stack)
     for path, leaf in nnx.to_flat_state(found["layers"]):
         for i in range(3):
-            each = dict(nnx.to_flat_state(expected[i]))[path]
-            assert_close(leaf[...][i], each[...])
+            assert_close(leaf[...][i], dict(nnx.to_flat_state(expected[i]))[path][...])
 
 
 class Decoder(nnx.Module):
@@ -160,16 +159,14 @@ def replace_value(layer):
 
 
 @pytest.mark.parametrize("change", [init_cache, add_variable, replace_value])
-@pytest.mark.parametrize(
+@tables.cases(
     "use",
-    [
-        lambda stack: stack(X[:1, None]),
-        lambda stack: stack.scan(X[:1, None], jnp.ones(3)),
-        lambda stack: stack[0],
-        lambda stack: stack[:2],
-        lambda stack: stack.each(lambda layer: None),
-        len,
-    ],
+    lambda stack: stack(X[:1, None]),
+    lambda stack: stack.scan(X[:1, None], jnp.ones(3)),
+    lambda stack: stack[0],
+    lambda stack: stack[:2],
+    lambda stack: stack.each(lambda layer: None),
+    len,
 )
 def test_variables_without_an_entry_per_layer_are_refused_with_the_way_out(change, use):
     stack = nnx.Stack(Decoder, 3, rngs=nnx.Rngs(0))
@@ -302,14 +299,12 @@ class Turns(nnx.Module):
         return self.f(x)
 
 
-@pytest.mark.parametrize(
-    ("f", "words"),
-    [
-        (lambda x: x[..., :2], r"float32\[3,4\] in, float32\[3,2\] out"),
-        (lambda x: x.astype(int), r"float32\[3,4\] in, int32\[3,4\] out"),
-        (lambda x: x.astype("f2" if x.dtype == "f4" else "f4"), "float16"),
-        (lambda x: (x, x), r"stack.scan\(x, values\)"),
-    ],
+@tables.cases(
+    "f, words",
+    (lambda x: x[..., :2], r"float32\[3,4\] in, float32\[3,2\] out"),
+    (lambda x: x.astype(int), r"float32\[3,4\] in, int32\[3,4\] out"),
+    (lambda x: x.astype("f2" if x.dtype == "f4" else "f4"), "float16"),
+    (lambda x: (x, x), r"stack.scan\(x, values\)"),
 )
 def test_layers_that_change_x_are_refused_in_words(f, words):
     stack = nnx.Stack(lambda rngs: Turns(f), 2, rngs=nnx.Rngs(0))
@@ -456,8 +451,7 @@ def test_devices_apply_the_layers_that_they_have():
         mesh=mesh, in_specs=(jax.P("stage"), jax.P()), out_specs=jax.P("stage")
     )
     def apply(stack, x):
-        assert len(stack) == 2
-        assert stack[1].kernel.shape == (4, 4)
+        assert len(stack) == 2 and stack[1].kernel.shape == (4, 4)
         return stack(x)[None]
 
     expected = [in_turn(layers[i : i + 2], X) for i in range(0, 8, 2)]
@@ -466,6 +460,104 @@ def test_devices_apply_the_layers_that_they_have():
 
 def test_x_goes_where_layers_of_an_explicit_mesh_put_it():
     with jax.set_mesh(mesh_of("Explicit", model=4)):
-        stack = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))
-        y = stack(jnp.ones((1, 4)))
+        y = nnx.Stack(annotated, 2, rngs=nnx.Rngs(0))(jnp.ones((1, 4)))
         assert jax.typeof(y).sharding.spec == jax.P(None, "model")
+
+
+# --------------------------------------------------------------------------- Sequential
+
+
+class Scale(nnx.Module):
+    def __init__(self, factor):
+        self.factor = nnx.Param(jnp.array(factor))
+
+    def __call__(self, x, *, deterministic=False):
+        return x if deterministic else x * self.factor
+
+
+def test_layers_are_applied_in_order():
+    assert nnx.Sequential(lambda x: x + 1, lambda x: x * 10)(2) == 30
+
+
+def test_layers_are_kept_in_a_list():
+    model = nnx.Sequential(Scale(2.0), jnp.sin)
+    assert type(model.layers) is nnx.List and list(model) == list(model.layers)
+    assert nnx.state(model)["layers"][0]["factor"][...] == 2
+    with pytest.raises(TypeError):
+        len(model)
+    with pytest.raises(TypeError):
+        model[0]
+
+
+def test_tuples_become_positional_and_dicts_keyword_arguments():
+    model = nnx.Sequential(
+        lambda x: (x, 2), lambda a, b: {"a": a, "b": b}, lambda *, a, b: [a, b], list
+    )
+    assert model(1) == [1, 2]
+
+
+@tables.cases(
+    "args, kwargs, expected",
+    ((), {}, None),
+    ((1,), {}, 1),
+    ((1, 2), {}, (1, 2)),
+    ((), {"a": 1}, {"a": 1}),
+    ((1,), {"a": 2}, 1),
+)
+def test_without_layers_the_arguments_are_returned(args, kwargs, expected):
+    assert nnx.Sequential()(*args, **kwargs) == expected
+
+
+def test_keyword_arguments_reach_all_layers_that_take_them():
+    model = nnx.Sequential(Scale(2.0), Scale(3.0), lambda x: x)
+    assert model(1.0) == 6 and model(1.0, deterministic=True) == 1
+
+
+def test_first_layer_may_take_its_input_by_keyword():
+    assert nnx.Sequential(lambda x, **kw: (x, kw))(x=1, b=2) == (1, {"b": 2})
+
+
+def test_parameters_filled_by_position_are_not_filled_again():
+    model = nnx.Sequential(lambda x: (x, x), lambda x, y, z=0: (x, y, z))
+    assert model(1, y=5, z=6) == (1, 1, 6)
+
+
+def test_unknown_keyword_arguments_are_dropped():
+    assert nnx.Sequential(lambda x: x + 1, lambda x: x)(1, unknown=3) == 2
+
+
+def test_layers_without_signature_get_no_keyword_arguments():
+    assert nnx.Sequential(lambda x: (x, 3), max)(1, key=None) == 3
+
+
+def test_name_from_output_and_call_is_an_error():
+    model = nnx.Sequential(lambda x: {"a": x}, lambda a: a)
+    message = r"Got multiple values for arguments \['a'\] in Sequential\[1\]"
+    with pytest.raises(TypeError, match=message):
+        model(1, a=2)
+
+
+def test_layer_that_can_not_be_called_is_named():
+    with pytest.raises(TypeError, match=r"Sequence\[1\] is not callable: 3"):
+        nnx.Sequential(lambda x: x, 3)(1)
+
+
+def test_list_of_layers_is_not_unpacked():
+    with pytest.raises(TypeError, match=r"Sequence\[0\] is not callable"):
+        nnx.Sequential([jnp.sin])(1.0)
+    with pytest.raises(ValueError, match=r"(?s)Sequential\(\*layers\).*Found data"):
+        nnx.Sequential([Scale(2.0)])
+
+
+def test_model_goes_through_transforms():
+    model = nnx.Sequential(Scale(2.0), Scale(3.0))
+    grads = jax.grad(lambda model: model(1.0))(model)
+    assert [layer.factor[...] for layer in grads] == [3, 2]
+
+
+def test_has_keyword_arg_knows_the_kinds_of_parameters():
+    def f(a, /, b, *c, d, **e):
+        pass
+
+    found = [name for name in "abcdez" if nnx.nn.sequential.has_keyword_arg(f, name)]
+    assert found == ["b", "d"]

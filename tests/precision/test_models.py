@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
-from tests.catalog import LAYERS
+from tests import catalog, tables, zoo
 from tests.random_arrays import initializer
 
 set_policy = nnx.precision.set_policy
@@ -158,8 +157,7 @@ def test_a_base_class_computes_in_half_before_the_result_is_cast():
 
 def test_the_output_is_cast_in_transforms(model, mode):
     set_policy(model, POLICY)
-    run = nnx.jit(lambda m, x: m(x), **mode)
-    assert run(model, TOKENS).dtype == jnp.float32
+    assert nnx.jit(lambda m, x: m(x), **mode)(model, TOKENS).dtype == jnp.float32
 
     def loss(m):
         return m(TOKENS).sum()
@@ -201,8 +199,7 @@ def test_a_later_policy_takes_the_place_of_an_earlier_one(model):
     set_policy(model, "params=f32, compute=f32")
     assert output_dtype(model) == jnp.float32
     assert all("_output" not in str(k) for k in vars(model.blocks[0].norm))
-    state = everything(model)[1]
-    same = jax.tree.map(np.array_equal, state, before[1])
+    same = jax.tree.map(np.array_equal, everything(model)[1], before[1])
     assert all(jax.tree.leaves(same))
 
 
@@ -262,21 +259,18 @@ def test_keep_leaves_a_part_as_it_is(model):
     assert model.head.kernel[...].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("exceptions", "told"),
-    [
-        ({"blok[*]": "compute=f32"}, "exceptions='blok[*]' matches no module"),
-        ({nnx.Conv: "compute=f32"}, "exceptions=Conv matches no module"),
-        ({"head": "compute=f33"}, "'f33' is no floating dtype"),
-        ({"blocks": "output=f32"}, "List has no plain method __call__"),
-    ],
+@tables.cases(
+    "exceptions, told",
+    ({"blok[*]": "compute=f32"}, "exceptions='blok[*]' matches no module"),
+    ({nnx.Conv: "compute=f32"}, "exceptions=Conv matches no module"),
+    ({"head": "compute=f33"}, "'f33' is no floating dtype"),
+    ({"blocks": "output=f32"}, "List has no plain method __call__"),
 )
 def test_a_wrong_exception_is_an_error_and_changes_nothing(model, exceptions, told):
     before = everything(model)
     with pytest.raises(ValueError) as caught:
         set_policy(model, HALF, exceptions=exceptions)
-    assert told in str(caught.value)
-    assert unchanged(model, before)
+    assert told in str(caught.value) and unchanged(model, before)
 
 
 def test_exceptions_are_a_dict(model):
@@ -290,8 +284,7 @@ def test_exceptions_are_a_dict(model):
 def with_scales():
     """A model with two layers of a user that say nothing of dtypes."""
     scales = [zoo.Box(factors=nnx.List([nnx.Param(jnp.ones(8))])) for _ in range(2)]
-    linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    return nnx.Dict(linear=linear, scales=nnx.List(scales))
+    return nnx.Dict(linear=nnx.Linear(8, 8, rngs=nnx.Rngs(0)), scales=nnx.List(scales))
 
 
 def test_unknown_layers_are_returned_and_warned_of():
@@ -331,9 +324,7 @@ def test_attributes_of_these_names_that_hold_no_float_dtypes_stay():
 
 
 @pytest.mark.parametrize("policy", [POLICY, "params=bf16, compute=f32"])
-@pytest.mark.parametrize(
-    "make", [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
-)
+@tables.cases("make", nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell)
 def test_recurrent_networks_run_with_any_policy(make, policy):
     model = nnx.RNN(make(2, 3, rngs=nnx.Rngs(0)))
     applied = set_policy(model, policy, strict=True)
@@ -382,8 +373,7 @@ def test_statistics_streams_and_caches_stay_as_they_are():
 
 
 def test_shared_layers_are_set_once_and_contradictions_are_refused():
-    rngs = nnx.Rngs(0)
-    shared = nnx.Linear(2, 2, rngs=rngs)
+    shared = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     model = nnx.Dict(a=shared, b=shared)
     applied = set_policy(model, HALF)
     assert [layer.path for layer in applied.layers] == [("a",)]
@@ -477,13 +467,12 @@ def floating_dtypes(outputs):
 
 
 @pytest.mark.filterwarnings("ignore::graftree.errors.UnknownLayerWarning")
-@pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+@catalog.every_family
 def test_output_is_what_any_layer_returns_that_is_the_model(row):
     layer, inputs = row.make(), row.inputs()
     for output in ("float32", "bfloat16", "float16"):
         set_policy(layer, f"params=f32, compute=bf16, output={output}")
-        abstract = nnx.eval_shape(nnx.jit(row), layer, *inputs)
-        assert floating_dtypes(abstract) == {output}
+        assert floating_dtypes(nnx.eval_shape(nnx.jit(row), layer, *inputs)) == {output}
     assert floating_dtypes(row(layer, *inputs)) == {output}
 
 

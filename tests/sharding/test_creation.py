@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
+from tests import tables
 
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 
@@ -37,14 +38,12 @@ RULES = [("embed", None), ("mlp", "model"), ("batch", "data")]
 
 @KINDS
 def test_values_are_those_without_a_mesh_and_lie_as_annotated(kind):
-    mesh = mesh_of(kind, data=2, model=4)
-    model = nnx.sharding.init(make_model, mesh, RULES)
+    model = nnx.sharding.init(make_model, mesh_of(kind, data=2, model=4), RULES)
     with nnx.use_eager_sharding(False):
         expected = make_model()
     states = [nnx.to_flat_state(nnx.state(x)) for x in (model, expected)]
     for (path, found), (other, leaf) in zip(*states, strict=True):
-        assert path == other
-        assert isinstance(found[...].sharding, NamedSharding)
+        assert path == other and isinstance(found[...].sharding, NamedSharding)
         if not isinstance(leaf, nnx.RngKey):
             np.testing.assert_allclose(found[...], leaf[...], rtol=1e-6)
     kernel = model.up.kernel
@@ -106,15 +105,13 @@ def make_blocks(names, size):
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("names", "size", "words"),
-    [
-        (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
-        (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
-        (("embed", None), 6, r"axis 0 \('embed'\) has the size 6, which 4 devices"),
-        (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
-        (("embed", None, None), 8, r"3 names .* for the shape \(8, 8\)"),
-    ],
+@tables.cases(
+    "names, size, words",
+    (("embed", "mlp"), 8, "'mlp' means 'mlp', no axis of the mesh"),
+    (("embed", "wrong"), 8, "'wrong' means 'tensor', no axis of the mesh"),
+    (("embed", None), 6, r"axis 0 \('embed'\) has the size 6, which 4 devices"),
+    (("embed", "model"), 8, "'embed' and 'model' both stand for the axis 'model'"),
+    (("embed", None, None), 8, r"3 names .* for the shape \(8, 8\)"),
 )
 def test_all_annotations_that_do_not_fit_are_named(kind, names, size, words):
     mesh = mesh_of(kind, data=2, model=4)
@@ -191,8 +188,7 @@ def test_numbers_that_jax_would_cut_are_those_without_a_mesh(kind):
         made["kernel"] = nnx.Param(jnp.ones((8, 8)), out_sharding=("data", None))
         return nnx.Dict(made)
 
-    mesh = mesh_of(kind, data=2)
-    model = nnx.sharding.init(make, mesh)
+    model = nnx.sharding.init(make, mesh_of(kind, data=2))
     for name, value in host_values().items():
         found, same = jax.tree.leaves(model[name].get_value()), jax.tree.leaves(value)
         for one, two in zip(found, same, strict=True):
@@ -249,3 +245,183 @@ def test_a_picture_is_drawn_of_an_array_by_path(capsys):
     assert "CPU 0" in capsys.readouterr().out
     with pytest.raises(KeyError, match="no array at 'weight': bias, kernel"):
         report.draw("weight")
+
+
+# -------------------------------------------------------------- arrays of all processes
+
+
+def sharding_of(kind, spec):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+    return jax.NamedSharding(mesh, spec)
+
+
+@KINDS
+def test_rows_are_divided_among_the_devices(kind):
+    batch = {"x": np.arange(32.0).reshape(16, 2), "y": [np.arange(8)]}
+    placed = nnx.sharding.global_batch(batch, sharding_of(kind, P(("data", "model"))))
+    assert placed["x"].sharding.shard_shape((16, 2)) == (2, 2)
+    np.testing.assert_array_equal(placed["x"], batch["x"])
+    np.testing.assert_array_equal(placed["y"][0], batch["y"][0])
+
+
+@KINDS
+@tables.cases(
+    "batch, words",
+    ({"x": np.ones((7, 3))}, r"x has 7 rows .* its 2 parts of the axis data"),
+    ([np.ones(8), {"y": np.ones(3)}], r"\[1\].y has 3 rows"),
+    (np.ones(3), "the batch has 3 rows in this process, no multiple of its 2"),
+    (np.float32(1), r"the batch has the shape \(\), and .* for 1 axes"),
+    ({"s": "text", "x": np.ones(3)}, r"s has the dtype <U4.*\n  x has 3 rows"),
+    ({"n": [None, object()]}, r"n\[1\] has the dtype object"),
+    ({"k": jax.random.split(jax.random.key(0), 3)}, "k has 3 rows"),
+    ({"k": jax.random.key(0)}, r"k has the shape \(\)"),
+)
+def test_rows_that_can_not_be_divided_are_named(kind, batch, words):
+    with pytest.raises(ValueError, match=words):
+        nnx.sharding.global_batch(batch, sharding_of(kind, P("data")))
+
+
+@KINDS
+def test_metrics_and_models_are_read_whole(kind):
+    batch = nnx.sharding.global_batch(np.arange(8.0), sharding_of(kind, P("model")))
+    metric = nnx.metrics.MultiMetric(
+        loss=nnx.metrics.Average(), spread=nnx.metrics.Welford()
+    )
+    nnx.jit(lambda metric, x: metric.update(values=x))(metric, batch)
+    found = nnx.sharding.fetch(metric.compute())
+    assert found["loss"].item() == 3.5 and isinstance(found["loss"], np.ndarray)
+    np.testing.assert_allclose(found["spread"].standard_deviation, np.arange(8.0).std())
+    np.testing.assert_array_equal(nnx.sharding.fetch(batch), np.arange(8.0))
+
+
+@KINDS
+@pytest.mark.parametrize("shape", [(4, 6), (4, 7, 1), (3, 8), (4,)])
+def test_all_axes_of_the_sharding_are_checked(kind, shape):
+    sharding = sharding_of(kind, P("data", "model"))
+    with pytest.raises(ValueError, match="x has .*axis 1 |x has 3 rows|for 2 axes"):
+        nnx.sharding.global_batch({"x": np.ones(shape)}, sharding)
+    placed = nnx.sharding.global_batch({"x": np.ones((4, 8, 3))}, sharding)["x"]
+    assert placed.sharding.shard_shape(placed.shape) == (2, 2, 3)
+
+
+@KINDS
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_random_keys_are_rows_too(kind, implementation):
+    keys = jax.random.split(jax.random.key(0, impl=implementation), 8)
+    placed = nnx.sharding.global_batch({"k": keys}, sharding_of(kind, P("model")))["k"]
+    assert placed.sharding.shard_shape((8,)) == (2,) and placed.dtype == keys.dtype
+    assert (nnx.sharding.fetch(placed) == keys).all()
+
+
+def test_what_is_no_array_is_fetched_as_it_is():
+    thing = object()
+    tree = {"loss": jnp.ones(2), "name": "a", "n": 3, "none": None, "thing": thing}
+    tree |= {"flag": True, "half": jnp.ones(1, jnp.bfloat16), "key": jax.random.key(0)}
+    found = nnx.sharding.fetch(tree)
+    assert found["name"] == "a" and found["thing"] is thing and found["none"] is None
+    for name in ("loss", "n", "flag", "half"):
+        assert isinstance(found[name], np.ndarray), name
+    assert found["key"] == tree["key"] and found["half"].dtype == jnp.bfloat16
+
+
+# ------------------------------------------------------ values placed inside of a model
+
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+ALIKE = pytest.mark.parametrize("kinds", [(AUTO, AUTO), (EXPLICIT, EXPLICIT)], ids=str)
+ALL_KINDS = tables.cases("kinds", (AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT))
+X = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+def two_axes(*kinds):
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
+
+
+@pytest.mark.parametrize("compile", [lambda f: f, jax.jit, nnx.jit])
+@ALL_KINDS
+def test_values_are_kept_and_lie_by_rules_and_mesh_axes(compile, kinds):
+    def f(x):
+        place = nnx.sharding.constrain
+        both = place({"a": x, "b": [2 * x]}, ("batch", "mlp"))
+        return both, place(x, ("embed", "model")), place(x, (("data", "mlp"),))
+
+    with jax.set_mesh(two_axes(*kinds)), nnx.logical_axis_rules(RULES):
+        both, second, third = compile(f)(X)
+    assert both["a"].sharding.shard_shape(X.shape) == (4, 1)
+    assert both["b"][0].sharding.shard_shape(X.shape) == (4, 1)
+    assert second.sharding.shard_shape(X.shape) == (8, 1)
+    assert third.sharding.shard_shape(X.shape) == (1, 4)
+    for found, factor in ((both["a"], 1), (both["b"][0], 2), (second, 1), (third, 1)):
+        np.testing.assert_array_equal(found, factor * X)
+
+
+@ALIKE
+def test_gradients_pass_backwards_and_are_placed_alike(kinds):
+    def loss(x):
+        return jnp.sum(nnx.sharding.constrain(x, ("batch", "mlp")) ** 2)
+
+    with jax.set_mesh(two_axes(*kinds)), nnx.logical_axis_rules(RULES):
+        x = nnx.sharding.constrain(X, ("batch", None))
+        gradient = jax.jit(jax.grad(loss))(x)
+        text = jax.jit(jax.grad(loss)).lower(x).as_text()
+    np.testing.assert_array_equal(gradient, 2 * X)
+    assert '[{"data"}, {"model"}]' in text
+
+
+def test_without_a_mesh_nothing_is_done():
+    x = jnp.ones(3)
+    assert nnx.sharding.constrain(x, ("anything", "else")) is x
+
+
+@pytest.mark.parametrize("compile", [jax.jit, nnx.jit])
+def test_a_compiled_function_follows_the_rules_in_force(compile):
+    f = compile(lambda x: nnx.sharding.constrain(x, ("batch",)))
+    traces = []
+    counted = compile(lambda x: (traces.append(0), f(x))[1])
+    with jax.set_mesh(two_axes(AUTO, AUTO)):
+        for axis in ("data", "model", None, "data", "model"):
+            with nnx.logical_axis_rules([["batch", axis]]):
+                assert counted(X).sharding.is_equivalent_to(
+                    jax.NamedSharding(two_axes(AUTO, AUTO), P(axis)), 2
+                )
+    assert len(traces) == 3
+
+
+def test_axes_of_a_shard_map_are_left_out():
+    @jax.shard_map(
+        mesh=two_axes(AUTO, AUTO),
+        in_specs=P("data"),
+        out_specs=P("data"),
+        axis_names={"data"},
+    )
+    def f(x):
+        return 2 * nnx.sharding.constrain(x, ("batch", "mlp"))
+
+    with jax.set_mesh(two_axes(AUTO, AUTO)), nnx.logical_axis_rules(RULES):
+        found = jax.jit(f)(X)
+    np.testing.assert_array_equal(found, 2 * X)
+    assert found.sharding.shard_shape(X.shape) == (4, 1)
+
+
+@ALIKE
+@tables.cases(
+    "names, shape, words",
+    (("batch", "depth"), (8, 4), "'depth' means 'depth', no axis of the mesh"),
+    (("batch", "heads"), (8, 4), "'heads' means 'tensor', no axis"),
+    (("batch", "depth"), (8, 4), "axes of the mesh: 'data' of 2, 'model' of 4"),
+    (("batch", "depth"), (8, 4), "rules in force: 'batch' -> 'data', 'heads' ->"),
+    (("batch", "data"), (8, 4), "'batch' and 'data' both stand for the axis"),
+    (("batch", None, None), (8, 4), r"3 names .* for the shape \(8, 4\)"),
+    (("batch",), (7, 4), r"axis 0 \('batch'\) has the size 7"),
+    (("batch",), (7, 4), r"2 devices can't divide \(axis data of the mesh\)"),
+    (("batch",), (7, 4), r"at x\[0\]\n  array of shape \(7, 4\)"),
+)
+def test_what_does_not_fit_is_refused(kinds, names, shape, words):
+    rules = nnx.logical_axis_rules([("batch", "data"), ("heads", "tensor")])
+    with jax.set_mesh(two_axes(*kinds)), rules, pytest.raises(ValueError, match=words):
+        nnx.sharding.constrain({"x": [jnp.ones(shape)]}, names)
+
+
+def test_a_string_is_refused():
+    with jax.set_mesh(two_axes(AUTO, AUTO)), pytest.raises(TypeError, match="'data',"):
+        nnx.sharding.constrain(X, "data")

@@ -6,7 +6,6 @@ its copy. It may hang, crash or take all memory: it has a limit, and is killed.
 """
 
 import contextlib
-import fcntl
 import json
 import multiprocessing
 import os
@@ -62,14 +61,13 @@ class Copy:
         (self.folder / path).write_text(text)
         os.utime(self.folder / path, (self._writes, self._writes))
 
-    def run(self, make: Callable, limit: float, locks: list[str]) -> int | None:
-        """Runs tests in a fork, when one of the locks is free.
+    def run(self, make: Callable, limit: float) -> int | None:
+        """Runs tests in a fork.
 
         Args:
             make: Makes a plugin of pytest there, such as `Chosen`, with `options` and
                 `files`; it is called with the path of `file`, where it writes.
             limit: For how many seconds.
-            locks: Files; see `one_of`.
 
         Returns:
             The exit code of pytest, negative after a signal; ``None`` past the limit.
@@ -78,17 +76,16 @@ class Copy:
             RuntimeError: If pytest could not be run.
         """
         self.file.unlink(missing_ok=True)
-        with one_of(locks):
-            pid = os.fork()
-            if not pid:
-                code = FAILED
-                try:
-                    code = self._test(make)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            code = _ended(pid, limit)
+        pid = os.fork()
+        if not pid:
+            code = FAILED
+            try:
+                code = self._test(make)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        code = _ended(pid, limit)
         if code == FAILED:
             raise RuntimeError((self.folder / "log").read_text())
         return code
@@ -133,21 +130,6 @@ def _ended(pid: int, limit: float) -> int | None:
         os.waitpid(pid, 0)
         return None
     return os.waitstatus_to_exitcode(status)
-
-
-@contextlib.contextmanager
-def one_of(locks: list[str]) -> Iterator[None]:
-    """Holds one of some files, as ``flock`` does; waits until one is free."""
-    with contextlib.ExitStack() as held:
-        files = [held.enter_context(open(lock, "a")) for lock in locks]
-        while locks:
-            for file in files:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    yield
-                    return
-            time.sleep(0.5)
-        yield
 
 
 _copies: list[Copy] = []

@@ -62,7 +62,7 @@ def stages(fault: planting.Fault, tests: dict[str, float], seconds: float) -> li
     return [first, [name for name in rest if name not in {*first}]]
 
 
-def judged(locks: list[str], seconds: float, job: tuple) -> dict:
+def judged(seconds: float, job: tuple) -> dict:
     """Plants a fault, runs its tests in stages, and says what came of it."""
     fault, is_covered, tests = job
     parts = stages(fault, tests, seconds)[: 2 if is_covered else 1]
@@ -74,9 +74,9 @@ def judged(locks: list[str], seconds: float, job: tuple) -> dict:
             limit = START + 5 * sum(tests[name] for name in names)
             chosen = functools.partial(forks.Chosen, names)
             count += len(names)
-            code = copy.run(chosen, limit, locks)
+            code = copy.run(chosen, limit)
             if code != 0:  # once more, as a test may fail by chance
-                code = copy.run(chosen, limit, locks)
+                code = copy.run(chosen, limit)
             if code != 0:
                 outcome, by = KILLED, _ending(code, copy)
                 break
@@ -149,7 +149,7 @@ def outcomes_in(file: pathlib.Path) -> dict[str, dict]:
     return {outcome["key"]: outcome for outcome in map(json.loads, lines)}
 
 
-def run(faults, files, folder, workers=1, locks=(), seconds=60) -> list[dict]:
+def run(faults, files, folder, workers=1, seconds=60) -> list[dict]:
     """Plants faults one by one.
 
     Args:
@@ -157,7 +157,6 @@ def run(faults, files, folder, workers=1, locks=(), seconds=60) -> list[dict]:
         files: With the tests to choose from.
         folder: Where ``faults.jsonl`` grows.
         workers: How many faults are tried at once.
-        locks: Files of which each run of tests holds one, where others test, too.
         seconds: Of tests for a fault that nothing has seen yet.
 
     Returns:
@@ -165,8 +164,8 @@ def run(faults, files, folder, workers=1, locks=(), seconds=60) -> list[dict]:
     """
     found = []
     with tempfile.TemporaryDirectory() as copies, forks.pool(workers, copies) as pool:
-        tests = recording.recorded(pool, files, list(locks))
-        judge = functools.partial(judged, locks, seconds)
+        tests = recording.recorded(pool, files)
+        judge = functools.partial(judged, seconds)
         jobs = [_job(fault, tests) for fault in faults]
         for outcome in pool.imap_unordered(judge, jobs):
             found.append(outcome)
@@ -192,7 +191,6 @@ def main(arguments=None):
     parser.add_argument("--file", help="the only file to plant in: src/graftree/...")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60, help="of tests per fault")
-    parser.add_argument("--locks", nargs="*", default=[], help="files to hold one of")
     parser.add_argument("--resume", type=pathlib.Path, default=recording.KEPT / "run")
     parser.add_argument("--again", action="store_true", help="repeats the survivors")
     parser.add_argument("--compare", type=pathlib.Path, nargs=2, help="faults.jsonl")
@@ -208,7 +206,7 @@ def main(arguments=None):
     wanted = missed if options.again else {x.key for x in faults} - {*known}
     faults = [fault for fault in faults if fault.key in wanted]
     files = recording.files_of_tests()
-    run(faults, files, options.resume, options.workers, options.locks, options.seconds)
+    run(faults, files, options.resume, options.workers, options.seconds)
     print(totals(list(outcomes_in(file).values())))
     return 0
 

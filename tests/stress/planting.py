@@ -166,8 +166,7 @@ class _Planter(ast.NodeVisitor):
         new = self.text(first, start) + text + self.text(end, last)
         line = self.data.count(b"\n", 0, start) + 1
         lines = [" ".join(x.split()) for x in (old, new)]
-        scope = ".".join(self.scope)
-        place = self.path, line, kind, scope, start, end
+        place = self.path, line, kind, ".".join(self.scope), start, end
         self.found.append(Fault(*place, text, *lines, self.covered))
 
     def turn(self, kind: str, operator: ast.AST, left: ast.AST, right: ast.AST) -> None:

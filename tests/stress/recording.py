@@ -118,14 +118,14 @@ def _place(state: str, file: str) -> pathlib.Path:
     return KEPT / state / f"{name}-{_digest(sources.ROOT / file)}.json"
 
 
-def recorded(pool, files: list[str], locks: list[str]) -> Tests:
+def recorded(pool, files: list[str]) -> Tests:
     """What tests of some files run; runs those of which there is no record yet."""
     state = _digest(*sorted(sources.PACKAGE.rglob("*.py")))
     places = {file: _place(state, file) for file in files}
     missing = [file for file, place in places.items() if not place.exists()]
     count = -(-len(missing) // BATCH)
     batches = [missing[i::count] for i in range(count)]
-    done = pool.imap_unordered(functools.partial(_batch, locks), batches)
+    done = pool.imap_unordered(_batch, batches)
     for number, (code, found) in enumerate(done, 1):
         print(f"{number} of {count} batches of tests run, code {code}", flush=True)
         for file, tests in found.items():
@@ -134,9 +134,9 @@ def recorded(pool, files: list[str], locks: list[str]) -> Tests:
     return dict(_tests(place for place in places.values() if place.exists()))
 
 
-def _batch(locks: list[str], files: list[str]) -> tuple[int | None, dict]:
+def _batch(files: list[str]) -> tuple[int | None, dict]:
     copy = forks.copy()
-    code = copy.run(functools.partial(Recorder, files), LIMIT, locks)
+    code = copy.run(functools.partial(Recorder, files), LIMIT)
     if not copy.file.exists():
         return code, {}
     return code, json.loads(copy.file.read_text())

@@ -147,8 +147,7 @@ def make_step():
 
     def loss_of(model, rngs, x, labels):
         x = x + 0.01 * jax.random.normal(rngs.noise(), x.shape)
-        logits = model(x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
 
     @nnx.jit(donate_argnums=0)
     def step(made, x, labels):
@@ -208,8 +207,7 @@ def train(options):
         tell("start", first)
         step = make_step()
         for number in range(first, options.steps):
-            loss = float(step(made, *next_batch(data, mesh)))
-            tell("loss", number, loss.hex())
+            tell("loss", number, float(step(made, *next_batch(data, mesh))).hex())
             stop = kept.should_stop(number)
             if kept.save(number, force=stop, **made, **data):
                 tell("saved", number)

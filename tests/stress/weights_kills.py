@@ -72,8 +72,7 @@ def kills(old, new, allowed):
                 return number - 1
             assert value_in(folder) in allowed, (number, [*folder.iterdir()])
             write(folder, 3.0, *new)
-            assert value_in(folder) == 3.0
-            assert not [*folder.glob("*.partial")]
+            assert value_in(folder) == 3.0 and not [*folder.glob("*.partial")]
     raise AssertionError("it never ends")
 
 

@@ -61,8 +61,7 @@ def test_training_leaves_frozen_values_as_they_are_bit_by_bit(mode):
 
     @nnx.jit(**mode)
     def step(model, optimizer):
-        gradients = nnx.value_and_grad(loss, **mode)(model)[1]
-        optimizer.update(model, gradients)
+        optimizer.update(model, nnx.value_and_grad(loss, **mode)(model)[1])
 
     before = values(model)
     for _ in range(2):
@@ -223,8 +222,7 @@ def test_unfreezing_is_the_inverse_of_freezing():
     graphdef, variables = nnx.split(model)
     before = [(path, leaf) for path, leaf in nnx.to_flat_state(variables)]
     frozen = surgery.freeze(model)
-    assert nnx.graphdef(model) != graphdef
-    assert surgery.unfreeze(model) == frozen
+    assert nnx.graphdef(model) != graphdef and surgery.unfreeze(model) == frozen
     assert nnx.graphdef(model) == graphdef
     after = [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))]
     assert [path for path, _ in before] == [path for path, _ in after]
@@ -439,8 +437,7 @@ def test_a_precision_policy_stores_frozen_parameters_in_its_dtype_too():
 
 
 def test_patterns_are_filters():
-    model = Model()
-    kernels = nnx.state(model, nnx.All(nnx.Param, surgery.at("blocks[*].kernel")))
+    kernels = nnx.state(Model(), nnx.All(nnx.Param, surgery.at("blocks[*].kernel")))
     assert [*nnx.to_flat_state(kernels).paths] == [
         ("blocks", 0, "kernel"),
         ("blocks", 1, "kernel"),

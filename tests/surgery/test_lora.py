@@ -267,13 +267,11 @@ def test_abstract_models_get_abstract_variables_that_can_be_loaded():
         jax.tree.map(lambda x: (x.shape, x.dtype), nnx.to_pure_dict(nnx.state(m)))
         for m in (model, real)
     ]
-    assert shapes[0] == shapes[1]
-    assert nnx.graphdef(model) == nnx.graphdef(real)
+    assert shapes[0] == shapes[1] and nnx.graphdef(model) == nnx.graphdef(real)
     nnx.update(model, nnx.state(real))
     np.testing.assert_array_equal(model(X), real(X))
     with pytest.raises(ValueError, match="its kernel is abstract"):
-        abstract = nnx.eval_shape(lambda: nnx.clone(real))
-        surgery.merge_lora(abstract)
+        surgery.merge_lora(nnx.eval_shape(lambda: nnx.clone(real)))
 
 
 def test_half_precision_layers_keep_their_dtypes():
@@ -412,8 +410,7 @@ def test_a_kernel_that_would_overflow_is_not_merged(dtype):
     model = nnx.Dict(a=layer(), b=layer())
     surgery.add_lora(model, ["a", "b"], rank=1, rngs=nnx.Rngs(0))
     model.b.lora.lora_a.set_value(jnp.array([[2.0], [0.0]]))
-    most = float(jnp.finfo(dtype).max)
-    model.b.lora.lora_b.set_value(jnp.array([[most, 0.5]]))
+    model.b.lora.lora_b.set_value(jnp.array([[float(jnp.finfo(dtype).max), 0.5]]))
     before = nnx.state(model, nnx.Param)
     with pytest.raises(ValueError, match="would overflow") as caught:
         surgery.merge_lora(model)

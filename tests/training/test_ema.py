@@ -90,16 +90,14 @@ def test_models_with_random_streams_can_be_followed():
     ema = nnx.EMA(model, 0.9)
     model.rngs()
     ema.update(model)
-    followed = ema.apply_to(model)
-    assert followed.rngs() == model.rngs()
+    assert ema.apply_to(model).rngs() == model.rngs()
 
 
 def test_half_precision_averages_are_computed_in_float32():
     ema = nnx.EMA([nnx.Param(jnp.array(256.0, jnp.bfloat16))], 0.999)
     ema.update([nnx.Param(jnp.array(256.0, jnp.bfloat16))])
     # 0.999 in bfloat16 is 1: the average would grow by itself.
-    assert ema.params[0][...] == 256.0
-    assert ema.params[0][...].dtype == jnp.bfloat16
+    assert ema.params[0][...] == 256.0 and ema.params[0][...].dtype == jnp.bfloat16
 
 
 def test_pytree_values_are_averaged():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 
 metrics = nnx.metrics
 
@@ -108,13 +109,11 @@ def test_reset_keeps_variables_shapes_and_dtypes(make):
 FIRST = 0, (5, 2), [0, 1, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("threshold", "batches", "expected"),
-    [
-        (None, [FIRST], 0.6),
-        (None, [FIRST, (1, (5, 2), [0, 1, 1, 1, 1])], 0.4),
-        (0.5, [(2, (5,), [0, 1, 0, 1, 1])], 0.8),
-    ],
+@tables.cases(
+    "threshold, batches, expected",
+    (None, [FIRST], 0.6),
+    (None, [FIRST, (1, (5, 2), [0, 1, 1, 1, 1])], 0.4),
+    (0.5, [(2, (5,), [0, 1, 0, 1, 1])], 0.8),
 )
 def test_accuracy_of_reference_batches(threshold, batches, expected):
     metric = metrics.Accuracy(threshold)
@@ -137,15 +136,13 @@ def test_threshold_must_be_a_float():
             metrics.Accuracy(threshold)
 
 
-@pytest.mark.parametrize(
-    ("threshold", "logits", "labels", "phrase"),
-    [
-        (None, (5,), np.zeros(5, int), "For multi-class classification.*1 and 1"),
-        (0.5, (5, 2), np.zeros(5, int), "For binary classification.*2 and 1"),
-        (None, (5, 2), np.zeros(5, np.uint8), "Expected labels.dtype==jnp.int32"),
-        (0.5, (5,), np.zeros(5, bool), "Expected labels.dtype==jnp.int32.*bool"),
-        (0.5, (5, 2), np.zeros(5), "For binary classification"),
-    ],
+@tables.cases(
+    "threshold, logits, labels, phrase",
+    (None, (5,), np.zeros(5, int), "For multi-class classification.*1 and 1"),
+    (0.5, (5, 2), np.zeros(5, int), "For binary classification.*2 and 1"),
+    (None, (5, 2), np.zeros(5, np.uint8), "Expected labels.dtype==jnp.int32"),
+    (0.5, (5,), np.zeros(5, bool), "Expected labels.dtype==jnp.int32.*bool"),
+    (0.5, (5, 2), np.zeros(5), "For binary classification"),
 )
 def test_predictions_that_do_not_fit_are_named(threshold, logits, labels, phrase):
     metric = metrics.Accuracy(threshold)
@@ -215,8 +212,7 @@ def test_multi_metric_gives_every_keyword_to_every_metric():
     assert metric.compute() == {**each, "all": each}
     assert [*metric.compute()] == ["loss", "accuracy", "all"]
     metric.reset()
-    assert metric.loss.count[...] == 0
-    assert nnx.MultiMetric().compute() == {}
+    assert metric.loss.count[...] == 0 and nnx.MultiMetric().compute() == {}
 
 
 def test_masks_go_to_all_metrics_or_to_each_its_own():

@@ -1,6 +1,7 @@
-"""Optimizer: state in Variables, one step in place, and nothing on failure."""
+"""Optimizer: state in Variables, one step in place; TrainState: steps give new ones."""
 
 import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +90,7 @@ def test_init_sees_variables_and_update_sees_arrays():
 
     model, optimizer = started(optax.masked(optax.sgd(1.0), spy))
     optimizer.update(model, ones_like(model))
-    assert seen[0] is nnx.Param
-    assert issubclass(seen[-1], jax.Array)
+    assert seen[0] is nnx.Param and issubclass(seen[-1], jax.Array)
 
 
 def is_variable(x):
@@ -121,8 +121,7 @@ def test_skeletons_are_equal_for_the_same_transformation_only():
     def skeleton(tx, wrt=nnx.Param):
         return nnx.graphdef(nnx.Optimizer(affine(), tx, wrt=wrt))
 
-    assert skeleton(tx) == skeleton(tx)
-    assert skeleton(tx) != skeleton(optax.sgd(0.1))
+    assert skeleton(tx) == skeleton(tx) and skeleton(tx) != skeleton(optax.sgd(0.1))
     assert skeleton(tx) != skeleton(tx, (nnx.Param,))
 
 
@@ -173,8 +172,7 @@ def test_sgd_step_in_closed_form():
     updates = optimizer.update(model, ones_like(model))
     np.testing.assert_array_equal(model.kernel[...], before - 0.125)
     np.testing.assert_array_equal(updates["bias"], [-0.125, -0.125])
-    assert isinstance(updates, nnx.State)
-    assert optimizer.step[...] == 1
+    assert isinstance(updates, nnx.State) and optimizer.step[...] == 1
 
 
 def test_adam_steps_against_numpy():
@@ -234,8 +232,7 @@ def test_update_does_not_run_user_accessors():
 
 def test_params_keep_their_dtype():
     model, optimizer = started(optax.sgd(0.5), w=nnx.Param(jnp.ones(2, jnp.bfloat16)))
-    grads = nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))})
-    optimizer.update(model, grads)
+    optimizer.update(model, nnx.State({"w": nnx.Param(jnp.ones(2, jnp.float32))}))
     assert model.w[...].dtype == jnp.bfloat16
 
 
@@ -281,8 +278,7 @@ def test_pytree_values_are_optimized():
 )
 def test_wrt_may_be_any_filter(wrt):
     model = nnx.Dict(kernel=nnx.Param(jnp.ones(2), tag="chosen"), rest=jnp.ones(2))
-    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt)
-    optimizer.update(model, ones_like(model, ...))
+    nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt).update(model, ones_like(model, ...))
     np.testing.assert_array_equal(model.kernel[...], [0.0, 0.0])
     np.testing.assert_array_equal(model.rest, [1.0, 1.0])
 
@@ -335,8 +331,7 @@ def test_labels_of_a_partition_may_be_a_state():
     tx = optax.partition(
         {"kernel": optax.sgd(1.0), "bias": optax.set_to_zero()}, labels
     )
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    optimizer.update(model, ones_like(model))
+    nnx.Optimizer(model, tx, wrt=nnx.Param).update(model, ones_like(model))
     np.testing.assert_array_equal(model.bias[...], [0.25, -0.75])
     np.testing.assert_array_equal(model.kernel[...], [[0.0, -3.0], [2.0, -0.5]])
 
@@ -377,8 +372,7 @@ def test_missing_gradients_are_named():
     with pytest.raises(ValueError, match="pytree structure") as caught:
         optimizer.update(model, grads)
     message = str(caught.value)
-    assert "wrt=Param" in message
-    assert "missing: bias" in message
+    assert "wrt=Param" in message and "missing: bias" in message
     assert "unexpected: scale" in message
 
 
@@ -485,3 +479,117 @@ def test_refs_carry_an_update_out_of_plain_jit(make):
     step(model, optimizer)
     np.testing.assert_allclose(model.bias[...], [0.15, -0.85], rtol=1e-4)
     assert optimizer.step[...] == 1
+
+
+# --------------------------------------------------------------------------- TrainState
+
+
+class Scale(nnx.Module):
+    """Multiplies by a Param and counts its calls."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.array([1.0, 2.0]))
+        self.calls = nnx.BatchStat(jnp.array(0))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.scale[...] * x
+
+    def twice(self, x):
+        return 2 * self(x)
+
+
+class StateWithStats(nnx.TrainState):
+    """A TrainState with one more field."""
+
+    stats: nnx.State
+
+
+def make(tx=None):
+    graphdef, params, stats = nnx.split(Scale(), nnx.Param, nnx.BatchStat)
+    tx = optax.sgd(1.0) if tx is None else tx
+    return StateWithStats.create(graphdef, params=params, tx=tx, stats=stats)
+
+
+def test_fields_and_their_paths():
+    state = make(optax.adam(0.1))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
+    assert paths == [
+        ".params['scale'].value",
+        ".opt_state[0].count",
+        ".opt_state[0].mu['scale'].value",
+        ".opt_state[0].nu['scale'].value",
+        ".step",
+        ".stats['calls'].value",
+    ]
+
+
+def test_moments_are_variables_of_the_type_of_the_param():
+    state = make(optax.adam(0.1))
+    assert type(state.opt_state[0].mu["scale"]) is nnx.Param
+    assert state.step == 0 and state.step.dtype == jnp.int32
+
+
+def test_fields_cannot_be_assigned():
+    for state in (make(), make().replace(step=3)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            state.step = 1
+
+
+def test_apply_takes_states_and_names_of_fields():
+    state = make()
+    for arguments in (("params", "stats"), (state.params, "stats")):
+        y, (graphdef, new) = state.apply(*arguments)(jnp.ones(2))
+        np.testing.assert_array_equal(y, [1.0, 2.0])
+        assert graphdef == state.graphdef and sorted(new) == ["calls", "scale"]
+    y, _ = state.apply("params", "stats").twice(jnp.ones(2))
+    np.testing.assert_array_equal(y, [2.0, 4.0])
+
+
+def test_apply_refuses_fields_that_are_no_state():
+    with pytest.raises(TypeError, match=r"StateWithStats\.step to be a State"):
+        make().apply("step")
+
+
+def test_apply_gradients_gives_a_new_object():
+    state = make()
+    grads = jax.tree.map(jnp.ones_like, state.params)
+    new = state.apply_gradients(grads, stats=nnx.State({}))
+    np.testing.assert_array_equal(new.params["scale"][...], [0.0, 1.0])
+    np.testing.assert_array_equal(state.params["scale"][...], [1.0, 2.0])
+    assert (new.step, state.step) == (1, 0)
+    assert type(new) is StateWithStats and dict(new.stats) == {}
+
+
+def test_training_under_plain_jit():
+    state = make(optax.sgd(0.25))
+
+    @jax.jit
+    def train_step(state, x):
+        def loss(params):
+            # Copied, so that the inner trace may write them.
+            y, (_, new) = state.apply(params, jax.tree.map(jnp.copy, state.stats))(x)
+            return jnp.sum(y**2) / 2, nnx.filter_state(new, nnx.BatchStat)
+
+        grads, stats = jax.grad(loss, has_aux=True)(state.params)
+        return state.apply_gradients(grads, stats=stats)
+
+    for _ in range(2):
+        state = train_step(state, jnp.ones(2))
+    # d(s^2 / 2) = s: each step scales by 0.75.
+    np.testing.assert_allclose(state.params["scale"][...], [0.5625, 1.125])
+    assert (state.step, state.stats["calls"][...]) == (2, 2)
+
+
+def test_subclasses_may_have_static_fields_and_defaults():
+    class Named(nnx.TrainState, kw_only=True):
+        name: str = dataclasses.field(default="a", metadata={"pytree_node": False})
+
+    graphdef, params = nnx.split(nnx.Dict(w=nnx.Param(jnp.ones(1))))
+    state = Named.create(graphdef, params=params, tx=optax.sgd(0.1))
+    assert state.name == "a" and len(jax.tree.leaves(state)) == 2
+    assert jax.tree.structure(state) != jax.tree.structure(state.replace(name="b"))
+
+
+def test_class_is_generic():
+    assert nnx.TrainState[Scale].create.__func__ is nnx.TrainState.create.__func__

@@ -9,6 +9,7 @@ import pytest
 
 import graftree as nnx
 from examples.models import llama, pretrained
+from tests import tables
 from tests.programs import in_one_program
 from tests.weights import checkpoints_of_hf
 from tests.weights.tensors import numbers
@@ -23,8 +24,7 @@ def test_the_logits_are_those_of_peft(is_prepared, tmp_path):
     model = pretrained.load(folder)
     if is_prepared:
         nnx.surgery.add_lora(model, LAYERS, rank=4, alpha=8, rngs=nnx.Rngs(0))
-    paths = nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)
-    assert len(paths) == 9
+    assert len(nnx.weights.load_adapter(folder / "lora", model, llama.WEIGHTS)) == 9
     logits = in_one_program(model, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     nnx.weights.save_adapter(tmp_path, model, llama.WEIGHTS)
@@ -77,8 +77,7 @@ def test_ranks_and_scales_by_layer(tmp_path):
     nnx.weights.save_adapter(tmp_path, model, TABLE)
     plain = make()
     nnx.weights.load_adapter(tmp_path, plain, TABLE)
-    scales = [layer.lora.scale for layer in plain.blocks]
-    assert scales == pytest.approx([3, 3, 5 / 3])
+    assert [layer.lora.scale for layer in plain.blocks] == pytest.approx([3, 3, 5 / 3])
 
 
 def test_layers_that_are_adapted_otherwise_are_listed(tmp_path):
@@ -106,16 +105,14 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     check_refused(tmp_path, make(), {"h.0": "blocks[0]"}, r"h\.2\.lora_B\.weight")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"r": 5}, "have other shapes"),
-        ({"use_dora": True}, "use_dora"),
-        ({"bias": "all"}, "bias"),
-        ({"modules_to_save": ["head"]}, "modules_to_save"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"an_invention_of_next_year": {"a": 1}}, "an_invention_of_next_year"),
-    ],
+@tables.cases(
+    "change, said",
+    ({"r": 5}, "have other shapes"),
+    ({"use_dora": True}, "use_dora"),
+    ({"bias": "all"}, "bias"),
+    ({"modules_to_save": ["head"]}, "modules_to_save"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    ({"an_invention_of_next_year": {"a": 1}}, "an_invention_of_next_year"),
     ids=str,
 )
 def test_other_shapes_and_more_than_lora_are_refused(change, said, tmp_path):
@@ -138,8 +135,7 @@ def test_there_must_be_something_to_load_and_to_save(tmp_path):
 def write_adapter(folder, factors, **config):
     """An adapter of rank 2 and scale 3, as PEFT writes it."""
     named = {f"base_model.model.{name}": nnx.Param(x) for name, x in factors.items()}
-    path = folder / "adapter_model.safetensors"
-    nnx.weights.save(path, nnx.Dict(named), {"": ""})
+    nnx.weights.save(folder / "adapter_model.safetensors", nnx.Dict(named), {"": ""})
     usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "init_lora_weights": True}
     (folder / "adapter_config.json").write_text(json.dumps(usual | config))
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.stress import weights_fuzz
 from tests.weights import hostile_archives, hostile_files, hostile_folders
 from tests.weights.tensors import Tensor
@@ -86,8 +87,7 @@ def test_none_is_loaded_or_takes_much_memory(corpus):
         before = tracemalloc.get_traced_memory()[0]
         with pytest.raises(nnx.errors.WeightsError):
             nnx.weights.load(path, nnx.Dict(), {})
-        used = tracemalloc.get_traced_memory()[1] - before
-        assert used < 300_000 + 20 * size, name
+        assert tracemalloc.get_traced_memory()[1] - before < 300_000 + 20 * size, name
     tracemalloc.stop()
 
 
@@ -127,17 +127,15 @@ def test_what_is_no_source_is_a_type_error():
         nnx.weights.draft({3: np.ones(2)}, nnx.Dict())
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ([1.0, 2.0], "'a': list"),
-        (3.0, "'a': float"),
-        (np.array(["x"]), r"'a': ndarray <U1\[1\]"),
-        (np.array([None]), r"'a': ndarray object\[1\]"),
-        (jax.ShapeDtypeStruct((2,), jnp.float32), r"ShapeDtypeStruct float32\[2\]"),
-        (jax.random.key(0), r"key<fry>\[\]"),
-        (Tensor(np.ones(2), "quint8"), r"'a': Tensor torch.quint8\[2\]"),
-    ],
+@tables.cases(
+    "value, text",
+    ([1.0, 2.0], "'a': list"),
+    (3.0, "'a': float"),
+    (np.array(["x"]), r"'a': ndarray <U1\[1\]"),
+    (np.array([None]), r"'a': ndarray object\[1\]"),
+    (jax.ShapeDtypeStruct((2,), jnp.float32), r"ShapeDtypeStruct float32\[2\]"),
+    (jax.random.key(0), r"key<fry>\[\]"),
+    (Tensor(np.ones(2), "quint8"), r"'a': Tensor torch.quint8\[2\]"),
 )
 def test_values_that_are_no_arrays_of_numbers_are_listed(value, text):
     with pytest.raises(TypeError, match=text) as caught:

@@ -1,10 +1,15 @@
-"""Tables: which tensors a model has, and which tables are refused."""
+"""Tables, their layouts, and drafts of them: which tensors a model has."""
+
+import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from examples.models import llama
+from tests import tables, zoo
+from tests.tiny_llamas import CONFIG
 
 
 def make_block(rngs):
@@ -45,8 +50,7 @@ def test_one_table_fits_a_list_and_a_stack(make_blocks):
 
 def test_a_path_that_names_the_array_below_a_stack_is_stacked_too():
     model = make_net(stacked)
-    table = {"h.{i}.w": "blocks.layers.up.kernel"}
-    tensors = nnx.weights.Mapping(table).tensors(model)
+    tensors = nnx.weights.Mapping({"h.{i}.w": "blocks.layers.up.kernel"}).tensors(model)
     found = [(t.name, t.at, t.solved.file_shape) for t in tensors]
     assert found == [("h.0.w", (0,), (3, 2)), ("h.1.w", (1,), (3, 2))]
 
@@ -123,10 +127,8 @@ def test_refused_when_the_table_is_made(table, reason):
         nnx.weights.Mapping(table)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, ["a", "b"], ("a",), (["a"], "o -> o"), ("a", "o -> o", 2)],
-    ids=str,
+@tables.cases(
+    "value", None, 3, ["a", "b"], ("a",), (["a"], "o -> o"), ("a", "o -> o", 2), ids=str
 )
 def test_lines_of_another_form(value):
     with pytest.raises(TypeError, match="has another form"):
@@ -162,8 +164,7 @@ def test_refused_with_a_model(table, reason):
 
 def test_ignored_names():
     mapping = nnx.weights.Mapping({}, ignore=["**.inv_freq", "a[0].b"])
-    assert mapping.ignores("x.y.inv_freq")
-    assert mapping.ignores("a[0].b")
+    assert mapping.ignores("x.y.inv_freq") and mapping.ignores("a[0].b")
     assert not mapping.ignores("inv_freq.x")
 
 
@@ -173,3 +174,211 @@ def test_a_path_that_leads_nowhere_is_a_plain_value_error(path):
     with pytest.raises(ValueError, match="leads nowhere|without elements") as caught:
         nnx.weights.Mapping({"x.{i}": path}).tensors(model)
     assert type(caught.value) is ValueError
+
+
+# ------------------------------------------------------------------------------- drafts
+
+
+def test_the_table_of_llama_is_found():
+    model = nnx.eval_shape(lambda: llama.Llama(CONFIG, rngs=nnx.Rngs(0)))
+    tensors = nnx.weights.Mapping(llama.WEIGHTS).tensors(model)
+    weights = {t.name: np.zeros(t.solved.file_shape, np.float32) for t in tensors}
+    draft = nnx.weights.draft(weights, model)
+    assert dict(draft.entries) == llama.WEIGHTS and not draft.names
+    assert not draft.paths
+    table = eval(str(draft), {"nnx": nnx})  # what it prints is the table
+    nnx.weights.load(weights, model, table)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_are_one_line_in_a_list_and_in_a_stack(stacked):
+    def make(rngs):
+        return nnx.Linear(2, 3, rngs=rngs)
+
+    rngs = nnx.Rngs(0)
+    layers = [make(rngs) for _ in range(2)]
+    blocks = nnx.Stack(make, 2, rngs=rngs) if stacked else nnx.List(layers)
+    weights = {f"h.{i}.weight": np.zeros((3, 2)) for i in range(2)}
+    weights |= {f"h.{i}.bias": np.zeros(3) for i in range(2)}
+    draft = nnx.weights.draft(weights, nnx.Dict(blocks=blocks))
+    assert dict(draft.entries) == {"h.{i}": "blocks[{i}]"}
+
+
+def test_what_has_no_counterpart_is_listed():
+    model = nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    draft = nnx.weights.draft({"b.weight": np.zeros((9, 9))}, model)
+    assert not draft.entries and draft.names == {"b.weight": (9, 9)}
+    assert draft.paths == {"a.bias": (3,), "a.weight": (3, 2)}
+    assert "# in the file: 'b.weight' [9, 9]" in str(draft)
+
+
+def test_equal_shapes_and_names_are_doubtful():
+    def layer():
+        return nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+
+    model = nnx.Dict(one=layer(), two=layer())
+    weights = {"x.weight": np.zeros((2, 2)), "y.weight": np.zeros((2, 2))}
+    draft = nnx.weights.draft(weights, model)
+    assert {*draft.entries} == {"x", "y"} and draft.doubtful
+    assert "# or " in str(draft)
+
+
+def test_attention_is_what_the_file_has():
+    layer = nnx.MultiHeadAttention(2, 6, use_bias=False, decode=False, rngs=nnx.Rngs(0))
+    model = nnx.Dict(attention=layer)
+    fused = {"attn.in_proj_weight": np.zeros((18, 6))}
+    fused["attn.out_proj.weight"] = np.zeros((6, 6))
+    assert {*nnx.weights.draft(fused, model).names} == {*fused}
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+    weights = {f"attn.{name}.weight": np.zeros((6, 6)) for name in names}
+    draft = nnx.weights.draft(weights, model)
+    assert dict(draft.entries) == {
+        f"attn.{name}": f"attention.{path}" for name, path in names.items()
+    }
+
+
+@tables.cases("name", "layers.{i}.self_attn.qkv_proj", "h.{i}.qkv", "h.{i}.attn.c_attn")
+def test_attention_is_not_taken_for_an_mlp_of_its_shape(name):
+    def block():
+        up = nnx.Linear(2, 6, use_bias=False, rngs=nnx.Rngs(0))
+        return nnx.Dict(mlp=nnx.Dict(up=up))
+
+    model = nnx.Dict(blocks=nnx.List([block(), block()]))
+    weights = {f"{name.format(i=i)}.weight": np.zeros((6, 2)) for i in range(2)}
+    draft = nnx.weights.draft(weights, model)
+    assert not draft.entries and {*draft.names} == {f"{name}.weight"}
+    assert {*draft.paths} == {"blocks[{i}].mlp.up.weight"}
+
+
+# ------------------------------------------------------------------------------ layouts
+
+
+rng = np.random.default_rng(0)
+
+# Layout, shapes of our arrays, the tensor by NumPy, and the sizes that are given.
+CASES = {
+    "transposed": ("o i -> i o", [(3, 4)], lambda x: x.T),
+    "split": ("(h d) e -> e h d", [(5, 2, 3)], lambda x: x.reshape(5, 6).T),
+    "joined": ("a b -> (a b)", [(12,)], lambda x: x.reshape(3, 4), {"a": 3}),
+    "conv": ("o i h w -> h w i o", [(2, 3, 4, 5)], lambda x: x.transpose(3, 2, 0, 1)),
+    "reversed": ("i o ~k -> k i o", [(4, 2, 3)], lambda x: x[::-1].transpose(1, 2, 0)),
+    "an axis of one": ("o 1 -> o", [(4,)], lambda x: x[:, None]),
+    "a scalar": ("->", [()], lambda x: x),
+    "one after the other": (
+        "+(h d) e -> e h d",
+        [(5, 4, 3), (5, 2, 3), (5, 2, 3)],
+        lambda *xs: np.concatenate([x.reshape(5, -1).T for x in xs]),
+    ),
+    "the same, last": ("e +f -> e f", [(3, 4), (3, 5)], lambda *xs: np.hstack(xs)),
+    "in turn": (
+        "(h part d) e -> e h d",
+        [(5, 4, 3)] * 3,
+        lambda *xs: np.stack([x.transpose(1, 2, 0) for x in xs], 1).reshape(-1, 5),
+    ),
+    "within groups": (
+        "(g +h d) e -> e (g h) d",
+        [(5, 8, 3), (5, 2, 3)],
+        lambda q, k: (
+            np.concatenate([q.reshape(5, 2, 4, 3), k.reshape(5, 2, 1, 3)], 2)
+            .reshape(5, -1)
+            .T
+        ),
+        {"g": 2},
+    ),
+    "empty": ("o i -> i o", [(0, 4)], lambda x: x.T),
+}
+
+
+def mapping(layout, sizes=None, count=1):
+    """A table of one line, for so many arrays."""
+    paths = [*"abc"[:count]]
+    line = (paths[0] if count == 1 else paths), layout, sizes or {}
+    return nnx.weights.Mapping({"tensor": line})
+
+
+def solved(layout, shapes, sizes=None):
+    """The layout with the sizes that arrays have."""
+    arrays = [nnx.Param(np.zeros(shape)) for shape in shapes]
+    model = nnx.Dict(dict(zip("abc", arrays, strict=False)))
+    (tensor,) = mapping(layout, sizes, len(shapes)).tensors(model)
+    return tensor.solved
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_directions_are_as_numpy_says(case):
+    layout, shapes, expected, *sizes = CASES[case]
+    found = solved(layout, shapes, *sizes)
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    tensor = found.to_file(arrays)
+    np.testing.assert_array_equal(tensor, expected(*arrays))
+    assert tensor.shape == found.file_shape
+    view = tensor.reshape(found.view_shape)
+    for part, array in enumerate(arrays):
+        for _ in range(20):
+            index = tuple(_random_slice(size) for size in array.shape)
+            piece = found.read(part, index, lambda i: view[i])
+            np.testing.assert_array_equal(piece, array[index])
+
+
+def _random_slice(size):
+    start, stop = sorted(rng.integers(0, size + 1, 2))
+    return slice(start, stop)
+
+
+def test_only_the_wanted_elements_are_asked_for():
+    asked = []
+
+    def get(index):
+        asked.append(math.prod(piece.stop - piece.start for piece in index))
+        return np.zeros([piece.stop - piece.start for piece in index])
+
+    found = solved("+(h d) e -> e h d", [(8, 4, 2), (8, 2, 2)])
+    found.read(1, (slice(0, 4), slice(1, 2), slice(0, 2)), get)
+    assert asked == [4 * 1 * 2]
+
+
+NO_LAYOUTS = {
+    "o i": "needs one '->'",
+    "a -> b -> c": "needs one '->'",
+    "o i -> o": "'i' is on one side only",
+    "a -> (a b)": "'b' is on one side only",
+    "o i -> i o o": "'o' occurs twice",
+    "(o i -> i o": "can't be read",
+    "((o) i) -> o i": "can't be read",
+    "o i -> i ~o": "belong to the left",
+    "o i -> i +o": "belong to the left",
+    "o -> o 2": "can't be read",
+    "o i j -> (o i) j": "all but one need a size",
+    "part o -> o": "need several paths",
+    "+o i -> i o": "need several paths",
+}
+
+
+@pytest.mark.parametrize("text", NO_LAYOUTS)
+def test_what_has_no_inverse_is_refused(text):
+    with pytest.raises(ValueError, match="is refused") as error:
+        mapping(text)
+    assert NO_LAYOUTS[text] in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["o i -> i o", "+o +i -> i o", "part +o -> o"])
+def test_several_arrays_need_one_place(text):
+    with pytest.raises(ValueError, match="2 arrays in one tensor"):
+        mapping(text, count=2)
+
+
+@pytest.mark.parametrize("sizes", [{"x": 2}, {"o": 0}, {"o": 2.0}])
+def test_sizes_are_of_axes_and_positive(sizes):
+    with pytest.raises(ValueError, match="is of no use"):
+        mapping("(o p) -> o p", sizes)
+
+
+@tables.cases(
+    "layout, shapes, sizes, reason",
+    ("(g h) -> (h g)", [(8,)], {"g": 3}, "can't cut 8"),
+    ("(g h) -> (h g)", [(3, 4)], {"g": 3}, "1 axes on its right"),
+    ("+o i -> i o", [(2, 4), (3, 4)], None, r"i has the sizes \[2, 3\]"),
+)
+def test_shapes_that_do_not_fit(layout, shapes, sizes, reason):
+    with pytest.raises(ValueError, match=reason):
+        solved(layout, shapes, sizes)

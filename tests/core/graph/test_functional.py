@@ -1,7 +1,8 @@
-"""split, merge, their relatives and what they give: what the contract leaves open."""
+"""split, merge, what they give, and differences: what the contract leaves open."""
 
 import copy
 import pickle
+import re
 
 import hypothesis
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import strategies, zoo
+from tests import strategies, tables, zoo
 
 
 def param(value=1.0):
@@ -36,14 +37,12 @@ def test_parts_of_a_graphdef_print_their_types_by_name():
     assert "NodeRef(index=1)" in text and "num_leaves=2" in text
 
 
-@pytest.mark.parametrize(
-    ("copied", "value"),
-    [
-        (copy.copy, 1.0),
-        (copy.deepcopy, 1.0),
-        (lambda x: pickle.loads(pickle.dumps(x)), 1.0),
-        (lambda x: x | nnx.State({"a": param(7.0)}), 7.0),
-    ],
+@tables.cases(
+    "copied, value",
+    (copy.copy, 1.0),
+    (copy.deepcopy, 1.0),
+    (lambda x: pickle.loads(pickle.dumps(x)), 1.0),
+    (lambda x: x | nnx.State({"a": param(7.0)}), 7.0),
     ids=["copy", "deepcopy", "pickle", "union with a State"],
 )
 def test_copies_of_graph_states_are_graph_states(copied, value):
@@ -60,13 +59,11 @@ def test_a_call_of_a_part_gives_the_pair_of_the_whole():
 # --------------------------------------------------------------------------- merging
 
 
-@pytest.mark.parametrize(
-    ("change", "phrase"),
-    [
-        (lambda state: state.pop("b"), "missing: b/0"),
-        (lambda state: state.update(c=1), "unexpected: c"),
-        (lambda state: state.update(x=state.pop("a")), "unexpected: x"),
-    ],
+@tables.cases(
+    "change, phrase",
+    (lambda state: state.pop("b"), "missing: b/0"),
+    (lambda state: state.update(c=1), "unexpected: c"),
+    (lambda state: state.update(x=state.pop("a")), "unexpected: x"),
 )
 def test_wrong_paths_are_named(change, phrase):
     graphdef, state = nnx.split(nnx.Dict(a=param(), b=nnx.List([param(), param()])))
@@ -174,3 +171,70 @@ def test_cycles_are_found():
     items.append(items)
     with pytest.raises(ValueError, match="Cycle"):
         nnx.split(root, graph=False)
+
+
+# -------------------------------------------------------------------------- differences
+
+
+def model():
+    return zoo.Box(
+        rate=0.5,
+        weight=nnx.Param(jnp.ones(2), tag="x"),
+        parts=nnx.List([nnx.Param(jnp.ones(1))]),
+    )
+
+
+def lines(change, graph=True):
+    """How a model differs from a changed one."""
+
+    def changed():
+        other = model()
+        change(other)
+        return other
+
+    try:
+        nnx.cond(True, model, changed, graph=graph)
+    except TypeError as error:
+        return re.findall("^  - out(.*)", str(error), re.MULTILINE)
+    return []
+
+
+CHANGES = {
+    ".rate: 0.5 in true_fun, 1.0 in false_fun": lambda m: setattr(m, "rate", 1.0),
+    ".rate: 0.5 in true_fun, nothing in false_fun": lambda m: delattr(m, "rate"),
+    ".new: nothing in true_fun, an array in false_fun": lambda m: setattr(
+        m, "new", jnp.ones(1)
+    ),
+    ".parts[0]: a Param in true_fun, a BatchStat in false_fun": lambda m: (
+        m.parts.__setitem__(0, nnx.BatchStat(jnp.ones(1)))
+    ),
+    ".weight, metadata 'tag': 'x' in true_fun, 'y' in false_fun": lambda m: (
+        m.weight.set_metadata(tag="y")
+    ),
+    ".weight: a Param in true_fun, a Box in false_fun": lambda m: setattr(
+        m, "weight", model()
+    ),
+    ".z: nothing in true_fun, a known object: out/weight in false_fun": lambda m: (
+        setattr(m, "z", m.weight)
+    ),
+}
+
+
+@pytest.mark.parametrize("line", CHANGES)
+def test_a_change_is_one_line_that_says_where_and_what(line):
+    assert lines(CHANGES[line]) == [line]
+
+
+def test_no_change_is_no_line(graph):
+    assert lines(lambda m: m.weight.set_value(jnp.zeros(2)), graph) == []
+
+
+def test_values_that_python_takes_for_equal_differ():
+    assert lines(lambda m: setattr(m, "rate", float("0.5"))) == []
+    with pytest.raises(TypeError, match=r"out.k: 1 in true_fun, True in false_fun"):
+        nnx.cond(True, lambda: zoo.Box(k=1), lambda: zoo.Box(k=True))
+
+
+def test_trees_differ_in_their_leaves_too():
+    changed = lines(lambda m: m.parts.append(nnx.Param(jnp.ones(1))), graph=False)
+    assert any("parts[1]: nothing in true_fun, a Param" in line for line in changed)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.threads import run_in_threads
 
 quiet = pytest.mark.filterwarnings("ignore:Calling Module")
@@ -93,8 +93,7 @@ def test_values_sown_on_a_dict_are_no_items_of_it():
         heads.sow(nnx.Intermediate, "sown", 2)
         return list(heads), len(heads), "__captures__" in heads
 
-    expected = (["a"], 1, False), {("sown",): (2,)}
-    assert recorded(f, nnx.Dict(a=Layer())) == expected
+    assert recorded(f, nnx.Dict(a=Layer())) == ((["a"], 1, False), {("sown",): (2,)})
 
 
 def test_name_of_a_recording_module_is_refused():
@@ -176,22 +175,19 @@ VMAPPED = nnx.StateAxes({nnx.Intermediate: 0, ...: None})
 SCANNED = nnx.StateAxes({nnx.Intermediate: 0, ...: nnx.Carry})
 
 
-@pytest.mark.parametrize(
-    ("transform", "x", "y", "stacked"),
-    [
-        (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
-        (
-            nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
-            1.0,
-            8,
-            [1, 2, 4],
-        ),
-    ],
+@tables.cases(
+    "transform, x, y, stacked",
+    (nnx.vmap(in_axes=(VMAPPED, 0)), [0.0, 1.0, 2.0], [0, 2, 4], [0, 1, 2]),
+    (
+        nnx.scan(in_axes=(SCANNED, nnx.Carry), out_axes=nnx.Carry, length=3),
+        1.0,
+        8,
+        [1, 2, 4],
+    ),
     ids=["vmap", "scan"],
 )
 def test_values_come_out_of_maps_stacked(transform, x, y, stacked):
-    forward = transform(lambda model, x: model(x))
-    result, seen = recorded(forward, Layer(), jnp.array(x))
+    result, seen = recorded(transform(lambda model, x: model(x)), Layer(), jnp.array(x))
     assert result.tolist() == y and seen["x",][0].tolist() == stacked
 
 
@@ -350,8 +346,7 @@ def test_method_outputs_go_through_transforms(mode):
         def __call__(self, x):
             return self.scaled(x)
 
-    expected = {("__call__",): (2.0,), ("scaled",): (2.0,)}
-    assert outputs_of(Jitted(), 1.0) == expected
+    assert outputs_of(Jitted(), 1.0) == {("__call__",): (2.0,), ("scaled",): (2.0,)}
 
 
 def test_classes_and_their_other_instances_do_not_record():
@@ -362,8 +357,7 @@ def test_classes_and_their_other_instances_do_not_record():
         assert type(other) is Layer and "__captures__" not in vars(other)
         return other.scaled(1.0)
 
-    assert not outputs_of(f, Layer())
-    assert dict(vars(Layer)) == before
+    assert not outputs_of(f, Layer()) and dict(vars(Layer)) == before
 
 
 def test_subclass_hooks_of_the_user_are_not_run():
@@ -426,13 +420,11 @@ def test_sow_outside_stores_plain_variables_also_with_refs_as_default():
     assert model.y.get_value()[0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "value",
-    [
-        jnp.ones((2, 3), jnp.bfloat16),
-        {"a": jnp.ones(2), "b": (1.0,)},
-        nnx.Param(jnp.ones(2)),
-    ],
+    jnp.ones((2, 3), jnp.bfloat16),
+    {"a": jnp.ones(2), "b": (1.0,)},
+    nnx.Param(jnp.ones(2)),
     ids=["array", "tree", "Variable"],
 )
 def test_perturb_records_zeros_like_the_value_and_adds_them(value):

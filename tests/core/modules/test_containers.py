@@ -1,10 +1,16 @@
-"""Corners of List and Dict; the contract has the rules (test_containers)."""
+"""Corners of List and Dict, of attributes, views and conversions of Modules."""
+
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import graftree as nnx
+from tests import tables, zoo
 
 
 def statuses(items):
@@ -21,17 +27,15 @@ def mixed():
 # ------------------------------------------------------------------------------- List
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "use",
-    [
-        lambda x: x[np.int64(1)],
-        lambda x: x[None:None:-2],
-        lambda x: x[9:],
-        lambda x: x.index("c", 1, 3),
-        lambda x: x.extend(x),
-        lambda x: x.extend(iter("xy")),
-        lambda x: x.__delitem__(slice(1, 9)),
-    ],
+    lambda x: x[np.int64(1)],
+    lambda x: x[None:None:-2],
+    lambda x: x[9:],
+    lambda x: x.index("c", 1, 3),
+    lambda x: x.extend(x),
+    lambda x: x.extend(iter("xy")),
+    lambda x: x.__delitem__(slice(1, 9)),
 )
 def test_lists_behave_as_lists(use):
     items, expected = nnx.List("abcd"), list("abcd")
@@ -121,13 +125,11 @@ def test_list_attribute_named_by_an_index_is_an_item():
 # ------------------------------------------------------------------------------- Dict
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "access",
-    [
-        lambda d: d.pop("z"),
-        lambda d: d.__delitem__("z"),
-        lambda d: nnx.Dict().popitem(),
-    ],
+    lambda d: d.pop("z"),
+    lambda d: d.__delitem__("z"),
+    lambda d: nnx.Dict().popitem(),
 )
 def test_dict_without_a_key_raises_key_error(access):
     with pytest.raises(KeyError):
@@ -199,3 +201,330 @@ def test_names_of_methods_are_sorted_and_shown_as_keys():
     assert list(nnx.merge(*nnx.split(items))) == ["a", "items", "z"]
     assert [leaf.size for leaf in jax.tree.leaves(items)] == [3, 2, 1]
     assert repr(nnx.Dict(a=1, items=2)) == "Dict({\n  'a': 1,\n  'items': 2\n})"
+
+
+# ------------------------------------------------------------------ the order of a Dict
+
+
+ORDERS = st.permutations("abcd")
+
+
+def made(order):
+    return nnx.Dict({key: nnx.Param(jnp.array(float(ord(key)))) for key in order})
+
+
+def net_of(order):
+    return zoo.Box(layers=made(order))
+
+
+def with_new_item(net):
+    net.layers.aa = nnx.Param(jnp.ones(()))
+
+
+def without_an_item(net):
+    del net.layers.b
+
+
+def with_other_items(net):
+    without_an_item(net)
+    with_new_item(net)
+    net.layers.b = nnx.Param(jnp.zeros(2))
+
+
+READERS = {
+    "split": nnx.split,
+    "state": nnx.state,
+    "clone": nnx.clone,
+    "tree.map": lambda net: jax.tree.map(lambda x: x, net),
+    "jit": nnx.jit(lambda net: None),
+    "grad": nnx.grad(lambda net: net.layers.a[...]),
+    "update": lambda net: nnx.update(net, nnx.state(made("dcba"))),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@given(order=ORDERS)
+def test_the_dict_of_the_caller_keeps_its_order(read, order):
+    net = net_of(order)
+    if read is not READERS["update"]:
+        read(net)
+        read(net)
+    assert [*net.layers] == [*vars(net.layers)][2:] == order
+
+
+@pytest.mark.parametrize("change", [with_new_item, without_an_item, with_other_items])
+@given(order=ORDERS)
+def test_also_when_a_function_changes_its_items(change, order):
+    expected, net = net_of(order), net_of(order)
+    change(expected)
+    nnx.jit(change)(net)
+    assert [*net.layers] == [*expected.layers]
+
+
+@given(order=ORDERS)
+def test_what_is_made_of_it_is_sorted(order):
+    net = net_of(order)
+    for other in (
+        nnx.clone(net),
+        nnx.merge(*nnx.split(net)),
+        jax.tree.map(lambda x: x, net),
+        jax.jit(lambda net: net)(net),
+    ):
+        assert [*other.layers] == sorted(order)
+    assert nnx.graphdef(net) == nnx.graphdef(net_of("abcd"))
+    assert jax.tree.structure(net) == jax.tree.structure(net_of("abcd"))
+
+
+WAYS = {
+    "jit": lambda f, mode: nnx.jit(f, **mode),
+    "grad": lambda f, mode: nnx.value_and_grad(f, **mode),
+    "vmap": lambda f, mode: nnx.vmap(f, in_axes=None, axis_size=2, **mode),
+    "remat": lambda f, mode: nnx.remat(f, **mode),
+    "nested": lambda f, mode: nnx.jit(nnx.value_and_grad(f, **mode), **mode),
+    "jax.jit": lambda f, _: jax.jit(f),
+    "functional": lambda f, _: (
+        lambda net: jax.jit(lambda graphdef, state: f(nnx.merge(graphdef, state)))(
+            *nnx.split(net)
+        )
+    ),
+}
+LOOPS = {
+    "keys": lambda d: [d[key][...] for key in d],
+    "values": lambda d: [x[...] for x in d.values()],
+    "items": lambda d: [x[...] for _, x in d.items()],
+    "dict": lambda d: [x[...] for x in dict(d).values()],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("order", ["abcd", "dbca"])
+def test_a_loop_in_another_order_is_told(way, order, mode):
+    for loop in LOOPS.values():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            WAYS[way](lambda net, loop=loop: sum(loop(net.layers)), mode)(net_of(order))
+        assert bool(caught) is (order == "dbca")
+        for warning in caught:
+            assert warning.category is nnx.errors.OrderWarning
+            assert "here: a, b, c, d\n  as inserted: d, b, c, a" in str(warning.message)
+            assert warning.filename == __file__
+
+
+def test_new_items_of_a_dict_that_is_sorted_come_last_and_are_told():
+    def add(net):
+        with_new_item(net)
+        return sum(x[...] for x in net.layers.values())
+
+    with pytest.warns(nnx.errors.OrderWarning, match="here: a, b, aa"):
+        nnx.jit(add)(net_of("ba"))
+    nnx.jit(add)(net_of("ab"))
+
+
+def test_dicts_made_in_the_function_are_in_order():
+    nnx.jit(lambda: [*made("ba")] == ["b", "a"] and jnp.ones(()))()
+
+
+ORDERLESS = {
+    "len": len,
+    "in": lambda d: "a" in d,
+    "item": lambda d: d["a"],
+    "attribute": lambda d: d.a,
+    "get": lambda d: d.get("z"),
+    "equal": lambda d: d == nnx.clone(d),
+    "set": lambda d: d.update(a=1.0),
+    "repr": repr,
+    "tree": jax.tree.leaves,
+    "state": nnx.state,
+    "modules": lambda d: [*nnx.iter_graph(d)],
+}
+
+
+@pytest.mark.parametrize("use", ORDERLESS.values(), ids=ORDERLESS)
+def test_what_does_not_depend_on_the_order_is_no_matter(use):
+    nnx.jit(lambda d: (use(d), None)[1])(made("dbca"))
+
+
+@pytest.mark.parametrize("other", [{"b": 1, "a": 2}, {"a": 2}, {"a": 1, "c": 1}, {}, 1])
+def test_equality_is_that_of_mappings(other):
+    assert (nnx.Dict(a=2, b=1) == other) is (other == {"a": 2, "b": 1})
+    if isinstance(other, dict):
+        assert (nnx.Dict(other) == nnx.Dict(a=2, b=1)) is (other == {"a": 2, "b": 1})
+
+
+# ------------------------------------------------------- attributes, views, conversions
+
+
+class Leaf(nnx.Module):
+    def __init__(self):
+        self.rate = 0.5
+        self.deterministic = self.decode = False
+        self.weight = nnx.Param(jnp.ones(2))
+        self.array = jnp.zeros(2)
+
+    def set_view(
+        self, deterministic: bool | None = None, *, decode: bool | None = None
+    ):
+        """Configures the leaf.
+
+        Args:
+            deterministic: whether dropout is off,
+                also in the attention.
+            decode (bool): whether to use the cache
+        """
+        self.deterministic = deterministic
+        self.decode = decode
+
+
+class Settings(nnx.Pytree):
+    def set_view(self, **options):
+        self.seen = tuple(sorted(options))
+
+
+def model():
+    return zoo.Box(leaf=Leaf(), norm=zoo.Box(size=1), plain=nnx.data([Leaf()]))
+
+
+def test_modules_have_a_metaclass_and_take_no_arguments():
+    assert type(nnx.Module) is nnx.module.ModuleMeta
+    assert issubclass(nnx.module.ModuleMeta, nnx.pytreelib.PytreeMeta)
+    with pytest.raises(TypeError):
+        nnx.Module(1)
+
+
+# ------------------------------------------------------------------- set_attributes
+
+
+def test_set_attributes_matches_any_of_the_filters():
+    node = nnx.Dict(a=Leaf(), b=Leaf(), c=zoo.Box(rate=0.5))
+    node.set_attributes(nnx.PathContains("b"), zoo.Box, rate=0.1)
+    assert (node.a.rate, node.b.rate, node.c.rate) == (0.5, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "attributes", "missing"),
+    [((zoo.Box,), {"rate": 0.1}, "rate"), ((), {"rate": 0.1, "unknown": 1}, "unknown")],
+    ids=["among the matching modules only", "nothing is set"],
+)
+def test_failed_set_attributes_changes_nothing(filters, attributes, missing):
+    node = model()
+    with pytest.raises(ValueError, match=rf"Could not find.*\['{missing}'\]"):
+        node.set_attributes(*filters, **attributes)
+    assert node.leaf.rate == 0.5
+
+
+def test_set_attributes_refuses_modules_of_other_traces():
+    leaf = Leaf()
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate 'Leaf'"):
+        jax.jit(lambda: leaf.set_attributes(rate=0.1))()
+    assert leaf.rate == 0.5
+
+
+# ----------------------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": True}])
+def test_views_are_copies_that_share_variables_and_arrays(options):
+    node = model()
+    view = nnx.view(node, **options)
+    assert view is not node and view.leaf is not node.leaf
+    assert view.leaf.weight is node.leaf.weight and view.leaf.array is node.leaf.array
+
+
+def test_views_pass_each_node_the_options_it_names():
+    view = nnx.view([Leaf(), Settings()], decode=True, other=1)
+    assert view[0].decode and view[1].seen == ("decode", "other")
+    with pytest.raises(ValueError, match=r"Unused keys .*\['deterministic'\]"):
+        nnx.view(nnx.Rngs(0), deterministic=True)
+
+
+def test_views_and_attributes_are_made_in_both_modes(graph):
+    view = nnx.view({"m": [Leaf()]}, decode=True, graph=graph)
+    changed = nnx.with_attributes([model()], decode=True, graph=graph)
+    assert view["m"][0].decode and changed[0].leaf.decode
+
+
+def test_view_info_lists_each_class_once_by_name_with_its_parameters():
+    expected = """\
+Leaf:
+  deterministic: bool | None = None
+    whether dropout is off,
+    also in the attention.
+  decode: bool | None = None
+    whether to use the cache"""
+    assert nnx.view_info([model(), nnx.Rngs(0)]) == expected
+    lines = nnx.view_info([Settings(), Leaf(), Leaf()]).splitlines()
+    assert [x for x in lines if not x.startswith(" ")] == ["Leaf:", "Settings:"]
+    assert nnx.view_info([Settings(), Leaf()], only=Settings).startswith("Settings:")
+    assert nnx.view_info([nnx.Rngs(0), 1]) == ""
+
+
+def test_view_info_does_without_descriptions():
+    class Undescribed(nnx.Module):
+        def set_view(self, a: int, b: str = "x", *args: int, **kwargs: int):
+            """Says nothing of the first.
+
+            Args:
+                b: the second
+
+            Returns:
+                nothing
+            """
+
+    lines = nnx.view_info(Undescribed()).splitlines()[1:]
+    assert lines == ["  a: <class 'int'>", "  b: <class 'str'> = x", "    the second"]
+
+
+@pytest.mark.peers
+def test_view_info_equals_that_of_a_peer():
+    peer = pytest.importorskip("flax.nnx")
+
+    def set_view(self, a: int | None = None, *, b: "str" = "x", **kwargs) -> None:
+        """Configures.
+
+        Args:
+          a: first line
+            second line
+          b: the other
+        """
+
+    def info(nnx):
+        Documented = type(nnx.Module)("Documented", (nnx.Module,), {})
+        Bare = type(nnx.Module)("Bare", (nnx.Module,), {})
+        Documented.set_view = set_view
+        Bare.set_view = lambda self, a, b=1: None
+        return nnx.view_info([Documented(), Bare()])
+
+    assert info(nnx) == info(peer)
+
+
+# ----------------------------------------------------------------- conversion to refs
+
+
+def test_hijax_variables_are_a_filter():
+    matches = nnx.filterlib.to_predicate(nnx.variablelib.HijaxVariable)
+    variables = nnx.Param(1, hijax=True), nnx.Param(1)
+    assert [matches((), v) for v in variables] == [True, False]
+
+
+def test_cyclic_objects_and_shared_refs_are_converted():
+    node = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    node.self = node
+    converted = nnx.with_vars(node, ref=True)
+    assert converted.self is converted and converted.w.ref
+    converted.bare = ref = converted.w.get_raw_value()
+    arrays = nnx.to_arrays(converted)
+    assert not arrays.w.ref and isinstance(arrays.bare, jax.Array)
+    arrays = nnx.to_arrays({"a": ref, "b": ref}, allow_duplicates=True)
+    assert arrays["a"] is arrays["b"]
+
+
+def test_what_is_no_array_of_jax_stays_or_is_refused():
+    state = {"a": np.ones(2)}
+    assert nnx.to_refs(state)["a"] is state["a"]
+    with pytest.raises(TypeError):
+        nnx.to_refs(nnx.Dict(a=nnx.Param((1.0, 2.0))))
+    converted = nnx.to_refs(nnx.Dict(a=nnx.Cache((1.0,))), only=nnx.Param)
+    assert converted.a.get_value() == (1.0,)
+    v = nnx.Param(jnp.ones(2))
+    with pytest.raises(ValueError, match="allow_duplicates=True"):
+        nnx.with_vars([v, v], ref=True)

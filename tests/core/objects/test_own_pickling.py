@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 HEAD = """
 import threading
@@ -169,8 +169,7 @@ def made(choice, base):
     module = types.ModuleType(f"made_{next(NUMBERS)}")
     vars(module).update(nnx=nnx)
     sys.modules[module.__name__] = module
-    source = HEAD.format(bases=bases, lock=choice["lock"]) + "".join(bodies)
-    exec(source, vars(module))
+    exec(HEAD.format(bases=bases, lock=choice["lock"]) + "".join(bodies), vars(module))
     module.ONE = module.Made()
     return module.Made
 
@@ -253,9 +252,7 @@ def guarded():
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize(
-    "make", [guarded, lambda: LockedList([1, nnx.Param(2.0)]), LockedMetric]
-)
+@tables.cases("make", guarded, lambda: LockedList([1, nnx.Param(2.0)]), LockedMetric)
 def test_what_can_not_be_pickled_is_left_out_and_made_anew(make, way):
     x = make()
     x.lock = threading.Lock()

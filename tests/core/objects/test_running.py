@@ -165,8 +165,7 @@ def test_calls_have_the_path_from_the_outermost_object(in_mode, way):
     use, path = WAYS[way]
     call = functools.partial(net(), use=use)
     names = seen_names(jax.eval_shape, call, jnp.ones((2, 3)))
-    assert names[0] == "Net"
-    assert f"Net{path}" in names
+    assert names[0] == "Net" and f"Net{path}" in names
 
 
 def test_arguments_of_transforms_go_by_their_names(in_mode):
@@ -214,8 +213,7 @@ def test_objects_put_in_place_during_a_call_are_found():
             self.second = Attention().query
             return self.second(x)
 
-    names = seen_names(Lazy(), jnp.ones((1, 3)))
-    assert names == ["Lazy", "Lazy.first", "Lazy.second"]
+    assert seen_names(Lazy(), jnp.ones((1, 3))) == ["Lazy", "Lazy.first", "Lazy.second"]
 
 
 # ---------------------------------------------------------------------- operations
@@ -271,8 +269,7 @@ def test_errors_tell_where_and_what_was_given(way):
     use, path = WAYS[way]
     start = f"at Net{path}, a Linear\n  inputs: float32[2,5]\n"
     note = note_of(net(), jnp.ones((2, 5)), use)
-    assert note.startswith(start)
-    assert "kernel Param float32[3,3]" in note
+    assert note.startswith(start) and "kernel Param float32[3,3]" in note
 
 
 def test_errors_tell_the_innermost_method():
@@ -385,8 +382,7 @@ def test_methods_travel_by_value():
         copied = pickle.loads(cloudpickle.dumps(Local.__call__))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    assert type(copied) is types.FunctionType
-    assert copied(Local(), 1) == 2
+    assert type(copied) is types.FunctionType and copied(Local(), 1) == 2
     Local.__call__ = copied
     assert seen_names(Local(), 1) == ["Local"]
 

@@ -44,6 +44,16 @@ DISTRIBUTIONS = {
     "weibull_min": ((1.0, 2.0, (3,)), {}),
 }
 
+# To compile one of these takes seconds.
+SLOW = """
+    ball beta binomial chisquare dirichlet f gamma generalized_normal loggamma
+    multinomial poisson t
+""".split()
+EACH = [
+    pytest.param(name, marks=pytest.mark.long if name in SLOW else ())
+    for name in DISTRIBUTIONS
+]
+
 # Every initializer with arguments for it.
 WITHOUT_ARGUMENTS = """
     delta_orthogonal glorot_normal glorot_uniform he_uniform kaiming_normal
@@ -66,7 +76,7 @@ def test_all_methods_are_listed_here():
     assert methods == DISTRIBUTIONS.keys() | INITIALIZERS.keys()
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", EACH)
 def test_distribution_samples_with_the_next_key(name):
     args, kwargs = DISTRIBUTIONS[name]
     rngs = nnx.Rngs(7, params=1)
@@ -88,7 +98,7 @@ def test_initializer_draws_a_key_at_each_call(name):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", EACH)
 def test_distribution_gives_the_numbers_of_the_peer(name):
     peer = pytest.importorskip("flax.nnx")
     args, kwargs = DISTRIBUTIONS[name]

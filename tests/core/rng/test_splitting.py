@@ -1,4 +1,4 @@
-"""Splitting, forking and broadcasting all streams inside an object."""
+"""Splitting, forking, saving and reseeding all streams inside an object."""
 
 import contextlib
 import warnings
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import modes, zoo
+from tests import modes, tables, zoo
 from tests.core.rng.keys import counts, data, keys, nth_key, shapes
 
 PLACES = {"place": {}, **modes.VALUES}
 IN_PLACE_OR_NOT = pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
-FUNCTIONS = pytest.mark.parametrize(
-    "function", [lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs]
+FUNCTIONS = tables.cases(
+    "function", lambda *a, **k: nnx.split_rngs(*a, splits=2, **k), nnx.fork_rngs
 )
 
 
@@ -29,13 +29,11 @@ def model():
 
 
 @IN_PLACE_OR_NOT
-@pytest.mark.parametrize(
-    ("given", "size"),
-    [
-        ({"splits": 3}, 3),
-        ({"splits": (2, 3)}, (2, 3)),
-        ({"splits": 1, "squeeze": True}, ()),
-    ],
+@tables.cases(
+    "given, size",
+    ({"splits": 3}, 3),
+    ({"splits": (2, 3)}, (2, 3)),
+    ({"splits": 1, "squeeze": True}, ()),
 )
 def test_split_rngs_gives_split_keys(options, given, size):
     rngs = nnx.Rngs(a=5)
@@ -62,14 +60,12 @@ def test_a_copy_shares_the_other_variables(value_mode):
     assert shapes(node.rngs) == {"params": (), "dropout": ()}
 
 
-@pytest.mark.parametrize(
-    ("split", "filters"),
-    [
-        ("ab", [..., nnx.RngState, ["a", "b"]]),
-        ("a", ["a"]),
-        ("b", [nnx.PathContains("b"), nnx.Not("a")]),
-        ("", [nnx.RngKey, nnx.RngCount, nnx.RngStream, None]),
-    ],
+@tables.cases(
+    "split, filters",
+    ("ab", [..., nnx.RngState, ["a", "b"]]),
+    ("a", ["a"]),
+    ("b", [nnx.PathContains("b"), nnx.Not("a")]),
+    ("", [nnx.RngKey, nnx.RngCount, nnx.RngStream, None]),
 )
 @pytest.mark.parametrize("in_place", [True, False])
 def test_both_variables_must_match(split, filters, in_place):
@@ -215,23 +211,20 @@ def test_fork_rngs_forks_all_streams(value_mode):
 
 
 @IN_PLACE_OR_NOT
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (3, {"a": (3,), "b": (3,)}),
-        ((2, 3), {"a": (2, 3), "b": (2, 3)}),
-        ({"a": 3}, {"a": (3,), "b": ()}),
-        ({"a": 3, nnx.RngState: 2, ...: None}, {"a": (3,), "b": (2,)}),
-        ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
-    ],
+@tables.cases(
+    "split, expected",
+    (3, {"a": (3,), "b": (3,)}),
+    ((2, 3), {"a": (2, 3), "b": (2, 3)}),
+    ({"a": 3}, {"a": (3,), "b": ()}),
+    ({"a": 3, nnx.RngState: 2, ...: None}, {"a": (3,), "b": (2,)}),
+    ({nnx.RngKey: 3, "b": None}, {"a": (), "b": ()}),
 )
 def test_first_match_gives_the_split(options, split, expected):
     rngs = nnx.Rngs(a=0, b=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = nnx.fork_rngs(rngs, split=split, **options)
-    new = result if options else rngs
-    assert shapes(new) == expected
+    assert shapes(result if options else rngs) == expected
     if not options:
         nnx.restore_rngs(result)
         assert keys(rngs) == {"a": [0, 0], "b": [0, 1]}
@@ -271,17 +264,15 @@ def test_with_rngs_does_not_work_in_place(options, args):
         nnx.with_rngs(*args, split=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        ({"split": {"a": 2}, "broadcast": 3, "fork": ...}, {"a": (2,), "b": (3,)}),
-        ({"split": {"a": 2}, "fork": ...}, {"a": (2,), "b": ()}),
-        ({"split": 2, "fork": "a"}, {"a": (2,), "b": (2,)}),
-        ({"split": {"a": 2, ...: 4}, "broadcast": 3}, {"a": (2,), "b": (4,)}),
-        ({"split": {True: 2}, "fork": ["a", "b"]}, {"a": (2,), "b": (2,)}),
-        ({"split": 2, "only": "b"}, {"a": (), "b": (2,)}),
-        ({}, {"a": (), "b": ()}),
-    ],
+@tables.cases(
+    "rules, expected",
+    ({"split": {"a": 2}, "broadcast": 3, "fork": ...}, {"a": (2,), "b": (3,)}),
+    ({"split": {"a": 2}, "fork": ...}, {"a": (2,), "b": ()}),
+    ({"split": 2, "fork": "a"}, {"a": (2,), "b": (2,)}),
+    ({"split": {"a": 2, ...: 4}, "broadcast": 3}, {"a": (2,), "b": (4,)}),
+    ({"split": {True: 2}, "fork": ["a", "b"]}, {"a": (2,), "b": (2,)}),
+    ({"split": 2, "only": "b"}, {"a": (), "b": (2,)}),
+    ({}, {"a": (), "b": ()}),
 )
 def test_split_goes_before_broadcast_before_fork(rules, expected):
     assert shapes(nnx.with_rngs(nnx.Rngs(a=0, b=1), **rules, **modes.TREE)) == expected
@@ -347,3 +338,142 @@ def test_streams_have_the_keys_of_the_peer(name, given, options):
         nnx.restore_rngs(new)
         peer.restore_rngs(peer_new)
     assert_same_streams(ours, theirs)
+
+
+# ----------------------------------------------------------------- saving and reseeding
+
+
+def streams_model(dropout=0, noise=1):
+    """Three streams, two of them named ``dropout``."""
+    rngs = nnx.Rngs(dropout=dropout, noise=noise)
+    first, second = rngs.dropout.fork(), rngs.dropout.fork()
+    return zoo.Box(first=first, second=nnx.List([second]), noise=rngs.noise.fork())
+
+
+def drawn(node):
+    """What the streams inside ``node`` hold: keys and counts, in order."""
+    streams = [x for _, x in nnx.iter_graph(node) if isinstance(x, nnx.RngStream)]
+    return [(data(stream.key), stream.count[...].tolist()) for stream in streams]
+
+
+def test_backup_keys_restores_keys_and_leaves_counts(graph):
+    node = streams_model()
+    before = drawn(node)
+    backups = nnx.rnglib.backup_keys(node, graph=graph)
+    assert [stream.tag for stream, _ in backups] == ["dropout", "noise", "dropout"]
+    nnx.reseed(node, dropout=5, noise=6)
+    node.noise()
+    nnx.restore_rngs(backups)
+    assert [key for key, _ in drawn(node)] == [key for key, _ in before]
+    assert node.noise.count[...] == 1
+
+
+def test_shared_streams_are_backed_up_once_or_refused():
+    stream = nnx.RngStream(0, tag="a")
+    assert len(nnx.rnglib.backup_keys([stream, stream], graph=True)) == 1
+    with pytest.raises(ValueError, match="found at paths"):
+        nnx.rnglib.backup_keys([stream, stream], graph=False)
+
+
+@pytest.mark.parametrize("with_count", [True, False])
+def test_restore_takes_any_tuples(with_count):
+    stream, other = nnx.RngStream(0, tag="a"), nnx.RngStream(1, tag="b")
+    stream()
+    values = (other.key[...], other.count[...])
+    nnx.restore_rngs(iter([(stream, *values[: 1 + with_count])]))
+    assert data(stream.key) == [0, 1]
+    assert stream.count[...] == (0 if with_count else 1)
+
+
+def test_backups_are_a_pytree():
+    copied = jax.tree.map(lambda leaf: leaf, nnx.split_rngs(nnx.Rngs(0), splits=2))
+    assert type(copied) is nnx.rnglib.SplitBackups
+    [(stream, key, count)] = copied
+    assert (stream.key.shape, key.shape, count) == ((2,), (), 1)
+
+
+# ---------------------------------------------------------------------------- reseed
+
+
+def test_reseed_repeats_what_a_model_built_with_the_seed_holds(graph):
+    node = streams_model(dropout=0, noise=1)
+    node.first(), node.noise()
+    assert nnx.reseed(node, graph=graph, dropout=42, noise=43) is None
+    assert drawn(node) == drawn(streams_model(dropout=42, noise=43))
+
+
+def test_reseed_draws_one_key_per_stream_and_leaves_other_names_alone():
+    node = streams_model()
+    node.noise()
+    before = drawn(node)
+    nnx.reseed(node, default=3, unknown=4)
+    assert drawn(node) == before
+    nnx.reseed(node, dropout=jax.random.key(7))
+    keys = [data(stream.key) for stream in (node.first, node.second[0])]
+    assert keys == [data(nth_key(7, 0)), data(nth_key(7, 1))]
+    assert drawn(node)[1] == before[1]
+
+
+def test_reseed_goes_by_the_tag_of_the_key_and_keeps_variables():
+    rngs = nnx.Rngs(0)
+    rngs.extra = extra = nnx.RngStream(1, tag="dropout")
+    key, count = extra.key, extra.count
+    nnx.reseed(rngs, dropout=5)
+    assert data(extra.key) == data(nth_key(5, 0)) and data(rngs.default.key) == [0, 0]
+    assert extra.key is key and extra.count is count
+
+
+def test_reseed_of_an_array_of_keys_needs_a_policy():
+    rngs = nnx.Rngs(a=0, b=1)
+    node = [rngs.a, rngs.split(3).a]
+    before = drawn(node)
+    with pytest.raises(ValueError, match=r"path \(1,\).*shape \(3,\)") as error:
+        nnx.reseed(node, a=5)
+    assert "policy='match_shape'" in str(error.value) and drawn(node) == before
+
+
+def test_match_shape_splits_the_new_key():
+    rngs = nnx.Rngs(a=0)
+    node = [rngs, rngs.split((2, 3))]
+    nnx.reseed(node, policy="match_shape", a=5)
+    assert data(node[0].a.key) == data(nth_key(5, 0))
+    assert data(node[1].a.key) == data(jax.random.split(nth_key(5, 1), (2, 3)))
+    assert node[1].a.count[...].tolist() == [[0] * 3] * 2
+
+
+def test_a_function_makes_the_new_key():
+    calls = []
+
+    def policy(path, key, shape):
+        calls.append((path, data(key), shape))
+        return jax.random.split(key, 4)
+
+    rngs = nnx.Rngs(a=0).split(3)
+    nnx.reseed(rngs, policy=policy, a=5)
+    assert calls == [(("a",), data(nth_key(5, 0)), (3,))]
+    assert rngs.a.key.shape == rngs.a.count.shape == (4,)
+
+
+def test_unknown_policy_and_seed_are_refused():
+    with pytest.raises(ValueError, match="policy must be"):
+        nnx.reseed(nnx.Rngs(0), policy="other", default=0)
+    with pytest.raises(ValueError, match="Invalid rng value"):
+        nnx.reseed(nnx.Rngs(0), default="seed")
+
+
+def test_reseed_of_another_trace_is_refused():
+    node = streams_model()
+    before = drawn(node)
+    with pytest.raises(nnx.errors.TraceContextError):
+        jax.jit(lambda: nnx.reseed(node, dropout=1))()
+    assert drawn(node) == before
+
+
+@pytest.mark.peers
+def test_reseed_gives_the_keys_of_the_peer():
+    peer = pytest.importorskip("flax.nnx")
+    ours, theirs = nnx.Rngs(0, a=1).split(3), peer.Rngs(0, a=1).split(3)
+    nnx.reseed(ours, a=5, default=6, policy="match_shape")
+    peer.reseed(theirs, a=5, default=6, policy="match_shape")
+    assert data(ours.a.key) == data(theirs.a.key)
+    assert data(ours.default.key) == data(theirs.default.key)

@@ -1,7 +1,9 @@
-"""Streams of random keys, and sets of them."""
+"""Streams of random keys, and sets of them; threads that draw from one."""
 
 import copy
+import functools
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 import graftree as nnx
+from tests import tables
 from tests.core.rng.keys import counts, data, keys, nth_key, shapes
+from tests.threads import run_in_threads
 
 # ------------------------------------------------------------------------- variables
 
@@ -52,8 +56,8 @@ def test_a_typed_key_is_kept_as_it_is(implementation):
     assert nnx.Rngs(key).default.key.get_raw_value() is key
 
 
-@pytest.mark.parametrize(
-    "value", [1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])]
+@tables.cases(
+    "value", 1.0, "seed", None, [1], np.array([0, 1], np.uint32), jnp.array([1, 2])
 )
 def test_anything_else_is_refused(value):
     with pytest.raises(ValueError, match="Invalid rng value") as error:
@@ -204,9 +208,7 @@ def test_no_default_stream():
         rngs()
 
 
-@pytest.mark.parametrize(
-    ("rngs", "has"), [(nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'")]
-)
+@tables.cases("rngs, has", (nnx.Rngs(), "no streams"), (nnx.Rngs(b=0, a=1), "'b', 'a'"))
 def test_a_missing_stream_is_told_with_those_there_are(rngs, has):
     # Issue 12: it said no more than that.
     with pytest.raises(AttributeError, match="named 'params' found") as caught:
@@ -264,9 +266,7 @@ def test_first_filter_that_matches_the_stream_gives_the_size():
     assert shapes(nnx.Rngs(a=1).split({nnx.PathContains("a"): 2})) == {"a": ()}
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}, {}, None]
-)
+@tables.cases("sizes", {"b": 2}, {"a": None, "b": 2}, {"b": 2, ...: None}, {}, None)
 @pytest.mark.parametrize("method", ["split", "broadcast"])
 def test_other_streams_are_copied_with_their_count(method, sizes):
     rngs = nnx.Rngs(a=0, b=1)
@@ -320,3 +320,80 @@ def test_an_abstract_stream_says_how_to_make_its_keys():
         model(jnp.ones(2))
     nnx.reseed(model, dropout=0)
     assert model(jnp.ones(2)).shape == (2,)
+
+
+# ------------------------------------------------------------------------------ threads
+
+
+THREADS, DRAWS = 4, 50
+
+
+@pytest.fixture(autouse=True)
+def eager_switches():
+    """Threads take turns after almost each instruction."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+# Each draws one key of the stream `default`; what it gives tells which.
+WAYS = {
+    "stream": lambda rngs: rngs.default(),
+    "rngs": lambda rngs: rngs(),
+    "other name": lambda rngs: rngs.params(),
+    "fork": lambda rngs: rngs.fork().default.key[...],
+    "fork of a stream": lambda rngs: rngs["x"].fork().key[...],
+    "split": lambda rngs: rngs.split(2).default.key[...][1],
+    "broadcast": lambda rngs: rngs.default.broadcast(2).key[...][1],
+    "distribution": lambda rngs: rngs.bits((2,)),
+    "initializer": lambda rngs: rngs.params.lecun_normal()((2, 3)),
+    "layer": lambda rngs: nnx.Linear(1, 2, use_bias=False, rngs=rngs).kernel[...],
+}
+
+
+def drawn_in_threads(rngs, ways):
+    found = []
+
+    def draw(way):
+        found.extend([WAYS[way](rngs) for _ in range(DRAWS)])
+
+    run_in_threads(*[functools.partial(draw, way) for way in ways])
+    return found
+
+
+def as_text(drawn):
+    is_key = jax.numpy.issubdtype(drawn.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_data(drawn) if is_key else drawn)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_draws_of_one_kind_differ_and_all_count(way):
+    rngs = nnx.Rngs(0)
+    drawn = drawn_in_threads(rngs, [way] * THREADS)
+    assert len({*map(as_text, drawn)}) == THREADS * DRAWS
+    assert int(rngs.default.count[...]) == THREADS * DRAWS
+
+
+@pytest.mark.parametrize("ref", [False, True])
+def test_draws_are_those_of_one_thread_in_some_order(ref):
+    with nnx.var_defaults(ref=ref):
+        rngs, alone = nnx.Rngs(0), nnx.Rngs(0)
+    ways = ["stream", "rngs", "fork", "other name"]
+    drawn = drawn_in_threads(rngs, ways)
+    expected = [alone() for _ in range(len(ways) * DRAWS)]
+    assert {*map(as_text, drawn)} == {*map(as_text, expected)}
+
+
+def test_streams_changed_in_place_are_changed_between_two_draws():
+    rngs, drawn = nnx.Rngs(0), []
+
+    def reseed():
+        for seed in range(DRAWS):
+            nnx.reseed(rngs, default=seed + 1)
+
+    def draw():
+        drawn.extend(rngs() for _ in range(DRAWS))
+
+    run_in_threads(reseed, draw)
+    assert len({*map(as_text, drawn)}) == DRAWS

@@ -34,8 +34,7 @@ def mapped(cls, size=3, **options):
 def scanned(cls, length):
     """Linen Modules one after the other."""
     axes = {"params": 0, "batch_stats": 0}
-    keys = {"params": True}
-    return nn.scan(cls, variable_axes=axes, split_rngs=keys, length=length)
+    return nn.scan(cls, variable_axes=axes, split_rngs={"params": True}, length=length)
 
 
 def on_devices(*names):

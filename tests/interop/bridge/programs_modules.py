@@ -271,8 +271,7 @@ def seen_from_inside(nnx):
 
 
 def unbound(nnx):
-    Dense = dense(nnx)
-    model = Dense(2)
+    model = dense(nnx)(2)
     uses = [
         lambda: model(X),
         lambda: model.param("a", nn.initializers.ones, (2,)),
@@ -396,8 +395,7 @@ def nnx_in_it_draws(nnx):
 
     @compact(nnx)
     def Net(self, x):
-        layer = nnx.bridge.nnx_in_bridge_mdl(Layer)
-        return layer(x), self.make_rng("dropout")
+        return nnx.bridge.nnx_in_bridge_mdl(Layer)(x), self.make_rng("dropout")
 
     v = Net().init({"params": 7, "dropout": 8}, X)
     return v, [Net().apply(v, X, rngs=seed) for seed in (9, 10)]

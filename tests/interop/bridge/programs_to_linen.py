@@ -200,8 +200,7 @@ def containers_and_sharing(nnx):
 def linen_in_it(nnx):
     class Inner(nnx.Module):
         def __init__(self, rngs):
-            dense = nnx.bridge.ToNNX(nn.Dense(4), rngs)
-            self.dense = dense.lazy_init(jnp.ones((1, 3)))
+            self.dense = nnx.bridge.ToNNX(nn.Dense(4), rngs).lazy_init(jnp.ones((1, 3)))
             norm = nnx.bridge.ToNNX(nn.BatchNorm(use_running_average=False), rngs)
             self.norm = norm.lazy_init(jnp.ones((1, 4)))
 
@@ -414,8 +413,7 @@ def linen_vmap(nnx):
     def Stack(self, x, train=False):
         return mapped(nnx.bridge.ToLinen)(net(nnx), args=(3, 4))(x)
 
-    mutable = ["batch_stats", "Variable"]
-    return run(Stack(), X, keys=KEYS, mutable=mutable, rngs=KEYS)
+    return run(Stack(), X, keys=KEYS, mutable=["batch_stats", "Variable"], rngs=KEYS)
 
 
 def linen_scan(nnx):

@@ -103,8 +103,7 @@ def initialized_twice(nnx):
 
 def not_mutable(nnx):
     model = block(nnx)
-    error = catch(model, X, train=True)
-    return error, counts(model), everything(nnx, model)
+    return catch(model, X, train=True), counts(model), everything(nnx, model)
 
 
 def not_initialized(nnx):
@@ -319,8 +318,7 @@ def under_remat(nnx):
 
 
 def split_and_merged(nnx):
-    model = filled(nnx)
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    graphdef, params, rest = nnx.split(filled(nnx), nnx.Param, ...)
     merged = nnx.merge(graphdef, params, rest)
     return merged(X), everything(nnx, merged)
 

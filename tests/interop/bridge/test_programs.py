@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-EVERY = 3  # in `make test`; the rest is in `make test-all`
+EVERY = 6  # in `make test`; the rest is in `make test-all`
 PROGRAMS = [
     pytest.param(
         program,

@@ -204,8 +204,7 @@ def state_dict_cases(flax):
     pair = {"n": Pair(1, 2)}
     older = {"name": "Pair", "fields": {"0": "first", "1": "second"}}
     older["values"] = {"0": 5, "1": 6}
-    adam = optax.adam(1e-3)
-    moments = adam.init({"w": jnp.ones(2)})
+    moments = optax.adam(1e-3).init({"w": jnp.ones(2)})
     back, to = ser.from_state_dict, ser.to_state_dict
     return {
         "containers": to({"a": [1, (2, 3)], "n": Pair(1, jnp.ones(2)), "x": None}),

@@ -37,8 +37,7 @@ OURS = {"configurations", "metrics.tensorboard"}  # the latter needs TensorFlow 
 
 def test_every_name_of_the_table_exists():
     assert len(LISTED) > 100
-    missing = [x for x in LISTED if not hasattr(flax_names.beside(x[0]), x[1])]
-    assert missing == []
+    assert [x for x in LISTED if not hasattr(flax_names.beside(x[0]), x[1])] == []
 
 
 @pytest.mark.peers
@@ -56,8 +55,7 @@ def test_modules_are_always_the_same_and_packages_have_what_is_below_them():
     assert "flax.struct" not in sys.modules or sys.modules["flax.struct"].__file__
     core = flax_names.beside("core")
     assert core.meta is flax_names.beside("core.meta")
-    assert core.FrozenDict is core.frozen_dict.FrozenDict
-    assert core.__path__ == []
+    assert core.FrozenDict is core.frozen_dict.FrozenDict and core.__path__ == []
     assert flax_names.has_beside("training") and flax_names.has_beside("metrics")
     assert {"meta", "spmd", "freeze"} <= set(dir(core))
     assert flax_names.beside("errors") is nnx.errors
@@ -118,8 +116,7 @@ def test_results_are_those_of_flax(group):
         for name in theirs
         if text(ours[name]) != text(theirs[name])
     }
-    assert different == {}
-    assert len(theirs) > 5
+    assert different == {} and len(theirs) > 5
 
 
 # ------------------------------------------------------------------- states and bytes
@@ -186,8 +183,7 @@ def test_without_msgpack_the_error_names_it(monkeypatch):
 
 
 def test_a_state_goes_to_bytes_and_back():
-    model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu)
-    state = nnx.state(model)
+    state = nnx.state(nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu))
     zeros = jax.tree.map(jnp.zeros_like, state)
     restored = serialization.from_bytes(zeros, serialization.to_bytes(state))
     assert isinstance(restored["layers"][0]["kernel"], nnx.Param)
@@ -230,8 +226,7 @@ def install(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
 
     def install(name, **content):
-        package = types.SimpleNamespace(**content)
-        monkeypatch.setitem(sys.modules, name, package)
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**content))
 
     return install
 

@@ -208,5 +208,4 @@ def test_contexts_end_with_exceptions_and_are_equal_and_static_for_jax():
     with pytest.raises(ValueError):
         nnx.current_update_context("test")
     with nnx.update_context("a") as a, nnx.update_context("b") as b:
-        assert a == b and hash(a) == hash(b)
-        assert jax.tree.leaves(a) == []
+        assert a == b and hash(a) == hash(b) and jax.tree.leaves(a) == []

@@ -99,8 +99,7 @@ def test_objects_become_node_states_with_one_numbering(lib, graph):
     m = make(lib)
     with lib.set_graph_mode(graph):
         first, again, inner, plain = lib.to_tree((m, {"a": m}, m.inner, [1, None]))
-    assert plain == [1, None]
-    assert first.state["w"] is m.w
+    assert plain == [1, None] and first.state["w"] is m.w
     for node in (again["a"], inner):
         assert isinstance(node.graphdef.nodes[0], lib.graphlib.NodeRef)
         assert isinstance(node.state, lib.State) and len(node.state) == 0
@@ -273,8 +272,7 @@ def test_the_originals_come_back_updated(lib, transform):
 
 def make_with_refs(lib):
     raw = jax.new_ref(0.0)
-    w = lib.Param(jnp.zeros(2), ref=True, tag="old")
-    return lib.Dict(w=w, raw=raw, same=raw)
+    return lib.Dict(w=lib.Param(jnp.zeros(2), ref=True, tag="old"), raw=raw, same=raw)
 
 
 def change_refs(lib, m):

@@ -324,8 +324,7 @@ def test_copies_made_in_a_trace_are_not_kept():
     net.eval()
     expected = cached(jnp.ones(2))
     net.scale = 2.0
-    inside = jax.jit(lambda x: cached(x))(jnp.ones(2))
-    assert jnp.array_equal(inside, 2 * expected)
+    assert jnp.array_equal(jax.jit(lambda x: cached(x))(jnp.ones(2)), 2 * expected)
     net.train()
     cached(jnp.ones(2))  # draws, which only the owner of the streams may
 

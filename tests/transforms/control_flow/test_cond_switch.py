@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 
 BOTH = pytest.mark.parametrize("name", ["cond", "switch"])
 NUMBERS = pytest.mark.parametrize("number", [0, 1])
@@ -31,9 +31,7 @@ def nothing(x):
 # --------------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize(
-    "pred", [True, 1, 1.5, np.bool_(True), np.array(True), jnp.array(True)]
-)
+@tables.cases("pred", True, 1, 1.5, np.bool_(True), np.array(True), jnp.array(True))
 def test_pred_is_anything_that_is_true(mode, pred):
     def first(pred):
         return nnx.cond(pred, lambda: 1.0, lambda: 2.0, **mode)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import graftree as nnx
-from tests import zoo
+from tests import tables, zoo
 from tests.meshes import mesh_of
 
 LAYERS = {nnx.PARTITION_NAME: "layers"}
@@ -48,13 +48,11 @@ class Recorder(nnx.Param):
 
 
 @pytest.mark.parametrize("transform", [nnx.vmap, nnx.pmap, nnx.scan])
-@pytest.mark.parametrize(
-    ("axis", "names", "shape"),
-    [
-        (1, ("features", "layers"), (2, 3)),
-        (-1, ("features", "layers"), (2, 3)),
-        (-2, ("layers", "features"), (3, 2)),
-    ],
+@tables.cases(
+    "axis, names, shape",
+    (1, ("features", "layers"), (2, 3)),
+    (-1, ("features", "layers"), (2, 3)),
+    (-2, ("layers", "features"), (3, 2)),
 )
 def test_new_variables_get_the_name_at_the_axis(mode, transform, axis, names, shape):
     axes = {"in_axes": 0, "out_axes": axis}
@@ -68,12 +66,10 @@ def test_new_variables_get_the_name_at_the_axis(mode, transform, axis, names, sh
     assert (stack.out_sharding, stack.shape) == (names, shape)
 
 
-@pytest.mark.parametrize(
-    ("names", "metadata", "expected", "nickname"),
-    [
-        (("a",), {}, ("a", None, "layers"), None),
-        (("a", "b"), {"nickname": ("n",)}, ("a", "b", "layers"), ("n", None, "nick")),
-    ],
+@tables.cases(
+    "names, metadata, expected, nickname",
+    (("a",), {}, ("a", None, "layers"), None),
+    (("a", "b"), {"nickname": ("n",)}, ("a", "b", "layers"), ("n", None, "nick")),
     ids=["short", "other tuples"],
 )
 def test_annotations_get_their_names(mode, names, metadata, expected, nickname):

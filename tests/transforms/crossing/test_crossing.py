@@ -1,9 +1,12 @@
-"""What crosses into a trace and back, where the contract's tables say nothing.
+"""What crosses into a trace and back: refs, arguments, threads; beyond the contract.
 
 What each transform lets through in each mode is in `tests/contract/test_transforms`.
 """
 
 import functools
+import gc
+import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +15,11 @@ import pytest
 
 import graftree as nnx
 from graftree import config, errors
-from tests import modes, zoo
+from tests import modes, tables, zoo
 from tests.contract.test_transforms.matrix import MESH, SPEC, cases
+from tests.static_values import Tag
+from tests.threads import run_in_threads
+from tests.transforms.crossing.test_repeated_calls import EACH
 
 
 def test_modes_are_two_booleans():
@@ -215,13 +221,11 @@ def test_objects_that_are_built_as_before_hide_no_change_in_others(name, swapped
     assert (kernel is ours[0].layer.kernel) == (name != "an alias")
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "transform",
-    [
-        lambda f, **mode: nnx.grad(f, argnums=1, **mode),
-        lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
-        nnx.jit,
-    ],
+    lambda f, **mode: nnx.grad(f, argnums=1, **mode),
+    lambda f, **mode: nnx.vmap(f, in_axes=(None, None), axis_size=2, **mode),
+    nnx.jit,
     ids=["grad", "vmap", "jit"],
 )
 def test_writes_reach_no_numpy_array_of_the_caller(transform, mode):
@@ -237,3 +241,298 @@ def test_writes_reach_no_numpy_array_of_the_caller(transform, mode):
     transform(count, **mode)(box, 1.0)
     assert box.count[...].tolist() == [1.0, 1.0]
     assert given.tolist() == [0.0, 0.0]
+
+
+# --------------------------------------------------------------------------------- refs
+
+
+def ref_param(value):
+    return nnx.Param(jnp.array(value), ref=True)
+
+
+def test_rematerialized_writes_are_done_once(mode):
+    @nnx.remat(**mode)
+    def f(x, v):
+        v[...] += jax.lax.stop_gradient(x)
+        return jnp.sin(x) * jax.lax.stop_gradient(v[...])
+
+    v = ref_param(0.0)
+    np.testing.assert_allclose(nnx.grad(f, **mode)(2.0, v), 2 * np.cos(2.0), rtol=1e-6)
+    assert v[...] == 2
+    jax.jit(jax.grad(f))(2.0, v)
+    assert v[...] == 4
+
+
+def test_gradients_pass_through_refs_that_are_differentiated(mode):
+    @nnx.remat(**mode)
+    def double(v):
+        v[...] = 2 * v[...]
+
+    def square(x):
+        v = nnx.Variable(x, ref=True)
+        double(v)
+        return v[...] ** 2
+
+    np.testing.assert_allclose(jax.grad(square)(3.0), 8 * 3.0)
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "vjp"])
+def test_refs_have_no_gradient(name):
+    model, refused = zoo.Box(w=ref_param(0.0)), "Ref-typed argument: "
+    with pytest.raises(TypeError, match=refused + r"(args|primals)\[0\]\.w") as error:
+        if name == "vjp":
+            nnx.vjp(lambda m: m.w.sum(), model, graph=False)
+        else:
+            getattr(nnx, name)(lambda m: m.w.sum())(model)
+    assert f"nnx.{name}" in str(error.value) and "nnx.to_arrays" in str(error.value)
+
+
+def test_tangents_of_refs_are_in_other_refs(value_mode):
+    v, tangent = ref_param(3.0), ref_param(1.0)
+
+    def f(v):
+        v[...] = v[...] ** 2
+        return v[...]
+
+    with pytest.raises(ValueError, match="as the tangent of primals"):
+        nnx.jvp(f, (v,), (v,), **value_mode)
+    assert v[...] == 3
+    y, dy = nnx.jvp(f, (v,), (tangent,), **value_mode)
+    assert (y, dy) == (9, 6) and v[...] == 9
+
+
+def test_a_write_to_a_broadcast_ref_in_vmap_is_told_with_its_path():
+    """Issue 12, §12; other errors have no such hint."""
+
+    def write(m, x):
+        m.inner.w[...] += x
+
+    def fails(m, x):
+        raise KeyError("stop")
+
+    model = zoo.Box(inner=zoo.Box(w=ref_param(0.0)))
+    with pytest.raises(ValueError, match="array ref that is not mapped") as caught:
+        nnx.vmap(write, in_axes=(None, 0))(model, jnp.ones(3))
+    message = str(caught.value)
+    assert "args[0].inner.w" in message and "nnx.to_arrays" in message
+    with pytest.raises(KeyError) as caught:
+        nnx.vmap(fails, in_axes=(None, 0))(model, jnp.ones(3))
+    assert not any("ref" in note for note in getattr(caught.value, "__notes__", []))
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+def f(a, b, /, c, *, d=0):
+    """A function with arguments of all kinds; gives the names of those that aren't."""
+    return [isinstance(x, int) for x in (a, b, c, d)]
+
+
+def g(*args, **kwargs):
+    """A function whose signature tells nothing."""
+    return [isinstance(x, int) for x in (*args, *kwargs.values())]
+
+
+STATIC = {
+    "none": (f, {}, ""),
+    "position": (f, {"static_argnums": 0}, "a"),
+    "name": (f, {"static_argnames": "c"}, "c"),
+    "names": (f, {"static_argnames": ["c", "d"]}, "cd"),
+    "position of a name": (f, {"static_argnums": 2}, "c"),
+    "position and name": (f, {"static_argnums": 0, "static_argnames": "d"}, "ad"),
+    "no signature": (g, {"static_argnums": 0, "static_argnames": "d"}, "ad"),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_arguments_are_found_however_they_are_passed(name, mode):
+    function, options, expected = STATIC[name]
+    static = []
+
+    @functools.wraps(function)
+    def note(*args, **kwargs):
+        static.append(function(*args, **kwargs))
+
+    step = nnx.jit(note, **options, **mode)
+    step(1, 2, 3, d=4)
+    step(1, 2, c=3, d=4)
+    assert static == [[x in expected for x in "abcd"]] * 2
+
+
+def test_positions_may_count_from_the_end(mode):
+    static = []
+    step = nnx.jit(
+        lambda a, b, c: static.append(f(a, b, c)), static_argnums=(0, -1), **mode
+    )
+    step(1, 2, 3)
+    assert static == [[True, False, True, True]]
+
+
+INTERSECT = r"static_arg(nums|names) and donate_arg\1 cannot intersect"
+REFUSED = [
+    (f, {"donate_argnums": 3}, r"f has donate_argnums=\(3,\), but only accepts 3 posi"),
+    (f, {"donate_argnums": -4}, r"f has donate_argnums=\(-4,\), but only accepts 3"),
+    (f, {"static_argnums": 3}, r"f has static_argnums=\(3,\), but only accepts 3 posi"),
+    (f, {"static_argnames": ("c", "x")}, r"invalid argnames \['x'\] in static_argn"),
+    (g, {"static_argnums": (0, 1), "donate_argnums": 1}, INTERSECT),
+    (g, {"static_argnames": "x", "donate_argnames": ("x", "y")}, INTERSECT),
+    (f, {"static_argnums": 2, "donate_argnames": "c"}, "cannot intersect"),
+]
+
+
+@pytest.mark.parametrize(("function", "options", "message"), REFUSED)
+def test_wrong_positions_and_names_are_refused(function, options, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.jit(function, **options)
+
+
+def test_positions_beyond_a_call_are_skipped_and_none_is_before_the_first():
+    step = nnx.jit(lambda *args: len(args), static_argnums=(0, -1, 7))
+    assert step(1, jnp.ones(1), 3) == 3
+    with pytest.raises(ValueError, match="1 positional"):
+        nnx.jit(lambda *args: None, static_argnums=-2)(1.0)
+
+
+def test_static_values_must_be_hashable():
+    with pytest.raises(ValueError, match=r"(?s)hashable.*nnx\.jit.*argument 0.*list"):
+        nnx.jit(lambda x: None, static_argnums=0)([])
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def named(net, x, *rest, train=False, **others):
+    return 1
+
+
+@functools.wraps(named)
+def wrapper(*args, **kwargs):
+    return 1
+
+
+class Callable:
+    def method(self, a, *, b):
+        return 1
+
+    def __call__(self, q, /):
+        return 1
+
+
+def names(function, *args, kwargs=(), **options):
+    """What JAX calls the inputs of a compiled function."""
+    traced = nnx.jit(function, **options).trace(*args, **dict(kwargs))
+    return " ".join(traced.jaxpr.jaxpr.debug_info.arg_names)
+
+
+@tables.cases(
+    "function, args, kwargs, expected",
+    (named, (1, 2), {}, "net x"),
+    (named, (1, 2, 3, {"k": 4}), {}, "net x rest[0] rest[1]['k']"),
+    (named, (1,), {"train": True, "x": 2, "z": 3}, "net train x others['z']"),
+    (wrapper, (1, 2), {}, "net x"),
+    (functools.partial(named, 1), (2,), {}, "x"),
+    (Callable.method, (0, 1), {"b": 2}, "self a b"),
+    (Callable().method, (1,), {"b": 2}, "a b"),
+    (Callable(), (1,), {}, "q"),
+    (dict, ({"a": 1},), {"b": [2]}, "args[0]['a'] kwargs['b'][0]"),
+    (named, ({"k": nnx.List([zoo.Scale()])},), {"x": 1}, "net['k'][0].w x"),
+)
+def test_arguments_are_called_as_in_the_function(function, args, kwargs, expected):
+    assert names(function, *args, kwargs=kwargs) == expected
+
+
+def test_static_arguments_have_positions_but_no_names():
+    options = {"static_argnums": 0, "static_argnames": "train"}
+    kwargs = {"z": 4, "train": True}
+    assert names(named, 1, 2, 3, kwargs=kwargs, **options) == "x rest[0] others['z']"
+
+
+def test_names_do_not_keep_the_function_alive():
+    kept = jnp.zeros(3)
+    function = functools.partial(lambda a, b: (a, b, kept), 1)
+    step = nnx.jit(function)
+    step(2)
+    alive = weakref.ref(function)
+    del function, step
+    gc.collect()
+    assert alive() is None
+
+
+# ------------------------------------------------------------------------------ threads
+
+
+def in_threads(work, *arguments):
+    """Does some work in one thread for each argument."""
+    run_in_threads(*[lambda x=x: work(x) for x in arguments])
+
+
+def multiply(model):
+    model.w[...] *= model.factor
+    return model.w[...]
+
+
+@EACH
+def test_threads_may_share_a_function(transform, mode):
+    call = transform(multiply, **mode)
+
+    def work(model):
+        for model.factor in (1, 2, 3, 1, 2):
+            call(model)
+            call(model)
+
+    models = [zoo.Scale(1.0) for _ in range(4)]
+    in_threads(work, *models)
+    assert [float(m.w) for m in models] == 4 * [144.0]
+
+
+def test_threads_may_share_a_function_of_states(mode):
+    step = nnx.jit(lambda state: jax.tree.map(lambda x: x * 0.5, state), **mode)
+
+    def work(start):
+        state = nnx.State({"a": nnx.Param(jnp.array(start))})
+        for _ in range(20):
+            state = step(state)
+        assert state["a"] == start * 0.5**20
+
+    in_threads(work, 1.0, 2.0, 3.0, 4.0)
+
+
+def test_threads_may_share_a_model(mode):
+    total, model = nnx.jit(lambda model, x: model.w + x, **mode), zoo.Scale()
+
+    def work(offset):
+        for x in range(offset, offset + 30):
+            assert float(total(model, x)) == 2 + x
+
+    in_threads(work, 0, 100, 200, 300)
+
+
+def test_a_model_that_another_thread_switches_is_in_one_mode_or_the_other(mode):
+    step, model, done = nnx.jit(lambda m: m.w * m.flag, **mode), zoo.Scale(), []
+    model.flag = 0
+
+    def switch():
+        for count in range(200):
+            model.flag = count % 2
+        done.append(1)
+
+    def call():
+        while not done:
+            assert float(step(model)) in (0, 2)
+
+    run_in_threads(switch, call, call)
+    for model.flag in (0, 1, 0):
+        assert float(step(model)) == 2 * model.flag
+
+
+def test_threads_that_come_at_once_with_equal_structures_trace_once(mode):
+    traces, start = [], threading.Barrier(4)
+    step = nnx.jit(lambda model: traces.append(1) or model.w * 2, **mode)
+
+    def come(model):
+        start.wait()
+        assert step(model) == 4
+
+    equal = [zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag("a")) for _ in range(4)]
+    in_threads(come, *equal)
+    assert len(traces) == 1

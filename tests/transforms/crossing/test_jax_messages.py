@@ -277,8 +277,7 @@ def test_leaked_tracers_name_the_function():
 
 
 def test_lowered_programs_name_arguments_and_outputs():
-    lowered = nnx.jit(lambda net, x: (x, [x])).lower(*make())
-    text = lowered.as_text(debug_info=True)
+    text = nnx.jit(lambda net, x: (x, [x])).lower(*make()).as_text(debug_info=True)
     assert 'loc("x")' in text and 'jax.result_info = "result[1][0]"' in text
 
 

@@ -114,8 +114,7 @@ def test_the_first_filter_of_state_axes_counts():
 
 def test_state_axes_of_a_state_are_exact_paths():
     axes = nnx.StateAxes(nnx.State({"a": 0, "b": None}))
-    y = nnx.vmap(lambda foo: foo.a * foo.b, in_axes=(axes,))(make())
-    assert y.shape == (4, 4)
+    assert nnx.vmap(lambda foo: foo.a * foo.b, in_axes=(axes,))(make()).shape == (4, 4)
     with pytest.raises(ValueError, match="No axis found for"):
         axes.map_prefix(("c",), nnx.Param(0))
 
@@ -190,8 +189,7 @@ def test_a_leaf_without_a_filter_is_named(graph):
     ids=["model", "shapes", "eval_shape"],
 )
 def test_made_prefixes_are_axes(value_mode, like):
-    axes = {**BY_KIND, ...: None}
-    prefix = nnx.prefix((like(), X3), axes, graph=value_mode["graph"])
+    prefix = nnx.prefix((like(), X3), {**BY_KIND, ...: None}, graph=value_mode["graph"])
     foo = make()
     y = nnx.vmap(product, in_axes=prefix, **value_mode)(foo, 1.0)
     np.testing.assert_array_equal(y, PRODUCT)

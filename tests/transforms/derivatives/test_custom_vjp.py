@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from tests import comparisons, zoo
+from tests import comparisons, tables, zoo
 from tests.modes import GRAPH, GRAPH_UPDATES
 
 
@@ -63,23 +63,20 @@ def gradient(f, mode):
 # ------------------------------------------------------- updates, under all transforms
 
 
-@pytest.mark.parametrize(
+@tables.cases(
     "wrap",
-    [
-        lambda f, mode: gradient(f, mode),
-        lambda f, mode: nnx.jit(gradient(f, mode), **mode),
-        lambda f, mode: gradient(nnx.jit(f, **mode), mode),
-        lambda f, mode: gradient(nnx.remat(f, **mode), mode),
-        lambda f, mode: nnx.jit(gradient(nnx.remat(f, **mode), mode), **mode),
-    ],
+    lambda f, mode: gradient(f, mode),
+    lambda f, mode: nnx.jit(gradient(f, mode), **mode),
+    lambda f, mode: gradient(nnx.jit(f, **mode), mode),
+    lambda f, mode: gradient(nnx.remat(f, **mode), mode),
+    lambda f, mode: nnx.jit(gradient(nnx.remat(f, **mode), mode), **mode),
     ids=["grad", "jit-grad", "grad-jit", "grad-remat", "jit-grad-remat"],
 )
 def test_updates_propagate_exactly_once(mode, wrap):
     model = counted()
     slope = wrap(sine(mode), mode)(model)
     np.testing.assert_allclose(slope, 10 * np.cos(2.0), rtol=1e-6)
-    assert model.count[...] == 1
-    assert model.calls == (mode == GRAPH_UPDATES)
+    assert model.count[...] == 1 and model.calls == (mode == GRAPH_UPDATES)
 
 
 def test_derivatives_nest(mode):
@@ -342,8 +339,7 @@ def test_refs_are_written(mode):
     grad = nnx.grad(f, argnums=1, **mode)
     inner = nnx.grad(nnx.jit(f, **mode), argnums=1, **mode)
     for i, function in enumerate([f, grad, nnx.jit(grad, **mode), inner]):
-        assert function(model, 2.0) == (3.0 if i else 4.0)
-        assert model.n[...] == i + 1
+        assert function(model, 2.0) == (3.0 if i else 4.0) and model.n[...] == i + 1
 
 
 def test_integers_are_not_for_objects_with_graph_updates():

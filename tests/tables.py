@@ -1,6 +1,13 @@
-"""Tests with several parameters, which are run with all pairs of values."""
+"""Tests with parameters: tables of cases, and crosses, which are run with all pairs."""
 
 from collections import defaultdict
+
+import pytest
+
+
+def cases(names, *rows, **options):
+    """Runs a test with each row of a table; names and options are those of pytest."""
+    return pytest.mark.parametrize(names, rows, **options)
 
 
 def repeated(items):
