@@ -11,10 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from graftree import _jax, errors
-from graftree.core import places
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
 current = _jax.current_trace
+
+# Where running functions reach an object, as in ``model.layers[0].weight``; or "".
+_name_of: list[Callable[[Any], str]] = [lambda obj: ""]
+
+
+def name_objects_by(find: Callable[[Any], str]) -> None:
+    """Sets how messages find the name of an object; what it is made of is above us."""
+    _name_of[:] = [find]
+
 
 _WAY_OUT = (
     "Pass the object as an argument of the transformed function, so that it belongs\n"
@@ -28,7 +36,7 @@ def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
     return errors.TraceContextError(
         errors.message(
             f"Cannot mutate {type(variable).__name__} from a different trace level.",
-            where=f"at {path}" if (path := path or places.find(variable)) else "",
+            where=f"at {path}" if (path := path or _name_of[0](variable)) else "",
             way_out=_WAY_OUT,
         )
     )
@@ -70,7 +78,7 @@ def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextE
             f"Cannot mutate '{type(obj).__name__}' from different trace level.",
             where="\n".join(
                 [f"attribute {attribute!r}"] * (attribute is not None)
-                + [f"at {place}" for place in [places.find(obj)] if place]
+                + [f"at {place}" for place in [_name_of[0](obj)] if place]
             ),
             way_out=_WAY_OUT,
         )

@@ -1,4 +1,4 @@
-"""How objects are pickled, and copied by the same methods.
+"""How objects are pickled, and copied by the same methods; which classes there are.
 
 Functions are pickled by name. Two kinds of objects in their place would not be: those
 that JAX wraps, such as ``jax.nn.relu``, and those that `transforms` returns, which hold
@@ -167,3 +167,30 @@ def _find(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+# The classes that are pytrees of ours, for who writes them into files (`exporting`).
+
+_classes: list[type] = []
+_observers: list[Callable[[type], None]] = []
+
+
+def announce_class(cls: type) -> None:
+    """Tells that a class was registered as a pytree."""
+    _classes.append(cls)
+    for observer in _observers:
+        observer(cls)
+
+
+def observe_classes(observer: Callable[[type], None]) -> None:
+    """Calls a function with each class that was or will be announced."""
+    if observer not in _observers:
+        _observers.append(observer)
+    for cls in [*_classes]:
+        observer(cls)
+
+
+def ignore_classes(observer: Callable[[type], None]) -> None:
+    """Undoes `observe_classes`."""
+    if observer in _observers:
+        _observers.remove(observer)

@@ -22,13 +22,13 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import definitions, imprints, ownership, pickling
+from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
     classes,
-    constructions,
     methods,
+    running,
 )
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
@@ -46,10 +46,10 @@ class PytreeMeta(abc.ABCMeta):
     """Creates instances with their bookkeeping, and checks them once they are built."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
-        watcher = constructions.watch.watcher
-        if watcher is None:
+        maker = running.stack.maker
+        if maker is None:
             return _made(cls, args, kwargs)
-        return watcher(cls, lambda: _made(cls, args, kwargs), args, kwargs)
+        return maker(cls, lambda: _made(cls, args, kwargs), args, kwargs)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, methods.as_attribute(cls, name, value))
@@ -525,7 +525,7 @@ def _register(cls: type[Pytree]) -> None:
         return obj
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    definitions.announce(cls)
+    pickling.announce_class(cls)
 
 
 def _key_entry(key: Any) -> Any:

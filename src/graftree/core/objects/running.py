@@ -29,9 +29,6 @@ from graftree.annotations import Key, Path
 from graftree.core import stamps, walks
 from graftree.core.objects import attributes, bookkeeping, classes
 
-# Called with a frame and what makes its call; gives what the call gives.
-Observer = Callable[["Frame", Callable[[], Any]], Any]
-
 
 class Step(NamedTuple):
     """One step of a path: its key, and how Python writes it."""
@@ -153,7 +150,7 @@ class Frame:
         if wanted is self.module:
             return Place(self, ())
         if self._below is None:
-            self._below = _Below(functools.partial(_entries, self.module))
+            self._below = _Below(functools.partial(contents, self.module))
         steps = self._below.find(wanted)
         return None if steps is None else Place(self, steps)
 
@@ -246,7 +243,7 @@ def _all_below(near: _Found) -> _Found:
     pending = collections.deque(near.values())
     while pending:
         obj, start = pending.popleft()
-        for steps, child in _next_below(_entries(obj)):
+        for steps, child in _next_below(contents(obj)):
             if id(child) not in found:
                 found[id(child)] = child, start + steps
                 pending.append(found[id(child)])
@@ -263,7 +260,7 @@ def _next_below(
         # Methods of what can't be called are rarely called; those of its parts are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
-        return _entries(x) if is_entered and is_new(x) else []
+        return contents(x) if is_entered and is_new(x) else []
 
     for step, value in entries:
         for steps, x in walks.walk(value, below, (step,)):
@@ -276,23 +273,23 @@ _CONTAINERS = (list, tuple, dict)
 
 def objects_in(args: Any, kwargs: Any) -> list[Any]:
     """The nearest objects in the arguments of a call."""
-    return [x for _, x in _next_below(_entries([*args, kwargs]))]
+    return [x for _, x in _next_below(contents([*args, kwargs]))]
 
 
-def _entries(x: Any) -> list[tuple[Step, Any]]:
-    """What is directly in an object or container."""
-    if not isinstance(x, (attributes.DataObject, *_CONTAINERS)):
-        return []
+def contents(x: Any, *, statics: bool = False) -> list[tuple[Step, Any]]:
+    """What is directly in an object or container; in static attributes if asked for."""
     if isinstance(x, dict):
         return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
         return [(Step(i, f"[{i}]"), child) for i, child in enumerate(x)]
+    if not isinstance(x, attributes.DataObject):
+        return []
     # What is static holds no modules, but may be long.
     table, key_of = bookkeeping.statuses(x), classes.facts_of(type(x)).naming.key_of
     return [
         (_attribute(key_of(name)), value)
         for name, value in bookkeeping.attribute_items(x)
-        if table.get(name, True)
+        if statics or table.get(name, True)
     ]
 
 
@@ -356,7 +353,7 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
         reached = _child(reached, step)
     if reached is root:
         return ()
-    above = _Below(functools.partial(_entries, root)).find(start.key)
+    above = _Below(functools.partial(contents, root)).find(start.key)
     return None if above is None else (*above, *rest)
 
 
@@ -368,7 +365,7 @@ def reach(root: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def _child(x: Any, step: Step) -> Any:
-    found = {entry.text: child for entry, child in _entries(x)}
+    found = {entry.text: child for entry, child in contents(x)}
     return found.get(step.text)
 
 
@@ -381,37 +378,40 @@ def _caller(frame: Frame | None) -> Frame | None:
 # The stack of each thread.
 
 
+# Called with a class, what makes an object of it, and the arguments that it is made of;
+# gives the object, which it may have changed before anyone else has it.
+Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
 class _Stack(threading.local):
     top: Frame | None = None
-    observers: tuple[Observer, ...] = ()
-    # Whether they are shown calls of random streams, too.
+    # Those of `methods.observed`; whether they are shown all public methods, and calls
+    # of random streams; and what JAX traces in view of them, a `methods.Apart`.
+    observers: tuple[Callable[..., Any], ...] = ()
+    shows_methods: bool = False
     shows_draws: bool = False
-    # How many of them are shown all public methods.
-    shows_methods: int = 0
-    # What JAX traces in view of them, an `observers.Apart`.
     apart: Any = None
+    # Who makes objects in this thread, in the place of their metaclass.
+    maker: Maker | None = None
 
 
 stack = _Stack()
+
+
+@contextlib.contextmanager
+def made_by(maker: Maker) -> Iterator[None]:
+    """Has a function make the Pytrees of this thread, in place of another one."""
+    before, stack.maker = stack.maker, maker
+    try:
+        yield
+    finally:
+        stack.maker = before
 
 
 def scope(frame: Frame) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
     text = frame.scope() if config.graftree_named_scopes else ""
     return jax.named_scope(text) if text else contextlib.nullcontext()
-
-
-def observe(frame: Frame, method: Callable[..., Any]) -> Any:
-    """Calls the method of a frame in view of the observers, the latest one first."""
-
-    def call(watching: tuple[Observer, ...]) -> Any:
-        if not watching:
-            return method(*frame.given, **frame.kwargs)
-        *others, observer = watching
-        return observer(frame, lambda: call(tuple(others)))
-
-    stack.apart.heed()
-    return call(stack.observers)
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:

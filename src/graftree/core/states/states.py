@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 
 from graftree.annotations import Filter, Key, Path
-from graftree.core import definitions, paths
+from graftree.core import paths, pickling
 from graftree.core.states import flat_states, nested, pure_dicts
 from graftree.core.states.flat_states import FlatState
 from graftree.core.text import completions, representations, writing
@@ -263,7 +263,7 @@ def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
     )
-    definitions.announce(cls)
+    pickling.announce_class(cls)
 
 
 def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from graftree import _jax, errors
-from graftree.core import definitions, ownership, stamps
+from graftree.core import ownership, pickling, stamps
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import completions, representations, writing
 from graftree.core.variables import (
@@ -125,7 +125,7 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
         return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
     values.register(cls, leaf, flatten, functools.partial(_unflatten, cls))
-    definitions.announce(cls)
+    pickling.announce_class(cls)
 
 
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
