@@ -97,7 +97,6 @@ from graftree.core.states.states import (
     split_state,
     to_flat_state,
 )
-from graftree.core.variables.defaults import var_defaults
 from graftree.core.variables.kinds import (
     BatchStat,
     Cache,
@@ -108,7 +107,11 @@ from graftree.core.variables.kinds import (
     variable_name_from_type,
     variable_type_from_name,
 )
-from graftree.core.variables.metadata import VariableMetadata, with_metadata
+from graftree.core.variables.metadata import (
+    VariableMetadata,
+    var_defaults,
+    with_metadata,
+)
 from graftree.core.variables.partitioning import (
     PARTITION_NAME,
     get_named_sharding,

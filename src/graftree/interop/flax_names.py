@@ -45,11 +45,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults"
         " config",
         "core.variables.variables": "VariableMeta VariableState=Variable",
-        "core.variables.defaults": "VarDefaults VarDefaultsContext",
         "core.variables.kinds": "VariableTypeCache=TYPES",
         "core.modules.refs": "HijaxVariable AbstractVariable=HijaxVariable",
         "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
-        " AddAxisHook RemoveAxisHook",
+        " AddAxisHook RemoveAxisHook VarDefaults VarDefaultsContext",
         "_jax": "Ref is_array_ref=is_ref",
         "interop.flax_side.type_aliases": "MISSING Missing SizeBytes",
         "config": "BaseConfigContext=ScopedDefault",
@@ -299,7 +298,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 # Names that the public namespace had in earlier releases.
 OLDER: Mapping[str, str] = {
-    "core.variables.defaults": "use_refs using_refs use_hijax using_hijax",
+    "core.variables.metadata": "use_refs using_refs use_hijax using_hijax",
     "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",

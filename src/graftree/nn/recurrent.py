@@ -21,7 +21,7 @@ from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
 from graftree.core.rng import reseeding, splitting
 from graftree.core.rng.streams import Rngs, RngState, RngStream
-from graftree.core.variables.defaults import var_defaults
+from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.support import arguments, rollbacks
 from graftree.transforms.control_flow import scan

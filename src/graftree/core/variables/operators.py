@@ -2,7 +2,8 @@
 
 Every operator unwraps both sides and applies the operator to the values; the result is
 a plain value, never a Variable. In-place operators are refused, since they would
-rebind the name to that plain value.
+rebind the name to that plain value. Names by which older programs reach the value work,
+and most of them warn.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 import numpy as np
+
+from graftree import _jax
 
 if TYPE_CHECKING:
     from jax import Array
@@ -78,16 +82,20 @@ _SYMBOLS = {
 
 
 class ValueOperators(Generic[A]):
-    """The operators of Python, applied to ``self.get_value()``."""
+    """The operators of Python, applied to ``self.get_value()``; older accessors."""
 
     __slots__ = ()
 
     # NumPy arrays on the left side leave the operator to the Variable.
     __array_priority__ = 100
 
-    def get_value(self, *, index: Any = ...) -> Any:
-        """The value, or what is at ``index``."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # What a Variable has.
+        hijax: Any
+        get_value: Callable[..., Any]
+        set_value: Callable[..., None]
+        get_raw_value: Callable[[], Any]
+        set_raw_value: Callable[..., None]
+        get_metadata: Callable[..., Any]
 
     @overload
     def __getitem__(self, key: EllipsisType) -> A: ...
@@ -110,6 +118,55 @@ class ValueOperators(Generic[A]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.get_value(), dtype)
         return value.copy() if copy else value
+
+    # What older programs know of.
+
+    @property
+    def value(self) -> Any:
+        """The value (deprecated: use ``variable[...]`` or `get_value`).
+
+        Raises:
+            NotImplementedError: If the Variable was made with ``hijax=True``.
+        """
+        if self.hijax:
+            raise NotImplementedError(
+                "`.value` is not implemented for Variables with hijax=True: use "
+                "variable[...] for arrays, or variable.get_value()."
+            )
+        _warn("'.value' access", stacklevel=3)
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        _warn("'.value' setter", stacklevel=3)
+        self.set_value(value)
+
+    @property
+    def raw_value(self) -> Any:
+        """The raw value (deprecated: use `get_raw_value`)."""
+        _warn("'.raw_value' access", stacklevel=3)
+        return self.get_raw_value()
+
+    @raw_value.setter
+    def raw_value(self, value: Any) -> None:
+        _warn("'.raw_value' setter", stacklevel=3)
+        self.set_raw_value(value)
+
+    @property
+    def sharding_names(self) -> Any:
+        """The annotation (deprecated: read the metadata ``out_sharding``)."""
+        _warn("'.sharding_names'", stacklevel=3)
+        return self.get_metadata("out_sharding", None)
+
+    @property
+    def has_ref(self) -> bool:
+        """Whether the value is in a ``jax.Ref``."""
+        return _jax.is_ref(self.get_raw_value())
+
+    @property
+    def is_hijax(self) -> bool:
+        """Whether writes inside plain JAX transforms propagate or raise."""
+        return self.hijax or self.has_ref
 
     if TYPE_CHECKING:
         # What `_install` adds below. Operators on an array give arrays.
@@ -164,6 +221,15 @@ class ValueOperators(Generic[A]):
         __isub__ = __imul__ = __imatmul__ = __itruediv__ = __ifloordiv__ = __iadd__
         __imod__ = __ipow__ = __ilshift__ = __irshift__ = __iadd__
         __iand__ = __ixor__ = __ior__ = __iadd__
+
+
+def _warn(what: str, *, stacklevel: int) -> None:
+    warnings.warn(
+        f"{what} is now deprecated. Use variable[...] for arrays, or "
+        "variable.get_value() and variable.set_value(x).",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 class _Comparisons:
