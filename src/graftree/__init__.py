@@ -64,9 +64,15 @@ from graftree.core.graph.traversals import (
 from graftree.core.graph.updates import set_metadata, update
 from graftree.core.modules.capturing import capture
 from graftree.core.modules.containers import Dict, List
-from graftree.core.modules.modules import M, Module, iter_modules
+from graftree.core.modules.modules import (
+    M,
+    Module,
+    iter_modules,
+    view,
+    view_info,
+    with_attributes,
+)
 from graftree.core.modules.refs import to_arrays, to_refs, with_vars
-from graftree.core.modules.views import view, view_info, with_attributes
 from graftree.core.objects.attributes import (
     Data,
     Static,

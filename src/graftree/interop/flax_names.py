@@ -66,7 +66,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " iter_module_children iter_modules"
         " Pytree State split_state config",
         "core.modules.modules": "ModuleMeta first_from",
-        "core.modules.recorders": "tuple_init tuple_reduce",
+        "core.modules.capturing": "tuple_init tuple_reduce",
         "annotations": "Key PathParts=Path",
         "core.objects.pytrees": "PytreeMeta",
     },
@@ -302,7 +302,7 @@ OLDER: Mapping[str, str] = {
     "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
-    "core.modules.views": "set_mode=view set_mode_info=view_info",
+    "core.modules.modules": "set_mode=view set_mode_info=view_info",
     "core.variables.kinds": "register_variable_name_type_pair=register_variable_name",
     "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
 }
