@@ -84,8 +84,13 @@ from graftree.core.objects.attributes import (
     static,
 )
 from graftree.core.objects.pytrees import Object, Pytree, check_pytree, touch
-from graftree.core.rng.reseeding import reseed, restore_rngs
-from graftree.core.rng.splitting import fork_rngs, split_rngs, with_rngs
+from graftree.core.rng.model_streams import (
+    fork_rngs,
+    reseed,
+    restore_rngs,
+    split_rngs,
+    with_rngs,
+)
 from graftree.core.rng.streams import RngCount, RngKey, Rngs, RngState, RngStream
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.pure_dicts import (

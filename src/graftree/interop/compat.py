@@ -10,7 +10,7 @@ import functools
 
 from graftree.core.graph import functional, traversals, tree_checks
 from graftree.core.modules import modules
-from graftree.core.rng import reseeding, splitting
+from graftree.core.rng import model_streams
 from graftree.transforms import checkify as checkify_module
 from graftree.transforms import remat as remat_module
 from graftree.transforms import shape_eval
@@ -38,12 +38,12 @@ iter_children = functools.partial(traversals.iter_children, **_graph)
 recursive_map = functools.partial(traversals.recursive_map, **_graph)
 view = functools.partial(modules.view, **_graph)
 view_info = functools.partial(modules.view_info, **_graph)
-reseed = functools.partial(reseeding.reseed, **_graph)
-backup_keys = functools.partial(reseeding.backup_keys, **_graph)
+reseed = functools.partial(model_streams.reseed, **_graph)
+backup_keys = functools.partial(model_streams.backup_keys, **_graph)
 get_abstract_model = functools.partial(shape_eval.get_abstract_model, **_graph)
 
-split_rngs = functools.partial(splitting.split_rngs, **_updates)
-fork_rngs = functools.partial(splitting.fork_rngs, **_updates)
+split_rngs = functools.partial(model_streams.split_rngs, **_updates)
+fork_rngs = functools.partial(model_streams.fork_rngs, **_updates)
 jit = functools.partial(jit_module.jit, **_updates)
 cached_partial = functools.partial(partials.cached_partial, **_updates)
 grad = functools.partial(grad_module.grad, **_updates)

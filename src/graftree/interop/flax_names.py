@@ -140,7 +140,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " with_rngs reseed restore_rngs"
         " Pytree Variable",
         "core.rng.streams": "NotKey",
-        "core.rng.reseeding": "SplitBackups backup_keys",
+        "core.rng.model_streams": "SplitBackups backup_keys",
         "annotations": "Key",
         "interop.flax_side.type_aliases": "MISSING Missing",
     },
