@@ -14,7 +14,9 @@ the input is never changed, and training either one trains both.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -448,36 +450,17 @@ def _describe(cls: type) -> list[str]:
     return lines
 
 
-_ARGUMENT = re.compile(r"\*{0,2}(\w+)(?: *\([^)]*\))?:(.*)")
-
-
 def _argument_descriptions(docstring: str) -> dict[str, list[str]]:
     """Takes apart the ``Args:`` section of a Google-style docstring, without indent."""
-    descriptions: dict[str, list[str]] = {}
-    section = iter(docstring.splitlines())
-    for line in section:
-        if line.strip() in ("Args:", "Arguments:"):
-            break
-    entry_indent = None
-    lines: list[str] = []
-    for line in section:
-        indent = len(line) - len(line.lstrip())
-        if line.strip() and indent == 0:
-            break
-        if entry_indent is None and line.strip():
-            entry_indent = indent
-        match = _ARGUMENT.fullmatch(line.strip()) if indent == entry_indent else None
-        if match:
-            lines = descriptions[match[1]] = [match[2].strip()]
-        else:
-            lines.append(line)
-    return {name: _without_indent(lines) for name, lines in descriptions.items()}
-
-
-def _without_indent(lines: list[str]) -> list[str]:
-    first, *rest = lines
-    text = inspect.cleandoc("\n".join(["", *rest]))
-    return [line for line in (first, *text.splitlines()) if line.strip()]
+    lines = iter(docstring.splitlines())
+    any(line.strip() in ("Args:", "Arguments:") for line in lines)  # up to there
+    section = itertools.takewhile(lambda line: line[:1] in ("", " "), lines)
+    text = textwrap.dedent("\n".join(section))
+    _, *parts = re.split(r"^\*{0,2}(\w+)(?: *\([^)]*\))?:", text, flags=re.MULTILINE)
+    return {
+        name: [x for x in inspect.cleandoc(words).splitlines() if x.strip()]
+        for name, words in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def first_from(*args: A | None, error_msg: str) -> A:

@@ -25,60 +25,17 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-_BINARY = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "divmod": divmod,
-    "pow": operator.pow,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "and": operator.and_,
-    "xor": operator.xor,
-    "or": operator.or_,
+# By name, as in ``__add__``; those of an operator that has an in-place form, with it.
+_IN_PLACE = {
+    **{"add": "+=", "sub": "-=", "mul": "*=", "matmul": "@=", "pow": "**="},
+    **{"truediv": "/=", "floordiv": "//=", "mod": "%="},
+    **{"lshift": "<<=", "rshift": ">>=", "and": "&=", "xor": "^=", "or": "|="},
 }
-_COMPARISONS = {
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "abs": abs,
-    "invert": operator.invert,
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "bool": bool,
-    "index": operator.index,
-    "trunc": math.trunc,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "len": len,
-    "iter": iter,
-}
-_SYMBOLS = {
-    "iadd": "+=",
-    "isub": "-=",
-    "imul": "*=",
-    "imatmul": "@=",
-    "itruediv": "/=",
-    "ifloordiv": "//=",
-    "imod": "%=",
-    "ipow": "**=",
-    "ilshift": "<<=",
-    "irshift": ">>=",
-    "iand": "&=",
-    "ixor": "^=",
-    "ior": "|=",
-}
+_COMPARISONS = ("ne", "lt", "le", "gt", "ge")
+_UNARY = (
+    *(operator.neg, operator.pos, abs, operator.invert, operator.index),
+    *(int, float, complex, bool, math.trunc, math.floor, math.ceil, len, iter),
+)
 
 
 class ValueOperators(Generic[A]):
@@ -281,21 +238,21 @@ def _refused(symbol: str) -> Callable[[Any, Any], Any]:
 
 
 def _install() -> None:
-    methods: dict[str, Callable[..., Any]] = {}
-    for name, function in _BINARY.items():
-        methods[f"__{name}__"] = _binary(function)
-        methods[f"__r{name}__"] = _reflected(function)
-    for name, function in _COMPARISONS.items():
-        methods[f"__{name}__"] = _binary(function)
-    methods["__eq__"] = _is_equal
-    for name, function in _UNARY.items():
-        methods[f"__{name}__"] = _unary(function)
-    for name, symbol in _SYMBOLS.items():
-        methods[f"__{name}__"] = _refused(symbol)
+    binary = {name: getattr(operator, f"__{name}__") for name in _IN_PLACE}
+    methods: dict[str, Callable[..., Any]] = {"eq": _is_equal}
+    for name, function in (binary | {"divmod": divmod}).items():
+        methods[name] = _binary(function)
+        methods[f"r{name}"] = _reflected(function)
+    for name, symbol in _IN_PLACE.items():
+        methods[f"i{name}"] = _refused(symbol)
+    for name in _COMPARISONS:
+        methods[name] = _binary(getattr(operator, name))
+    for function in _UNARY:
+        methods[function.__name__] = _unary(function)
     for name, method in methods.items():
-        method.__name__ = name
-        method.__qualname__ = f"ValueOperators.{name}"
-        setattr(ValueOperators, name, method)
+        method.__name__ = f"__{name}__"
+        method.__qualname__ = f"ValueOperators.__{name}__"
+        setattr(ValueOperators, method.__name__, method)
     # Equality is by value, and values change.
     ValueOperators.__hash__ = None
 

@@ -217,45 +217,13 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
     return jax.numpy.broadcast_to(value, abstract.shape)
 
 
-# What JAX gets: the leaf of a pytree.
-
-# By class, what else that is than the raw value: a function of it.
-_leaves: dict[type, Callable[[Any], Any]] = {}
-_KEY = jax.tree_util.GetAttrKey("value")
+# By class, what JAX gets in place of the raw value: a function of it.
+leaves: dict[type, Callable[[Any], Any]] = {}
 
 
 def leaf_of(cls: type, raw: Any) -> Any:
     """The raw value of a Variable of a class, as JAX gets it."""
-    return _leaves[cls](raw) if cls in _leaves else raw
-
-
-def register(
-    cls: type,
-    leaf: Callable[[Any], Any] | None,
-    flatten: Callable[[Any], Any],
-    unflatten: Callable[[Any, Any], Any],
-) -> None:
-    """Registers a class of Variables as a pytree.
-
-    Args:
-        cls: The class.
-        leaf: What JAX gets instead of the raw value, as a function of it.
-        flatten: Gives the raw value, in a tuple, and the metadata.
-        unflatten: Its inverse, the metadata first.
-    """
-
-    def with_keys(variable: Any) -> Any:
-        (value,), entries = flat(variable)
-        return ((_KEY, value),), entries
-
-    def flatten_changed(variable: Any) -> Any:
-        (raw,), entries = flatten(variable)
-        return (leaf_of(cls, raw),), entries
-
-    flat = flatten if leaf is None else flatten_changed
-    if leaf is not None:
-        _leaves[cls] = leaf
-    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
+    return leaves[cls](raw) if cls in leaves else raw
 
 
 def have_same_type(a: Any, b: Any) -> bool:

@@ -37,6 +37,7 @@ from graftree.core.variables.metadata import VariableMetadata
 
 A = TypeVar("A")
 MISSING: Any = object()
+_KEY = jax.tree_util.GetAttrKey("value")
 
 
 class _Slots:
@@ -104,7 +105,19 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
         entries = variable.__nnx_metadata__
         return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
-    values.register(cls, leaf, flatten, functools.partial(_unflatten, cls))
+    def flatten_to_leaf(variable: Any) -> Any:
+        (raw,), entries = flatten(variable)
+        return (values.leaf_of(cls, raw),), entries
+
+    def with_keys(variable: Any) -> Any:
+        (value,), entries = flat(variable)
+        return ((_KEY, value),), entries
+
+    flat = flatten if leaf is None else flatten_to_leaf
+    if leaf is not None:
+        values.leaves[cls] = leaf
+    unflatten = functools.partial(_unflatten, cls)
+    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
     pickling.announce_class(cls)
 
 
