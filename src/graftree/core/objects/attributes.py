@@ -374,8 +374,8 @@ class AttributeTable(HashableMapping):
             ordered = sorted(self, key=naming.sort_key)
             self._names = (
                 tuple(ordered),
-                tuple(name for name in ordered if self[name]),
-                tuple(name for name in ordered if not self[name]),
+                tuple([name for name in ordered if self[name]]),
+                tuple([name for name in ordered if not self[name]]),
             )
         return self._names
 

@@ -128,7 +128,7 @@ def _place_outermost(frame: Frame) -> None:
             outer = Frame(around.name, None, (around.obj,))
             place = outer.find(frame.module)
             if place is not None:
-                frame.set_place(place)
+                frame.place = place
                 frame = outer
 
 

@@ -60,8 +60,6 @@ class Frame:
     """
 
     packed: tuple[Any, Any, Any] | None = None
-    _place: Place | None = None
-    _below: _Below | None = None
 
     def __init__(
         self,
@@ -83,23 +81,16 @@ class Frame:
         """The positional arguments, without the object."""
         return self.given[1:]
 
-    @property
+    @functools.cached_property
     def place(self) -> Place:
-        """Where its object is, as seen by its caller."""
-        if self._place is None:
-            found = find(self.parent, self.module)
-            if found is None:
-                found = self._unknown()
-            self._place = found
-        return self._place
-
-    def set_place(self, place: Place) -> None:
-        """Says where its object is, if that was found elsewhere."""
-        self._place = place
-
-    def _unknown(self) -> Place:
+        """Where its object is, as seen by its caller; it may be set, if found later."""
+        found = find(self.parent, self.module)
+        if found is not None:
+            return found
         # Made in the call, or by a transform of JAX's own: no path leads to it.
-        name, caller = type(self.module).__name__, _caller(self.parent)
+        caller, name = self.parent, type(self.module).__name__
+        while isinstance(caller, Arguments):
+            caller = caller.parent
         text = name if caller is None else f".<{name}>"
         return Place(caller, (Step(text.lstrip("."), text),))
 
@@ -108,11 +99,6 @@ class Frame:
         """The path of its object from the outermost one, whose name comes first."""
         base, steps = self.place
         return steps if base is None else base.steps + steps
-
-    @property
-    def path(self) -> Path:
-        """The keys from the outermost object to this one, ``()`` for itself."""
-        return tuple([step.key for step in self.steps[1:]])
 
     @property
     def name(self) -> str:
@@ -147,12 +133,15 @@ class Frame:
 
     def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
         """Where an object is below that of the frame."""
-        if wanted is self.module:
-            return Place(self, ())
-        if self._below is None:
-            self._below = _Below(functools.partial(contents, self.module))
-        steps = self._below.find(wanted)
+        steps = () if wanted is self.module else self._below.find(wanted)
         return None if steps is None else Place(self, steps)
+
+    @functools.cached_property
+    def _below(self) -> _Below:
+        return _Below(self._entries)
+
+    def _entries(self) -> list[tuple[Step, Any]]:
+        return contents(self.module)
 
 
 class Arguments(Frame):
@@ -180,8 +169,6 @@ class Arguments(Frame):
 
         With a ``limit``, that is not looked for outside of it.
         """
-        if self._below is None:
-            self._below = _Below(self._named)
         steps = self._below.find(wanted)
         if steps is None:
             return None
@@ -194,6 +181,9 @@ class Arguments(Frame):
                     return Place(place.base, place.steps + steps[end:])
                 break
         return Place(None, steps)
+
+    def _entries(self) -> list[tuple[Step, Any]]:
+        return self._named()
 
     @property
     def _outer(self) -> Mapping[Path, Any]:
@@ -367,12 +357,6 @@ def reach(root: Any, steps: tuple[Step, ...]) -> Any:
 def _child(x: Any, step: Step) -> Any:
     found = {entry.text: child for entry, child in contents(x)}
     return found.get(step.text)
-
-
-def _caller(frame: Frame | None) -> Frame | None:
-    while isinstance(frame, Arguments):
-        frame = frame.parent
-    return frame
 
 
 # The stack of each thread.

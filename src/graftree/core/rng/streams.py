@@ -106,15 +106,11 @@ def _keyless(
         return getattr(jax.random, name)(self(), *args, **kwargs)
 
     name = sample.__name__
-    _document(
-        method,
-        name,
-        f"Draws a key and samples with it.\n\n"
-        f"Takes the arguments of `jax.random.{name}` except ``key``, and returns\n"
-        "what it returns.",
-        list(inspect.signature(sample).parameters.values())[1:],
+    words = (
+        f"Draws a key and samples with it.\n\nTakes the arguments of "
+        f"`jax.random.{name}` except ``key``, and returns\nwhat it returns."
     )
-    return methods.observable(method)
+    return methods.observable(_described(method, sample, words, leaves_out=1))
 
 
 def _initializer(
@@ -131,27 +127,24 @@ def _initializer(
         return draw_and_initialize
 
     name = make.__name__
-    _document(
-        method,
-        name,
-        f"Makes an initializer that needs no key.\n\n"
-        f"Takes the arguments of `jax.nn.initializers.{name}`. Returns a function\n"
+    words = (
+        f"Makes an initializer that needs no key.\n\nTakes the arguments of "
+        f"`jax.nn.initializers.{name}`. Returns a function\n"
         "``(shape, dtype=None, out_sharding=None) -> array``, which draws a key at\n"
-        "each of its calls.",
-        list(inspect.signature(make).parameters.values()),
+        "each of its calls."
     )
-    return method
+    return _described(method, make, words)
 
 
-def _document(
-    method: Any, name: str, doc: str, parameters: list[inspect.Parameter]
-) -> None:
+def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> Any:
     # functools.wraps would promise the parameter `key`, which the methods don't take.
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    method.__name__ = name
-    method.__qualname__ = f"RandomMethods.{name}"
-    method.__doc__ = doc
-    method.__signature__ = inspect.Signature([itself, *parameters])
+    taken = [*inspect.signature(function).parameters.values()][leaves_out:]
+    method.__name__ = function.__name__
+    method.__qualname__ = f"RandomMethods.{function.__name__}"
+    method.__doc__ = words
+    method.__signature__ = inspect.Signature([itself, *taken])
+    return method
 
 
 class RandomMethods:
