@@ -145,7 +145,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "interop.flax_side.type_aliases": "MISSING Missing",
     },
     "traversals": {
-        "core.states.nested": "empty_node flatten_mapping flatten_to_sequence"
+        "core.states.flat_states": "empty_node flatten_mapping flatten_to_sequence"
         " unflatten_mapping",
     },
     # Transforms.

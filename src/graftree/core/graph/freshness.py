@@ -41,7 +41,7 @@ from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import bookkeeping, classes
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import Variable
@@ -342,7 +342,7 @@ class Survey:
 
     def _add_container(self, x: Any) -> None:
         if isinstance(x, State):
-            x = nested.raw_mapping(x)
+            x = flat_states.raw_mapping(x)
         if type(x) is dict and _mirror(x) is not None:
             self._mirrored.append(x)
             return

@@ -45,7 +45,7 @@ from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.objects import bookkeeping, pytrees
-from graftree.core.states import nested, states
+from graftree.core.states import flat_states, states
 from graftree.core.variables import kinds, values
 from graftree.core.variables.kinds import Perturbation
 from graftree.core.variables.variables import Variable
@@ -533,7 +533,7 @@ def _init_by_path(
     init: Mapping[Any, Any] | None,
 ) -> dict[Path, dict[type[Variable[Any]], dict[str, Any]]]:
     by_path: dict[Path, dict[type[Variable[Any]], dict[str, Any]]] = {}
-    for (*path, name), value in nested.flatten_mapping(init or {}).items():
+    for (*path, name), value in flat_states.flatten_mapping(init or {}).items():
         if isinstance(value, Variable):
             of_type = by_path.setdefault(tuple(path), {}).setdefault(type(value), {})
             of_type[name] = value.get_value()

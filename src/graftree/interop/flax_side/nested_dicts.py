@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from graftree import errors
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 from graftree.interop.flax_side import frozen_dicts, state_dicts
 
-EmptyNode = nested.EmptyNode
-empty_node = nested.empty_node
+EmptyNode = flat_states.EmptyNode
+empty_node = flat_states.empty_node
 """Stands for an empty dict among the values of a flat one."""
 
 Path = tuple[Any, ...]
@@ -58,7 +58,7 @@ def flatten_dict(
             "nnx.traversals.flatten_mapping."
         )
     flat: dict[Any, Any] = {}
-    for path, value in nested.walk(xs, (), is_leaf, _DICTS):
+    for path, value in flat_states.walk(xs, (), is_leaf, _DICTS):
         if value is empty_node and not (path and keep_empty_nodes):
             continue
         flat[path if sep is None else sep.join(path)] = value
