@@ -48,7 +48,7 @@ from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import flat_states, states
 from graftree.core.variables import kinds, values
 from graftree.core.variables.kinds import Perturbation
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import MISSING, Variable
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ T = TypeVar("T")
 BUFFERS = "__captures__"
 
 Buffer = Variable[dict[str, Any]]
+_PLAIN = {"hijax": False, "ref": False, "eager_sharding": True}
 
 # Id of a captured Module -> the thread that captures it. The capture keeps it alive.
 _capturing_threads: dict[int, int] = {}
@@ -135,14 +136,9 @@ class Recorder:
             >>> y, seen["input"].get_value()
             (6, (3,))
         """
-        variable_type = _resolve(variable_type)
-        buffers = _open_buffers(self)
-        if buffers is not None:
-            return _record(buffers, variable_type, name, value, reduce_fn, init_fn)
-        if _does_nothing(capture_noop):
-            return False
-        _sow_attribute(self, variable_type, name, value, reduce_fn, init_fn)
-        return True
+        add = _adding(value, reduce_fn, init_fn)
+        recorded = _change(self, "sow", variable_type, name, add, capture_noop)
+        return recorded is not MISSING
 
     def perturb(
         self,
@@ -182,26 +178,61 @@ class Recorder:
             >>> jax.grad(loss)(zeros)["square"][...].item()
             5.0
         """
-        variable_type = _resolve(variable_type)
-        buffers = _open_buffers(self)
-        if buffers is not None:
-            buffer = _find_buffer(buffers, variable_type)
-            if buffer is None:
-                return value
-            entries = buffer.get_raw_value()
-            if name not in entries:
-                entries = {**entries, name: _zeros_like(value)}
-                buffer.set_raw_value(entries)
-            return _add(entries[name], value)
-        if _does_nothing(capture_noop):
-            return value
-        return _perturb_attribute(self, name, value, variable_type)
+
+        def keep(zeros: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, x) if zeros is MISSING else zeros
+
+        x: Any = values.unwrap(value)
+        zeros = _change(self, "perturb", variable_type, name, keep, capture_noop)
+        return value if zeros is MISSING else jax.tree.map(operator.add, zeros, x)
 
 
-def _resolve(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
+# Makes what is recorded under a name out of what was; `MISSING` if that is nothing.
+_Update = Callable[[Any], Any]
+
+
+def _adding(
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
+    init_fn: Callable[[], Any] = tuple_init,
+) -> _Update:
+    return lambda x: reduce_fn(init_fn() if x is MISSING else x, value)
+
+
+def _change(
+    module: Any,
+    method: str,
+    variable_type: type[Variable[Any]] | str,
+    name: str,
+    update: _Update,
+    capture_noop: bool | None,
+) -> Any:
+    """Updates what is recorded under a name, and returns it; `MISSING` if nothing is.
+
+    Outside a capture it is an attribute.
+    """
     if isinstance(variable_type, str):
-        return kinds.variable_type_from_name(variable_type, allow_register=True)
-    return variable_type
+        variable_type = kinds.variable_type_from_name(
+            variable_type, allow_register=True
+        )
+    buffers = _open_buffers(module)
+    if buffers is not None:
+        return _record(buffers, variable_type, name, update)
+    if config.nnx_sow_capture_noop if capture_noop is None else capture_noop:
+        return MISSING
+    variable = getattr(module, name, MISSING)
+    if variable is not MISSING:
+        _check_type(variable, variable_type, name, method)
+    _warn_outside_capture(method)
+    if variable is MISSING:
+        new = update(MISSING)
+        setattr(module, name, variable_type(new, hijax=False, ref=False))
+        return new
+    old = variable.get_value()
+    new = update(old)
+    if new is not old:
+        variable.set_value(new)
+    return new
 
 
 def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
@@ -228,68 +259,34 @@ def _record(
     buffers: tuple[Buffer, ...],
     variable_type: type[Variable[Any]],
     name: str,
-    value: Any,
-    reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
-    init_fn: Callable[[], Any] = tuple_init,
-) -> bool:
-    """Adds a value to the buffer of its type; returns whether there is one."""
+    update: _Update,
+) -> Any:
+    """Updates a value in the buffer of its type; `MISSING` if there is none."""
     buffer = _find_buffer(buffers, variable_type)
     if buffer is None:
-        return False
+        return MISSING
     entries = buffer.get_raw_value()
-    recorded = entries[name] if name in entries else init_fn()
-    # A new dict: the old one may be what an outer trace holds.
-    buffer.set_raw_value({**entries, name: reduce_fn(recorded, value)})
-    return True
+    old = entries.get(name, MISSING)
+    new = update(old)
+    if new is not old:
+        # A new dict: the old one may be what an outer trace holds.
+        buffer.set_raw_value({**entries, name: new})
+    return new
 
 
-def _does_nothing(capture_noop: bool | None) -> bool:
-    return config.nnx_sow_capture_noop if capture_noop is None else capture_noop
-
-
-def _sow_attribute(
-    module: Any,
-    variable_type: type[Variable[Any]],
-    name: str,
-    value: Any,
-    reduce_fn: Callable[[Any, Any], Any],
-    init_fn: Callable[[], Any],
-) -> None:
-    if not hasattr(module, name):
-        _warn_outside_capture("sow")
-        new = variable_type(reduce_fn(init_fn(), value), hijax=False, ref=False)
-        setattr(module, name, new)
-        return
-    variable = getattr(module, name)
-    if not isinstance(variable, Variable):
+def _check_type(variable: Any, expected: type, name: str, method: str) -> None:
+    """Raises if an attribute can't be recorded to; `perturb` takes subtypes."""
+    if method == "sow" and not isinstance(variable, Variable):
         raise ValueError(
             f"Expected {name!r} to be a Variable, got {type(variable).__name__}.\n"
             f"Use another name, or sow inside nnx.capture, where any name is allowed."
         )
-    if type(variable) is not variable_type:
-        raise _type_error(name, variable_type, variable)
-    _warn_outside_capture("sow")
-    variable.set_value(reduce_fn(variable.get_value(), value))
-
-
-def _perturb_attribute(
-    module: Any, name: str, value: Any, variable_type: type[Variable[Any]]
-) -> Any:
-    variable = getattr(module, name, None)
-    if variable is not None and not isinstance(variable, variable_type):
-        raise _type_error(name, variable_type, variable)
-    _warn_outside_capture("perturb")
-    if variable is None:
-        variable = variable_type(_zeros_like(value), hijax=False, ref=False)
-        setattr(module, name, variable)
-    return _add(variable.get_value(), value)
-
-
-def _type_error(name: str, expected: type, found: Any) -> ValueError:
-    return ValueError(
-        f"Expected {name!r} to be of type {expected.__name__!r}, got "
-        f"{type(found).__name__!r}.\nUse another name, or the type it has."
-    )
+    is_exact = type(variable) is expected
+    if not (is_exact or (method == "perturb" and isinstance(variable, expected))):
+        raise ValueError(
+            f"Expected {name!r} to be of type {expected.__name__!r}, got "
+            f"{type(variable).__name__!r}.\nUse another name, or the type it has."
+        )
 
 
 def _warn_outside_capture(method: str) -> None:
@@ -299,22 +296,6 @@ def _warn_outside_capture(method: str) -> None:
         f"<Variable type>), or pass capture_noop=True to {method}().",
         DeprecationWarning,
         stacklevel=4,
-    )
-
-
-def _zeros_like(value: Any) -> Any:
-    return jax.tree.map(jnp.zeros_like, values.unwrap(value))
-
-
-def _add(perturbation: Any, value: Any) -> Any:
-    return jax.tree.map(operator.add, perturbation, values.unwrap(value))
-
-
-def _make_buffer(var_type: type[Variable[Any]], entries: dict[str, Any]) -> Buffer:
-    """A buffer of this type that starts with these entries."""
-    # Not the constructor: neither hooks nor the `ref` default are meant for the dict.
-    return var_type.from_metadata(
-        entries, {"hijax": False, "ref": False, "eager_sharding": True}
     )
 
 
@@ -516,8 +497,9 @@ def _attach(
         if request.method_outputs is not None:
             entries.setdefault(request.method_outputs, {})
         entries |= init.get(path, {})
+        # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
         buffers = tuple(
-            _make_buffer(var_type, values) for var_type, values in entries.items()
+            [kind.from_metadata(given, _PLAIN) for kind, given in entries.items()]
         )
         recorded.buffers.append((path, buffers))
         outer_buffers = vars(module).get(BUFFERS, ())
@@ -674,7 +656,7 @@ def _recording_method(
         output = inspect.getattr_static(cls, name).__get__(self, cls)(*args, **kwargs)
         buffers = _open_buffers(self)
         if buffers is not None:
-            _record(buffers, output_type, name, output)
+            _record(buffers, output_type, name, _adding(output))
         return output
 
     return functools.update_wrapper(method, getattr(cls, name), updated=())
