@@ -151,15 +151,20 @@ def slots_of(x: Any) -> dict[str, Any]:
 
 def _global_name(value: Any) -> str | None:
     """The name under which the module of a value has it; there may be none."""
+    # The main program of the process that loads is another one.
+    if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
+        return None
+    return value.__qualname__ if is_global(value) else None
+
+
+def is_global(value: Any) -> bool:
+    """Whether the module of a value has it under its name."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
-    # The main program of the process that loads is another one.
-    if module is None or name is None or module in ("__main__", "__mp_main__"):
-        return None
     try:
-        return name if _find(module, name) is value else None
+        return bool(module and name) and _find(module, name) is value
     except (ImportError, AttributeError):
-        return None
+        return False
 
 
 def _find(module: str, name: str) -> Any:

@@ -25,7 +25,6 @@ import functools
 import heapq
 import inspect
 import itertools
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from graftree import _jax
+from graftree.core import pickling
 from graftree.core.objects import attributes, failures, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Arguments, Frame, Step
@@ -123,7 +123,7 @@ class Known:
 
     def __reduce__(self) -> Any:
         # As the function: by its name, or else as what a class makes known again.
-        if _global_value(self.__module__, self.__qualname__) is self:
+        if pickling.is_global(self):
             return self.__qualname__
         return _function_of, (_parts_of(self)[0],)
 
@@ -159,13 +159,6 @@ def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 def _function_of(method: Any) -> Any:
     """The function that a `Known` stands for; all else is returned as it is."""
     return _parts_of(method)[0] if type(method) is Known else method
-
-
-def _global_value(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def named(method: F) -> F:

@@ -127,10 +127,7 @@ def split_rngs(
         )
     matches = _both_variables_match(filters.to_predicate(only))
     derive = _split_once if squeeze else operator.methodcaller("split", splits)
-
-    def choose(path: Path, stream: RngStream) -> Derivation | None:
-        return derive if matches(path, stream) else None
-
+    choose = _first_match([(matches, derive)])
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -189,12 +186,7 @@ def fork_rngs(
         (_both_variables_match(filters.to_predicate(key)), _split_or_fork(size))
         for key, size in sizes.items()
     ]
-
-    def choose(path: Path, stream: RngStream) -> Derivation | None:
-        return next(
-            (derive for matches, derive in rules if matches(path, stream)), None
-        )
-
+    choose = _first_match(rules)
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -302,6 +294,12 @@ def _both_variables_match(predicate: Predicate) -> Predicate:
         )
 
     return matches
+
+
+def _first_match(rules: list[tuple[Predicate, Derivation]]) -> Choice:
+    return lambda path, stream: next(
+        (derive for matches, derive in rules if matches(path, stream)), None
+    )
 
 
 def _split_once(stream: RngStream) -> RngStream:

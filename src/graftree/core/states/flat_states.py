@@ -326,12 +326,8 @@ def flatten_mapping(
         {'a/b': 1, 'c': 2}
     """
     _check_mapping(xs)
-    flat = {}
-    for path, value in walk(xs, (), is_leaf):
-        if value is empty_node and not (path and keep_empty_nodes):
-            continue
-        flat[path if sep is None else sep.join(path)] = value
-    return flat
+    found = leaves(xs, is_leaf, keeps_empty=keep_empty_nodes)
+    return {path if sep is None else sep.join(path): value for path, value in found}
 
 
 def flatten_to_sequence(
@@ -355,9 +351,7 @@ def flatten_to_sequence(
         [(('b', 'x'), 1), (('a',), 2)]
     """
     _check_mapping(xs)
-    if is_leaf is not None:
-        return [item for item in walk(xs, (), is_leaf) if item[1] is not empty_node]
-    return leaves(xs)
+    return leaves(xs, is_leaf)
 
 
 def unflatten_mapping(
@@ -405,8 +399,24 @@ def raw_mapping(xs: Any) -> Mapping:
     return getattr(xs, "raw_mapping", xs)
 
 
-def leaves(xs: Mapping, /) -> list[tuple[Path, Any]]:
-    """Lists the leaves of a nested mapping with their paths, in insertion order."""
+def leaves(
+    xs: Mapping,
+    /,
+    is_leaf: IsLeaf | None = None,
+    *,
+    keeps_empty: bool = False,
+    kinds: type | tuple[type, ...] = Mapping,
+) -> list[tuple[Path, Any]]:
+    """Lists the leaves of a nested mapping with their paths, in insertion order.
+
+    Args:
+        xs: The nested mapping.
+        is_leaf: As for `flatten_mapping`.
+        keeps_empty: Whether to list `empty_node` for an empty mapping below the root.
+        kinds: Mappings of other kinds are leaves.
+    """
+    if is_leaf is not None and is_leaf((), xs):
+        return [((), xs)]
     items: list[tuple[Path, Any]] = []
     # Remembers which types are mappings: asking an abstract class would take longer
     # than all the rest.
@@ -416,13 +426,16 @@ def leaves(xs: Mapping, /) -> list[tuple[Path, Any]]:
     while pending:
         path, remaining = pending[-1]
         for key, value in remaining:
-            kind = type(value)
+            kind, where = type(value), (*path, key)
             if kind not in nests:
-                nests[kind] = issubclass(kind, Mapping)
-            if nests[kind]:
-                pending.append(((*path, key), iter(value.items())))
+                nests[kind] = issubclass(kind, kinds)
+            if not nests[kind] or (is_leaf is not None and is_leaf(where, value)):
+                items.append((where, value))
+            elif value or not keeps_empty:
+                pending.append((where, iter(value.items())))
                 break
-            items.append(((*path, key), value))
+            else:
+                items.append((where, empty_node))
         else:
             pending.pop()
     return items
@@ -475,25 +488,3 @@ def _check_mapping(xs: Any) -> None:
     # The contract names AssertionError, also under `python -O`.
     if not isinstance(xs, Mapping):
         raise AssertionError(f"expected Mapping; got {type(xs).__name__}")
-
-
-def walk(
-    xs: Mapping,
-    path: tuple[Any, ...],
-    is_leaf: IsLeaf | None,
-    kinds: type | tuple[type, ...] = Mapping,
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields leaves, and `empty_node` for empty mappings, with their paths.
-
-    Mappings that are not of these kinds are leaves.
-    """
-    if is_leaf is not None and is_leaf(path, xs):
-        yield path, xs
-    elif not xs:
-        yield path, empty_node
-    else:
-        for key, value in xs.items():
-            if isinstance(value, kinds):
-                yield from walk(value, (*path, key), is_leaf, kinds)
-            else:
-                yield (*path, key), value

@@ -57,12 +57,8 @@ def flatten_dict(
             f"expected (frozen)dict; got {type(xs)}. For a State, use "
             "nnx.traversals.flatten_mapping."
         )
-    flat: dict[Any, Any] = {}
-    for path, value in flat_states.walk(xs, (), is_leaf, _DICTS):
-        if value is empty_node and not (path and keep_empty_nodes):
-            continue
-        flat[path if sep is None else sep.join(path)] = value
-    return flat
+    found = flat_states.leaves(xs, is_leaf, keeps_empty=keep_empty_nodes, kinds=_DICTS)
+    return {path if sep is None else sep.join(path): value for path, value in found}
 
 
 def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]:
