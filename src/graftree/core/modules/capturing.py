@@ -46,7 +46,7 @@ from graftree.core import paths
 from graftree.core.graph import traversals
 from graftree.core.objects import bookkeeping, pytrees
 from graftree.core.states import flat_states, states
-from graftree.core.variables import kinds, values
+from graftree.core.variables import kinds, operators
 from graftree.core.variables.kinds import Perturbation
 from graftree.core.variables.variables import MISSING, Variable
 
@@ -182,7 +182,7 @@ class Recorder:
         def keep(zeros: Any) -> Any:
             return jax.tree.map(jnp.zeros_like, x) if zeros is MISSING else zeros
 
-        x: Any = values.unwrap(value)
+        x: Any = operators.unwrap(value)
         zeros = _change(self, "perturb", variable_type, name, keep, capture_noop)
         return value if zeros is MISSING else jax.tree.map(operator.add, zeros, x)
 

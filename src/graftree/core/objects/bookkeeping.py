@@ -273,15 +273,7 @@ def _stamping(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "__setitem__",
-    "__delitem__",
-    "clear",
-    "pop",
-    "popitem",
-    "setdefault",
-    "update",
-):
+for _name in "__setitem__ __delitem__ clear pop popitem setdefault update".split():
     setattr(WatchedDict, _name, _stamping(_name))
 
 

@@ -167,13 +167,14 @@ def named(method: F) -> F:
     Raises:
         TypeError: If it is no plain function, or one that does later what it does.
     """
-    if not _is_plain(method):
+    made = known(method)
+    if made is method:
         raise TypeError(
             "nnx.debugging.named expects a method written with `def`, which returns "
             f"what it computes, got {method!r}.\n"
             "Put it below other decorators, at the function."
         )
-    return cast("F", known(method))
+    return made
 
 
 def known(function: Any) -> Any:

@@ -91,15 +91,10 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
 ObjectMeta = PytreeMeta
 
 # What instances depend on in a class, besides its properties.
-_KNOWN_OF_CLASSES = frozenset(
-    {
-        "__bases__",
-        "__setattr__",
-        "__delattr__",
-        "__dataclass_fields__",
-        "_check_valid_context",
-    }
-)
+_KNOWN_OF_CLASSES = {
+    *("__bases__", "__setattr__", "__delattr__"),
+    *("__dataclass_fields__", "_check_valid_context"),
+}
 
 
 def _renamed(older: str, name: str) -> Any:

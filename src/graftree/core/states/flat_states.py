@@ -21,7 +21,7 @@ from graftree.annotations import Filter, Path
 from graftree.core import filters as filterlib
 from graftree.core import paths
 from graftree.core.text import representations, writing
-from graftree.core.variables.variables import Variable
+from graftree.core.variables import operators
 
 L = TypeVar("L")
 
@@ -250,8 +250,7 @@ def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
     """
     groups: dict[Any, list[Path]] = {}
     for path, leaf in sorted_leaves(state):
-        value = leaf.get_value() if isinstance(leaf, Variable) else leaf
-        groups.setdefault(value, []).append(path)
+        groups.setdefault(operators.unwrap(leaf), []).append(path)
     return {filterlib.PathIn(*group): value for value, group in groups.items()}
 
 

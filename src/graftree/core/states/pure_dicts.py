@@ -14,7 +14,7 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.annotations import Key, Path
 from graftree.core.states import flat_states
-from graftree.core.variables import values
+from graftree.core.variables import operators, values
 from graftree.core.variables.variables import Variable
 
 
@@ -38,14 +38,10 @@ def to_pure_dict(
         >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
         {'a': {'b': 1}}
     """
-    extract = _value if extract_fn is None else extract_fn
+    extract = operators.unwrap if extract_fn is None else extract_fn
     return flat_states.nest(
         [(path, extract(leaf)) for path, leaf in flat_states.sorted_leaves(state)]
     )
-
-
-def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, Variable) else leaf
 
 
 def replace_by_pure_dict(

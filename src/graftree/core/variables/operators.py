@@ -208,19 +208,20 @@ _numbers = itertools.count(1)
 
 def _is_equal(self: Any, other: Any) -> Any:
     comparisons.latest = next(_numbers)
-    return operator.eq(self.get_value(), _unwrap(other))
+    return operator.eq(self.get_value(), unwrap(other))
 
 
-def _unwrap(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
+    """The value of a Variable; any other value as it is."""
     return value.get_value() if isinstance(value, ValueOperators) else value
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.get_value(), _unwrap(other))
+    return lambda self, other: function(self.get_value(), unwrap(other))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(_unwrap(other), self.get_value())
+    return lambda self, other: function(unwrap(other), self.get_value())
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

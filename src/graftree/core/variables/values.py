@@ -13,7 +13,7 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.core import ownership, pickling
 from graftree.core.text import short_forms
-from graftree.core.variables import operators, sharding
+from graftree.core.variables import sharding
 
 _is_array_type: dict[type, bool] = {}
 
@@ -66,11 +66,6 @@ def copy_containers(value: Any) -> Any:
         if len(items) != 1 or items[0] is not value:
             return treedef.unflatten(map(copy_containers, items))
     return value
-
-
-def unwrap(value: Any) -> Any:
-    """The value of a Variable; any other value as it is."""
-    return value.get_value() if isinstance(value, operators.ValueOperators) else value
 
 
 # What takes the place of an array in the states of abstract or sharded models.

@@ -261,13 +261,13 @@ class Variable(
         raw = self._raw_value
         if _jax.is_ref(raw):
             if index is MISSING:
-                values.check_fits(raw, values.unwrap(value))
+                values.check_fits(raw, operators.unwrap(value))
                 index = ...
-            values.write_ref(raw, index, values.unwrap(value))
+            values.write_ref(raw, index, operators.unwrap(value))
         elif index is MISSING:
             _replace_raw(self, value)
         elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
-            _set_raw(self, values.write_at(raw, index, values.unwrap(value)))
+            _set_raw(self, values.write_at(raw, index, operators.unwrap(value)))
         else:
             raw[index] = value
 
