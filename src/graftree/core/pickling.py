@@ -159,8 +159,8 @@ def _global_name(value: Any) -> str | None:
 
 def is_global(value: Any) -> bool:
     """Whether the module of a value has it under its name."""
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
+    module: Any = getattr(value, "__module__", None)
+    name: Any = getattr(value, "__qualname__", None)
     try:
         return bool(module and name) and _find(module, name) is value
     except (ImportError, AttributeError):

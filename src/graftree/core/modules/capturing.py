@@ -374,9 +374,10 @@ def capture(
         return lambda f: capture(f, fn, *var_types, **options)
     _check_request(fn, var_types, method_outputs)
     request = _Request(var_types, init, method_outputs)
+    module: Any = fn  # which has a `__call__`, if it is one
 
     # Without `updated`, the attributes of a callable object would be copied, too.
-    @functools.wraps(fn.__call__ if isinstance(fn, Recorder) else fn, updated=())
+    @functools.wraps(module.__call__ if isinstance(fn, Recorder) else fn, updated=())
     def captured(*args: Any, **kwargs: Any) -> Any:
         with _recording(_subject(fn, args, kwargs), request) as recorded:
             recorded.result = fn(*args, **kwargs)

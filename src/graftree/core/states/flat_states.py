@@ -405,7 +405,7 @@ def leaves(
     *,
     keeps_empty: bool = False,
     kinds: type | tuple[type, ...] = Mapping,
-) -> list[tuple[Path, Any]]:
+) -> list[tuple[tuple[Any, ...], Any]]:
     """Lists the leaves of a nested mapping with their paths, in insertion order.
 
     Args:
