@@ -273,18 +273,7 @@ class Copyable:
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if _has_protocol(type(self)):
-            return pickling.copied(self, memo)
-        # Known before its parts are copied: they may refer back to the Variable.
-        memo[id(self)] = copied = object.__new__(type(self))
-        raw = self._raw_value
-        parts = _parts(self, None)
-        _take(copied, parts)
-        is_ref = _jax.is_ref(raw)
-        own = jax.new_ref(raw[...]) if is_ref else copy.deepcopy(raw, memo)
-        del parts["_trace_state"]
-        _take(copied, copy.deepcopy(parts, memo) | {"_raw_value": own})
-        return copied
+        return pickling.copied(self, memo)
 
 
 def _has_protocol(cls: type[Copyable]) -> bool:
