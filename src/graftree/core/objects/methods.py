@@ -20,6 +20,7 @@ kept apart by a number (`Apart`).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import heapq
@@ -305,8 +306,9 @@ class Apart:
     """
 
     def __init__(self, *shown: bool) -> None:
-        self._numbers = _numbers[shown]
-        self._number = self._numbers.take()
+        with _lock:
+            self._free = free = _free[shown]
+            self._number = heapq.heappop(free) if free else next(_new_numbers)
         self._programs = _jax.traced_apart(self._number)
         self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
         self._objects: list[Any] = []
@@ -321,7 +323,8 @@ class Apart:
     def __exit__(self, *error: Any) -> None:
         self._programs.__exit__(*error)
         if not self._is_kept:
-            self._numbers.give_back(self._number)
+            with _lock:
+                heapq.heappush(self._free, self._number)
 
     def called(self, args: Any, kwargs: Any) -> None:
         """Takes note of a call of a transform of ours with these arguments."""
@@ -357,42 +360,26 @@ class Apart:
             self._is_kept = _jax.recording_trace() not in self._own
 
 
-class _Numbers:
-    """Numbers for what is traced apart; the least that is free comes first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[int] = []
-
-    def take(self) -> int:
-        with self._lock:
-            return heapq.heappop(self._free) if self._free else next(_new_numbers)
-
-    def give_back(self, number: int) -> None:
-        with self._lock:
-            heapq.heappush(self._free, number)
-
-
+# Numbers that no context has now, by what is shown: the least of them comes first.
+_free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
 _new_numbers = itertools.count(1)
-_numbers = {shown: _Numbers() for shown in itertools.product((False, True), repeat=2)}
-
-
 # How many contexts show all methods, in any thread.
 _readers = 0
-_readers_lock = threading.Lock()
+# Guards these.
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def _reading_methods() -> Iterator[None]:
     """A context in which attributes of Pytrees are read through `_shown`."""
     global _readers
-    with _readers_lock:
+    with _lock:
         _readers += 1
         type.__setattr__(DataObject, "__getattribute__", _read)
     try:
         yield
     finally:
-        with _readers_lock:
+        with _lock:
             _readers -= 1
             if _readers == 0:
                 type.__delattr__(DataObject, "__getattribute__")

@@ -172,11 +172,11 @@ class Arguments(Frame):
         steps = self._below.find(wanted)
         if steps is None:
             return None
-        ends = range(1, len(steps) + 1) if self.parent is not limit else ()
-        for end in ends:
-            outer = self._outer.get(tuple([step.key for step in steps[:end]]))
-            if outer is not None:
-                place = find(self.parent, outer, limit)
+        outer = {} if self.parent is limit else self._outer()
+        for end in range(1, len(steps) + 1) if outer else ():
+            obj = outer.get(tuple([step.key for step in steps[:end]]))
+            if obj is not None:
+                place = find(self.parent, obj, limit)
                 if place is not None:
                     return Place(place.base, place.steps + steps[end:])
                 break
@@ -185,7 +185,6 @@ class Arguments(Frame):
     def _entries(self) -> list[tuple[Step, Any]]:
         return self._named()
 
-    @property
     def _outer(self) -> Mapping[Path, Any]:
         """The objects among the arguments outside, by path."""
         packed = None if self.parent is None else self.parent.packed

@@ -285,7 +285,6 @@ class VarDefaultsContext:
     """Sets defaults of new Variables; made by `var_defaults`."""
 
     def __init__(self, values: Mapping[str, bool]) -> None:
-        self._values = dict(values)
         self._scopes = [_SCOPES[name](value) for name, value in values.items()]
 
     def __enter__(self) -> None:
