@@ -289,16 +289,15 @@ class Level(dict[Any, Any]):
 
 def _children(mapping: Mapping) -> tuple[list[Any], tuple[Key, ...]]:
     keys = tuple(paths.sorted_keys(mapping))
-    return [_as_node(mapping[key]) for key in keys], keys
+    children = [mapping[key] for key in keys]
+    return [_as_node(x) if isinstance(x, dict) else x for x in children], keys
 
 
 _STRINGS = frozenset({str})
 
 
-def _as_node(value: Any) -> Any:
-    """A leaf, or a sub-mapping with a `Level` for each one in it that needs it."""
-    if not isinstance(value, dict):
-        return value
+def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
+    """A sub-mapping with a `Level` for itself, and each one in it, if it needs it."""
     # A set of types is made in C.
     if type(value) is not dict or not _STRINGS.issuperset(map(type, value)):
         return Level(value)

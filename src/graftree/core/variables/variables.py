@@ -600,9 +600,11 @@ def store(variable: Variable[Any], raw: Any) -> None:
         return
     if _jax.is_ref(current):
         values.write_ref(current, ..., raw)
-    else:
+    elif metadata_of(variable)["ref"]:
         # An abstract Variable gets its ref together with its first array.
-        _replace_raw(variable, values.stored(raw, ref=metadata_of(variable)["ref"]))
+        _replace_raw(variable, values.stored(raw, ref=True))
+    else:
+        _set_raw(variable, values.stored(raw, ref=False))
 
 
 def _replace_raw(variable: Variable[Any], raw: Any) -> None:
