@@ -233,7 +233,7 @@ def settle(obj: Any) -> AttributeTable:
 
 def check_static(cls: type, name: str, value: Any) -> None:
     """Checks that the value of a static attribute contains no data."""
-    if type(value) not in attributes.ATOMS and attributes.has_data(value):
+    if attributes.has_data(value):
         phrase = "Found unexpected data on value of type"
         raise attributes.data_error(phrase, cls, name, value)
 

@@ -459,7 +459,8 @@ def _check_static_attributes(obj: Any) -> None:
     naming = classes.facts_of(type(obj)).naming
     entries = obj.__dict__
     for name in bookkeeping.table_of(obj).names(naming)[2]:
-        bookkeeping.check_static(type(obj), name, entries[name])
+        if type(entries[name]) not in attributes.ATOMS:
+            bookkeeping.check_static(type(obj), name, entries[name])
 
 
 def _register(cls: type[Pytree]) -> None:

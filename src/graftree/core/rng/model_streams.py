@@ -363,25 +363,23 @@ def _in_place(graph: bool | None, graph_updates: bool | None) -> bool:
 def _derive(node: Any, choose: Choice, graph: bool | None, in_place: bool) -> Any:
     """Derives streams of ``node``, or makes a decorator that does for arguments."""
     graph = config.graph_mode(graph)
-    if node is _ARGUMENTS:
-        return functools.partial(
-            _decorate, choose=choose, graph=graph, in_place=in_place
-        )
-    return _derive_in_place(node, choose) if in_place else _derived(node, choose, graph)
+    if node is not _ARGUMENTS and in_place:
+        return _derive_in_place(node, choose)
+    if node is not _ARGUMENTS:
+        return _derived(node, choose, graph)
 
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def on_derived_streams(*args: Any, **kwargs: Any) -> Any:
+            if in_place:
+                with _derive_in_place((args, kwargs), choose):
+                    return function(*args, **kwargs)
+            args, kwargs = _derived((args, kwargs), choose, graph)
+            return function(*args, **kwargs)
 
-def _decorate(
-    function: Callable[..., Any], *, choose: Choice, graph: bool, in_place: bool
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def on_derived_streams(*args: Any, **kwargs: Any) -> Any:
-        if in_place:
-            with _derive_in_place((args, kwargs), choose):
-                return function(*args, **kwargs)
-        args, kwargs = _derived((args, kwargs), choose, graph)
-        return function(*args, **kwargs)
+        return on_derived_streams
 
-    return on_derived_streams
+    return decorate
 
 
 def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
