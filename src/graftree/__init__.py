@@ -239,8 +239,8 @@ from graftree.transforms.checkify import checkify
 from graftree.transforms.compiled.jit import jit
 from graftree.transforms.compiled.partials import cached_partial, jit_partial
 from graftree.transforms.control_flow.cond_switch import cond, switch
+from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.control_flow.loops import fori_loop, while_loop
-from graftree.transforms.control_flow.rounds import Carry
 from graftree.transforms.control_flow.scan import scan
 from graftree.transforms.crossing.prefixes import (
     DiffState,
@@ -253,7 +253,7 @@ from graftree.transforms.derivatives.grad import grad, value_and_grad
 from graftree.transforms.derivatives.vjp_jvp import jvp, vjp
 from graftree.transforms.mapped.shard_map import shard_map
 from graftree.transforms.mapped.vmap_pmap import pmap, transform_metadata, vmap
-from graftree.transforms.names import name
+from graftree.transforms.policies import name
 from graftree.transforms.remat import remat
 from graftree.transforms.shape_eval import (
     as_abstract,

@@ -49,7 +49,7 @@ def told_apart(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
     """
     kinds = tuple(map(type, values))
     # Almost always: then it runs in C.
-    is_plain = _plain.issuperset(kinds)
+    is_plain = PLAIN.issuperset(kinds)
     return kinds if is_plain else tuple(map(imprint, values)), values
 
 
@@ -72,7 +72,7 @@ def may_change(value: Any) -> bool:
 
 def any_may_change(values: tuple[Any, ...]) -> bool:
     """Whether the imprint of one of some static values may change."""
-    return not _plain.issuperset(map(type, values)) and any(map(may_change, values))
+    return not PLAIN.issuperset(map(type, values)) and any(map(may_change, values))
 
 
 def _imprint(value: Any, depth: int) -> Any:
@@ -81,19 +81,19 @@ def _imprint(value: Any, depth: int) -> Any:
     return kind if rule is None or depth > _DEPTH else rule(value, depth + 1)
 
 
-# Types whose imprint is the type itself; the others have a rule.
-_plain: set[type] = {int, bool, str, bytes, type(None), FunctionType}
+# Types whose imprint is the type itself, as far as they are known; others have a rule.
+PLAIN: set[type] = {int, bool, str, bytes, type(None), FunctionType}
 _rules: dict[type, Rule] = {}
 
 
 def _rule_of(kind: type) -> Rule | None:
-    if kind in _plain:
+    if kind in PLAIN:
         return None
     rule = _rules.get(kind)
     if rule is None:
         rule = _choose_rule(kind)
         if rule is None:
-            _plain.add(kind)
+            PLAIN.add(kind)
         else:
             _rules[kind] = rule
     return rule

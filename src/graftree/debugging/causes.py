@@ -15,16 +15,16 @@ from graftree.core.graph.differences import ABSENT, Box, MetadataKey, Node, Repe
 from graftree.core.graph.graphdefs import LEAF, Static
 from graftree.core.modules.containers import List
 from graftree.core.text import short_forms
-from graftree.transforms.crossing.traces import dependencies
-from graftree.transforms.crossing.traces.dependencies import (
+from graftree.transforms.crossing import traces
+from graftree.transforms.crossing.traces import (
     TYPE,
     Aspect,
     Facts,
     OnMesh,
     Path,
+    Placed,
     Setting,
 )
-from graftree.transforms.crossing.traces.traces import Placed
 
 
 class Cause(NamedTuple):
@@ -78,7 +78,7 @@ def _rows(
 
 def _aspects(was: Any, now: Any) -> list[tuple[str, str, str]]:
     """The aspects in which two types differ; their text, if none of those does."""
-    before, after = map(dependencies.aspects, (was, now))
+    before, after = map(traces.aspects, (was, now))
     found = [
         (what, _word_of_value(before.get(what)), _word_of_value(after.get(what)))
         for what in before | after
@@ -145,7 +145,7 @@ def _word(path: Path, fact: Any, facts: Facts) -> str:
         case Box(is_ref=True):
             return f"{differences.describe(fact)} in a ref"
         case _ if fact is LEAF and (*path, TYPE) in facts:
-            aspects = dependencies.aspects(facts[*path, TYPE])
+            aspects = traces.aspects(facts[*path, TYPE])
             return short_forms.describe_form(aspects["dtype"], aspects["shape"])
         case Static() if inspect.isroutine(fact.value):
             return _word_of_function(fact.value)

@@ -17,9 +17,8 @@ from graftree.core.text import columns
 from graftree.debugging import causes
 from graftree.debugging.causes import Cause
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators
-from graftree.transforms.crossing.traces import dependencies
-from graftree.transforms.crossing.traces.dependencies import Facts
+from graftree.transforms.crossing import decorators, traces
+from graftree.transforms.crossing.traces import Facts
 
 # How much of a table is printed: the latest traces, some rows of each.
 _MOST_TRACES, _MOST_ROWS = 6, 5
@@ -178,7 +177,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
     rows: list[Cause] = []
     recompiles = 0
     for trace in jitted.traces.listed():
-        number, facts = trace.number, dependencies.of_trace(trace)
+        number, facts = trace.number, traces.of_trace(trace)
         if facts is None:
             rows += [Cause(number, None, "", _GONE, "", "")] * (number > max(after, 1))
             continue
@@ -186,7 +185,7 @@ def _explain(jitted: JitWrapped[..., Any], after: int = 0) -> Explanation:
             rows += _nearest(number, known, facts)
         known.append((number, facts))
         if number > after:
-            compiled = dependencies.of_placements(trace)
+            compiled = traces.of_placements(trace)
             recompiles += len(compiled[1:])
             for count in range(1, len(compiled)):
                 earlier = [(number, facts) for facts in compiled[:count]]

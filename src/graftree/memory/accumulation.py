@@ -20,7 +20,7 @@ from graftree.core import paths
 from graftree.core.graph import differences, functional, nodes, traversals
 from graftree.core.variables.variables import Variable
 from graftree.transforms import shape_eval
-from graftree.transforms.control_flow import rounds, scan
+from graftree.transforms.control_flow import loop_bodies, scan
 from graftree.transforms.crossing import decorators, signatures
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import cotangents, grad
@@ -133,7 +133,7 @@ def _mean(call: Callable[..., Any], objects: Any, parts: Any, count: int) -> Any
         means, aux = call(objects, part)
         return (objects, _added(sums, means)), aux
 
-    carry = rounds.Carry
+    carry = loop_bodies.Carry
     loop = scan.scan(step, in_axes=(carry, 1), out_axes=(carry, 0))
     (_, sums), aux = loop((objects, sums), parts)
     if not is_settled:
@@ -201,7 +201,9 @@ def _structure(objects: Mapping[int, Any]) -> _Structure:
     for number, x in objects.items():
         root = (f"args[{number}]",)
         if config.propagation(None, None).structure:
-            facts |= differences.facts(functional.graphdef(x), None, root, False)
+            facts |= differences.facts(
+                functional.graphdef(x), differences.below(root), identity=False
+            )
         for path, part in _objects_in(x):
             found[*root, *path] = differences.Exactly(part)
             if isinstance(part, Variable):

@@ -17,11 +17,11 @@ import jax
 
 from graftree.core.objects import methods
 from graftree.core.text import alike_rows, columns, short_forms
-from graftree.transforms import names, recordings
-from graftree.transforms.crossing import guises, jaxprs
+from graftree.transforms import policies, recordings
+from graftree.transforms.crossing import debug_info, jaxprs
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.derivatives import grad
-from graftree.transforms.scopes import Place
+from graftree.transforms.recordings import Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ def saved(
             )
         return (out, rest), jax.tree.leaves(backward)
 
-    traced = guises.named_after(f, forward)
+    traced = debug_info.named_after(f, forward)
     closed, form = jax.make_jaxpr(traced, return_shape=True)(*call.groups)
     program, _ = jaxprs.opened(closed)
     owner = type(args[0]).__name__ if args else ""
@@ -266,9 +266,9 @@ class _Part:
     def _origin_in(self, variable: Any, equation: Any, number: int) -> _Origin:
         """Where an output of an equation comes from."""
         kind, place = equation.primitive.name, self._place.of(equation)
-        name = names.given_name(equation)
+        name = policies.given_name(equation)
         if name is not None:
-            why = "output" if isinstance(name, names.Output) else f"named {name!r}"
+            why = "output" if isinstance(name, policies.Output) else f"named {name!r}"
             return _Origin(variable, self._path(place), why)
         if kind in _ALIASES:
             return self.origin(equation.invars[number])

@@ -25,7 +25,7 @@ from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.support import arguments, rollbacks
 from graftree.transforms.control_flow import scan
-from graftree.transforms.control_flow.rounds import Carry
+from graftree.transforms.control_flow.loop_bodies import Carry
 from graftree.transforms.crossing.prefixes import StateAxes
 
 if TYPE_CHECKING:

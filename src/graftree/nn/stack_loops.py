@@ -28,8 +28,8 @@ from graftree.core.text import representations
 from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
 from graftree.transforms import remat as remats
-from graftree.transforms.control_flow import rounds, scan
-from graftree.transforms.crossing import arguments
+from graftree.transforms.control_flow import loop_bodies, scan
+from graftree.transforms.crossing import decorators
 
 
 class Options(NamedTuple):
@@ -96,11 +96,11 @@ def _check_undivided(layers: Any, axis_name: str) -> None:
 
 def _parted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments that are traced, and the static ones."""
-    chosen = arguments.Chosen(
+    chosen = decorators.Chosen(
         tuple(i for i, x in enumerate(args) if _is_constant(x)),
         tuple(name for name, x in kwargs.items() if _is_constant(x)),
     )
-    return arguments.take(chosen, args, kwargs, "Stack")
+    return decorators.take(chosen, args, kwargs, "Stack")
 
 
 def _is_constant(x: Any) -> bool:
@@ -116,7 +116,7 @@ def _is_object(x: Any) -> bool:
 @functools.lru_cache(maxsize=256)
 def _loop(
     options: Options,
-    statics: arguments.Statics,
+    statics: decorators.Statics,
     treedef: Any,
     are_objects: tuple[bool, ...],
 ) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ def _loop(
     ) -> tuple[Any, Any]:
         parts = {True: iter(objects), False: iter(arrays)}
         leaves = [next(parts[is_object]) for is_object in are_objects]
-        args, kwargs = arguments.put(jax.tree.unflatten(treedef, leaves), statics)
+        args, kwargs = decorators.put(jax.tree.unflatten(treedef, leaves), statics)
         if options.is_scan:
             return _as_pair(layer(x, value, *args, **kwargs))
         return layer(x, *args, **kwargs), None
@@ -155,8 +155,8 @@ def _loop(
         body,
         length=options.length,
         unroll=options.unroll.value,
-        in_axes=(rounds.Carry, 0, 0, None),
-        out_axes=(rounds.Carry, 0),
+        in_axes=(loop_bodies.Carry, 0, 0, None),
+        out_axes=(loop_bodies.Carry, 0),
         transform_metadata={partitioning.PARTITION_NAME: options.axis_name},
         **keeps_all,
     )

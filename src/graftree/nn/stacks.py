@@ -28,7 +28,7 @@ from graftree.core.text import representations
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
 from graftree.nn import stack_layers, stack_loops
-from graftree.transforms.control_flow import rounds, scan
+from graftree.transforms.control_flow import loop_bodies, scan
 from graftree.transforms.mapped import vmap_pmap
 
 L = TypeVar("L", bound=Module)
@@ -307,8 +307,8 @@ def _construct(
     loop = scan.scan(
         step,
         length=length,
-        in_axes=rounds.Carry,
-        out_axes=(rounds.Carry, 0),
+        in_axes=loop_bodies.Carry,
+        out_axes=(loop_bodies.Carry, 0),
         transform_metadata=_names(axis_name),
         graph=True,
         graph_updates=True,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from graftree.core.text import alike_rows, columns
 from graftree.transforms import recordings
 from graftree.transforms.crossing import jaxprs
-from graftree.transforms.scopes import Place
+from graftree.transforms.recordings import Place
 
 _NAMES = {
     "dot_general": "dot",

@@ -6,8 +6,8 @@
     control_flow/   scan, while and for loops, cond and switch
     mapped/         vmap, pmap, shard_map
     remat.py  checkify.py  shape_eval.py
-    policies.py      what is kept for the backward pass, by the names of names.py
-    recordings.py    programs recorded to be looked at; scopes.py: of which modules
+    policies.py      what is kept for the backward pass: names of values, and of modules
+    recordings.py    programs recorded to be looked at
 
 A transform says what goes in and what comes out; all else is the crossing. Transforms
 don't import each other.

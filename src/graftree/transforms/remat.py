@@ -11,12 +11,11 @@ import jax
 from graftree import config
 from graftree.transforms import policies
 from graftree.transforms.crossing import (
-    arguments,
+    debug_info,
     decorators,
-    guises,
+    guards,
     outside,
     programs,
-    ref_contents,
 )
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.rows import Row
@@ -81,18 +80,16 @@ def remat(
         def checkpointed(f: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
                 # JAX knows a function again, and goes on with what it captured.
-                new = guises.named_after(f, lambda *args: f(*args))
+                new = debug_info.named_after(f, lambda *args: f(*args))
                 traced = policies.watched(policy, checkpoint, new, function)
                 return programs.run(function, traced, *args)
 
             return call
 
         def transform(inner: Callable[..., Any], _ins: Any, _outs: Any) -> Any:
-            return outside.returning_arrays(
-                ref_contents.by_content(inner, checkpointed)
-            )
+            return outside.returning_arrays(guards.by_content(inner, checkpointed))
 
-        statics = arguments.choose(function, "static", static_argnums)
+        statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform(
             "remat",
             mode,

@@ -15,11 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from graftree import _jax, config
 from graftree.core.graph import flattening, functional, traversals
-from graftree.core.graph.graphdefs import ArrayRefDef, VariableDef
+from graftree.core.graph.graphdefs import ArrayRefDef, NodeRef, VariableDef
 from graftree.core.modules.modules import Module
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import arguments, decorators, guises, inside, reports
+from graftree.transforms.crossing import debug_info, decorators, inside, reports
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -85,20 +85,20 @@ def eval_shape(
 
     with _jax.hidden_frames:
         (group,) = call.groups
-        named = guises.named_after(function, traced)
+        named = debug_info.named_after(function, traced)
         result = jax.eval_shape(named, jax.tree.map(_abstract, group))
         return call.commit(_placed(result))
 
 
 def _is_shared(signature: Signature) -> bool:
     """Whether two arguments have an object in common."""
-    seen: set[Any] = set()
-    for entry in signature.entries:
-        nodes = [] if entry is None else entry.nodes
-        numbers = {node.index for node in nodes} - {None}
-        if numbers & seen:
+    owners: dict[int, int] = {}
+    for path, what in signature.skeleton.listed():
+        index = getattr(what, "index", None)
+        if isinstance(what, NodeRef) and owners[what.index] != path[0]:
             return True
-        seen |= numbers
+        if index is not None:
+            owners.setdefault(index, path[0])
     return False
 
 
@@ -270,7 +270,7 @@ def make_jaxpr(
                 "nnx.make_jaxpr does not support graph_updates=True.\n"
                 "Pass graph_updates=False, or graph=False."
             )
-        statics = arguments.choose(function, "static", static_argnums)
+        statics = decorators.choose(function, "static", static_argnums)
         row = Row.uniform("make_jaxpr", mode, statics=statics, is_detached=True)
         trace = jax.make_jaxpr(inside.interior(function, row))
 

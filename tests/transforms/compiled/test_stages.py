@@ -164,7 +164,7 @@ def test_other_structure_is_refused(change, says, mode):
 def test_shared_references_are_part_of_the_structure():
     model = scale()
     compiled = nnx.jit(lambda a, b: a.w + b.w).lower(scale(), scale()).compile()
-    with pytest.raises(TypeError, match=r"args\[1\]:.*, a known object now"):
+    with pytest.raises(TypeError, match=r"args\[1\]:.*, a known object: args\[0\] now"):
         compiled(model, model)
     jitted = nnx.jit(lambda a, b: None, **modes.TREE)
     compiled = jitted.lower(scale(), scale()).compile()

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 import graftree as nnx
 from graftree.core.graph import freshness
-from graftree.transforms.crossing import programs
-from graftree.transforms.crossing.plans import plans, tree_plans
+from graftree.transforms.crossing import plans, programs
 from tests import zoo
 from tests.modes import TREE
 from tests.static_values import Tag
@@ -38,10 +37,10 @@ def test_models_of_a_function_are_bounded():
 
 def test_structures_of_new_objects_are_bounded():
     step = nnx.jit(lambda model: model.w * 1, **TREE)
-    for number in range(tree_plans.LIMIT + 3):
+    for number in range(plans.LIMIT + 3):
         for _ in range(2):
             assert step(zoo.Box(w=nnx.Param(jnp.array(2.0)), tag=Tag(number))) == 2
-    assert len(step._plans._trees.known) <= tree_plans.LIMIT
+    assert len(step._plans._trees.known) <= plans.LIMIT
 
 
 def test_programs_of_control_flow_are_bounded(monkeypatch):

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from graftree.core import paths
 from graftree.core.graph.graphdefs import (
     LEAF,
-    NODE,
     ArrayRefDef,
     GraphDef,
-    NodeDef,
     NodeRef,
+    NodeRow,
     Static,
     VariableDef,
 )
@@ -228,26 +227,26 @@ class Exactly:
 
 
 def facts(
-    graphdef: GraphDef[Any] | None,
+    graphdef: GraphDef[Any],
+    located: Callable[[Path], Any] = lambda path: path,
     leaves: Sequence[Any] | None = None,
-    root: Path = (),
     identity: bool = True,
 ) -> dict[Path, Any]:
     """What a GraphDef says, by path: types, static attributes, metadata, sharing.
 
     Args:
-        graphdef: Of an object; ``None`` for an array.
-        leaves: Its leaves. They count by identity then, instead of what the
-            GraphDef says of them.
-        root: The path of the object.
+        graphdef: Of an object.
+        located: Gives what to call a path; ``None`` leaves it out.
+        leaves: The leaves of the object. They count by identity then, instead of what
+            the GraphDef says of them.
         identity: Whether it counts which object outside each stands for.
     """
-    if graphdef is None:
-        return {root: LEAF}
     found: dict[Path, Any] = {}
     known: dict[int, Path] = {}
-    walk = _walk_tree if graphdef.is_tree else _walk
-    for path, what in walk(graphdef, root):
+    for place, what in graphdef.listed():
+        path = located(place)
+        if path is None:
+            continue
         if isinstance(what, NodeRef):
             found[path] = Repeated(known.get(what.index))
             continue
@@ -257,9 +256,14 @@ def facts(
     if leaves is None:
         return found
     given = zip(graphdef.paths(), leaves, strict=True)
-    exactly = {root + path: Exactly(leaf) for path, leaf in given}
+    exactly = {located(path): Exactly(leaf) for path, leaf in given}
     kept = {p: x for p, x in found.items() if not _is_metadata(p)}
     return kept | exactly
+
+
+def below(start: Path) -> Callable[[Path], Path]:
+    """Calls a path what it is called below another one."""
+    return lambda path: (*start, *path)
 
 
 class MetadataKey(str):
@@ -282,42 +286,12 @@ def _is_metadata(path: Path) -> bool:
 
 def _facts_of(path: Path, what: Any, identity: bool) -> dict[Path, Any]:
     index = getattr(what, "outer_index", None) if identity else None
-    if isinstance(what, NodeDef):
+    if isinstance(what, NodeRow):
         return {path: Node(what.type, index, what.metadata)}
     if isinstance(what, VariableDef):
         box = Box(what.type, index, what.array_refdef is not None)
         return {path: box, **metadata(path, what.metadata)}
     return {path: ArrayRefDef if isinstance(what, ArrayRefDef) else what}
-
-
-def _walk_tree(graphdef: GraphDef[Any], root: Path) -> Iterator[tuple[Path, Any]]:
-    top = graphdef.nodes[0]
-    yield root, NodeDef(top.type, None, None, 0, top.treedef)
-    for path, definition in graphdef.leaves():
-        yield root + path, definition or LEAF
-
-
-def _walk(graphdef: GraphDef[Any], root: Path) -> Iterator[tuple[Path, Any]]:
-    """Each node and attribute with its path, parents first."""
-    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
-    # Nodes whose attributes are still to come. No recursion, whose depth Python limits.
-    pending: list[tuple[Path, int]] = []
-
-    def enter(path: Path, node: Any) -> tuple[Path, Any]:
-        if isinstance(node, NodeDef):
-            pending.append((path, node.num_attributes))
-        return path, node
-
-    top = next(nodes, None)
-    if top is not None:
-        yield enter(root, top)
-    while pending:
-        path, remaining = pending.pop()
-        if remaining:
-            pending.append((path, remaining - 1))
-            key, attribute = next(attributes)
-            below = (*path, key)
-            yield enter(below, next(nodes)) if attribute is NODE else (below, attribute)
 
 
 def describe(fact: Any) -> str:

@@ -12,23 +12,25 @@ is the inverse. Both number the tracked objects in the order of the visit:
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 from graftree import _jax
 from graftree.annotations import Path
 from graftree.core import paths, walks
-from graftree.core.graph import nodes, tree_checks
+from graftree.core.graph import graphdefs, nodes, tree_checks
 from graftree.core.graph.graphdefs import (
     LEAF,
     NODE,
     ArrayRefDef,
+    Cell,
     GraphDef,
-    NodeDef,
     NodeRef,
-    Static,
-    TreeNodeDef,
+    NodeRow,
+    Tree,
     VariableDef,
+    tree_row,
 )
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.variables import variables
@@ -48,13 +50,19 @@ class RefMap(MutableMapping[Any, Any]):
 
     def __init__(self, mapping: Any = None, /) -> None:
         self._entries: dict[int, tuple[Any, Any]] = {}
-        if mapping is not None:
+        if mapping:
             self.update(mapping)
 
     @staticmethod
     def from_indexmap(indexmap: Mapping[Any, Any]) -> RefMap:
         """The inverse of an `IndexMap`."""
-        return RefMap([(obj, index) for index, obj in indexmap.items()])
+        made = RefMap()
+        made._entries = {id(obj): (obj, index) for index, obj in indexmap.items()}
+        return made
+
+    def by_number(self) -> IndexMap:
+        """The inverse, if the values are numbers."""
+        return IndexMap({index: obj for obj, index in self._entries.values()})
 
     def take(self, other: RefMap) -> None:
         """Takes on all entries of another one."""
@@ -95,7 +103,7 @@ class IndexMap(dict[int, Any]):
     @staticmethod
     def from_refmap(refmap: Mapping[Any, int]) -> IndexMap:
         """The inverse of a `RefMap`."""
-        return IndexMap((index, obj) for obj, index in refmap.items())
+        return IndexMap([(index, obj) for obj, index in refmap.items()])
 
 
 # Flattening.
@@ -109,91 +117,145 @@ def flatten_graph(
     """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays."""
     kind = nodes.kind_of(node)
     if kind is Leaf.ARRAY or kind is Leaf.STATIC:
-        return GraphDef([], [(None, LEAF)], 1), [node]
+        return GraphDef.of(LEAF, (), 1), [node]
     flattener = _Flattener(
         RefMap() if ref_index is None else ref_index,
         RefMap() if ref_outer_index is None else ref_outer_index,
     )
-    flattener.visit(node, kind)
-    graphdef = GraphDef(flattener.nodes, flattener.attributes, len(flattener.leaves))
-    return graphdef, flattener.leaves
+    return flattener.result(flattener.cell_of(node, kind))
+
+
+def flatten_leaves(
+    treedef: Any,
+    members: Sequence[Any],
+    sharing: bool,
+    refs: RefMap,
+    outer: RefMap,
+    as_before: Mapping[int, VariableDef] | None = None,
+) -> tuple[GraphDef[Any], list[Any]]:
+    """The skeleton and the leaves of what JAX takes apart into these members.
+
+    With ``sharing`` the objects among them are taken apart, too. With ``as_before``
+    they keep the numbers that they have in ``outer``, and Variables are defined as by
+    these numbers there: what has not changed has the skeleton that it had, whatever
+    metadata its Variables have now.
+    """
+    flattener = _Flattener(refs, outer, as_before)
+    flattener.rows.append(None)
+    cells: list[Cell] = []
+    for x in members:
+        kind = nodes.kind_of(x)
+        is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
+        if is_object or (sharing and isinstance(kind, GraphKind)):
+            cells.append(flattener.cell_of(x, kind))
+        else:
+            cells.append(LEAF)
+            flattener.leaves.append(x)
+    counts = len(flattener.rows), len(flattener.leaves)
+    flattener.rows[0] = tree_row(Tree(treedef), tuple(cells), *counts)
+    return flattener.result(NODE)
 
 
 class _Flattener:
-    """One walk over an object; collects what a GraphDef lists, and the leaves."""
+    """One walk over objects; collects the rows of a skeleton, and the leaves."""
 
-    def __init__(self, refs: RefMap, outer: RefMap) -> None:
+    def __init__(
+        self,
+        refs: RefMap,
+        outer: RefMap,
+        as_before: Mapping[int, VariableDef] | None = None,
+    ) -> None:
         # The dicts behind the maps: asking them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
-        self.nodes: list[Any] = []
-        self.attributes: list[tuple[Any, Any]] = []
+        self.as_before = as_before
+        self.rows: list[Any] = []
         self.leaves: list[Any] = []
+        # The nodes above, of which children remain. No recursion, whose depth Python
+        # limits.
+        self._open: list[_OpenRow] = []
 
-    def visit(self, x: Any, kind: nodes.Kind) -> None:
-        """Lists a node, Variable or ref, and all below it."""
-        # What remains to be visited of each node above: no recursion, whose depth
-        # Python limits.
-        pending = [iter(self._enter(x, kind))]
+    def result(self, root: Cell) -> tuple[GraphDef[Any], list[Any]]:
+        """The skeleton with this root, and the leaves."""
+        return GraphDef.of(root, self.rows, len(self.leaves)), self.leaves
+
+    def cell_of(self, x: Any, kind: nodes.Kind) -> Cell:
+        """The cell of a node, Variable or ref; lists it and all below it."""
+        root, pending = self._enter(x, kind), self._open
         while pending:
-            below = self._list_children(pending[-1])
-            if below:
-                pending.append(iter(below))
+            if self._list_children(pending[-1]):
                 if len(pending) == _DEEP:
                     _check_for_cycles(x)
             else:
-                pending.pop()
+                self._close(pending.pop())
+        return root
 
-    def _list_children(self, children: Iterator[nodes.Child]) -> Sequence[nodes.Child]:
-        """Lists children, until one has children itself, which are returned."""
-        attributes = self.attributes
-        for key, value, is_data in children:
-            if is_data is False:
-                attributes.append((key, Static(value)))
-                continue
-            kind = nodes.kind_of(value)
-            if is_data is None and kind is Leaf.STATIC:
-                attributes.append((key, Static(value)))
+    def _list_children(self, row: _OpenRow) -> bool:
+        """Lists children, until one has children itself; whether that was so."""
+        cells, leaves = row.cells, self.leaves
+        # This runs for each attribute of a model; each call of a function counts.
+        kinds, statics, atoms = nodes.KINDS, graphdefs.STATICS, graphdefs.ATOMS
+        for _, value, is_data in row.children:
+            kind = kinds.get(type(value)) or nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                is_atom = type(value) in atoms
+                known = statics.get((type(value), value)) if is_atom else None
+                cells.append(known or graphdefs.static_of(value))
             elif kind is Leaf.ARRAY or kind is Leaf.STATIC:
-                attributes.append((key, LEAF))
-                self.leaves.append(value)
+                cells.append(LEAF)
+                leaves.append(value)
             else:
-                attributes.append((key, NODE))
-                below = self._enter(value, kind)
-                if below:
-                    return below
-        return ()
+                cell = self._enter(value, kind)
+                cells.append(cell)
+                if cell is NODE:
+                    return True
+        return False
 
-    def _enter(self, x: Any, kind: nodes.Kind) -> Sequence[nodes.Child]:
-        """Lists a node, Variable or ref; returns what is below it."""
-        if isinstance(kind, TreeKind):
-            children, metadata = kind.flatten(x)
-            self.nodes.append(NodeDef(type(x), None, None, len(children), metadata))
-            return children
-        known = self.refs.get(id(x))
-        if known is not None:
-            self.nodes.append(NodeRef(known[1]))
-            return ()
-        index, outer = self._number(x)
-        if isinstance(kind, GraphKind):
-            children, metadata = kind.flatten(x)
-            self.nodes.append(NodeDef(type(x), index, outer, len(children), metadata))
-            return children
-        if kind is Leaf.REF:
-            self.nodes.append(ArrayRefDef(index, outer))
-        else:
-            entries = variables.metadata_of(x)
-            if not entries.is_fixed:
-                entries = entries.noted()
-            ref = self._ref_of(x)
-            self.nodes.append(VariableDef(type(x), index, outer, entries, ref))
-        self.leaves.append(x)
-        return ()
+    def _enter(self, x: Any, kind: nodes.Kind) -> Cell:
+        """The cell of a node, Variable or ref; the children of a node are to come."""
+        index = outer = None
+        if not isinstance(kind, TreeKind):
+            known = self.refs.get(id(x))
+            if known is not None:
+                return NodeRef(known[1])
+            index, outer = self._number(x)
+            if not isinstance(kind, GraphKind):
+                self.leaves.append(x)
+                if kind is Leaf.REF:
+                    return ArrayRefDef(index, outer)
+                return self._define(x, index, outer)
+        children, metadata = kind.flatten(x)
+        counts = len(self.rows), len(self.leaves)
+        node = type(x), index, outer, metadata, tuple([child[0] for child in children])
+        self._open.append(_OpenRow(node, *counts, iter(children), []))
+        self.rows.append(None)
+        return NODE
+
+    def _close(self, row: _OpenRow) -> None:
+        node, number, before, _, cells = row
+        counts = len(self.rows) - number, len(self.leaves) - before
+        self.rows[number] = _make_row((*node, tuple(cells), *counts))
+
+    def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
+        if self.as_before and index in self.as_before:
+            return self.as_before[index]
+        entries = variables.metadata_of(variable)
+        if not entries.is_fixed:
+            entries = entries.noted()
+        ref = self._ref_of(variable)
+        return VariableDef(type(variable), index, outer, entries, ref)
 
     def _number(self, x: Any) -> tuple[int, int | None]:
         """Gives a new object the next number; also returns its outer one."""
         index = len(self.refs)
+        if self.as_before is not None:
+            # New ones have numbers that no object had.
+            known = self.outer.get(id(x))
+            index = index + len(self.outer) if known is None else known[1]
+            self.refs[id(x)] = x, index
+            return index, None
         self.refs[id(x)] = x, index
+        # Both may be one map.
         outer = self.outer.get(id(x))
         return index, None if outer is None else outer[1]
 
@@ -203,6 +265,29 @@ class _Flattener:
             return None
         known = self.refs.get(id(raw))
         return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
+
+
+# The constructor of a named tuple is a function in Python.
+_make_row: Callable[[tuple[Any, ...]], NodeRow]
+_make_row = functools.partial(tuple.__new__, NodeRow)
+
+
+class _OpenRow(NamedTuple):
+    """A row whose cells are being listed.
+
+    Attributes:
+        node: What is known of it: type, numbers, metadata, keys.
+        number: Its place among the rows.
+        before: How many leaves come before it.
+        children: What remains of its children.
+        cells: What was found.
+    """
+
+    node: tuple[Any, ...]
+    number: int
+    before: int
+    children: Iterator[nodes.Child]
+    cells: list[Cell]
 
 
 # To look for cycles takes time, so it begins where an object is deeper than most.
@@ -231,18 +316,19 @@ def flatten_tree(node: Any, function: str) -> tuple[GraphDef[Any], list[Any]]:
     tree_checks.check_tree(flat, function)
     listed = [(paths.from_jax(path), i, leaf) for i, (path, leaf) in enumerate(flat)]
     listed.sort(key=lambda item: paths.path_sort_key(item[0]))
-    path_index = tuple((path, i) for path, i, _ in listed)
-    leaves = [leaf for _, _, leaf in listed]
-    entries: list[Any] = [TreeNodeDef(type(node), treedef, path_index)]
-    attributes: list[tuple[Any, Any]] = []
-    for path, i, leaf in listed:
-        if isinstance(leaf, Variable):
-            attributes.append((path, NODE))
-            metadata = variables.metadata_of(leaf).noted()
-            entries.append(VariableDef(type(leaf), i, None, metadata, None))
-        else:
-            attributes.append((path, LEAF))
-    return GraphDef(entries, attributes, len(leaves)), leaves
+    keys = tuple([path for path, _, _ in listed])
+    order = tuple([i for _, i, _ in listed])
+    cells = tuple([_cell_in_tree(i, leaf) for _, i, leaf in listed])
+    tree, count = Tree(treedef, order), len(listed)
+    row = NodeRow(type(node), None, None, tree, keys, cells, 1, count)
+    return GraphDef.of(NODE, (row,), count), [leaf for _, _, leaf in listed]
+
+
+def _cell_in_tree(number: int, leaf: Any) -> Cell:
+    if not isinstance(leaf, Variable):
+        return LEAF
+    metadata = variables.metadata_of(leaf).noted()
+    return VariableDef(type(leaf), number, None, metadata, None)
 
 
 def raw_of(leaf: Any) -> Any:

@@ -125,7 +125,7 @@ def unflatten(
     """
     if isinstance(state, list) or matching.is_mapping(state):
         leaves = matching.match_leaves(graphdef, [state])
-    elif not graphdef.nodes or graphdef.paths() == ((),):
+    elif graphdef.paths() == ((),):
         leaves = [state]
     else:
         raise ValueError(

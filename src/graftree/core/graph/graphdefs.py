@@ -1,31 +1,31 @@
 """GraphDef: the structure of an object, hashable and comparable.
 
-A skeleton lists what `flattening.flatten` met, in preorder, in two flat sequences. For
+A skeleton is a tuple of rows, one for each object or container, in preorder. A row has
+a *cell* for each key. For
 
     class Model:  a = Param, b = [array, 3], c = (the same Param as a), k = 5 (static)
 
-    nodes                                    attributes
-    NodeDef(Model, 0, 4 attributes)          ("a", NODE)
-    VariableDef(Param, 1)                    ("b", NODE)
-    NodeDef(list, None, 2 attributes)        (0, LEAF)  (1, Static(3))
-    NodeRef(1)                               ("c", NODE)  ("k", Static(5))
+    rows                    keys                  cells
+    NodeRow(Model, 0)       ("a", "b", "c", "k")  VariableDef(Param, 1), NODE,
+                                                  NodeRef(1), Static(5)
+    NodeRow(list, None)     (0, 1)                LEAF, Static(3)
 
-Read with one iterator each: a NODE attribute takes the next entry of ``nodes``, a LEAF
-and a VariableDef take the next leaf. The number of an object that is tracked by
-identity is its ``index``; ``outer_index`` is the number of the object that it stands
-for outside a transform, if there is one.
+A NODE cell is the next row; a LEAF, a VariableDef and an ArrayRefDef take the next
+leaf. The number of an object that is tracked by identity is its ``index``;
+``outer_index`` is the number of the object that it stands for outside a transform, if
+there is one.
 
-Tree mode has one `TreeNodeDef` that holds JAX's treedef, and for each leaf, in the
-order of the paths, a NODE attribute with a VariableDef, or a LEAF attribute.
+What JAX takes apart is one row, whose metadata is a `Tree`: an object in tree mode, or
+the arguments of a call. Its keys are paths, and it has no static cells.
 
-All entries are tuples, so that equality and hashing run in C.
+All of it are tuples, so that equality and hashing run in C.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -34,10 +34,11 @@ from graftree.core import imprints, pickling
 from graftree.core.imprints import HashableMapping
 
 Node = TypeVar("Node")
+Path = tuple[Any, ...]
 
 
 class Marker(enum.Enum):
-    """What an attribute that is not static refers to."""
+    """What a cell that says no more refers to."""
 
     NODE = "node"
     LEAF = "leaf"
@@ -74,20 +75,20 @@ class Static(tuple[Any, Any]):
         return f"Static(value={self[1]!r})"
 
 
-class NodeDef(NamedTuple):
-    """A graph node, or (``index`` is ``None``) a container."""
+# Those of atoms, by their type and value. A model has many that are equal.
+STATICS: dict[tuple[type, Any], Static] = {}
+ATOMS = frozenset({int, bool, str, type(None)})
+_MOST_STATICS = 4096
 
-    type: type
-    index: int | None
-    outer_index: int | None
-    num_attributes: int
-    metadata: Any
 
-    def __repr__(self) -> str:
-        return (
-            f"NodeDef(type={self.type.__name__!r}, index={self.index}, "
-            f"outer_index={self.outer_index}, num_attributes={self.num_attributes})"
-        )
+def static_of(value: Any) -> Static:
+    """The `Static` of a value; for an atom the same one each time."""
+    made = Static(value)
+    if type(value) in ATOMS:
+        if len(STATICS) > _MOST_STATICS:
+            STATICS.clear()
+        STATICS[type(value), value] = made
+    return made
 
 
 class NodeRef(NamedTuple):
@@ -119,6 +120,70 @@ class VariableDef(NamedTuple):
         )
 
 
+Cell = VariableDef | ArrayRefDef | NodeRef | Static | Marker
+
+
+class Tree(NamedTuple):
+    """The metadata of what JAX takes apart.
+
+    Attributes:
+        treedef: JAX's.
+        order: For each cell its place in the treedef; ``None`` if they are in order.
+    """
+
+    treedef: Any
+    order: tuple[int, ...] | None = None
+
+
+class NodeRow(NamedTuple):
+    """An object, or (``index`` is ``None``) a container.
+
+    Attributes:
+        type: Its type.
+        index: Its number, if it is tracked by identity.
+        outer_index: The number of the object outside that it stands for.
+        metadata: What its type tells of it besides its children.
+        keys: The keys of its children, in order.
+        cells: What is there.
+        num_rows: How many rows it takes, with all that is below.
+        num_leaves: How many leaves there are in it, with all that is below.
+    """
+
+    type: type
+    index: int | None
+    outer_index: int | None
+    metadata: Any
+    keys: tuple[Any, ...]
+    cells: tuple[Cell, ...]
+    num_rows: int
+    num_leaves: int
+
+    def below(self, path: Path) -> Iterator[tuple[Path, Cell]]:
+        """Each cell with its path, given that of the row."""
+        keys, is_tree = self.keys, type(self.metadata) is Tree
+        places = [(*path, *k) for k in keys] if is_tree else [(*path, k) for k in keys]
+        return zip(places, self.cells, strict=True)
+
+
+# The form in which clients know a skeleton: `GraphDef.nodes`, `GraphDef.attributes`.
+
+
+class NodeDef(NamedTuple):
+    """A graph node, or (``index`` is ``None``) a container."""
+
+    type: type
+    index: int | None
+    outer_index: int | None
+    num_attributes: int
+    metadata: Any
+
+    def __repr__(self) -> str:
+        return (
+            f"NodeDef(type={self.type.__name__!r}, index={self.index}, "
+            f"outer_index={self.outer_index}, num_attributes={self.num_attributes})"
+        )
+
+
 class TreeNodeDef(NamedTuple):
     """An object in tree mode.
 
@@ -134,39 +199,6 @@ class TreeNodeDef(NamedTuple):
     path_index: tuple[tuple[Any, int], ...]
 
 
-class Parts(NamedTuple):
-    """A node and its children, whose values stand at ``start:stop`` of the list."""
-
-    definition: NodeDef
-    place: int
-    keys: tuple[Any, ...]
-    start: int
-    stop: int
-
-
-class Blueprint(NamedTuple):
-    """The attributes of a graph-mode skeleton as one flat list of values.
-
-    The root has place 0; the children of one node stand side by side. So an object is
-    built by a few plain loops: copy the list, put in the leaves and what refers to
-    objects, then make of each slice of it a node.
-
-    Attributes:
-        values: The list, with the static values in their places.
-        objects: The nodes that are tracked by identity, in order, with their numbers.
-        leaves: For each leaf its definition, unless it is plain, and its place.
-        references: Numbers of objects that are met again, and where.
-        nodes: All nodes, those below a node before it.
-    """
-
-    values: list[Any]
-    objects: list[tuple[int, NodeDef]]
-    leaves: list[tuple[VariableDef | ArrayRefDef | None, int]]
-    references: list[tuple[int, int]]
-    nodes: list[Parts]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class GraphDef(Generic[Node]):
     """The structure of an object, as `split` returns it: types, static values, sharing.
 
@@ -174,9 +206,14 @@ class GraphDef(Generic[Node]):
     is a JAX pytree without leaves, so it can be an argument of ``jax.jit``.
 
     Args:
-        nodes: The entries described at the top of this file.
-        attributes: Pairs of a key and `NODE`, `LEAF` or a `Static`.
+        nodes: A `NodeDef`, `VariableDef`, `ArrayRefDef` or `NodeRef` for each object
+            and container, in preorder; in tree mode a `TreeNodeDef` comes first.
+        attributes: Pairs of a key and `NODE`, `LEAF` or a `Static`, in the same order.
         num_leaves: How many leaves fill the skeleton.
+
+    Attributes:
+        root: The cell of the object.
+        rows: The rows of all objects and containers in it.
 
     Raises:
         dataclasses.FrozenInstanceError: On assignment to an attribute.
@@ -188,9 +225,9 @@ class GraphDef(Generic[Node]):
         (True, True, 2)
     """
 
-    __slots__ = ("__weakref__", "_cache", "attributes", "nodes", "num_leaves")
-    nodes: list[Any]
-    attributes: list[tuple[Any, Any]]
+    __slots__ = ("__weakref__", "_cache", "num_leaves", "root", "rows")
+    root: Cell
+    rows: tuple[NodeRow, ...]
     num_leaves: int
 
     def __init__(
@@ -199,18 +236,33 @@ class GraphDef(Generic[Node]):
         attributes: Sequence[tuple[Any, Any]],
         num_leaves: int,
     ) -> None:
+        self._fill(*_read(nodes, attributes), num_leaves)
+
+    @staticmethod
+    def of(root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> GraphDef[Any]:
+        """The skeleton of these rows."""
+        made = GraphDef.__new__(GraphDef)
+        made._fill(root, rows, num_leaves)
+        return made
+
+    def _fill(self, root: Cell, rows: Sequence[NodeRow], num_leaves: int) -> None:
         store = object.__setattr__
-        store(self, "nodes", list(nodes))
-        store(self, "attributes", list(attributes))
+        store(self, "root", root)
+        store(self, "rows", tuple(rows))
         store(self, "num_leaves", num_leaves)
         store(self, "_cache", {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __hash__(self) -> int:
         # `is` and this cache make a GraphDef cheap as the key of a compile cache.
         found = self._cache.get("hash")
         if found is None:
-            key = (tuple(self.nodes), tuple(self.attributes))
-            found = self._cache["hash"] = hash(key)
+            found = self._cache["hash"] = hash((self.root, self.rows))
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -218,12 +270,10 @@ class GraphDef(Generic[Node]):
             return True
         if not isinstance(other, GraphDef):
             return NotImplemented
-        if self.num_leaves != other.num_leaves:
-            return False
         mine, theirs = self._cache.get("hash"), other._cache.get("hash")
         if mine is not None and theirs is not None and mine != theirs:
             return False
-        return self.nodes == other.nodes and self.attributes == other.attributes
+        return self.root == other.root and self.rows == other.rows
 
     def __repr__(self) -> str:
         lines = ["GraphDef(", "  nodes=["]
@@ -233,15 +283,26 @@ class GraphDef(Generic[Node]):
         return "\n".join([*lines, "  ],", f"  num_leaves={self.num_leaves}", ")"])
 
     def __reduce__(self) -> Any:
-        return GraphDef, (self.nodes, self.attributes, self.num_leaves)
+        return GraphDef.of, (self.root, self.rows, self.num_leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphDef[Node]:
         return self
 
     @property
-    def is_tree(self) -> bool:
-        """Whether it was made in tree mode."""
-        return bool(self.nodes) and isinstance(self.nodes[0], TreeNodeDef)
+    def nodes(self) -> list[Any]:
+        """What objects and containers are in it, in preorder."""
+        return _listed(self)[0]
+
+    @property
+    def attributes(self) -> list[tuple[Any, Any]]:
+        """The keys of all attributes and members, in preorder, with what is there."""
+        return _listed(self)[1]
+
+    @property
+    def tree(self) -> Tree | None:
+        """How JAX takes the object apart, if it was JAX that did."""
+        metadata = self.rows[0].metadata if self.rows else None
+        return metadata if type(metadata) is Tree else None
 
     def apply(self, state: Any, *states: Any, graph: bool | None = None) -> Any:
         """Calls a method of the object made of this GraphDef and the states.
@@ -263,53 +324,53 @@ class GraphDef(Generic[Node]):
         """
         return _callers[0](self, (state, *states), graph)
 
-    def leaves(self) -> tuple[tuple[Any, VariableDef | ArrayRefDef | None], ...]:
+    def listed(self) -> list[tuple[Path, Any]]:
+        """Each row, and each other cell, with its path, in preorder."""
+        if self.root is not NODE:
+            return [((), self.root)]
+        rows = iter(self.rows)
+        top = next(rows)
+        found: list[tuple[Path, Any]] = [((), top)]
+        # What remains of each row above. No recursion, whose depth Python limits.
+        pending = [top.below(())]
+        while pending:
+            for item in pending[-1]:
+                path, cell = item
+                if cell is NODE:
+                    row = next(rows)
+                    found.append((path, row))
+                    pending.append(row.below(path))
+                    break
+                found.append(item)
+            else:
+                pending.pop()
+        return found
+
+    def leaves(self) -> tuple[tuple[Path, VariableDef | ArrayRefDef | None], ...]:
         """For each leaf its path, and its definition unless it is plain; cached."""
         found = self._cache.get("leaves")
         if found is None:
-            found = self._cache["leaves"] = tuple(_list_leaves(self))
+            found = self._cache["leaves"] = tuple(
+                [
+                    (path, None if what is LEAF else what)
+                    for path, what in self.listed()
+                    if what is LEAF or type(what) in _DEFINITIONS
+                ]
+            )
         return found
 
-    def paths(self) -> tuple[Any, ...]:
+    def paths(self) -> tuple[Path, ...]:
         """The path of each leaf, in order; cached."""
         found = self._cache.get("paths")
         if found is None:
             found = self._cache["paths"] = tuple([path for path, _ in self.leaves()])
         return found
 
-    def blueprint(self) -> Blueprint:
-        """Where each value of the object stands in one flat list; cached."""
-        found = self._cache.get("blueprint")
-        if found is None:
-            found = self._cache["blueprint"] = _draw(self)
-        return found
-
-    def is_fixed(self) -> bool:
-        """Whether an object of it changes by its attributes only; cached.
-
-        Not so if there are containers or refs in it, or static values that may change.
-        A ``None`` in the place of data is a container to JAX, but nothing is in it.
-        """
-        found = self._cache.get("fixed")
-        if found is None:
-            found = self._cache["fixed"] = not self.is_tree and all(
-                node.index is not None or node.type is type(None)
-                if isinstance(node, NodeDef)
-                else isinstance(node, NodeRef)
-                or (isinstance(node, VariableDef) and node.array_refdef is None)
-                for node in self.nodes
-            )
-            found = self._cache["fixed"] = found and not any(
-                type(attribute) is Static and imprints.may_change(attribute.value)
-                for _, attribute in self.attributes
-            )
-        return found
-
-    def tree(self) -> dict[Any, Any]:
+    def places(self) -> dict[Any, Any]:
         """The paths as nested dicts, with the number of each leaf; cached."""
-        found = self._cache.get("tree")
+        found = self._cache.get("places")
         if found is None:
-            found = self._cache["tree"] = {}
+            found = self._cache["places"] = {}
             for number, path in enumerate(self.paths()):
                 place = found
                 for key in path[:-1]:
@@ -317,8 +378,77 @@ class GraphDef(Generic[Node]):
                 place[path[-1]] = number
         return found
 
+    def tops(self) -> list[Any]:
+        """For each cell of the root its row, or itself if it has none."""
+        number, found = 1, []
+        for cell in self.rows[0].cells:
+            top = self.rows[number] if cell is NODE else cell
+            found.append(top)
+            number += top.num_rows if isinstance(top, NodeRow) else 0
+        return found
+
+    def counts(self) -> list[int]:
+        """How many leaves each cell of the root has."""
+        return [
+            top.num_leaves if isinstance(top, NodeRow) else int(is_leaf(top))
+            for top in self.tops()
+        ]
+
+    def part(self, treedef: Any, start: int, stop: int) -> GraphDef[Any]:
+        """The skeleton of a part of what JAX took apart: of some cells of the root."""
+        cells, rows = (
+            self.rows[0].cells[start:stop],
+            self.rows[self._below(start, stop)],
+        )
+        return _of_tree(Tree(treedef), cells, rows)
+
+    def with_part(self, start: int, stop: int, part: GraphDef[Any]) -> GraphDef[Any]:
+        """The skeleton with another part there, of as many cells."""
+        cells, rows, below = (
+            [*self.rows[0].cells],
+            [*self.rows],
+            self._below(start, stop),
+        )
+        cells[start:stop] = part.rows[0].cells
+        rows[below] = part.rows[1:]
+        return _of_tree(self.rows[0].metadata, tuple(cells), rows[1:])
+
+    def _below(self, start: int, stop: int) -> slice:
+        """Where the rows of some cells of the root are."""
+        sizes = [x.num_rows if isinstance(x, NodeRow) else 0 for x in self.tops()]
+        first = 1 + sum(sizes[:start])
+        return slice(first, first + sum(sizes[start:stop]))
+
 
 jax.tree_util.register_static(GraphDef)
+
+
+_DEFINITIONS = (VariableDef, ArrayRefDef)
+
+
+def is_leaf(what: Any) -> bool:
+    """Whether a row or cell is that of a leaf."""
+    return what is LEAF or type(what) in _DEFINITIONS
+
+
+def tree_row(
+    tree: Tree, cells: tuple[Cell, ...], num_rows: int, num_leaves: int
+) -> NodeRow:
+    """The row of what JAX took apart, whose members are numbered."""
+    keys = tuple([(number,) for number in range(len(cells))])
+    return NodeRow(tuple, None, None, tree, keys, cells, num_rows, num_leaves)
+
+
+def _of_tree(
+    tree: Tree, cells: tuple[Cell, ...], rows: Sequence[NodeRow]
+) -> GraphDef[Any]:
+    num_leaves, number = sum(map(is_leaf, cells)), 0
+    while number < len(rows):
+        num_leaves += rows[number].num_leaves
+        number += rows[number].num_rows
+    top = tree_row(tree, cells, len(rows) + 1, num_leaves)
+    return GraphDef.of(NODE, (top, *rows), num_leaves)
+
 
 # Filled by `functional`, which is defined above this file.
 _callers: list[Callable[[GraphDef[Any], Sequence[Any], bool | None], Any]] = []
@@ -331,80 +461,68 @@ def register_caller(
     _callers[:] = [caller]
 
 
-def _list_leaves(graphdef: GraphDef[Any]) -> list[tuple[Any, Any]]:
-    if graphdef.is_tree:
-        definitions = iter(graphdef.nodes[1:])
-        return [
-            (path, next(definitions) if attribute is NODE else None)
-            for path, attribute in graphdef.attributes
-        ]
-    if not graphdef.nodes:
-        return [((), None)]
-    found: list[tuple[Any, Any]] = []
-    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+def _listed(graphdef: GraphDef[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """`GraphDef.nodes` and `GraphDef.attributes`."""
+    nodes: list[Any] = []
+    attributes: list[tuple[Any, Any]] = []
+    for path, what in graphdef.listed():
+        if isinstance(what, NodeRow):
+            nodes.append(_node_def(what))
+        elif not (what is LEAF or isinstance(what, Static)):
+            nodes.append(what)
+        if path or what is LEAF:
+            is_attribute = what is LEAF or isinstance(what, Static)
+            key = path if graphdef.tree else path[-1] if path else None
+            attributes.append((key, what if is_attribute else NODE))
+    return nodes, attributes
 
-    # Nodes whose attributes are still to come: path, and how many. No recursion, whose
-    # depth Python limits.
-    root = next(nodes)
-    if not isinstance(root, NodeDef):
-        return [((), root)] if isinstance(root, (VariableDef, ArrayRefDef)) else []
-    pending: list[tuple[tuple[Any, ...], int]] = [((), root.num_attributes)]
+
+def _node_def(row: NodeRow) -> NodeDef | TreeNodeDef:
+    tree = row.metadata
+    if type(tree) is Tree:
+        order = range(len(row.keys)) if tree.order is None else tree.order
+        path_index = tuple(zip(row.keys, order, strict=True))
+        return TreeNodeDef(row.type, tree.treedef, path_index)
+    return NodeDef(row.type, row.index, row.outer_index, len(row.keys), row.metadata)
+
+
+def _read(
+    nodes: Sequence[Any], attributes: Sequence[tuple[Any, Any]]
+) -> tuple[Cell, Sequence[Any]]:
+    """The root and the rows that are listed so; the inverse of `_listed`."""
+    definitions, remaining = iter(nodes), iter(attributes)
+    top = next(definitions, LEAF)
+    if isinstance(top, TreeNodeDef):
+        cells = [next(definitions) if x is NODE else x for _, x in attributes]
+        tree = Tree(top.treedef, tuple([place for _, place in top.path_index]))
+        keys, count = tuple([path for path, _ in top.path_index]), len(cells)
+        row = NodeRow(top.type, None, None, tree, keys, tuple(cells), 1, count)
+        return NODE, [row]
+    if not isinstance(top, NodeDef):
+        return top, ()
+    rows: list[Any] = [None]
+    num_leaves = 0
+    # The nodes above: where each is, how many leaves came before it, keys and cells.
+    pending: list[tuple[NodeDef, int, int, list[Any], list[Any]]]
+    pending = [(top, 0, 0, [], [])]
     while pending:
-        path, remaining = pending.pop()
-        while remaining:
-            key, attribute = next(attributes)
-            remaining -= 1
-            if attribute is NODE:
-                node = next(nodes)
-                if isinstance(node, NodeDef):
-                    pending.append((path, remaining))
-                    path, remaining = (*path, key), node.num_attributes
-                elif not isinstance(node, NodeRef):
-                    found.append(((*path, key), node))
-            elif attribute is LEAF:
-                found.append(((*path, key), None))
-    return found
-
-
-def _draw(graphdef: GraphDef[Any]) -> Blueprint:
-    root = graphdef.nodes[0] if graphdef.nodes else None
-    if not isinstance(root, (NodeDef, NodeRef)):
-        # Tree mode has one for each Variable.
-        return Blueprint([None], [], [(root, 0)], [], [])
-    blueprint = Blueprint([None], [], [], [], [])
-    values, leaves = blueprint.values, blueprint.leaves
-    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
-
-    def enter(node: NodeDef, place: int) -> Any:
-        """Makes room for the children; the node, its place, its keys, and where."""
-        if node.index is not None:
-            blueprint.objects.append((node.index, node))
-        start, stop = len(values), len(values) + node.num_attributes
-        values.extend([None] * node.num_attributes)
-        return node, place, [], start, stop
-
-    next(nodes)
-    if isinstance(root, NodeRef):
-        blueprint.references.append((root.index, 0))
-        return blueprint
-    # Nodes whose children are still to come. No recursion, whose depth Python limits.
-    pending = [enter(root, 0)]
-    while pending:
-        node, place, keys, start, stop = above = pending.pop()
-        for child in range(start + len(keys), stop):
-            key, attribute = next(attributes)
+        node, place, before, keys, cells = pending[-1]
+        while len(cells) < node.num_attributes:
+            key, what = next(remaining)
+            cell = next(definitions) if what is NODE else what
             keys.append(key)
-            if attribute is LEAF:
-                leaves.append((None, child))
-            elif attribute is not NODE:
-                values[child] = attribute.value
-            elif isinstance(below := next(nodes), NodeDef):
-                pending += [above, enter(below, child)]
+            num_leaves += is_leaf(cell)
+            if isinstance(cell, NodeDef):
+                cells.append(NODE)
+                pending.append((cell, len(rows), num_leaves, [], []))
+                rows.append(None)
                 break
-            elif isinstance(below, NodeRef):
-                blueprint.references.append((below.index, child))
-            else:
-                leaves.append((below, child))
+            cells.append(cell)
         else:
-            blueprint.nodes.append(Parts(node, place, tuple(keys), start, stop))
-    return blueprint
+            pending.pop()
+            kind, index, outer, _, metadata = node
+            counts = len(rows) - place, num_leaves - before
+            rows[place] = NodeRow(
+                kind, index, outer, metadata, tuple(keys), tuple(cells), *counts
+            )
+    return NODE, rows

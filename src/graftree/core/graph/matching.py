@@ -292,7 +292,7 @@ def match_leaves(graphdef: GraphDef[Any], state_list: Sequence[Any]) -> list[Any
         return _match_root(graphdef, state_list)
     mappings = [*map(_checked, state_list)]
     found = [MISSING] * graphdef.num_leaves
-    if all(_fill(graphdef.tree(), mapping, found) for mapping in mappings):
+    if all(_fill(graphdef.places(), mapping, found) for mapping in mappings):
         if not any(leaf is MISSING for leaf in found):
             return found
     return _match_slowly(graphdef, mappings)
@@ -334,7 +334,9 @@ def _match_slowly(
     found: list[Any] = [MISSING] * len(definitions)
     unexpected: list[Path] = []
     for mapping in mappings:
-        for path, number, value, *_ in match(graphdef.tree(), mapping, _in_tree).given:
+        for path, number, value, *_ in match(
+            graphdef.places(), mapping, _in_tree
+        ).given:
             if type(number) is not int:
                 unexpected += [path for path, _ in leaves_of(value, path)]
             # An empty mapping counts only if there is nothing else.

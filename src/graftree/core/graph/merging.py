@@ -7,7 +7,7 @@ succeeds, or changes nothing that existed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +16,15 @@ from graftree import _jax
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.graphdefs import (
+    LEAF,
+    NODE,
     ArrayRefDef,
+    Cell,
     GraphDef,
-    NodeDef,
-    TreeNodeDef,
+    NodeRef,
+    NodeRow,
+    Static,
+    Tree,
     VariableDef,
 )
 from graftree.core.graph.nodes import GraphKind
@@ -38,10 +43,6 @@ def unflatten(
     recreate_variables: bool = True,
 ) -> Any:
     """The object of a skeleton of either mode, from its leaves in order."""
-    if graphdef.is_tree:
-        return _unflatten_tree(graphdef, leaves, recreate_variables)
-    if not graphdef.nodes:
-        return leaves[0]
     builder = Builder(
         IndexMap() if index_ref is None else index_ref,
         outer_index_outer_ref or {},
@@ -51,19 +52,6 @@ def unflatten(
     builder.check()
     builder.commit()
     return root
-
-
-def _unflatten_tree(
-    graphdef: GraphDef[Any], leaves: Sequence[Any], recreate_variables: bool
-) -> Any:
-    root: TreeNodeDef = graphdef.nodes[0]
-    placed: list[Any] = [None] * len(leaves)
-    entries = zip(root.path_index, graphdef.leaves(), leaves, strict=True)
-    for (_, position), (_, definition), leaf in entries:
-        if definition is not None:
-            leaf = _as_variable(definition, leaf, recreate_variables)
-        placed[position] = leaf
-    return jax.tree.unflatten(root.treedef, placed)
 
 
 # A leaf that stands for "the existing Variable keeps what it has".
@@ -97,37 +85,70 @@ class Builder:
 
     def build(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> Any:
         """The object of a skeleton; what is reused in it is complete after `commit`."""
-        blueprint = graphdef.blueprint()
-        values = blueprint.values.copy()
-        # Objects first: what is below them may refer back to them.
-        for index, node in blueprint.objects:
-            self.found[index] = self._make_object(node)
-        for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
-            values[place] = leaf if definition is None else self._leaf(definition, leaf)
-        for index, place in blueprint.references:
-            values[place] = self.found[index]
-        for node, place, keys, start, stop in blueprint.nodes:
-            values[place] = self._fill(node, keys, values[start:stop])
-        return values[0]
+        if graphdef.root is not NODE:
+            return self._value(graphdef.root, iter(leaves))
+        root, values = self._build_root(graphdef.rows, leaves)
+        return self._made(root, values)
 
-    def _make_object(self, node: NodeDef) -> Any:
-        obj = self._existing(node)
-        if obj is MISSING:
-            kind: Any = nodes.kind_of_type(node.type)
-            obj = kind.create_empty(node.metadata)
-        return obj
+    def members(self, graphdef: GraphDef[Any], leaves: Sequence[Any]) -> list[Any]:
+        """What is in the cells of the root, as by `build`."""
+        return self._build_root(graphdef.rows, leaves)[1]
 
-    def _fill(self, node: NodeDef, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        kind: Any = nodes.kind_of_type(node.type)
-        if node.index is None:
-            return kind.unflatten([*zip(keys, values, strict=True)], node.metadata)
-        obj = self.found[node.index]
-        if obj is self.existing.get(node.outer_index, MISSING):
-            self.fills.append((obj, kind, node.metadata, keys, values))
+    def _build_root(
+        self, rows: Sequence[NodeRow], leaves: Sequence[Any]
+    ) -> tuple[NodeRow, list[Any]]:
+        """The root, and what is in its cells."""
+        given, remaining = iter(leaves), iter(rows)
+        # The rows above, and what was found in them. No recursion, whose depth Python
+        # limits.
+        pending = [self._opened(next(remaining))]
+        while True:
+            row, cells, values = pending[-1]
+            for cell in cells:
+                if type(cell) is Static:
+                    values.append(cell[1])
+                elif cell is NODE:
+                    pending.append(self._opened(next(remaining)))
+                    break
+                else:
+                    values.append(self._value(cell, given))
+            else:
+                pending.pop()
+                if not pending:
+                    return row, values
+                pending[-1][2].append(self._made(row, values))
+
+    def _opened(self, row: NodeRow) -> tuple[NodeRow, Iterator[Cell], list[Any]]:
+        # Objects come before what is below them, which may refer to them.
+        if row.index is not None:
+            obj = self._existing(row)
+            if obj is MISSING:
+                kind: Any = nodes.kind_of_type(row.type)
+                obj = kind.create_empty(row.metadata)
+            self.found[row.index] = obj
+        return row, iter(row.cells), []
+
+    def _made(self, row: NodeRow, values: list[Any]) -> Any:
+        """The object or container of a row, with these values in its cells."""
+        if type(row.metadata) is Tree:
+            return unflatten_tree(row.metadata, values)
+        kind: Any = nodes.kind_of_type(row.type)
+        if row.index is None:
+            return kind.unflatten([*zip(row.keys, values, strict=True)], row.metadata)
+        obj = self.found[row.index]
+        if obj is self.existing.get(row.outer_index, MISSING):
+            self.fills.append((obj, kind, row.metadata, row.keys, values))
         else:
             # At once: a container around it may look into it.
-            kind.fill(obj, node.metadata, keys, values)
+            kind.fill(obj, row.metadata, row.keys, values)
         return obj
+
+    def _value(self, cell: Any, given: Iterator[Any]) -> Any:
+        if cell is LEAF:
+            return next(given)
+        if type(cell) is NodeRef:
+            return self.found[cell.index]
+        return self._leaf(cell, next(given))
 
     def _leaf(self, definition: Any, leaf: Any) -> Any:
         if isinstance(definition, ArrayRefDef):
@@ -146,7 +167,7 @@ class Builder:
             self.found[definition.array_refdef.index] = variable.get_raw_value()
         return variable
 
-    def _existing(self, node: NodeDef | VariableDef) -> Any:
+    def _existing(self, node: NodeRow | VariableDef) -> Any:
         """The object that is reused for an entry of a skeleton, or `MISSING`."""
         obj = self.existing.get(node.outer_index, MISSING)
         if obj is not MISSING and type(obj) is not node.type:
@@ -177,32 +198,14 @@ class Builder:
                 variables.replace_metadata(variable, entries)
 
 
-def is_as_built(
-    graphdef: GraphDef[Any], leaves: Sequence[Any], found: Mapping[int, Any]
-) -> bool:
-    """Whether an object that a `Builder` made is still built so.
-
-    False if that takes more than comparing attributes. What Variables hold is not
-    looked at.
-    """
-    if not graphdef.is_fixed():
-        return False
-    blueprint = graphdef.blueprint()
-    values = blueprint.values.copy()
-    for (definition, place), leaf in zip(blueprint.leaves, leaves, strict=True):
-        values[place] = leaf if definition is None else found[definition.index]
-    for index, place in blueprint.references:
-        values[place] = found[index]
-    # A node comes after those below it.
-    for node, place, _, start, stop in blueprint.nodes:
-        index: Any = node.index
-        if index is None:  # where there are other containers, they are not fixed
-            values[place] = None
-            continue
-        values[place] = obj = found[index]
-        if not nodes.is_as_filled(obj, node.metadata, values[start:stop]):
-            return False
-    return True
+def unflatten_tree(tree: Tree, members: Sequence[Any]) -> Any:
+    """What JAX made of these members, in the order of the cells."""
+    if tree.order is not None:
+        placed = [None] * len(members)
+        for position, member in zip(tree.order, members, strict=True):
+            placed[position] = member
+        members = placed
+    return jax.tree.unflatten(tree.treedef, members)
 
 
 def _differs(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,25 +99,28 @@ class StaticElem(NamedTuple):
 
 
 _registered: dict[type, GraphKind | TreeKind] = {}
-_kinds: dict[type, Kind] = {}
+# The kinds of the values of a type, as far as they are known; not of tracers, since
+# those of arrays and of refs may share a type.
+KINDS: dict[type, Kind] = {}
 
 
 def kind_of(x: Any) -> Kind:
     """The kind of a value."""
-    known = _kinds.get(type(x))
-    if known is None:
-        known = kind_of_type(type(x))
-    if known is Leaf.ARRAY and isinstance(x, _jax.Tracer) and _jax.is_ref(x):
-        # Tracers of arrays and of refs may share a type.
-        return Leaf.REF
-    return known
+    known = KINDS.get(type(x))
+    if known is not None:
+        return known
+    if isinstance(x, _jax.Tracer):
+        return Leaf.REF if _jax.is_ref(x) else Leaf.ARRAY
+    return kind_of_type(type(x))
 
 
 def kind_of_type(kind: type) -> Kind:
     """The kind of the instances of a type (of tracers: of traced arrays)."""
-    known = _kinds.get(kind)
+    known = KINDS.get(kind)
     if known is None:
-        known = _kinds[kind] = _classify(kind)
+        if issubclass(kind, _jax.Tracer):
+            return Leaf.ARRAY
+        known = KINDS[kind] = _classify(kind)
     return known
 
 
@@ -129,8 +131,6 @@ def _classify(kind: type) -> Kind:
         return PYTREE
     if issubclass(kind, Variable):
         return Leaf.VARIABLE
-    if issubclass(kind, _jax.Tracer):
-        return Leaf.ARRAY
     if issubclass(kind, _jax.Ref):
         return Leaf.REF
     if _jax.is_data_type(kind):
@@ -278,7 +278,7 @@ def _register(kind: type, impl: GraphKind | TreeKind) -> None:
     if kind in _registered or issubclass(kind, Pytree):
         raise ValueError(f"The node type {kind.__name__} is already registered.")
     _registered[kind] = impl
-    _kinds.clear()
+    KINDS.clear()
 
 
 def registered_types() -> list[type]:
@@ -353,21 +353,6 @@ def _fill_pytree(
     # New, so there is nothing to stamp. The layout has the order of the keys.
     names, _, _ = metadata.table.names(classes.facts_of(metadata.type).naming)
     vars(obj).update(zip(names, values, strict=True))
-
-
-def is_as_filled(obj: Any, metadata: Any, values: Sequence[Any]) -> bool:
-    """Whether a Pytree made of these has just these attributes still."""
-    if type(metadata) is not PytreeMetadata or type(obj) is not metadata.type:
-        return False
-    kind, table, *flags = metadata
-    entries, state = vars(obj), bookkeeping.state_of(obj)
-    names, _, _ = table.names(classes.facts_of(kind).naming)
-    return (
-        entries.get(_TABLE) is table
-        and len(entries) == len(names) + len(bookkeeping.NAMES)
-        and [state.initializing, state.is_setup] == flags
-        and all(map(operator.is_, map(entries.get, names), values))
-    )
 
 
 def _refill_pytree(

@@ -297,7 +297,7 @@ _STRINGS = frozenset({str})
 
 
 def _as_node(value: dict[Any, Any]) -> dict[Any, Any]:
-    """A sub-mapping with a `Level` for itself, and each one in it, if it needs it."""
+    """A sub-mapping with a `Level` for each one in it that needs it."""
     # A set of types is made in C.
     if type(value) is not dict or not _STRINGS.issuperset(map(type, value)):
         return Level(value)

@@ -27,7 +27,7 @@ from graftree.interop.graph_contexts import contexts
 from graftree.interop.graph_contexts.contexts import MergeContext, SplitContext
 from graftree.transforms.crossing import decorators, reports
 from graftree.transforms.crossing.decorators import MISSING
-from graftree.transforms.crossing.rows import Prefix
+from graftree.transforms.crossing.prefixes import Prefix
 
 _TAG = "split_merge_inputs"
 

@@ -17,17 +17,16 @@ from graftree.config import Propagation
 from graftree.core import stamps
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.compiled import compilations
 from graftree.transforms.compiled.stages import Lowered, Traced
-from graftree.transforms.crossing import arguments, decorators, inside, outside
-from graftree.transforms.crossing.arguments import Statics
-from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing import decorators, inside, outside, traces
+from graftree.transforms.crossing.decorators import MISSING, Statics
 from graftree.transforms.crossing.outside import Call
-from graftree.transforms.crossing.plans.planned_calls import NO_PLAN, Plan
-from graftree.transforms.crossing.plans.plans import PlanOfObjects, Plans
-from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
+from graftree.transforms.crossing.planned_calls import NO_PLAN, Plan
+from graftree.transforms.crossing.plans import PlanOfObjects, Plans
+from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
-from graftree.transforms.crossing.traces.traces import Traces
+from graftree.transforms.crossing.traces import Traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,7 +68,7 @@ class JitWrapped(Rebuilt, decorators.Method[P, R]):
     ) -> None:
         self.traces = Traces()
         callers = JitWrapped.__call__, Plan.call, PlanOfObjects.call_with
-        compilations.follow(*[caller.__code__ for caller in callers])
+        traces.follow(*[caller.__code__ for caller in callers])
         options |= {"shardings": shardings, "statics": statics, "traces": self.traces}
         row, jax_options = configure(name, fun, mode, **options)
         decorators.wraps(fun)(self)
@@ -272,9 +271,9 @@ def configure(
     **options: Any,
 ) -> tuple[Row, dict[str, Any]]:
     """The row of a compiled function, and what ``jax.jit`` is told."""
-    static = arguments.choose(function, "static", *statics)
-    donate = arguments.choose(function, "donate", *donated)
-    arguments.check_disjoint(static, donate)
+    static = decorators.choose(function, "static", *statics)
+    donate = decorators.choose(function, "donate", *donated)
+    decorators.check_disjoint(static, donate)
     ins, outs = shardings
     row = Row(
         name,

@@ -17,8 +17,8 @@ from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
-from graftree.transforms.crossing import decorators, guises, packing, reports
-from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing import debug_info, decorators, packing, reports
+from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.rows import Row
 
@@ -118,7 +118,7 @@ class _JitPartial(JitWrapped):
                 )
             return result
 
-        return guises.named_after(interior, traced)
+        return debug_info.named_after(interior, traced)
 
     def prepare(
         self,

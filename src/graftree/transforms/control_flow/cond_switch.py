@@ -19,7 +19,7 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.graph import differences
-from graftree.transforms.crossing import guises, programs, signatures
+from graftree.transforms.crossing import debug_info, programs, signatures
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
@@ -226,7 +226,7 @@ class _Branches:
             self._compare(self.kind.name_of(number), result, inside.signature)
             return result
 
-        return guises.named_after(f, branch)
+        return debug_info.named_after(f, branch)
 
     def _compare(self, name: str, result: Any, operands: Signature) -> None:
         result = jax.tree.map(lambda _: 0, result)

@@ -11,12 +11,12 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.core.variables.variables import Variable
-from graftree.transforms.control_flow.loop_bodies import Loop, Step
-from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import guises, parameters, programs
+from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
+from graftree.transforms.crossing import debug_info, programs
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Keywords, Prefix, Row
+from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
 T = TypeVar("T")
@@ -89,8 +89,8 @@ def while_loop(
             def once(carried: Values) -> Values:
                 return step(body_fun, carried)[0]
 
-            going = guises.named_after(cond_fun, go_on, has_own_names=True)
-            named = guises.named_after(body_fun, once)
+            going = debug_info.named_after(cond_fun, go_on, has_own_names=True)
+            named = debug_info.named_after(body_fun, once)
             return jax.lax.while_loop(going, named, loop.initial), ()
 
         return loop.run(steps)
@@ -166,8 +166,8 @@ def fori_loop(
             def once(i: Any, carried: Values) -> Values:
                 return step(lambda value: body_fun(i, value), carried)[0]
 
-            first = parameters.read(parameters.source_of(body_fun)).at(0)
-            named = guises.named_after(body_fun, once, [first])
+            first = debug_info.read(debug_info.source_of(body_fun)).at(0)
+            named = debug_info.named_after(body_fun, once, [first])
             # JAX can differentiate it in reverse if it knows the number of steps.
             last = jax.lax.fori_loop(lower, upper, named, loop.initial, unroll=unroll)
             return last, ()

@@ -10,14 +10,13 @@ from typing import Any
 import jax
 
 from graftree import _jax, config
-from graftree.transforms.control_flow.loop_bodies import Loop, Step
-from graftree.transforms.control_flow.rounds import Carry, Place
-from graftree.transforms.crossing import decorators, guises, programs
+from graftree.transforms.control_flow.loop_bodies import Carry, Loop, Place, Step
+from graftree.transforms.crossing import debug_info, decorators, programs
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
-from graftree.transforms.crossing.prefixes import StateAxes
-from graftree.transforms.crossing.rows import Keywords, Prefix, Row
+from graftree.transforms.crossing.plans import RepeatedCalls
+from graftree.transforms.crossing.prefixes import Prefix, StateAxes
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Labels, Signatures
 
 _NO_METADATA: Mapping[str, Any] = {}
@@ -124,7 +123,7 @@ def _scanned(
             def body(carried: Values, scanned: Values) -> Any:
                 return step(f, carried, scanned)
 
-            named = guises.named_after(f, body)
+            named = debug_info.named_after(f, body)
             return jax.lax.scan(named, loop.initial, loop.scanned, **options)
 
         return loop.run(steps)

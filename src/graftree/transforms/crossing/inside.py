@@ -26,28 +26,27 @@ import jax
 import numpy as np
 
 from graftree import _jax
-from graftree.core.graph import flattening, merging
+from graftree.core.graph import flattening
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graphdefs import GraphDef, VariableDef
+from graftree.core.graph.graphdefs import LEAF, Cell, VariableDef
 from graftree.core.imprints import HashableMapping
 from graftree.core.objects import bookkeeping, running
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.variables import partitioning, values, variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import (
-    arguments,
-    axis_names,
-    guises,
+    debug_info,
+    decorators,
+    guards,
     packing,
-    parameters,
     reports,
-    signatures,
-    static_contents,
+    rows,
+    traces,
 )
 from graftree.transforms.crossing.packing import Named, Names, Parts, Values, Whole
-from graftree.transforms.crossing.rows import Occurrence, Prefix, Row
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
-from graftree.transforms.crossing.traces import counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Returned:
     @functools.cached_property
     def is_plain(self) -> bool:
         """Whether all that happened is: Variables got values, leaves were returned."""
-        has_leaves_only = all(map(_is_leaf, self.out.entries))
+        has_leaves_only = all(map(_is_new_leaf, self.out.entries))
         return has_leaves_only and not (self.metadata or self.structure)
 
     @functools.cached_property
@@ -96,12 +95,11 @@ class Returned:
         return tuple(definitions) if any(definitions) else ()
 
 
-def _is_leaf(entry: GraphDef[Any] | None) -> bool:
+def _is_new_leaf(entry: Cell) -> bool:
     """Whether an entry is an array, or a Variable that was not met before."""
-    if entry is None:
-        return True
-    node = entry.nodes[0] if len(entry.nodes) == 1 else None
-    return isinstance(node, VariableDef) and node.array_refdef is None
+    return entry is LEAF or (
+        isinstance(entry, VariableDef) and entry.array_refdef is None
+    )
 
 
 def _as_static(returned: Returned) -> Any:
@@ -194,14 +192,14 @@ class Inside:
 
     def run(self, f: Callable[..., Any]) -> Any:
         """The output of the function for these arguments."""
-        args, kwargs = arguments.put(self.tree, self.signature.statics)
+        args, kwargs = decorators.put(self.tree, self.signature.statics)
         with (
             self._guard(),
-            running.inside(self.row.identity, parameters.named(f), args, kwargs),
+            running.inside(self.row.identity, debug_info.named(f), args, kwargs),
         ):
             if partitioning.PARTITION_NAME not in self.row.axis_metadata:
                 return f(*args, **kwargs)
-            names = axis_names.Hidden(self._given, self.row.axis_metadata)
+            names = rows.HiddenAxisNames(self._given, self.row.axis_metadata)
             out = f(*args, **kwargs)
             names.put_back(self._occurrences(out))
             return out
@@ -211,10 +209,10 @@ class Inside:
         signature = self.signature
         if signature.has_no_contents and not self._contents:
             return contextlib.nullcontext()
-        noted = static_contents.note(self.tree)
+        noted = guards.note(self.tree)
         if not noted and not self._contents:
             signature.has_no_contents = True
-        return static_contents.guarded(noted, self.row.name)
+        return guards.guarded(noted, self.row.name)
 
     # What leaves.
 
@@ -252,19 +250,17 @@ class Inside:
         if not row.is_detached:
             changed, metadata = self._find_changes(forced)
             if mode.structure:
-                structure, structure_leaves, keeps = self._find_structure(
-                    refs, forced, changed
-                )
+                structure, structure_leaves, keeps = self._find_structure(refs, forced)
                 known = self._numbers
         if self._loses_structure and linked is None:
-            self._warn_of_lost_structure(changed)
+            self._warn_of_lost_structure()
         if linked is not None:
             numbers = self._numbers
             linked_objects = [x for x in linked.objects if x in numbers]
             known = RefMap([*known.items(), *[(x, numbers[x]) for x in linked_objects]])
-        treedef, entries, leaves = packing.take_apart(out, mode, refs, known, row.name)
+        skeleton, leaves = packing.take_apart(out, mode, refs, known, row.name)
         self._check_output(out if linked is None else linked.others, refs)
-        output = Signature(treedef, tuple(entries))
+        output = Signature(skeleton)
         if row.may_differ(self.signature, structure, output):
             reports.check_consistent(row.name, self._occurrences(out))
         parts = (
@@ -378,63 +374,52 @@ class Inside:
         """The numbers of the objects."""
         return RefMap.from_indexmap(self.objects)
 
+    @functools.cached_property
+    def _definitions(self) -> dict[int, VariableDef]:
+        """The definitions of the Variables by their numbers."""
+        found = [slot.variable for slot in self.signature.slots]
+        return {variable.index: variable for variable in found if variable}
+
     def _find_structure(
-        self, refs: RefMap, forced: frozenset[int], changed: Sequence[Leaf]
+        self, refs: RefMap, forced: frozenset[int]
     ) -> tuple[Signature | None, list[Any], bool]:
         """The arguments now, ``None`` if they stay outside; are they unchanged?"""
         slots = self.signature.slots
         may_stay = all(slots[p].definition is not None for p in forced)
-        if may_stay and self._is_as_built(changed):
+        is_kept = self._is_unchanged()
+        if is_kept and may_stay:
             refs.take(self._numbers)
             return None, [], False
-        structure, leaves = self._flatten_again(refs)
-        is_kept = self._is_unchanged(structure, leaves)
-        if is_kept and may_stay:
-            return None, [], False
-        return structure, leaves, is_kept
+        skeleton, leaves = flattening.flatten_leaves(
+            self.signature.treedef, self._roots, True, refs, self._numbers
+        )
+        now = dataclasses.replace(self.signature, skeleton=skeleton)
+        return now, leaves, is_kept
 
-    def _is_as_built(self, changed: Sequence[Leaf]) -> bool:
-        """Whether all objects are seen at a glance to be built as they were."""
-        if any(_jax.is_ref(leaf.value) for leaf in changed):
-            return False
-        start = 0
-        for entry, root in zip(self.signature.entries, self._roots, strict=True):
-            stop = start + signatures.count(entry)
-            if entry is not None:
-                values = self.values[start:stop]
-                if root is not self.objects[entry.nodes[0].index]:
-                    return False
-                if not merging.is_as_built(entry, values, self.objects):
-                    return False
-            start = stop
-        return True
+    def _is_unchanged(self) -> bool:
+        """Whether the arguments are the objects that came in, built as they were.
 
-    def _flatten_again(self, refs: RefMap) -> tuple[Signature, list[Any]]:
-        """The arguments as they are now: their signature and leaves."""
-        entries: list[GraphDef[Any] | None] = []
-        leaves: list[Any] = []
-        for root, entry in zip(self._roots, self.signature.entries, strict=True):
-            if entry is None:
-                entries.append(None)
-                leaves.append(root)
-            else:
-                graphdef, found = flattening.flatten_graph(root, refs, self._numbers)
-                entries.append(graphdef)
-                leaves += found
-        was = self.signature
-        now = dataclasses.replace(was, entries=tuple(entries))
-        return now, leaves
-
-    def _is_unchanged(self, now: Signature, leaves: Sequence[Any]) -> bool:
-        pairs = zip(now.entries, self.signature.entries, strict=True)
-        is_alike = all(_is_built_alike(new, old) for new, old in pairs)
-        return is_alike and _are_given(leaves, self.values)
-
-    def _warn_of_lost_structure(self, changed: Sequence[Leaf]) -> None:
-        if self.row.mode.sharing:
-            is_kept = self._is_as_built(changed) or self._is_unchanged(
-                *self._flatten_again(RefMap())
+        Metadata of Variables travels on its own.
+        """
+        skeleton, leaves = flattening.flatten_leaves(
+            self.signature.treedef,
+            self._roots,
+            True,
+            RefMap(),
+            self._numbers,
+            as_before=self._definitions,
+        )
+        return skeleton == self.signature.skeleton and all(
+            leaf is value
+            for slot, leaf, value in zip(
+                self.signature.slots, leaves, self.values, strict=True
             )
+            if not slot.variable
+        )
+
+    def _warn_of_lost_structure(self) -> None:
+        if self.row.mode.sharing:
+            is_kept = self._is_unchanged()
         else:
             is_kept = packing.is_same_tree(self.tree, self.signature, self._roots)
         if not is_kept:
@@ -492,10 +477,10 @@ def interior(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         result = inside.leave(inside.run(f))
         if row.traces is not None:
             row.traces.add(inside.signature, inside.values)
-            counters.heed(row.traces, f)
+            traces.heed(row.traces, f)
         return result
 
-    return guises.named_after(f, traced)
+    return debug_info.named_after(f, traced)
 
 
 def _in_groups(
@@ -521,37 +506,3 @@ def _by_group(leaves: Iterable[Leaf], count: int) -> list[list[Leaf]]:
     for leaf in leaves:
         groups[leaf.group].append(leaf)
     return groups
-
-
-def _is_built_alike(new: GraphDef[Any] | None, old: GraphDef[Any] | None) -> bool:
-    """Whether objects are those that came in, built as they were.
-
-    The numbers of the objects of ``old`` are outer ones in ``new``. Metadata of
-    Variables travels on its own.
-    """
-    if new is None or old is None:
-        return new is old
-    return (
-        new.attributes == old.attributes
-        and len(new.nodes) == len(old.nodes)
-        and all(map(_is_same_node, new.nodes, old.nodes))
-    )
-
-
-def _are_given(leaves: Sequence[Any], values: Sequence[Any]) -> bool:
-    """Whether leaves are Variables, or the values that came in."""
-    return len(leaves) == len(values) and all(
-        isinstance(leaf, Variable) or leaf is value
-        for leaf, value in zip(leaves, values, strict=True)
-    )
-
-
-def _is_same_node(new: Any, old: Any) -> bool:
-    if type(new) is not type(old):
-        return False
-    if isinstance(new, VariableDef):
-        return new.type is old.type and new.index == old.index == new.outer_index
-    index = getattr(new, "outer_index", None)
-    return (new if index is None else new._replace(outer_index=None)) == old and (
-        index is None or index == new.index
-    )

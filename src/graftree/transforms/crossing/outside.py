@@ -19,24 +19,23 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef
+from graftree.core.graph.graphdefs import ArrayRefDef
 from graftree.core.graph.merging import KEEP, Builder
 from graftree.core.objects import running
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables import partitioning, sharding, variables
 from graftree.transforms.crossing import (
-    arguments,
+    debug_info,
     decorators,
     inside,
     packing,
-    parameters,
     reports,
-    signatures,
 )
-from graftree.transforms.crossing.arguments import Statics
+from graftree.transforms.crossing.decorators import Statics
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Parts, Values
 from graftree.transforms.crossing.rows import Keywords, Row
+from graftree.transforms.crossing.signatures import Slot
 
 
 class Call:
@@ -72,7 +71,7 @@ class Call:
             args, kwargs = decorators.to_positions(f, args, kwargs, count), {}
         running.note_arguments(row.identity, args, kwargs)
         if statics is None:
-            args, kwargs, statics = arguments.take(row.statics, args, kwargs, row.name)
+            args, kwargs, statics = decorators.take(row.statics, args, kwargs, row.name)
         self._row, self._axis = row, None
         if row.maps_axis:
             self._axis = row.axis_metadata.get(partitioning.PARTITION_NAME)
@@ -82,7 +81,7 @@ class Call:
             row.name,
             statics,
             row.labels,
-            parameters.source_of(f),
+            debug_info.source_of(f),
         )
         if row.signatures is not None:
             known = row.signatures.intern(self.packed.signature)
@@ -172,18 +171,19 @@ def commit(packed: Packed, result: Any, axis: Any = None) -> Any:
         builder = Builder(IndexMap(objects), objects)
     else:
         builder = Builder(IndexMap(), objects)
-        entries = [entry for entry in returned.structure.entries if entry is not None]
-        packing.build_entries(
-            builder, entries, _filled(entries, structure, objects, axis)
-        )
-    entries = returned.out.entries
-    roots = packing.build_entries(
-        builder, entries, _filled(entries, out, objects, axis)
-    )
+        # Nothing can change a plain argument, so there is no value for it.
+        changed_slots = [x for x in returned.structure.slots if not x.is_plain]
+        given = iter(_filled(changed_slots, structure, objects, axis))
+        filled = [
+            KEEP if slot.is_plain else next(given) for slot in returned.structure.slots
+        ]
+        builder.members(returned.structure.skeleton, filled)
+    filled = _filled(returned.out.slots, out, objects, axis)
+    built = builder.build(returned.out.skeleton, filled)
     builder.check()
     writes.commit()
     builder.commit()
-    return jax.tree.unflatten(returned.out.treedef, roots)
+    return built
 
 
 def in_order(result: Any) -> tuple[Returned, Any, Any, Any]:
@@ -249,7 +249,7 @@ class _Writes:
 
 
 def _filled(
-    entries: Sequence[GraphDef[Any] | None],
+    slots: Sequence[Slot],
     leaves: Sequence[Any],
     existing: Mapping[int, Any],
     axis: Any,
@@ -258,16 +258,15 @@ def _filled(
     given = iter(leaves)
     refs: dict[int, Any] = {}
     filled: list[Any] = []
-    for entry in entries:
-        for _, definition in signatures.leaves_of(entry):
-            exists = definition is not None and definition.outer_index is not None
-            value = KEEP if exists else next(given)
-            if axis is not None and value is not KEEP:
-                # When it was made, the value lacked the axis that is named now.
-                metadata = getattr(definition, "metadata", {})
-                value = sharding.place_named(value, metadata, axis)
-            ref = getattr(definition, "array_refdef", definition)
-            filled.append(value if ref is None else _opened(ref, value, refs, existing))
+    for slot in slots:
+        definition = slot.definition
+        value = next(given) if slot.outer_index is None else KEEP
+        if axis is not None and value is not KEEP:
+            # When it was made, the value lacked the axis that is named now.
+            metadata = getattr(definition, "metadata", {})
+            value = sharding.place_named(value, metadata, axis)
+        ref = getattr(definition, "array_refdef", definition)
+        filled.append(value if ref is None else _opened(ref, value, refs, existing))
     return filled
 
 

@@ -21,17 +21,15 @@ import jax
 from graftree.config import Propagation
 from graftree.core.graph import flattening, nodes, tree_checks
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import Cell, GraphDef, NodeRef
 from graftree.core.graph.merging import Builder
 from graftree.transforms.crossing import reports, signatures
-from graftree.transforms.crossing.parameters import Source
+from graftree.transforms.crossing.debug_info import Source
 from graftree.transforms.crossing.signatures import (
     ARGS,
-    Key,
     Labels,
     Signature,
     Slot,
-    count,
 )
 
 
@@ -69,42 +67,33 @@ def pack(
 ) -> Packed:
     """Takes a tree of arguments apart."""
     refs = RefMap()
-    treedef, entries, leaves = take_apart(tree, mode, refs, RefMap(), transform)
-    if not mode.sharing and any(map(is_repeated, entries)):
+    skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform)
+    signature = Signature(skeleton, statics, labels, parameters)
+    if not mode.sharing and any(map(is_repeated, signature.entries)):
         reports.check_inputs(tree, transform, labels)
-    signature = Signature(treedef, tuple(entries), statics, labels, parameters)
-    return Packed(signature, leaves, IndexMap.from_refmap(refs))
+    return Packed(signature, leaves, refs.by_number())
 
 
-def is_repeated(entry: GraphDef[Any] | None) -> bool:
-    """Whether an entry refers to an object of an earlier entry."""
-    return entry is not None and entry.num_leaves == 0 and len(entry.nodes) == 1
+def is_repeated(entry: Cell) -> bool:
+    """Whether an entry is an object of an earlier entry."""
+    return isinstance(entry, NodeRef)
 
 
 def take_apart(
     tree: Any, mode: Propagation, refs: RefMap, outer: RefMap, transform: str
-) -> tuple[Any, list[GraphDef[Any] | None], list[Any]]:
-    """The treedef, the entries and the leaves of a tree; see `Signature`.
+) -> tuple[GraphDef[Any], list[Any]]:
+    """The skeleton and the leaves of a tree of arguments or outputs.
 
-    Fills the numbering ``refs``. The GraphDefs record the numbers in ``outer``, which
+    Fills the numbering ``refs``. The skeleton records the numbers in ``outer``, which
     objects have outside.
     """
-    is_leaf = is_entry(mode.sharing)
     ends = nodes.is_node_module if mode.sharing else None
-    flat, treedef = tree_checks.flatten(tree, ends)
-    entries: list[GraphDef[Any] | None] = []
-    leaves: list[Any] = []
-    for x in flat:
-        if is_leaf(x):
-            graphdef, found = flattening.flatten_graph(x, refs, outer)
-            entries.append(graphdef)
-            leaves += found
-        else:
+    members, treedef = tree_checks.flatten(tree, ends)
+    if not mode.sharing:
+        for x in members:
             if nodes.kind_of(x) is nodes.PYTREE:
                 raise tree_checks.not_a_pytree_error(x, "", transform)
-            entries.append(None)
-            leaves.append(x)
-    return treedef, entries, leaves
+    return flattening.flatten_leaves(treedef, members, mode.sharing, refs, outer)
 
 
 def unpack(
@@ -115,9 +104,7 @@ def unpack(
     The values are raw ones, or Variables to be used as they are. Fills ``objects`` with
     the objects by number; returns the tree and the leaves of its treedef.
     """
-    builder = Builder(objects, {})
-    roots = build_entries(builder, signature.entries, values)
-    builder.commit()
+    roots = Builder(objects, {}).members(signature.skeleton, values)
     return jax.tree.unflatten(signature.treedef, roots), roots
 
 
@@ -129,22 +116,6 @@ def leaves_of(
         value if slot.definition is None else objects[slot.definition.index]
         for slot, value in zip(signature.slots, values, strict=True)
     ]
-
-
-def build_entries(
-    builder: Builder, entries: Sequence[GraphDef[Any] | None], leaves: Sequence[Any]
-) -> list[Any]:
-    """The objects and plain leaves that these entries describe."""
-    roots: list[Any] = []
-    position = 0
-    for entry in entries:
-        if entry is None:
-            roots.append(leaves[position])
-        else:
-            end = position + entry.num_leaves
-            roots.append(builder.build(entry, leaves[position:end]))
-        position += count(entry)
-    return roots
 
 
 def is_same_tree(tree: Any, signature: Signature, roots: Sequence[Any]) -> bool:
@@ -277,7 +248,7 @@ class Named(list[Any]):
 jax.tree_util.register_pytree_with_keys(
     Named,
     lambda group: (
-        [*zip(map(Key, group.names.listed()), group, strict=True)],
+        [*zip(group.names.listed(), group, strict=True)],
         group.names,
     ),
     Named.of,
@@ -293,7 +264,7 @@ class Parts(tuple[Any, ...]):
 
 jax.tree_util.register_pytree_with_keys(
     Parts,
-    lambda parts: ([(Key(), part) for part in parts], Parts),
+    lambda parts: ([("", part) for part in parts], Parts),
     tuple.__new__,  # of the class, which is the static data: in C, for cached calls
     lambda parts: (parts, Parts),
 )
@@ -320,7 +291,7 @@ def _flatten_whole_with_keys(result: Whole) -> Any:
     changed, out = result[0].names
     unnamed = [f"[{number}]" for number in range(len(result[2]))]
     names = *changed.listed(), *unnamed, *out.listed()
-    return [*zip(map(Key, names), leaves, strict=True)], static
+    return [*zip(names, leaves, strict=True)], static
 
 
 def _whole_again(static: Any, leaves: Any) -> Whole:

@@ -27,7 +27,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.core.graph.differences import Exactly
-from graftree.transforms.crossing import guises, jaxprs
+from graftree.transforms.crossing import debug_info, jaxprs
 
 # How many programs are kept, those that were used last. A small one takes 0.5 MB.
 MOST = 1_024
@@ -58,7 +58,7 @@ def run(
     def inner(*operands: Any) -> Any:
         return traced(*operands)
 
-    named = guises.named_after(function, inner, leading, name=name)
+    named = debug_info.named_after(function, inner, leading, name=name)
     program, shapes = jax.make_jaxpr(named, return_shape=True)(*operands)
     _, captured = jaxprs.opened(program)
     compiled = _compiled(program, named.__name__)

@@ -260,7 +260,10 @@ def warn_of_lost_structure(
     """Warns about objects whose structure is not what it was."""
     for old, new in zip(before, now, strict=True):
         found = differences.between(
-            *(differences.facts(*flattening.flatten_graph(x)) for x in (old, new))
+            *[
+                differences.facts(graphdef, leaves=leaves)
+                for graphdef, leaves in map(flattening.flatten_graph, (old, new))
+            ]
         )
         if found:
             listed = "\n  ".join(differences.in_words(found, "before", "now"))

@@ -1,31 +1,26 @@
 """A transform as a row of a table: what goes in, what comes out, what else it does.
 
-Row         the transform: its prefixes, and what it does with the rest
-Prefix      which group each leaf of the arguments or of the output is in
-Donation    which leaves are donated: two groups instead of one
+A `Row` has the prefixes of a transform, and says what it does with the rest. Names of
+mapped axes are hidden from Variables while the function runs (`HiddenAxisNames`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-import jax
+from jax.sharding import PartitionSpec
 
-from graftree import _jax
 from graftree.config import Propagation
-from graftree.core import paths
-from graftree.core.graph import flattening, tree_checks
-from graftree.core.graph.graphdefs import GraphDef
-from graftree.core.variables import variables
+from graftree.core.variables import partitioning
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, prefixes
-from graftree.transforms.crossing.arguments import Chosen
-from graftree.transforms.crossing.prefixes import DiffState, PrefixMapping
+from graftree.transforms.crossing import packing
+from graftree.transforms.crossing.decorators import Chosen
+from graftree.transforms.crossing.prefixes import Occurrence, Prefix
 from graftree.transforms.crossing.signatures import ARGS, Labels, Signature, Signatures
-from graftree.transforms.crossing.traces.traces import Traces
+from graftree.transforms.crossing.traces import Traces
 
 
 class Keywords(enum.Enum):
@@ -93,7 +88,7 @@ class Row:
         return (
             self.mode.sharing
             and len(distinct) > 1
-            and any(x is not None and x.has_references() for x in signatures)
+            and any([x is not None and x.has_references for x in signatures])
         )
 
     @property
@@ -121,217 +116,55 @@ class Row:
         return self.keywords[self.mode.structure]
 
 
-# A Variable where it occurs, or a ref: its path, itself, its prefix.
-Occurrence = tuple[Any, Any, Any]
+class HiddenAxisNames:
+    """The names of mapped axes, taken out of Variables.
 
-_NO_CALL: Any = object()
-
-
-class Prefix:
-    """A prefix tree of arguments or outputs, and which group each leaf gets by it.
-
-    Each object counts as one leaf, for which a `PrefixMapping` may assign different
-    values to its leaves. With ``keywords``, the tree is that of the positional
-    arguments and this that of the keyword arguments. If it ``binds``, a Variable that
-    occurs twice needs the same value there.
-
-    Attributes:
-        values: What JAX is told of each group.
-        donated: The numbers of the groups whose buffers are donated.
-        distinct: What must agree where a Variable occurs twice.
-        count: How many positional arguments it is for at least.
-        reads_leaves: Whether a filter in it looks at the leaves, at more than their
-            paths and classes.
+    If the function raises they are not put back: its objects are dropped then.
     """
 
     def __init__(
-        self,
-        tree: Any,
-        argument: str,
-        transform: str,
-        mode: Propagation,
-        *,
-        keywords: Any = _NO_CALL,
-        donation: Donation | None = None,
-        binds: bool = True,
+        self, occurrences: Iterable[Occurrence], names: Mapping[str, Any]
     ) -> None:
-        self._argument, self._transform = argument, transform
-        leaves = prefixes.check(tree, argument, transform, mode)
-        self._is_of_call = keywords is not _NO_CALL
-        if self._is_of_call and isinstance(tree, list):
-            tree = tuple(tree)
-        self.tree = (tree, keywords) if self._is_of_call else tree
-        self.count = len(tree) if isinstance(tree, tuple) else 0
-        values = [keywords] if self._is_of_call else []
-        for leaf in leaves:
-            values += leaf.values_of() if isinstance(leaf, PrefixMapping) else [leaf]
-        distinct = self._distinct(values)
-        self._numbers = {value: number for number, value in enumerate(distinct)}
-        self._binds = binds
-        self.distinct = distinct if binds else ()
-        # One value for everything; any other prefix may not fit.
-        self._is_uniform = len(distinct) == 1 and _is_value_alone(tree)
-        mappings = [leaf for leaf in leaves if isinstance(leaf, PrefixMapping)]
-        self._has_mappings = bool(mappings)
-        self.reads_leaves = any(leaf.reads_leaves() for leaf in mappings)
-        self._donation = donation if donation is not None and donation.chosen else None
-        self.values, self.donated = distinct, frozenset()
-        if self._donation is not None:
-            self.values = tuple(value for value in distinct for _ in range(2))
-            self.donated = frozenset(range(1, len(self.values), 2))
+        self._names = names
+        self._mapped = _by_identity(occurrences)
+        self._annotations = {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
+        for variable, axis in self._mapped.values():
+            partitioning.remove_axis(variable, _from_start(axis, variable), names)
+        self._shorter = {
+            number: variable.get_metadata("out_sharding", None)
+            for number, (variable, _) in self._mapped.items()
+        }
 
-    def _distinct(self, values: list[Any]) -> tuple[Any, ...]:
-        try:
-            return tuple(dict.fromkeys(values)) or (None,)
-        except TypeError as error:
-            raise ValueError(
-                f"Prefixes must be hashable, in `{self._argument}` of "
-                f"nnx.{self._transform}: {error}."
-            ) from error
-
-    def group(self, signature: Signature, leaves: Sequence[Any]) -> list[int]:
-        """The number of the group of each leaf of a signature."""
-        if self._is_uniform:
-            numbers = [0] * len(leaves)
-        else:
-            values = self._match(signature.treedef, signature.entries)
-            numbers = [
-                self._numbers[_resolve(values[slot.entry], slot.path, leaf)]
-                for slot, leaf in zip(signature.slots, leaves, strict=True)
-            ]
-        if self._donation is None:
-            return numbers
-        flags = self._donation.flags(signature, leaves)
-        return [2 * number + flag for number, flag in zip(numbers, flags, strict=True)]
-
-    def occurrences(self, tree: Any, sharing: bool) -> Iterator[Occurrence]:
-        """The Variables in a tree, each wherever it occurs; none if none is bound."""
-        if not self._binds:
-            return
-        is_leaf = packing.is_entry(sharing)
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-        values = self._match(treedef, None)
-        for (jax_path, x), value in zip(flat, values, strict=True):
-            if is_leaf(x):
-                start = paths.from_jax(jax_path)
-                graphdef, leaves = flattening.flatten_graph(x)
-                for inner, leaf in zip(graphdef.paths(), leaves, strict=True):
-                    if tree_checks.is_variable_or_ref(leaf):
-                        yield start + inner, leaf, _resolve(value, inner, leaf)
-
-    def _match(
-        self, treedef: Any, entries: Sequence[GraphDef[Any] | None] | None
-    ) -> list[Any]:
-        """The value for each leaf of a treedef; checks its place if it is known."""
-        full = jax.tree.unflatten(treedef, range(treedef.num_leaves))
-        try:
-            matched = _match(self.tree, full)
-        except ValueError:
-            # Keywords have one value, which fits whatever they are.
-            pair = (self.tree[0], full[0]) if self._is_of_call else (self.tree, full)
-            raise ValueError(
-                f"`{self._argument}` of nnx.{self._transform} must be a tree prefix of "
-                "what it is for; an object counts as one leaf there.\n"
-                + _jax.prefix_error(*pair, _is_value, self._argument)
-            ) from None
-        if entries is not None and self._has_mappings:
-            for (value, is_whole), entry in zip(matched, entries, strict=True):
-                self._check_place(value, is_whole, entry is not None)
-        return [value for value, _ in matched]
-
-    def _check_place(self, value: Any, is_whole: bool, is_object: bool) -> None:
-        """Filters and paths start at an object, so they need one.
-
-        A DiffState is for a whole argument, and filters each object in it.
-        """
-        if not isinstance(value, PrefixMapping) or isinstance(value, DiffState):
-            return
-        if not (is_whole and is_object):
-            raise ValueError(
-                f"A `{type(value).__name__}` must be the prefix of one object, but "
-                f"`{self._argument}` of nnx.{self._transform} has one for "
-                f"{'an array' if is_whole else 'a container'}: {value!r}\n"
-                "Put it in the place of each object, and a plain value in the place of "
-                "each array."
+    def put_back(self, occurrences: Iterable[Occurrence]) -> None:
+        """Puts the names back, and into new Variables."""
+        for variable, axis in (_by_identity(occurrences) | self._mapped).values():
+            number = id(variable)
+            before, inside = (
+                self._annotations.get(number),
+                variable.get_metadata("out_sharding", None),
             )
+            partitioning.add_axis(variable, _from_start(axis, variable), self._names)
+            # The name of the only axis was all that there was; and the change makes a
+            # tuple of a spec.
+            is_as_it_was = before is not None and inside == self._shorter[number]
+            if is_as_it_was and (not inside or isinstance(before, PartitionSpec)):
+                variable.set_metadata(out_sharding=before)
 
 
-def _is_value(x: Any) -> bool:
-    return x is None or isinstance(x, PrefixMapping)
+def _by_identity(
+    occurrences: Iterable[Occurrence],
+) -> dict[int, tuple[Variable[Any], int]]:
+    return {
+        id(leaf): (leaf, axis)
+        for _, leaf, axis in occurrences
+        if isinstance(leaf, Variable) and isinstance(axis, int)
+    }
 
 
-def _is_value_alone(tree: Any) -> bool:
-    return not isinstance(tree, PrefixMapping) and jax.tree_util.all_leaves(
-        [tree], is_leaf=_is_value
-    )
-
-
-def _resolve(value: Any, path: Any, leaf: Any) -> Any:
-    return value.map_prefix(path, leaf) if isinstance(value, PrefixMapping) else value
-
-
-class _Matched(NamedTuple):
-    """What a prefix tree has for a leaf; whether right there, or for a container."""
-
-    value: Any
-    is_whole: bool
-
-
-def _match(prefix: Any, full: Any) -> list[_Matched]:
-    """The value of a prefix tree for each leaf of a tree of numbers."""
-    found: list[_Matched] = []
-
-    def add(value: Any, subtree: Any) -> None:
-        matched = _Matched(value, isinstance(subtree, int))
-        found.extend([matched] * len(jax.tree.leaves(subtree)))
-
-    jax.tree.map(add, prefix, full, is_leaf=_is_value)
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Donation:
-    """Which leaves of a call are donated.
-
-    Attributes:
-        chosen: Which arguments.
-        statics: Which are static; a signature has them apart.
-        keeps_arrays: Whether arrays in attributes are kept, as with graph updates.
-    """
-
-    chosen: Chosen
-    statics: Chosen
-    keeps_arrays: bool
-
-    def flags(self, signature: Signature, leaves: Sequence[Any]) -> list[bool]:
-        """For each leaf whether it is."""
-        donated = self._entries(signature)
-        return [
-            donated[slot.entry] and self._can_donate(leaf, slot.path)
-            for slot, leaf in zip(signature.slots, leaves, strict=True)
-        ]
-
-    def _entries(self, signature: Signature) -> list[bool]:
-        """For each entry whether its argument is."""
-        args, kwargs = signature.treedef.children()
-        by_position = [i for i, _ in signature.statics if isinstance(i, int)]
-        total = len(args.children()) + len(by_position)
-        taken = self.statics.positions(total)
-        donated = self.chosen.positions(total)
-        flags = [i in donated for i in range(total) if i not in taken]
-        flags += [name in self.chosen.argnames for name in kwargs.node_data()[1]]
-        treedefs = [*args.children(), *kwargs.children()]
-        return [
-            flag
-            for flag, treedef in zip(flags, treedefs, strict=True)
-            for _ in range(treedef.num_leaves)
-        ]
-
-    def _can_donate(self, leaf: Any, path: Any) -> bool:
-        # A Variable gets a new buffer afterwards, if it may be written. An array
-        # attribute doesn't: with graph updates it is kept. A ref keeps its own.
-        if _jax.is_ref(flattening.raw_of(leaf)):
-            return False
-        if isinstance(leaf, Variable):
-            return variables.is_owned(leaf)
-        return path == () or not self.keeps_arrays
+def _from_start(axis: int, variable: Variable[Any]) -> int:
+    """The axis counted from the start; the value lacks it inside."""
+    rank = len(getattr(variable.get_raw_value(), "shape", ()))
+    return axis + rank + 1 if axis < 0 else axis

@@ -1,7 +1,9 @@
 """The static part of the arguments or the output of a call.
 
-Signature   a treedef, and for each object in it a GraphDef
+Signature   the skeleton of a tree, whose root is what JAX takes apart
 Slot        one leaf of it: where it is, what it is called, how it is defined
+
+An *entry* is a cell of the root: an object, a Variable, or a plain leaf.
 """
 
 from __future__ import annotations
@@ -11,21 +13,23 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from graftree.core.graph import differences
 from graftree.core.graph.graphdefs import (
+    LEAF,
     ArrayRefDef,
+    Cell,
     GraphDef,
     NodeRef,
     VariableDef,
 )
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import parameters
-from graftree.transforms.crossing.parameters import Source
+from graftree.transforms.crossing import debug_info
+from graftree.transforms.crossing.debug_info import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +104,6 @@ class Slot(NamedTuple):
         return None if self.definition is None else self.definition.outer_index
 
 
-class Key(str):
-    """A path entry that JAX prints as it is."""
-
-
 def _paths(treedef: Any) -> list[Any]:
     places = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
@@ -121,9 +121,7 @@ class Signature:
     """The static part of a tree of arguments or outputs.
 
     Attributes:
-        treedef: JAX's, with objects and other leaves as leaves.
-        entries: For each leaf of the treedef the GraphDef of the object there, or
-            ``None`` for a plain leaf. The GraphDefs share one numbering.
+        skeleton: Of the tree.
         statics: Static arguments, as pairs of a position or name and a value.
         labels: What the positional arguments are called; not compared.
         parameters: What tells the names that they have in the function.
@@ -132,8 +130,7 @@ class Signature:
             could change (`static_contents`).
     """
 
-    treedef: Any
-    entries: tuple[GraphDef[Any] | None, ...]
+    skeleton: GraphDef[Any]
     statics: tuple[tuple[Any, Any], ...] = ()
     labels: Labels = ARGS
     parameters: Source | None = None
@@ -141,7 +138,7 @@ class Signature:
     has_no_contents: bool = dataclasses.field(default=False, init=False)
 
     def _content(self) -> tuple[Any, ...]:
-        return self.treedef, self.entries, self.statics, self.parameters
+        return self.skeleton, self.statics, self.parameters
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -154,21 +151,34 @@ class Signature:
         except TypeError:  # a static value without a hash
             return hash(self.treedef)
 
+    @property
+    def treedef(self) -> Any:
+        """JAX's, with objects and other leaves as leaves."""
+        return self.skeleton.rows[0].metadata.treedef
+
+    @property
+    def entries(self) -> tuple[Cell, ...]:
+        """What is at each leaf of the treedef."""
+        return self.skeleton.rows[0].cells
+
+    def tops(self) -> list[Any]:
+        """For each entry its row, or itself if it has none."""
+        return self.skeleton.tops()
+
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """Its leaves, in order."""
         return tuple(
             [
-                Slot(number, path, definition, self)
-                for number, entry in enumerate(self.entries)
-                for path, definition in leaves_of(entry)
+                Slot(path[0], path[1:], definition, self)
+                for path, definition in self.skeleton.leaves()
             ]
         )
 
     @functools.cached_property
-    def keys(self) -> list[Key]:
-        """What JAX calls its leaves."""
-        return [Key(slot.name_in_function) for slot in self.slots]
+    def keys(self) -> list[str]:
+        """What JAX calls its leaves; it prints the entries of a path as they are."""
+        return [slot.name_in_function for slot in self.slots]
 
     def facts(self, root: str | None = None, identity: bool = True) -> dict[Any, Any]:
         """What it says, for `differences`, by paths that `name_of` prints."""
@@ -176,9 +186,11 @@ class Signature:
         if not jax.tree_util.treedef_is_leaf(self.treedef):
             found[root or "arguments",] = differences.Form(self.treedef)
         names = self.entry_names(root)
-        for entry, name in zip(self.entries, names, strict=True):
-            found |= differences.facts(entry, root=(name,), identity=identity)
-        return found
+
+        def located(path: Any) -> Any:
+            return (names[path[0]], *path[1:]) if path else None
+
+        return found | differences.facts(self.skeleton, located, identity=identity)
 
     def entry_names(self, root: str | None = None) -> list[str]:
         """What its entries are called."""
@@ -226,7 +238,7 @@ class Signature:
 
     def name_of_argument(self, where: int | str) -> str:
         """What a positional or keyword argument is called in the function."""
-        known = parameters.read(self.parameters or parameters.UNKNOWN)
+        known = debug_info.read(self.parameters or debug_info.UNKNOWN)
         if isinstance(where, str):
             return known.called(where)
         return known.at(where + self.labels.skipped)
@@ -236,11 +248,12 @@ class Signature:
         if self.parameters is None:
             return f"<signature of {len(self.entries)} objects and leaves>"
         args, kwargs = self.treedef.children()
-        treedefs, entries = [*args.children(), *kwargs.children()], iter(self.entries)
+        treedefs, start = [*args.children(), *kwargs.children()], 0
         texts: dict[Any, str] = {}
         for where, treedef in zip(self.places(), treedefs, strict=True):
-            own = [*itertools.islice(entries, treedef.num_leaves)]
-            texts[where] = f": {_type_text(treedef, own)}"
+            stop = start + treedef.num_leaves
+            texts[where] = f": {_type_text(self.skeleton.part(treedef, start, stop))}"
+            start = stop
         for where, static in self.statics:
             texts[where] = f"={static.value!r}"
         listed = [
@@ -249,14 +262,24 @@ class Signature:
         ]
         return _shortened(f"<call with {', '.join(listed)}>")
 
+    @functools.cached_property
     def has_references(self) -> bool:
         """Whether an object in it is met again, or is one that exists outside."""
+        listed = [what for _, what in self.skeleton.listed()]
         return any(
-            isinstance(node, NodeRef) or node.outer_index is not None
-            for entry in self.entries
-            if entry is not None
-            for node in entry.nodes
+            [
+                type(x) is NodeRef or getattr(x, "outer_index", None) is not None
+                for x in listed
+            ]
         )
+
+    def numbers(self, entry: int) -> Iterator[int]:
+        """The numbers of the objects that are new in an entry or one after it."""
+        for path, what in self.skeleton.listed():
+            if path and path[0] >= entry and not isinstance(what, NodeRef):
+                index = getattr(what, "index", None)
+                if index is not None:
+                    yield index
 
     def span(self, argument: int | None) -> Span:
         """Which entries and leaves are those of a positional argument."""
@@ -265,29 +288,26 @@ class Signature:
         treedefs = self.treedef.children()[0].children()
         start = sum(treedef.num_leaves for treedef in treedefs[:argument])
         stop = start + treedefs[argument].num_leaves
-        counts = [*map(count, self.entries)]
+        counts = self.skeleton.counts()
         return Span((start, stop), (sum(counts[:start]), sum(counts[:stop])))
 
     def of_argument(self, number: int) -> Signature:
         """The part of it that is one positional argument."""
-        start, stop = self.span(number).entries
         treedef = self.treedef.children()[0].children()[number]
-        return Signature(treedef, self.entries[start:stop])
+        return Signature(self.skeleton.part(treedef, *self.span(number).entries))
 
 
-def _type_text(treedef: Any, entries: Sequence[GraphDef[Any] | None]) -> str:
+def _type_text(argument: GraphDef[Any]) -> str:
     """The type of an argument, and how many leaves it has."""
-    if jax.tree_util.treedef_is_leaf(treedef):
-        (entry,) = entries
-        if entry is None:
+    kind, _ = argument.rows[0].metadata.treedef.node_data() or (None, None)
+    if kind is None:  # the argument is an object or leaf
+        (top,) = argument.tops()
+        if top is LEAF:
             return "array"
-        kind = getattr(entry.nodes[0], "type", None)
-    else:
-        kind, _ = treedef.node_data()
+        kind = getattr(top, "type", None)
     if kind is None:
         return "known object"
-    leaves = sum(map(count, entries))
-    return f"{kind.__name__} of {leaves} leaves"
+    return f"{kind.__name__} of {argument.num_leaves} leaves"
 
 
 def _shortened(text: str, most: int = 200) -> str:
@@ -299,19 +319,6 @@ def name_of(path: Any) -> str:
     """A path of `Signature.facts` as Python prints it: ``args[0].kernel``."""
     start, *keys = path
     return start + "".join(map(_key_text, keys))
-
-
-_PLAIN = (((), None),)
-
-
-def leaves_of(entry: GraphDef[Any] | None) -> Any:
-    """The path and the definition of each leaf of an entry."""
-    return _PLAIN if entry is None else entry.leaves()
-
-
-def count(entry: GraphDef[Any] | None) -> int:
-    """How many leaves an entry has."""
-    return 1 if entry is None else entry.num_leaves
 
 
 class Signatures(Rebuilt):
@@ -349,6 +356,7 @@ _numbers = itertools.count()
 _KWARGS = jax.tree_util.SequenceKey(1)
 
 
+@functools.lru_cache(maxsize=4096, typed=True)  # layers have the same keys
 def _key_text(key: Any) -> str:
     if isinstance(key, differences.MetadataKey):
         return f", metadata {key!r}"

@@ -13,7 +13,6 @@ occurs twice the first State has it all.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,15 +21,15 @@ import jax
 from graftree.config import Propagation
 from graftree.core.graph import differences, flattening, merging, nodes
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.graphdefs import ArrayRefDef, GraphDef, VariableDef
+from graftree.core.graph.graphdefs import LEAF, ArrayRefDef, Cell, VariableDef
 from graftree.core.graph.merging import Builder
 from graftree.core.pickling import Rebuilt
 from graftree.core.states import states
 from graftree.core.states.states import State
 from graftree.core.variables.variables import Variable
-from graftree.transforms.crossing import packing, prefixes, signatures
-from graftree.transforms.crossing.prefixes import DiffState
-from graftree.transforms.crossing.rows import Prefix, Row
+from graftree.transforms.crossing import packing, prefixes
+from graftree.transforms.crossing.prefixes import DiffState, Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Signature
 
 
@@ -72,20 +71,22 @@ def _roots(
     signature: Signature, given: Mapping[int, Any], mode: Propagation
 ) -> list[Any]:
     """What stands for each object or plain leaf of a signature."""
-    # All are built: an object may refer to one of an earlier argument.
-    builder = Builder(IndexMap(), {}, recreate_variables=False)
-    roots: list[Any] = []
-    numbers = itertools.count()
-    for entry in signature.entries:
-        listed = [(next(numbers), *leaf) for leaf in signatures.leaves_of(entry)]
-        if entry is None:
-            roots.append(given.get(listed[0][0]))
-        elif mode.structure:
-            roots.append(_state(given, listed))
-        else:
-            values = [_value(given, number, d) for number, _, d in listed]
-            roots.append(builder.build(entry, values))
-    return roots
+    values = [
+        _value(given, number, slot.definition)
+        for number, slot in enumerate(signature.slots)
+    ]
+    if not mode.structure:
+        # All are built: an object may refer to one of an earlier argument.
+        builder = Builder(IndexMap(), {}, recreate_variables=False)
+        return builder.members(signature.skeleton, values)
+    found: list[list[tuple[Any, Any]]] = [[] for _ in signature.entries]
+    for number, slot in enumerate(signature.slots):
+        if number in given:
+            found[slot.entry].append((slot.path, values[number]))
+    return [
+        (listed[0][1] if listed else None) if entry is LEAF else _state(listed)
+        for entry, listed in zip(signature.entries, found, strict=True)
+    ]
 
 
 def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
@@ -97,8 +98,7 @@ def _value(given: Mapping[int, Any], number: int, definition: Any) -> Any:
     return value
 
 
-def _state(given: Mapping[int, Any], listed: Sequence[tuple[int, Any, Any]]) -> Any:
-    found = [(path, _value(given, n, d)) for n, path, d in listed if n in given]
+def _state(found: Sequence[tuple[Any, Any]]) -> Any:
     if found and found[0][0] == ():
         return found[0][1]  # a Variable by itself is its own State
     return states.from_flat_state(found)
@@ -123,44 +123,44 @@ def leaves(
     except ValueError as error:
         raise FormError(f"Wrong structure of {what}: {error}") from None
     wanted = dict.fromkeys(wanted)
+    numbers: list[dict[Any, int]] = [{} for _ in roots]
+    for number, slot in enumerate(signature.slots):
+        numbers[slot.entry][slot.path] = number
     found: dict[int, Any] = {}
     seen: set[int] = set()
-    start = 0
-    for entry, root in zip(signature.entries, roots, strict=True):
-        if entry is None:
-            found[start] = flattening.raw_of(root)
-            start += 1
-            continue
-        numbered = enumerate(entry.paths(), start)
-        numbers = {path: number for number, path in numbered if number in wanted}
-        start += entry.num_leaves
-        if root is not None:
-            listed = _leaves_of(entry, root, mode, what)
+    tops = signature.tops()
+    for entry, top, known, root in zip(
+        signature.entries, tops, numbers, roots, strict=True
+    ):
+        if entry is LEAF:
+            found[known[()]] = flattening.raw_of(root)
+        elif root is not None:
+            known = {path: number for path, number in known.items() if number in wanted}
+            listed = _leaves_of(entry, getattr(top, "type", None), root, mode, what)
             # What an earlier object shares with this one counts there only.
             listed = {
-                p: x for p, x in listed.items() if p in numbers or id(x) not in seen
+                p: x for p, x in listed.items() if p in known or id(x) not in seen
             }
-            _check_paths(listed.keys(), numbers.keys(), what)
-            found |= {numbers[path]: flattening.raw_of(x) for path, x in listed.items()}
+            _check_paths(listed.keys(), known.keys(), what)
+            found |= {known[path]: flattening.raw_of(x) for path, x in listed.items()}
             seen.update(map(id, listed.values()))
     return [found.get(number) for number in wanted]
 
 
 def _leaves_of(
-    entry: GraphDef[Any], x: Any, mode: Propagation, what: str
+    entry: Cell, kind: type | None, x: Any, mode: Propagation, what: str
 ) -> dict[Any, Any]:
-    """The leaves, by path, of what stands for an object."""
+    """The leaves, by path, of what stands for an object of a type."""
     if packing.is_repeated(entry) and not mode.structure:
         return {}  # the first occurrence has them all
     if mode.structure and isinstance(x, State):
         return dict(states.to_flat_state(x))
-    if isinstance(entry.nodes[0], (VariableDef, ArrayRefDef)):
+    if isinstance(entry, (VariableDef, ArrayRefDef)):
         if isinstance(x, Variable) or not mode.structure:
             return {(): x}
     elif not mode.structure and nodes.is_graph_node(x):
         graphdef, found = flattening.flatten_graph(x)
         return dict(zip(graphdef.paths(), found, strict=True))
-    kind = getattr(entry.nodes[0], "type", None)
     expected = kind.__name__ if kind and not mode.structure else "State or Variable"
     raise FormError(f"Expected {expected}, got {type(x).__name__}, in {what}.")
 

@@ -25,8 +25,15 @@ import jax
 from graftree import _jax, errors
 from graftree.config import GRAPH, Propagation, propagation
 from graftree.core.graph.flattening import IndexMap
+from graftree.core.graph.graphdefs import LEAF
 from graftree.core.pickling import Rebuilt
-from graftree.transforms.crossing import decorators, guises, outside, packing, reports
+from graftree.transforms.crossing import (
+    debug_info,
+    decorators,
+    outside,
+    packing,
+    reports,
+)
 from graftree.transforms.crossing.decorators import MISSING, P, R
 from graftree.transforms.crossing.inside import Inside, Returned
 from graftree.transforms.crossing.outside import Call
@@ -232,12 +239,12 @@ class CustomVjp(Rebuilt, decorators.Method[P, R]):
         )
         found = [i for i, x in positions if not isinstance(x, DiffState)]
         for number in found if self._mode.structure else ():
-            for entry in signature.of_argument(number).entries:
-                if entry is not None:
+            for top in signature.of_argument(number).tops():
+                if top is not LEAF:
                     raise TypeError(
                         "Passing integers to nondiff_argnums for graph nodes arguments "
                         "in nnx.custom_vjp is not supported: argument "
-                        f"{number} has a {entry.nodes[0].type.__name__}.\n"
+                        f"{number} has a {getattr(top, 'type', Any).__name__}.\n"
                         f"Use nnx.DiffState({number}, False), or return None for it."
                     )
         return found
@@ -294,13 +301,13 @@ class _Lifted:
     def function(self) -> Callable[..., Any]:
         """What is called with the groups ``chosen`` and ``others``."""
         function = jax.custom_vjp(
-            guises.named_after(self.fun, lambda *groups: self._fun(*groups))
+            debug_info.named_after(self.fun, lambda *groups: self._fun(*groups))
         )
         function.defvjp(
-            guises.named_after(
+            debug_info.named_after(
                 self.rules.fwd, lambda *groups: self._fwd(*groups), has_own_names=True
             ),
-            guises.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
+            debug_info.named_after(self.rules.bwd, lambda *given: self._bwd(*given)),
             symbolic_zeros=self.rules.symbolic_zeros,
         )
         return function

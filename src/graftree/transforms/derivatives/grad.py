@@ -18,12 +18,12 @@ from graftree.core.graph import flattening
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.kinds import Param
-from graftree.transforms.crossing import decorators, guises, prefixes, ref_contents
+from graftree.transforms.crossing import debug_info, decorators, guards, prefixes
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
+from graftree.transforms.crossing.plans import RepeatedCalls
 from graftree.transforms.crossing.prefixes import DiffState
 from graftree.transforms.crossing.rows import Row
 from graftree.transforms.derivatives import cotangents
@@ -273,7 +273,7 @@ def _by_position(
 
 def _refuse_refs(name: str, groups: Sequence[Values]) -> None:
     # The group of False comes first, then that of True.
-    ref_contents.refuse(groups[1:], name, ref_contents.NO_GRADIENT)
+    guards.refuse(groups[1:], name, guards.NO_GRADIENT)
 
 
 def _chosen_for(name: str, argnums: Any) -> Argnums:
@@ -306,4 +306,4 @@ def _interior_of_gradient(
         value, aux = cotangents.pair(out) if has_aux else (out, None)
         return flattening.raw_of(value), inside.leave((None, aux))
 
-    return guises.named_after(f, traced)
+    return debug_info.named_after(f, traced)

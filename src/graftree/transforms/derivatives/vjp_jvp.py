@@ -15,17 +15,18 @@ import jax
 from graftree import _jax, config
 from graftree.config import Propagation
 from graftree.transforms.crossing import (
+    debug_info,
     decorators,
-    guises,
+    guards,
     packing,
-    ref_contents,
     reports,
 )
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.inside import Inside
 from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Prefix, Row
+from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.crossing.rows import Row
 from graftree.transforms.crossing.signatures import Labels, Signature
 from graftree.transforms.derivatives import cotangents
 
@@ -211,7 +212,7 @@ def _interior_of_product(
         # A plain list: a cotangent has the same form.
         return [*values], (*rest, aux)
 
-    return guises.named_after(f, traced)
+    return debug_info.named_after(f, traced)
 
 
 def _commit(
@@ -224,7 +225,8 @@ def _commit(
     if not has_aux:
         return out, (), form
     treedef = form.treedef.children()[0]
-    return out[0], (out[1],), Signature(treedef, form.entries[: treedef.num_leaves])
+    part = form.skeleton.part(treedef, 0, treedef.num_leaves)
+    return out[0], (out[1],), Signature(part)
 
 
 def _vjp(
@@ -232,7 +234,7 @@ def _vjp(
 ) -> Any:
     row = _product_row("vjp", mode, has_aux)
     call = Call(f, row, primals, {})
-    ref_contents.refuse(call.groups, "vjp", ref_contents.NO_GRADIENT)
+    guards.refuse(call.groups, "vjp", guards.NO_GRADIENT)
     inner = _interior_of_product(f, row, has_aux)
     values, pull_back, rest = jax.vjp(inner, *call.groups, has_aux=True)
     out, aux, form = _commit(call, values, rest, has_aux)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from graftree import _jax, config, errors
-from graftree.transforms.crossing import decorators, outside, ref_contents
+from graftree.transforms.crossing import decorators, guards, outside
 from graftree.transforms.crossing.decorators import MISSING
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.rows import Keywords, Prefix, Row
+from graftree.transforms.crossing.prefixes import Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 
 
 @decorators.keeps_type
@@ -89,7 +90,7 @@ def shard_map(
         def sharded(*groups: Any) -> Any:
             if _jax.is_staging() is False:  # `None` where nobody knows: JAX may refuse
                 reason = "takes array refs under jax.jit only"
-                ref_contents.refuse(groups, "shard_map", reason)
+                guards.refuse(groups, "shard_map", reason)
             _check_parts(groups, ins, mesh)
             return mapped(*groups)
 

@@ -15,18 +15,12 @@ import jax.numpy as jnp
 from graftree import config
 from graftree.core.rng.streams import RngState
 from graftree.core.variables.partitioning import PARTITION_NAME
-from graftree.transforms.crossing import (
-    arguments,
-    decorators,
-    guises,
-    outside,
-    ref_contents,
-)
-from graftree.transforms.crossing.arguments import Chosen
-from graftree.transforms.crossing.decorators import MISSING
+from graftree.transforms.crossing import debug_info, decorators, guards, outside
+from graftree.transforms.crossing.decorators import MISSING, Chosen
 from graftree.transforms.crossing.packing import Values
-from graftree.transforms.crossing.plans.repeated_calls import RepeatedCalls
-from graftree.transforms.crossing.rows import Donation, Keywords, Prefix, Row
+from graftree.transforms.crossing.plans import RepeatedCalls
+from graftree.transforms.crossing.prefixes import Donation, Prefix
+from graftree.transforms.crossing.rows import Keywords, Row
 from graftree.transforms.crossing.signatures import Signatures
 
 _NO_METADATA: Mapping[str, Any] = {}
@@ -97,7 +91,7 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        return _with_hint_at_rngs(ref_contents.with_hint(mapped, ins), ins)
+        return _with_hint_at_rngs(guards.with_hint(mapped, ins), ins)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         calls = RepeatedCalls(function, row)
@@ -159,9 +153,9 @@ def pmap(
     outputs = Prefix(out_axes, "out_axes", "pmap", mode)
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        statics = arguments.choose(function, "static", static_broadcasted_argnums)
-        donated = arguments.choose(function, "donate", donate_argnums)
-        arguments.check_disjoint(statics, donated)
+        statics = decorators.choose(function, "static", static_broadcasted_argnums)
+        donated = decorators.choose(function, "donate", donate_argnums)
+        decorators.check_disjoint(statics, donated)
         inputs = Prefix(
             _without(statics, in_axes),
             "in_axes",
@@ -184,8 +178,11 @@ def pmap(
         def transform(inner: Callable[..., Any], ins: Any, outs: Any) -> Any:
             # JAX takes a tuple of plain axes for those of single leaves if there are as
             # many leaves as arguments. So groups and axes go in tuples of their own.
+            def unboxed(*boxes: Any) -> Any:
+                return inner(*[x for (x,) in boxes])
+
             mapped = jax.pmap(
-                guises.named_after(inner, lambda *boxes: inner(*[x for (x,) in boxes])),
+                debug_info.named_after(inner, unboxed),
                 axis_name,
                 in_axes=tuple([(_or_front(axis),) for axis in ins]),
                 out_axes=jax.tree.map(_or_front, outs),
@@ -196,10 +193,9 @@ def pmap(
             )
 
             def moved(*groups: Any) -> Any:
-                ref_contents.refuse(groups, "pmap", "takes no array refs")
+                guards.refuse(groups, "pmap", "takes no array refs")
                 boxes = [(x,) for x in _move(groups, ins, lambda axis: (axis, 0))]
-                result = mapped(*boxes)
-                return _move(result, outs, lambda axis: (0, axis))
+                return _move(mapped(*boxes), outs, lambda axis: (0, axis))
 
             return moved
 

@@ -7,14 +7,16 @@ writes the values that the function changed into their Variables. Which these ar
 decided when the function was traced, and comes back as static data of the result. If
 the result contains objects or a change of structure, `outside.commit` does the same.
 
-``plans.py`` tells for which objects there is a plan, and ``tree_plans.py``.
+Variables that are arguments by themselves, in a State, a list, or alone, may be new
+ones at each call: a plan is right for them if they are like those that it was made for
+(`LooseVariables`). Containers of them are read as their first ones were (`make`).
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -23,13 +25,13 @@ from graftree.core import paths
 from graftree.core.graph import freshness, merging, nodes
 from graftree.core.graph.flattening import IndexMap
 from graftree.core.graph.freshness import Attribute
-from graftree.core.graph.nodes import Leaf
+from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
 from graftree.transforms.crossing import outside, packing
 from graftree.transforms.crossing.inside import Returned
 from graftree.transforms.crossing.packing import Packed, Values
-from graftree.transforms.crossing.plans.loose_variables import LooseVariables
 from graftree.transforms.crossing.rows import Row
 
 # Stands for the result of a call that has no plan.
@@ -381,3 +383,160 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def _weakly(obj: Any) -> Any:
     return weakref.ref(obj) if nodes.is_node_module(obj) else obj
+
+
+class LooseVariables:
+    """What the loose Variables of a call must be like for a plan.
+
+    Args:
+        boxes: Those of the call that it is made of; their types are compared elsewhere.
+        attached: The objects of that call, which have Variables of their own.
+        are_written: Whether each call writes all of them.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[Variable[Any]],
+        attached: Collection[Any],
+        are_written: bool,
+    ) -> None:
+        self._are_written = are_written
+        self._metadata = [variables.metadata_of(x).noted() for x in boxes]
+        self._is_fixed = all(entries.is_fixed for entries in self._metadata)
+        # Those live as long as the plan, so that nothing else gets these numbers.
+        self._attached = frozenset(map(id, attached))
+        has_refs = any(entries["ref"] for entries in self._metadata)
+        self.may_be_planned = not has_refs and self._fit(boxes)
+
+    def read(self, boxes: Sequence[Variable[Any]]) -> list[Any] | None:
+        """Their raw values; ``None`` if they are not like the earlier ones."""
+        metadata = [*map(variables.metadata_of, boxes)]
+        if metadata != self._metadata:
+            return None
+        # Those of the next call are mostly the same objects, which is seen at once; but
+        # not what has changed in them.
+        if self._is_fixed:
+            self._metadata = metadata
+        return variables.read_all(boxes) if self._fit(boxes) else None
+
+    def _fit(self, boxes: Sequence[Variable[Any]]) -> bool:
+        """Whether each is there once, and can be written if it must be."""
+        numbers = {*map(id, boxes)}
+        return (
+            len(numbers) == len(boxes)
+            and numbers.isdisjoint(self._attached)
+            and (not self._are_written or variables.may_replace_all(boxes, ()))
+        )
+
+
+# Lists the members of a container; adds its leaves to a list. Both raise if it is not
+# like the earlier one.
+_Opener = Callable[[Any], Sequence[Any]]
+_Adder = Callable[[Any, list[Any]], None]
+
+
+class _Unlike(Exception):
+    """A tree is not like the one that a reader was made for, or is for no reader."""
+
+
+def make(
+    tree: tuple[Any, ...], leaves: Sequence[Any]
+) -> Callable[[Any], list[Any] | None] | None:
+    """What reads tuples like this one, which has these leaves in this order.
+
+    It gives the leaves of another one, whatever they are, or ``None`` if its containers
+    differ. There is no reader for containers that only JAX can take apart.
+    """
+
+    def read(other: Any) -> list[Any] | None:
+        found: list[Any] = []
+        try:
+            add(other, found)
+        except _Unlike:
+            return None
+        return found
+
+    try:
+        add = _container(tree, _sequence(tuple, len(tree)))
+    except _Unlike:
+        return None
+    found = read(tree) or []
+    is_right = len(found) == len(leaves) and all(map(operator.is_, found, leaves))
+    return read if is_right else None
+
+
+def _adder(x: Any) -> _Adder | None:
+    """What reads containers like this one; ``None`` if it is a leaf."""
+    kind = type(x)
+    if kind is State:
+        return _container(x, _state(x))
+    if kind is dict:
+        return _container(x, _dict(x))
+    if kind is list or (isinstance(x, tuple) and nodes.is_node(x)):
+        return _container(x, _sequence(kind, len(x)))
+    if x is None:
+        return _container(x, _nothing)
+    if isinstance(nodes.kind_of(x), (Leaf, GraphKind)):
+        return None
+    raise _Unlike
+
+
+def _container(x: Any, members_of: _Opener) -> _Adder:
+    """What reads containers like this one, whose members these are."""
+    adders = [*map(_adder, members_of(x))]
+
+    def extend(x: Any, found: list[Any]) -> None:
+        found.extend(members_of(x))
+
+    def add(x: Any, found: list[Any]) -> None:
+        for member, add_members in zip(members_of(x), adders, strict=True):
+            if add_members is None:
+                found.append(member)
+            else:
+                add_members(member, found)
+
+    return add if any(adders) else extend
+
+
+# What lists the members of containers like some container.
+
+
+def _sequence(kind: type, size: int) -> _Opener:
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not kind or len(x) != size:
+            raise _Unlike
+        return x
+
+    return members_of
+
+
+def _dict(like: dict[Any, Any]) -> _Opener:
+    keys, size = paths.sorted_keys(like), len(like)
+    pick: Any = operator.itemgetter(*keys) if size > 1 else None
+
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not dict or len(x) != size:
+            raise _Unlike
+        try:
+            return pick(x) if size > 1 else [x[key] for key in keys]
+        except KeyError:
+            raise _Unlike from None
+
+    return members_of
+
+
+def _state(like: State) -> _Opener:
+    members_of_mapping = _dict(like.raw_mapping)
+
+    def members_of(x: Any) -> Sequence[Any]:
+        if type(x) is not State:
+            raise _Unlike
+        return members_of_mapping(x.raw_mapping)
+
+    return members_of
+
+
+def _nothing(x: None) -> Sequence[Any]:
+    if x is not None:
+        raise _Unlike
+    return ()

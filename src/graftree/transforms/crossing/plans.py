@@ -7,10 +7,14 @@ if it still holds. What a planned call does is in ``planned_calls.py``.
 
 For the same objects there may be several plans, which differ in static values: of a
 model in training and in evaluation. A survey holds again when these are what they were.
+Plans refer to the objects of the caller weakly, and go with them.
 
-Plans refer to the objects of the caller weakly, and go with them. Variables that are
-arguments by themselves may be new ones at each call (see ``loose_variables.py``). In
-tree mode so may all objects (see ``tree_plans.py``).
+In tree mode an object is to JAX what it holds: its Variables and arrays are leaves, the
+rest is in the treedef. So a call with objects that never came before is known by the
+treedefs of its arguments and by what the Variables are like (`TreePlans`).
+
+Transforms other than `jit` trace at each call: the function may read what it likes. But
+what became of its arguments outside is remembered as well (`RepeatedCalls`).
 """
 
 from __future__ import annotations
@@ -24,20 +28,25 @@ import jax
 
 from graftree import _jax
 from graftree.core import stamps
-from graftree.core.graph import flattening, freshness, nodes
+from graftree.core.graph import flattening, freshness, nodes, tree_checks
 from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.freshness import Survey
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import running
+from graftree.core.objects import classes, running
 from graftree.core.objects.bookkeeping import state_of
-from graftree.core.variables import variables
-from graftree.transforms.crossing import arguments
+from graftree.core.pickling import Rebuilt
+from graftree.core.variables import partitioning, variables
+from graftree.transforms.crossing import decorators, outside, planned_calls
+from graftree.transforms.crossing.outside import Call
 from graftree.transforms.crossing.packing import Packed, Values
-from graftree.transforms.crossing.plans import planned_calls, readers
-from graftree.transforms.crossing.plans.loose_variables import LooseVariables
-from graftree.transforms.crossing.plans.planned_calls import NO_PLAN, Arguments, Plan
-from graftree.transforms.crossing.plans.tree_plans import TreePlans
-from graftree.transforms.crossing.rows import Row
+from graftree.transforms.crossing.planned_calls import (
+    GIVEN,
+    NO_PLAN,
+    Arguments,
+    LooseVariables,
+    Plan,
+)
+from graftree.transforms.crossing.rows import Keywords, Row
 
 # How many combinations of objects a function remembers. Those that are gone are
 # forgotten at once; so this is about how many models take turns. For each there are as
@@ -118,7 +127,7 @@ class Plans:
         """What a plan is found by; ``None`` if there can be none."""
         row, tree, statics = self._row, ((*self._bound, *args), kwargs), ()
         if row.statics:
-            *tree, statics = arguments.take(row.statics, *tree, row.name)
+            *tree, statics = decorators.take(row.statics, *tree, row.name)
         leaves: Any = tree[0]
         treedef: Any = None
         tokens = None if tree[1] else _tokens(leaves)
@@ -214,7 +223,7 @@ class PlanOfObjects(Plan):
         self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
         self._reader = None
         if not (row.statics or self._is_flat):
-            self._reader = readers.make(known.tree, known.leaves)
+            self._reader = planned_calls.make(known.tree, known.leaves)
 
     def call_with(
         self, jitted: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -270,3 +279,168 @@ class PlanOfObjects(Plan):
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+# How many structures a function remembers.
+LIMIT = 64
+
+_BOX = Leaf.VARIABLE
+_LEAVES = (_BOX, Leaf.ARRAY, Leaf.STATIC)
+# A treedef can be compared with anything but None.
+_NO_TREEDEF = ()
+
+
+class TreePlans:
+    """The plans of one compiled function for objects by their structure.
+
+    Args:
+        row: Its transform.
+
+    Attributes:
+        known: The plans.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        # Reading, adding and removing an entry are atomic, so threads need no lock.
+        self.known: dict[Any, Plan] = {}
+        self._latest: tuple[Any, Plan | None] = (None, None)
+
+    def call(self, jitted: Callable[..., Any], arguments: Arguments) -> Any:
+        """What a call gives if there is a plan for it, else `NO_PLAN`."""
+        flat = _flatten(arguments)
+        if flat is None:
+            return NO_PLAN
+        key, leaves = flat
+        latest, plan = self._latest
+        # Equality of the treedefs costs less than their hash.
+        if plan is None or key != latest:
+            plan = self._find(key)
+            if plan is None:
+                return NO_PLAN
+            self._latest = key, plan
+        if [*map(type, leaves)] != plan.types:
+            return NO_PLAN
+        return plan.call(jitted, leaves)
+
+    def learn(self, arguments: Arguments, packed: Packed) -> None:
+        """Makes a plan of what a call found out."""
+        flat = _flatten(arguments)
+        if flat is None:
+            return
+        key, leaves = flat
+        boxes = [x for x in leaves if nodes.kind_of(x) is _BOX]
+        loose = LooseVariables(boxes, (), bool(self._row.inputs.donated))
+        if not (loose.may_be_planned and _are_leaves_of(packed, leaves)):
+            return
+        given = [
+            n for n, x in enumerate(leaves) if nodes.kind_of(x) is not Leaf.VARIABLE
+        ]
+        sources = dict.fromkeys(given, GIVEN)
+        plan = Plan(self._row, leaves, packed, _Classes(), loose, sources)
+        for oldest in [*self.known][: 1 - LIMIT]:
+            self.known.pop(oldest, None)
+        try:
+            self.known[key] = plan
+        except TypeError:
+            return  # a static value without a hash
+        self._latest = key, plan
+
+    def _find(self, key: Any) -> Plan | None:
+        try:
+            return self.known.get(key)
+        except TypeError:
+            return None  # a static value without a hash
+
+
+def _flatten(arguments: Arguments) -> tuple[Any, list[Any]] | None:
+    """The treedefs of a call and its leaves; ``None`` if an object contains itself."""
+    key, leaves = [_NO_TREEDEF if x is None else x for x in arguments.key[:2]], []
+    for x in arguments.leaves:
+        if nodes.kind_of(x) is nodes.PYTREE:
+            try:
+                found, treedef = tree_checks.flatten(x)
+            except ValueError:
+                return None
+            leaves += found
+            key.append(treedef)
+        else:
+            leaves.append(x)
+            key.append(_NO_TREEDEF)
+    return tuple(key), leaves
+
+
+def _are_leaves_of(packed: Packed, leaves: list[Any]) -> bool:
+    """Whether these are what the call took its arguments apart into, and can plan."""
+    return (
+        len(leaves) == len(packed.leaves)
+        and all(x is y for x, y in zip(leaves, packed.leaves, strict=True))
+        and all(nodes.kind_of(x) in _LEAVES for x in leaves)
+    )
+
+
+class _Classes:
+    """Whether the classes of objects are as they were."""
+
+    def __init__(self) -> None:
+        self._stamp = classes.changes.stamp
+
+    def holds(self) -> bool:
+        """Whether none has changed in a way that objects depend on."""
+        return classes.changes.stamp == self._stamp
+
+
+class RepeatedCalls(Rebuilt):
+    """The calls of one function in one transform.
+
+    Args:
+        f: The function.
+        row: Its transform.
+    """
+
+    def __init__(self, f: Callable[..., Any], row: Row) -> None:
+        self._f, self._row = f, row
+        self._plans = Plans(row)
+        self._is_called = False
+        # A filter that reads values may give others each time; and what a plan writes
+        # has no axis to be named.
+        names_axis = partitioning.PARTITION_NAME in row.axis_metadata
+        self._may_plan = not (row.inputs.reads_leaves or names_axis)
+        self._keeps_positions = row.keyword_rule is not Keywords.BECOME_POSITIONAL
+
+    def run(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The output of a call; what JAX transformed takes the groups of leaves."""
+        try:
+            return self._run(transformed, args, kwargs)
+        except Exception as error:
+            if outside.is_of_donation(error):  # of `pmap`
+                Call(self._f, self._row, args, kwargs).explain(error)
+            raise
+
+    def _run(
+        self,
+        transformed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        row = self._row
+        # Keywords and defaults may become positions.
+        is_complete = self._keeps_positions or len(args) >= row.inputs.count
+        may_plan = self._may_plan and is_complete and not kwargs
+        if may_plan and not running.stack.observers:
+            running.note_arguments(row.identity, args, kwargs)
+            out = self._plans.call(transformed, args, kwargs)
+            if out is not NO_PLAN:
+                return out
+        made = stamps.clock.now
+        call = Call(self._f, row, args, kwargs)
+        # Many are called once, and never again: on the line that makes them.
+        if may_plan and self._is_called:
+            self._plans.learn(args, kwargs, call.packed, made)
+        self._is_called = True
+        return call.run(transformed)

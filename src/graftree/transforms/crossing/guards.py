@@ -1,0 +1,251 @@
+"""What must not cross: tracers into static attributes, refs where JAX takes none.
+
+The fresh objects inside a transform share their static values with the caller's. So a
+list in a static attribute is the caller's own list, and what a traced function appends
+to it would stay there when the trace is over. Lists, dicts, sets and plain objects are
+noted before the function runs; afterwards those that hold a new tracer get their
+content back, also if the function raised. It is not an error: a program may have used
+them as a place to put values that it needs only while it is traced.
+
+Where a transform of JAX takes no array refs, their content crosses instead, or they are
+refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from graftree import _jax, errors
+from graftree.annotations import Path
+from graftree.core import paths, walks
+from graftree.core.graph import nodes
+from graftree.core.graph.nodes import Leaf
+from graftree.core.objects import attributes
+from graftree.transforms.crossing import debug_info
+from graftree.transforms.crossing.packing import Values
+
+# Objects in objects are looked into so far; beyond that they are not mere containers.
+_DEPTH = 3
+_CLOSED = (type, types.ModuleType, types.FunctionType, types.MethodType)
+
+
+# The path of something that may change, itself, and what is in it.
+Note = tuple[Any, Any, Any]
+
+
+def note(arguments: Any) -> list[Note]:
+    """All that static attributes of arguments hold and that may change."""
+    return [(path, holder, _items(holder)) for path, holder in _holders_in(arguments)]
+
+
+@contextlib.contextmanager
+def guarded(noted: Sequence[Note], transform: str) -> Iterator[None]:
+    """Keeps tracers out of what was noted."""
+    try:
+        yield
+    finally:
+        found = [note for note in noted if _has_new_tracer(*note[1:])]
+        for _, holder, items in found:
+            _restore(holder, items)
+        if found:
+            _warn([path for path, *_ in found], transform)
+
+
+def _warn(places: list[Any], transform: str) -> None:
+    warnings.warn(
+        errors.message(
+            f"nnx.{transform}: a traced value was put into a static attribute, where "
+            "it would outlive the trace. It was taken out again.",
+            where="\n".join(map(_describe, places)),
+            way_out="Return the value, or keep it in a Variable: nnx.Variable(...), "
+            "or Module.sow under nnx.capture.",
+        ),
+        errors.LostUpdateWarning,
+        stacklevel=2,
+    )
+
+
+def _describe(path: Any) -> str:
+    kind, key, *rest = path
+    argument = f"args[{key}]" if kind == 0 else f"argument {key!r}"
+    return f"{argument}, at {paths.to_string(tuple(rest))}"
+
+
+def _holders_in(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """The path and the object of all that a static attribute holds and may change."""
+    is_new = walks.Once()
+    statics: list[tuple[Path, Any]] = []
+
+    def below(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        if not is_new(x):
+            return None
+        listed = []
+        for key, value, is_data in nodes.children(x):
+            kind = nodes.KINDS.get(type(value)) or nodes.kind_of(value)
+            if is_data is False or (is_data is None and kind is Leaf.STATIC):
+                if type(value) not in attributes.ATOMS:
+                    statics.append(((*path, key), value))
+            elif not isinstance(kind, Leaf):
+                listed.append((key, value))
+        return listed
+
+    collections.deque(walks.walk(tree, below), maxlen=0)
+
+    def content(x: Any, path: Path) -> list[tuple[Any, Any]] | None:
+        is_known = type(x) in attributes.ATOMS or isinstance(x, _CLOSED)
+        if is_known or nodes.is_node_leaf(x) or not is_new(x):
+            return None
+        return _members(x) if len(path) <= deepest else []
+
+    for start, static in statics:
+        deepest = len(start) - 1 + _DEPTH
+        for path, x in walks.walk(static, content, start):
+            if _content(x) is not None:
+                yield path, x
+
+
+def _members(x: Any) -> list[tuple[Any, Any]]:
+    """What is in a list, dict, set or tuple, or in the attributes of an object."""
+    content = _content(x)
+    members = x if content is None and isinstance(x, tuple) else content
+    if isinstance(members, dict):
+        return [*members.items()]
+    return [] if members is None else [*enumerate(members)]
+
+
+def _content(x: Any) -> Any:
+    """The list, dict or set that an object is, or that holds its attributes."""
+    return x if isinstance(x, (list, dict, set)) else getattr(x, "__dict__", None)
+
+
+def _items(holder: Any) -> Any:
+    content = _content(holder)
+    return dict(content) if isinstance(content, dict) else [*content]
+
+
+def _has_new_tracer(holder: Any, items: Any) -> bool:
+    now = _items(holder)
+    if isinstance(now, dict):
+        now, items = [*now.values()], [*items.values()]
+    known = {*map(id, items)}
+    leaves = jax.tree.leaves([x for x in now if id(x) not in known])
+    return any(isinstance(x, _jax.Tracer) for x in leaves)
+
+
+def _restore(holder: Any, items: Any) -> None:
+    content = _content(holder)
+    content.clear()
+    content.extend(items) if isinstance(content, list) else content.update(items)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a ref was in a pytree: its number."""
+
+    number: int
+
+
+def by_content(
+    function: Callable[..., Any],
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """A JAX transform of a function whose arguments may have refs."""
+
+    def run(contents: list[Any], *taken: Any) -> tuple[Any, list[Any]]:
+        refs = [*map(_jax.new_ref, contents)]
+
+        def fill(x: Any) -> Any:
+            return refs[x.number] if isinstance(x, _Place) else x
+
+        filled = jax.tree.map(fill, taken, is_leaf=lambda x: isinstance(x, _Place))
+        out = function(*filled)
+        return out, [ref[...] for ref in refs]
+
+    transformed = transform(debug_info.named_after(function, run, ["refs"]))
+
+    def outer(*arguments: Any) -> Any:
+        # One ref at two places is one ref inside, too.
+        refs = {id(x): x for x in jax.tree.leaves(arguments) if _jax.is_ref(x)}
+        places = {key: _Place(number) for number, key in enumerate(refs)}
+        taken = jax.tree.map(lambda x: places.get(id(x), x), arguments)
+        out, contents = transformed([ref[...] for ref in refs.values()], *taken)
+        for ref, content in zip(refs.values(), contents, strict=True):
+            if _jax.is_differentiated(content) and not _jax.is_differentiated(ref):
+                # The function cut it off, or JAX would have refused its write.
+                content = jax.lax.stop_gradient(content)
+            ref[...] = content
+        return out
+
+    return outer
+
+
+NO_GRADIENT = "cannot differentiate with respect to a Ref-typed argument"
+
+
+def refuse(groups: Iterable[Values], transform: str, reason: str) -> None:
+    """Refuses arguments with refs."""
+    if not any(_jax.is_ref(value) for group in groups for value in group.values):
+        return
+    for name in _refs(groups):
+        raise TypeError(
+            f"nnx.{transform} {reason}: {name}.\n"
+            "Pass a copy that has arrays, made by nnx.to_arrays."
+        )
+
+
+# What JAX says: of writes, of `cond` and `switch`, of `scan` in two versions.
+_COMPLAINTS = ("array reference", "vmap-of-cond", "over a Ref", "__jax_array__()")
+
+
+def with_hint(
+    mapped: Callable[..., Any], axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """Adds paths and the way out to what JAX says of refs in a mapped function."""
+
+    def wrapper(*groups: Values) -> Any:
+        try:
+            return mapped(*groups)
+        except Exception as error:
+            if any(words in str(error) for words in _COMPLAINTS):
+                pairs = zip(groups, axes, strict=True)
+                names = [*_refs(group for group, axis in pairs if axis is None)]
+                if "unbatched array reference" in str(error) and names:
+                    raise _broadcast_error(names) from error
+                error.add_note(
+                    "A mapped function can write to an array ref only if the ref is "
+                    "mapped, too;\nit can't use refs in `cond` or `switch`, nor scan "
+                    "those that are mapped.\nPass a copy that has arrays, made by "
+                    "nnx.to_arrays."
+                )
+            raise
+
+    return wrapper
+
+
+def _broadcast_error(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        errors.message(
+            "A function mapped by nnx.vmap wrote to an array ref that is not mapped: "
+            "each of its calls would write another value.",
+            where="refs with the axis None: " + ", ".join(names),
+            way_out="Give the object an axis, or pass a copy that has arrays, made by "
+            "nnx.to_arrays;\nrandom streams can be split: rngs.split(n).",
+        )
+    )
+
+
+def _refs(groups: Iterable[Values]) -> Iterator[str]:
+    """The names of the refs in groups."""
+    for group in groups:
+        for slot, value in group.slots():
+            if _jax.is_ref(value):
+                yield slot.name
