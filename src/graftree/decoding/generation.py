@@ -13,7 +13,7 @@ import numpy as np
 from graftree import errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.graph import flattening, freshness
+from graftree.core.graph import flattening, watches
 from graftree.core.variables.variables import Variable
 from graftree.decoding.sampling import Sampler
 from graftree.transforms.compiled import jit
@@ -256,7 +256,7 @@ def _run(
 def _forms(objects: Any) -> dict[Path, Any]:
     """Each array and Variable by path: which one, its type, the form of its value."""
     found = {}
-    skeleton, leaves = freshness.flatten_node(objects, None, "nnx.decoding.generate")
+    skeleton, leaves = watches.flatten_node(objects, None, "nnx.decoding.generate")
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         listed, treedef = jax.tree.flatten(flattening.raw_of(leaf))
         shapes = tuple(jax.typeof(x).str_short() for x in listed)

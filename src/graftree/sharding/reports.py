@@ -12,7 +12,7 @@ import jax
 
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.graph import freshness
+from graftree.core.graph import watches
 from graftree.core.graph.flattening import raw_of
 from graftree.core.text import columns, short_forms
 
@@ -134,7 +134,7 @@ def report(tree: Any) -> Report:
         kernel  float32[2,8]  float32[2,2]  (None, 'model')     64                16
         total                                                   96                48
     """
-    skeleton, leaves = freshness.flatten_node(tree, None, "report")
+    skeleton, leaves = watches.flatten_node(tree, None, "report")
     found: dict[int, Row] = {}
     for path, leaf in zip(skeleton.paths(), leaves, strict=True):
         for below, array in jax.tree_util.tree_leaves_with_path(raw_of(leaf)):

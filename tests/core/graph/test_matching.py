@@ -58,7 +58,8 @@ def updated(node, state, **options):
 
 def check_agree(a, b):
     if isinstance(a, str) or isinstance(b, str):
-        assert a == b
+        # Of several places that can't be set each names the one that it comes to first.
+        assert a.partition("'")[0] == b.partition("'")[0]
     else:
         comparisons.check_same(a, b, comparisons.same_value)
 

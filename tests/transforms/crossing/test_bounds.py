@@ -7,7 +7,7 @@ test, nor can a thread be stopped between two steps of a call.
 import jax.numpy as jnp
 
 import graftree as nnx
-from graftree.core.graph import freshness
+from graftree.core.graph import watches
 from graftree.transforms.crossing import plans, programs
 from tests import zoo
 from tests.modes import TREE
@@ -21,9 +21,9 @@ def remembered(step):
 
 def test_variants_of_a_model_are_bounded(mode):
     step, model = nnx.jit(lambda model: model.w * model.k, **mode), zoo.Scale()
-    for model.k in range(freshness.VARIANTS + 4):
+    for model.k in range(watches.VARIANTS + 4):
         assert step(model) == step(model) == 2 * model.k
-    assert remembered(step) == [freshness.VARIANTS]
+    assert remembered(step) == [watches.VARIANTS]
 
 
 def test_models_of_a_function_are_bounded():
@@ -58,14 +58,14 @@ def test_a_call_survives_a_change_by_another_thread_before_it_is_planned(monkeyp
     model = nnx.Dict(weight=jnp.array(2.0), extra=nnx.Dict(array=jnp.array(1.0)))
     double = nnx.jit(lambda model: model.weight * 2)
     double(model)
-    attribute_at = freshness.attribute_at
+    attribute_at = watches.attribute_at
 
     def interrupted(root, path):
         if hasattr(model, "extra"):
             del model.extra
         return attribute_at(root, path)
 
-    monkeypatch.setattr(freshness, "attribute_at", interrupted)
+    monkeypatch.setattr(watches, "attribute_at", interrupted)
     assert double(model) == 4  # the second call makes a plan
     monkeypatch.undo()
     model.weight = jnp.array(3.0)

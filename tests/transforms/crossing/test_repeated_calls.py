@@ -99,7 +99,9 @@ def visit(tree):
             terms.append((number(path), leaf))
     write_each(variables)
     # Numbers in containers are static, and data in tree mode.
-    inside = [*getattr(model, "items", ()), *getattr(model, "named", {}).values()]
+    # JAX sorts the keys of dicts.
+    named = [x for _, x in sorted(getattr(model, "named", {}).items())]
+    inside = [*getattr(model, "items", ()), *named]
     inside = [x for x in inside if not isinstance(x, nnx.Variable)]
     terms += [(3 + place, x) for place, x in enumerate(inside)]
     statics = [model.tags[1].name, model.dropout.deterministic, len(model.layers)]

@@ -9,8 +9,7 @@
 - ``flattening.py``: objects taken apart; ``merging.py``: the builder that makes them.
 - ``matching.py``: which part of a state belongs where in an object or a GraphDef;
   ``fits.py``: how far it fits there, for strict loads.
-- ``freshness.py``: detects structural changes; caches the GraphDef until there is one;
-  ``appearances.py``: whether an object that was changed is what it was.
+- ``watches.py``: detects structural changes; caches the GraphDef until there is one.
 - ``differences.py``: what differs between two structures, by path, for messages.
 - ``functional.py``: `split`, `merge`, `state`, `clone`, `call`, ...
 - ``proxy_callers.py``: what `call` returns: a method by attributes and items.

@@ -22,7 +22,13 @@ import numpy as np
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import paths
-from graftree.core.graph import differences, flattening, freshness, matching, nodes
+from graftree.core.graph import (
+    differences,
+    flattening,
+    matching,
+    nodes,
+    watches,
+)
 from graftree.core.graph.matching import Given, Match
 from graftree.core.graph.nodes import Leaf
 from graftree.core.states import pure_dicts
@@ -112,7 +118,7 @@ def _in_words(misfits: Sequence[Misfit]) -> list[str]:
 
 def compare(node: Any, state: Any) -> Fit:
     """Compares the leaves of an object, concrete or abstract, with those of a state."""
-    skeleton, leaves = freshness.flatten_node(node, None, "update")
+    skeleton, leaves = watches.flatten_node(node, None, "update")
     found = match(node, state)
     listed = dict(zip(skeleton.paths(), leaves, strict=True))
     path_of = {id(leaf): path for path, leaf in listed.items() if _is_tracked(leaf)}

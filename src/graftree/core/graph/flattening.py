@@ -113,37 +113,45 @@ def flatten_graph(
     node: Any,
     ref_index: RefMap | None = None,
     ref_outer_index: RefMap | None = None,
+    members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays."""
+    """Graph-mode `flatten` without paths; the leaves are Variables, refs and arrays.
+
+    Fills ``members`` with the object or container of each row.
+    """
     kind = nodes.kind_of(node)
     if kind is Leaf.ARRAY or kind is Leaf.STATIC:
         return GraphDef.of(LEAF, (), 1), [node]
     flattener = _Flattener(
         RefMap() if ref_index is None else ref_index,
         RefMap() if ref_outer_index is None else ref_outer_index,
+        members=members,
     )
     return flattener.result(flattener.cell_of(node, kind))
 
 
 def flatten_leaves(
     treedef: Any,
-    members: Sequence[Any],
+    given: Sequence[Any],
     sharing: bool,
     refs: RefMap,
     outer: RefMap,
+    *,
     as_before: Mapping[int, VariableDef] | None = None,
+    members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
-    """The skeleton and the leaves of what JAX takes apart into these members.
+    """The skeleton and the leaves of what JAX takes apart into what is given.
 
-    With ``sharing`` the objects among them are taken apart, too. With ``as_before``
+    With ``sharing`` the objects among that are taken apart, too. With ``as_before``
     they keep the numbers that they have in ``outer``, and Variables are defined as by
     these numbers there: what has not changed has the skeleton that it had, whatever
-    metadata its Variables have now.
+    metadata its Variables have now. Fills ``members`` as `flatten_graph` does.
     """
-    flattener = _Flattener(refs, outer, as_before)
+    flattener = _Flattener(refs, outer, as_before, members)
     flattener.rows.append(None)
+    flattener.members.append(None)
     cells: list[Cell] = []
-    for x in members:
+    for x in given:
         kind = nodes.kind_of(x)
         is_object = kind is Leaf.VARIABLE or kind is Leaf.REF
         if is_object or (sharing and isinstance(kind, GraphKind)):
@@ -164,12 +172,14 @@ class _Flattener:
         refs: RefMap,
         outer: RefMap,
         as_before: Mapping[int, VariableDef] | None = None,
+        members: list[Any] | None = None,
     ) -> None:
         # The dicts behind the maps: asking them directly saves a tenth of the walk.
         self.refs = refs._entries
         self.outer = outer._entries
         self.as_before = as_before
         self.rows: list[Any] = []
+        self.members = [] if members is None else members
         self.leaves: list[Any] = []
         # The nodes above, of which children remain. No recursion, whose depth Python
         # limits.
@@ -187,7 +197,9 @@ class _Flattener:
                 if len(pending) == _DEEP:
                     _check_for_cycles(x)
             else:
-                self._close(pending.pop())
+                node, number, before, _, cells = pending.pop()
+                counts = len(self.rows) - number, len(self.leaves) - before
+                self.rows[number] = _make_row((*node, tuple(cells), *counts))
         return root
 
     def _list_children(self, row: _OpenRow) -> bool:
@@ -229,12 +241,8 @@ class _Flattener:
         node = type(x), index, outer, metadata, tuple([child[0] for child in children])
         self._open.append(_OpenRow(node, *counts, iter(children), []))
         self.rows.append(None)
+        self.members.append(x)
         return NODE
-
-    def _close(self, row: _OpenRow) -> None:
-        node, number, before, _, cells = row
-        counts = len(self.rows) - number, len(self.leaves) - before
-        self.rows[number] = _make_row((*node, tuple(cells), *counts))
 
     def _define(self, variable: Any, index: int, outer: int | None) -> VariableDef:
         if self.as_before and index in self.as_before:
@@ -242,7 +250,10 @@ class _Flattener:
         entries = variables.metadata_of(variable)
         if not entries.is_fixed:
             entries = entries.noted()
-        ref = self._ref_of(variable)
+        raw, ref = variable.get_raw_value(), None
+        if _jax.is_ref(raw):
+            known = self.refs.get(id(raw))
+            ref = NodeRef(known[1]) if known else ArrayRefDef(*self._number(raw))
         return VariableDef(type(variable), index, outer, entries, ref)
 
     def _number(self, x: Any) -> tuple[int, int | None]:
@@ -258,13 +269,6 @@ class _Flattener:
         # Both may be one map.
         outer = self.outer.get(id(x))
         return index, None if outer is None else outer[1]
-
-    def _ref_of(self, variable: Variable[Any]) -> ArrayRefDef | NodeRef | None:
-        raw = variable.get_raw_value()
-        if not _jax.is_ref(raw):
-            return None
-        known = self.refs.get(id(raw))
-        return ArrayRefDef(*self._number(raw)) if known is None else NodeRef(known[1])
 
 
 # The constructor of a named tuple is a function in Python.

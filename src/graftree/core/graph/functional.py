@@ -18,12 +18,12 @@ from graftree.annotations import Filter
 from graftree.core import filters
 from graftree.core.graph import (
     flattening,
-    freshness,
     graph_states,
     graphdefs,
     matching,
     merging,
     proxy_callers,
+    watches,
 )
 from graftree.core.graph.flattening import IndexMap, RefMap
 from graftree.core.graph.graph_states import GraphState
@@ -185,7 +185,7 @@ def split(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> params["kernel"] is model.kernel, len(rest)
         (True, 0)
     """
-    graphdef, leaves = freshness.flatten_node(node, graph, "split")
+    graphdef, leaves = watches.flatten_node(node, graph, "split")
     return graphdef, *group_all(graphdef, leaves, filter_list)
 
 
@@ -243,7 +243,7 @@ def state(node: Any, *filter_list: Filter, graph: bool | None = None) -> Any:
         >>> nnx.state(model, nnx.PathContains("kernel"))["kernel"] is model.kernel
         True
     """
-    graphdef, leaves = freshness.flatten_node(node, graph, "state")
+    graphdef, leaves = watches.flatten_node(node, graph, "state")
     groups = _group(graphdef, leaves, filter_list)[:-1]
     found = [*map(_as_state, groups)]
     return tuple(found) if len(found) > 1 else found[0]
@@ -268,7 +268,7 @@ def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:
         >>> nnx.graphdef(a) == nnx.graphdef(b)
         True
     """
-    return freshness.flatten_node(node, graph, "graphdef")[0]
+    return watches.flatten_node(node, graph, "graphdef")[0]
 
 
 @overload
@@ -423,7 +423,7 @@ def clone(
             "If arrays is True, variables should be also True: a copied array needs a "
             "Variable of its own."
         )
-    graphdef, leaves = freshness.flatten_node(node, graph, "clone")
+    graphdef, leaves = watches.flatten_node(node, graph, "clone")
     if variables:
         leaves = list(map(_copier(arrays), leaves))
     return merging.unflatten(graphdef, leaves)

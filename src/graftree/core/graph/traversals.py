@@ -13,7 +13,7 @@ from typing import Any
 
 from graftree import _jax, config
 from graftree.core import filters, paths, walks
-from graftree.core.graph import flattening, freshness, merging, nodes, tree_checks
+from graftree.core.graph import flattening, merging, nodes, tree_checks, watches
 from graftree.core.graph.nodes import Child, GraphKind, Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.attributes import AttributeTable, is_data
@@ -253,7 +253,7 @@ def map(
         >>> zeros.kernel[...].sum()
         Array(0., dtype=float32)
     """
-    graphdef, leaves = freshness.flatten_node(node, graph, "map")
+    graphdef, leaves = watches.flatten_node(node, graph, "map")
     mapped = [
         f(path, leaf) for path, leaf in zip(graphdef.paths(), leaves, strict=True)
     ]

@@ -21,10 +21,10 @@ from graftree.core import filters, paths
 from graftree.core.graph import (
     fits,
     flattening,
-    freshness,
     graph_states,
     matching,
     nodes,
+    watches,
 )
 from graftree.core.graph.matching import Given, Match
 from graftree.core.graph.nodes import GraphKind, Leaf
@@ -339,7 +339,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         (True, False)
     """
     predicate = filters.to_predicate(only)
-    skeleton, leaves = freshness.flatten_node(node, None, "set_metadata")
+    skeleton, leaves = watches.flatten_node(node, None, "set_metadata")
     chosen = [
         (leaf, variable_metadata.changed(variables.metadata_of(leaf), (), metadata))
         for path, leaf in zip(skeleton.paths(), leaves, strict=True)

@@ -49,7 +49,7 @@ class PytreeState:
         owner: The token of the trace that owns the object.
         built: Whether construction has ended; until then some checks are deferred.
         stamp: The number of the last structural change (see `stamps.py`).
-        memos: What is known of the object's structure, by mode (see `freshness.py`).
+        memos: What is known of the object's structure, by mode (see `watches.py`).
         aux: What JAX got last as the static part of the object (see `pytrees.py`).
     """
 

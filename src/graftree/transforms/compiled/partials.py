@@ -12,8 +12,8 @@ from graftree import _jax, config
 from graftree.core import ownership, stamps
 from graftree.core.graph import flattening, functional, merging
 from graftree.core.graph.flattening import IndexMap, RefMap
-from graftree.core.graph.freshness import Survey
 from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.watches import StructureWatch
 from graftree.core.pickling import Rebuilt
 from graftree.core.variables.variables import Variable
 from graftree.transforms.compiled.jit import JitWrapped
@@ -227,19 +227,22 @@ class _Snapshot(Rebuilt):
     """How an object is built, and what is needed to make it so again."""
 
     def __init__(self, node: Any) -> None:
-        made, numbers = stamps.clock.now, RefMap()
+        made, numbers, members = stamps.clock.now, RefMap(), []
         self._node = node
         self._numbers = numbers
         # With one map for both, each object gets its number as its outer number, too.
-        self._graphdef, self._leaves = flattening.flatten_graph(node, numbers, numbers)
-        self._survey = Survey(numbers, made)
-        self._is_watched = self._survey.is_complete and all(
+        self._graphdef, self._leaves = flattening.flatten_graph(
+            node, numbers, numbers, members
+        )
+        by_number = numbers.by_number()
+        self._watch = StructureWatch(self._graphdef, members, by_number, made)
+        self._is_watched = self._watch.is_complete and all(
             isinstance(leaf, Variable) for leaf in self._leaves
         )
 
     def holds(self) -> bool:
         """Whether the object is known to be built as it was."""
-        return self._is_watched and self._survey.holds()
+        return self._is_watched and self._watch.holds()
 
     def differs(self) -> bool:
         """Whether the object is built otherwise now, or of other objects."""
@@ -249,15 +252,10 @@ class _Snapshot(Rebuilt):
         """Whether the object is built as it was, of the same objects and arrays."""
         if self.holds():
             return True
-        made = stamps.clock.now
         graphdef, leaves = self._built_now()
-        if graphdef != self._graphdef or not all(
+        return graphdef == self._graphdef and all(
             map(operator.is_, leaves, self._leaves)
-        ):
-            return False
-        if self._is_watched:
-            self._survey = Survey(self._numbers, made)
-        return True
+        )
 
     def _built_now(self) -> tuple[GraphDef[Any], list[Any]]:
         return flattening.flatten_graph(self._node, RefMap(), self._numbers)

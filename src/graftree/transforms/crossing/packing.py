@@ -41,11 +41,16 @@ class Packed:
         signature: The static part.
         leaves: Variables, refs, arrays and other values, in order.
         objects: The objects by their number.
+        skeleton: What they were taken apart into; that of the signature may be one that
+            is equal, and came first.
+        members: The object or container of each row of it, if known.
     """
 
     signature: Signature
     leaves: list[Any]
     objects: IndexMap
+    skeleton: GraphDef[Any] | None = None
+    members: Sequence[Any] = ()
 
     def values(self) -> list[Any]:
         """What JAX gets: raw values instead of Variables."""
@@ -66,12 +71,12 @@ def pack(
     parameters: Source | None = None,
 ) -> Packed:
     """Takes a tree of arguments apart."""
-    refs = RefMap()
-    skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform)
+    refs, members = RefMap(), []
+    skeleton, leaves = take_apart(tree, mode, refs, RefMap(), transform, members)
     signature = Signature(skeleton, statics, labels, parameters)
     if not mode.sharing and any(map(is_repeated, signature.entries)):
         reports.check_inputs(tree, transform, labels)
-    return Packed(signature, leaves, refs.by_number())
+    return Packed(signature, leaves, refs.by_number(), skeleton, members)
 
 
 def is_repeated(entry: Cell) -> bool:
@@ -80,20 +85,27 @@ def is_repeated(entry: Cell) -> bool:
 
 
 def take_apart(
-    tree: Any, mode: Propagation, refs: RefMap, outer: RefMap, transform: str
+    tree: Any,
+    mode: Propagation,
+    refs: RefMap,
+    outer: RefMap,
+    transform: str,
+    members: list[Any] | None = None,
 ) -> tuple[GraphDef[Any], list[Any]]:
     """The skeleton and the leaves of a tree of arguments or outputs.
 
-    Fills the numbering ``refs``. The skeleton records the numbers in ``outer``, which
-    objects have outside.
+    Fills the numbering ``refs``, and ``members`` with the object or container of each
+    row. The skeleton records the numbers in ``outer``, which objects have outside.
     """
     ends = nodes.is_node_module if mode.sharing else None
-    members, treedef = tree_checks.flatten(tree, ends)
+    flat, treedef = tree_checks.flatten(tree, ends)
     if not mode.sharing:
-        for x in members:
+        for x in flat:
             if nodes.kind_of(x) is nodes.PYTREE:
                 raise tree_checks.not_a_pytree_error(x, "", transform)
-    return flattening.flatten_leaves(treedef, members, mode.sharing, refs, outer)
+    return flattening.flatten_leaves(
+        treedef, flat, mode.sharing, refs, outer, members=members
+    )
 
 
 def unpack(

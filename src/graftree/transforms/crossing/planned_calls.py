@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from graftree.core import paths
-from graftree.core.graph import freshness, merging, nodes
+from graftree.core.graph import merging, nodes, watches
 from graftree.core.graph.flattening import IndexMap
-from graftree.core.graph.freshness import Attribute
 from graftree.core.graph.nodes import GraphKind, Leaf
+from graftree.core.graph.watches import Attribute
 from graftree.core.states.states import State
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -352,7 +352,7 @@ def sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
     """Where leaves that are not Variables come from, by position, in order.
 
     For each `GIVEN`, the attribute of an object, or the leaf itself: what is in a
-    container stays as long as the survey holds.
+    container stays as long as the watch holds.
     """
     given, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=nodes.is_node_module)
     given_paths = {paths.from_jax(path) for path, _ in given}
@@ -365,7 +365,7 @@ def sources(row: Row, tree: Any, packed: Packed) -> dict[int, Any]:
         if not isinstance(leaf, Variable):
             path = paths.from_jax(entries[slot.entry][0]) + slot.path
             is_given = slot.is_plain and path in given_paths
-            place = None if is_given else freshness.attribute_at(tree, path)
+            place = None if is_given else watches.attribute_at(tree, path)
             found[position] = GIVEN if is_given else place or leaf
     return found
 

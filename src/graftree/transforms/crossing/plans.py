@@ -2,11 +2,11 @@
 
 Between two steps of a training loop only the values of Variables change. So what
 `outside.Call` found out about its arguments is kept as a `Plan` for the next call with
-the same objects, which is found by the objects in the arguments, and asks its `Survey`
-if it still holds. What a planned call does is in ``planned_calls.py``.
+the same objects, which is found by the objects in the arguments, and asks a
+`StructureWatch` if it still holds. What a planned call does is in ``planned_calls.py``.
 
 For the same objects there may be several plans, which differ in static values: of a
-model in training and in evaluation. A survey holds again when these are what they were.
+model in training and in evaluation. A watch holds again when these are what they were.
 Plans refer to the objects of the caller weakly, and go with them.
 
 In tree mode an object is to JAX what it holds: its Variables and arrays are leaves, the
@@ -28,10 +28,9 @@ import jax
 
 from graftree import _jax
 from graftree.core import stamps
-from graftree.core.graph import flattening, freshness, nodes, tree_checks
-from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.freshness import Survey
+from graftree.core.graph import nodes, tree_checks, watches
 from graftree.core.graph.nodes import Leaf
+from graftree.core.graph.watches import StructureWatch
 from graftree.core.objects import classes, running
 from graftree.core.objects.bookkeeping import state_of
 from graftree.core.pickling import Rebuilt
@@ -50,7 +49,7 @@ from graftree.transforms.crossing.rows import Keywords, Row
 
 # How many combinations of objects a function remembers. Those that are gone are
 # forgotten at once; so this is about how many models take turns. For each there are as
-# many plans as `freshness.with_newest` keeps.
+# many plans as `watches.with_newest` keeps.
 LIMIT = 64
 
 
@@ -141,15 +140,14 @@ class Plans:
     def _remember(self, known: Arguments, packed: Packed, made: int) -> None:
         row, key = self._row, known.key
         roots, boxes = known.objects(), known.variables()
-        objects: Any = packed.objects.values()
-        if boxes or not row.mode.sharing:
-            objects = RefMap()
-            for root in roots:
-                flattening.flatten_graph(root, objects)
-        survey = Survey(objects, made)
-        if not survey.is_complete or survey.reaches(roots):
+        if boxes or not row.mode.sharing or packed.skeleton is None:
+            watch = StructureWatch.over(roots, made)
+        else:
+            members, objects = packed.members, packed.objects
+            watch = StructureWatch(packed.skeleton, members, objects, made)
+        if not watch.is_complete or watch.reaches(roots):
             return
-        loose = LooseVariables(boxes, objects, bool(row.inputs.donated))
+        loose = LooseVariables(boxes, watch.variables, bool(row.inputs.donated))
         if not loose.may_be_planned:
             return
         # The function may be gone before its objects are.
@@ -164,10 +162,10 @@ class Plans:
             self._forget(oldest)
         weak_roots = [weakref.ref(root, forget) for root in roots]
         try:
-            plan = PlanOfObjects(row, known, packed, weak_roots, survey, loose)
+            plan = PlanOfObjects(row, known, packed, weak_roots, watch, loose)
         except (LookupError, StopIteration):
             return  # Another thread has changed an object since it was packed.
-        self._known[key] = freshness.with_newest(plan, self._known.get(key, ()))
+        self._known[key] = watches.with_newest(plan, self._known.get(key, ()))
         self._latest = plan
 
     def _forget(self, key: Any) -> None:
@@ -204,7 +202,7 @@ class PlanOfObjects(Plan):
     """What is known about a call with certain objects, found by what they are in.
 
     Attributes:
-        survey: Tells whether the objects are as they were.
+        watch: Tells whether the objects are as they were.
     """
 
     def __init__(
@@ -213,12 +211,12 @@ class PlanOfObjects(Plan):
         known: Arguments,
         packed: Packed,
         roots: list[weakref.ref[Any]],
-        survey: Survey,
+        watch: StructureWatch,
         loose: LooseVariables,
     ) -> None:
         sources = planned_calls.sources(row, known.tree, packed)
-        super().__init__(row, known.leaves, packed, survey, loose, sources, roots)
-        self.survey = survey
+        super().__init__(row, known.leaves, packed, watch, loose, sources, roots)
+        self.watch = watch
         # The leaves of a call may be all there is.
         self._is_flat = not row.statics and _are_same(known.tree[0], known.leaves)
         self._reader = None
@@ -247,9 +245,9 @@ class PlanOfObjects(Plan):
         for place, weak in self.roots:
             if weak() is not args[place]:
                 return NO_PLAN
-        survey = self.survey
-        if stamps.clock.now != survey.checked or survey.has_contents:
-            if not survey.holds():
+        watch = self.watch
+        if stamps.clock.now != watch.checked or watch.has_contents:
+            if not watch.holds():
                 return NO_PLAN
         groups = []
         for attached, inserts, static in parts:

@@ -1,27 +1,28 @@
 """Detects structural changes; caches the GraphDef of an object until there is one.
 
 The second time that an object is flattened in a mode, the result is kept with it: its
-skeleton and the places of its leaves, with a `Survey` that tells whether they are still
-right. So objects that are flattened once, as inside a trace, pay nothing. Objects in a
-container, as in ``split((model, optimizer))``, are one thing that is known by them all.
-Of an object whose static attributes take turns, as by ``train()`` and ``eval()``, some
-results are kept.
+skeleton and the places of its leaves, with a `StructureWatch` that tells whether they
+are still right. So objects that are flattened once, as inside a trace, pay nothing.
+Objects in a container, as in ``split((model, optimizer))``, are one thing that is known
+by them all. Of an object whose static attributes take turns, as by ``train()`` and
+``eval()``, some results are kept.
 
-A `Survey` lists all that the skeleton of some objects depends on, and tells later, as
-cheaply as it can, whether any of it has changed:
+A watch knows the rows of a skeleton and the objects that they are of, and tells later,
+as cheaply as it can, whether each is still what its row says:
 
     what                                     how a change is seen
     attributes; metadata of Variables        one comparison with the structure counter;
                                              if that moved, one stamp per object; those
-                                             with another stamp are looked at
-    attributes that may be set unstamped     they are compared with what they were
+                                             with another stamp are compared with their
+                                             rows, since they may be what they were
+    attributes that may be set unstamped     compared with their rows at each call
     objects of registered types              the same: what the type lists of them
     lists, dicts, ... in data attributes     they are compared with copies
     static values that may be changed        their imprints are compared
     the value of a Variable, an array        not at all: it is not structure
 
-A survey holds Variables and containers, but no object besides their members. So mostly
-it keeps no model alive; `Survey.reaches` tells.
+A watch holds Variables and containers, but no object besides their members. So mostly
+it keeps no model alive; `StructureWatch.reaches` tells.
 """
 
 from __future__ import annotations
@@ -30,21 +31,20 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from graftree import _jax, config
 from graftree.core import imprints, stamps, walks
-from graftree.core.graph import flattening, nodes, tree_checks
-from graftree.core.graph.appearances import Appearance, Listing, may_be_weak
+from graftree.core.graph import flattening, graphdefs, nodes, tree_checks
 from graftree.core.graph.flattening import RefMap
-from graftree.core.graph.graphdefs import GraphDef
+from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
 from graftree.core.graph.nodes import Leaf
-from graftree.core.objects import bookkeeping, classes
+from graftree.core.objects import attributes, bookkeeping, classes
 from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
-from graftree.core.variables.variables import Variable
+from graftree.core.variables.variables import MISSING, Variable
 
 
 def flatten_node(
@@ -61,22 +61,28 @@ def flatten_node(
         memos, members = _combinations.find(node)
     known = memos.get(sharing)
     for memo in known or ():
-        if memo.survey.holds():
+        if memo.watch.holds():
             return memo.graphdef, memo.leaves()
-    made, refs = stamps.clock.now, RefMap()
+    made = stamps.clock.now
+    if known is None:
+        # `()` says that it was taken apart once.
+        memos[sharing] = ()
+        if sharing:
+            return flattening.flatten_graph(node)
+        return flattening.flatten_tree(node, function)
+    refs, met = RefMap(), []
     if sharing:
-        graphdef, leaves = flattening.flatten_graph(node, refs)
+        graphdef, leaves = flattening.flatten_graph(node, refs, members=met)
     else:
         graphdef, leaves = flattening.flatten_tree(node, function)
-    # `()` says that it was taken apart once.
     memos[sharing] = ()
-    if known is not None:
-        if not sharing:
-            flattening.flatten_graph(node, refs)
-        survey = Survey(refs, made)
-        if survey.is_complete and not (members and survey.reaches(members)):
-            memo = Memo(node, graphdef, list(leaves), survey)
-            memos[sharing] = with_newest(memo, known)
+    if sharing and not members:
+        watch = StructureWatch(graphdef, met, refs.by_number(), made)
+    else:
+        watch = StructureWatch.over(members or [node], made)
+    if watch.is_complete and not (members and watch.reaches(members)):
+        memo = Memo(node, graphdef, list(leaves), watch)
+        memos[sharing] = with_newest(memo, known)
     return graphdef, leaves
 
 
@@ -125,15 +131,19 @@ _combinations = _Combinations()
 
 
 class Memo:
-    """The skeleton of an object, and where its leaves are; its survey says if still."""
+    """The skeleton of an object, and where its leaves are; its watch says if still."""
 
-    __slots__ = ("_arrays", "_leaves", "graphdef", "survey")
+    __slots__ = ("_arrays", "_leaves", "graphdef", "watch")
 
     def __init__(
-        self, root: Any, graphdef: GraphDef[Any], leaves: list[Any], survey: Survey
+        self,
+        root: Any,
+        graphdef: GraphDef[Any],
+        leaves: list[Any],
+        watch: StructureWatch,
     ) -> None:
         self.graphdef = graphdef
-        self.survey = survey
+        self.watch = watch
         self._leaves = leaves
         self._arrays = []
         for number, (leaf, path) in enumerate(
@@ -157,29 +167,31 @@ class Memo:
 VARIANTS = 8
 
 
-class Surveyed(Protocol):
-    """A result that is right if its survey holds."""
+class Watched(Protocol):
+    """A result that is right if its watch holds."""
 
-    survey: Survey
+    watch: StructureWatch
 
 
-S = TypeVar("S", bound=Surveyed)
+S = TypeVar("S", bound=Watched)
 
 
 def with_newest(newest: S, known: Iterable[S]) -> tuple[S, ...]:
     """A new result, and those known before that may be right again."""
-    kept = [x for x in known if x.survey.may_hold_again()]
+    kept = [x for x in known if x.watch.may_hold_again()]
     return (newest, *kept[: VARIANTS - 1])
 
 
 _stamp_of = operator.attrgetter("stamp")
 
 
-class Survey:
-    """What the skeleton of some objects depended on when it was made.
+class StructureWatch:
+    """Tells whether objects are what the rows of their skeleton say.
 
     Args:
-        objects: All Pytrees, Variables and refs in it.
+        skeleton: Of the objects.
+        members: For each row its object or container; ``None`` for what JAX took apart.
+        objects: The objects by the numbers in the skeleton.
         made: The structure counter, read before the skeleton was made.
 
     Attributes:
@@ -187,46 +199,58 @@ class Survey:
             were registered as graph nodes can't be. And if another thread changed
             anything meanwhile, it might have been one of these.
         nodes: The objects that are members of containers.
+        variables: The Variables in them.
         checked: The structure counter when nothing had changed.
         has_contents: Whether there is more to be seen than stamps.
     """
 
-    __slots__ = (
-        "_appearances",
-        "_comparisons",
-        "_imprints",
-        "_mirrored",
-        "_mirrors",
-        "_stamped",
-        "_stamps",
-        "_statics",
-        "_variable_stamps",
-        "_variables",
-        "checked",
-        "has_contents",
-        "is_complete",
-        "nodes",
-    )
-
-    def __init__(self, objects: Iterable[Any], made: int) -> None:
+    def __init__(
+        self,
+        skeleton: GraphDef[Any],
+        members: Sequence[Any],
+        objects: Mapping[int, Any],
+        made: int,
+    ) -> None:
         self.checked = made
+        self._rows = skeleton.rows
+        # Containers, and graph nodes as weak references, by row; all objects by number.
+        self._members = [*members]
+        self._numbered = dict(objects)
         self._stamped: list[Any] = [classes.changes]
-        self._appearances: list[Appearance | None] = [None]
-        self._variables: list[Variable[Any]] = []
+        self._places = [0]  # of their rows
+        self._states: dict[int, tuple[Any, type]] = {}
+        self._data: dict[tuple[int, Any], Any] = {}  # that is no array
+        self.variables = [x for x in self._numbered.values() if isinstance(x, Variable)]
         self._statics: dict[int, Any] = {}
         self._mirrored: list[dict[Any, Any]] = []
+        self._unseen: list[int] = []  # rows that no stamp tells of
         self._comparisons: list[Callable[[], bool]] = []
         self.nodes: list[Any] = []
         self.is_complete = True
-        for obj in objects:
-            self._add_object(obj)
+        for variable in self.variables:
+            self._add_static(variables.metadata_of(variable))
+        self._add_rows(objects)
         self._imprints = [*map(imprints.imprint, self._statics.values())]
         self._mirrors = [*map(_mirror, self._mirrored)]
         self._stamps = [*map(_stamp_of, self._stamped)]
-        self._variable_stamps = [*map(variables.stamp_of, self._variables)]
+        self._variable_stamps = [*map(variables.stamp_of, self.variables)]
+        self._comparisons += [
+            functools.partial(self._is_as_was, place) for place in self._unseen
+        ]
         self.has_contents = bool(self._mirrored or self._statics or self._comparisons)
+        # Some types make what they list, so that it is never what it was.
+        self.is_complete &= all(map(self._is_as_was, self._unseen))
         latest = max(*self._stamps, *self._variable_stamps, stamps.clock.now)
         self.is_complete &= latest == made
+
+    @staticmethod
+    def over(objects: Sequence[Any], made: int) -> StructureWatch:
+        """A watch over some objects."""
+        refs, members = RefMap(), []
+        skeleton, _ = flattening.flatten_leaves(
+            None, objects, True, refs, RefMap(), members=members
+        )
+        return StructureWatch(skeleton, members, refs.by_number(), made)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -236,7 +260,7 @@ class Survey:
             # the one with the smaller number may be the last to write it.
             found = [*map(_stamp_of, self._stamped)]
             if found != self._stamps:
-                if not self._look_alike(found, Appearance.is_same):
+                if not self._look_alike(found):
                     return False
                 # What came after the stamps were read has a stamp of its own.
                 self._stamps = found
@@ -255,14 +279,14 @@ class Survey:
         """Whether nothing has changed but the values of static attributes."""
         found = [*map(_stamp_of, self._stamped)]
         return (
-            self._look_alike(found, Appearance.is_same_but_for_statics)
+            self._look_alike(found, with_statics=False)
             and not self._variables_differ()
             and self._mirrors_hold()
             and all(same() for same in self._comparisons)
         )
 
     def reaches(self, objects: Sequence[Any]) -> bool:
-        """Whether what the survey holds refers to one of these objects in turn."""
+        """Whether what the watch holds refers to one of these objects in turn."""
         is_new = walks.Once()
 
         def below(x: Any, _: Any) -> list[tuple[Any, Any]] | None:
@@ -271,16 +295,64 @@ class Survey:
         met = walks.walk(self.nodes, below)
         return any(node is obj for _, node in met for obj in objects)
 
-    def _look_alike(
-        self, stamps: Sequence[int], compare: Callable[[Appearance], bool]
-    ) -> bool:
+    def _look_alike(self, stamps: Sequence[int], *, with_statics: bool = True) -> bool:
         """Whether the objects with other stamps than before are like they were."""
         are_changed = map(operator.ne, stamps, self._stamps)
-        changed = itertools.compress(self._appearances, are_changed)
-        return all(look is not None and compare(look) for look in changed)
+        changed = itertools.compress(self._places, are_changed)
+        return all(self._is_as_was(place, with_statics) for place in changed)
+
+    def _is_as_was(self, place: int, with_statics: bool = True) -> bool:
+        """Whether an object is what its row says, made of the same objects."""
+        row, obj = self._rows[place], self._member(place)
+        if obj is None or type(obj) is not row.type or not self._has_its_dict(place):
+            return False
+        kind: Any = nodes.kind_of(obj)
+        children, metadata = kind.flatten(obj)
+        if metadata != row.metadata or len(children) != len(row.cells):
+            return False
+        below = place + 1
+        for (key, value, is_data), known, cell in zip(
+            children, row.keys, row.cells, strict=True
+        ):
+            if key != known:
+                return False
+            if cell is NODE:
+                # What is gone is `None`, too.
+                is_same = value is self._member(below) and (
+                    value is not None or self._rows[below].type is type(None)
+                )
+                below += self._rows[below].num_rows
+            elif cell is LEAF:
+                before = self._data.get((place, key), MISSING)
+                is_array = nodes.kind_of(value) is Leaf.ARRAY
+                is_same = is_array or not _differs(value, before)
+            elif type(cell) is Static:
+                is_static = is_data is False or nodes.kind_of(value) is Leaf.STATIC
+                is_same = is_static and not (with_statics and _differs(value, cell[1]))
+            else:
+                is_same = value is self._object(cell)
+            if not is_same:
+                return False
+        return True
+
+    def _member(self, place: int) -> Any:
+        found = self._members[place]
+        return found() if type(found) is _Weak else found
+
+    def _object(self, cell: Any) -> Any:
+        found = self._numbered.get(cell.index)
+        return found() if type(found) is _Weak else found
+
+    def _has_its_dict(self, place: int) -> bool:
+        """Whether a Pytree has its bookkeeping; else it may be changed unseen."""
+        if place not in self._states:
+            return True
+        state, kind = self._states[place]
+        entries = vars(self._member(place))
+        return type(entries) is kind and entries.get(bookkeeping.STATE) is state
 
     def _variables_differ(self) -> bool:
-        return [*map(variables.stamp_of, self._variables)] != self._variable_stamps
+        return [*map(variables.stamp_of, self.variables)] != self._variable_stamps
 
     def _mirrors_hold(self) -> bool:
         # Python compares by identity first. So if a Variable is asked whether it equals
@@ -295,70 +367,89 @@ class Survey:
 
     # Making it.
 
-    def _add_object(self, obj: Any) -> None:
-        kind = nodes.kind_of(obj)
-        if kind is nodes.PYTREE:
-            self._stamped.append(bookkeeping.state_of(obj))
-            is_watched, look = bookkeeping.watch(obj), Appearance(obj)
-            self._appearances.append(look)
-            if not is_watched:
-                self._comparisons.append(look.is_same)
-            for _, value, is_data in nodes.children(obj):
-                if is_data is False:
-                    self._add_static(value)
-                else:
-                    self._add_content(value)
-        elif kind is Leaf.VARIABLE:
-            self._variables.append(obj)
-            self._add_static(variables.metadata_of(obj))
-        elif kind is not Leaf.REF:
-            self._add_registered(obj, kind)
+    def _add_rows(self, objects: Mapping[int, Any]) -> None:
+        skipped = 0
+        for place, row in enumerate(self._rows):
+            member = self._members[place]
+            if place >= skipped:
+                if row.index is not None:
+                    self._add_object(place, member)
+                elif member is not None and self._add_container(place, member, objects):
+                    skipped = place + row.num_rows
+            if row.index is not None:
+                self._members[place] = self._numbered[row.index] = _weak(member)
 
-    def _add_registered(self, obj: Any, kind: Any) -> None:
-        """Adds an object of a registered type."""
-        children, metadata = kind.flatten(obj)
-        kinds = {nodes.kind_of(child.value) for child in children}
-        if Leaf.ARRAY in kinds or not may_be_weak(obj):
-            self.is_complete = False
-            return
-        listing = Listing(obj)
-        self._comparisons.append(listing.is_same)
-        # Some types make what they list, so that it is never what it was.
-        self.is_complete &= listing.is_same()
-        self._add_static(metadata)
-        for child in children:
-            if child.is_data is False:
-                self._add_static(child.value)
-            else:
-                self._add_content(child.value)
-
-    def _add_content(self, x: Any) -> None:
-        """Adds what is data, but perhaps no object: containers are looked into."""
-        kind = nodes.kind_of(x)
-        if kind is Leaf.STATIC:
-            self._add_static(x)
-        elif not (isinstance(kind, (Leaf, nodes.GraphKind)) or x is None):
-            self._add_container(x)
-
-    def _add_container(self, x: Any) -> None:
-        if isinstance(x, State):
-            x = flat_states.raw_mapping(x)
-        if type(x) is dict and _mirror(x) is not None:
-            self._mirrored.append(x)
-            return
-        if isinstance(x, tuple):
-            members: Iterable[Any] = x
+    def _add_object(self, place: int, obj: Any) -> None:
+        row = self._rows[place]
+        if nodes.kind_of(obj) is nodes.PYTREE:
+            state = bookkeeping.state_of(obj)
+            self._stamped.append(state)
+            self._places.append(place)
+            if not bookkeeping.watch(obj):
+                self._unseen.append(place)
+            self._states[place] = state, type(vars(obj))
+            for key, value, _ in nodes.children(obj) if LEAF in row.cells else ():
+                if nodes.kind_of(value) is Leaf.STATIC:
+                    self._data[place, key] = value
         else:
-            members = _members_of(x)
-            self._comparisons.append(_comparison(x))
-        for member in members:
-            if nodes.is_node_module(member):
-                self.nodes.append(member)
-            self._add_content(member)
+            # Such objects have no stamps, and what they list is read from them alone.
+            self._unseen.append(place)
+            self.is_complete &= LEAF not in row.cells and may_be_weak(obj)
+            self._add_static(row.metadata)
+        self._add_statics(row)
+
+    def _add_statics(self, row: graphdefs.NodeRow) -> None:
+        for cell in row.cells:
+            if type(cell) is Static and type(cell[1]) not in imprints.PLAIN:
+                self._add_static(cell[1])
+
+    def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
+        """Adds a container; whether that says it all of what is below it, too."""
+        content = flat_states.raw_mapping(x) if isinstance(x, State) else x
+        if type(content) is dict and _mirror(content) is not None:
+            self._mirrored.append(content)
+            return True
+        row = self._rows[place]
+        if not (isinstance(x, tuple) or x is None):
+            self._comparisons.append(_comparison(content))
+        below = place + 1
+        for cell in row.cells:
+            if cell is NODE:
+                if self._rows[below].index is not None:
+                    self.nodes.append(self._members[below])
+                below += self._rows[below].num_rows
+            elif type(cell) is graphdefs.NodeRef:
+                self.nodes.append(objects[cell.index])
+        self._add_statics(row)
+        return False
 
     def _add_static(self, x: Any) -> None:
         if imprints.may_change(x):
             self._statics[id(x)] = x
+
+
+def _differs(value: Any, before: Any) -> bool:
+    """Whether a value is another one than it was."""
+    if value is before:
+        return False
+    # Comparing values of other types would run code of the user's.
+    is_atom = type(value) is type(before) and type(value) in attributes.ATOMS
+    return not (is_atom and Static(value) == Static(before))
+
+
+class _Weak(weakref.ref[Any]):
+    """Stands for a graph node. No attribute holds one of these."""
+
+    __slots__ = ()
+
+
+def may_be_weak(node: Any) -> bool:
+    """Whether there are weak references to an object: not if it has slots alone."""
+    return type(node).__weakrefoffset__ != 0
+
+
+def _weak(node: Any) -> Any:
+    return _Weak(node) if may_be_weak(node) else None
 
 
 def _mirror(x: Any) -> Any:
