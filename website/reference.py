@@ -33,8 +33,7 @@ TOPICS = {
         "Modules and objects",
         "What models are made of. The guide: [objects](../../guides/objects.md).",
         {
-            "Modules": "core.modules.modules core.modules.containers",
-            "Views": "core.modules.views",
+            "Modules and views": "core.modules.modules core.modules.containers",
             "Values from within": "core.modules.capturing",
             "Data and static attributes": "core.objects typing",
         },
@@ -44,7 +43,7 @@ TOPICS = {
         "Boxes for values that change. The guide: [objects](../../guides/objects.md).",
         {
             "Types of Variables": "core.variables.variables core.variables.kinds",
-            "Metadata and defaults": "core.variables.metadata core.variables.defaults",
+            "Metadata and defaults": "core.variables.metadata",
             "Array refs": "core.modules.refs",
         },
     ),
@@ -76,8 +75,7 @@ TOPICS = {
         "Streams of random keys. The guide: [randomness](../../guides/randomness.md).",
         {
             "Streams": "core.rng.streams",
-            "Streams within transforms": "core.rng.splitting",
-            "Starting again": "core.rng.reseeding",
+            "Streams inside models": "core.rng.model_streams",
         },
     ),
     "transforms": Topic(

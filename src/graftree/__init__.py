@@ -63,9 +63,15 @@ from graftree.core.graph.traversals import (
 from graftree.core.graph.updates import pop, set_metadata, update
 from graftree.core.modules.capturing import capture
 from graftree.core.modules.containers import Dict, List
-from graftree.core.modules.modules import M, Module, iter_modules
+from graftree.core.modules.modules import (
+    M,
+    Module,
+    iter_modules,
+    view,
+    view_info,
+    with_attributes,
+)
 from graftree.core.modules.refs import to_arrays, to_refs, with_vars
-from graftree.core.modules.views import view, view_info, with_attributes
 from graftree.core.objects.attributes import (
     Data,
     Static,
@@ -77,8 +83,13 @@ from graftree.core.objects.attributes import (
     static,
 )
 from graftree.core.objects.pytrees import Object, Pytree, check_pytree, touch
-from graftree.core.rng.reseeding import reseed, restore_rngs
-from graftree.core.rng.splitting import fork_rngs, split_rngs, with_rngs
+from graftree.core.rng.model_streams import (
+    fork_rngs,
+    reseed,
+    restore_rngs,
+    split_rngs,
+    with_rngs,
+)
 from graftree.core.rng.streams import RngCount, RngKey, Rngs, RngState, RngStream
 from graftree.core.states.flat_states import FlatState
 from graftree.core.states.pure_dicts import (
@@ -96,7 +107,6 @@ from graftree.core.states.states import (
     split_state,
     to_flat_state,
 )
-from graftree.core.variables.defaults import var_defaults
 from graftree.core.variables.kinds import (
     BatchStat,
     Cache,
@@ -107,7 +117,11 @@ from graftree.core.variables.kinds import (
     variable_name_from_type,
     variable_type_from_name,
 )
-from graftree.core.variables.metadata import VariableMetadata, with_metadata
+from graftree.core.variables.metadata import (
+    VariableMetadata,
+    var_defaults,
+    with_metadata,
+)
 from graftree.core.variables.partitioning import (
     PARTITION_NAME,
     get_named_sharding,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graftree as nnx
-from graftree.core.objects import observers  # no tool watches less than intercept
+from graftree.core.objects import methods  # no tool watches less than intercept
 from tests.threads import run_in_threads
 
 
@@ -218,7 +218,7 @@ def test_what_is_traced_in_a_context_is_used_in_no_other(part):
 def test_what_an_observer_of_less_did_not_see_is_traced_again():
     coder, x, calls = Coder(), jnp.ones((1, 2)), []
     compiled = jax.jit(lambda x: coder.negated(x))
-    with observers.observed(lambda _, call: call()):
+    with methods.observed(lambda _, call: call()):
         compiled(x)
     with nnx.debugging.intercept(coder, ..., recorder(calls)):
         compiled(x)

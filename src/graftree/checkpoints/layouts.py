@@ -23,7 +23,7 @@ import jax
 from graftree import _jax, config, errors
 from graftree.core import paths
 from graftree.core.graph import flattening, nodes
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 from graftree.core.variables import values as variable_values
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -107,7 +107,7 @@ class Layout:
             value = treedef.unflatten([next(rest) for _ in range(count)])
             found.append((paths.spelled(place), value))
         # Orbax refuses a tree without any entry.
-        return nested.nest(found) or {"nothing": None}
+        return flat_states.nest(found) or {"nothing": None}
 
     def rebuilt(self, new: Sequence[Any], *, boxed: bool = False) -> Any:
         """A new object like the one taken apart.
@@ -145,7 +145,7 @@ class Layout:
                     type(leaf), value, variables.metadata_of(leaf)
                 )
             found.append((path, value))
-        return nested.nest(found)
+        return flat_states.nest(found)
 
 
 def _as_stored(leaf: Leaf, rest: Iterator[Any]) -> Any:

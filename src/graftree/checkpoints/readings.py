@@ -23,7 +23,7 @@ from graftree.checkpoints.stored_leaves import Target
 from graftree.core import paths
 from graftree.core.graph import fits, flattening
 from graftree.core.graph.fits import Misfit, Pair
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class _Plan:
         """
         node = self._layout.rebuilt([*map(_abstract, self._targets)], boxed=True)
         offer = self._offer()
-        fit = fits.compare(node, nested.nest(offer.items()))
+        fit = fits.compare(node, flat_states.nest(offer.items()))
         place_of = {id(stored): place for place, stored in offer.items()}
         pairs = {pair.path: pair for pair in fit.pairs}
         start = 0

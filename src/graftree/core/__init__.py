@@ -1,8 +1,8 @@
 """Objects and their functional form, from values up to models.
 
     paths  filters  ownership  stamps     keys of leaves; which leaves are meant; which
-    imprints  pickling  places            trace may write; has anything changed since;
-    patterns  walks                       static values told apart; what is in a pickle;
+    imprints  pickling  patterns          trace may write; has anything changed since;
+    walks                                 static values told apart; what is in a pickle;
        |                                  which parts of a model are meant; the walk
        v
     text/          how objects print

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from graftree import _jax, errors
-from graftree.core import definitions
+from graftree.core import pickling
 from graftree.core.graph.graph_states import GraphState
 from graftree.core.graph.graphdefs import GraphDef
 from graftree.core.imprints import HashableMapping, Noted
@@ -39,7 +39,7 @@ from graftree.core.variables.variables import Variable
 
 def install() -> None:
     """Tells JAX how to write and read our objects; the public namespace calls it."""
-    definitions.observe(_register)
+    pickling.observe_classes(_register)
     for kind in (GraphDef, GraphState):
         _jax.write_nodes(kind, f"graftree.{kind.__name__}", _refuse(kind))
     for kind in (Level, FlatState):
@@ -52,7 +52,7 @@ def install() -> None:
 
 def withdraw() -> None:
     """Leaves it to the program to tell JAX how objects are written."""
-    definitions.ignore(_register)
+    pickling.ignore_classes(_register)
     _jax.forget_nodes(_OURS)
 
 

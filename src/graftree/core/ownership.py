@@ -11,10 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from graftree import _jax, errors
-from graftree.core import places
 
 # The token of the innermost trace; an object's owner is compared with it by identity.
 current = _jax.current_trace
+
+# Where running functions reach an object, as in ``model.layers[0].weight``; or "".
+_name_of: list[Callable[[Any], str]] = [lambda obj: ""]
+
+
+def name_objects_by(find: Callable[[Any], str]) -> None:
+    """Sets how messages find the name of an object; what it is made of is above us."""
+    _name_of[:] = [find]
+
 
 _WAY_OUT = (
     "Pass the object as an argument of the transformed function, so that it belongs\n"
@@ -25,56 +33,40 @@ _WAY_OUT = (
 
 def variable_error(variable: Any, path: str = "") -> errors.TraceContextError:
     """The error for writing a Variable of another trace."""
-    return errors.TraceContextError(
-        errors.message(
-            f"Cannot mutate {type(variable).__name__} from a different trace level.",
-            where=f"at {path}" if (path := path or places.find(variable)) else "",
-            way_out=_WAY_OUT,
-        )
-    )
+    what = f"Cannot mutate {type(variable).__name__} from a different trace level."
+    path = path or _name_of[0](variable)
+    return errors.TraceContextError(_message(what, path, _WAY_OUT))
+
+
+def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextError:
+    """The error for setting or deleting an attribute of an object of another trace."""
+    what = f"Cannot mutate '{type(obj).__name__}' from different trace level."
+    where = [] if attribute is None else [f"attribute {attribute!r}"]
+    message = _message(what, _name_of[0](obj), _WAY_OUT, *where)
+    return errors.TraceContextError(message)
 
 
 def read_only_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
     """The error for writing a Variable that was made read-only."""
-    return _immutable_error(
-        f"Cannot write this {type(variable).__name__}: it was made read-only.",
-        path,
-        "Use nnx.with_vars(node, mutable=True) to undo that.",
-    )
+    what = f"Cannot write this {type(variable).__name__}: it was made read-only."
+    way_out = "Use nnx.with_vars(node, mutable=True) to undo that."
+    return errors.ImmutableVariableError(_message(what, path, way_out))
 
 
 def lost_update_error(variable: Any, path: str = "") -> errors.ImmutableVariableError:
     """The error for writing a Variable that is read-only in this trace."""
     kind = type(variable).__name__
-    return _immutable_error(
+    what = (
         f"Cannot update a non-ref HijaxVariable ({kind}) inside a JAX transform: "
-        "the update would be lost.",
-        path,
-        f"Make it with ref=True: nnx.{kind}(value, hijax=True, ref=True).",
+        "the update would be lost."
     )
+    way_out = f"Make it with ref=True: nnx.{kind}(value, hijax=True, ref=True)."
+    return errors.ImmutableVariableError(_message(what, path, way_out))
 
 
-def _immutable_error(
-    what: str, path: str, way_out: str
-) -> errors.ImmutableVariableError:
-    where = f"at {path}" if path else ""
-    return errors.ImmutableVariableError(
-        errors.message(what, where=where, way_out=way_out)
-    )
-
-
-def object_error(obj: Any, attribute: str | None = None) -> errors.TraceContextError:
-    """The error for setting or deleting an attribute of an object of another trace."""
-    return errors.TraceContextError(
-        errors.message(
-            f"Cannot mutate '{type(obj).__name__}' from different trace level.",
-            where="\n".join(
-                [f"attribute {attribute!r}"] * (attribute is not None)
-                + [f"at {place}" for place in [places.find(obj)] if place]
-            ),
-            way_out=_WAY_OUT,
-        )
-    )
+def _message(what: str, path: str, way_out: str, *where: str) -> str:
+    places = [*where, f"at {path}"] if path else where
+    return errors.message(what, where="\n".join(places), way_out=way_out)
 
 
 class TraceState:

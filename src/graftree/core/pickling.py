@@ -1,4 +1,4 @@
-"""How objects are pickled, and copied by the same methods.
+"""How objects are pickled, and copied by the same methods; which classes there are.
 
 Functions are pickled by name. Two kinds of objects in their place would not be: those
 that JAX wraps, such as ``jax.nn.relu``, and those that `transforms` returns, which hold
@@ -151,15 +151,20 @@ def slots_of(x: Any) -> dict[str, Any]:
 
 def _global_name(value: Any) -> str | None:
     """The name under which the module of a value has it; there may be none."""
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
     # The main program of the process that loads is another one.
-    if module is None or name is None or module in ("__main__", "__mp_main__"):
+    if getattr(value, "__module__", None) in ("__main__", "__mp_main__"):
         return None
+    return value.__qualname__ if is_global(value) else None
+
+
+def is_global(value: Any) -> bool:
+    """Whether the module of a value has it under its name."""
+    module: Any = getattr(value, "__module__", None)
+    name: Any = getattr(value, "__qualname__", None)
     try:
-        return name if _find(module, name) is value else None
+        return bool(module and name) and _find(module, name) is value
     except (ImportError, AttributeError):
-        return None
+        return False
 
 
 def _find(module: str, name: str) -> Any:
@@ -167,3 +172,30 @@ def _find(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+# The classes that are pytrees of ours, for who writes them into files (`exporting`).
+
+_classes: list[type] = []
+_observers: list[Callable[[type], None]] = []
+
+
+def announce_class(cls: type) -> None:
+    """Tells that a class was registered as a pytree."""
+    _classes.append(cls)
+    for observer in _observers:
+        observer(cls)
+
+
+def observe_classes(observer: Callable[[type], None]) -> None:
+    """Calls a function with each class that was or will be announced."""
+    if observer not in _observers:
+        _observers.append(observer)
+    for cls in [*_classes]:
+        observer(cls)
+
+
+def ignore_classes(observer: Callable[[type], None]) -> None:
+    """Undoes `observe_classes`."""
+    if observer in _observers:
+        _observers.remove(observer)

@@ -20,7 +20,7 @@ import jax
 from graftree import _jax
 from graftree.annotations import Path
 from graftree.core.graph import functional
-from graftree.core.objects import methods, observers, running
+from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import RngStream
@@ -164,7 +164,7 @@ def record(
             return getattr(root, method)(*args, **kwargs)
 
         everything = {"shows_methods": True, "shows_draws": True}
-        with observers.observed(recorder.observe, root, **everything):
+        with methods.observed(recorder.observe, root, **everything):
             methods.Known(call, method)(root, *args, **kwargs)
 
     return recorder.calls(AbstractCall(obj, method, args, kwargs).trace(run))

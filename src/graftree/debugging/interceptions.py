@@ -9,7 +9,7 @@ from typing import Any
 
 from graftree.annotations import Filter, Path
 from graftree.core import filters
-from graftree.core.objects import observers, running
+from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.rng.streams import Rngs, RngStream
@@ -74,7 +74,7 @@ def intercept(
         replaced = f(path, frame.module, _positional(frame), output)
         return output if replaced is None else replaced
 
-    with observers.observed(observer, model, shows_methods=True):
+    with methods.observed(observer, model, shows_methods=True):
         yield
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from graftree import _jax, errors
-from graftree.core.objects import observers
+from graftree.core.objects import methods
 from graftree.debugging.nan_reports import NanReport
 from graftree.debugging.nan_search import Search
 from graftree.transforms import recordings
@@ -102,7 +102,7 @@ def _showing_paths(interior: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(interior)
     def traced(*groups: Any) -> Any:
-        with observers.observed(lambda _, call: call(), shows_methods=True):
+        with methods.observed(lambda _, call: call(), shows_methods=True):
             return interior(*groups)
 
     return traced

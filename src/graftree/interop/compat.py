@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 
 from graftree.core.graph import functional, traversals, tree_checks
-from graftree.core.modules import modules, views
-from graftree.core.rng import reseeding, splitting
+from graftree.core.modules import modules
+from graftree.core.rng import model_streams
 from graftree.transforms import checkify as checkify_module
 from graftree.transforms import remat as remat_module
 from graftree.transforms import shape_eval
@@ -36,14 +36,14 @@ iter_graph = functools.partial(traversals.iter_graph, **_graph)
 iter_modules = functools.partial(modules.iter_modules, **_graph)
 iter_children = functools.partial(traversals.iter_children, **_graph)
 recursive_map = functools.partial(traversals.recursive_map, **_graph)
-view = functools.partial(views.view, **_graph)
-view_info = functools.partial(views.view_info, **_graph)
-reseed = functools.partial(reseeding.reseed, **_graph)
-backup_keys = functools.partial(reseeding.backup_keys, **_graph)
+view = functools.partial(modules.view, **_graph)
+view_info = functools.partial(modules.view_info, **_graph)
+reseed = functools.partial(model_streams.reseed, **_graph)
+backup_keys = functools.partial(model_streams.backup_keys, **_graph)
 get_abstract_model = functools.partial(shape_eval.get_abstract_model, **_graph)
 
-split_rngs = functools.partial(splitting.split_rngs, **_updates)
-fork_rngs = functools.partial(splitting.fork_rngs, **_updates)
+split_rngs = functools.partial(model_streams.split_rngs, **_updates)
+fork_rngs = functools.partial(model_streams.fork_rngs, **_updates)
 jit = functools.partial(jit_module.jit, **_updates)
 cached_partial = functools.partial(partials.cached_partial, **_updates)
 grad = functools.partial(grad_module.grad, **_updates)

@@ -45,11 +45,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " use_eager_sharding using_eager_sharding var_defaults"
         " config",
         "core.variables.variables": "VariableMeta VariableState=Variable",
-        "core.variables.defaults": "VarDefaults VarDefaultsContext",
         "core.variables.kinds": "VariableTypeCache=TYPES",
         "core.modules.refs": "HijaxVariable AbstractVariable=HijaxVariable",
         "core.variables.metadata": "GetValueHook SetValueHook CreateValueHook"
-        " AddAxisHook RemoveAxisHook",
+        " AddAxisHook RemoveAxisHook VarDefaults VarDefaultsContext",
         "_jax": "Ref is_array_ref=is_ref",
         "interop.flax_side.type_aliases": "MISSING Missing SizeBytes",
         "config": "BaseConfigContext=ScopedDefault",
@@ -67,7 +66,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " iter_module_children iter_modules"
         " Pytree State split_state config",
         "core.modules.modules": "ModuleMeta first_from",
-        "core.modules.recorders": "tuple_init tuple_reduce",
+        "core.modules.capturing": "tuple_init tuple_reduce",
         "annotations": "Key PathParts=Path",
         "core.objects.pytrees": "PytreeMeta",
     },
@@ -140,12 +139,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         " with_rngs reseed restore_rngs"
         " Pytree Variable",
         "core.rng.streams": "NotKey",
-        "core.rng.reseeding": "SplitBackups backup_keys",
+        "core.rng.model_streams": "SplitBackups backup_keys",
         "annotations": "Key",
         "interop.flax_side.type_aliases": "MISSING Missing",
     },
     "traversals": {
-        "core.states.nested": "empty_node flatten_mapping flatten_to_sequence"
+        "core.states.flat_states": "empty_node flatten_mapping flatten_to_sequence"
         " unflatten_mapping",
     },
     # Transforms.
@@ -298,11 +297,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 # Names that the public namespace had in earlier releases.
 OLDER: Mapping[str, str] = {
-    "core.variables.defaults": "use_refs using_refs use_hijax using_hijax",
+    "core.variables.metadata": "use_refs using_refs use_hijax using_hijax",
     "core.modules.refs": "to_hijax to_lojax as_ref_vars as_array_vars as_hijax_vars"
     " as_pytree_vars as_mutable_vars as_immutable_vars",
     "_jax": "ArrayRef=Ref array_ref=new_ref is_array_ref=is_ref",
-    "core.modules.views": "set_mode=view set_mode_info=view_info",
+    "core.modules.modules": "set_mode=view set_mode_info=view_info",
     "core.variables.kinds": "register_variable_name_type_pair=register_variable_name",
     "interop.older_functions": "train_mode eval_mode with_sharding_constraint",
 }

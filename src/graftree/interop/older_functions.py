@@ -10,7 +10,7 @@ import jax
 
 from graftree.annotations import Filter
 from graftree.core.graph import updates
-from graftree.core.modules import views
+from graftree.core.modules import modules
 from graftree.core.states.states import State
 from graftree.nn import conv
 
@@ -58,7 +58,9 @@ def eval_mode(node: A, /, *, only: Filter = ..., **kwargs: Any) -> A:
 
 def _view(node: A, only: Filter, evaluates: bool, attributes: dict[str, Any]) -> A:
     preset = {"deterministic": evaluates, "use_running_average": evaluates}
-    return views.view(node, only=only, raise_if_not_found=False, **preset | attributes)
+    return modules.view(
+        node, only=only, raise_if_not_found=False, **preset | attributes
+    )
 
 
 def graph_pop(node: Any, filters: tuple[Filter, ...]) -> tuple[State, ...]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from graftree.core.objects import observers
+from graftree.core.objects import methods
 from graftree.core.text import short_forms
 from graftree.transforms import policies, recordings
 from graftree.transforms.crossing import debug_info, jaxprs
@@ -174,7 +174,7 @@ def saved(
 
     def forward(fixed: Any, chosen: Any) -> Any:
         # Layers that are alike would else have one trace, with the paths of the first.
-        with observers.observed(lambda _, call: call(), shows_methods=True):
+        with methods.observed(lambda _, call: call(), shows_methods=True):
             out, backward, rest = jax.vjp(
                 lambda x: inner(fixed, x), chosen, has_aux=True
             )

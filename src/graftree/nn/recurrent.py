@@ -19,9 +19,9 @@ from graftree.annotations import ArrayLike, Filter
 from graftree.core import filters
 from graftree.core.modules.modules import Module
 from graftree.core.objects import attributes
-from graftree.core.rng import reseeding, splitting
+from graftree.core.rng import model_streams
 from graftree.core.rng.streams import Rngs, RngState, RngStream
-from graftree.core.variables.defaults import var_defaults
+from graftree.core.variables.metadata import var_defaults
 from graftree.nn.cells import RNNCellBase
 from graftree.nn.support import arguments, rollbacks
 from graftree.transforms.control_flow import scan
@@ -198,7 +198,7 @@ class RNN(Module):
         if self.broadcast_rngs is not None:
             # No refs: their counts would go on from step to step.
             with var_defaults(ref=False):
-                cell = splitting.split_rngs(
+                cell = model_streams.split_rngs(
                     cell,
                     splits=1,
                     squeeze=True,
@@ -215,7 +215,7 @@ class RNN(Module):
         """The streams that a call draws from, besides what the cell does by itself."""
         streams = [self.rngs, rngs.carry if isinstance(rngs, Rngs) else rngs]
         if self.broadcast_rngs is not None:
-            streams += [s for _, s in reseeding.streams_in(self.cell, graph=True)]
+            streams += [s for _, s in model_streams.streams_in(self.cell, graph=True)]
         return streams
 
 

@@ -19,7 +19,7 @@ from graftree import errors
 from graftree.core import paths
 from graftree.core.graph import functional, updates
 from graftree.core.graph.graphdefs import Static
-from graftree.core.modules import refs, views
+from graftree.core.modules import modules, refs
 from graftree.core.modules.modules import Module
 from graftree.core.objects.pytrees import Pytree
 from graftree.core.rng.streams import Rngs, RngStream
@@ -254,7 +254,7 @@ def _call_each(stack: Stack[Any], function: Callable[[Any], Any]) -> None:
         stack.each(function)
 
 
-views.register_layers(Stack, "layers", _call_each)
+modules.register_layers(Stack, "layers", _call_each)
 
 
 def layer_at(stack: Stack[L], index: int) -> L:

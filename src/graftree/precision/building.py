@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from graftree import _jax, errors
 from graftree.core import ownership, patterns
 from graftree.core.modules.modules import Module
-from graftree.core.objects import constructions
+from graftree.core.objects import running
 from graftree.nn.embed import Embed
 from graftree.precision import applied as descriptions
 from graftree.precision import policies
@@ -70,7 +70,7 @@ def default(
     """
     builder = _Builder(policies.of_model(policy), policies.of_exceptions(exceptions))
     key = (builder.policy, *builder.exceptions)
-    with constructions.watched(builder.make), _jax.built_apart(key):
+    with running.made_by(builder.make), _jax.built_apart(key):
         yield
     builder.check_matched()
 
@@ -110,7 +110,7 @@ class _Builder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Makes an object; see `constructions`."""
+        """Makes an object; see `running.Maker`."""
         outer = self._running[-1] if self._running else None
         trace = ownership.current()
         given = _given(cls, args, kwargs, outer)

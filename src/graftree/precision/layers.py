@@ -16,7 +16,7 @@ import numpy as np
 from graftree import _jax
 from graftree.core.modules import containers
 from graftree.core.modules.modules import Module
-from graftree.core.objects import outputs, pytrees
+from graftree.core.objects import methods, pytrees
 from graftree.core.variables import kinds
 from graftree.core.variables.kinds import Param
 from graftree.core.variables.variables import Variable
@@ -84,9 +84,9 @@ def set_attribute(module: Any, name: str, value: Any) -> None:
 def set_output(module: Any, dtype: Any) -> None:
     """Sets to which dtype the results of a module are cast; ``None``: to none."""
     if dtype is not None:
-        set_attribute(module, outputs.DTYPE, policies.scalar_type(dtype))
-    elif outputs.DTYPE in vars(module):
-        delattr(module, outputs.DTYPE)
+        set_attribute(module, methods.OUTPUT_DTYPE, policies.scalar_type(dtype))
+    elif methods.OUTPUT_DTYPE in vars(module):
+        delattr(module, methods.OUTPUT_DTYPE)
 
 
 def cast(variable: Variable[Any], dtype: Any) -> Any:

@@ -12,7 +12,7 @@ from graftree.annotations import Path
 from graftree.core import patterns
 from graftree.core.graph import traversals
 from graftree.core.modules.modules import Module
-from graftree.core.objects import bookkeeping, methods, outputs
+from graftree.core.objects import bookkeeping, methods
 from graftree.core.objects.attributes import DataObject
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
@@ -302,7 +302,7 @@ def _check_callable(changes: list[_Change]) -> None:
 def _check_writable(changes: list[_Change]) -> None:
     for change in changes:
         if change.settings or change.policy.output:
-            name = next(iter(change.settings), outputs.DTYPE)
+            name = next(iter(change.settings), methods.OUTPUT_DTYPE)
             bookkeeping.check_owned(change.module, name)
         for variable, _ in change.casts:
             variables.check_writable(variable, patterns.dotted(change.path))

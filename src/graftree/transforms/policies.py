@@ -26,7 +26,7 @@ from jax import ad_checkpoint
 from graftree import _jax, errors
 from graftree.annotations import Path
 from graftree.core import patterns
-from graftree.core.objects import observers, running
+from graftree.core.objects import methods, running
 from graftree.core.objects.attributes import DataObject
 from graftree.core.objects.running import Frame
 from graftree.core.variables.variables import Variable
@@ -331,7 +331,7 @@ def watched(
         namer = _Namer(policy, running.stack.top)
 
         def named(*groups: Any) -> Any:
-            with observers.observed(namer):
+            with methods.observed(namer):
                 return inner(*groups)
 
         # Traced here, to read the names; in the trace around it is the same operation.

@@ -21,7 +21,7 @@ import pytest
 import graftree as nnx
 
 # Only an observer hears how Python writes the path of a call.
-from graftree.core.objects import observers
+from graftree.core.objects import methods
 from tests import zoo
 from tests.threads import run_in_threads
 
@@ -138,7 +138,7 @@ def seen_names(f, *args):
         names.append(frame.name)
         return call()
 
-    with observers.observed(observer, shows_methods=True):
+    with methods.observed(observer, shows_methods=True):
         f(*args)
     return names
 

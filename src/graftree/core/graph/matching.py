@@ -26,7 +26,7 @@ from graftree.core.graph.nodes import Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes
 from graftree.core.objects.attributes import Naming
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.states import flat_states, nested, pure_dicts, states
+from graftree.core.states import flat_states, pure_dicts, states
 from graftree.core.states.states import State
 from graftree.core.variables import values
 from graftree.core.variables.variables import MISSING, Variable
@@ -149,7 +149,9 @@ def in_object(node: Any) -> Look:
         # Its children are not listed: most of them are not meant.
         return functools.partial(_look, vars(node), statuses, facts.naming, type(node))
     if type(node) is dict or isinstance(node, State):
-        return _in_mapping(nested.raw_mapping(node), lambda _, child: _is_leaf(child))
+        return _in_mapping(
+            flat_states.raw_mapping(node), lambda _, child: _is_leaf(child)
+        )
     children, _ = kind.flatten(node)
     statuses = {child.key: child.is_data for child in children}
     return _in_mapping(

@@ -31,7 +31,7 @@ from graftree.core.graph.matching import Given, Match
 from graftree.core.graph.nodes import GraphKind, Leaf, TreeKind
 from graftree.core.objects import bookkeeping, classes, pytrees
 from graftree.core.objects.pytrees import Pytree
-from graftree.core.states import flat_states, nested, states
+from graftree.core.states import flat_states, states
 from graftree.core.states.states import State
 from graftree.core.variables import metadata as variable_metadata
 from graftree.core.variables import values, variables
@@ -101,7 +101,7 @@ def write(given: Iterable[Given]) -> None:
 
 def write_at(node: Any, leaves: Mapping[Path, Any]) -> None:
     """Writes leaves that are given by their paths into an object: all, or none."""
-    whole = leaves[()] if () in leaves else nested.nest(leaves.items())
+    whole = leaves[()] if () in leaves else flat_states.nest(leaves.items())
     _carry_out(fits.match(node, whole))
 
 

@@ -41,7 +41,7 @@ from graftree.core.graph.flattening import RefMap
 from graftree.core.graph.graphdefs import LEAF, NODE, GraphDef, Static
 from graftree.core.graph.nodes import Leaf
 from graftree.core.objects import attributes, bookkeeping, classes
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 from graftree.core.states.states import State
 from graftree.core.variables import operators, variables
 from graftree.core.variables.variables import MISSING, Variable
@@ -405,7 +405,7 @@ class StructureWatch:
 
     def _add_container(self, place: int, x: Any, objects: Mapping[int, Any]) -> bool:
         """Adds a container; whether that says it all of what is below it, too."""
-        content = nested.raw_mapping(x) if isinstance(x, State) else x
+        content = flat_states.raw_mapping(x) if isinstance(x, State) else x
         if type(content) is dict and _mirror(content) is not None:
             self._mirrored.append(content)
             return True

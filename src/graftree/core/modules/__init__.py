@@ -1,8 +1,8 @@
 """What models need on top of objects.
 
-- ``modules.py``: `Module`; ``containers.py``: `List`, `Dict`, `Sequential`'s parent.
-- ``recorders.py``: `sow` and `perturb`; ``capturing.py``: `capture`, which collects
-  what they record and what methods return.
-- ``views.py``: `view`, the same model with other flags.
+- ``modules.py``: `Module`, and `view`, the same model with other flags;
+  ``containers.py``: `List`, `Dict`, `Sequential`'s parent.
+- ``capturing.py``: `sow` and `perturb`; `capture`, which collects what they record and
+  what methods return.
 - ``refs.py``: a model with its Variables in array refs, or without.
 """

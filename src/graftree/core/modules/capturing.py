@@ -1,8 +1,15 @@
-"""Calls that return what Modules record: `capture`.
+"""What Modules record while they run, and calls that return it.
 
-`recorders.py` says what a Module does with the buffers that it is given; this file
-hands them out for the time of a call and turns their contents into States. What always
-holds:
+A Module records by `sow` and `perturb`. For the time of a call, `capture` gives every
+Module below its subject a data attribute, one Variable per recorded type, each holding
+a dict ``name -> value``:
+
+    vars(module)["__captures__"] = (Intermediate({}), Perturbation({}), ...)
+
+Being state like any other, these buffers go through lifted transforms. `sow` and
+`perturb` write to the buffer of exactly their type, under the ownership rule of
+Variables: a value of an inner trace that never comes back raises instead of leaking.
+What always holds:
 
 - A call that raises leaves no buffer behind, neither do copies of Modules it made.
 - A nested call on the same Module puts its own buffers in front of those of the outer
@@ -24,19 +31,292 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
+
+from graftree import config
 from graftree.annotations import Path
 from graftree.core import paths
 from graftree.core.graph import traversals
-from graftree.core.modules import recorders
-from graftree.core.modules.recorders import Recorder
 from graftree.core.objects import bookkeeping, pytrees
-from graftree.core.states import nested, states
-from graftree.core.variables.variables import Variable
+from graftree.core.states import flat_states, states
+from graftree.core.variables import kinds, operators
+from graftree.core.variables.kinds import Perturbation
+from graftree.core.variables.variables import MISSING, Variable
+
+T = TypeVar("T")
+
+# The attribute that holds the buffers.
+BUFFERS = "__captures__"
+
+Buffer = Variable[dict[str, Any]]
+_PLAIN = {"hijax": False, "ref": False, "eager_sharding": True}
+
+# Id of a captured Module -> the thread that captures it. The capture keeps it alive.
+_capturing_threads: dict[int, int] = {}
+# Guards it, and is notified when Modules get free.
+_turn = threading.Condition()
+
+
+def tuple_init() -> tuple[()]:
+    """Gives the empty tuple, to which `tuple_reduce` appends.
+
+    Example:
+        >>> nnx.module.tuple_init()
+        ()
+    """
+    return ()
+
+
+def tuple_reduce(xs: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
+    """Appends one more value.
+
+    Args:
+        xs: The values so far.
+        x: The next value.
+
+    Returns:
+        A new tuple.
+
+    Example:
+        >>> nnx.module.tuple_reduce((1, 2), 3)
+        (1, 2, 3)
+    """
+    return (*xs, x)
+
+
+class Recorder:
+    """The part of a Module that records values: `sow` and `perturb`."""
+
+    __slots__ = ()
+
+    def sow(
+        self,
+        variable_type: type[Variable[Any]] | str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
+        init_fn: Callable[[], Any] = tuple_init,
+        capture_noop: bool | None = None,
+    ) -> bool:
+        """Records a value for whoever called this Module through `capture`.
+
+        Args:
+            variable_type: The kind of Variable to record it as, or its registered
+                name.
+            name: The name to record it under; it may be that of an attribute.
+            value: The value, any pytree.
+            reduce_fn: ``(recorded so far, value) -> recorded``; appends by default, so
+                that each call adds one entry.
+            init_fn: Makes the first argument of the first call of ``reduce_fn``.
+            capture_noop: Whether to do nothing outside a capture, instead of storing
+                the value in an attribute, which is deprecated. ``None`` takes the flag
+                ``nnx_sow_capture_noop``.
+
+        Returns:
+            Whether the value was stored.
+
+        Raises:
+            ValueError: Outside a capture, if the attribute is not a Variable of exactly
+                this type.
+            TraceContextError: If another trace owns this Module or its buffers.
+
+        Example:
+            >>> class Doubling(nnx.Module):
+            ...     def __call__(self, x):
+            ...         self.sow(nnx.Intermediate, "input", x)
+            ...         return 2 * x
+            >>> y, seen = nnx.capture(Doubling(), nnx.Intermediate)(3)
+            >>> y, seen["input"].get_value()
+            (6, (3,))
+        """
+        add = _adding(value, reduce_fn, init_fn)
+        recorded = _change(self, "sow", variable_type, name, add, capture_noop)
+        return recorded is not MISSING
+
+    def perturb(
+        self,
+        name: str,
+        value: T,
+        variable_type: type[Variable[Any]] | str = Perturbation,
+        capture_noop: bool | None = None,
+    ) -> T:
+        """Adds a recorded zero to a value, so that its gradient can be computed.
+
+        The gradient with respect to the recorded perturbation, fed back through
+        ``capture(..., init=perturbations)``, is that of ``value``.
+
+        Args:
+            name: The name to record the perturbation under.
+            value: The value, an array or a pytree of arrays.
+            variable_type: The kind of Variable to record it as, or its registered
+                name.
+            capture_noop: As in `sow`.
+
+        Returns:
+            ``value`` plus the perturbation; ``value`` itself if none is recorded.
+
+        Raises:
+            ValueError: Outside a capture, if the attribute is not a Variable of this
+                type.
+            TraceContextError: If another trace owns this Module or its buffers.
+
+        Example:
+            >>> class Square(nnx.Module):
+            ...     def __call__(self, x):
+            ...         return self.perturb("square", x**2)
+            >>> x = jnp.array(3.0)
+            >>> _, zeros = nnx.capture(Square(), nnx.Perturbation)(x)
+            >>> def loss(perturbations):
+            ...     return 5 * nnx.capture(Square(), init=perturbations)(x)
+            >>> jax.grad(loss)(zeros)["square"][...].item()
+            5.0
+        """
+
+        def keep(zeros: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, x) if zeros is MISSING else zeros
+
+        x: Any = operators.unwrap(value)
+        zeros = _change(self, "perturb", variable_type, name, keep, capture_noop)
+        return value if zeros is MISSING else jax.tree.map(operator.add, zeros, x)
+
+
+# Makes what is recorded under a name out of what was; `MISSING` if that is nothing.
+_Update = Callable[[Any], Any]
+
+
+def _adding(
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any] = tuple_reduce,
+    init_fn: Callable[[], Any] = tuple_init,
+) -> _Update:
+    return lambda x: reduce_fn(init_fn() if x is MISSING else x, value)
+
+
+def _change(
+    module: Any,
+    method: str,
+    variable_type: type[Variable[Any]] | str,
+    name: str,
+    update: _Update,
+    capture_noop: bool | None,
+) -> Any:
+    """Updates what is recorded under a name, and returns it; `MISSING` if nothing is.
+
+    Outside a capture it is an attribute.
+    """
+    if isinstance(variable_type, str):
+        variable_type = kinds.variable_type_from_name(
+            variable_type, allow_register=True
+        )
+    buffers = _open_buffers(module)
+    if buffers is not None:
+        return _record(buffers, variable_type, name, update)
+    if config.nnx_sow_capture_noop if capture_noop is None else capture_noop:
+        return MISSING
+    variable = getattr(module, name, MISSING)
+    if variable is not MISSING:
+        _check_type(variable, variable_type, name, method)
+    _warn_outside_capture(method)
+    if variable is MISSING:
+        new = update(MISSING)
+        setattr(module, name, variable_type(new, hijax=False, ref=False))
+        return new
+    old = variable.get_value()
+    new = update(old)
+    if new is not old:
+        variable.set_value(new)
+    return new
+
+
+def _open_buffers(module: Any) -> tuple[Buffer, ...] | None:
+    """The buffers to record to; ``None`` outside a capture.
+
+    A Module with buffers but without an entry in `_capturing_threads` was rebuilt by a
+    transform inside a capture, so only the thread that traces it knows it.
+    """
+    buffers = vars(module).get(BUFFERS)
+    if buffers is None:
+        return None
+    me = threading.get_ident()
+    return buffers if _capturing_threads.get(id(module), me) == me else None
+
+
+def _find_buffer(
+    buffers: tuple[Buffer, ...], variable_type: type[Variable[Any]]
+) -> Buffer | None:
+    """The buffer of exactly this type; it does not take in values of subtypes."""
+    return next((b for b in buffers if type(b) is variable_type), None)
+
+
+def _record(
+    buffers: tuple[Buffer, ...],
+    variable_type: type[Variable[Any]],
+    name: str,
+    update: _Update,
+) -> Any:
+    """Updates a value in the buffer of its type; `MISSING` if there is none."""
+    buffer = _find_buffer(buffers, variable_type)
+    if buffer is None:
+        return MISSING
+    entries = buffer.get_raw_value()
+    old = entries.get(name, MISSING)
+    new = update(old)
+    if new is not old:
+        # A new dict: the old one may be what an outer trace holds.
+        buffer.set_raw_value({**entries, name: new})
+    return new
+
+
+def _check_type(variable: Any, expected: type, name: str, method: str) -> None:
+    """Raises if an attribute can't be recorded to; `perturb` takes subtypes."""
+    if method == "sow" and not isinstance(variable, Variable):
+        raise ValueError(
+            f"Expected {name!r} to be a Variable, got {type(variable).__name__}.\n"
+            f"Use another name, or sow inside nnx.capture, where any name is allowed."
+        )
+    is_exact = type(variable) is expected
+    if not (is_exact or (method == "perturb" and isinstance(variable, expected))):
+        raise ValueError(
+            f"Expected {name!r} to be of type {expected.__name__!r}, got "
+            f"{type(variable).__name__!r}.\nUse another name, or the type it has."
+        )
+
+
+def _warn_outside_capture(method: str) -> None:
+    warnings.warn(
+        f"Calling Module.{method}() outside of nnx.capture() is deprecated: it stores "
+        "an attribute in the Module. Call the Module through nnx.capture(module, "
+        f"<Variable type>), or pass capture_noop=True to {method}().",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+
+
+# Classes whose methods are not what a user means by the outputs of a method.
+_machinery: set[type] = set()
+
+
+def records_no_outputs(cls: type[T]) -> type[T]:
+    """Keeps the methods of ``cls`` and its bases out of ``capture(method_outputs=)``.
+
+    Args:
+        cls: A class, e.g. of a container; methods that subclasses define are recorded.
+
+    Returns:
+        ``cls``, so that this can be used as a decorator.
+    """
+    _machinery.update(cls.__mro__)
+    return cls
+
+
+# Capturing.
 
 
 class _Request(NamedTuple):
@@ -90,26 +370,10 @@ def capture(
         (3, [(1,), (4,)])
     """
     if _is_variable_type(fn):
-        return functools.partial(
-            _decorate, (fn, *var_types), init=init, method_outputs=method_outputs
-        )
-    return _decorate(var_types, fn, init=init, method_outputs=method_outputs)
-
-
-def _is_variable_type(x: Any) -> bool:
-    return isinstance(x, type) and issubclass(x, Variable)
-
-
-def _decorate(
-    var_types: tuple[type[Variable[Any]], ...],
-    fn: Any,
-    *,
-    init: Mapping[Any, Any] | None,
-    method_outputs: type[Variable[Any]] | None,
-) -> Callable[..., Any]:
+        options = {"init": init, "method_outputs": method_outputs}
+        return lambda f: capture(f, fn, *var_types, **options)
     _check_request(fn, var_types, method_outputs)
     request = _Request(var_types, init, method_outputs)
-
     module: Any = fn  # which has a `__call__`, if it is one
 
     # Without `updated`, the attributes of a callable object would be copied, too.
@@ -123,6 +387,10 @@ def _decorate(
         return (recorded.result, *captures)
 
     return captured
+
+
+def _is_variable_type(x: Any) -> bool:
+    return isinstance(x, type) and issubclass(x, Variable)
 
 
 def _check_request(fn: Any, var_types: Sequence[Any], method_outputs: Any) -> None:
@@ -165,11 +433,7 @@ class _Recorded:
 
     def __init__(self) -> None:
         self.result: Any = None
-        self.buffers: list[tuple[Path, tuple[recorders.Buffer, ...]]] = []
-
-
-# Guards `recorders.capturing_threads`, and is notified when Modules get free.
-_turn = threading.Condition()
+        self.buffers: list[tuple[Path, tuple[Buffer, ...]]] = []
 
 
 @contextlib.contextmanager
@@ -178,8 +442,7 @@ def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
     with _turn:
         modules, claimed = _claim(subject)
     before = [
-        (module, vars(module).get(recorders.BUFFERS), type(module))
-        for _, module in modules
+        (module, vars(module).get(BUFFERS), type(module)) for _, module in modules
     ]
     try:
         _attach(modules, request, recorded)
@@ -189,7 +452,7 @@ def _recording(subject: Any, request: _Request) -> Iterator[_Recorded]:
             _restore(module, outer_buffers, cls)
         with _turn:
             for module in claimed:
-                del recorders.capturing_threads[id(module)]
+                del _capturing_threads[id(module)]
             _turn.notify_all()
         # In an outer call such copies may be there to record for it.
         if all(outer_buffers is None for _, outer_buffers, _ in before):
@@ -202,7 +465,7 @@ def _claim(subject: Any) -> tuple[list[tuple[Path, Any]], list[Any]]:
     Returns:
         The Modules with their paths, and those of them that no outer call had claimed.
     """
-    threads, me = recorders.capturing_threads, threading.get_ident()
+    threads, me = _capturing_threads, threading.get_ident()
     while True:
         modules = _modules_in(subject)
         for _, module in modules:
@@ -235,25 +498,25 @@ def _attach(
         if request.method_outputs is not None:
             entries.setdefault(request.method_outputs, {})
         entries |= init.get(path, {})
+        # Not by the constructor: neither hooks nor the `ref` default are for the dicts.
         buffers = tuple(
-            recorders.make_buffer(var_type, values)
-            for var_type, values in entries.items()
+            [kind.from_metadata(given, _PLAIN) for kind, given in entries.items()]
         )
         recorded.buffers.append((path, buffers))
-        outer_buffers = vars(module).get(recorders.BUFFERS, ())
+        outer_buffers = vars(module).get(BUFFERS, ())
         further = [buffer for buffer in outer_buffers if type(buffer) not in entries]
         if request.method_outputs is not None:
             cls = _recording_class(type(module), request.method_outputs)
             object.__setattr__(module, "__class__", cls)
         # Last, since it stamps the Module.
-        pytrees.store_attribute(module, recorders.BUFFERS, (*buffers, *further), True)
+        pytrees.store_attribute(module, BUFFERS, (*buffers, *further), True)
 
 
 def _init_by_path(
     init: Mapping[Any, Any] | None,
 ) -> dict[Path, dict[type[Variable[Any]], dict[str, Any]]]:
     by_path: dict[Path, dict[type[Variable[Any]], dict[str, Any]]] = {}
-    for (*path, name), value in nested.flatten_mapping(init or {}).items():
+    for (*path, name), value in flat_states.flatten_mapping(init or {}).items():
         if isinstance(value, Variable):
             of_type = by_path.setdefault(tuple(path), {}).setdefault(type(value), {})
             of_type[name] = value.get_value()
@@ -271,15 +534,13 @@ def _warn_if_unused(unknown: set[Path]) -> None:
         )
 
 
-def _restore(
-    module: Any, outer_buffers: tuple[recorders.Buffer, ...] | None, cls: type
-) -> None:
+def _restore(module: Any, outer_buffers: tuple[Buffer, ...] | None, cls: type) -> None:
     if type(module) is not cls:
         object.__setattr__(module, "__class__", cls)
     if outer_buffers is not None:
-        pytrees.store_attribute(module, recorders.BUFFERS, outer_buffers, True)
-    elif recorders.BUFFERS in vars(module):
-        pytrees.Pytree.__delattr__(module, recorders.BUFFERS)
+        pytrees.store_attribute(module, BUFFERS, outer_buffers, True)
+    elif BUFFERS in vars(module):
+        pytrees.Pytree.__delattr__(module, BUFFERS)
 
 
 def _clean_copies(subject: Any, result: Any) -> None:
@@ -287,17 +548,17 @@ def _clean_copies(subject: Any, result: Any) -> None:
     results = result if isinstance(result, (tuple, list)) else [result]
     returned = [value for value in results if isinstance(value, Recorder)]
     for _, module in _modules_in([subject, *returned]):
-        if id(module) not in recorders.capturing_threads:
+        if id(module) not in _capturing_threads:
             _restore(module, None, _user_class(type(module)))
 
 
 def _to_state(
-    recorded: Sequence[tuple[Path, tuple[recorders.Buffer, ...]]],
+    recorded: Sequence[tuple[Path, tuple[Buffer, ...]]],
     var_type: type[Variable[Any]],
 ) -> states.State:
     flat: dict[Path, Variable[Any]] = {}
     for path, buffers in recorded:
-        buffer = recorders.find_buffer(buffers, var_type)
+        buffer = _find_buffer(buffers, var_type)
         for name, value in buffer.get_raw_value().items() if buffer else ():
             flat[(*path, name)] = var_type(value, hijax=False, ref=False)
     for path in flat:
@@ -370,7 +631,7 @@ def _user_class(cls: type) -> type:
 def _method_names(cls: type) -> list[str]:
     found: dict[str, Any] = {}
     for base in cls.__mro__:
-        if base not in recorders.machinery:
+        if base not in _machinery:
             for name, attribute in vars(base).items():
                 found.setdefault(name, attribute)
     return [
@@ -394,9 +655,9 @@ def _recording_method(
 ) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = inspect.getattr_static(cls, name).__get__(self, cls)(*args, **kwargs)
-        buffers = recorders.open_buffers(self)
+        buffers = _open_buffers(self)
         if buffers is not None:
-            recorders.record(buffers, output_type, name, output)
+            _record(buffers, output_type, name, _adding(output))
         return output
 
     return functools.update_wrapper(method, getattr(cls, name), updated=())

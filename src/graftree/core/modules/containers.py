@@ -31,7 +31,7 @@ import numpy as np
 
 from graftree import _jax, _python, errors
 from graftree.core import imprints
-from graftree.core.modules import modules, recorders
+from graftree.core.modules import capturing, modules
 from graftree.core.objects import attributes, bookkeeping, classes, pytrees
 from graftree.core.objects.attributes import Naming
 from graftree.core.text import representations
@@ -55,7 +55,7 @@ def _item_key(name: str) -> Hashable:
 
 
 @classes.named_by(Naming(_index_order, _item_key, lambda _, key: str(key)))
-@recorders.records_no_outputs
+@capturing.records_no_outputs
 class List(representations.SequenceReprMixin, modules.Module, MutableSequence[A]):
     """A list of Modules, Variables, arrays and static values.
 
@@ -304,7 +304,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 # Entries of `vars` that are not items of a Dict.
-_HIDDEN = frozenset({*bookkeeping.NAMES, recorders.BUFFERS})
+_HIDDEN = frozenset({*bookkeeping.NAMES, capturing.BUFFERS})
 # The first character of names of items whose key can't be their name.
 _MARK = "@"
 
@@ -321,7 +321,7 @@ def _name_of(cls: type, key: Any) -> str:
 
 
 @classes.named_by(Naming(_key_of, _key_of, _name_of))
-@recorders.records_no_outputs
+@capturing.records_no_outputs
 class Dict(representations.MappingReprMixin, modules.Module, MutableMapping[str, A]):
     """A dict with string keys of Modules, Variables, arrays and static values.
 

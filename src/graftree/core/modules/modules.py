@@ -2,32 +2,42 @@
 
 `Module` adds three things to `Pytree`: setting attributes on all nested Modules
 (`set_attributes`, `train`, `eval`), recording values inside a call (`sow`, `perturb`:
-see `recorders.py`), and being what `iter_modules` looks for. It holds no
+see `capturing.py`), and being what `iter_modules` looks for. It holds no
 state of its own, so a Module without these needs may as well be a Pytree.
+
+A view is a second object over the same Variables, configured differently: `view` calls
+every ``set_view`` in it, `with_attributes` sets attributes by name. Its nodes and
+containers are new, its Variables, arrays and static values are those of the input. So
+the input is never changed, and training either one trains both.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import re
+import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from graftree.annotations import Filter, Key, Path
 from graftree.core import filters
 from graftree.core.graph import traversals
-from graftree.core.modules import recorders
+from graftree.core.modules import capturing
 from graftree.core.objects import pytrees
 
 A = TypeVar("A")
 M = TypeVar("M", bound="Module")
+N = TypeVar("N")
 
 
 class ModuleMeta(pytrees.PytreeMeta):
     """The metaclass of Modules: the base for metaclasses of your own."""
 
 
-@recorders.records_no_outputs
-class Module(recorders.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
+@capturing.records_no_outputs
+class Module(capturing.Recorder, pytrees.Pytree, metaclass=ModuleMeta):
     """A base class for layers and models.
 
     Attributes are data (Variables, arrays, other Modules) or static (sizes, names,
@@ -212,6 +222,245 @@ def assign_attributes(
         )
     for module, name in targets:
         setattr(module, name, attributes[name])
+
+
+# Views.
+
+
+def view(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **kwargs: Any,
+) -> N:
+    """Copies ``node`` and configures the copy through its ``set_view`` methods.
+
+    Each ``set_view`` is called with those of the options that its signature names,
+    children before parents.
+
+    Args:
+        node: A Module, or any node that contains Modules.
+        only: A filter for the nodes to configure.
+        raise_if_not_found: Whether an option that no ``set_view`` takes is an error.
+        graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
+            mode); ``None`` takes the default.
+        **kwargs: The options.
+
+    Returns:
+        A new node, never the input, with the Variables of the input.
+
+    Raises:
+        ValueError: If no ``set_view`` takes one of the options, or if ``node`` contains
+            itself.
+
+    Example:
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> inference = nnx.view(model, deterministic=True)
+        >>> inference.deterministic, model.deterministic
+        (True, False)
+    """
+    predicate = filters.to_predicate(only)
+    parts: dict[Path, Any] = {}
+    # Children before parents.
+    copy = traversals.recursive_map(
+        lambda path, x: parts.setdefault(path, x), node, graph=graph
+    )
+    accepted = {
+        path: _accepted(x.set_view, kwargs)
+        for path, x in parts.items()
+        if _is_configurable(x) and predicate(path, x)
+    }
+    unused = sorted(set(kwargs).difference(*accepted.values()))
+    if unused and raise_if_not_found:
+        raise ValueError(
+            f"Unused keys found in nnx.view: {unused}\n"
+            "No set_view method takes them: see nnx.view_info(node) for the options "
+            "there are, or pass raise_if_not_found=False."
+        )
+    _configure(parts, accepted)
+    return copy
+
+
+def _configure(
+    parts: Mapping[Path, Any], options: Mapping[Path, Mapping[str, Any]]
+) -> None:
+    """Calls ``set_view`` of parts, by path; of parts of stacked layers for each."""
+    stacked: dict[Path, dict[Path, Mapping[str, Any]]] = {}
+    plain = {}
+    for path, own in options.items():
+        ends = [end for end in range(len(path)) if _has_layers(parts, path, end)]
+        if ends:
+            stacked.setdefault(path[: ends[0]], {})[path[ends[0] + 1 :]] = own
+        else:
+            plain[path] = own
+    for path, inner in stacked.items():
+        _, call_each = _stack_of(parts[path])
+        call_each(parts[path], lambda layer, inner=inner: _configure_in(layer, inner))
+    for path, own in plain.items():
+        parts[path].set_view(**own)
+
+
+def _configure_in(layer: Any, options: Mapping[Path, Mapping[str, Any]]) -> None:
+    _configure(dict(traversals.iter_graph(layer, graph=True)), options)
+
+
+def _has_layers(parts: Mapping[Path, Any], path: Path, end: int) -> bool:
+    """Whether a path leads, at a step, to layers that are kept as one."""
+    return path[end] == _stack_of(parts[path[:end]])[0]
+
+
+# Classes of objects that keep equal layers as one: of each the attribute with that, and
+# what calls a function with every layer.
+_STACKS: dict[type, tuple[str, Callable[[Any, Callable[[Any], None]], None]]] = {}
+
+
+def register_layers(
+    cls: type, name: str, call_each: Callable[[Any, Callable[[Any], None]], None]
+) -> None:
+    """Registers a class of objects that keep equal layers as one.
+
+    Args:
+        cls: The class; its subclasses are registered with it.
+        name: The attribute that has the layers.
+        call_each: Calls a function with every layer of such an object.
+    """
+    _STACKS[cls] = name, call_each
+
+
+def _stack_of(x: Any) -> tuple[str | None, Any]:
+    return next(
+        (_STACKS[cls] for cls in type(x).__mro__ if cls in _STACKS), (None, None)
+    )
+
+
+def _is_configurable(value: Any) -> bool:
+    # The class decides: an `Rngs` makes up any attribute that it is asked for.
+    return isinstance(value, pytrees.Pytree) and hasattr(type(value), "set_view")
+
+
+def _accepted(method: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return dict(options)
+    return {
+        name: value
+        for name, value in options.items()
+        if name in parameters and parameters[name].kind in _BY_KEYWORD
+    }
+
+
+_BY_KEYWORD = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+def with_attributes(
+    node: N,
+    /,
+    *,
+    only: Filter = ...,
+    raise_if_not_found: bool = True,
+    graph: bool | None = None,
+    **attributes: Any,
+) -> N:
+    """Copies ``node`` and sets attributes of the Modules in the copy.
+
+    An attribute is set on each Module that already has it.
+
+    Args:
+        node: A Module, or any node that contains Modules.
+        only: A filter for the Modules whose attributes are set.
+        raise_if_not_found: Whether an attribute that no Module has is an error.
+        graph: Whether sharing inside ``node`` is kept (graph mode) or an error (tree
+            mode); ``None`` takes the default.
+        **attributes: Names and values.
+
+    Returns:
+        A new node, never the input, with the Variables of the input.
+
+    Raises:
+        ValueError: If no Module has one of the attributes, or if ``node`` contains
+            itself.
+
+    Example:
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> inference = nnx.with_attributes(model, deterministic=True)
+        >>> inference.deterministic, model.deterministic
+        (True, False)
+    """
+    copy = traversals.recursive_map(lambda path, value: value, node, graph=graph)
+    assign_attributes(
+        copy,
+        attributes,
+        only=only,
+        raise_if_not_found=raise_if_not_found,
+        graph=graph,
+    )
+    return copy
+
+
+def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) -> str:
+    """Describes the options that `view` takes for ``node``.
+
+    Args:
+        node: A Module, or any node that contains Modules.
+        only: A filter for the nodes to describe.
+        graph: The mode; ``None`` takes the default.
+
+    Returns:
+        For each class that defines ``set_view`` its name, then the parameters with
+        their annotation, default and description from the docstring; ``""`` if there
+        is no such class.
+
+    Example:
+        >>> print(nnx.view_info(nnx.Dropout(0.5)))
+        Dropout:
+          deterministic: bool | None = None
+        ...
+    """
+    predicate = filters.to_predicate(only)
+    classes = {
+        type(value)
+        for path, value in traversals.iter_graph(node, graph=graph)
+        if _is_configurable(value) and predicate(path, value)
+    }
+    ordered = sorted(classes, key=lambda cls: (cls.__qualname__, cls.__module__))
+    return "\n".join(line for cls in ordered for line in _describe(cls))
+
+
+def _describe(cls: type) -> list[str]:
+    signature = inspect.signature(cls.set_view)
+    docstring = inspect.getdoc(cls.set_view)
+    lines = [f"{cls.__qualname__}:"]
+    if docstring is None:
+        return [*lines, f"  set_view{signature}"]
+    descriptions = _argument_descriptions(docstring)
+    for name, parameter in signature.parameters.items():
+        if name in ("self", "args", "kwargs"):
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        default = "" if required else f" = {parameter.default}"
+        lines.append(f"  {name}: {parameter.annotation}{default}")
+        lines += [f"    {line}".rstrip() for line in descriptions.get(name, [])]
+    return lines
+
+
+def _argument_descriptions(docstring: str) -> dict[str, list[str]]:
+    """Takes apart the ``Args:`` section of a Google-style docstring, without indent."""
+    lines = iter(docstring.splitlines())
+    any(line.strip() in ("Args:", "Arguments:") for line in lines)  # up to there
+    section = itertools.takewhile(lambda line: line[:1] in ("", " "), lines)
+    text = textwrap.dedent("\n".join(section))
+    _, *parts = re.split(r"^\*{0,2}(\w+)(?: *\([^)]*\))?:", text, flags=re.MULTILINE)
+    return {
+        name: [x for x in inspect.cleandoc(words).splitlines() if x.strip()]
+        for name, words in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def first_from(*args: A | None, error_msg: str) -> A:

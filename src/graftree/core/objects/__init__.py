@@ -7,10 +7,9 @@
 - ``attributes.py``: the status of an attribute: declared, or inferred when it is set.
 - ``classes.py``: what is known of a class, looked up once.
 - ``bookkeeping.py``: what is known of one object: owner, stamp, statuses, memos.
-- ``running.py``: which object runs, and where it is; ``methods.py``: what stands for
-  ``__call__`` and says so; ``failures.py``: what an exception in one is told;
-  ``observers.py``: who watches calls, and what JAX traces for them.
-- ``outputs.py``: objects whose results are cast; ``constructions.py``: who watches
-  objects being made.
+- ``running.py``: which object runs, and where it is; who makes objects.
+- ``methods.py``: what stands for ``__call__`` and says so; observers of calls, and what
+  JAX traces for them; results that are cast.
+- ``failures.py``: what messages say of objects.
 - ``pytrees.py``: `Pytree`, the base class, as a JAX pytree.
 """

@@ -374,8 +374,8 @@ class AttributeTable(HashableMapping):
             ordered = sorted(self, key=naming.sort_key)
             self._names = (
                 tuple(ordered),
-                tuple(name for name in ordered if self[name]),
-                tuple(name for name in ordered if not self[name]),
+                tuple([name for name in ordered if self[name]]),
+                tuple([name for name in ordered if not self[name]]),
             )
         return self._names
 
@@ -439,20 +439,17 @@ def values_beside(names: _Names, fixed: _Names) -> _Comparison:
 
 def check_no_tags(owner: type, name: str, value: Any) -> None:
     """Refuses ``nnx.data(...)`` and ``nnx.static(...)`` inside another structure."""
-    if not is_data(value) and any(map(_is_tag, _leaves(value, _is_data_or_tag))):
+
+    def is_tag(x: Any) -> bool:
+        return type(x) is AttributeField
+
+    leaves = () if is_data(value) else _leaves(value, lambda x: is_data(x) or is_tag(x))
+    if any(map(is_tag, leaves)):
         raise ValueError(
             f"Found unexpected tags in the value of {owner.__name__}.{name}, of type "
             f"{type(value).__name__}: nnx.data and nnx.static mark a whole attribute.\n"
             f"Write self.{name} = nnx.data(<container>), or use nnx.List / nnx.Dict."
         )
-
-
-def _is_tag(x: Any) -> bool:
-    return type(x) is AttributeField
-
-
-def _is_data_or_tag(x: Any) -> bool:
-    return is_data(x) or _is_tag(x)
 
 
 _WAYS_OUT = (

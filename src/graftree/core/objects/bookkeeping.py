@@ -233,7 +233,7 @@ def settle(obj: Any) -> AttributeTable:
 
 def check_static(cls: type, name: str, value: Any) -> None:
     """Checks that the value of a static attribute contains no data."""
-    if type(value) not in attributes.ATOMS and attributes.has_data(value):
+    if attributes.has_data(value):
         phrase = "Found unexpected data on value of type"
         raise attributes.data_error(phrase, cls, name, value)
 
@@ -273,15 +273,7 @@ def _stamping(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "__setitem__",
-    "__delitem__",
-    "clear",
-    "pop",
-    "popitem",
-    "setdefault",
-    "update",
-):
+for _name in "__setitem__ __delitem__ clear pop popitem setdefault update".split():
     setattr(WatchedDict, _name, _stamping(_name))
 
 

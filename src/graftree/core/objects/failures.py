@@ -1,12 +1,16 @@
-"""What an exception in a method of a Pytree is told: which object, given what.
+"""What messages say of objects: where they are, and what their methods were given.
+
+An exception in a method of a Pytree gets one note (`BaseException.add_note`), about the
+innermost object:
 
     at net.blocks[3].attn.query, a Linear
       inputs: float32[2,5]
       Params: kernel float32[3,4], bias float32[4]
 
-It is one note (`BaseException.add_note`), about the innermost object. The innermost
-call that is known (``methods.py``) writes it. Which method it was in, and what called
-that which is not known, is in Python's own frames: a method has its object in them.
+The innermost call that is known (``methods.py``) writes it. Which method it was in, and
+what called that which is not known, is in Python's own frames: a method has its object
+in them. An object that must not be written is named by where a local name of a running
+function leads to it, as in ``model.layers[0].weight``.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from graftree import _python
-from graftree.core.objects import bookkeeping
+from graftree.core import ownership, walks
+from graftree.core.objects import bookkeeping, running
 from graftree.core.objects.attributes import DataObject
-from graftree.core.objects.running import Arguments, Frame
+from graftree.core.objects.running import Arguments, Frame, Step
 from graftree.core.text import short_forms
 from graftree.core.variables.variables import Variable
 
@@ -72,7 +77,7 @@ def _describe(error: Exception, frame: Frame, method: Callable[..., Any]) -> str
 # Methods among the running functions of Python.
 
 
-class _Running(NamedTuple):
+class _RunningMethod(NamedTuple):
     """A running function that is a method of an object."""
 
     obj: Any
@@ -88,7 +93,7 @@ class _Running(NamedTuple):
         return {k: found[k] for k in code.co_varnames[1:count] if k in found}
 
 
-def _method_in(frame: FrameType) -> _Running | None:
+def _method_in(frame: FrameType) -> _RunningMethod | None:
     code, module = frame.f_code, str(frame.f_globals.get("__name__"))
     # Up to Python 3.12, reading the locals of a function keeps them until it returns.
     if code.co_varnames[: min(code.co_argcount, 1)] != ("self",):
@@ -100,10 +105,10 @@ def _method_in(frame: FrameType) -> _Running | None:
     if not (is_public and isinstance(obj, DataObject)):
         return None
     is_its_own = any(name in vars(cls) for cls in type(obj).__mro__)
-    return _Running(obj, name, frame) if is_its_own else None
+    return _RunningMethod(obj, name, frame) if is_its_own else None
 
 
-def _innermost(traceback: TracebackType | None) -> _Running | None:
+def _innermost(traceback: TracebackType | None) -> _RunningMethod | None:
     """The innermost method in a traceback."""
     found = None
     while traceback is not None:
@@ -118,21 +123,20 @@ def _place_outermost(frame: Frame) -> None:
         frame = frame.parent
     if isinstance(frame, Arguments):
         return
-    for around in _methods_around():
+    for around in filter(None, map(_method_in, _frames())):
         if around.obj is not frame.module:
             outer = Frame(around.name, None, (around.obj,))
             place = outer.find(frame.module)
             if place is not None:
-                frame.set_place(place)
+                frame.place = place
                 frame = outer
 
 
-def _methods_around() -> Iterator[_Running]:
-    frame = _python.frame_above(0)
+def _frames() -> Iterator[FrameType]:
+    """The running functions, innermost first."""
+    frame = _python.frame_above(1)
     while frame is not None:
-        found = _method_in(frame)
-        if found is not None:
-            yield found
+        yield frame
         frame = frame.f_back
 
 
@@ -171,3 +175,39 @@ def _describe_items(x: Any) -> str:
         return "{" + ", ".join(items) + "}"
     texts = ", ".join(map(describe, x))
     return f"[{texts}]" if isinstance(x, list) else f"({texts}{',' * (len(x) == 1)})"
+
+
+# Objects by the local names of running functions.
+
+# Functions of these packages hold the object under names that say nothing.
+_INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
+_MOST_SEEN = 10_000
+
+
+def _find_name(wanted: Any) -> str:
+    """The longest path to an object from a local name; empty if there is none."""
+    frames = [*_frames()]
+    # What runs a program (runpy, a notebook) holds its names in a dict of its own, and
+    # `run_globals['model']` is no name of the program's.
+    namespaces = {id(frame.f_globals) for frame in frames}
+    paths = [
+        _path_below(value, name, wanted, {*namespaces})
+        for frame in frames
+        if not frame.f_globals.get("__name__", "").startswith(_INTERNAL)
+        for name, value in [*_python.locals_of(frame).items()]
+    ]
+    return "".join([step.text for step in max(paths, key=len, default=())])
+
+
+def _path_below(root: Any, name: str, wanted: Any, seen: set[int]) -> tuple[Step, ...]:
+    def below(x: Any, _: Any) -> list[tuple[Step, Any]] | None:
+        if x is not wanted and (id(x) in seen or len(seen) > _MOST_SEEN):
+            return None
+        seen.add(id(x))
+        return running.contents(x, statics=True)
+
+    found = walks.walk(root, below, (Step(name, name),))
+    return next((steps for steps, x in found if x is wanted), ())
+
+
+ownership.name_objects_by(_find_name)

@@ -1,4 +1,4 @@
-"""Methods whose calls are known: ``__call__``, and those that a user names.
+"""Methods whose calls are known, ``__call__`` and those that a user names; observers.
 
     class Net(nnx.Module):
         def __call__(self, x): ...          vars(Net)["__call__"] is a `Known`
@@ -8,22 +8,48 @@ For a method to be known, a `Known` stands for its function in the class: it ope
 frame (``running.py``) around each call. To whoever looks at it it is that function: it
 has its attributes, which are read and written there. Other methods, and functions that
 are values in a class, stay what the user wrote.
+
+An observer is shown these calls (`observed`). If it wants all methods, attributes of
+Pytrees are read through `_shown` while it is there; classes stay as they are.
+
+What is traced in view of observers may hold what they gave in place of an output, so it
+must not be used elsewhere; and what was traced before has not been seen. Transforms of
+ours give JAX functions of the context, which go with it. All else that JAX compiles is
+kept apart by a number (`Apart`).
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
+import heapq
 import inspect
-import sys
+import itertools
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from graftree import _jax
-from graftree.core.objects import attributes, failures, outputs, running
+from graftree.core import pickling
+from graftree.core.objects import attributes, failures, running
 from graftree.core.objects.attributes import DataObject
+from graftree.core.objects.running import Arguments, Frame, Step
+from graftree.core.variables.variables import Variable
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Called with a frame and what makes its call; gives what the call gives.
+Observer = Callable[[Frame, Callable[[], Any]], Any]
+
+# The static attribute of an object whose calls give results in a floating dtype of
+# their own: the last part of a policy. It goes wherever the object goes.
+OUTPUT_DTYPE = "_output_dtype"
 
 # Objects of the core are no layers: their methods have names of their own.
 _PACKAGE = "graftree.core."
@@ -54,16 +80,16 @@ class Known:
             return function(*args, **kwargs)
         stack = running.stack
         above = stack.top
-        stack.top = frame = running.Frame(name, above, args, kwargs, adds_name)
+        stack.top = frame = Frame(name, above, args, kwargs, adds_name)
         call = function
-        if outputs.DTYPE in args[0].__dict__ and frame.gives_output:
-            call = outputs.casting(call, args[0].__dict__[outputs.DTYPE])
+        if OUTPUT_DTYPE in args[0].__dict__ and frame.gives_output:
+            call = _casting(call, args[0].__dict__[OUTPUT_DTYPE])
         try:
             if _jax.current_trace() is _jax.no_trace and not stack.observers:
                 return call(*args, **kwargs)
             with running.scope(frame):
                 if stack.observers and not frame.is_repeated:
-                    return running.observe(frame, call)
+                    return _observe(frame, call)
                 return call(*args, **kwargs)
         except Exception as error:
             failures.explain(error, frame, function)
@@ -98,9 +124,9 @@ class Known:
 
     def __reduce__(self) -> Any:
         # As the function: by its name, or else as what a class makes known again.
-        if _global_value(self.__module__, self.__qualname__) is self:
+        if pickling.is_global(self):
             return self.__qualname__
-        return function_of, (_parts_of(self)[0],)
+        return _function_of, (_parts_of(self)[0],)
 
 
 # The attributes that are not those of the function; past `__getattribute__`, its parts.
@@ -113,16 +139,27 @@ _parts_of: Any = vars(Known)["_parts"].__get__
 attributes.ATOMS.add(Known)
 
 
-def function_of(method: Any) -> Any:
+def _casting(method: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    """A method whose floating results are cast; objects in them stay as they are."""
+
+    def differs(x: Any) -> bool:
+        is_array = isinstance(x, (jax.Array, np.ndarray))
+        return is_array and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != dtype
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return jax.tree.map(
+            lambda x: x.astype(dtype) if differs(x) else x,
+            method(*args, **kwargs),
+            is_leaf=lambda x: isinstance(x, (DataObject, Variable)),
+        )
+
+    return call
+
+
+def _function_of(method: Any) -> Any:
     """The function that a `Known` stands for; all else is returned as it is."""
     return _parts_of(method)[0] if type(method) is Known else method
-
-
-def _global_value(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def named(method: F) -> F:
@@ -131,13 +168,14 @@ def named(method: F) -> F:
     Raises:
         TypeError: If it is no plain function, or one that does later what it does.
     """
-    if not _is_plain(method):
+    made = known(method)
+    if made is method:
         raise TypeError(
             "nnx.debugging.named expects a method written with `def`, which returns "
             f"what it computes, got {method!r}.\n"
             "Put it below other decorators, at the function."
         )
-    return cast("F", known(method))
+    return made
 
 
 def known(function: Any) -> Any:
@@ -176,11 +214,11 @@ def _is_plain(method: Any) -> bool:
 
 def has_known_call(obj: Any) -> bool:
     """Whether calls of an object are known."""
-    call = static(obj, "__call__")
+    call = _static(obj, "__call__")
     return type(getattr(call, "func", call)) is Known
 
 
-def static(obj: Any, name: str) -> Any:
+def _static(obj: Any, name: str) -> Any:
     """What the class of an object has under a name, ``None`` if it has nothing."""
     found = [vars(x)[name] for x in type(obj).__mro__ if name in vars(x)]
     return found[0] if found else None
@@ -189,20 +227,6 @@ def static(obj: Any, name: str) -> Any:
 def is_public(name: str) -> bool:
     """Whether a method of this name may be shown to observers."""
     return name == "__call__" or not name.startswith("_")
-
-
-def shown(obj: Any, name: str, value: Any) -> Any:
-    """An attribute as observers of all methods want it: a method is a known one."""
-    if (
-        type(value) is types.MethodType
-        and value.__self__ is obj
-        and not name.startswith("_")
-        and static(obj, name) is value.__func__
-        and _is_plain(value.__func__)
-        and not str(value.__func__.__module__).startswith(_PACKAGE)
-    ):
-        return types.MethodType(Known(value.__func__, name, adds_name=True), obj)
-    return value
 
 
 def observable(method: F) -> F:
@@ -215,3 +239,166 @@ def observable(method: F) -> F:
         return Known(method, method.__name__)(*args, **kwargs)
 
     return cast("F", run)
+
+
+# Who watches.
+
+
+@contextlib.contextmanager
+def observed(
+    observer: Observer,
+    *roots: Any,
+    shows_methods: bool = False,
+    shows_draws: bool = False,
+) -> Iterator[None]:
+    """Shows an observer the calls of methods of Pytrees in this thread.
+
+    It is called as ``observer(frame, call)`` and returns what the method returns:
+    ``call()``, or something else. The paths of what is in ``roots`` begin there: the
+    key of the first step is the object itself. What `jit` has compiled is traced anew
+    in the context, and what is traced there is not used outside.
+
+    Args:
+        observer: It is shown the calls of ``__call__`` and of methods that are named.
+        *roots: Objects.
+        shows_methods: Whether it is shown those of all public methods, too.
+        shows_draws: Whether it is shown those of random streams, too.
+    """
+    stack = running.stack
+    before = vars(stack).copy()
+    if roots:
+        named = [(Step(root, type(root).__name__), root) for root in roots]
+        stack.top = Arguments(lambda: named, stack.top)
+    stack.observers = (*stack.observers, observer)
+    stack.shows_draws |= shows_draws
+    stack.shows_methods |= shows_methods
+    reading = _reading_methods() if shows_methods else contextlib.nullcontext()
+    try:
+        with Apart(stack.shows_methods, stack.shows_draws) as stack.apart, reading:
+            yield
+    finally:
+        vars(stack).clear()
+        vars(stack).update(before)
+
+
+def _observe(frame: Frame, method: Callable[..., Any]) -> Any:
+    """Calls the method of a frame in view of the observers, the latest one first."""
+
+    def call(watching: tuple[Observer, ...]) -> Any:
+        if not watching:
+            return method(*frame.given, **frame.kwargs)
+        *others, observer = watching
+        return observer(frame, lambda: call(tuple(others)))
+
+    running.stack.apart.heed()
+    return call(running.stack.observers)
+
+
+class Apart:
+    """What JAX traces in view of some observers; a context.
+
+    Its number serves later contexts, too, with what JAX compiled for it; unless some of
+    that was traced in view of observers, by ``jax.jit`` itself, for example.
+
+    Args:
+        *shown: Whether all methods, and draws, are shown. A program in which nothing
+            was seen may hold calls that others would see, so each kind has its numbers.
+    """
+
+    def __init__(self, *shown: bool) -> None:
+        with _lock:
+            self._free = free = _free[shown]
+            self._number = heapq.heappop(free) if free else next(_new_numbers)
+        self._programs = _jax.traced_apart(self._number)
+        self._functions: dict[Any, tuple[list[Any], Callable[..., Any]]] = {}
+        self._objects: list[Any] = []
+        # Traces whose programs go with this context, or with what is around it.
+        self._own = {_jax.recording_trace()}
+        self._is_kept = False
+
+    def __enter__(self) -> Apart:
+        self._programs.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._programs.__exit__(*error)
+        if not self._is_kept:
+            with _lock:
+                heapq.heappush(self._free, self._number)
+
+    def called(self, args: Any, kwargs: Any) -> None:
+        """Takes note of a call of a transform of ours with these arguments."""
+        self.heed()
+        self._objects = running.objects_in(args, kwargs)
+
+    def function(
+        self, owner: Any, make: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """What JAX is to call here in place of what it has compiled for others.
+
+        It is for the objects of the call that was noted last: for others that are alike
+        JAX would not trace it again.
+
+        Args:
+            owner: What it is a function of.
+            make: Makes it.
+        """
+        if _jax.current_trace() is not _jax.no_trace:
+            return make()  # inside a trace each call has objects of its own
+        key = owner, *map(id, self._objects)
+        if key not in self._functions:
+            self._functions[key] = self._objects, make()
+        return self._functions[key][1]
+
+    def traced(self) -> None:
+        """Takes note of a trace of ours: its program is not kept for others."""
+        self._own.add(_jax.recording_trace())
+
+    def heed(self) -> None:
+        """Takes note of a call that observers may see: JAX may keep what it traces."""
+        if not self._is_kept:
+            self._is_kept = _jax.recording_trace() not in self._own
+
+
+# Numbers that no context has now, by what is shown: the least of them comes first.
+_free: dict[tuple[bool, ...], list[int]] = collections.defaultdict(list)
+_new_numbers = itertools.count(1)
+# How many contexts show all methods, in any thread.
+_readers = 0
+# Guards these.
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _reading_methods() -> Iterator[None]:
+    """A context in which attributes of Pytrees are read through `_shown`."""
+    global _readers
+    with _lock:
+        _readers += 1
+        type.__setattr__(DataObject, "__getattribute__", _read)
+    try:
+        yield
+    finally:
+        with _lock:
+            _readers -= 1
+            if _readers == 0:
+                type.__delattr__(DataObject, "__getattribute__")
+
+
+def _read(self: Any, name: str) -> Any:
+    value = super(DataObject, self).__getattribute__(name)
+    return _shown(self, name, value) if running.stack.shows_methods else value
+
+
+def _shown(obj: Any, name: str, value: Any) -> Any:
+    """An attribute as observers of all methods want it: a method is a known one."""
+    if (
+        type(value) is types.MethodType
+        and value.__self__ is obj
+        and not name.startswith("_")
+        and _static(obj, name) is value.__func__
+        and _is_plain(value.__func__)
+        and not str(value.__func__.__module__).startswith(_PACKAGE)
+    ):
+        return types.MethodType(Known(value.__func__, name, adds_name=True), obj)
+    return value

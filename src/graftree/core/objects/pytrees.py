@@ -22,13 +22,13 @@ import jax
 import numpy as np
 
 from graftree import errors
-from graftree.core import definitions, imprints, ownership, pickling
+from graftree.core import imprints, ownership, pickling
 from graftree.core.objects import (
     attributes,
     bookkeeping,
     classes,
-    constructions,
     methods,
+    running,
 )
 from graftree.core.objects.attributes import AttributeField, AttributeTable
 from graftree.core.objects.bookkeeping import PytreeState
@@ -46,10 +46,10 @@ class PytreeMeta(abc.ABCMeta):
     """Creates instances with their bookkeeping, and checks them once they are built."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
-        watcher = constructions.watch.watcher
-        if watcher is None:
+        maker = running.stack.maker
+        if maker is None:
             return _made(cls, args, kwargs)
-        return watcher(cls, lambda: _made(cls, args, kwargs), args, kwargs)
+        return maker(cls, lambda: _made(cls, args, kwargs), args, kwargs)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, methods.as_attribute(cls, name, value))
@@ -91,15 +91,10 @@ def _made(cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
 ObjectMeta = PytreeMeta
 
 # What instances depend on in a class, besides its properties.
-_KNOWN_OF_CLASSES = frozenset(
-    {
-        "__bases__",
-        "__setattr__",
-        "__delattr__",
-        "__dataclass_fields__",
-        "_check_valid_context",
-    }
-)
+_KNOWN_OF_CLASSES = {
+    *("__bases__", "__setattr__", "__delattr__"),
+    *("__dataclass_fields__", "_check_valid_context"),
+}
 
 
 def _renamed(older: str, name: str) -> Any:
@@ -464,7 +459,8 @@ def _check_static_attributes(obj: Any) -> None:
     naming = classes.facts_of(type(obj)).naming
     entries = obj.__dict__
     for name in bookkeeping.table_of(obj).names(naming)[2]:
-        bookkeeping.check_static(type(obj), name, entries[name])
+        if type(entries[name]) not in attributes.ATOMS:
+            bookkeeping.check_static(type(obj), name, entries[name])
 
 
 def _register(cls: type[Pytree]) -> None:
@@ -525,7 +521,7 @@ def _register(cls: type[Pytree]) -> None:
         return obj
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    definitions.announce(cls)
+    pickling.announce_class(cls)
 
 
 def _key_entry(key: Any) -> Any:

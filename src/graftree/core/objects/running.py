@@ -29,9 +29,6 @@ from graftree.annotations import Key, Path
 from graftree.core import stamps, walks
 from graftree.core.objects import attributes, bookkeeping, classes
 
-# Called with a frame and what makes its call; gives what the call gives.
-Observer = Callable[["Frame", Callable[[], Any]], Any]
-
 
 class Step(NamedTuple):
     """One step of a path: its key, and how Python writes it."""
@@ -63,8 +60,6 @@ class Frame:
     """
 
     packed: tuple[Any, Any, Any] | None = None
-    _place: Place | None = None
-    _below: _Below | None = None
 
     def __init__(
         self,
@@ -86,23 +81,16 @@ class Frame:
         """The positional arguments, without the object."""
         return self.given[1:]
 
-    @property
+    @functools.cached_property
     def place(self) -> Place:
-        """Where its object is, as seen by its caller."""
-        if self._place is None:
-            found = find(self.parent, self.module)
-            if found is None:
-                found = self._unknown()
-            self._place = found
-        return self._place
-
-    def set_place(self, place: Place) -> None:
-        """Says where its object is, if that was found elsewhere."""
-        self._place = place
-
-    def _unknown(self) -> Place:
+        """Where its object is, as seen by its caller; it may be set, if found later."""
+        found = find(self.parent, self.module)
+        if found is not None:
+            return found
         # Made in the call, or by a transform of JAX's own: no path leads to it.
-        name, caller = type(self.module).__name__, _caller(self.parent)
+        caller, name = self.parent, type(self.module).__name__
+        while isinstance(caller, Arguments):
+            caller = caller.parent
         text = name if caller is None else f".<{name}>"
         return Place(caller, (Step(text.lstrip("."), text),))
 
@@ -111,11 +99,6 @@ class Frame:
         """The path of its object from the outermost one, whose name comes first."""
         base, steps = self.place
         return steps if base is None else base.steps + steps
-
-    @property
-    def path(self) -> Path:
-        """The keys from the outermost object to this one, ``()`` for itself."""
-        return tuple([step.key for step in self.steps[1:]])
 
     @property
     def name(self) -> str:
@@ -150,12 +133,15 @@ class Frame:
 
     def find(self, wanted: Any, limit: Frame | None = None) -> Place | None:
         """Where an object is below that of the frame."""
-        if wanted is self.module:
-            return Place(self, ())
-        if self._below is None:
-            self._below = _Below(functools.partial(_entries, self.module))
-        steps = self._below.find(wanted)
+        steps = () if wanted is self.module else self._below.find(wanted)
         return None if steps is None else Place(self, steps)
+
+    @functools.cached_property
+    def _below(self) -> _Below:
+        return _Below(self._entries)
+
+    def _entries(self) -> list[tuple[Step, Any]]:
+        return contents(self.module)
 
 
 class Arguments(Frame):
@@ -183,22 +169,22 @@ class Arguments(Frame):
 
         With a ``limit``, that is not looked for outside of it.
         """
-        if self._below is None:
-            self._below = _Below(self._named)
         steps = self._below.find(wanted)
         if steps is None:
             return None
-        ends = range(1, len(steps) + 1) if self.parent is not limit else ()
-        for end in ends:
-            outer = self._outer.get(tuple([step.key for step in steps[:end]]))
-            if outer is not None:
-                place = find(self.parent, outer, limit)
+        outer = {} if self.parent is limit else self._outer()
+        for end in range(1, len(steps) + 1) if outer else ():
+            obj = outer.get(tuple([step.key for step in steps[:end]]))
+            if obj is not None:
+                place = find(self.parent, obj, limit)
                 if place is not None:
                     return Place(place.base, place.steps + steps[end:])
                 break
         return Place(None, steps)
 
-    @property
+    def _entries(self) -> list[tuple[Step, Any]]:
+        return self._named()
+
     def _outer(self) -> Mapping[Path, Any]:
         """The objects among the arguments outside, by path."""
         packed = None if self.parent is None else self.parent.packed
@@ -246,7 +232,7 @@ def _all_below(near: _Found) -> _Found:
     pending = collections.deque(near.values())
     while pending:
         obj, start = pending.popleft()
-        for steps, child in _next_below(_entries(obj)):
+        for steps, child in _next_below(contents(obj)):
             if id(child) not in found:
                 found[id(child)] = child, start + steps
                 pending.append(found[id(child)])
@@ -263,7 +249,7 @@ def _next_below(
         # Methods of what can't be called are rarely called; those of its parts are.
         is_inner = isinstance(x, attributes.DataObject) and not callable(x)
         is_entered = is_inner or type(x) in _CONTAINERS
-        return _entries(x) if is_entered and is_new(x) else []
+        return contents(x) if is_entered and is_new(x) else []
 
     for step, value in entries:
         for steps, x in walks.walk(value, below, (step,)):
@@ -276,23 +262,23 @@ _CONTAINERS = (list, tuple, dict)
 
 def objects_in(args: Any, kwargs: Any) -> list[Any]:
     """The nearest objects in the arguments of a call."""
-    return [x for _, x in _next_below(_entries([*args, kwargs]))]
+    return [x for _, x in _next_below(contents([*args, kwargs]))]
 
 
-def _entries(x: Any) -> list[tuple[Step, Any]]:
-    """What is directly in an object or container."""
-    if not isinstance(x, (attributes.DataObject, *_CONTAINERS)):
-        return []
+def contents(x: Any, *, statics: bool = False) -> list[tuple[Step, Any]]:
+    """What is directly in an object or container; in static attributes if asked for."""
     if isinstance(x, dict):
         return [(Step(key, f"[{key!r}]"), child) for key, child in x.items()]
     if isinstance(x, (list, tuple)):
         return [(Step(i, f"[{i}]"), child) for i, child in enumerate(x)]
+    if not isinstance(x, attributes.DataObject):
+        return []
     # What is static holds no modules, but may be long.
     table, key_of = bookkeeping.statuses(x), classes.facts_of(type(x)).naming.key_of
     return [
         (_attribute(key_of(name)), value)
         for name, value in bookkeeping.attribute_items(x)
-        if table.get(name, True)
+        if statics or table.get(name, True)
     ]
 
 
@@ -356,7 +342,7 @@ def steps_below(root: Any, steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
         reached = _child(reached, step)
     if reached is root:
         return ()
-    above = _Below(functools.partial(_entries, root)).find(start.key)
+    above = _Below(functools.partial(contents, root)).find(start.key)
     return None if above is None else (*above, *rest)
 
 
@@ -368,50 +354,47 @@ def reach(root: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def _child(x: Any, step: Step) -> Any:
-    found = {entry.text: child for entry, child in _entries(x)}
+    found = {entry.text: child for entry, child in contents(x)}
     return found.get(step.text)
-
-
-def _caller(frame: Frame | None) -> Frame | None:
-    while isinstance(frame, Arguments):
-        frame = frame.parent
-    return frame
 
 
 # The stack of each thread.
 
 
+# Called with a class, what makes an object of it, and the arguments that it is made of;
+# gives the object, which it may have changed before anyone else has it.
+Maker = Callable[[type, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
 class _Stack(threading.local):
     top: Frame | None = None
-    observers: tuple[Observer, ...] = ()
-    # Whether they are shown calls of random streams, too.
+    # Those of `methods.observed`; whether they are shown all public methods, and calls
+    # of random streams; and what JAX traces in view of them, a `methods.Apart`.
+    observers: tuple[Callable[..., Any], ...] = ()
+    shows_methods: bool = False
     shows_draws: bool = False
-    # How many of them are shown all public methods.
-    shows_methods: int = 0
-    # What JAX traces in view of them, an `observers.Apart`.
     apart: Any = None
+    # Who makes objects in this thread, in the place of their metaclass.
+    maker: Maker | None = None
 
 
 stack = _Stack()
+
+
+@contextlib.contextmanager
+def made_by(maker: Maker) -> Iterator[None]:
+    """Has a function make the Pytrees of this thread, in place of another one."""
+    before, stack.maker = stack.maker, maker
+    try:
+        yield
+    finally:
+        stack.maker = before
 
 
 def scope(frame: Frame) -> contextlib.AbstractContextManager[Any]:
     """Names the operations that JAX traces in a call after where its object is."""
     text = frame.scope() if config.graftree_named_scopes else ""
     return jax.named_scope(text) if text else contextlib.nullcontext()
-
-
-def observe(frame: Frame, method: Callable[..., Any]) -> Any:
-    """Calls the method of a frame in view of the observers, the latest one first."""
-
-    def call(watching: tuple[Observer, ...]) -> Any:
-        if not watching:
-            return method(*frame.given, **frame.kwargs)
-        *others, observer = watching
-        return observer(frame, lambda: call(tuple(others)))
-
-    stack.apart.heed()
-    return call(stack.observers)
 
 
 def note_arguments(key: Any, args: Any, kwargs: Any) -> None:

@@ -8,7 +8,8 @@ device. A `Rngs` is a set of streams with names; asked for a name that it lacks,
 answers with its ``default`` stream.
 
 Both are callable (a call draws a key) and offer the distributions of ``jax.random`` and
-the initializers of ``jax.nn.initializers`` as methods that need no key.
+the initializers of ``jax.nn.initializers`` as methods that need no key. Every call of a
+distribution, and of a function that an initializer method made, draws one key.
 
 Invariants:
 
@@ -19,15 +20,16 @@ Invariants:
 * No two draws give the same key, unless a stream was broadcast or copied. That holds
   for eager draws in several threads, too: each takes `lock` to read and count.
 
-What acts on all the streams inside an object is in `splitting.py`, `reseeding.py`.
+What acts on all the streams inside an object is in `model_streams.py`.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
-from collections.abc import ItemsView, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +37,13 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Filter, PRNGKey
-from graftree.core import filters, originals
+from graftree.core import filters
 from graftree.core.objects import methods, pytrees
-from graftree.core.rng import distributions
 from graftree.core.variables import variables
 from graftree.core.variables.variables import Variable
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RngValue: TypeAlias = int | np.integer | jax.Array
 """The source of a stream: a seed, key data (uint32) or a typed key array."""
@@ -89,7 +93,127 @@ NotKey = filters.All(RngState, filters.Not(RngKey))
 """The filter for the state of streams without their base keys."""
 
 
-class RngStream(distributions.RandomMethods, pytrees.Pytree):
+# Methods that draw their own keys: a method is one row of `RandomMethods`.
+
+
+def _keyless(
+    sample: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], R]:
+    """Makes a method of a function of ``jax.random``, which draws its own key."""
+
+    def method(self: Callable[[], jax.Array], /, *args: Any, **kwargs: Any) -> Any:
+        # Looked up in each call, in case it has been replaced.
+        return getattr(jax.random, name)(self(), *args, **kwargs)
+
+    name = sample.__name__
+    words = (
+        f"Draws a key and samples with it.\n\nTakes the arguments of "
+        f"`jax.random.{name}` except ``key``, and returns\nwhat it returns."
+    )
+    return methods.observable(_described(method, sample, words, leaves_out=1))
+
+
+def _initializer(
+    make: Callable[P, Any],
+) -> Callable[Concatenate[Any, P], Callable[..., jax.Array]]:
+    """Makes a method of a factory of ``jax.nn.initializers``."""
+
+    def method(self: Callable[[], jax.Array], /, *args: Any, **kwargs: Any) -> Any:
+        initialize = getattr(jax.nn.initializers, name)(*args, **kwargs)
+
+        def draw_and_initialize(*args: Any, **kwargs: Any) -> jax.Array:
+            return initialize(self(), *args, **kwargs)
+
+        return draw_and_initialize
+
+    name = make.__name__
+    words = (
+        f"Makes an initializer that needs no key.\n\nTakes the arguments of "
+        f"`jax.nn.initializers.{name}`. Returns a function\n"
+        "``(shape, dtype=None, out_sharding=None) -> array``, which draws a key at\n"
+        "each of its calls."
+    )
+    return _described(method, make, words)
+
+
+def _described(method: Any, function: Any, words: str, leaves_out: int = 0) -> Any:
+    # functools.wraps would promise the parameter `key`, which the methods don't take.
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    taken = [*inspect.signature(function).parameters.values()][leaves_out:]
+    method.__name__ = function.__name__
+    method.__qualname__ = f"RandomMethods.{function.__name__}"
+    method.__doc__ = words
+    method.__signature__ = inspect.Signature([itself, *taken])
+    return method
+
+
+class RandomMethods:
+    """The methods of whatever gives a key when called: distributions, initializers.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> rngs.uniform((2, 3)).shape
+        (2, 3)
+        >>> rngs.params.lecun_normal()((4, 5), jnp.bfloat16).dtype
+        dtype(bfloat16)
+        >>> rngs.default.count[...]
+        Array(2, dtype=uint32)
+    """
+
+    ball = _keyless(jax.random.ball)
+    bernoulli = _keyless(jax.random.bernoulli)
+    beta = _keyless(jax.random.beta)
+    binomial = _keyless(jax.random.binomial)
+    bits = _keyless(jax.random.bits)
+    categorical = _keyless(jax.random.categorical)
+    cauchy = _keyless(jax.random.cauchy)
+    chisquare = _keyless(jax.random.chisquare)
+    choice = _keyless(jax.random.choice)
+    dirichlet = _keyless(jax.random.dirichlet)
+    double_sided_maxwell = _keyless(jax.random.double_sided_maxwell)
+    exponential = _keyless(jax.random.exponential)
+    f = _keyless(jax.random.f)
+    gamma = _keyless(jax.random.gamma)
+    generalized_normal = _keyless(jax.random.generalized_normal)
+    geometric = _keyless(jax.random.geometric)
+    gumbel = _keyless(jax.random.gumbel)
+    laplace = _keyless(jax.random.laplace)
+    loggamma = _keyless(jax.random.loggamma)
+    logistic = _keyless(jax.random.logistic)
+    lognormal = _keyless(jax.random.lognormal)
+    maxwell = _keyless(jax.random.maxwell)
+    multinomial = _keyless(jax.random.multinomial)
+    multivariate_normal = _keyless(jax.random.multivariate_normal)
+    normal = _keyless(jax.random.normal)
+    orthogonal = _keyless(jax.random.orthogonal)
+    pareto = _keyless(jax.random.pareto)
+    permutation = _keyless(jax.random.permutation)
+    poisson = _keyless(jax.random.poisson)
+    rademacher = _keyless(jax.random.rademacher)
+    randint = _keyless(jax.random.randint)
+    rayleigh = _keyless(jax.random.rayleigh)
+    t = _keyless(jax.random.t)
+    triangular = _keyless(jax.random.triangular)
+    truncated_normal = _keyless(jax.random.truncated_normal)
+    uniform = _keyless(jax.random.uniform)
+    wald = _keyless(jax.random.wald)
+    weibull_min = _keyless(jax.random.weibull_min)
+
+    delta_orthogonal = _initializer(jax.nn.initializers.delta_orthogonal)
+    glorot_normal = _initializer(jax.nn.initializers.glorot_normal)
+    glorot_uniform = _initializer(jax.nn.initializers.glorot_uniform)
+    he_normal = _initializer(jax.nn.initializers.he_normal)
+    he_uniform = _initializer(jax.nn.initializers.he_uniform)
+    kaiming_normal = _initializer(jax.nn.initializers.kaiming_normal)
+    kaiming_uniform = _initializer(jax.nn.initializers.kaiming_uniform)
+    lecun_normal = _initializer(jax.nn.initializers.lecun_normal)
+    lecun_uniform = _initializer(jax.nn.initializers.lecun_uniform)
+    variance_scaling = _initializer(jax.nn.initializers.variance_scaling)
+    xavier_normal = _initializer(jax.nn.initializers.xavier_normal)
+    xavier_uniform = _initializer(jax.nn.initializers.xavier_uniform)
+
+
+class RngStream(RandomMethods, pytrees.Pytree):
     """A stream of random keys: a base key and the number of keys drawn from it.
 
     Args:
@@ -131,11 +255,11 @@ class RngStream(distributions.RandomMethods, pytrees.Pytree):
         variables.check_writable(counter)
         # In a trace, two plain equations instead of a nested function. And what someone
         # has put in place of `fold_in` is called each time.
-        is_replaced = not _is_as_imported()
+        is_own = jax.random.fold_in is _fold_in and _fold_in.__code__ is _fold_in_code
         with lock:
             key, count = self.key.get_value(), counter.get_value()
-            is_plain = is_replaced or isinstance(key, _jax.Tracer)
-            draw = _draw if is_plain else _draw_at_once
+            is_at_once = is_own and not isinstance(key, _jax.Tracer)
+            draw = _draw_at_once if is_at_once else _draw
             try:
                 key, count = draw(key, count)
             except TypeError as error:
@@ -240,7 +364,8 @@ def _draw(key: PRNGKey, count: jax.Array) -> tuple[PRNGKey, jax.Array]:
     return jax.random.fold_in(key, count), count + 1
 
 
-_is_as_imported = originals.watched("random.fold_in")
+_fold_in: Any = jax.random.fold_in
+_fold_in_code = _fold_in.__code__
 # One dispatch for both results: 10 us, where fold_in alone takes 57 and the sum 8.
 _draw_at_once = jax.jit(_draw)
 
@@ -253,7 +378,7 @@ def _warn_of_split() -> None:
     )
 
 
-class Rngs(distributions.RandomMethods, pytrees.Pytree):
+class Rngs(RandomMethods, pytrees.Pytree):
     """A set of random streams with names.
 
     Each stream is an attribute. Any other name stands for the stream ``default``, if

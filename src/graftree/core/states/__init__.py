@@ -2,8 +2,8 @@
 
     State {"a": {"b": x}}  <->  FlatState [(("a", "b"), x)]  <->  pure dict
 
-- ``nested.py``: nested mappings of any kind, flattened and nested again.
-- ``flat_states.py``: `FlatState`, pairs in order of their paths, filtered in groups.
+- ``flat_states.py``: nested mappings of any kind, flattened and nested again;
+  `FlatState`, pairs in order of their paths, filtered in groups.
 - ``states.py``: `State`, and what splits, merges, filters and maps it.
 - ``pure_dicts.py``: States as dicts of plain arrays, and back.
 """

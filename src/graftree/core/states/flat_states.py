@@ -1,4 +1,8 @@
-"""FlatState: the leaves of a state as a sequence of (path, leaf), sorted by path.
+"""Nested mappings as flat ones, and back; `FlatState`, the flat form of a State.
+
+A nested mapping is a mapping whose values are leaves or again nested mappings; its
+flat form maps paths (tuples of keys) to leaves. The functions keep insertion order, and
+leaves are passed on as they are.
 
 The paths of a FlatState never change, the list of its leaves is the caller's to write.
 A FlatState that comes from one object is sorted and has each path once; merging keeps
@@ -12,13 +16,12 @@ from typing import Any, TypeVar, overload
 
 import jax
 
-from graftree import errors
+from graftree import _jax, errors
 from graftree.annotations import Filter, Path
 from graftree.core import filters as filterlib
 from graftree.core import paths
-from graftree.core.states import nested
 from graftree.core.text import descriptions, representations
-from graftree.core.variables.variables import Variable
+from graftree.core.variables import operators
 
 L = TypeVar("L")
 
@@ -211,7 +214,7 @@ class FlatState(Sequence[tuple[Path, L]], representations.Representable):
               'b': 1
             })
         """
-        return _nested_form[0](nested.nest(self))
+        return _nested_form[0](nest(self))
 
 
 def remainder_error(rest: Sequence[tuple[Path, Any]]) -> ValueError:
@@ -246,9 +249,8 @@ def create_path_filters(state: Mapping) -> dict[filterlib.PathIn, Any]:
         {PathIn(('a',),('c',)): 0, PathIn(('b',)): None}
     """
     groups: dict[Any, list[Path]] = {}
-    for path, leaf in nested.sorted_leaves(state):
-        value = leaf.get_value() if isinstance(leaf, Variable) else leaf
-        groups.setdefault(value, []).append(path)
+    for path, leaf in sorted_leaves(state):
+        groups.setdefault(operators.unwrap(leaf), []).append(path)
     return {filterlib.PathIn(*group): value for value, group in groups.items()}
 
 
@@ -264,3 +266,224 @@ jax.tree_util.register_pytree_node(
     lambda flat: (flat.leaves, flat.paths),
     FlatState.from_sorted_keys_values,
 )
+
+
+# Nested mappings.
+
+
+class EmptyNode:
+    """Stands for an empty mapping in a flat mapping; a pytree without leaves."""
+
+    def __repr__(self) -> str:
+        return "EmptyNode()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EmptyNode)
+
+    def __hash__(self) -> int:
+        return hash(EmptyNode)
+
+
+_jax.register_leafless(EmptyNode)
+
+empty_node = EmptyNode()
+"""The only `EmptyNode` that is needed."""
+
+IsLeaf = Callable[[Path, Mapping], bool]
+"""Says whether the mapping at a path is to be kept whole."""
+
+
+def flatten_mapping(
+    xs: Mapping,
+    /,
+    *,
+    keep_empty_nodes: bool = False,
+    is_leaf: IsLeaf | None = None,
+    sep: str | None = None,
+) -> dict:
+    """Turns a nested mapping into one dict from paths to leaves.
+
+    Args:
+        xs: The nested mapping.
+        keep_empty_nodes: Whether to store `empty_node` for an empty mapping, which is
+            otherwise dropped. An empty root always gives ``{}``.
+        is_leaf: A function of path and mapping, called on each mapping including the
+            root; where it returns True, the mapping is stored as a leaf.
+        sep: A separator to join the keys of each path, which must then be strings.
+
+    Returns:
+        A new dict from tuples of keys, or from joined strings, to the leaves.
+
+    Raises:
+        AssertionError: If ``xs`` is not a mapping.
+        TypeError: If ``sep`` is given and a key is not a string.
+
+    Example:
+        >>> nnx.traversals.flatten_mapping({"a": {"b": 1}, "c": 2})
+        {('a', 'b'): 1, ('c',): 2}
+        >>> nnx.traversals.flatten_mapping({"a": {"b": 1}, "c": 2}, sep="/")
+        {'a/b': 1, 'c': 2}
+    """
+    _check_mapping(xs)
+    found = leaves(xs, is_leaf, keeps_empty=keep_empty_nodes)
+    return {path if sep is None else sep.join(path): value for path, value in found}
+
+
+def flatten_to_sequence(
+    xs: Mapping, /, *, is_leaf: IsLeaf | None = None
+) -> list[tuple[Path, Any]]:
+    """Lists the leaves of a nested mapping with their paths.
+
+    Args:
+        xs: The nested mapping.
+        is_leaf: A function of path and mapping, called on each mapping including the
+            root; where it returns True, the mapping is listed as a leaf.
+
+    Returns:
+        Pairs ``(path, leaf)`` in insertion order, without empty mappings.
+
+    Raises:
+        AssertionError: If ``xs`` is not a mapping.
+
+    Example:
+        >>> nnx.traversals.flatten_to_sequence({"b": {"x": 1}, "a": 2})
+        [(('b', 'x'), 1), (('a',), 2)]
+    """
+    _check_mapping(xs)
+    return leaves(xs, is_leaf)
+
+
+def unflatten_mapping(
+    xs: Mapping | Iterable[tuple[Any, Any]], /, *, sep: str | None = None
+) -> dict:
+    """Turns a flat mapping into nested dicts; undoes `flatten_mapping`.
+
+    Args:
+        xs: A mapping from paths to leaves, or an iterable of such pairs. A leaf that
+            is `empty_node` becomes an empty dict.
+        sep: A separator at which to split the paths, which must then be strings.
+
+    Returns:
+        New nested dicts.
+
+    Raises:
+        TypeError: If ``xs`` is neither a mapping nor an iterable.
+        ValueError: If a path is empty, or leads through the leaf of another path.
+
+    Example:
+        >>> nnx.traversals.unflatten_mapping({("a", "b"): 1, ("c",): 2})
+        {'a': {'b': 1}, 'c': 2}
+    """
+    pairs: Any = xs.items() if isinstance(xs, Mapping) else xs
+    if not isinstance(pairs, Iterable):
+        raise TypeError(
+            f"expected Mapping or Iterable; got {type(xs).__name__}, where pairs of "
+            "path and value are needed."
+        )
+    if sep is not None:
+        pairs = ((path.split(sep), value) for path, value in pairs)
+    return nest(
+        (path, {} if isinstance(value, EmptyNode) else value) for path, value in pairs
+    )
+
+
+def raw_mapping(xs: Any) -> Mapping:
+    """The mapping that a State wraps; any other mapping is returned itself."""
+    if type(xs) is dict:
+        return xs
+    if not isinstance(xs, Mapping):
+        raise TypeError(
+            f"Expected a State or another mapping, got {type(xs).__name__}."
+        )
+    return getattr(xs, "raw_mapping", xs)
+
+
+def leaves(
+    xs: Mapping,
+    /,
+    is_leaf: IsLeaf | None = None,
+    *,
+    keeps_empty: bool = False,
+    kinds: type | tuple[type, ...] = Mapping,
+) -> list[tuple[tuple[Any, ...], Any]]:
+    """Lists the leaves of a nested mapping with their paths, in insertion order.
+
+    Args:
+        xs: The nested mapping.
+        is_leaf: As for `flatten_mapping`.
+        keeps_empty: Whether to list `empty_node` for an empty mapping below the root.
+        kinds: Mappings of other kinds are leaves.
+    """
+    if is_leaf is not None and is_leaf((), xs):
+        return [((), xs)]
+    items: list[tuple[Path, Any]] = []
+    # Remembers which types are mappings: asking an abstract class would take longer
+    # than all the rest.
+    nests: dict[type, bool] = {}
+    # What remains of each mapping above. No recursion, whose depth Python limits.
+    pending: list[tuple[Path, Iterator[Any]]] = [((), iter(xs.items()))]
+    while pending:
+        path, remaining = pending[-1]
+        for key, value in remaining:
+            kind, where = type(value), (*path, key)
+            if kind not in nests:
+                nests[kind] = issubclass(kind, kinds)
+            if not nests[kind] or (is_leaf is not None and is_leaf(where, value)):
+                items.append((where, value))
+            elif value or not keeps_empty:
+                pending.append((where, iter(value.items())))
+                break
+            else:
+                items.append((where, empty_node))
+        else:
+            pending.pop()
+    return items
+
+
+def sorted_leaves(state: Any) -> list[tuple[Path, Any]]:
+    """Lists the leaves of a state with their paths, sorted by path."""
+    return paths.sorted_by_path(leaves(raw_mapping(state)))
+
+
+def nest(items: Iterable[tuple[Path, Any]]) -> dict:
+    """Builds nested dicts from paths and leaves."""
+    root: dict = {}
+    prefix, node = None, root
+    for path, leaf in items:
+        if not path:
+            raise ValueError(
+                "The empty path can't be the place of a leaf in a nested mapping: "
+                f"got {type(leaf).__name__} at path {path!r}."
+            )
+        # Neighbours mostly have the same parent, so it is looked up once for them.
+        if path[:-1] != prefix:
+            prefix = path[:-1]
+            node = _descend(root, prefix)
+        node[path[-1]] = leaf
+    return root
+
+
+def _descend(node: dict, path: Path) -> dict:
+    """The dict at a path, made if it does not exist."""
+    for depth, key in enumerate(path):
+        node = node.setdefault(key, {})
+        if type(node) is not dict:
+            raise conflict(path[: depth + 1], node)
+    return node
+
+
+def conflict(path: Path, leaf: Any) -> ValueError:
+    """The error for a path that should hold both a leaf and further keys."""
+    return ValueError(
+        errors.message(
+            f"Conflicting entries at path {tuple(path)!r}: a leaf of type "
+            f"{type(leaf).__name__} and a mapping.",
+            way_out="Remove one of them or rename its key.",
+        )
+    )
+
+
+def _check_mapping(xs: Any) -> None:
+    # The contract names AssertionError, also under `python -O`.
+    if not isinstance(xs, Mapping):
+        raise AssertionError(f"expected Mapping; got {type(xs).__name__}")

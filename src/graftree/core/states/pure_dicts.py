@@ -13,8 +13,8 @@ import numpy as np
 
 from graftree import _jax, errors
 from graftree.annotations import Key, Path
-from graftree.core.states import nested
-from graftree.core.variables import values
+from graftree.core.states import flat_states
+from graftree.core.variables import operators, values
 from graftree.core.variables.variables import Variable
 
 
@@ -38,14 +38,10 @@ def to_pure_dict(
         >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
         {'a': {'b': 1}}
     """
-    extract = _value if extract_fn is None else extract_fn
-    return nested.nest(
-        [(path, extract(leaf)) for path, leaf in nested.sorted_leaves(state)]
+    extract = operators.unwrap if extract_fn is None else extract_fn
+    return flat_states.nest(
+        [(path, extract(leaf)) for path, leaf in flat_states.sorted_leaves(state)]
     )
-
-
-def _value(leaf: Any) -> Any:
-    return leaf.get_value() if isinstance(leaf, Variable) else leaf
 
 
 def replace_by_pure_dict(
@@ -77,7 +73,9 @@ def replace_by_pure_dict(
     """
     replace = _replaced if replace_fn is None else replace_fn
     found: list[tuple[Any, Key, Any]] = []
-    _match(nested.raw_mapping(state), nested.raw_mapping(pure_dict), (), found)
+    _match(
+        flat_states.raw_mapping(state), flat_states.raw_mapping(pure_dict), (), found
+    )
     made = [(mapping, key, replace(mapping[key], new)) for mapping, key, new in found]
     for mapping, key, leaf in made:
         mapping[key] = leaf
@@ -95,7 +93,7 @@ def _match(
 ) -> None:
     """Lists (mapping, key, new value) for each leaf of ``pure``."""
     for key, new in pure.items():
-        is_empty = isinstance(new, Mapping) and not nested.leaves(new)
+        is_empty = isinstance(new, Mapping) and not flat_states.leaves(new)
         if is_empty or is_bookkeeping(key, new):
             continue
         here = (*path, key)
@@ -106,7 +104,7 @@ def _match(
         if isinstance(old, Mapping):
             if not isinstance(new, Mapping):
                 raise _unknown(here)
-            _match(nested.raw_mapping(old), new, here, found)
+            _match(flat_states.raw_mapping(old), new, here, found)
         elif isinstance(new, Mapping) and not _holds_mapping(old):
             raise _unknown((*here, next(iter(new))))
         else:
@@ -174,7 +172,7 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
     """
     found: dict[Path, Path] = {}
     items = []
-    for path, leaf in nested.leaves(nested.raw_mapping(pure_dict)):
+    for path, leaf in flat_states.leaves(flat_states.raw_mapping(pure_dict)):
         restored = restored_path(path)
         if found.setdefault(restored, path) != path:
             raise ValueError(
@@ -185,7 +183,7 @@ def restore_int_paths(pure_dict: Mapping) -> dict[Key, Any]:
                 )
             )
         items.append((restored, leaf))
-    return nested.nest(items)
+    return flat_states.nest(items)
 
 
 def restored_path(path: Path) -> Path:

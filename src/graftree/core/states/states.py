@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import jax
 
 from graftree.annotations import Filter, Key, Path
-from graftree.core import definitions, paths
-from graftree.core.states import flat_states, nested, pure_dicts
+from graftree.core import paths, pickling
+from graftree.core.states import flat_states, pure_dicts
 from graftree.core.states.flat_states import FlatState
 from graftree.core.text import completions, descriptions, representations
 
@@ -78,7 +78,7 @@ class State(MutableMapping[K, V], representations.Representable):
     ):
         if _copy:
             if isinstance(mapping, Mapping):
-                mapping = nested.raw_mapping(mapping)
+                mapping = flat_states.raw_mapping(mapping)
             mapping = {key: _unwrapped(value) for key, value in dict(mapping).items()}
         elif not isinstance(mapping, dict):
             raise ValueError(
@@ -245,7 +245,7 @@ class _NestedRepr(representations.Representable):
     """A sub-mapping of a State in its text."""
 
     def __init__(self, mapping: Mapping):
-        self._mapping = nested.raw_mapping(mapping)
+        self._mapping = flat_states.raw_mapping(mapping)
 
     @property
     def raw_mapping(self) -> Mapping:
@@ -263,7 +263,7 @@ def _register(cls: type[State]) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
     )
-    definitions.announce(cls)
+    pickling.announce_class(cls)
 
 
 def _flatten(state: State) -> tuple[list[Any], tuple[Key, ...]]:
@@ -346,7 +346,7 @@ def to_flat_state(state: Mapping) -> FlatState:
         >>> nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})).paths
         (('a',), ('b', 'c'))
     """
-    return FlatState(nested.sorted_leaves(state), sort=False)
+    return FlatState(flat_states.sorted_leaves(state), sort=False)
 
 
 def from_flat_state(
@@ -377,7 +377,7 @@ def from_flat_state(
     """
     if isinstance(flat_state, Mapping):
         flat_state = flat_state.items()
-    return cls(nested.nest(flat_state), _copy=False)
+    return cls(flat_states.nest(flat_state), _copy=False)
 
 
 def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
@@ -400,7 +400,7 @@ def map_state(f: Callable[[Path, Any], Any], state: Mapping) -> State:
         })
     """
     return from_flat_state(
-        [(path, f(path, leaf)) for path, leaf in nested.sorted_leaves(state)]
+        [(path, f(path, leaf)) for path, leaf in flat_states.sorted_leaves(state)]
     )
 
 
@@ -486,10 +486,10 @@ def merge_state(state: Mapping, /, *states: Mapping, cls: type[S] = State) -> S:
         })
     """
     if not states:
-        return state if isinstance(state, cls) else cls(nested.raw_mapping(state))
+        return state if isinstance(state, cls) else cls(flat_states.raw_mapping(state))
     merged: dict = {}
     for part in (state, *states):
-        _merge_into(merged, nested.raw_mapping(part), ())
+        _merge_into(merged, flat_states.raw_mapping(part), ())
     return cls(merged, _copy=False)
 
 
@@ -501,11 +501,11 @@ def _merge_into(merged: dict, part: Mapping, path: Path) -> None:
         inner = merged.get(key, _ABSENT)
         known = {} if inner is _ABSENT else inner
         if type(known) is dict:
-            _merge_into(known, nested.raw_mapping(value), (*path, key))
+            _merge_into(known, flat_states.raw_mapping(value), (*path, key))
             if known:
                 merged[key] = known
-        elif nested.leaves(value):
-            raise nested.conflict((*path, key), known)
+        elif flat_states.leaves(value):
+            raise flat_states.conflict((*path, key), known)
 
 
 _ABSENT = object()
@@ -530,9 +530,9 @@ def diff(state: N, other: Mapping) -> N | State:
           'b': 2
         })
     """
-    if not nested.raw_mapping(other):
+    if not flat_states.raw_mapping(other):
         return state
-    known = {path for path, _ in nested.sorted_leaves(other)}
+    known = {path for path, _ in flat_states.sorted_leaves(other)}
     return from_flat_state(
-        [item for item in nested.sorted_leaves(state) if item[0] not in known]
+        [item for item in flat_states.sorted_leaves(state) if item[0] not in known]
     )

@@ -1,4 +1,4 @@
-"""What a Variable carries besides its value, and how initializers hand it over.
+"""What a Variable carries besides its value: how it is handed over; its defaults.
 
 Metadata is an immutable `HashableMapping`, replaced as a whole when it changes. So it
 can be shared between Variables and skeletons without copies, and "did the metadata
@@ -12,10 +12,11 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, overload
 
+from graftree import config
 from graftree.core.imprints import HashableMapping
-from graftree.core.variables import defaults, sharding
+from graftree.core.variables import sharding
 
 HOOKS = (
     "on_get_value",
@@ -216,6 +217,123 @@ def warn_about_hooks(stacklevel: int) -> None:
     )
 
 
+# The defaults of new Variables.
+
+
+class use_hijax(config.ScopedDefault):
+    """Sets the default of ``Variable(..., hijax=)``; `var_defaults` of older releases.
+
+    Example:
+        >>> with nnx.use_hijax(True):
+        ...     nnx.Variable(jnp.ones(2)).hijax
+        True
+    """
+
+    flag = "flax_hijax_variable"
+
+
+class use_refs(config.ScopedDefault):
+    """Sets the default of ``Variable(..., ref=)``; `var_defaults` of older releases.
+
+    Example:
+        >>> with nnx.use_refs(True):
+        ...     nnx.Variable(jnp.ones(2)).ref
+        True
+    """
+
+    flag = "flax_array_ref"
+
+
+_SCOPES: dict[str, type[config.ScopedDefault]] = {"hijax": use_hijax, "ref": use_refs}
+
+
+def using_hijax() -> bool:
+    """Whether new Variables are made with ``hijax=True`` in this thread."""
+    return use_hijax.current_value()
+
+
+def using_refs() -> bool:
+    """Whether new Variables are made with ``ref=True`` in this thread."""
+    return use_refs.current_value()
+
+
+@dataclasses.dataclass(frozen=True)
+class VarDefaults(Mapping[str, bool]):
+    """The defaults in force: a mapping with the keys ``hijax`` and ``ref``.
+
+    Example:
+        >>> dict(nnx.var_defaults())
+        {'hijax': False, 'ref': False}
+    """
+
+    hijax: bool
+    ref: bool
+
+    def __getitem__(self, key: str) -> bool:
+        if key not in _SCOPES:
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SCOPES)
+
+    def __len__(self) -> int:
+        return len(_SCOPES)
+
+
+class VarDefaultsContext:
+    """Sets defaults of new Variables; made by `var_defaults`."""
+
+    def __init__(self, values: Mapping[str, bool]) -> None:
+        self._scopes = [_SCOPES[name](value) for name, value in values.items()]
+
+    def __enter__(self) -> None:
+        for scope in self._scopes:
+            scope.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        for scope in reversed(self._scopes):
+            scope.__exit__(*exception)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorates a function to run under the defaults; the ambient ones are kept."""
+        for scope in self._scopes:
+            function = scope(function)
+        return function
+
+
+@overload
+def var_defaults() -> VarDefaults: ...
+@overload
+def var_defaults(*, hijax: bool = ..., ref: bool = ...) -> VarDefaultsContext: ...
+def var_defaults(
+    *, hijax: bool | None = None, ref: bool | None = None
+) -> VarDefaults | VarDefaultsContext:
+    """Returns the defaults of new Variables; with arguments, sets them.
+
+    Setting them takes effect immediately, for this thread. The result is a context
+    manager and a decorator that restores the previous defaults.
+
+    Args:
+        hijax: The default of ``Variable(..., hijax=)``; ``None`` leaves it.
+        ref: The default of ``Variable(..., ref=)``; ``None`` leaves it.
+
+    Returns:
+        Without arguments a `VarDefaults`, otherwise a context.
+
+    Example:
+        >>> with nnx.var_defaults(ref=True):
+        ...     count = nnx.Variable(jnp.array(0))
+        >>> count.ref, nnx.var_defaults().ref
+        (True, False)
+    """
+    given = {"hijax": hijax, "ref": ref}
+    values = {name: value for name, value in given.items() if value is not None}
+    if not values:
+        return VarDefaults(use_hijax.current_value(), use_refs.current_value())
+    return VarDefaultsContext(values)
+
+
 # What the arguments of a Variable become.
 
 
@@ -242,18 +360,14 @@ def absorb(
     return boxed.raw_value, flags, {**metadata, **own, **hooks}
 
 
-_DEFAULTS: dict[str, Callable[[], bool]] = {
-    "hijax": defaults.use_hijax.current_value,
-    "ref": defaults.use_refs.current_value,
-    "eager_sharding": sharding.use_eager_sharding.current_value,
-}
+_FLAGS = {**_SCOPES, "eager_sharding": sharding.use_eager_sharding}
 
 
 def fill_defaults(flags: dict[str, Any]) -> None:
     """Fills in missing flags with the defaults now in force."""
-    for flag, default in _DEFAULTS.items():
+    for flag, scope in _FLAGS.items():
         if flags[flag] is None:
-            flags[flag] = default()
+            flags[flag] = scope.current_value()
 
 
 # The metadata of Variables without entries of their own, shared by all of them.
@@ -273,7 +387,7 @@ def complete(
     entries = {**rename_old_keys(metadata), **flags}
     for hook, function in hooks.items():
         entries.setdefault(hook, function)
-    if any(hook in entries for hook in HOOKS):
+    if not entries.keys().isdisjoint(HOOKS):
         warn_about_hooks(stacklevel=3)
     return HashableMapping(entries)
 

@@ -2,7 +2,8 @@
 
 Every operator unwraps both sides and applies the operator to the values; the result is
 a plain value, never a Variable. In-place operators are refused, since they would
-rebind the name to that plain value.
+rebind the name to that plain value. Names by which older programs reach the value work,
+and most of them warn.
 """
 
 from __future__ import annotations
@@ -10,84 +11,48 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 import numpy as np
 
+from graftree import _jax
+
 if TYPE_CHECKING:
     from jax import Array
 
 A = TypeVar("A")
 
-_BINARY = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "divmod": divmod,
-    "pow": operator.pow,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "and": operator.and_,
-    "xor": operator.xor,
-    "or": operator.or_,
+# By name, as in ``__add__``; those of an operator that has an in-place form, with it.
+_IN_PLACE = {
+    **{"add": "+=", "sub": "-=", "mul": "*=", "matmul": "@=", "pow": "**="},
+    **{"truediv": "/=", "floordiv": "//=", "mod": "%="},
+    **{"lshift": "<<=", "rshift": ">>=", "and": "&=", "xor": "^=", "or": "|="},
 }
-_COMPARISONS = {
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "abs": abs,
-    "invert": operator.invert,
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "bool": bool,
-    "index": operator.index,
-    "trunc": math.trunc,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "len": len,
-    "iter": iter,
-}
-_SYMBOLS = {
-    "iadd": "+=",
-    "isub": "-=",
-    "imul": "*=",
-    "imatmul": "@=",
-    "itruediv": "/=",
-    "ifloordiv": "//=",
-    "imod": "%=",
-    "ipow": "**=",
-    "ilshift": "<<=",
-    "irshift": ">>=",
-    "iand": "&=",
-    "ixor": "^=",
-    "ior": "|=",
-}
+_COMPARISONS = ("ne", "lt", "le", "gt", "ge")
+_UNARY = (
+    *(operator.neg, operator.pos, abs, operator.invert, operator.index),
+    *(int, float, complex, bool, math.trunc, math.floor, math.ceil, len, iter),
+)
 
 
 class ValueOperators(Generic[A]):
-    """The operators of Python, applied to ``self.get_value()``."""
+    """The operators of Python, applied to ``self.get_value()``; older accessors."""
 
     __slots__ = ()
 
     # NumPy arrays on the left side leave the operator to the Variable.
     __array_priority__ = 100
 
-    def get_value(self, *, index: Any = ...) -> Any:
-        """The value, or what is at ``index``."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # What a Variable has.
+        hijax: Any
+        get_value: Callable[..., Any]
+        set_value: Callable[..., None]
+        get_raw_value: Callable[[], Any]
+        set_raw_value: Callable[..., None]
+        get_metadata: Callable[..., Any]
 
     @overload
     def __getitem__(self, key: EllipsisType) -> A: ...
@@ -110,6 +75,55 @@ class ValueOperators(Generic[A]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.get_value(), dtype)
         return value.copy() if copy else value
+
+    # What older programs know of.
+
+    @property
+    def value(self) -> Any:
+        """The value (deprecated: use ``variable[...]`` or `get_value`).
+
+        Raises:
+            NotImplementedError: If the Variable was made with ``hijax=True``.
+        """
+        if self.hijax:
+            raise NotImplementedError(
+                "`.value` is not implemented for Variables with hijax=True: use "
+                "variable[...] for arrays, or variable.get_value()."
+            )
+        _warn("'.value' access", stacklevel=3)
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        _warn("'.value' setter", stacklevel=3)
+        self.set_value(value)
+
+    @property
+    def raw_value(self) -> Any:
+        """The raw value (deprecated: use `get_raw_value`)."""
+        _warn("'.raw_value' access", stacklevel=3)
+        return self.get_raw_value()
+
+    @raw_value.setter
+    def raw_value(self, value: Any) -> None:
+        _warn("'.raw_value' setter", stacklevel=3)
+        self.set_raw_value(value)
+
+    @property
+    def sharding_names(self) -> Any:
+        """The annotation (deprecated: read the metadata ``out_sharding``)."""
+        _warn("'.sharding_names'", stacklevel=3)
+        return self.get_metadata("out_sharding", None)
+
+    @property
+    def has_ref(self) -> bool:
+        """Whether the value is in a ``jax.Ref``."""
+        return _jax.is_ref(self.get_raw_value())
+
+    @property
+    def is_hijax(self) -> bool:
+        """Whether writes inside plain JAX transforms propagate or raise."""
+        return self.hijax or self.has_ref
 
     if TYPE_CHECKING:
         # What `_install` adds below. Operators on an array give arrays.
@@ -166,6 +180,15 @@ class ValueOperators(Generic[A]):
         __iand__ = __ixor__ = __ior__ = __iadd__
 
 
+def _warn(what: str, *, stacklevel: int) -> None:
+    warnings.warn(
+        f"{what} is now deprecated. Use variable[...] for arrays, or "
+        "variable.get_value() and variable.set_value(x).",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
 class _Comparisons:
     """Notes that a Variable was compared: then ``latest`` is a new number.
 
@@ -185,19 +208,20 @@ _numbers = itertools.count(1)
 
 def _is_equal(self: Any, other: Any) -> Any:
     comparisons.latest = next(_numbers)
-    return operator.eq(self.get_value(), _unwrap(other))
+    return operator.eq(self.get_value(), unwrap(other))
 
 
-def _unwrap(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
+    """The value of a Variable; any other value as it is."""
     return value.get_value() if isinstance(value, ValueOperators) else value
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.get_value(), _unwrap(other))
+    return lambda self, other: function(self.get_value(), unwrap(other))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(_unwrap(other), self.get_value())
+    return lambda self, other: function(unwrap(other), self.get_value())
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -215,21 +239,21 @@ def _refused(symbol: str) -> Callable[[Any, Any], Any]:
 
 
 def _install() -> None:
-    methods: dict[str, Callable[..., Any]] = {}
-    for name, function in _BINARY.items():
-        methods[f"__{name}__"] = _binary(function)
-        methods[f"__r{name}__"] = _reflected(function)
-    for name, function in _COMPARISONS.items():
-        methods[f"__{name}__"] = _binary(function)
-    methods["__eq__"] = _is_equal
-    for name, function in _UNARY.items():
-        methods[f"__{name}__"] = _unary(function)
-    for name, symbol in _SYMBOLS.items():
-        methods[f"__{name}__"] = _refused(symbol)
+    binary = {name: getattr(operator, f"__{name}__") for name in _IN_PLACE}
+    methods: dict[str, Callable[..., Any]] = {"eq": _is_equal}
+    for name, function in (binary | {"divmod": divmod}).items():
+        methods[name] = _binary(function)
+        methods[f"r{name}"] = _reflected(function)
+    for name, symbol in _IN_PLACE.items():
+        methods[f"i{name}"] = _refused(symbol)
+    for name in _COMPARISONS:
+        methods[name] = _binary(getattr(operator, name))
+    for function in _UNARY:
+        methods[function.__name__] = _unary(function)
     for name, method in methods.items():
-        method.__name__ = name
-        method.__qualname__ = f"ValueOperators.{name}"
-        setattr(ValueOperators, name, method)
+        method.__name__ = f"__{name}__"
+        method.__qualname__ = f"ValueOperators.__{name}__"
+        setattr(ValueOperators, method.__name__, method)
     # Equality is by value, and values change.
     ValueOperators.__hash__ = None
 

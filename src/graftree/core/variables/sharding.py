@@ -98,7 +98,7 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         ('model', None)
     """
     outer = _rules.now
-    _check_pairs(rules := rules if isinstance(rules, Mapping) else tuple(rules))
+    rules = _checked_pairs(rules)
     set_logical_axis_rules(rules)
     try:
         yield
@@ -106,15 +106,16 @@ def logical_axis_rules(rules: AxisRules) -> Iterator[None]:
         set_logical_axis_rules(outer)
 
 
-def _check_pairs(rules: Any) -> None:
-    is_wrong = isinstance(rules, Mapping) or not all(
-        isinstance(rule, (tuple, list)) and len(rule) == 2 for rule in rules
-    )
-    if is_wrong:
+def _checked_pairs(rules: Any) -> AxisRules:
+    pairs = rules if isinstance(rules, Mapping) else tuple(rules)
+    if isinstance(pairs, Mapping) or not all(
+        isinstance(rule, (tuple, list)) and len(rule) == 2 for rule in pairs
+    ):
         raise TypeError(
             f"Logical axis rules are pairs of a name and an axis of the mesh, got "
-            f"{rules!r}.\nWrite [('embed', 'model'), ...]; of a dict, pass .items()."
+            f"{pairs!r}.\nWrite [('embed', 'model'), ...]; of a dict, pass .items()."
         )
+    return pairs
 
 
 def composite_rules(first: AxisRules, second: AxisRules) -> AxisRules:
@@ -150,9 +151,7 @@ def get_pspec(sharding: Any, rules: AxisRules | None = None) -> PartitionSpec:
             f"A partition annotation is a tuple with an entry per dimension, "
             f"got the string {sharding!r}; write ({sharding!r},)."
         )
-    if rules:
-        _check_pairs(rules := rules if isinstance(rules, Mapping) else tuple(rules))
-    in_force = composite_rules(_rules.now, rules or ())
+    in_force = composite_rules(_rules.now, _checked_pairs(rules or ()))
     return from_sharding_rules(sharding, in_force)
 
 

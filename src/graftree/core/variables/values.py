@@ -1,16 +1,18 @@
-"""What Variables do with the values they hold."""
+"""What Variables do with the values they hold: read, write, check and copy them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 
 from graftree import _jax, errors
+from graftree.core import ownership, pickling
 from graftree.core.text import short_forms
-from graftree.core.variables import operators, sharding
+from graftree.core.variables import sharding
 
 _is_array_type: dict[type, bool] = {}
 
@@ -63,11 +65,6 @@ def copy_containers(value: Any) -> Any:
         if len(items) != 1 or items[0] is not value:
             return treedef.unflatten(map(copy_containers, items))
     return value
-
-
-def unwrap(value: Any) -> Any:
-    """The value of a Variable; any other value as it is."""
-    return value.get_value() if isinstance(value, operators.ValueOperators) else value
 
 
 # What takes the place of an array in the states of abstract or sharded models.
@@ -214,45 +211,13 @@ def _made_concrete(abstract: jax.ShapeDtypeStruct, index: Any, value: Any) -> An
     return jax.numpy.broadcast_to(value, abstract.shape)
 
 
-# What JAX gets: the leaf of a pytree.
-
-# By class, what else that is than the raw value: a function of it.
-_leaves: dict[type, Callable[[Any], Any]] = {}
-_KEY = jax.tree_util.GetAttrKey("value")
+# By class, what JAX gets in place of the raw value: a function of it.
+leaves: dict[type, Callable[[Any], Any]] = {}
 
 
 def leaf_of(cls: type, raw: Any) -> Any:
     """The raw value of a Variable of a class, as JAX gets it."""
-    return _leaves[cls](raw) if cls in _leaves else raw
-
-
-def register(
-    cls: type,
-    leaf: Callable[[Any], Any] | None,
-    flatten: Callable[[Any], Any],
-    unflatten: Callable[[Any, Any], Any],
-) -> None:
-    """Registers a class of Variables as a pytree.
-
-    Args:
-        cls: The class.
-        leaf: What JAX gets instead of the raw value, as a function of it.
-        flatten: Gives the raw value, in a tuple, and the metadata.
-        unflatten: Its inverse, the metadata first.
-    """
-
-    def with_keys(variable: Any) -> Any:
-        (value,), entries = flat(variable)
-        return ((_KEY, value),), entries
-
-    def flatten_changed(variable: Any) -> Any:
-        (raw,), entries = flatten(variable)
-        return (leaf_of(cls, raw),), entries
-
-    flat = flatten if leaf is None else flatten_changed
-    if leaf is not None:
-        _leaves[cls] = leaf
-    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
+    return leaves[cls](raw) if cls in leaves else raw
 
 
 def have_same_type(a: Any, b: Any) -> bool:
@@ -263,3 +228,71 @@ def have_same_type(a: Any, b: Any) -> bool:
         # The sharding of a tracer is known in its type only (explicit mesh axes).
         return jax.typeof(a).sharding == jax.typeof(b).sharding
     return a.sharding == b.sharding
+
+
+# Copies and pickles: by the parts of a Variable, under names of older programs.
+
+_PROTOCOL = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+_SLOTS = ("_raw_value", "__nnx_metadata__")
+
+
+class Copyable:
+    """What copy and pickle ask of Variables: their parts.
+
+        _raw_value      the value; in a pickle of a ref-backed Variable that of its ref
+        _trace_state    the trace that owns it, for a copy the current one
+        _var_metadata   its metadata, as a dict
+
+    A subclass may add attributes in slots or in a ``__dict__``, and may have a
+    ``__getstate__``, ``__setstate__`` or ``__reduce__`` of its own, which copies use.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # What a Variable has.
+        _raw_value: Any
+        _var_metadata: MutableMapping[str, Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The parts of the Variable, for a copy or a pickle."""
+        raw = self._raw_value
+        return _parts(self, raw[...] if _jax.is_ref(raw) else raw)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `__getstate__` returned."""
+        has_ref = state["_var_metadata"]["ref"]
+        raw = stored(state["_raw_value"], ref=has_ref)
+        _take(self, {**state, "_raw_value": raw})
+
+    def __copy__(self) -> Self:
+        if _has_protocol(type(self)):
+            return pickling.copied(self)
+        copied = object.__new__(type(self))
+        _take(copied, _parts(self, self._raw_value))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return pickling.copied(self, memo)
+
+
+def _has_protocol(cls: type[Copyable]) -> bool:
+    """Whether a class says itself how its Variables are pickled."""
+    return any(getattr(cls, name) is not getattr(Copyable, name) for name in _PROTOCOL)
+
+
+def _parts(variable: Copyable, raw: Any) -> dict[str, Any]:
+    beside = pickling.slots_of(variable)
+    with contextlib.suppress(AttributeError):  # most classes have none
+        # Not `vars`, which would be that of the value.
+        beside |= object.__getattribute__(variable, "__dict__")
+    return {
+        **{name: value for name, value in beside.items() if name not in _SLOTS},
+        "_raw_value": raw,
+        "_trace_state": ownership.TraceState(),
+        "_var_metadata": dict(variable._var_metadata),
+    }
+
+
+def _take(variable: Copyable, parts: Mapping[str, Any]) -> None:
+    for name, value in parts.items():
+        object.__setattr__(variable, name, value)

@@ -28,21 +28,16 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from graftree import _jax, errors
-from graftree.core import definitions, ownership, stamps
+from graftree.core import ownership, pickling, stamps
 from graftree.core.imprints import HashableMapping, Noted
 from graftree.core.text import completions, descriptions, representations
-from graftree.core.variables import (
-    copying,
-    older_accessors,
-    operators,
-    sharding,
-    values,
-)
 from graftree.core.variables import metadata as variable_metadata
+from graftree.core.variables import operators, sharding, values
 from graftree.core.variables.metadata import VariableMetadata
 
 A = TypeVar("A")
 MISSING: Any = object()
+_KEY = jax.tree_util.GetAttrKey("value")
 
 
 class _Slots:
@@ -92,26 +87,12 @@ class VariableMeta(type):
 
 
 def _study(cls: Any) -> None:
-    """Notes for a class, whose attributes are the user's, what we ask on each write."""
+    """Notes the hooks of a class, which each new Variable of it gets."""
     variable_metadata.class_hooks[cls] = {
         hook: getattr(cls, hook)
         for hook in variable_metadata.HOOKS
         if hasattr(cls, hook)
     }
-    if cls._check_valid_context is _check_trace:
-        _own_checks.discard(cls)
-    else:
-        _own_checks.add(cls)
-
-
-# The classes with a `_check_valid_context` of their own, which is asked in our place.
-_own_checks: set[type] = set()
-
-
-def _check_trace(variable: Any, error_msg: Callable[[], str]) -> None:
-    """Raises if the current trace must not write; called before each write."""
-    if not is_owned(variable):
-        raise errors.TraceContextError(error_msg())
 
 
 def _below(cls: type) -> list[type]:
@@ -124,8 +105,20 @@ def _register(cls: Any, leaf: Callable[[Any], Any] | None) -> None:
         entries = variable.__nnx_metadata__
         return (variable._raw_value,), entries if entries.is_fixed else entries.noted()
 
-    values.register(cls, leaf, flatten, functools.partial(_unflatten, cls))
-    definitions.announce(cls)
+    def flatten_to_leaf(variable: Any) -> Any:
+        (raw,), entries = flatten(variable)
+        return (values.leaf_of(cls, raw),), entries
+
+    def with_keys(variable: Any) -> Any:
+        (value,), entries = flat(variable)
+        return ((_KEY, value),), entries
+
+    flat = flatten if leaf is None else flatten_to_leaf
+    if leaf is not None:
+        values.leaves[cls] = leaf
+    unflatten = functools.partial(_unflatten, cls)
+    jax.tree_util.register_pytree_with_keys(cls, with_keys, unflatten, flat)
+    pickling.announce_class(cls)
 
 
 def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
@@ -139,8 +132,7 @@ def _unflatten(cls: Any, entries: HashableMapping, children: Any) -> Any:
 class Variable(
     _Slots,
     operators.ValueOperators[A],
-    copying.Copyable,
-    older_accessors.OlderAccessors,
+    values.Copyable,
     representations.Representable,
     Generic[A],
     metaclass=VariableMeta,
@@ -269,13 +261,13 @@ class Variable(
         raw = self._raw_value
         if _jax.is_ref(raw):
             if index is MISSING:
-                values.check_fits(raw, values.unwrap(value))
+                values.check_fits(raw, operators.unwrap(value))
                 index = ...
-            values.write_ref(raw, index, values.unwrap(value))
+            values.write_ref(raw, index, operators.unwrap(value))
         elif index is MISSING:
             _replace_raw(self, value)
         elif values.is_array(raw) or isinstance(raw, jax.ShapeDtypeStruct):
-            _set_raw(self, values.write_at(raw, index, values.unwrap(value)))
+            _set_raw(self, values.write_at(raw, index, operators.unwrap(value)))
         else:
             raw[index] = value
 
@@ -478,11 +470,12 @@ class Variable(
         return getattr(raw, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_raw_value":
+            _replace_raw(self, value)
+            return
         try:
-            old = self._raw_value if name == "_raw_value" else None
             object.__setattr__(self, name, value)
-            # Its class, and which ref it holds, are structure.
-            if name == "__class__" or _jax.is_ref(old) or _jax.is_ref(value):
+            if name == "__class__":  # which is structure
                 touch(self)
         except AttributeError as error:
             if hasattr(type(self), name):
@@ -530,8 +523,13 @@ class Variable(
     def _var_metadata(self, entries: Any) -> None:
         replace_metadata(self, HashableMapping(entries))
 
-    _check_valid_context = _check_trace
+    def _check_valid_context(self, error_msg: Callable[[], str]) -> None:
+        """Raises if the current trace must not write; asked before, if overridden."""
+        if not is_owned(self):
+            raise errors.TraceContextError(error_msg())
 
+
+_check_trace = Variable._check_valid_context
 
 descriptions.register_variable_type(Variable)
 
@@ -560,19 +558,19 @@ def is_owned(variable: Variable[Any]) -> bool:
     return is_own or _jax.is_ref(variable._raw_value)
 
 
-def is_read_only(variable: Variable[Any]) -> bool:
-    """Whether the Variable was made with ``mutable=False``."""
-    return not metadata_of(variable).get("mutable", True)
-
-
 def may_write(variable: Variable[Any]) -> bool:
     """Whether the value of a Variable may be written now."""
-    return is_owned(variable) and not is_read_only(variable)
+    return is_owned(variable) and metadata_of(variable).get("mutable", True)
 
 
 def check_owned(variable: Variable[Any], path: str = "") -> None:
-    """Raises if another trace owns the Variable: nothing in it may change then."""
-    if not is_owned(variable):
+    """Raises if another trace owns the Variable: nothing in it may change then.
+
+    A class may have a ``_check_valid_context`` of its own, which is asked instead.
+    """
+    if type(variable)._check_valid_context is not _check_trace:
+        variable._check_valid_context(lambda: str(ownership.variable_error(variable)))
+    elif owner_of(variable) is not ownership.current() and not is_owned(variable):
         if metadata_of(variable)["hijax"]:
             raise ownership.lost_update_error(variable, path)
         raise ownership.variable_error(variable, path)
@@ -580,22 +578,46 @@ def check_owned(variable: Variable[Any], path: str = "") -> None:
 
 def check_writable(variable: Variable[Any], path: str = "") -> None:
     """Raises if the value can't be written now: `check_owned`, or it is read-only."""
-    if is_read_only(variable):
+    if not metadata_of(variable).get("mutable", True):
         raise ownership.read_only_error(variable, path)
-    if type(variable) in _own_checks or owner_of(variable) is not ownership.current():
-        _check_context(variable, path)
+    check_owned(variable, path)
 
 
-def _check_context(variable: Variable[Any], path: str = "") -> None:
-    if type(variable) in _own_checks:
-        variable._check_valid_context(lambda: str(ownership.variable_error(variable)))
+def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
+    """Raises if a raw value can't be written now; a ref keeps its shape and dtype."""
+    check_writable(variable, path)
+    if _jax.is_ref(variable._raw_value):
+        values.check_fits(variable._raw_value, raw, path)
+
+
+# Writing.
+
+
+def store(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value that `check_write` allows; into the ref, if there is one."""
+    current = variable._raw_value
+    if raw is current:
+        return
+    if _jax.is_ref(current):
+        values.write_ref(current, ..., raw)
+    elif metadata_of(variable)["ref"]:
+        # An abstract Variable gets its ref together with its first array.
+        _replace_raw(variable, values.stored(raw, ref=True))
     else:
-        check_owned(variable, path)
+        _set_raw(variable, values.stored(raw, ref=False))
+
+
+def _replace_raw(variable: Variable[Any], raw: Any) -> None:
+    """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
+    old = variable._raw_value
+    _set_raw(variable, raw)
+    if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
+        touch(variable)
 
 
 def replace_metadata(variable: Variable[Any], entries: HashableMapping) -> None:
     """Replaces all metadata, if the current trace owns the Variable."""
-    _check_context(variable)
+    check_owned(variable)
     _store_metadata(variable, entries)
 
 
@@ -611,33 +633,6 @@ def take_metadata(variable: Variable[Any], other: Variable[Any]) -> None:
         entries = variable_metadata.taken_over(own, given)
         if entries != own:
             replace_metadata(variable, entries)
-
-
-def check_write(variable: Variable[Any], raw: Any, path: str = "") -> None:
-    """Raises if a raw value can't be written now; a ref keeps its shape and dtype."""
-    check_writable(variable, path)
-    if _jax.is_ref(variable._raw_value):
-        values.check_fits(variable._raw_value, raw, path)
-
-
-def store(variable: Variable[Any], raw: Any) -> None:
-    """Stores a raw value that `check_write` allows; into the ref, if there is one."""
-    current = variable._raw_value
-    if raw is current:
-        return
-    if _jax.is_ref(current):
-        values.write_ref(current, ..., raw)
-    else:
-        # An abstract Variable gets its ref together with its first array.
-        _replace_raw(variable, values.stored(raw, ref=variable.ref))
-
-
-def _replace_raw(variable: Variable[Any], raw: Any) -> None:
-    """Stores a raw value; which ref a Variable holds is structure, so it is stamped."""
-    old = variable._raw_value
-    _set_raw(variable, raw)
-    if raw is not old and (_jax.is_ref(raw) or _jax.is_ref(old)):
-        touch(variable)
 
 
 # Many at once.

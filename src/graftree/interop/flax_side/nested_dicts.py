@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from graftree import errors
-from graftree.core.states import nested
+from graftree.core.states import flat_states
 from graftree.interop.flax_side import frozen_dicts, state_dicts
 
-EmptyNode = nested.EmptyNode
-empty_node = nested.empty_node
+EmptyNode = flat_states.EmptyNode
+empty_node = flat_states.empty_node
 """Stands for an empty dict among the values of a flat one."""
 
 Path = tuple[Any, ...]
@@ -57,12 +57,8 @@ def flatten_dict(
             f"expected (frozen)dict; got {type(xs)}. For a State, use "
             "nnx.traversals.flatten_mapping."
         )
-    flat: dict[Any, Any] = {}
-    for path, value in nested.walk(xs, (), is_leaf, _DICTS):
-        if value is empty_node and not (path and keep_empty_nodes):
-            continue
-        flat[path if sep is None else sep.join(path)] = value
-    return flat
+    found = flat_states.leaves(xs, is_leaf, keeps_empty=keep_empty_nodes, kinds=_DICTS)
+    return {path if sep is None else sep.join(path): value for path, value in found}
 
 
 def unflatten_dict(xs: dict[Any, Any], sep: str | None = None) -> dict[Any, Any]:

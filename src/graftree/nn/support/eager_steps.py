@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 import jax
 
 from graftree import _jax
-from graftree.core import originals
+from graftree.nn.support import computation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_are_original = originals.watched()
+_are_original = computation.watched()
 
 # Each holds its compiled programs, some 13 for attention.
 _MOST_KNOWN = 256

@@ -24,7 +24,7 @@ import numpy as np
 
 from graftree import _jax
 from graftree.annotations import Dtype, Initializer, Shape
-from graftree.core import originals
+from graftree.nn.support import computation
 
 # Where there are more numbers, drawing them takes longer than all else.
 _MOST_NUMBERS = 2**16
@@ -75,7 +75,7 @@ def _is_plain(shape: Any) -> bool:
 _INT = frozenset([int])
 
 
-_is_as_imported = originals.watched("numpy.ones", "numpy.sqrt", "numpy.zeros")
+_is_as_imported = computation.watched("numpy.ones", "numpy.sqrt", "numpy.zeros")
 
 
 class _Known:

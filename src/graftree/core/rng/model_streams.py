@@ -1,4 +1,4 @@
-"""Deriving new random streams from all those inside an object: split, fork, broadcast.
+"""All the random streams inside an object: split, forked, saved, restored, reseeded.
 
 `split_rngs`, `fork_rngs` and `with_rngs` say which streams of an object are replaced by
 streams derived from them, and how; they share one way of doing so, in two forms:
@@ -11,6 +11,9 @@ streams derived from them, and how; they share one way of doing so, in two forms
 Either way each stream gives one key away, so its count is one higher afterwards, and no
 key is drawn twice. All keys are derived before the first stream is changed. Each of the
 three is a decorator as well: without an object, it acts on the arguments of a function.
+
+`backup_keys` reads the keys of streams, `restore_rngs` and `reseed` write them. Writing
+replaces the values of Variables, never the Variables or streams.
 """
 
 from __future__ import annotations
@@ -18,15 +21,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
 
 from graftree import config, errors
-from graftree.annotations import Filter, Path, Predicate
+from graftree.annotations import Filter, Path, Predicate, PRNGKey
 from graftree.core import filters
-from graftree.core.graph import functional
-from graftree.core.rng import reseeding, streams
-from graftree.core.rng.streams import RngStream
+from graftree.core.graph import functional, traversals
+from graftree.core.rng import streams
+from graftree.core.rng.streams import Rngs, RngStream
 from graftree.core.variables.variables import Variable
 
 P = ParamSpec("P")
@@ -36,6 +42,14 @@ Derivation: TypeAlias = Callable[[RngStream], RngStream]
 """Draws from a stream, and makes a new stream of the key."""
 Choice: TypeAlias = Callable[[Path, RngStream], Derivation | None]
 """Says how the stream at a path is derived; ``None``: it stays as it is."""
+
+Backup: TypeAlias = tuple[RngStream, PRNGKey] | tuple[RngStream, PRNGKey, jax.Array]
+"""A stream and the values of its key and, if given, its count."""
+ReseedPolicy: TypeAlias = (
+    Literal["scalars_only", "match_shape"]
+    | Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]
+)
+
 
 # Stands for the object where the functions below are used as decorators.
 _ARGUMENTS: Any = object()
@@ -113,10 +127,7 @@ def split_rngs(
         )
     matches = _both_variables_match(filters.to_predicate(only))
     derive = _split_once if squeeze else operator.methodcaller("split", splits)
-
-    def choose(path: Path, stream: RngStream) -> Derivation | None:
-        return derive if matches(path, stream) else None
-
+    choose = _first_match([(matches, derive)])
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -175,12 +186,7 @@ def fork_rngs(
         (_both_variables_match(filters.to_predicate(key)), _split_or_fork(size))
         for key, size in sizes.items()
     ]
-
-    def choose(path: Path, stream: RngStream) -> Derivation | None:
-        return next(
-            (derive for matches, derive in rules if matches(path, stream)), None
-        )
-
+    choose = _first_match(rules)
     return _derive(node, choose, graph, _in_place(graph, graph_updates))
 
 
@@ -290,6 +296,12 @@ def _both_variables_match(predicate: Predicate) -> Predicate:
     return matches
 
 
+def _first_match(rules: list[tuple[Predicate, Derivation]]) -> Choice:
+    return lambda path, stream: next(
+        (derive for matches, derive in rules if matches(path, stream)), None
+    )
+
+
 def _split_once(stream: RngStream) -> RngStream:
     split = stream.split(1)
     return type(stream)(split.key.get_value()[0], tag=stream.tag)
@@ -351,28 +363,26 @@ def _in_place(graph: bool | None, graph_updates: bool | None) -> bool:
 def _derive(node: Any, choose: Choice, graph: bool | None, in_place: bool) -> Any:
     """Derives streams of ``node``, or makes a decorator that does for arguments."""
     graph = config.graph_mode(graph)
-    if node is _ARGUMENTS:
-        return functools.partial(
-            _decorate, choose=choose, graph=graph, in_place=in_place
-        )
-    return _derive_in_place(node, choose) if in_place else _derived(node, choose, graph)
+    if node is not _ARGUMENTS and in_place:
+        return _derive_in_place(node, choose)
+    if node is not _ARGUMENTS:
+        return _derived(node, choose, graph)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def on_derived_streams(*args: Any, **kwargs: Any) -> Any:
+            if in_place:
+                with _derive_in_place((args, kwargs), choose):
+                    return function(*args, **kwargs)
+            args, kwargs = _derived((args, kwargs), choose, graph)
+            return function(*args, **kwargs)
+
+        return on_derived_streams
+
+    return decorate
 
 
-def _decorate(
-    function: Callable[..., Any], *, choose: Choice, graph: bool, in_place: bool
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def on_derived_streams(*args: Any, **kwargs: Any) -> Any:
-        if in_place:
-            with _derive_in_place((args, kwargs), choose):
-                return function(*args, **kwargs)
-        args, kwargs = _derived((args, kwargs), choose, graph)
-        return function(*args, **kwargs)
-
-    return on_derived_streams
-
-
-def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
+def _derive_in_place(node: Any, choose: Choice) -> SplitBackups:
     chosen = _chosen(node, choose, graph=True)
     for stream, derive in chosen:
         if stream.key.ref:
@@ -385,8 +395,8 @@ def _derive_in_place(node: Any, choose: Choice) -> reseeding.SplitBackups:
             # After the draw: the count restored later is past the key given away now.
             backups.append((stream, stream.key.get_value(), stream.count.get_value()))
             writes.append((stream, new.key.get_value(), new.count.get_value()))
-        reseeding.restore_rngs(writes)
-    return reseeding.SplitBackups(backups)
+        restore_rngs(writes)
+    return SplitBackups(backups)
 
 
 def _derived(node: Any, choose: Choice, graph: bool) -> Any:
@@ -401,7 +411,7 @@ def _derived(node: Any, choose: Choice, graph: bool) -> Any:
 def _chosen(
     node: Any, choose: Choice, graph: bool
 ) -> list[tuple[RngStream, Derivation]]:
-    choices = [(s, choose(path, s)) for path, s in reseeding.streams_in(node, graph)]
+    choices = [(s, choose(path, s)) for path, s in streams_in(node, graph)]
     return [(stream, derive) for stream, derive in choices if derive is not None]
 
 
@@ -413,3 +423,169 @@ def _check_shape(old: Variable, new: Variable) -> None:
             "Pass graph_updates=False to get a new object, or call the method `split` "
             "of the stream or of its Rngs."
         )
+
+
+# The keys themselves.
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitBackups(Iterable[Backup]):
+    """The state of streams before they were split or forked in place.
+
+    As a context manager it restores them on exit, also after an exception.
+
+    Attributes:
+        backups: Tuples of a stream, its key and its count, for `restore_rngs`.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> with nnx.split_rngs(rngs, splits=3):
+        ...     print(rngs.default.key.shape)
+        (3,)
+        >>> rngs.default.key.shape
+        ()
+    """
+
+    backups: list[Backup]
+
+    def __iter__(self) -> Iterator[Backup]:
+        return iter(self.backups)
+
+    def __enter__(self) -> SplitBackups:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        restore_rngs(self)
+
+
+jax.tree_util.register_dataclass(SplitBackups, ["backups"], [])
+
+
+def restore_rngs(backups: Iterable[Backup], /) -> None:
+    """Writes keys, and counts where given, back into their streams.
+
+    Args:
+        backups: What `split_rngs` and `fork_rngs` return in place or `backup_keys`
+            returns: tuples ``(stream, key)`` or ``(stream, key, count)``.
+
+    Raises:
+        TraceContextError: If a stream belongs to another trace.
+
+    Example:
+        >>> rngs = nnx.Rngs(0)
+        >>> backups = nnx.split_rngs(rngs, splits=2)
+        >>> nnx.restore_rngs(backups)
+        >>> rngs.default.key.shape, rngs.default.count[...]
+        ((), Array(1, dtype=uint32))
+    """
+    # A draw in another thread takes the key and the count of one time.
+    with streams.lock:
+        for stream, key, *count in backups:
+            stream.key.set_value(key)
+            if count:
+                stream.count.set_value(count[0])
+
+
+def backup_keys(
+    node: Any, /, *, graph: bool | None = None
+) -> list[tuple[RngStream, PRNGKey]]:
+    """Lists the random streams inside an object with their keys, for `restore_rngs`.
+
+    Args:
+        node: An object that holds streams.
+        graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
+            force.
+
+    Returns:
+        One tuple per stream; restoring them leaves the counts as they are.
+
+    Raises:
+        ValueError: In tree mode, if a Variable is shared.
+
+    Example:
+        >>> from graftree.core.rng import model_streams
+        >>> rngs = nnx.Rngs(params=0, dropout=1)
+        >>> [stream.tag for stream, key in model_streams.backup_keys(rngs)]
+        ['dropout', 'params']
+    """
+    return [(stream, stream.key.get_value()) for _, stream in streams_in(node, graph)]
+
+
+def reseed(
+    node: Any,
+    /,
+    *,
+    graph: bool | None = None,
+    policy: ReseedPolicy = "scalars_only",
+    **stream_keys: streams.RngValue,
+) -> None:
+    """Gives the random streams inside an object new keys, and sets their counts to 0.
+
+    For each name a fresh stream is made of the given seed or key; the streams of that
+    name inside ``node`` get keys drawn from it, in the order of `iter_graph`. Layers
+    get their keys from a `Rngs` in the same way, so a reseeded model draws what one
+    built with that seed would draw.
+
+    Args:
+        node: An object that holds streams; it is changed in place.
+        graph: Whether ``node`` is a graph or a tree; ``None`` means the default in
+            force.
+        policy: How to treat a stream whose key has axes: ``"scalars_only"`` raises,
+            ``"match_shape"`` splits the new key to that shape. Or a function
+            ``(path, scalar_key, target_shape) -> key`` that is called for every stream.
+        **stream_keys: A seed or a key per stream name. Names that ``node`` lacks are
+            ignored; ``default`` applies to the streams of that name only.
+
+    Raises:
+        ValueError: If the policy is unknown; if it is ``"scalars_only"`` and the key of
+            a stream has axes; in tree mode, if a Variable is shared.
+        TraceContextError: If a stream belongs to another trace.
+
+    Example:
+        >>> rngs = nnx.Rngs(params=0, dropout=1)
+        >>> nnx.reseed(rngs, dropout=jax.random.key(7))
+        >>> rngs.dropout.key[...] == jax.random.fold_in(jax.random.key(7), 0)
+        Array(True, dtype=bool)
+        >>> rngs.dropout.count[...]
+        Array(0, dtype=uint32)
+    """
+    if not callable(policy) and policy not in _POLICIES:
+        raise ValueError(
+            "policy must be 'scalars_only', 'match_shape' or a function "
+            f"(path, scalar_key, target_shape) -> key, got {policy!r}."
+        )
+    shape_key = policy if callable(policy) else _POLICIES[policy]
+    sources = Rngs(stream_keys)
+    new_keys = []
+    for path, stream in streams_in(node, graph):
+        tag = stream.key.get_metadata("tag", None)
+        if tag in stream_keys:
+            key = shape_key(path, sources[tag](), stream.key.shape)
+            new_keys.append((stream, key))
+    restore_rngs((s, key, jnp.zeros(key.shape, jnp.uint32)) for s, key in new_keys)
+
+
+def streams_in(node: Any, graph: bool | None) -> list[tuple[Path, RngStream]]:
+    """Lists the random streams inside an object."""
+    nodes = traversals.iter_graph(node, graph=graph)
+    return [(path, value) for path, value in nodes if isinstance(value, RngStream)]
+
+
+def _scalars_only(path: Path, key: PRNGKey, shape: tuple[int, ...]) -> PRNGKey:
+    if shape:
+        raise ValueError(
+            f"Cannot reseed stream at path {path}: its key is not a scalar but has "
+            f"shape {shape}.\nPass policy='match_shape' to give it an array of "
+            "different keys, or a function that makes them."
+        )
+    return key
+
+
+def _match_shape(path: Path, key: PRNGKey, shape: tuple[int, ...]) -> PRNGKey:
+    return jax.random.split(key, shape) if shape else key
+
+
+_POLICIES: dict[str, Callable[[Path, PRNGKey, tuple[int, ...]], PRNGKey]] = {
+    "scalars_only": _scalars_only,
+    "match_shape": _match_shape,
+}
