@@ -87,7 +87,7 @@ TOPICS = {
             "Derivatives": "transforms.derivatives",
             "Mapping": "transforms.mapped",
             "Control flow": "transforms.control_flow",
-            "Memory": "transforms.remat transforms.names",
+            "Memory": "transforms.remat transforms.policies",
             "Without running": "transforms.shape_eval transforms.checkify",
             "How arguments are passed": "transforms.crossing",
             "Modes": "config",
