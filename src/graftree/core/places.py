@@ -7,7 +7,7 @@ from typing import Any
 
 from graftree import _python
 from graftree.annotations import Path
-from graftree.core import walks
+from graftree.core import paths, walks
 
 # Frames of these packages hold the object under names that say nothing.
 _INTERNAL = ("graftree.core", "graftree.transforms", "jax.", "jax._src")
@@ -70,7 +70,7 @@ def _children(x: Any) -> list[tuple[str, Any]]:
         return []
     # The items of a List are attributes named by their index.
     return [
-        (f"[{name}]" if str(name).isdecimal() else f".{name}", child)
+        (paths.key_text(int(name) if str(name).isdecimal() else name), child)
         for name, child in attributes.items()
         if not str(name).startswith("_pytree")
     ]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import updates
 from graftree.core.rng.streams import Rngs
 from graftree.nn import embed
@@ -119,7 +119,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
     with sources.open(folder / FILE) as source:
         modules = _modules(source, layers, _fused(model, mapping))
         kinds = {name: _checked(name, source, config, layers) for name in modules}
-        paths = _prepare(model, {name: layers[name] for name in modules}, kinds)
+        adapted = _prepare(model, {name: layers[name] for name in modules}, kinds)
         tensors = [
             tensor
             for name in modules
@@ -131,7 +131,7 @@ def load_adapter(folder: Any, model: Any, mapping: Any) -> list[Path]:
         layer = layers[name].layer
         if isinstance(layer, lora_layers.LoRAEmbed):
             layer.lora.adapts_attend = False
-    return paths
+    return adapted
 
 
 def save_adapter(
@@ -185,7 +185,7 @@ def save_adapter(
                     else "no layer is adapted."
                 )
                 + " Nothing was written.",
-                where="\n".join(map(patterns.dotted, unknown[:12])),
+                where="\n".join(map(paths.dotted, unknown[:12])),
                 way_out="nnx.surgery.add_lora adapts layers; each needs a line in the "
                 "table for its weight.",
             )
@@ -206,7 +206,7 @@ def save_adapter(
 def _check_embeds(adapted: Mapping[str, _Layer]) -> None:
     """Raises if an embedding is adapted in a way that PEFT can't do."""
     wrong = [
-        patterns.dotted(x.path)
+        paths.dotted(x.path)
         for x in adapted.values()
         if isinstance(x.layer, lora_layers.LoRAEmbed) and x.layer.lora.adapts_attend
     ]
@@ -367,7 +367,7 @@ def _prepare(
     for name, layer in layers.items():
         if wanted.setdefault(layer.path, kinds[name]) != kinds[name]:
             raise ValueError(
-                f"The layers at {patterns.dotted(layer.path)} are stacked, so their "
+                f"The layers at {paths.dotted(layer.path)} are stacked, so their "
                 "adaptations need the same rank and scale."
             )
     _check_stacked(layers)
@@ -390,7 +390,7 @@ def _prepare(
         parts = [Part(layer.path, layer.layer) for layer in layers.values()]
         adaptable_layers.check(model, parts, "nnx.weights.load_adapter")
         for adapter in {*wanted.values()}:
-            where = [patterns.dotted(p) for p, x in wanted.items() if x == adapter]
+            where = [paths.dotted(p) for p, x in wanted.items() if x == adapter]
             adaptations.add_lora(
                 model, where, rank=adapter.rank, alpha=adapter.alpha, rngs=Rngs(0)
             )
@@ -408,7 +408,7 @@ def _check_stacked(layers: Mapping[str, _Layer]) -> None:
         if len(found[layer.path]) != math.prod(shape):
             raise ValueError(
                 f"The adapter has factors for {len(found[layer.path])} of the "
-                f"{math.prod(shape)} layers stacked at {patterns.dotted(layer.path)}; "
+                f"{math.prod(shape)} layers stacked at {paths.dotted(layer.path)}; "
                 "nnx.surgery.unstack takes them apart."
             )
 
@@ -424,7 +424,7 @@ def _differences(
         return f"rank {adapter.rank}, alpha {adapter.alpha:g}"
 
     return [
-        f"{patterns.dotted(path)}: the model has {said(adapted.get(path))}, the "
+        f"{paths.dotted(path)}: the model has {said(adapted.get(path))}, the "
         f"adapter {said(wanted.get(path))}"
         for path in sorted({*adapted, *wanted})
         if adapted.get(path) != wanted.get(path)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graftree.core import patterns
+from graftree.core import paths
 from graftree.core.graph import nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.variables.variables import Variable
@@ -270,8 +270,7 @@ def _shapes(layer: Any, known: Sequence[Any], depth: int) -> dict[str, Any]:
 
 def _spelled(path: Sequence[Any]) -> str:
     texts = [
-        f"[{key}]" if str(key).startswith("{") else patterns.dotted((key,))
-        for key in path
+        f"[{key}]" if str(key).startswith("{") else paths.dotted((key,)) for key in path
     ]
     joined = "".join(t if t.startswith("[") else f".{t}" for t in texts)
     return joined.removeprefix(".")

@@ -17,7 +17,7 @@ import numpy as np
 
 from graftree import errors
 from graftree.annotations import Path
-from graftree.core import patterns
+from graftree.core import paths, patterns
 from graftree.core.graph import updates
 from graftree.core.graph.fits import Misfit
 from graftree.core.text import short_forms
@@ -361,7 +361,7 @@ def _error(
     lines += _listed(
         "that don't fit",
         [
-            f"{patterns.dotted(m.path)}: expected {m.what} {m.expected}, got {m.given}"
+            f"{paths.dotted(m.path)}: expected {m.what} {m.expected}, got {m.given}"
             for m in misfits
         ],
     )

@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 
 from graftree import _jax, errors
 from graftree.annotations import Path
-from graftree.core import patterns, walks
+from graftree.core import paths, walks
 from graftree.core.graph import flattening, nodes
 from graftree.core.variables import partitioning, variables
 from graftree.core.variables.variables import Variable
@@ -54,7 +54,7 @@ class Places:
                 raise ValueError(
                     errors.message(
                         "shardings= of nnx.weights.load lacks arrays of the model.",
-                        where="\n".join(map(patterns.dotted, lacking[:12])),
+                        where="\n".join(map(paths.dotted, lacking[:12])),
                         way_out="Pass nnx.get_named_sharding(nnx.state(model), mesh), "
                         "or one sharding for all.",
                     )
@@ -103,7 +103,7 @@ def _target(array: Array) -> Sharding | None:
             errors.message(
                 "nnx.weights.load: an abstract array is annotated with a sharding, and "
                 "there is no mesh.",
-                where=f"{patterns.dotted(array.path)}: {metadata['out_sharding']}",
+                where=f"{paths.dotted(array.path)}: {metadata['out_sharding']}",
                 way_out="Load within jax.set_mesh(mesh), or pass shardings=.",
             )
         )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from graftree import errors
 from graftree.annotations import Key, Path
-from graftree.core import patterns
+from graftree.core import paths, patterns
 from graftree.core.graph import flattening, nodes
 from graftree.core.graph.nodes import Leaf
 from graftree.core.rng.streams import RngState
@@ -358,7 +358,7 @@ class _Reader:
         if found is None or not hasattr(found.value, "shape"):
             raise _wrong(
                 line,
-                f"{patterns.dotted(spot.path, 'the model')} is {_kind(spot)}, which "
+                f"{paths.dotted(spot.path, 'the model')} is {_kind(spot)}, which "
                 "holds no single array; a line with a layout leads to arrays, such as "
                 "'head.kernel'",
             )
@@ -412,12 +412,12 @@ def _nowhere(spot: _Spot, step: Key | Place, path: str) -> ValueError:
     if isinstance(step, Place):
         return ValueError(
             f"The path {path!r} of the table of weights has an index at "
-            f"{patterns.dotted(spot.path)}, which is {_kind(spot)} without elements."
+            f"{paths.dotted(spot.path)}, which is {_kind(spot)} without elements."
         )
     found = [
         key for key, _, is_data in nodes.children(spot.value) if is_data is not False
     ]
-    where = patterns.dotted(spot.path, "the model")
+    where = paths.dotted(spot.path, "the model")
     held = f"it has: {', '.join(map(str, found))}" if found else f"it is {_kind(spot)}"
     return ValueError(
         errors.message(
@@ -532,4 +532,4 @@ def arrays_of(model: Any) -> dict[Any, Array]:
 
 def describe(array: Array) -> str:
     """An array of a model, for messages."""
-    return f"{patterns.dotted(array.path)}: {short_forms.describe(array.value)}"
+    return f"{paths.dotted(array.path)}: {short_forms.describe(array.value)}"
