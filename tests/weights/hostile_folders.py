@@ -43,7 +43,7 @@ INDEXES = {
     "a weight_map that is a list": (b'{"weight_map": ["a"]}', "no weight_map"),
     "an index that is a list": (b"[]", "it has no weight_map"),
     "an index that is no JSON": (b"{", "it is no JSON"),
-    "an index that is not UTF-8": (b'{"\xff": 1}', "'utf-8' codec can't decode"),
+    "an index that is not UTF-8": (b'{"\xff": 1}', "it is not UTF-8, at byte 2"),
     "an index that nests": (b"[" * 999_999, "it nests too deeply"),
     "a number of many digits": (b'{"x": %s}' % (9999 * b"9"), "no JSON: Exceeds"),
     "a tensor twice in the index": (

@@ -134,8 +134,9 @@ def key_text(key: Key) -> str:
 
 def _is_name(key: Key) -> bool:
     # Python normalizes names that are not ASCII, so that they may be those of others.
-    is_word = isinstance(key, str) and key.isascii() and key.isidentifier()
-    return is_word and not keyword.iskeyword(key)
+    if not isinstance(key, str) or keyword.iskeyword(key):
+        return False
+    return key.isascii() and key.isidentifier()
 
 
 def below(start: str, path: Path) -> str:

@@ -274,6 +274,16 @@ def parse(text: str, sizes: Mapping[str, int], parts: int) -> Layout:
     return layout
 
 
+def solved(layout: Layout | str | None, shapes: Sequence[Shape]) -> Solved:
+    """A layout with the sizes of our arrays; ``None``: the file has the same axes."""
+    if layout is None:
+        axes = " ".join(f"a{axis}" for axis in range(len(shapes[0])))
+        layout = f"{axes} -> {axes}"
+    if isinstance(layout, str):
+        layout = parse(layout, {}, len(shapes))
+    return layout.solve(shapes)
+
+
 def _groups(text: str, side: str) -> tuple[tuple[Unit, ...], ...]:
     """The groups of one side."""
     groups = []

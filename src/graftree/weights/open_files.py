@@ -1,4 +1,4 @@
-"""A file that is open for reading ranges of its bytes into arrays.
+"""A file that is open for reading ranges of its bytes into arrays; what it may be.
 
 Nothing is mapped into memory: a file that is cut off while it is read must be an error,
 not the end of the process.
@@ -6,15 +6,18 @@ not the end of the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from graftree import errors
-from graftree.weights import slices, stored_tensors
+from graftree.weights import stored_tensors
+from graftree.weights.stored_tensors import Stored
 
 
 class OpenFile:
@@ -23,15 +26,13 @@ class OpenFile:
     Attributes:
         name: Its path.
         size: How many bytes it has.
-        bytes_read: How many bytes of arrays have been read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self.bytes_read = 0
         # Where there is no `preadv`, seeking and reading must not be parted.
         self._lock = threading.Lock()
-        try:
+        with explained(self.name):
             # A pipe would block, and a device never end.
             if not stat.S_ISREG(os.stat(self.name).st_mode):
                 raise stored_tensors.refusal(
@@ -39,8 +40,6 @@ class OpenFile:
                 )
             self.stream = open(self.name, "rb", buffering=0)  # noqa: SIM115
             self.size = os.fstat(self.stream.fileno()).st_size
-        except OSError as error:
-            raise explained(self.name, error) from error
 
     def close(self) -> None:
         """Closes it."""
@@ -49,35 +48,27 @@ class OpenFile:
     def read_bytes(self, offset: int, size: int) -> bytes:
         """Reads what is no data: a header."""
         data = bytearray(size)
-        self._fill(memoryview(data), offset)
+        with explained(self.name):
+            self._fill(memoryview(data), offset)
         return bytes(data)
 
     def read_array(
-        self,
-        stored: stored_tensors.Stored,
-        offset: int,
-        index: Sequence[slice],
+        self, stored: Stored, offset: int, index: Sequence[slice]
     ) -> np.ndarray:
         """Reads a slice of the tensor that starts at ``offset``."""
-        bounds = slices.bounds_of(stored.shape, index)
+        bounds = stored_tensors.bounds_of(stored.shape, index)
         array = np.empty([stop - start for _, start, stop in bounds], stored.dtype)
         target = array.reshape(-1).view(np.uint8).data
-        length, starts = slices.runs(bounds, stored.dtype.itemsize)
-        for at, start in enumerate(starts):
-            self._fill(target[at * length : (at + 1) * length], offset + start)
-        self.bytes_read += array.nbytes
+        length, starts = stored_tensors.runs(bounds, stored.dtype.itemsize)
+        with explained(self.name):
+            for at, start in enumerate(starts):
+                self._fill(target[at * length : (at + 1) * length], offset + start)
         return array
 
     def _fill(self, target: memoryview, offset: int) -> None:
         """Reads until ``target`` is full; the system reads 2 GB at a time at most."""
         # Of a slice there may be a million runs: each costs one call, if it can.
-        while True:
-            try:
-                count = self._read_some(target, offset)
-            except OSError as error:
-                raise explained(self.name, error) from error
-            if count == len(target):
-                return
+        while (count := self._read_some(target, offset)) < len(target):
             if not count:
                 raise stored_tensors.refusal(
                     self.name,
@@ -98,28 +89,100 @@ class OpenFile:
 _preadv = getattr(os, "preadv", None)
 
 
-def explained(path: str, error: OSError) -> errors.WeightsError:
-    """An error of the system as one of ours."""
-    if isinstance(error, errors.WeightsError):
-        return error
-    found = stored_tensors.refusal(path, reason(error), way_out=_nearest(path))
-    found.errno = error.errno
-    return found
+_REASONS = {
+    FileNotFoundError: "nothing is there",
+    IsADirectoryError: "it is a folder",
+    PermissionError: "this user may not do that",
+}
 
 
-def reason(error: OSError) -> str:
-    """What the system says, as a part of a message."""
-    found = {
-        FileNotFoundError: "nothing is there",
-        IsADirectoryError: "it is a folder",
-        PermissionError: "this user may not do that",
-    }
-    return found.get(type(error), error.strerror or type(error).__name__)
+@contextlib.contextmanager
+def explained(
+    path: str, way_out: str | None = None, verb: str = "read"
+) -> Iterator[None]:
+    """Turns an error of the system into one of ours."""
+    try:
+        yield
+    except errors.WeightsError:
+        raise
+    except OSError as error:
+        what = _REASONS.get(type(error), error.strerror or type(error).__name__)
+        if way_out is None:
+            parent = os.path.dirname(os.path.abspath(path))
+            is_there = os.path.isdir(parent)
+            way_out = "" if is_there else f"Its parent is no folder: {parent}."
+        found = stored_tensors.refusal(path, what, way_out=way_out, verb=verb)
+        found.errno = error.errno
+        raise found from error
 
 
-def _nearest(path: str) -> str:
-    """The first part of a path that is missing."""
-    parent = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(parent):
-        return ""
-    return f"Its parent is no folder: {parent}."
+# Files of weights in other formats: which one it is, and the line that reads it.
+
+
+class Format(NamedTuple):
+    """A format that `nnx.weights` does not read.
+
+    Attributes:
+        magic: How its files begin.
+        what: What a file is, after "it is".
+        way_out: How to come by its tensors; ``PATH`` stands for the file.
+    """
+
+    magic: bytes
+    what: str
+    way_out: str
+
+
+_LOAD = (
+    "Load the tensors themselves, nnx.weights.load(tensors, ...), with\n  tensors = "
+)
+_TORCH = (
+    f"{_LOAD}torch.load(PATH, map_location='cpu', weights_only=True)\n"
+    "or the dict in it that has the tensors by name."
+)
+_FORMATS = (
+    Format(b"PK\x03\x04", "a zip archive, as torch.save writes it", _TORCH),
+    Format(b"\x80\x02", "a pickle, as older versions of torch.save write it", _TORCH),
+    Format(
+        b"GGUF",
+        "a GGUF file, of llama.cpp",
+        "Get the .safetensors files that it was made of. Or, of the package gguf: "
+        f"{_LOAD}{{t.name: gguf.dequantize(t.data, t.tensor_type)\n"
+        "             for t in gguf.GGUFReader(PATH).tensors}",
+    ),
+    Format(
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file, as Keras writes it",
+        "Read its arrays with h5py into a dict by name, and load that.",
+    ),
+    Format(
+        b"\x93NUMPY",
+        "a single array of NumPy",
+        f"{_LOAD}{{name: numpy.load(PATH)}}",
+    ),
+    Format(
+        b"version https://git-lfs",
+        "a pointer of Git LFS, which stands for the file",
+        "Get the file itself: git lfs pull",
+    ),
+    Format(b"<", "a web page", "The download went to another address: get it again."),
+)
+_RENAMED = Format(b"PK", "an .npz archive", "Give it a name that ends with .npz.")
+
+
+def found_in(path: str) -> Format | None:
+    """Which format a file has by its first bytes, if it is one of these."""
+    if not os.path.isfile(path):  # A pipe would block.
+        return None
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(200)
+    except OSError:
+        return None
+    for known in _FORMATS:
+        if begin.startswith(known.magic):
+            # The name of the first file in a zip archive is in its first bytes.
+            known = _RENAMED if b".npy" in begin and known is _FORMATS[0] else known
+            way_out = known.way_out.replace("PATH", repr(path))
+            return known._replace(way_out=way_out)
+    return None
